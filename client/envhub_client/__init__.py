@@ -1,0 +1,1 @@
+"""The client library: a Gymnasium ``VectorEnv`` whose envs live in a hub."""

@@ -1,0 +1,83 @@
+"""``envhub.connect``: a client of a running hub that asks about it and makes vector envs on it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from envhub import address as addresses
+from envhub.messages import HealthRequest, ListEnvs, Op, SessionsRequest, StatsRequest
+from envhub_client.connection import CONNECT_TIMEOUT_S, Connection
+
+if TYPE_CHECKING:
+    from envhub_client.vector_env import HubVectorEnv
+
+
+def connect(address: str | None = None, timeout: float = CONNECT_TIMEOUT_S) -> Client:
+    """A client of the hub at ``address``.
+
+    Args:
+        address: ``tcp://host:port`` or ``ipc://path``; without it ``ENVHUB_ADDRESS``, else where ``envhub serve``
+            listens by default.
+        timeout: seconds for the connection, and for each answer.
+
+    Raises:
+        AddressError: not an address.
+        HubUnreachable: no hub answered in time; the message names the address and what to check.
+    """
+    return Client(address or os.environ.get(addresses.ENVIRONMENT_VARIABLE) or addresses.default_address(), timeout)
+
+
+class Client:
+    """A connection to a hub, usable in ``with``.
+
+    Attributes:
+        address: the hub's.
+    """
+
+    def __init__(self, address: str, timeout: float = CONNECT_TIMEOUT_S) -> None:
+        self.address = address
+        self._timeout = timeout
+        self._connection = Connection(address, timeout=timeout)
+
+    def envs(self) -> list[str]:
+        """The names that ``make_vec`` accepts here.
+
+        Raises:
+            HubTimeout, HubLost: as every question of this class.
+        """
+        # The hub may have to start a worker first, to see what is registered.
+        names: list[str] = self._connection.ask(Op.LIST, ListEnvs(), timeout=self._timeout).message.names
+        return names
+
+    def make_vec(self, env: Any, num_envs: int = 1, **options: Any) -> HubVectorEnv:
+        """A vector env on this hub; arguments and errors as for ``envhub.make_vec``."""
+        from envhub_client.making import make_vec
+
+        return make_vec(env, num_envs, hub=self.address, **options)
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """One description per session: env, number of envs, process ids of its workers, phase."""
+        return self._rows(Op.SESSIONS, SessionsRequest())
+
+    def stats(self) -> dict[str, Any]:
+        """The hub's counters."""
+        return self._rows(Op.STATS, StatsRequest())[0]
+
+    def health(self) -> dict[str, Any]:
+        """Whether the hub serves: ``status`` is ``ok`` or ``draining``."""
+        return self._rows(Op.HEALTH, HealthRequest())[0]
+
+    def _rows(self, op: Op, question: Any) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self._connection.ask(op, question, timeout=self._timeout).message.rows
+        return rows
+
+    def close(self) -> None:
+        """Close the connection; vector envs made here live on."""
+        self._connection.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

@@ -1,0 +1,232 @@
+"""A connection to a hub: the DEALER socket around a ``ClientProtocol``.
+
+One connection carries one request at a time and at most one session. It reconnects by itself; ``HubLost`` is raised
+only on proof that the hub is gone, or after it was out of reach for too long.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+import envhub
+from envhub import address as envhub_address
+from envhub import protocol
+from envhub.errors import Forked, HubLost, HubTimeout, HubUnreachable
+from envhub.messages import Failure, Hello, Op, Welcome
+from envhub.protocol import ClientProtocol, Reply
+from envhub_client.failures import raise_failure
+
+CONNECT_TIMEOUT_S = 10.0
+MESSAGE_BYTES_MAX = 1 << 30
+QUEUE_MESSAGES_MAX = 16
+RECONNECT_MS, RECONNECT_MAX_MS = 20, 500
+ZMTP_HEARTBEAT_MS, ZMTP_TIMEOUT_MS, ZMTP_TTL_MS, HANDSHAKE_MS = 1000, 3000, 4000, 3000
+
+_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+
+logger = logging.getLogger("envhub")
+
+
+class Connection:
+    """One DEALER connection.
+
+    Attributes:
+        address: the hub's.
+        welcome: what the hub said of itself.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: bytes = protocol.NO_SESSION,
+        timeout: float = CONNECT_TIMEOUT_S,
+        hub_pidfd: int | None = None,
+    ) -> None:
+        """Connect and say hello.
+
+        Args:
+            address: ``tcp://host:port`` or ``ipc://path``.
+            token: of the session this connection is to carry.
+            timeout: seconds to wait for the hub.
+            hub_pidfd: of the hub's process, where it is this program's own; its end is the hub's.
+
+        Raises:
+            AddressError: not an address.
+            HubUnreachable: no hub answered in time.
+            VersionMismatch: it speaks another protocol version.
+        """
+        envhub_address.parse(address)
+        self.address = address
+        self._pid = os.getpid()
+        self._hub_pidfd = hub_pidfd
+        self._warned = False
+        self._context = zmq.Context()
+        self._socket = self._open_socket()
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        if hub_pidfd is not None:
+            self._poller.register(hub_pidfd, zmq.POLLIN)
+        self._protocol = ClientProtocol(token)
+        try:
+            self._socket.connect(address)
+            self.welcome: Welcome = self._hello(timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_socket(self) -> zmq.Socket[bytes]:
+        dealer = self._context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.IMMEDIATE, 1)  # a request waits for a connection here, where it can be withdrawn
+        dealer.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+        dealer.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES_MAX)
+        dealer.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)
+        dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+        dealer.setsockopt(zmq.HEARTBEAT_IVL, ZMTP_HEARTBEAT_MS)
+        dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, ZMTP_TIMEOUT_MS)
+        dealer.setsockopt(zmq.HEARTBEAT_TTL, ZMTP_TTL_MS)
+        dealer.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        return dealer
+
+    def _hello(self, timeout: float) -> Welcome:
+        try:
+            reply = self.ask(Op.HELLO, Hello(client=envhub.__version__), timeout=timeout)
+        except (HubTimeout, HubLost) as error:
+            hint = (
+                "is `envhub serve` running there, as this user?"
+                if self.address.startswith("ipc://")
+                else "is `envhub serve --bind` running there, is the port right, does a firewall stand between?"
+            )
+            raise HubUnreachable(f"no hub answered at {self.address} within {timeout:g} s: {hint}") from error
+        assert isinstance(reply.message, Welcome)
+        return reply.message
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> Op | None:
+        """The op of the request whose reply has not come."""
+        return self._protocol.pending
+
+    def send(self, op: Op, message: Any, frames: Sequence[Any] = ()) -> None:
+        """Begin a request; ``wait`` for its reply. The frames must not change until then."""
+        self._check_process()
+        self._send(self._protocol.request(op, message, frames, time.monotonic()))
+
+    def wait(self, timeout: float | None = None) -> Reply:
+        """The pending request's reply, a failure included.
+
+        Raises:
+            HubTimeout: it did not come within ``timeout`` seconds; call again to go on waiting.
+            HubLost: the hub is gone.
+        """
+        self._check_process()
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        while True:
+            now_s = time.monotonic()
+            wait_s = self._protocol.next_tick_s(now_s)
+            if deadline_s is not None:
+                wait_s = min(wait_s, max(0.0, deadline_s - now_s))
+            for source, _ in self._poller.poll(math.ceil(wait_s * 1000)):
+                if source is self._socket:
+                    reply = self._receive()
+                    if reply is not None:
+                        return reply
+                elif source is self._monitor:
+                    self._on_monitor()
+                else:
+                    self._protocol.give_up()
+                    raise HubLost(f"the hub of this program at {self.address} has ended")
+            self._tick(deadline_s, timeout)
+
+    def _tick(self, deadline_s: float | None, timeout: float | None) -> None:
+        now_s = time.monotonic()
+        if loss := self._protocol.loss(now_s):
+            self._protocol.give_up()
+            raise HubLost(f"the hub at {self.address} is lost: {loss}")
+        for frames in self._protocol.tick(now_s):
+            self._send(frames)
+        if self._protocol.silent_s(now_s) > protocol.SILENCE_WARNING_S and not self._warned:
+            self._warned = True
+            logger.warning(
+                "the hub at %s has been silent for %.0f s; waiting", self.address, protocol.SILENCE_WARNING_S
+            )
+        if deadline_s is not None and now_s >= deadline_s:
+            raise HubTimeout(
+                f"no reply from the hub at {self.address} within {timeout:g} s; it can be waited for again"
+            )
+
+    def ask(self, op: Op, message: Any, frames: Sequence[Any] = (), timeout: float | None = None) -> Reply:
+        """Send a request and wait for its reply; a failure is raised.
+
+        Raises:
+            HubTimeout: no reply within ``timeout`` seconds; the request is given up.
+            EnvHubError: whatever the failure says, see ``envhub_client.failures``.
+        """
+        self.send(op, message, frames)
+        try:
+            reply = self.wait(timeout)
+        except HubTimeout:
+            self._protocol.give_up()
+            raise
+        if isinstance(reply.message, Failure):
+            raise_failure(reply.message, self.address)
+        return reply
+
+    def close(self) -> None:
+        """Close the sockets; in a forked child, where they are not ours, do nothing."""
+        if os.getpid() != self._pid or self._context.closed:
+            return
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=0)
+        self._context.term()
+
+    # --- the socket -------------------------------------------------------------------------------------------------
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise Forked("this connection was made before a fork; connect again in the child")
+
+    def _send(self, frames: Sequence[Any]) -> None:
+        try:
+            for frame in frames[:-1]:
+                self._socket.send(frame, zmq.NOBLOCK | zmq.SNDMORE)
+            self._socket.send(frames[-1], zmq.NOBLOCK)
+        except zmq.Again:
+            # Not connected just now. The protocol asks after the request once it is, and sends it again.
+            logger.debug("a request to %s waits for the connection", self.address)
+
+    def _receive(self) -> Reply | None:
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return None
+            reply = self._protocol.receive([frame.buffer for frame in frames], time.monotonic())
+            if self._warned and self._protocol.silent_s(time.monotonic()) < 1:
+                self._warned = False
+                logger.warning("the hub at %s answers again", self.address)
+            if reply is not None:
+                return reply
+
+    def _on_monitor(self) -> None:
+        while self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._protocol.connected()
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._protocol.disconnected(time.monotonic())
+            elif event == zmq.EVENT_CLOSED:
+                self._protocol.refused(time.monotonic())

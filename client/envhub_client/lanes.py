@@ -1,0 +1,110 @@
+"""How a vector env reaches its arena. The wire lane: one request and one reply per batched step, over ZeroMQ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from envhub import codec, messages
+from envhub.errors import RemoteProtocolError
+from envhub.layout import Leaf
+from envhub.messages import Failure, Op, Reset, Step
+from envhub.protocol import Frame, Reply
+from envhub_client.connection import Connection
+from envhub_client.failures import raise_failure
+
+# Up to here, copying a received frame costs less than keeping the whole receive buffer it stands in alive.
+KEEP_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a reset or step brought: arrays per observation leaf, per-env results of a step, encoded infos by row."""
+
+    observations: list[np.ndarray]
+    rewards: np.ndarray | None
+    terminations: np.ndarray | None
+    truncations: np.ndarray | None
+    infos: list[tuple[int, bytes]]
+
+
+class WireLane:
+    """Requests and replies over a connection.
+
+    With ``copy`` every observation array is the caller's own. Without, two sets of buffers alternate.
+    """
+
+    name = "wire"
+
+    def __init__(self, connection: Connection, num_envs: int, leaves: Sequence[Leaf], copy: bool) -> None:
+        self._connection = connection
+        self._num_envs = num_envs
+        self._fields = [(np.dtype(leaf.dtype), (num_envs, *leaf.shape)) for leaf in leaves]
+        self._buffers = None if copy else [[np.zeros(shape, dtype) for dtype, shape in self._fields] for _ in range(2)]
+        self._turn = 0
+
+    def post_reset(self, reset: Reset) -> None:
+        """Begin a reset."""
+        self._connection.send(Op.RESET, reset)
+
+    def post_step(self, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Begin a step."""
+        self._connection.send(Op.STEP, Step(codes), arrays)
+
+    def collect(self, timeout: float | None) -> Outcome:
+        """Wait for what was begun.
+
+        Raises:
+            HubTimeout: not within ``timeout`` seconds; it can be collected later.
+            EnvHubError: the reset or step failed, or the hub is lost.
+        """
+        reply = self._connection.wait(timeout)
+        if isinstance(reply.message, Failure):
+            raise_failure(reply.message, self._connection.address)
+        try:
+            return self._outcome(reply)
+        except (ValueError, codec.DecodeError) as error:
+            raise RemoteProtocolError(f"a {reply.op.name} reply does not fit the session: {error}") from error
+
+    def _outcome(self, reply: Reply) -> Outcome:
+        frames = list(reply.frames)
+        count = len(self._fields)
+        results = 3 if reply.op == Op.STEP else 0
+        if not count + results <= len(frames) <= count + results + 1:
+            raise ValueError(f"{len(frames)} frames")
+        observations = self._observations(frames[:count])
+        infos = messages.unpack_rows(frames[count + results]) if len(frames) > count + results else []
+        if not all(0 <= row < self._num_envs for row, _ in infos):
+            raise ValueError("an info for a row that is not there")
+        if not results:
+            return Outcome(observations, None, None, None, infos)
+        rewards, terminations, truncations = frames[count : count + results]
+        return Outcome(
+            observations,
+            self._vector(rewards, np.float64),
+            self._vector(terminations, np.bool_),
+            self._vector(truncations, np.bool_),
+            infos,
+        )
+
+    def _vector(self, frame: Frame, dtype: type[np.generic]) -> np.ndarray:
+        vector: np.ndarray = np.frombuffer(frame, dtype).reshape(self._num_envs).copy()
+        return vector
+
+    def _observations(self, frames: Sequence[Frame]) -> list[np.ndarray]:
+        if self._buffers is None:
+            return [_owned(frame, *field) for frame, field in zip(frames, self._fields, strict=True)]
+        self._turn = 1 - self._turn
+        buffers = self._buffers[self._turn]
+        for buffer, frame, (dtype, shape) in zip(buffers, frames, self._fields, strict=True):
+            np.copyto(buffer, np.frombuffer(frame, dtype).reshape(shape))
+        return buffers
+
+
+def _owned(frame: Frame, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """An array of the caller's own; of a large frame, its memory, which nobody else refers to."""
+    array: np.ndarray = np.frombuffer(frame, dtype).reshape(shape)
+    return array.copy() if array.nbytes < KEEP_BYTES or not (array.flags.aligned and array.flags.writeable) else array

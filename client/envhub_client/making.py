@@ -1,0 +1,129 @@
+"""``envhub.make_vec`` and ``envhub.make``: from what a user names to a session on a hub."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+from gymnasium import Env
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode
+
+from envhub import codec
+from envhub.address import ENVIRONMENT_VARIABLE
+from envhub.errors import RequestRefused
+from envhub.messages import Make
+from envhub_client.options import ObservationMode, SessionOptions
+from envhub_client.single_env import HubEnv
+from envhub_client.vector_env import HubVectorEnv
+
+EnvLike = str | EnvSpec | Callable[[], Env[Any, Any]] | Sequence[Callable[[], Env[Any, Any]]]
+
+
+def make_vec(
+    env: EnvLike,
+    num_envs: int = 1,
+    *,
+    hub: str | None = None,
+    num_workers: int | None = None,
+    autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+    observation_mode: ObservationMode = "same",
+    copy: bool = True,
+    env_kwargs: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> HubVectorEnv:
+    """A vector env of ``num_envs`` envs in a hub.
+
+    Args:
+        env: a Gymnasium id (``"CartPole-v1"``, ``"module:Id-v0"``), an ``EnvSpec``, or, with a private hub only, a
+            factory or a list of one factory per env.
+        num_envs: how many; with a list of factories its length, if given at all.
+        hub: a running hub's address. Without it ``ENVHUB_ADDRESS`` (not for factories); without that a private hub,
+            which starts and ends with this program.
+        num_workers: processes that host the envs; one per usable CPU by default.
+        autoreset_mode: as in Gymnasium.
+        observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``.
+        copy: whether returned observations are the caller's own, or two buffers that alternate.
+        env_kwargs: arguments for the env, for those whose names are taken by this function.
+        **kwargs: further arguments for the env.
+
+    Raises:
+        HubUnreachable: no hub answered, or none can run here.
+        RequestRefused: the hub does not make this.
+        Exception: as for ``HubVectorEnv``.
+    """
+    options = SessionOptions(num_workers, autoreset_mode, observation_mode, copy)  # type: ignore[arg-type]
+    arguments = {**kwargs, **(env_kwargs or {})}
+    if isinstance(env, (str, EnvSpec)):
+        address = hub or os.environ.get(ENVIRONMENT_VARIABLE) or None
+        return _by_name(env, num_envs, address, options, arguments)
+    return _by_factories(env, num_envs, hub, options, arguments)
+
+
+def _by_name(
+    env: str | EnvSpec, num_envs: int, address: str | None, options: SessionOptions, arguments: dict[str, Any]
+) -> HubVectorEnv:
+    if isinstance(env, EnvSpec):
+        if env.additional_wrappers:
+            raise RequestRefused(f"the spec of {env.id} asks for wrappers; pass a factory and a private hub instead")
+        name, arguments = env.id, {**_spec_arguments(env), **arguments}
+    else:
+        name = env
+    unknown = codec.as_pickle if address is None else codec.refuse
+    envs = HubVectorEnv(address, Make(num_envs, name, codec.encode(arguments, unknown)), options)
+    envs.adopt_spec(arguments)
+    return envs
+
+
+def _spec_arguments(spec: EnvSpec) -> dict[str, Any]:
+    """What ``gymnasium.make`` would take from the spec besides its id."""
+    arguments = dict(spec.kwargs)
+    for vector_only in ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers"):
+        arguments.pop(vector_only, None)
+    if spec.max_episode_steps is not None:
+        arguments["max_episode_steps"] = spec.max_episode_steps
+    if spec.disable_env_checker:
+        arguments["disable_env_checker"] = True
+    return arguments
+
+
+def _by_factories(
+    env: Callable[[], Env[Any, Any]] | Sequence[Callable[[], Env[Any, Any]]],
+    num_envs: int,
+    hub: str | None,
+    options: SessionOptions,
+    arguments: dict[str, Any],
+) -> HubVectorEnv:
+    if hub is not None:
+        raise RequestRefused(
+            "a factory is run by a private hub only (hub=None); a hub on the network makes what its operator "
+            "registered: `envhub serve name=module:factory`"
+        )
+    if arguments:
+        raise TypeError(f"arguments for the env ({', '.join(arguments)}) go into the factory, where one is given")
+    if callable(env):
+        factories = [env] * num_envs
+    else:
+        factories = list(env)
+        if num_envs not in (1, len(factories)):
+            raise ValueError(f"num_envs={num_envs} and {len(factories)} factories")
+    return HubVectorEnv(None, Make(len(factories), factories=cloudpickle.dumps(factories)), options)
+
+
+def make(env: EnvLike, *, hub: str | None = None, env_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> HubEnv:
+    """One env in a hub, as a ``gymnasium.Env``.
+
+    Args:
+        env: as for ``make_vec``, without lists.
+        hub: as for ``make_vec``.
+        env_kwargs: as for ``make_vec``.
+        **kwargs: further arguments for the env.
+
+    Raises:
+        Exception: as for ``make_vec``.
+    """
+    # Its caller resets it, as any single env.
+    envs = make_vec(env, 1, hub=hub, autoreset_mode=AutoresetMode.DISABLED, env_kwargs=env_kwargs, **kwargs)
+    return HubEnv(envs)

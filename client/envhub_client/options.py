@@ -1,0 +1,51 @@
+"""The options of a session that are not the env's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymnasium import Space
+from gymnasium.vector import AutoresetMode
+
+ObservationMode = str | tuple[Space[Any], Space[Any]]
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """How a hub hosts the envs, and how their observations are handed over.
+
+    Attributes:
+        num_workers: processes that host the envs; None is one per CPU the hub may use. With ``num_envs`` of them every
+            env's crash is its own.
+        autoreset_mode: as in Gymnasium; the enum, or its value.
+        observation_mode: ``"same"``, ``"different"``, or ``(batched space, single space)``.
+        copy: whether returned observations are the caller's to keep. If not, two buffers alternate, and what a step
+            returned holds until the second next step.
+    """
+
+    num_workers: int | None = None
+    autoreset_mode: AutoresetMode = field(default=AutoresetMode.NEXT_STEP)
+    observation_mode: ObservationMode = "same"
+    copy: bool = True
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            ValueError, TypeError: with Gymnasium's texts where it has them.
+        """
+        object.__setattr__(self, "autoreset_mode", AutoresetMode(self.autoreset_mode))
+        mode = self.observation_mode
+        if isinstance(mode, tuple) and len(mode) == 2:
+            if not all(isinstance(space, Space) for space in mode):
+                raise TypeError(
+                    f"Expected both elements of observation_mode to be Spaces, got {type(mode[0])} and {type(mode[1])}"
+                )
+        elif mode not in ("same", "different"):
+            raise ValueError(
+                "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
+                f"space, actual got {mode}"
+            )
+        if self.num_workers is not None and self.num_workers < 1:
+            raise ValueError(f"num_workers must be at least 1, got {self.num_workers}")

@@ -1,0 +1,150 @@
+"""The private hub of this program: started when it is first wanted, ended when the program ends, however it ends."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib.util
+import os
+import secrets
+import select
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import gymnasium
+
+from envhub.errors import HubUnreachable
+from envhub.messages import World
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 1.0
+
+# The program's folder and the empty entry come first in its path; the hub must not find a zmq.py of theirs.
+_BOOT = "import sys; sys.path[:] = filter(None, sys.path); from envhub_server.private import main; main({})"
+
+
+class PrivateHub:
+    """A hub process that serves this program only.
+
+    Attributes:
+        address: an abstract ipc name that nobody can guess and that leaves no file.
+        pidfd: readable once the hub's process has ended.
+    """
+
+    def __init__(self) -> None:
+        """Start the process and wait until it listens.
+
+        Raises:
+            HubUnreachable: no hub can run here, or it did not start.
+        """
+        if sys.platform != "linux":
+            raise HubUnreachable(
+                f"a hub needs Linux, this is {sys.platform}: run `envhub serve` on a Linux machine or in Docker, and "
+                "pass its address, hub='tcp://HOST:PORT'"
+            )
+        self.owner_pid = os.getpid()
+        self.address = f"ipc://@envhub-{secrets.token_hex(16)}"
+        owner = os.pidfd_open(self.owner_pid)
+        ready, theirs = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT.format(f"{self.address!r}, {owner}, {theirs}")],
+                stdin=subprocess.DEVNULL,
+                cwd="/",
+                env={**os.environ, "PYTHONPATH": _search_path()},
+                pass_fds=[owner, theirs],
+                start_new_session=True,  # Ctrl-C on the terminal is the program's, not the hub's
+            )
+            os.close(theirs)
+            theirs = -1
+            self._await(ready)
+        finally:
+            for descriptor in (owner, ready, theirs):
+                if descriptor >= 0:
+                    os.close(descriptor)
+        self.pidfd = os.pidfd_open(self._process.pid)
+
+    def _await(self, ready: int) -> None:
+        heard, _, _ = select.select([ready], [], [], START_TIMEOUT_S)
+        if heard and os.read(ready, 1):
+            return
+        self._process.kill()
+        status = self._process.wait()
+        why = f"it exited with status {status}" if heard else f"it was silent for {START_TIMEOUT_S:g} s"
+        raise HubUnreachable(f"the private hub did not start: {why}; what it wrote to stderr says more")
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs and belongs to this process, not to one that this was forked from."""
+        return self.owner_pid == os.getpid() and self._process.poll() is None
+
+    def stop(self) -> None:
+        """End the process; should it take its time, it ends on its own once the program is gone."""
+        if self.alive:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_TIMEOUT_S)
+
+
+_lock = threading.Lock()
+_hub: PrivateHub | None = None
+
+
+def private_hub() -> PrivateHub:
+    """This process's private hub, started if none runs.
+
+    Raises:
+        HubUnreachable: no hub can run here, or it did not start.
+    """
+    global _hub
+    with _lock:
+        if _hub is None or not _hub.alive:
+            _hub = PrivateHub()
+            atexit.register(_hub.stop)
+        return _hub
+
+
+def world() -> World:
+    """This program's surroundings, for the workers of its private hub."""
+    return World(
+        sys_path=[os.path.abspath(place) for place in sys.path],
+        cwd=os.getcwd(),
+        environ=dict(os.environ),
+        registrations=_registrations(),
+    )
+
+
+def _registrations() -> bytes:
+    """The entries that the program added to Gymnasium's registry, each one that can be carried."""
+    added = [spec for spec in gymnasium.registry.values() if not _is_stock(spec)]
+    try:
+        return bytes(cloudpickle.dumps(added))
+    except Exception:  # one entry holds something that cannot be pickled: the others are wanted all the same
+        return bytes(cloudpickle.dumps([spec for spec in added if _picklable(spec)]))
+
+
+def _is_stock(spec: Any) -> bool:
+    return isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs")
+
+
+def _picklable(spec: Any) -> bool:
+    try:
+        cloudpickle.dumps(spec)
+    except Exception:  # whatever a foreign object raises when it is pickled, it stays at home
+        return False
+    return True
+
+
+def _search_path() -> str:
+    places = []
+    for name in ("envhub", "envhub_server"):
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:
+            raise HubUnreachable(f"the package {name} is not installed beside this client; pass the address of a hub")
+        places.append(str(Path(found.origin).parent.parent))
+    places += [place for place in [os.environ.get("PYTHONPATH")] if place]
+    return os.pathsep.join(places)

@@ -1,0 +1,63 @@
+"""A single env in a hub as a ``gymnasium.Env``."""
+
+from __future__ import annotations
+
+from typing import Any, SupportsFloat
+
+import gymnasium
+import numpy as np
+from gymnasium.vector.utils import iterate
+
+from envhub_client.vector_env import HubVectorEnv
+
+
+class HubEnv(gymnasium.Env[Any, Any]):
+    """One env in a hub; ``envhub.make`` makes it. It owns a vector env of one, without autoreset."""
+
+    def __init__(self, envs: HubVectorEnv) -> None:
+        self._envs = envs
+        self.observation_space = envs.single_observation_space
+        self.action_space = envs.single_action_space
+        self.metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
+        self.render_mode = envs.render_mode
+        self.spec = envs.env_spec
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the env; as ``gymnasium.Env.reset``. Errors as for ``HubVectorEnv.reset``."""
+        self._envs.reset_async(None if seed is None else [seed], options)
+        observations, infos = self._envs.reset_wait_each()
+        return self._only(observations), infos.get(0, {})
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step the env; as ``gymnasium.Env.step``. Errors as for ``HubVectorEnv.step``."""
+        self._envs.step_async(self._batch(self.action_space, action))
+        observations, rewards, terminations, truncations, infos = self._envs.step_wait_each()
+        return (
+            self._only(observations),
+            float(rewards[0]),
+            bool(terminations[0]),
+            bool(truncations[0]),
+            infos.get(0, {}),
+        )
+
+    def render(self) -> Any:
+        """The env's rendered frame, or whatever its ``render`` returns."""
+        return self._envs.call("render")[0]
+
+    def close(self) -> None:
+        """End the session."""
+        self._envs.close()
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """An attribute of this object, else of the env in the hub (where a method is called without arguments)."""
+        return getattr(self, name) if hasattr(self, name) else self._envs.get_attr(name)[0]
+
+    def _only(self, observations: Any) -> Any:
+        return next(iter(iterate(self._envs.observation_space, observations)))
+
+    def _batch(self, space: gymnasium.Space[Any], action: Any) -> Any:
+        if isinstance(space, gymnasium.spaces.Dict):
+            return {key: self._batch(sub, action[key]) for key, sub in space.spaces.items()}
+        if isinstance(space, gymnasium.spaces.Tuple):
+            return tuple(self._batch(sub, part) for sub, part in zip(space.spaces, action, strict=True))
+        return np.asarray(action)[np.newaxis] if isinstance(action, (np.ndarray, np.generic)) else [action]

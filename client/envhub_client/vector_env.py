@@ -1,0 +1,495 @@
+"""The vector envs: ``HubVectorEnv`` over any hub, and ``AsyncVectorEnv``, Gymnasium's drop-in over a private hub."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from gymnasium import Env, Space, logger
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
+
+from envhub import actions, codec, spaces
+from envhub.errors import EnvHubError, HubTimeout
+from envhub.messages import Call, Close, Made, Make, Op, Reset, SetAttr, World, unpack_rows
+from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
+from envhub_client.connection import CONNECT_TIMEOUT_S, Connection
+from envhub_client.failures import raise_failure
+from envhub_client.lanes import Outcome, WireLane
+from envhub_client.options import SessionOptions
+from envhub_client.private_hub import private_hub, world
+
+log = logging.getLogger("envhub")
+
+StepReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+
+
+class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
+    """A vector env whose envs live in a hub: ``gymnasium.vector.VectorEnv`` as of Gymnasium 1.4.
+
+    ``envhub.make_vec`` makes one. Besides the methods of ``VectorEnv`` it has those of ``AsyncVectorEnv``: the
+    ``*_async`` and ``*_wait`` halves, ``call``, ``get_attr`` and ``set_attr``. A wait that timed out can be repeated.
+
+    Attributes:
+        lane: how the arena is reached, ``"wire"``.
+        num_workers: how many processes host the envs.
+        env_spec: the ``EnvSpec`` of a single env, or None where it has none that can be carried.
+    """
+
+    def __init__(
+        self, address: str | None, make: Make, options: SessionOptions, timeout: float = CONNECT_TIMEOUT_S
+    ) -> None:
+        """Make a session and wait until its envs are built.
+
+        Args:
+            address: the hub's; None for this program's private hub.
+            make: which envs; what ``options`` says is filled in here.
+            options: the session's.
+            timeout: seconds for the connection. Building the envs is not timed.
+
+        Raises:
+            HubUnreachable: no hub answered.
+            RequestRefused: the hub does not make this.
+            RuntimeError: the envs' spaces differ.
+            UnsupportedSpace: a space has no place in an arena.
+            Exception: what an env's constructor raised, as its own class or as ``EnvRaised``.
+        """
+        self._options = options
+        self._state = AsyncState.DEFAULT
+        private = private_hub() if address is None else None
+        self._allow_pickle = private is not None
+        self._connection = Connection(
+            address or (private.address if private else ""),
+            secrets.token_bytes(16),
+            timeout,
+            private.pidfd if private else None,
+        )
+        try:
+            made = self._connection.ask(Op.MAKE, self._filled_in(make, world() if private else None)).message
+            self._adopt(made)
+        except BaseException:
+            self._connection.close()
+            self.closed = True
+            raise
+
+    def _filled_in(self, make: Make, surroundings: World | None) -> Make:
+        options = self._options
+        return Make(
+            num_envs=make.num_envs,
+            name=make.name,
+            kwargs=make.kwargs,
+            factories=make.factories,
+            num_workers=options.num_workers,
+            autoreset_mode=options.autoreset_mode.value,
+            observation_mode="same" if options.observation_mode == "same" else "different",
+            world=surroundings,
+        )
+
+    def _adopt(self, made: Made) -> None:
+        self.num_envs = made.num_envs
+        self.num_workers = made.num_workers
+        self.metadata = {**codec.decode(made.metadata), "autoreset_mode": self._options.autoreset_mode}
+        self.render_mode = made.render_mode
+        self.single_action_space = spaces.build(made.action_space)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._adopt_observation_spaces([spaces.build(space) for space in made.observation_spaces])
+        self.env_spec = EnvSpec.from_json(made.spec) if made.spec else None
+        self._action_leaves = spaces.leaves(self.single_action_space)
+        leaves = spaces.leaves(self.single_observation_space)
+        self._lane = WireLane(self._connection, self.num_envs, leaves, self._options.copy)
+
+    def _adopt_observation_spaces(self, found: list[Space[Any]]) -> None:
+        mode = self._options.observation_mode
+        self.single_observation_space = found[0]
+        if isinstance(mode, tuple):
+            self.observation_space, self.single_observation_space = mode
+            if spaces.leaves(self.single_observation_space) != spaces.leaves(found[0]):
+                raise RuntimeError(
+                    "AsyncVectorEnv(..., observation_mode='different' or custom space) however the sub-environment's "
+                    "observation spaces do not share a common shape and dtype."
+                )
+        elif mode == "different":
+            self.observation_space = batch_differing_spaces(found)
+        else:
+            self.observation_space = batch_space(found[0], self.num_envs)
+
+    def adopt_spec(self, arguments: dict[str, Any]) -> None:
+        """Say in ``spec`` what was made, as ``gymnasium.make_vec`` does; nothing where the env has no spec."""
+        if self.env_spec is None:
+            return
+        self.spec = copy.deepcopy(self.env_spec)
+        self.spec.kwargs = {**arguments, "num_envs": self.num_envs, "vectorization_mode": "async"}
+
+    @property
+    def lane(self) -> str:
+        """How the arena is reached."""
+        return self._lane.name
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Every env's ``np_random_seed``."""
+        return self.get_attr("np_random_seed")
+
+    @property  # type: ignore[misc]
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """Copies of every env's random generator."""
+        return self.get_attr("np_random")
+
+    # --- reset --------------------------------------------------------------------------------------------------------
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset every env, or those of ``options["reset_mask"]``, and wait.
+
+        Args:
+            seed: None, one int (env ``i`` gets ``seed + i``), or one int or None per env.
+            options: handed to every env's ``reset``, without ``reset_mask``; not modified.
+
+        Returns:
+            Batched observations (of envs left out, their last ones) and infos.
+
+        Raises:
+            ValueError, TypeError: seeds or mask of the wrong length, shape or type.
+            Exception: what an env raised, as its own class or as ``EnvRaised``.
+        """
+        self.reset_async(seed, options)
+        return self.reset_wait()
+
+    def reset_async(
+        self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        """Begin a reset; arguments and errors as for ``reset``.
+
+        Raises:
+            SessionBusy: another request is pending.
+            SessionClosed: after ``close``.
+        """
+        self._begin("reset_async")
+        seeds = self._seeds(seed)
+        mask, passed_on = self._split_mask(options)
+        blob = b"" if passed_on is None else self._encode(passed_on)
+        self._lane.post_reset(Reset(seeds, mask, blob))
+        self._state = AsyncState.WAITING_RESET
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """Wait for the reset begun by ``reset_async``.
+
+        Raises:
+            HubTimeout: not done within ``timeout`` seconds; wait again.
+            NothingPending: no reset was begun.
+        """
+        observations, infos = self.reset_wait_each(timeout)
+        return observations, self._batch_infos(infos)
+
+    def reset_wait_each(self, timeout: float | None = None) -> tuple[Any, dict[int, dict[str, Any]]]:
+        """As ``reset_wait``, but with the infos as each env gave them, by env; an empty one may be left out."""
+        outcome = self._collect(AsyncState.WAITING_RESET, timeout)
+        return self._observation(outcome), self._infos(outcome)
+
+    def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
+        if seed is None:
+            return []
+        if isinstance(seed, (int, np.integer)):
+            return [int(seed) + index for index in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ValueError(
+                f"If seeds are passed as a list the length must match num_envs={self.num_envs} but got "
+                f"length={len(seed)}."
+            )
+        return [None if one is None else int(one) for one in seed]
+
+    def _split_mask(self, options: dict[str, Any] | None) -> tuple[list[bool], dict[str, Any] | None]:
+        """The mask, checked with Gymnasium's texts, and the options without it."""
+        if options is None or "reset_mask" not in options:
+            return [], options
+        mask = options["reset_mask"]
+        if not isinstance(mask, np.ndarray):
+            raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
+        if mask.shape != (self.num_envs,):
+            raise ValueError(f"`options['reset_mask']` must have shape `({self.num_envs},)`, got {mask.shape}")
+        if mask.dtype != np.bool_:
+            raise TypeError(f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}")
+        if not np.any(mask):
+            raise ValueError(
+                "`options['reset_mask']` must contain a boolean array with at least one True value, got "
+                f"reset_mask={mask}"
+            )
+        return mask.tolist(), {key: value for key, value in options.items() if key != "reset_mask"}
+
+    # --- step ---------------------------------------------------------------------------------------------------------
+
+    def step(self, actions: Any) -> StepReturn:
+        """Step every env once and wait for all of them.
+
+        Args:
+            actions: a batch of ``action_space``, as arrays or lists. Neither modified nor checked against bounds.
+
+        Returns:
+            Batched observations (the caller's own with ``copy=True``, else a view that holds until the second next
+            step), rewards float64 ``(num_envs,)``, terminations and truncations bool ``(num_envs,)``, and infos.
+
+        Raises:
+            SpaceMismatch: actions of the wrong count or shape; no env has moved.
+            WorkerDied: a worker's process ended.
+            HubLost: the hub has ended.
+            Exception: what an env raised, as its own class or as ``EnvRaised``; ``reset`` goes on.
+        """
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """Begin a step; arguments and errors as for ``step``.
+
+        Raises:
+            SessionBusy: another request is pending.
+            SessionClosed: after ``close``.
+        """
+        self._begin("step_async")
+        codes, arrays = self._pack_actions(actions)
+        self._lane.post_step(codes, arrays)
+        self._state = AsyncState.WAITING_STEP
+
+    def step_wait(self, timeout: float | None = None) -> StepReturn:
+        """Wait for the step begun by ``step_async``.
+
+        Raises:
+            HubTimeout: not done within ``timeout`` seconds; wait again.
+            NothingPending: no step was begun.
+        """
+        *results, infos = self.step_wait_each(timeout)
+        return (*results, self._batch_infos(infos))
+
+    def step_wait_each(
+        self, timeout: float | None = None
+    ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[int, dict[str, Any]]]:
+        """As ``step_wait``, but with the infos as each env gave them, by env; an empty one may be left out."""
+        outcome = self._collect(AsyncState.WAITING_STEP, timeout)
+        assert outcome.rewards is not None and outcome.terminations is not None and outcome.truncations is not None
+        return (
+            self._observation(outcome),
+            outcome.rewards,
+            outcome.terminations,
+            outcome.truncations,
+            self._infos(outcome),
+        )
+
+    def _pack_actions(self, batch: Any) -> tuple[bytes, list[np.ndarray]]:
+        parts = spaces.flatten(self.single_action_space, batch)
+        return actions.pack(parts, self._action_leaves, self.num_envs)
+
+    def _observation(self, outcome: Outcome) -> Any:
+        return spaces.assemble(self.single_observation_space, iter(outcome.observations))
+
+    def _infos(self, outcome: Outcome) -> dict[int, dict[str, Any]]:
+        return {row: self._decode(blob) for row, blob in outcome.infos}
+
+    def _batch_infos(self, infos: dict[int, dict[str, Any]]) -> dict[str, Any]:
+        batch: dict[str, Any] = {}
+        for row, info in infos.items():
+            batch = self._add_info(batch, info, row)
+        return batch
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every env, or read an attribute; one result per env, in order.
+
+        Raises:
+            AttributeError: the envs have no such attribute. The session goes on, as after any exception here.
+            ValueError: ``reset``, ``step`` and ``close`` are not to be called this way.
+            EncodeError: an argument cannot be sent to a hub on the network.
+        """
+        self.call_async(name, *args, **kwargs)
+        return self.call_wait()
+
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Begin a call.
+
+        Raises:
+            SessionBusy: another request is pending.
+            SessionClosed: after ``close``.
+        """
+        self._begin("call_async")
+        self._connection.send(Op.CALL, Call(name, self._encode([list(args), kwargs])))
+        self._state = AsyncState.WAITING_CALL
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Wait for the call begun by ``call_async``.
+
+        Raises:
+            HubTimeout: not done within ``timeout`` seconds; wait again.
+            NothingPending: no call was begun.
+        """
+        self._awaiting(AsyncState.WAITING_CALL)
+        reply = self._wait(lambda: self._connection.wait(timeout))
+        if reply.op == Op.FAILURE or not reply.frames:
+            raise_failure(reply.message, self._connection.address)
+        return tuple(self._decode(blob) for _, blob in unpack_rows(reply.frames[0]))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """An attribute of every env; a method is called. The same as ``call(name)``."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every env: one value for all, or a list or tuple with one per env.
+
+        Raises:
+            ValueError: a list or tuple of another length.
+        """
+        self._begin("set_attr")
+        if not isinstance(values, (list, tuple)):
+            values = [values]
+        elif len(values) != self.num_envs:
+            raise ValueError(
+                "Values must be a list or tuple with length equal to the number of environments. "
+                f"Got `{len(values)}` values for {self.num_envs} environments."
+            )
+        self._connection.ask(Op.SET_ATTR, SetAttr(name, [self._encode(value) for value in values]))
+
+    def render(self) -> tuple[Any, ...]:
+        """Every env's rendered frame."""
+        return self.call("render")
+
+    def _encode(self, value: Any) -> bytes:
+        return codec.encode(value, codec.as_pickle if self._allow_pickle else codec.refuse)
+
+    def _decode(self, blob: bytes) -> Any:
+        return codec.decode(blob, self._allow_pickle)
+
+    # --- the state machine --------------------------------------------------------------------------------------------
+
+    def _begin(self, what: str) -> None:
+        if self.closed:
+            raise SessionClosed(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
+        if self._state is not AsyncState.DEFAULT:
+            name = str(self._state.value)
+            raise SessionBusy(f"Calling `{what}` while waiting for a pending call to `{name}` to complete.", name)
+
+    def _awaiting(self, state: AsyncState) -> None:
+        if self.closed:
+            raise SessionClosed(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
+        if self._state is not state:
+            name = str(state.value)
+            raise NothingPending(f"Calling `{name}_wait` without any prior call to `{name}_async`.", name)
+
+    def _collect(self, state: AsyncState, timeout: float | None) -> Outcome:
+        self._awaiting(state)
+        outcome: Outcome = self._wait(lambda: self._lane.collect(timeout))
+        return outcome
+
+    def _wait(self, wait: Callable[[], Any]) -> Any:
+        """Only a wait that timed out, or was interrupted, leaves the request pending."""
+        try:
+            found = wait()
+        except HubTimeout:
+            raise
+        except Exception:
+            self._state = AsyncState.DEFAULT
+            raise
+        self._state = AsyncState.DEFAULT
+        return found
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """End the session; ``close`` calls this once.
+
+        Args:
+            timeout: seconds for a pending request to end; after them the envs are not closed but killed.
+            terminate: kill the envs' processes at once.
+
+        Raises:
+            Exception: what an env's ``close`` raised; the session has ended all the same.
+        """
+        try:
+            if self._state is not AsyncState.DEFAULT:
+                terminate = not self._finish_pending(0 if terminate else timeout) or terminate
+            if self._connection.pending is None:
+                self._connection.ask(Op.CLOSE, Close(terminate))
+        except EnvHubError as error:
+            # The session is gone already, with its worker, its hub or its connection: that is what close is for.
+            log.debug("closing %r: %s", self, error)
+        finally:
+            self.closed = True
+            self._connection.close()
+
+    def _finish_pending(self, timeout: float | None) -> bool:
+        name = self._state.value
+        logger.warn(f"Calling `close` while waiting for a pending call to `{name}` to complete.")
+        try:
+            getattr(self, f"{name}_wait")(timeout)
+        except HubTimeout:
+            return False
+        return True
+
+    def __del__(self) -> None:
+        """Free the session of a vector env that nobody closed."""
+        if not getattr(self, "closed", True) and hasattr(self, "_lane"):
+            self.close(terminate=True)
+
+
+class AsyncVectorEnv(HubVectorEnv):
+    """``gymnasium.vector.AsyncVectorEnv``, hosted by a private hub: change the import, keep the program.
+
+    The envs live in worker processes that share neither memory nor descriptors with this program; factories travel by
+    cloudpickle. ``client/README.md`` lists what differs.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Env[Any, Any]]],
+        shared_memory: bool = True,
+        copy: bool = True,
+        context: str | None = None,
+        daemon: bool = True,
+        worker: Any = None,
+        observation_mode: Any = "same",
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        max_concurrency: int | None = None,
+    ) -> None:
+        """Make one env per factory.
+
+        Args:
+            env_fns: factories of the envs; called in the workers, never here.
+            shared_memory: accepted; observations are in shared memory either way.
+            copy: whether returned observations are the caller's own.
+            context: accepted; workers are always started afresh.
+            daemon: accepted; workers always end with this program, and may have children.
+            worker: not supported here; must be None.
+            observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``.
+            autoreset_mode: the enum, or its value.
+            max_concurrency: at most so many envs run at any one time.
+
+        Raises:
+            ValueError: ``worker`` is given, or ``max_concurrency`` is not a positive integer.
+            Exception: as for ``HubVectorEnv``.
+        """
+        if worker is not None:
+            raise ValueError("envhub.AsyncVectorEnv runs no custom `worker` function; wrap the envs instead")
+        if max_concurrency is not None and not isinstance(max_concurrency, (int, np.integer)):
+            raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
+        if max_concurrency is not None and max_concurrency < 1:
+            raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
+        self.env_fns = env_fns
+        self.shared_memory = shared_memory
+        self.copy = copy
+        self.context = context
+        self.daemon = daemon
+        self.worker = worker
+        self.observation_mode = observation_mode
+        self.max_concurrency = max_concurrency
+        options = SessionOptions(
+            num_workers=None if max_concurrency is None else int(min(max_concurrency, len(env_fns))),
+            autoreset_mode=autoreset_mode,  # type: ignore[arg-type]  # the options accept the enum's value, too
+            observation_mode=observation_mode,
+            copy=copy,
+        )
+        self.autoreset_mode = options.autoreset_mode
+        make = Make(num_envs=len(env_fns), factories=cloudpickle.dumps(list(env_fns)))
+        super().__init__(None, make, options)

@@ -1,0 +1,59 @@
+"""EnvHub: Gymnasium environments in a hub, one ``VectorEnv`` from this machine or another.
+
+    import envhub
+
+    envs = envhub.make_vec("CartPole-v1", num_envs=64)  # a private hub starts and ends with this program
+    envs = envhub.make_vec("CartPole-v1", num_envs=64, hub="tcp://simbox:5555")  # a hub started by `envhub serve`
+
+Nothing else is imported until it is used: a health check needs neither Gymnasium nor a server library, and a worker
+under an old Python imports single modules of this package.
+"""
+
+from importlib import import_module
+from typing import Any, List
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AsyncVectorEnv": "envhub_client.vector_env",
+    "Client": "envhub_client.client",
+    "HubEnv": "envhub_client.single_env",
+    "HubVectorEnv": "envhub_client.vector_env",
+    "SessionOptions": "envhub_client.options",
+    "connect": "envhub_client.client",
+    "make": "envhub_client.making",
+    "make_vec": "envhub_client.making",
+    "serve": "envhub_server.serving",
+}
+_ERRORS = [
+    "EnvHubError",
+    "EnvRaised",
+    "Forked",
+    "HubLost",
+    "HubTimeout",
+    "HubUnreachable",
+    "LocalProtocolError",
+    "ProtocolError",
+    "RemoteProtocolError",
+    "RequestRefused",
+    "SessionLost",
+    "SpaceMismatch",
+    "UnsupportedSpace",
+    "VersionMismatch",
+    "WorkerDied",
+]
+_VECTOR_ERRORS = ["NothingPending", "SessionBusy", "SessionClosed"]
+_HOMES.update(dict.fromkeys(_ERRORS, "envhub.errors"))
+_HOMES.update(dict.fromkeys(_VECTOR_ERRORS, "envhub.vector_errors"))
+
+__all__ = sorted([*_HOMES, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'envhub' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> List[str]:
+    return __all__

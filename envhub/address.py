@@ -1,0 +1,86 @@
+"""Addresses: what ``tcp://host:port`` and ``ipc://path`` mean, and where a hub is by default."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ENVIRONMENT_VARIABLE = "ENVHUB_ADDRESS"
+IPC_PATH_BYTES_MAX = 107  # sun_path, less its closing zero
+
+
+class AddressError(ValueError):
+    """An address that cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """A parsed address: of TCP with ``host`` and ``port``, or of IPC with ``path`` (``@name`` where it is abstract)."""
+
+    text: str
+    host: str = ""
+    port: int = -1
+    path: str = ""
+
+    @property
+    def is_ipc(self) -> bool:
+        """Whether only this machine can reach it."""
+        return bool(self.path)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it is a TCP address that no other machine reaches."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False  # a name may mean any machine
+
+
+def parse(text: str) -> Address:
+    """The address that ``text`` names.
+
+    Raises:
+        AddressError: it names none.
+    """
+    scheme, _, rest = text.partition("://")
+    if scheme == "ipc" and rest:
+        if len(os.fsencode(rest)) > IPC_PATH_BYTES_MAX:
+            raise AddressError(f"{text}: a socket's path has at most {IPC_PATH_BYTES_MAX} bytes; choose a shorter one")
+        return Address(text, path=rest)
+    host, colon, port = rest.rpartition(":")
+    if scheme == "tcp" and host and colon and port.isdigit() and int(port) < 65536:
+        return Address(text, host=host, port=int(port))
+    raise AddressError(f"{text!r} is no address; write tcp://HOST:PORT or ipc://PATH")
+
+
+def default_address() -> str:
+    """Where ``envhub serve`` listens and clients look unless told otherwise: a socket in this user's runtime folder."""
+    return f"ipc://{runtime_folder() / 'hub.sock'}"
+
+
+def runtime_folder() -> Path:
+    """This user's folder for sockets; it need not exist yet."""
+    given = os.environ.get("XDG_RUNTIME_DIR")
+    if given:
+        return Path(given) / "envhub"
+    usual = Path(f"/run/user/{os.getuid()}")
+    if usual.is_dir():
+        return usual / "envhub"
+    return Path(tempfile.gettempdir()) / f"envhub-{os.getuid()}"
+
+
+def check_private(folder: Path) -> None:
+    """Refuse a folder in which somebody else could put a socket in our place.
+
+    Raises:
+        AddressError: it is no folder of this user's alone.
+    """
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise AddressError(f"{folder} must be a folder of yours with mode 0700; remove it, or name another address")

@@ -1,0 +1,135 @@
+"""A session's shared memory: one sealed memfd, mapped by the hub and by each of its workers.
+
+Who may write what, and when:
+
+* The **driver** (the hub, or later its client) writes actions, ``op``, ``slot`` and ``request``, and only to rows whose
+  ``done == request``. The header words ``driver`` and ``epoch`` say who that is; only the hub writes them.
+* From the moment a row's ``request`` runs ahead of its ``done`` until they are equal again, the row's results (one slot
+  of its observation, reward, flags, info, ``status``, ``needs_reset``) belong to its **worker**.
+* A worker stores its results first and ``done`` last. Each word is one aligned eight-byte store, so nobody ever reads
+  half of one; the words are authoritative, a doorbell only wakes.
+
+The arena has no name, so nothing is left behind whoever dies; its seals keep a peer from truncating it under us.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from typing import Any, cast
+
+import numpy as np
+
+from envhub.layout import HEADER_WORDS, MAGIC, VERSION, Layout
+
+OP_STEP, OP_RESET = 1, 2
+STATUS_OK, STATUS_RAISED = 0, 1
+DRIVER_HUB = 1
+
+# From linux/fcntl.h; Python's fcntl module names them only on some builds.
+_F_ADD_SEALS = 1033
+_F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
+
+
+def allocate(layout: Layout) -> int:
+    """A sealed memfd large enough for ``layout``, its pages reserved; the caller owns the descriptor.
+
+    Raises:
+        OSError: the memory cannot be had (ENOSPC, ENOMEM); nothing is left behind.
+    """
+    fd = os.memfd_create("envhub-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.posix_fallocate(fd, 0, layout.nbytes())
+        fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SEAL | _F_SEAL_SHRINK | _F_SEAL_GROW)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+class Arena:
+    """The mapped memory, every field of it an array.
+
+    The arrays are views: they stay valid as long as somebody holds one of them.
+
+    Attributes:
+        request, done, op, slot, needs_reset, status, info_length: int64 words, one per row.
+        rewards, terminations, truncations: one per row.
+        infos: uint8, ``(rows, info_bytes)``.
+        actions: one uint8 array per action leaf; ``action_codes``, per leaf, how to read each row of it.
+        observations: per leaf, ``(2, rows, *shape)``.
+    """
+
+    def __init__(self, layout: Layout, fd: int) -> None:
+        self.layout = layout
+        self._memory = mmap.mmap(fd, layout.nbytes())
+        if hasattr(mmap, "MADV_DONTFORK"):
+            # A child that an env forks must not keep the session's memory alive, nor write to it.
+            self._memory.madvise(mmap.MADV_DONTFORK)
+        self._fields = layout.fields()
+        self.header = np.frombuffer(self._memory, np.int64, len(HEADER_WORDS))
+        self.request = self._view("request")
+        self.done = self._view("done")
+        self.op = self._view("op")
+        self.slot = self._view("slot")
+        self.needs_reset = self._view("needs_reset")
+        self.status = self._view("status")
+        self.info_length = self._view("info_length")
+        self.rewards = self._view("rewards")
+        self.terminations = self._view("terminations")
+        self.truncations = self._view("truncations")
+        self.infos = self._view("infos")
+        self.actions = [self._view(f"action/{i}") for i in range(len(layout.actions))]
+        self.action_codes = [self._view(f"action_code/{i}") for i in range(len(layout.actions))]
+        self.observations = [self._view(f"observation/{i}") for i in range(len(layout.observations))]
+
+    def _view(self, name: str) -> np.ndarray[Any, Any]:
+        field = self._fields[name]
+        return cast(np.ndarray, np.ndarray(field.shape, field.dtype, self._memory, field.offset))
+
+    @staticmethod
+    def words(column: np.ndarray) -> memoryview:
+        """A column of words for single accesses: each is one aligned eight-byte load or store, three times quicker."""
+        return column.data
+
+    def format(self, epoch: int) -> None:
+        """Write the header of a fresh arena, driven by the hub."""
+        self.header[:] = [MAGIC, VERSION, self.layout.rows, epoch, DRIVER_HUB, 0]
+
+    def check(self) -> None:
+        """Refuse memory that is not an arena of this layout.
+
+        Raises:
+            ValueError: the header says otherwise.
+        """
+        found = tuple(int(word) for word in self.header[:3])
+        if found != (MAGIC, VERSION, self.layout.rows):
+            raise ValueError(f"not an arena of layout {VERSION} with {self.layout.rows} rows: {found}")
+
+    def post(self, op: int, slot: int, rows: np.ndarray | None = None) -> None:
+        """Hand rows (all, or the given indices) to their workers; actions must stand already. Ring afterwards."""
+        where = slice(None) if rows is None else rows
+        self.op[where] = op
+        self.slot[where] = slot
+        self.request[where] += 1
+
+    def quiescent(self) -> bool:
+        """Whether no row is with a worker."""
+        return bool((self.done == self.request).all())
+
+    def keep_rows(self, slot: int, rows: np.ndarray) -> None:
+        """Copy the observations of ``rows`` from the other slot into ``slot``, for a request that leaves them out."""
+        for leaf in self.observations:
+            leaf[slot, rows] = leaf[1 - slot, rows]
+
+    def small_infos(self) -> list[tuple[int, memoryview]]:
+        """Row and encoded info of every row that left one in the arena; a larger one travels by the channel."""
+        lengths = self.info_length
+        filled = lengths.nonzero()[0]
+        limit = self.layout.info_bytes
+        return [(int(row), self.infos[row, : lengths[row]].data) for row in filled if 0 < lengths[row] <= limit]
+
+    def close(self) -> None:
+        """Let go of the memory; it is unmapped when the last view of it is gone."""
+        self.__dict__.clear()

@@ -1,0 +1,75 @@
+"""The ``envhub`` command."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import cyclopts
+from cyclopts import Parameter
+from rich.console import Console
+
+app = cyclopts.App(name="envhub", help="Gymnasium environments in a hub.", version_flags=["--version"])
+console = Console()
+errors = Console(stderr=True)
+
+EXIT_USAGE = 2
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+@app.command
+def serve(
+    *env: str,
+    bind: Annotated[list[str] | None, Parameter(negative="")] = None,
+    max_envs: int = 4096,
+    workers: int | None = None,
+    insecure: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Run a hub until SIGTERM or Ctrl-C.
+
+    Parameters
+    ----------
+    env
+        What to offer: a Gymnasium id, ``module:id``, a pattern of ids, or ``name=module:factory``. Every registered id
+        if none is given.
+    bind
+        Where to listen: ``tcp://HOST:PORT`` (port 0 takes a free one) or ``ipc://PATH``; may be given more than once.
+    max_envs
+        How many envs may exist at one time.
+    workers
+        How many workers a session gets that does not say; one per usable CPU by default.
+    insecure
+        Allow an address that other machines can reach, though nothing guards it.
+    """
+    from envhub_server.config import HubConfig, Limits
+    from envhub_server.hub import Hub
+    from envhub_server.serving import serve as run
+
+    from envhub.address import AddressError
+
+    def ready(hub: Hub) -> None:
+        for address in hub.addresses:
+            console.print(f"listening on {address}", highlight=False, soft_wrap=True)
+        first = hub.addresses[0]
+        console.print(
+            f'connect with: envhub.make_vec("ENV", num_envs=64, hub="{first}")', highlight=False, soft_wrap=True
+        )
+        if insecure:
+            errors.print("[bold red]insecure:[/] whoever reaches these addresses may use this hub", soft_wrap=True)
+
+    try:
+        config = HubConfig(
+            binds=tuple(bind or ()),
+            envs=env,
+            workers=workers,
+            insecure=insecure,
+            limits=Limits(envs_max=max_envs),
+        )
+        run(config, ready)
+    except (AddressError, ValueError) as error:
+        errors.print(f"envhub serve: {error}", highlight=False, soft_wrap=True)
+        sys.exit(EXIT_USAGE)

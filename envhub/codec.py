@@ -1,0 +1,271 @@
+"""Strict msgpack for headers, infos, options and call arguments.
+
+Arrays and NumPy scalars travel in the format of ``msgpack_numpy``, but its decoder is reached only through a check that
+refuses everything it could be abused with: by itself it unpickles object arrays and builds arrays over pointers of the
+sender's choice. Decoding never runs code of the sender's choosing; the one exception, ``PICKLE``, must be asked for by
+the caller and is asked for only between a program and the workers of its own private hub.
+
+What msgpack lacks travels as extension types: tuples, sets, integers over 64 bits, complex numbers, mappings with other
+than string keys, NumPy random generators, and, where the caller allows it, the ``repr`` of a value nobody can carry.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, cast
+
+import msgpack
+import msgpack_numpy
+import numpy as np
+
+TUPLE, SET, FROZENSET, INTEGER, COMPLEX, MAPPING, GENERATOR, ARRAY, REPR, PICKLE = range(1, 11)
+
+DEPTH_MAX = 64
+ITEMS_MAX = 1 << 20
+STRING_BYTES_MAX = 1 << 26
+BYTES_MAX = 1 << 30
+REPR_CHARS_MAX = 256
+NDIM_MAX = 16
+
+_ATOMS = frozenset([type(None), bool, float, str, bytes])
+_NUMPY_KEYS = {b"nd", b"type", b"kind", b"shape", b"data"}
+_GENERATORS = frozenset(["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
+
+Unknown = Callable[[Any], msgpack.ExtType]
+
+
+class DecodeError(ValueError):
+    """The bytes are not a value that EnvHub's codec accepts."""
+
+
+class EncodeError(TypeError):
+    """The value has no form in EnvHub's codec."""
+
+
+def refuse(value: Any) -> msgpack.ExtType:
+    """Raise ``EncodeError`` for a value the codec cannot carry."""
+    raise EncodeError(
+        f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent to or from a hub on the network; "
+        "send numbers, strings, NumPy arrays and containers of them, or use a private hub (hub=None)"
+    )
+
+
+def as_repr(value: Any) -> msgpack.ExtType:
+    """Stand in for a value the codec cannot carry by its ``repr``, cut at ``REPR_CHARS_MAX`` characters."""
+    try:
+        text = repr(value)
+    except Exception as error:  # a repr that raises must not fail the step that carries it
+        text = f"<{type(value).__qualname__}, whose repr raised {type(error).__name__}>"
+    return msgpack.ExtType(REPR, text[:REPR_CHARS_MAX].encode("utf-8", "replace"))
+
+
+def as_pickle(value: Any) -> msgpack.ExtType:
+    """Carry a value by cloudpickle, or by its ``repr`` where that fails; for a program's own private hub only."""
+    import cloudpickle
+
+    try:
+        return msgpack.ExtType(PICKLE, cloudpickle.dumps(value))
+    except Exception:  # anything may raise in a foreign __reduce__; the repr says what the value was
+        return as_repr(value)
+
+
+def encode(value: Any, unknown: Unknown = refuse) -> bytes:
+    """Bytes for ``value``; ``unknown`` decides about what the codec cannot carry.
+
+    Raises:
+        EncodeError: with ``unknown=refuse``, a value inside has no form here.
+    """
+    return _pack(_Encoder(unknown).plain(value, 0))
+
+
+def decode(blob: Any, allow_pickle: bool = False) -> Any:
+    """The value that ``encode`` was given; arrays are fresh and writable.
+
+    Args:
+        blob: bytes, or any buffer.
+        allow_pickle: unpickle ``PICKLE`` values. Never for bytes from a network.
+
+    Raises:
+        DecodeError: the bytes are malformed, or break a limit of this module.
+    """
+    return _Decoder(allow_pickle).unpack(blob)
+
+
+def _pack(plain: Any) -> bytes:
+    return cast(bytes, msgpack.packb(plain, use_bin_type=True))
+
+
+class _Encoder:
+    """Turns values into what msgpack packs natively, plus extension types."""
+
+    def __init__(self, unknown: Unknown) -> None:
+        self._unknown = unknown
+        self._path: set[int] = set()  # ids of the containers around the current value, to end at a cycle
+
+    def plain(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        if kind in _ATOMS:
+            return value
+        if kind is int:
+            return value if -(1 << 63) <= value < (1 << 64) else msgpack.ExtType(INTEGER, hex(value).encode())
+        if isinstance(value, (np.ndarray, np.generic)):
+            return self._numpy(value)
+        if isinstance(value, (dict, list, tuple, set, frozenset)):
+            return self._container(value, depth + 1)
+        return self._other(value, depth)
+
+    def _numpy(self, value: Any) -> Any:
+        if isinstance(value, (np.str_, np.bytes_)):
+            return value.item()
+        if isinstance(value, np.ndarray) and value.dtype.kind in "USmM":
+            raw = [value.dtype.str, list(value.shape), value.tobytes()]
+            return msgpack.ExtType(ARRAY, _pack(raw))
+        if value.dtype.kind not in "biufc" or value.ndim > NDIM_MAX or value.dtype.itemsize > 16:
+            return self._unknown(value)
+        return msgpack_numpy.encode(np.ascontiguousarray(value) if value.ndim else value)
+
+    def _container(self, value: Any, depth: int) -> Any:
+        if depth > DEPTH_MAX or id(value) in self._path:
+            return self._unknown(value)
+        self._path.add(id(value))
+        try:
+            if isinstance(value, dict):
+                if all(type(key) is str for key in value):
+                    return {key: self.plain(item, depth) for key, item in value.items()}
+                pairs = [self.plain(part, depth) for pair in value.items() for part in pair]
+                return msgpack.ExtType(MAPPING, _pack(pairs))
+            items = [self.plain(item, depth) for item in value]
+        finally:
+            self._path.discard(id(value))
+        if isinstance(value, list):
+            return items
+        code = TUPLE if isinstance(value, tuple) else SET if isinstance(value, set) else FROZENSET
+        return msgpack.ExtType(code, _pack(items))
+
+    def _other(self, value: Any, depth: int) -> Any:
+        if isinstance(value, complex):
+            return msgpack.ExtType(COMPLEX, np.complex128(value).tobytes())
+        if isinstance(value, np.random.Generator):
+            name = type(value.bit_generator).__name__
+            if name in _GENERATORS:
+                return msgpack.ExtType(GENERATOR, _pack([name, self.plain(value.bit_generator.state, depth + 1)]))
+        for base in (bool, int, float, str, bytes):  # subclasses, such as an IntEnum, travel as what they extend
+            if isinstance(value, base):
+                return self.plain(base(value), depth)  # type: ignore[arg-type]
+        if isinstance(value, (bytearray, memoryview)):
+            return bytes(value)
+        return self._unknown(value)
+
+
+class _Decoder:
+    """One decoding: counts the nesting of extension types, which msgpack itself does not see."""
+
+    def __init__(self, allow_pickle: bool) -> None:
+        self._allow_pickle = allow_pickle
+        self._depth = 0
+
+    def unpack(self, blob: Any) -> Any:
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            raise DecodeError(f"values nested deeper than {DEPTH_MAX}")
+        try:
+            return msgpack.unpackb(
+                blob,
+                raw=False,
+                strict_map_key=True,
+                max_array_len=ITEMS_MAX,
+                max_map_len=ITEMS_MAX,
+                max_str_len=STRING_BYTES_MAX,
+                max_bin_len=BYTES_MAX,
+                max_ext_len=BYTES_MAX,
+                ext_hook=self._extension,
+                object_hook=_numpy_or_map,
+            )
+        except DecodeError:
+            raise
+        except Exception as error:
+            # msgpack raises a dozen kinds (ValueError, StackError, UnicodeDecodeError …) for malformed input
+            raise DecodeError(f"malformed msgpack: {type(error).__name__}: {error}"[:REPR_CHARS_MAX]) from error
+        finally:
+            self._depth -= 1
+
+    def _extension(self, code: int, blob: bytes) -> Any:
+        if code in (TUPLE, SET, FROZENSET, MAPPING, GENERATOR, ARRAY):
+            items = self.unpack(blob)
+            if not isinstance(items, list):
+                raise DecodeError(f"extension type {code} holds no list")
+            return _REBUILD[code](items)
+        if code == INTEGER:
+            return int(bytes(blob).decode("ascii"), 16)
+        if code == COMPLEX and len(blob) == 16:
+            return complex(np.frombuffer(blob, np.complex128)[0])
+        if code == REPR:
+            return bytes(blob).decode("utf-8")
+        if code == PICKLE and self._allow_pickle:
+            import pickle
+
+            return pickle.loads(blob)  # noqa: S301  the program's own private hub, see the module's docstring
+        raise DecodeError(f"extension type {code} of {len(blob)} bytes is not accepted here")
+
+
+def _mapping(items: list[Any]) -> dict[Any, Any]:
+    return dict(zip(items[::2], items[1::2]))
+
+
+def _generator(items: list[Any]) -> np.random.Generator:
+    name, state = items
+    if name not in _GENERATORS:
+        raise DecodeError("unknown bit generator")
+    bits = getattr(np.random, name)()
+    bits.state = state
+    return np.random.Generator(bits)
+
+
+def _array(items: list[Any]) -> np.ndarray:
+    name, shape, raw = items
+    dtype = np.dtype(name) if isinstance(name, str) and len(name) <= 24 else np.dtype("V")
+    if dtype.kind not in "USmM" or dtype.hasobject:
+        raise DecodeError(f"an array of dtype {name!r} is not accepted")
+    _check_size(shape, dtype, raw)
+    return cast(np.ndarray, np.frombuffer(raw, dtype).reshape(shape).copy())
+
+
+_REBUILD: dict[int, Callable[[list[Any]], Any]] = {
+    TUPLE: tuple,
+    SET: set,
+    FROZENSET: frozenset,
+    MAPPING: _mapping,
+    GENERATOR: _generator,
+    ARRAY: _array,
+}
+
+
+def _numpy_or_map(found: dict[Any, Any]) -> Any:
+    """The only door to ``msgpack_numpy.decode``: plain numeric arrays and scalars whose size adds up."""
+    if b"nd" not in found:
+        if found and not all(type(key) is str for key in found):
+            raise DecodeError("map keys must be strings")
+        return found
+    if not set(found) <= _NUMPY_KEYS or found.get(b"kind", b"") != b"":
+        raise DecodeError("malformed array")
+    name, raw = found.get(b"type"), found.get(b"data")
+    if not isinstance(name, str) or len(name) > 4 or not isinstance(raw, bytes):
+        raise DecodeError("malformed array")
+    dtype = np.dtype(name)
+    if dtype.kind not in "biufc" or not 0 < dtype.itemsize <= 16:
+        raise DecodeError(f"an array of dtype {name!r} is not accepted")
+    shape = found.get(b"shape", [])
+    _check_size(shape, dtype, raw)
+    if found[b"nd"] is not True:
+        if b"shape" in found:
+            raise DecodeError("a scalar with a shape")
+        return msgpack_numpy.decode(found)
+    return msgpack_numpy.decode(found).copy()
+
+
+def _check_size(shape: Any, dtype: np.dtype[Any], raw: bytes) -> None:
+    dims: tuple[Any, ...] = tuple(shape) if isinstance(shape, (list, tuple)) else (-1,)
+    if len(dims) > NDIM_MAX or not all(type(dim) is int and dim >= 0 for dim in dims):
+        raise DecodeError("malformed array shape")
+    if math.prod(dims) * dtype.itemsize != len(raw):
+        raise DecodeError("an array's shape and bytes disagree")

@@ -1,0 +1,117 @@
+"""The errors EnvHub raises, by who must act.
+
+::
+
+    EnvHubError
+    ├── HubUnreachable (ConnectionError)   no hub answers at the address: check the hub
+    │   └── HubLost                        the hub of this session has ended: connect again, make again
+    ├── HubTimeout (TimeoutError,
+    │               multiprocessing.TimeoutError)   no reply in time; the request goes on: wait again
+    ├── SessionLost                        the hub no longer has this session: make again
+    ├── RequestRefused                     the hub will not do this: read why, change the request or the hub's options
+    ├── ProtocolError
+    │   ├── LocalProtocolError             this side broke PROTOCOL.md: a bug, report it
+    │   ├── RemoteProtocolError            the other side broke PROTOCOL.md: a bug, or not an EnvHub
+    │   └── VersionMismatch                upgrade one side
+    ├── EnvRaised                          an env's own code raised: fix the env
+    ├── WorkerDied                         a worker process ended: look at its log
+    ├── SpaceMismatch (ValueError)         actions that do not fit the action space
+    ├── UnsupportedSpace (TypeError)       a space EnvHub cannot carry
+    └── Forked                             a client object used after a fork: make a new one
+
+Errors of the vector env's state machine, which also derive from Gymnasium's own, are in ``envhub.vector_errors``.
+All arguments go to ``Exception.__init__``, so every error here can be pickled and copied.
+"""
+
+from __future__ import annotations
+
+from multiprocessing import TimeoutError as MultiprocessingTimeoutError
+
+
+class EnvHubError(Exception):
+    """The base of every error that EnvHub itself raises."""
+
+
+class HubUnreachable(EnvHubError, ConnectionError):
+    """No hub answered at the address within the time given."""
+
+
+class HubLost(HubUnreachable):
+    """The hub that held this session has ended, or has not been reachable for too long."""
+
+
+class HubTimeout(EnvHubError, MultiprocessingTimeoutError, TimeoutError):
+    """No reply came in time. The request goes on in the hub: the same wait can be called again."""
+
+
+class SessionLost(EnvHubError):
+    """The hub does not know this session (any longer): its lease ran out, or it was closed."""
+
+
+class RequestRefused(EnvHubError):
+    """The hub understood the request and will not carry it out; the message says why and what to do."""
+
+
+class ProtocolError(EnvHubError):
+    """A message broke the rules of PROTOCOL.md."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This side was about to break the protocol."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The other side sent something that PROTOCOL.md does not allow."""
+
+
+class VersionMismatch(ProtocolError):
+    """The two sides speak different protocol versions; the message names both."""
+
+
+class EnvRaised(EnvHubError):
+    """An env's code raised in a worker.
+
+    Attributes:
+        env_index: the env's index in ``[0, num_envs)``, or None where no single env is concerned.
+        type_name: the remote exception's qualified name, such as ``builtins.ValueError``.
+        remote_message: ``str()`` of the remote exception.
+        remote_traceback: the remote traceback as text.
+        worker: the worker's number in its session, or None.
+    """
+
+    def __init__(
+        self,
+        env_index: int | None,
+        type_name: str,
+        remote_message: str,
+        remote_traceback: str = "",
+        worker: int | None = None,
+    ) -> None:
+        super().__init__(env_index, type_name, remote_message, remote_traceback, worker)
+        self.env_index = env_index
+        self.type_name = type_name
+        self.remote_message = remote_message
+        self.remote_traceback = remote_traceback
+        self.worker = worker
+
+    def __str__(self) -> str:
+        where = "an env" if self.env_index is None else f"env {self.env_index}"
+        host = "" if self.worker is None else f" (worker {self.worker})"
+        text = f"{where}{host} raised {self.type_name.rpartition('.')[2]}: {self.remote_message}"
+        return f"{text}\n\nRemote traceback:\n{self.remote_traceback.rstrip()}" if self.remote_traceback else text
+
+
+class WorkerDied(EnvHubError):
+    """A worker process of the session ended; its envs are gone, the hub and other sessions are not."""
+
+
+class SpaceMismatch(EnvHubError, ValueError):
+    """Actions whose count or shape does not fit the action space; no env has moved."""
+
+
+class UnsupportedSpace(EnvHubError, TypeError):
+    """A space that EnvHub has no wire form or no arena layout for."""
+
+
+class Forked(EnvHubError):
+    """A client object made before a fork was used in the child; sockets and sessions do not survive a fork."""

@@ -1,0 +1,108 @@
+"""The arithmetic of an arena: where every field of a session's shared memory stands.
+
+::
+
+    page 0      header words: magic, layout version, rows, epoch, driver, revoked
+    words       int64 per row: request, done, op, slot, needs_reset, status, info_length
+    results     rewards float64, terminations and truncations bool, per row
+    infos       ``info_bytes`` per row
+    actions     per action leaf, room for eight bytes an element, so that any accepted dtype fits
+    observations   per leaf and slot, batch-major: ``[2][rows][*shape]``
+
+Every field starts on a 64-byte boundary. Row ``i`` of an observation field *is* the batched observation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Sequence
+
+import numpy as np
+
+MAGIC = 0x31424E4855424E45
+VERSION = 1
+HEADER_BYTES = 4096
+ALIGNMENT = 64
+SLOTS = 2
+ACTION_ITEM_BYTES = 8
+ROW_WORDS = ("request", "done", "op", "slot", "needs_reset", "status", "info_length")
+HEADER_WORDS = ("magic", "version", "rows", "epoch", "driver", "revoked")
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One fixed-size part of a space: what one env contributes to one array."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def items(self) -> int:
+        """How many elements one env contributes."""
+        return math.prod(self.shape)
+
+    def wire(self) -> list[Any]:
+        """The leaf as codec values."""
+        return [self.dtype, list(self.shape)]
+
+    @classmethod
+    def from_wire(cls, found: Sequence[Any]) -> Leaf:
+        """The leaf that ``wire`` described."""
+        return cls(str(found[0]), tuple(int(dim) for dim in found[1]))
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array of the arena."""
+
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The array's size in bytes."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All fields of an arena, from what both sides know: the leaves, the number of rows, the room for infos."""
+
+    rows: int
+    observations: tuple[Leaf, ...]
+    actions: tuple[Leaf, ...]
+    info_bytes: int
+
+    def fields(self) -> dict[str, Field]:
+        """Every field by name; leaves are ``action/0``, ``observation/0`` and so on, in the order of the space."""
+        wanted: list[tuple[str, str, tuple[int, ...]]] = [(word, "i8", (self.rows,)) for word in ROW_WORDS]
+        wanted.append(("rewards", "f8", (self.rows,)))
+        wanted.append(("terminations", "?", (self.rows,)))
+        wanted.append(("truncations", "?", (self.rows,)))
+        wanted.append(("infos", "u1", (self.rows, self.info_bytes)))
+        for number, leaf in enumerate(self.actions):
+            wanted.append((f"action/{number}", "u1", (self.rows * leaf.items * ACTION_ITEM_BYTES,)))
+            wanted.append((f"action_code/{number}", "i8", (self.rows,)))
+        for number, leaf in enumerate(self.observations):
+            wanted.append((f"observation/{number}", leaf.dtype, (SLOTS, self.rows, *leaf.shape)))
+        return _placed(wanted)
+
+    def nbytes(self) -> int:
+        """The size of the whole arena."""
+        last = list(self.fields().values())[-1]
+        return _aligned(last.offset + last.nbytes, HEADER_BYTES)
+
+
+def _placed(wanted: Sequence[tuple[str, str, tuple[int, ...]]]) -> dict[str, Field]:
+    fields: dict[str, Field] = {}
+    offset = HEADER_BYTES
+    for name, dtype, shape in wanted:
+        fields[name] = Field(offset, dtype, shape)
+        offset = _aligned(offset + fields[name].nbytes, ALIGNMENT)
+    return fields
+
+
+def _aligned(offset: int, boundary: int) -> int:
+    return -(-offset // boundary) * boundary

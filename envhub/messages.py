@@ -1,0 +1,458 @@
+"""Every request, reply and failure as a frozen dataclass, and their strict form on the wire.
+
+A message is a msgpack map of its fields (PROTOCOL.md lists them). A field that only the two ends read (options, call
+arguments, infos) is ``bytes``: the hub passes it on unread. New fields go last and have defaults, so that an older peer
+is understood; a field this side does not know is ignored.
+
+The second half are the control messages between the hub and its workers, which never leave the machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Dict, Iterable, List, Optional, Tuple, Type, TypeVar, Union, cast, get_type_hints
+
+from envhub import codec
+
+M = TypeVar("M")
+
+
+class Op(IntEnum):
+    """What a frame asks for, or answers. A reply carries the request's op with ``REPLY`` added, or ``FAILURE``."""
+
+    HELLO = 1
+    LIST = 2
+    STATS = 3
+    HEALTH = 4
+    SESSIONS = 5
+    HEARTBEAT = 6
+    MAKE = 16
+    RESET = 17
+    STEP = 18
+    CALL = 19
+    SET_ATTR = 20
+    CLOSE = 21
+    PING = 64  # pushed by the hub to see whether a client is still there; asks for nothing
+    FAILURE = 127
+
+
+REPLY = 128
+SESSION_OPS = frozenset([Op.MAKE, Op.RESET, Op.STEP, Op.CALL, Op.SET_ATTR, Op.CLOSE])
+
+
+# --- requests ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first request on a connection; the hub answers with ``Welcome`` or refuses the version."""
+
+    client: str = ""
+
+
+@dataclass(frozen=True)
+class ListEnvs:
+    """Which environment names may be made."""
+
+
+@dataclass(frozen=True)
+class StatsRequest:
+    """The hub's counters."""
+
+
+@dataclass(frozen=True)
+class HealthRequest:
+    """Whether the hub is up, and what it would take to make an env now."""
+
+
+@dataclass(frozen=True)
+class SessionsRequest:
+    """One description per session."""
+
+
+@dataclass(frozen=True)
+class HeartbeatRequest:
+    """Asks where the request ``seq`` of the prelude's session stands; also tells the hub where to send its reply."""
+
+
+@dataclass(frozen=True)
+class World:
+    """What the workers of a private hub take over from the program that owns it."""
+
+    sys_path: List[str]
+    cwd: str
+    environ: Dict[str, str]
+    registrations: bytes = b""  # cloudpickle of the EnvSpecs the program added to Gymnasium's registry
+
+
+@dataclass(frozen=True)
+class Make:
+    """A new session of ``num_envs`` envs: by name, or (private hubs only) by a pickled list of factories."""
+
+    num_envs: int
+    name: str = ""
+    kwargs: bytes = b""
+    factories: bytes = b""
+    num_workers: Optional[int] = None
+    autoreset_mode: str = "NextStep"
+    observation_mode: str = "same"
+    world: Optional[World] = None
+
+
+@dataclass(frozen=True)
+class Reset:
+    """Reset the rows of ``mask`` (all where it is empty) with one seed per row and shared options."""
+
+    seeds: List[Optional[int]] = field(default_factory=list)
+    mask: List[bool] = field(default_factory=list)
+    options: bytes = b""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One batched step; ``codes`` says, per action leaf, in which form the actions stand in their frames."""
+
+    codes: bytes
+
+
+@dataclass(frozen=True)
+class Call:
+    """Call a method of every env, or read an attribute."""
+
+    name: str
+    args: bytes
+
+
+@dataclass(frozen=True)
+class SetAttr:
+    """Set an attribute of every env; ``values`` holds one encoded value, or one per env."""
+
+    name: str
+    values: List[bytes]
+
+
+@dataclass(frozen=True)
+class Close:
+    """End the session: close its envs within the hub's budget, or with ``terminate`` kill its workers at once."""
+
+    terminate: bool = False
+
+
+# --- replies ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """What the hub is; ``limits`` are its own, in the units their names end with."""
+
+    hub: str
+    version: str
+    private: bool
+    limits: Dict[str, int]
+    host: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True)
+class EnvNames:
+    """Names that ``make`` accepts."""
+
+    names: List[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Counters or descriptions, by name."""
+
+    rows: List[Dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class HeartbeatReply:
+    """``state`` of the asked request: ``unknown`` (send it again), ``running`` or ``answered`` (send it again)."""
+
+    state: str
+
+
+@dataclass(frozen=True)
+class Made:
+    """The session is ready. Spaces are in the wire form of ``envhub.spaces``."""
+
+    num_envs: int
+    num_workers: int
+    observation_spaces: List[Dict[str, Any]]  # one, or with observation_mode "different" one per env
+    action_space: Dict[str, Any]
+    metadata: bytes = b""
+    render_mode: Optional[str] = None
+    spec: str = ""  # the env's EnvSpec as JSON, empty where it has none
+
+
+@dataclass(frozen=True)
+class Done:
+    """The request is carried out; what it returns is in the frames that follow."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a request failed. ``code`` is one of PROTOCOL.md's, ``scope`` is request, env, session or hub."""
+
+    code: str
+    scope: str
+    message: str
+    env_index: Optional[int] = None
+    worker: Optional[int] = None
+    type: str = ""
+    args: bytes = b""  # the exception's arguments, where the codec carries them
+    traceback: str = ""
+    log_tail: str = ""
+
+
+# --- control messages between hub and worker ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Build:
+    """Hub to worker: make the envs of ``rows``; by name, or by unpickling ``factories`` (in the worker only)."""
+
+    worker: int
+    rows: List[int]
+    name: str
+    kwargs: bytes
+    factories: bytes
+    entry: str
+    modules: List[str]
+    autoreset_mode: str
+    allow_pickle: bool
+    sys_path: List[str] = field(default_factory=list)
+    registrations: bytes = b""
+
+
+@dataclass(frozen=True)
+class Built:
+    """Worker to hub: the envs stand; one description of spaces per row."""
+
+    observation_spaces: List[Dict[str, Any]]
+    action_spaces: List[Dict[str, Any]]
+    observation_leaves: List[List[Any]]
+    action_leaves: List[List[Any]]
+    metadata: bytes
+    render_mode: Optional[str]
+    spec: str
+
+
+@dataclass(frozen=True)
+class MapArena:
+    """Hub to worker, with the descriptors of arena, request bell and done bell: the memory to step into."""
+
+    num_envs: int
+    observation_leaves: List[List[Any]]
+    action_leaves: List[List[Any]]
+    info_bytes: int
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """Worker to hub: the arena is mapped, steps may come."""
+
+
+@dataclass(frozen=True)
+class ResetRows:
+    """Hub to worker: reset these rows; their request words are already counted up."""
+
+    rows: List[int]
+    seeds: List[Optional[int]]
+    options: bytes
+
+
+@dataclass(frozen=True)
+class CallRows:
+    """Hub to worker: call on every env of the worker."""
+
+    name: str
+    args: bytes
+
+
+@dataclass(frozen=True)
+class SetAttrRows:
+    """Hub to worker: set an attribute, one value per env of the worker."""
+
+    name: str
+    values: List[bytes]
+
+
+@dataclass(frozen=True)
+class CallResults:
+    """Worker to hub: one encoded result per env of the worker."""
+
+    values: List[bytes]
+
+
+@dataclass(frozen=True)
+class RowInfo:
+    """Worker to hub: the info of a row, too large for its place in the arena; sent before the row's ``done``."""
+
+    row: int
+    info: bytes
+
+
+@dataclass(frozen=True)
+class RowFailed:
+    """Worker to hub: an env raised; sent before the row's ``done`` where a step or reset was under way."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class ListNames:
+    """Hub to worker: the ids in Gymnasium's registry once ``modules`` are imported."""
+
+    modules: List[str]
+
+
+@dataclass(frozen=True)
+class CloseEnvs:
+    """Hub to worker: close the envs and end."""
+
+
+_ROW = struct.Struct("<II")
+
+
+def pack_rows(blobs: Iterable[Tuple[int, Any]]) -> bytes:
+    """One frame of ``(row, encoded value)`` pairs: infos, or the results of a call. The hub never decodes them."""
+    return b"".join(part for row, blob in blobs for part in (_ROW.pack(row, len(blob)), blob))
+
+
+def unpack_rows(frame: Any) -> List[Tuple[int, bytes]]:
+    """The pairs that ``pack_rows`` joined.
+
+    Raises:
+        codec.DecodeError: the lengths do not add up.
+    """
+    view, start, found = memoryview(frame), 0, []
+    while start < len(view):
+        if start + _ROW.size > len(view):
+            raise codec.DecodeError("a frame of rows ends in the middle of a row")
+        row, length = _ROW.unpack_from(view, start)
+        start += _ROW.size + length
+        if start > len(view):
+            raise codec.DecodeError("a frame of rows ends in the middle of a row")
+        found.append((row, bytes(view[start - length : start])))
+    return found
+
+
+REQUESTS: Dict[Op, Type[Any]] = {
+    Op.HELLO: Hello,
+    Op.LIST: ListEnvs,
+    Op.STATS: StatsRequest,
+    Op.HEALTH: HealthRequest,
+    Op.SESSIONS: SessionsRequest,
+    Op.HEARTBEAT: HeartbeatRequest,
+    Op.MAKE: Make,
+    Op.RESET: Reset,
+    Op.CALL: Call,
+    Op.SET_ATTR: SetAttr,
+    Op.CLOSE: Close,
+}
+REPLIES: Dict[Op, Type[Any]] = {
+    Op.HELLO: Welcome,
+    Op.LIST: EnvNames,
+    Op.STATS: Table,
+    Op.HEALTH: Table,
+    Op.SESSIONS: Table,
+    Op.HEARTBEAT: HeartbeatReply,
+    Op.MAKE: Made,
+    Op.RESET: Done,
+    Op.STEP: Done,
+    Op.CALL: Done,
+    Op.SET_ATTR: Done,
+    Op.CLOSE: Done,
+    Op.FAILURE: Failure,
+}
+_CONTROL = (
+    Build,
+    Built,
+    MapArena,
+    Mapped,
+    ResetRows,
+    CallRows,
+    SetAttrRows,
+    CallResults,
+    RowInfo,
+    RowFailed,
+    ListNames,
+    EnvNames,
+    CloseEnvs,
+    Failure,
+)
+CONTROL: Dict[str, Type[Any]] = {kind.__name__: kind for kind in _CONTROL}
+
+_HINTS: Dict[Type[Any], Dict[str, Any]] = {}
+
+
+def pack(message: Any) -> bytes:
+    """The msgpack map of a message's fields."""
+    return codec.encode(dataclasses.asdict(message))
+
+
+def unpack(kind: Type[M], blob: Any) -> M:
+    """The message of class ``kind`` that ``blob`` holds.
+
+    Raises:
+        codec.DecodeError: not a map, a field is missing, or a field has another type than its annotation.
+    """
+    found = codec.decode(blob)
+    if not isinstance(found, dict):
+        raise codec.DecodeError(f"a {kind.__name__} must be a map")
+    return cast(M, _build(kind, found))
+
+
+def pack_control(message: Any) -> bytes:
+    """A control message with its name, for the channel between hub and worker."""
+    return codec.encode([type(message).__name__, dataclasses.asdict(message)])
+
+
+def unpack_control(blob: Any) -> Any:
+    """The control message in ``blob``.
+
+    Raises:
+        codec.DecodeError: no known message, or one with wrong fields.
+    """
+    found = codec.decode(blob)
+    if not (isinstance(found, list) and len(found) == 2 and found[0] in CONTROL and isinstance(found[1], dict)):
+        raise codec.DecodeError("not a control message")
+    return _build(CONTROL[found[0]], found[1])
+
+
+def _build(kind: Any, found: Dict[str, Any]) -> Any:
+    hints = _HINTS.get(kind)
+    if hints is None:
+        hints = _HINTS[kind] = get_type_hints(kind)
+    values = {}
+    for name, hint in hints.items():
+        if name in found:
+            values[name] = _value(f"{kind.__name__}.{name}", hint, found[name])
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise codec.DecodeError(f"{kind.__name__}: {error}") from error
+
+
+def _value(where: str, hint: Any, value: Any) -> Any:
+    """``value`` checked against one annotation: a plain type, Optional, List, Dict, Any, or a dataclass."""
+    origin = getattr(hint, "__origin__", None)
+    if hint is Any:
+        return value
+    if origin is Union:
+        return None if value is None else _value(where, hint.__args__[0], value)
+    if origin is list and isinstance(value, list):
+        return [_value(where, hint.__args__[0], item) for item in value]
+    if origin is dict and isinstance(value, dict):
+        return {_value(where, hint.__args__[0], k): _value(where, hint.__args__[1], v) for k, v in value.items()}
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return _build(hint, value)
+    if origin is None and type(value) is hint:
+        return value
+    raise codec.DecodeError(f"{where} must be {getattr(hint, '__name__', hint)}, got {type(value).__name__}")

@@ -1,0 +1,417 @@
+"""The protocol's two halves without a socket, a process or a clock: frames in, events and frames out.
+
+``HubProtocol`` finds sessions by token and sees to it that every request gets exactly one reply and is carried out at
+most once, whatever the network drops, delays or doubles. ``ClientProtocol`` holds one connection's pending request,
+asks after it while no answer comes, and never takes one reply for another. PROTOCOL.md is the specification; time is
+``now_s``, seconds on a monotonic clock of the caller's.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from envhub import codec, messages
+from envhub.errors import RemoteProtocolError
+from envhub.messages import REPLY, SESSION_OPS, Failure, HeartbeatReply, Op, Step
+
+MAGIC = b"EHUB"
+VERSION = (1, 0)  # a peer of another major version is refused
+PRELUDE = struct.Struct("<4sBBBxQ16sQ")  # magic, major, minor, op, hub id, session token, seq
+NO_SESSION = bytes(16)
+
+FRAMES_MAX = 64
+SESSIONS_MAX = 64
+LEASE_S = 60.0
+
+HEARTBEAT_S = 1.0
+SILENCE_WARNING_S = 4.0
+REFUSED_S = 5.0
+RECONNECT_S = 60.0
+
+Frame = Any  # bytes, or any buffer
+Frames = list[Frame]
+
+
+@dataclass(frozen=True)
+class Prelude:
+    """The fixed start of every first frame."""
+
+    op: int
+    hub_id: int
+    token: bytes
+    seq: int
+    major: int = VERSION[0]
+    minor: int = VERSION[1]
+
+    def pack(self) -> bytes:
+        """The prelude's bytes."""
+        return PRELUDE.pack(MAGIC, self.major, self.minor, self.op, self.hub_id, self.token, self.seq)
+
+    @classmethod
+    def unpack(cls, frame: Frame) -> Prelude:
+        """The prelude that ``frame`` starts with.
+
+        Raises:
+            RemoteProtocolError: too short, or not EnvHub's.
+        """
+        if len(frame) < PRELUDE.size:
+            raise RemoteProtocolError(f"a first frame of {len(frame)} bytes is shorter than a prelude")
+        magic, major, minor, op, hub_id, token, seq = PRELUDE.unpack_from(frame)
+        if magic != MAGIC:
+            raise RemoteProtocolError("the first frame does not start with EHUB")
+        return cls(op, hub_id, token, seq, major, minor)
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """A request that is new and is to be carried out and answered."""
+
+    peer: bytes
+    op: Op
+    token: bytes
+    seq: int
+    message: Any
+    frames: Sequence[Frame]
+
+
+@dataclass
+class _Link:
+    """What the hub's half knows of one session."""
+
+    peer: bytes
+    connection: int
+    seq: int = 0
+    running: bool = False
+    reply: Frames | None = None
+    lease_until_s: float | None = None  # set while its client is not connected
+
+
+class HubProtocol:
+    """The hub's half.
+
+    Attributes:
+        outgoing: ``(peer, frames)`` to send, in order; the caller empties it.
+    """
+
+    def __init__(self, hub_id: int, lease_s: float = LEASE_S, sessions_max: int = SESSIONS_MAX) -> None:
+        self.hub_id = hub_id
+        self.outgoing: list[tuple[bytes, Frames]] = []
+        self.malformed = 0
+        self.refused = 0
+        self.replayed = 0
+        self.draining = False
+        self._lease_s = lease_s
+        self._sessions_max = sessions_max
+        self._links: dict[bytes, _Link] = {}
+
+    # --- in -------------------------------------------------------------------------------------------------------
+
+    def receive(self, peer: bytes, connection: int, frames: Frames) -> Incoming | None:
+        """Take one message from ``peer``; returns the request in it if that is new and has to be carried out.
+
+        Args:
+            peer: the ROUTER's routing id.
+            connection: names the transport connection, for ``connection_lost``.
+            frames: the message's frames without the routing id.
+        """
+        try:
+            prelude = Prelude.unpack(frames[0] if frames else b"")
+        except RemoteProtocolError:
+            self.malformed += 1  # without a prelude there is nothing an answer could refer to
+            return None
+        refusal = self._refusal(prelude, len(frames))
+        if refusal is not None:
+            self._refuse(peer, prelude, refusal)
+            return None
+        op = Op(prelude.op)
+        if op == Op.HEARTBEAT:
+            self._heartbeat(peer, connection, prelude)
+            return None
+        if op in SESSION_OPS and not self._admit(peer, connection, prelude):
+            return None
+        try:
+            body = memoryview(frames[0])[PRELUDE.size :]
+            message = Step(bytes(body)) if op == Op.STEP else messages.unpack(messages.REQUESTS[op], body)
+        except codec.DecodeError as error:
+            self.malformed += 1
+            failure = Failure("malformed", "request", f"the request cannot be read: {error}")
+            incoming = Incoming(peer, op, prelude.token, prelude.seq, None, ())
+            self.fail(incoming, failure)
+            return None
+        return Incoming(peer, op, prelude.token, prelude.seq, message, frames[1:])
+
+    def _refusal(self, prelude: Prelude, frames: int) -> Failure | None:
+        if prelude.major != VERSION[0]:
+            spoken = f"{VERSION[0]}.{VERSION[1]}"
+            text = f"this hub speaks protocol {spoken}, the client {prelude.major}.{prelude.minor}; upgrade the older"
+            return Failure("unsupported_version", "hub", text)
+        if prelude.op not in messages.REQUESTS and prelude.op != Op.STEP:
+            return Failure("malformed", "request", f"this hub knows no request with op {prelude.op}")
+        if prelude.op != Op.HELLO and prelude.hub_id != self.hub_id:
+            return Failure("stale_hub", "hub", "the request was meant for a hub that has ended; nothing was done")
+        if frames > FRAMES_MAX:
+            return Failure("malformed", "request", f"{frames} frames; at most {FRAMES_MAX} are accepted")
+        return None
+
+    def _admit(self, peer: bytes, connection: int, prelude: Prelude) -> bool:
+        """Whether the session request is the next of its session; answers it here where it is not."""
+        link = self._links.get(prelude.token)
+        if link is None:
+            if prelude.op != Op.MAKE:
+                text = "this hub has no such session: its lease ran out, it was closed, or it never was"
+                self._refuse(peer, prelude, Failure("session_lost", "session", text))
+                return False
+            if refusal := self._make_refusal():
+                self._refuse(peer, prelude, refusal)
+                return False
+            link = self._links[prelude.token] = _Link(peer, connection, prelude.seq - 1)
+        link.peer, link.connection, link.lease_until_s = peer, connection, None
+        if prelude.seq == link.seq:
+            self.replayed += 1
+            if link.reply is not None:
+                self.outgoing.append((peer, link.reply))
+            return False  # with no reply yet it joins the running one, whose reply now goes to this peer
+        if prelude.seq != link.seq + 1 or link.running:
+            text = f"request {prelude.seq} does not follow request {link.seq}{' (running)' if link.running else ''}"
+            self._refuse(peer, prelude, Failure("bad_seq", "request", text))
+            return False
+        link.seq, link.running, link.reply = prelude.seq, True, None
+        return True
+
+    def _make_refusal(self) -> Failure | None:
+        if self.draining:
+            return Failure("draining", "hub", "the hub is shutting down and takes no new sessions")
+        if len(self._links) >= self._sessions_max:
+            text = (
+                f"the hub already has sessions_max={self._sessions_max} sessions; close one, or wait for a lease to end"
+            )
+            return Failure("limit", "hub", text)
+        return None
+
+    def _heartbeat(self, peer: bytes, connection: int, prelude: Prelude) -> None:
+        link = self._links.get(prelude.token)
+        state = "unknown"
+        if link is not None:
+            link.peer, link.connection, link.lease_until_s = peer, connection, None
+            if prelude.seq <= link.seq:
+                state = "running" if link.running else "answered"
+        self._send(peer, prelude, REPLY | Op.HEARTBEAT, HeartbeatReply(state), ())
+
+    # --- out ------------------------------------------------------------------------------------------------------
+
+    def answer(self, request: Incoming, message: Any, frames: Sequence[Frame] = ()) -> None:
+        """Send the one reply to ``request``; of a session's request it is kept until the next request arrives.
+
+        The frames are sent as they are: who gives views of changing memory must leave it be until the session's
+        next request.
+        """
+        self._reply(request, REPLY | request.op, message, frames)
+
+    def fail(self, request: Incoming, failure: Failure) -> None:
+        """Send a failure as the one reply to ``request``."""
+        self._reply(request, REPLY | Op.FAILURE, failure, ())
+
+    def _reply(self, request: Incoming, op: int, message: Any, frames: Sequence[Frame]) -> None:
+        link = self._links.get(request.token) if request.op in SESSION_OPS else None
+        prelude = Prelude(op, self.hub_id, request.token, request.seq)
+        if link is None:
+            self._send(request.peer, prelude, op, message, frames)
+            return
+        link.running = False
+        link.reply = self._send(link.peer, prelude, op, message, frames)
+
+    def _refuse(self, peer: bytes, prelude: Prelude, failure: Failure) -> None:
+        self.refused += 1
+        self._send(peer, prelude, REPLY | Op.FAILURE, failure, ())
+
+    def _send(self, peer: bytes, prelude: Prelude, op: int, message: Any, frames: Sequence[Frame]) -> Frames:
+        head = Prelude(op, self.hub_id, prelude.token, prelude.seq).pack()
+        reply = [head if isinstance(message, messages.Done) else head + messages.pack(message), *frames]
+        self.outgoing.append((peer, reply))
+        return reply
+
+    # --- sessions and leases --------------------------------------------------------------------------------------
+
+    def forget(self, token: bytes) -> None:
+        """Drop a session that has ended; later requests for it are told ``session_lost``."""
+        self._links.pop(token, None)
+
+    def peers_of(self, connection: int) -> list[tuple[bytes, bytes]]:
+        """``(token, peer)`` of the sessions last heard of on this connection."""
+        return [(token, link.peer) for token, link in self._links.items() if link.connection == connection]
+
+    def connection_lost(self, token: bytes, now_s: float) -> None:
+        """The session's client is gone: its lease runs from now on."""
+        self._links[token].lease_until_s = now_s + self._lease_s
+
+    def expired(self, now_s: float) -> list[bytes]:
+        """Tokens of the sessions whose lease has run out."""
+        return [t for t, link in self._links.items() if link.lease_until_s is not None and link.lease_until_s <= now_s]
+
+    def next_expiry_s(self) -> float | None:
+        """When the first lease runs out, if one is running."""
+        return min((li.lease_until_s for li in self._links.values() if li.lease_until_s is not None), default=None)
+
+    def leased(self, token: bytes) -> bool:
+        """Whether the session's client is away and its lease is running."""
+        link = self._links.get(token)
+        return link is not None and link.lease_until_s is not None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to the pending request: ``message`` is a Failure, or the reply that belongs to ``op``."""
+
+    op: Op
+    message: Any
+    frames: Sequence[Frame]
+
+
+@dataclass
+class _Pending:
+    op: Op
+    token: bytes
+    seq: int
+    frames: Frames
+    speak_s: float  # when to ask after it next
+    lost: bool = False  # the hub does not have it, or its reply went astray: send it again
+
+
+class ClientProtocol:
+    """The client's half: one connection, at most one pending request, at most one session.
+
+    Attributes:
+        hub_id: the hub's id, 0 until it is known.
+        dropped: how many late or foreign replies were thrown away.
+    """
+
+    def __init__(self, token: bytes = NO_SESSION, reconnect_s: float = RECONNECT_S) -> None:
+        self.hub_id = 0
+        self.token = token
+        self.dropped = 0
+        self._session_seq = 0
+        self._ticket = 0
+        self._pending: _Pending | None = None
+        self._reconnect_s = reconnect_s
+        self._heard_s: float | None = None
+        self._away_since_s: float | None = None
+        self._refused_since_s: float | None = None
+        self._loss = ""
+
+    @property
+    def pending(self) -> Op | None:
+        """The op of the request that waits for its reply."""
+        return None if self._pending is None else self._pending.op
+
+    def request(self, op: Op, message: Any, frames: Sequence[Frame], now_s: float) -> Frames:
+        """The frames of a new request, which is pending from now on. ``Step`` and the arrays travel as they are."""
+        if self._pending is not None:
+            raise RuntimeError(f"{self._pending.op.name} is pending")
+        if op in SESSION_OPS:
+            self._session_seq += 1
+            token, seq = self.token, self._session_seq
+        else:
+            self._ticket += 1
+            token, seq = NO_SESSION, self._ticket
+        body = message.codes if op == Op.STEP else messages.pack(message)
+        sent = [Prelude(op, self.hub_id, token, seq).pack() + body, *frames]
+        self._pending = _Pending(op, token, seq, sent, now_s + HEARTBEAT_S)
+        self._heard_s = now_s
+        return sent
+
+    def give_up(self) -> None:
+        """Stop waiting for the pending request; its reply, should it come, is dropped."""
+        self._pending = None
+
+    def receive(self, frames: Frames, now_s: float) -> Reply | None:
+        """Take one message from the hub; returns the pending request's reply if this is it.
+
+        Raises:
+            RemoteProtocolError: the message is none of EnvHub's, or its content is malformed.
+        """
+        prelude = Prelude.unpack(frames[0] if frames else b"")
+        self._heard_s, self._away_since_s, self._refused_since_s = now_s, None, None
+        op, pending = prelude.op & ~REPLY, self._pending
+        if self.hub_id and prelude.hub_id != self.hub_id:
+            self._loss = "another hub answers at its address"
+            return None
+        if pending is None or (prelude.token, prelude.seq) != (pending.token, pending.seq) or not prelude.op & REPLY:
+            self.dropped += 1
+            return None
+        body = memoryview(frames[0])[PRELUDE.size :]
+        if op == Op.HEARTBEAT:
+            self._heartbeat(body)
+            return None
+        if op not in (pending.op, Op.FAILURE):
+            raise RemoteProtocolError(f"a reply with op {op} to a {pending.op.name}")
+        message = messages.Done() if messages.REPLIES[Op(op)] is messages.Done else _read(Op(op), body)
+        if op == Op.HELLO:
+            self.hub_id = prelude.hub_id
+        self._pending = None
+        return Reply(pending.op, message, frames[1:])
+
+    def _heartbeat(self, body: Frame) -> None:
+        assert self._pending is not None
+        if _read(Op.HEARTBEAT, body).state != "running":
+            self._pending.lost, self._pending.speak_s = True, float("-inf")
+
+    def tick(self, now_s: float) -> list[Frames]:
+        """What to send now: the pending request once more, or a question after it."""
+        pending = self._pending
+        if pending is None or now_s < pending.speak_s:
+            return []
+        pending.speak_s = now_s + HEARTBEAT_S
+        if pending.lost or pending.token == NO_SESSION:
+            pending.lost = False
+            return [pending.frames]
+        question = Prelude(Op.HEARTBEAT, self.hub_id, pending.token, pending.seq).pack()
+        return [[question + messages.pack(messages.HeartbeatRequest())]]
+
+    def next_tick_s(self, now_s: float) -> float:
+        """How many seconds from now ``tick`` has something to say, at the latest."""
+        if self._pending is None:
+            return HEARTBEAT_S
+        return max(0.0, min(HEARTBEAT_S, self._pending.speak_s - now_s))
+
+    # --- the transport ----------------------------------------------------------------------------------------------
+
+    def connected(self) -> None:
+        """The transport is connected (again): the next tick asks after the pending request at once."""
+        self._away_since_s = self._refused_since_s = None
+        if self._pending is not None:
+            self._pending.speak_s = float("-inf")
+
+    def disconnected(self, now_s: float) -> None:
+        """The transport's connection ended; it reconnects by itself."""
+        if self._away_since_s is None:
+            self._away_since_s = now_s
+
+    def refused(self, now_s: float) -> None:
+        """An attempt to connect was refused: somebody is there, and it is no hub."""
+        if self._refused_since_s is None:
+            self._refused_since_s = now_s
+
+    def silent_s(self, now_s: float) -> float:
+        """For how long a pending request has heard nothing from the hub, not even that it runs."""
+        return 0.0 if self._pending is None or self._heard_s is None else now_s - self._heard_s
+
+    def loss(self, now_s: float) -> str:
+        """Why the hub must be taken for lost, or an empty string."""
+        if self._loss:
+            return self._loss
+        if self._refused_since_s is not None and now_s - self._refused_since_s >= REFUSED_S:
+            return f"connections to its address were refused for {REFUSED_S:.0f} s"
+        away_since_s = self._heard_s if self._away_since_s is None else self._away_since_s
+        if self._pending is not None and away_since_s is not None and now_s - away_since_s >= self._reconnect_s:
+            return f"it has not been reachable for reconnect_timeout={self._reconnect_s:g} s"
+        return ""
+
+
+def _read(op: Op, body: Frame) -> Any:
+    try:
+        return messages.unpack(messages.REPLIES[op], body)
+    except codec.DecodeError as error:
+        raise RemoteProtocolError(f"a malformed {op.name} reply: {error}") from error

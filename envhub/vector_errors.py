@@ -1,0 +1,31 @@
+"""Errors of the vector env's state machine; each is also the Gymnasium error that callers already catch.
+
+Apart from ``envhub.errors`` because these import Gymnasium, which a health check has no time for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+
+from envhub.errors import EnvHubError
+
+
+class SessionBusy(EnvHubError, AlreadyPendingCallError):
+    """A request was made while another one is pending; ``name`` is the pending one."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Gymnasium's base passes only the message on, so the default pickle would lose the name.
+        return type(self), (str(self), self.name)
+
+
+class NothingPending(EnvHubError, NoAsyncCallError):
+    """A ``*_wait`` was called with no matching ``*_async`` before it; ``name`` is what was waited for."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.name)
+
+
+class SessionClosed(EnvHubError, ClosedEnvironmentError):
+    """The vector env was used after ``close()``."""

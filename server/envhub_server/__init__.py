@@ -1,0 +1,1 @@
+"""The hub: one process that owns environments, supervises their workers and answers clients over ZeroMQ."""

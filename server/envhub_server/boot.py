@@ -1,0 +1,43 @@
+"""The first lines of a worker process: ``python boot.py CONTROL_FD HUB_PID NAME=LOCATION …``.
+
+Each location says where a package or module that the worker imports stands, so that nothing else of the hub's
+installation comes into the env's ``sys.path``: an interpreter of another version must not find the hub's NumPy.
+"""
+
+import ctypes
+import importlib.util
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_hub(hub: int) -> None:
+    """Have the kernel end this process when the hub does; the hub spawns from its main thread, whose end that is."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != hub:
+        os._exit(1)  # the hub ended before the line above
+
+
+def expose(name: str, location: str) -> None:
+    """Make a package or module importable by its location alone, leaving ``sys.path`` as it is."""
+    if os.path.isdir(location):
+        path = os.path.join(location, "__init__.py")
+        spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=[location])
+    else:
+        spec = importlib.util.spec_from_file_location(name, location)
+    assert spec is not None and spec.loader is not None, location
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+
+
+if __name__ == "__main__":
+    die_with_hub(int(sys.argv[2]))
+    sys.path[0] = ""  # Python put this file's folder there; its module names are not the env's business
+    for place in sys.argv[3:]:
+        expose(*place.split("=", 1))
+    from envhub_server import worker
+
+    worker.main(int(sys.argv[1]))

@@ -1,0 +1,141 @@
+"""The control channel between the hub and one worker: framed messages and descriptors over a Unix stream socket.
+
+A frame is its length (uint32, little-endian) and a control message. The hub's end never blocks: what the socket does
+not take waits in a buffer until the hub's loop finds the socket writable. The worker's end blocks.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from typing import Any, Sequence
+
+from envhub import messages
+
+MESSAGE_BYTES_MAX = 1 << 30
+READ_BYTES = 1 << 18
+DESCRIPTORS_MAX = 8
+
+_LENGTH = struct.Struct("<I")
+
+
+class ChannelClosed(Exception):
+    """The other end is gone."""
+
+
+class Channel:
+    """One end of the channel."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._incoming = bytearray()
+        self._outgoing = bytearray()
+        self._descriptors: list[int] = []
+
+    def fileno(self) -> int:
+        """The socket's descriptor, to poll."""
+        return self._socket.fileno()
+
+    @property
+    def backlogged(self) -> bool:
+        """Whether bytes wait for the socket to become writable."""
+        return bool(self._outgoing)
+
+    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+        """Send a control message; on a non-blocking socket, as far as it goes now.
+
+        Raises:
+            ChannelClosed: the other end is gone.
+            ValueError: the message is larger than ``MESSAGE_BYTES_MAX``.
+        """
+        body = messages.pack_control(message)
+        if len(body) > MESSAGE_BYTES_MAX:
+            raise ValueError(f"a {type(message).__name__} of {len(body)} bytes; a channel carries {MESSAGE_BYTES_MAX}")
+        if descriptors:
+            # They ride on the frame's first bytes, so these must go out in this call: nothing may wait before them.
+            self._send_descriptors(_LENGTH.pack(len(body)), descriptors)
+            self._outgoing += body
+        else:
+            self._outgoing += _LENGTH.pack(len(body))
+            self._outgoing += body
+        self.flush()
+
+    def _send_descriptors(self, head: bytes, descriptors: Sequence[int]) -> None:
+        if self._outgoing:
+            raise RuntimeError("descriptors cannot overtake a message that still waits to be sent")
+        rights = array.array("i", descriptors).tobytes()
+        try:
+            self._socket.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+
+    def flush(self) -> None:
+        """Send what waits, as far as the socket takes it.
+
+        Raises:
+            ChannelClosed: the other end is gone.
+        """
+        while self._outgoing:
+            try:
+                sent = self._socket.send(self._outgoing)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise ChannelClosed(str(error)) from error
+            del self._outgoing[:sent]
+
+    def receive(self) -> list[Any]:
+        """Read once and return every message that is complete now (blocking on a blocking socket).
+
+        Raises:
+            ChannelClosed: the other end is gone; messages it sent before were returned by earlier calls.
+            codec.DecodeError: the other end sent something that is no control message.
+        """
+        try:
+            chunk, ancillary, _, _ = self._socket.recvmsg(READ_BYTES, socket.CMSG_SPACE(DESCRIPTORS_MAX * 4))
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+        for level, kind, raw in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                received = array.array("i")
+                received.frombytes(raw[: len(raw) - len(raw) % received.itemsize])
+                self._descriptors += received.tolist()
+        if not chunk:
+            raise ChannelClosed("end of file")
+        self._incoming += chunk
+        return self._complete()
+
+    def _complete(self) -> list[Any]:
+        found = []
+        start = 0
+        while len(self._incoming) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._incoming, start)
+            end = start + _LENGTH.size + length
+            if length > MESSAGE_BYTES_MAX or end > len(self._incoming):
+                if length > MESSAGE_BYTES_MAX:
+                    raise ChannelClosed(f"a message of {length} bytes was announced")
+                break
+            found.append(messages.unpack_control(bytes(self._incoming[start + _LENGTH.size : end])))
+            start = end
+        del self._incoming[:start]
+        return found
+
+    def take_descriptors(self, count: int) -> list[int]:
+        """The next ``count`` descriptors that came with messages; the caller owns them, close-on-exec."""
+        taken, self._descriptors = self._descriptors[:count], self._descriptors[count:]
+        if len(taken) != count:
+            raise ChannelClosed(f"{count} descriptors expected, {len(taken)} came")
+        for descriptor in taken:
+            os.set_inheritable(descriptor, False)
+        return taken
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()

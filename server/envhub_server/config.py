@@ -1,0 +1,73 @@
+"""What a hub is told at its start: frozen, and checked once."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+MIB = 1 << 20
+CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of everything a hub gives out."""
+
+    sessions_max: int = 64
+    envs_max: int = 4096
+    envs_per_session_max: int = 1024
+    arena_bytes_max: int = 2048 * MIB  # of all sessions together
+    message_bytes_max: int = 64 * MIB  # one frame from a client; fixed once a socket is bound
+    info_bytes: int = 2048  # an info's room in the arena, per row; a larger info takes the slower channel
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long a hub waits for what, in seconds."""
+
+    lease_s: float = 60.0  # for a client that lost its connection
+    close_s: float = 5.0  # for the envs of a session to close, before their workers are killed
+    drain_s: float = 5.0  # for running requests to end, once the hub is told to stop
+
+
+@dataclass(frozen=True)
+class HubConfig:
+    """Everything a hub is told.
+
+    Attributes:
+        binds: addresses to listen on, ``tcp://host:port`` or ``ipc://path``.
+        envs: what may be made, in the forms of ``envhub_server.registry``.
+        workers: how many workers a session gets that does not say; None is one per usable CPU.
+        insecure: allow an address that other machines can reach, though nothing guards it.
+        owner: a pidfd of the program this private hub belongs to, or None for a hub of its own.
+    """
+
+    binds: tuple[str, ...] = ()
+    envs: tuple[str, ...] = ()
+    workers: int | None = None
+    insecure: bool = False
+    owner: int | None = None
+    limits: Limits = Limits()
+    timing: Timing = Timing()
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"--workers must be at least 1, got {self.workers}")
+        if self.limits.envs_max < 1:
+            raise ValueError(f"--max-envs must be at least 1, got {self.limits.envs_max}")
+
+    @property
+    def private(self) -> bool:
+        """Whether this hub belongs to one program, whose code its workers may run."""
+        return self.owner is not None
+
+
+def usable_cpus() -> int:
+    """How many CPUs this process may use: its affinity, and the quota of its cgroup, rounded up."""
+    cpus = len(os.sched_getaffinity(0))
+    try:
+        quota, period = CGROUP_QUOTA.read_text().split()
+    except (OSError, ValueError):
+        return cpus  # no cgroup v2 here, so no quota to read
+    return cpus if quota == "max" else max(1, min(cpus, -(-int(quota) // int(period))))

@@ -1,0 +1,284 @@
+"""What a session holds on this machine, its workers and its memory, and how its instructions are carried out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from envhub import actions, codec, messages
+from envhub.arena import OP_STEP, Arena, allocate
+from envhub.layout import Layout
+from envhub.messages import Failure, Make
+from envhub.protocol import Incoming
+from envhub_server.channel import ChannelClosed
+from envhub_server.session import (
+    Answer,
+    ArenaRefused,
+    Drive,
+    End,
+    Exited,
+    Fail,
+    Instruction,
+    Instructions,
+    Kill,
+    MakeArena,
+    Moved,
+    Phase,
+    Session,
+    Tell,
+)
+from envhub_server.supervisor import WorkerProcess
+
+
+class Watch(Protocol):
+    """The hub's loop, as far as a host needs it."""
+
+    def watch(self, descriptor: int, handler: Callable[[], None]) -> None:
+        """Call ``handler`` whenever the descriptor is readable."""
+
+    def watch_writable(self, descriptor: int, wanted: bool) -> None:
+        """Call the descriptor's handler when it is writable, too."""
+
+    def unwatch(self, descriptor: int) -> None:
+        """Stop calling."""
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What a host tells the hub."""
+
+    answer: Callable[[Incoming, Any, Sequence[Any]], None]
+    fail: Callable[[Incoming, Failure], None]
+    worker_exited: Callable[[Host, int, str], None]
+    ended: Callable[[Host], None]
+    memory_left: Callable[[], int]
+
+
+class Host:
+    """One session with everything it holds.
+
+    Attributes:
+        token: the session's.
+        session: its state machine.
+        close_by_s: when its workers are killed if they have not ended by themselves.
+    """
+
+    def __init__(self, token: bytes, session: Session, watch: Watch, outcomes: Outcomes) -> None:
+        self.token = token
+        self.session = session
+        self.close_by_s: float | None = None
+        self._watch = watch
+        self._outcomes = outcomes
+        self._request: Incoming | None = None
+        self._workers: dict[int, WorkerProcess] = {}
+        self._arena: Arena | None = None
+        self._slot = 0
+        self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        watch.watch(self._done_bell, self._on_done_bell)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the workers that run."""
+        return [worker.pid for worker in self._workers.values()]
+
+    @property
+    def arena_bytes(self) -> int:
+        """How much shared memory the session holds."""
+        return 0 if self._arena is None else self._arena.layout.nbytes()
+
+    # --- what the hub calls -----------------------------------------------------------------------------------------
+
+    def start(self, request: Incoming, make: Make) -> None:
+        """Start the workers and have them build the envs."""
+        self._request = request
+        environ, cwd = (make.world.environ, make.world.cwd) if make.world else (None, None)
+        try:
+            for number in range(len(self.session.blocks)):
+                worker = WorkerProcess(number, environ, cwd)
+                self._workers[number] = worker
+                self._watch.watch(worker.pidfd, lambda number=number: self._on_exit(number))  # type: ignore[misc]
+                self._watch.watch(worker.channel.fileno(), lambda number=number: self._on_channel(number))  # type: ignore[misc]
+        except OSError as error:
+            refusal = Failure("limit", "hub", f"a worker cannot be started: {error}")
+            for missing in range(len(self._workers), len(self.session.blocks)):
+                self._apply(self.session.event(missing, Exited("was not started")))
+            self._apply(self.session.abandon(refusal, terminate=True))
+            return
+        self._apply(self.session.start())
+
+    def request(self, request: Incoming) -> None:
+        """Carry out the client's next request."""
+        self._request = request
+        if isinstance(request.message, messages.Step) and self._arena is not None:
+            problem = self._step_problem(request.message.codes, request.frames)
+            if problem:
+                self._outcomes.fail(request, Failure("bad_actions", "request", problem))
+                return
+        self._apply(self.session.request(request.message))
+
+    def abandon(self, why: Failure, terminate: bool = False) -> None:
+        """End the session without its client's wish."""
+        self._apply(self.session.abandon(why, terminate))
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def _on_done_bell(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._done_bell, 8)
+        arena = self._arena
+        if arena is None or self.session.phase is not Phase.MOVING or not arena.quiescent():
+            return
+        if arena.status.any() or (arena.info_length > arena.layout.info_bytes).any():
+            # What belongs to these rows was sent by the channel before they were done, so it is here by now.
+            for number in list(self._workers):
+                self._on_channel(number)
+        self._apply(self.session.event(-1, Moved()))
+
+    def _on_channel(self, number: int) -> None:
+        worker = self._workers.get(number)
+        if worker is None:
+            return
+        try:
+            worker.channel.flush()
+            self._watch.watch_writable(worker.channel.fileno(), worker.channel.backlogged)
+            while found := worker.channel.receive():
+                for message in found:
+                    self._apply(self.session.event(number, message))
+        except ChannelClosed:
+            # Only a hint: a child that the env forked may hold the other end, or have closed it. The pidfd decides.
+            self._watch.unwatch(worker.channel.fileno())
+        except codec.DecodeError:
+            worker.kill()  # a worker that talks nonsense has lost its mind; its exit is handled as any other
+
+    def _on_exit(self, number: int) -> None:
+        worker = self._workers[number]
+        worker.kill()  # the rest of its group, so that nobody writes to the arena or the channel any more
+        self._on_channel(number)  # what it said before it ended, such as why it could not build its envs
+        del self._workers[number]
+        self._watch.unwatch(worker.pidfd)
+        self._watch.unwatch(worker.channel.fileno())
+        how = worker.reap()
+        if self.session.phase is not Phase.CLOSING:
+            self._outcomes.worker_exited(self, number, how)
+        self._apply(self.session.event(number, Exited(how)))
+
+    # --- instructions -----------------------------------------------------------------------------------------------
+
+    def _apply(self, instructions: Instructions) -> None:
+        for instruction in instructions:
+            self._carry_out(instruction)
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case Tell(number, message):
+                self._tell(number, message)
+            case Drive():
+                self._drive(instruction)
+            case Answer():
+                self._answer(instruction)
+            case Fail(failure):
+                assert self._request is not None
+                self._outcomes.fail(self._request, failure)
+            case MakeArena(layout):
+                self._make_arena(layout)
+            case Kill(number):
+                if number in self._workers:
+                    self._workers[number].kill()
+            case End():
+                self._watch.unwatch(self._done_bell)
+                os.close(self._done_bell)
+                self._arena = None
+                self._outcomes.ended(self)
+
+    def _tell(self, number: int, message: Any, descriptors: Sequence[int] = ()) -> None:
+        worker = self._workers.get(number)
+        if worker is None:
+            return  # it has ended; the session is told by its pidfd
+        try:
+            worker.channel.send(message, descriptors)
+            self._watch.watch_writable(worker.channel.fileno(), worker.channel.backlogged)
+        except ChannelClosed:
+            return  # likewise
+
+    def _make_arena(self, layout: Layout) -> None:
+        wanted, left = layout.nbytes(), self._outcomes.memory_left()
+        if wanted > left:
+            reason = f"the session needs {wanted} bytes of shared memory, of arena_bytes_max {left} are left"
+            self._apply(self.session.event(-1, ArenaRefused(reason)))
+            return
+        try:
+            memory = allocate(layout)
+        except OSError as error:
+            reason = f"{wanted} bytes of shared memory cannot be had: {error}"
+            self._apply(self.session.event(-1, ArenaRefused(reason)))
+            return
+        self._arena = Arena(layout, memory)
+        self._arena.format(epoch=1)
+        mapped = messages.MapArena(
+            layout.rows,
+            [leaf.wire() for leaf in layout.observations],
+            [leaf.wire() for leaf in layout.actions],
+            layout.info_bytes,
+        )
+        for number, worker in list(self._workers.items()):
+            self._tell(number, mapped, (memory, worker.bell, self._done_bell))
+        os.close(memory)
+
+    def _step_problem(self, codes: bytes, frames: Sequence[Any]) -> str:
+        """What is wrong with a step's frames; empty where they fit the arena."""
+        assert self._arena is not None
+        layout = self._arena.layout
+        if not len(codes) == len(frames) == len(layout.actions):
+            return f"{len(codes)} codes and {len(frames)} frames for {len(layout.actions)} action leaves"
+        try:
+            wanted = [actions.nbytes(code, leaf, layout.rows) for code, leaf in zip(codes, layout.actions, strict=True)]
+        except ValueError as error:
+            return str(error)
+        found = [memoryview(frame).nbytes for frame in frames]
+        return "" if found == wanted else f"action frames of {found} bytes where {wanted} are due; no env has moved"
+
+    def _drive(self, drive: Drive) -> None:
+        arena = self._arena
+        assert arena is not None and self._request is not None
+        self._slot = 1 - self._slot
+        if drive.op == OP_STEP:
+            for buffer, column, code, frame in zip(
+                arena.actions, arena.action_codes, drive.codes, self._request.frames, strict=True
+            ):
+                raw = np.frombuffer(frame, np.uint8)
+                buffer[: len(raw)] = raw
+                column[:] = code
+            arena.post(OP_STEP, self._slot)
+            for worker in self._workers.values():
+                worker.ring()
+            return
+        rows = None
+        if drive.rows is not None:
+            rows = np.array(drive.rows)
+            still = np.setdiff1d(np.arange(arena.layout.rows), rows)
+            arena.keep_rows(self._slot, still)
+            arena.info_length[still] = 0
+            arena.status[still] = 0
+        arena.post(drive.op, self._slot, rows)
+
+    def _answer(self, answer: Answer) -> None:
+        assert self._request is not None
+        frames: list[Any] = []
+        blobs: list[tuple[int, Any]] = list(answer.rows)
+        if answer.arrays:
+            arena = self._arena
+            assert arena is not None
+            # Views, not copies: this slot is written again only at the request after the next.
+            frames += [leaf[self._slot] for leaf in arena.observations]
+            if isinstance(self._request.message, messages.Step):
+                frames += [arena.rewards.tobytes(), arena.terminations.tobytes(), arena.truncations.tobytes()]
+            if arena.info_length.any():
+                blobs = sorted([*arena.small_infos(), *self.session.infos.items()], key=lambda pair: pair[0])
+        if blobs:
+            frames.append(messages.pack_rows(blobs))
+        self._outcomes.answer(self._request, answer.message, frames)

@@ -1,0 +1,434 @@
+"""The hub: one loop that polls sockets, workers and doorbells, and lets the protocol and the sessions decide.
+
+::
+
+    ROUTER ──frames──▶ HubProtocol ──request──▶ Host/Session ──instructions──▶ arena, doorbells, channels
+       ▲                    │                        ▲
+       └───────frames───────┘                        └── doorbells, channels, pidfds of the workers
+
+Nothing here blocks but the poll itself, so sessions never wait for each other's envs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import structlog
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+import envhub
+from envhub import messages, protocol
+from envhub.messages import Failure, Make, Op
+from envhub.protocol import HubProtocol, Incoming, Prelude
+from envhub_server.binding import Binding
+from envhub_server.config import HubConfig, usable_cpus
+from envhub_server.hosting import Host, Outcomes
+from envhub_server.lister import Lister
+from envhub_server.registry import Recipe, Registry
+from envhub_server.session import Session
+
+MESSAGES_PER_TURN = 64
+QUEUE_MESSAGES_MAX = 1000
+LINGER_MS = 2000
+ZMTP_HEARTBEAT_MS, ZMTP_TIMEOUT_MS, ZMTP_TTL_MS, HANDSHAKE_MS = 1000, 3000, 4000, 3000
+ZERO_COPY_BYTES = 1 << 16
+
+log = structlog.get_logger("envhub.hub")
+
+
+class Hub:
+    """One hub. ``open`` it, ``run`` it until it is told to stop, and ``close`` it; or use ``run_hub``."""
+
+    def __init__(self, config: HubConfig) -> None:
+        self.config = config
+        self.id = secrets.randbits(64) or 1
+        self.addresses: list[str] = []
+        self._registry = Registry(config.envs)
+        self._protocol = HubProtocol(self.id, config.timing.lease_s, config.limits.sessions_max)
+        self._hosts: dict[bytes, Host] = {}
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._epoll = select.epoll()
+        self._lister = Lister(self, self._registry)
+        self._outcomes = Outcomes(self._answer, self._fail, self._worker_exited, self._ended, self._memory_left)
+        self._started_s = time.monotonic()
+        self._stops = 0
+        self._stop_by_s = 0.0
+        self._requests = 0
+        self._binding: Binding | None = None
+
+    # --- opening and closing ----------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Bind every address.
+
+        Raises:
+            AddressError: an address is malformed, in use, or open to other machines without ``insecure``.
+        """
+        self._context = zmq.Context()
+        self._router = router = self._context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.setsockopt(zmq.LINGER, LINGER_MS)
+        router.setsockopt(zmq.MAXMSGSIZE, self.config.limits.message_bytes_max)
+        router.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)
+        router.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES_MAX)
+        router.setsockopt(zmq.HEARTBEAT_IVL, ZMTP_HEARTBEAT_MS)
+        router.setsockopt(zmq.HEARTBEAT_TIMEOUT, ZMTP_TIMEOUT_MS)
+        router.setsockopt(zmq.HEARTBEAT_TTL, ZMTP_TTL_MS)
+        router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        router.copy_threshold = ZERO_COPY_BYTES
+        router.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
+        self._monitor = router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._binding = Binding(router, self.config.insecure)
+        self.addresses = [self._binding.bind(address) for address in self.config.binds]
+        self.watch(int(router.get(zmq.FD)), self._on_router)
+        self.watch(int(self._monitor.get(zmq.FD)), self._on_monitor)
+        if self.config.owner is not None:
+            self.watch(self.config.owner, self._on_owner_gone)
+
+    def close(self) -> None:
+        """Free everything that ``open`` took; the workers are gone by then, or are killed."""
+        for host in list(self._hosts.values()):
+            host.abandon(_STOPPING, terminate=True)
+        if self._binding is not None:
+            self._router.disable_monitor()
+            self._monitor.close(linger=0)
+            self._router.close()
+            self._binding.close()
+            self._context.term()
+        self._epoll.close()
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT (or the owner's end), then drain and return."""
+        with self._signals():
+            while not (self._stops and not self._hosts):
+                self._turn()
+            self._flush()
+
+    def _turn(self) -> None:
+        for descriptor, _ in self._epoll.poll(self._timeout_s()):
+            handler = self._handlers.get(descriptor)
+            if handler is not None:  # an earlier handler of this turn may have ended it
+                handler()
+        # libzmq's descriptor signals changes, not states: every send may have eaten one, so ask before sleeping.
+        while int(self._router.get(zmq.EVENTS)) & zmq.POLLIN:
+            self._on_router()
+        while int(self._monitor.get(zmq.EVENTS)) & zmq.POLLIN:
+            self._on_monitor()
+        self._on_time()
+
+    def _timeout_s(self) -> float:
+        now_s = time.monotonic()
+        times = [host.close_by_s for host in self._hosts.values() if host.close_by_s is not None]
+        if (expiry_s := self._protocol.next_expiry_s()) is not None:
+            times.append(expiry_s)
+        if self._stops:
+            times.append(self._stop_by_s)
+        return max(0.0, min(times) - now_s) if times else -1
+
+    def _on_time(self) -> None:
+        if not self._stops and self._protocol.next_expiry_s() is None and not self._closing():
+            return
+        now_s = time.monotonic()
+        for token in self._protocol.expired(now_s):
+            log.info("session_expired", session=token.hex()[:8], lease_s=self.config.timing.lease_s)
+            self._protocol.forget(token)
+            if token in self._hosts:
+                self._abandon(self._hosts[token], Failure("session_lost", "session", "its lease ran out"))
+        for host in self._closing():
+            if host.close_by_s is not None and host.close_by_s <= now_s:
+                log.warning("session_killed", session=host.token.hex()[:8], close_s=self.config.timing.close_s)
+                host.close_by_s = None
+                host.abandon(_STOPPING, terminate=True)
+        if self._stops:
+            self._drain(now_s)
+
+    def _closing(self) -> list[Host]:
+        return [host for host in self._hosts.values() if host.close_by_s is not None]
+
+    def watch(self, descriptor: int, handler: Callable[[], None]) -> None:
+        """Call ``handler`` whenever the descriptor is readable."""
+        self._handlers[descriptor] = handler
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def watch_writable(self, descriptor: int, wanted: bool) -> None:
+        """Call the descriptor's handler when it is writable, too."""
+        if descriptor in self._handlers:
+            self._epoll.modify(descriptor, select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
+
+    def unwatch(self, descriptor: int) -> None:
+        """Stop calling; the descriptor is still open."""
+        if self._handlers.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+
+    # --- stopping ---------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Signals only wake the loop, by a socket; their handlers run in it and hold no lock."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.setblocking(False)
+
+        def on_wakeup() -> None:
+            for number in ours.recv(64):
+                if number in (signal.SIGTERM, signal.SIGINT):
+                    self.stop(signal.Signals(number).name)
+
+        with ours, theirs:
+            self.watch(ours.fileno(), on_wakeup)
+            before = [signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)]
+            wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(wakeup)
+                for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
+                    signal.signal(number, handler)
+                self.unwatch(ours.fileno())
+
+    def stop(self, why: str) -> None:
+        """Begin to drain: running requests end and are answered, then envs are closed; asked twice, kill at once."""
+        self._stops += 1
+        self._protocol.draining = True
+        self._stop_by_s = time.monotonic() + (self.config.timing.drain_s if self._stops == 1 else 0.0)
+        log.info("stopping", why=why, sessions=len(self._hosts))
+
+    def _drain(self, now_s: float) -> None:
+        late = now_s >= self._stop_by_s
+        for host in list(self._hosts.values()):
+            if late and self._stops > 1:
+                host.abandon(_STOPPING, terminate=True)
+            elif host.close_by_s is None and (late or host.session.idle):
+                self._abandon(host, _STOPPING)
+        if late:
+            self._stop_by_s = now_s + 1.0
+
+    def _on_owner_gone(self) -> None:
+        assert self.config.owner is not None
+        self.unwatch(self.config.owner)
+        self._stops = 1  # nobody is left to answer, so there is nothing to drain
+        self.stop("its program ended")
+
+    def _abandon(self, host: Host, why: Failure) -> None:
+        host.close_by_s = time.monotonic() + self.config.timing.close_s
+        host.abandon(why)
+
+    # --- sockets ----------------------------------------------------------------------------------------------------
+
+    def _on_router(self) -> None:
+        for _ in range(MESSAGES_PER_TURN):
+            try:
+                peer, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            connection = frames[0].get(zmq.SRCFD) if frames else -1
+            incoming = self._protocol.receive(peer.bytes, connection, [frame.buffer for frame in frames])
+            if incoming is not None:
+                self._requests += 1
+                self._dispatch(incoming)
+            self._flush()
+
+    def _on_monitor(self) -> None:
+        try:
+            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        for token, peer in self._protocol.peers_of(event["value"]):
+            if not self._reaches(peer):
+                self._protocol.connection_lost(token, time.monotonic())
+                log.warning("client_lost", session=token.hex()[:8], lease_s=self.config.timing.lease_s)
+
+    def _reaches(self, peer: bytes) -> bool:
+        # The descriptor's number may already be another connection's, so the peer itself is asked for.
+        try:
+            push = Prelude(Op.PING, self.id, protocol.NO_SESSION, 0).pack()
+            self._router.send_multipart([peer, push], zmq.NOBLOCK)
+        except zmq.Again:
+            return True
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def _flush(self) -> None:
+        outgoing = self._protocol.outgoing
+        for peer, frames in outgoing:
+            try:
+                self._router.send(peer, zmq.NOBLOCK | zmq.SNDMORE)
+                for frame in frames[:-1]:
+                    self._router.send(frame, zmq.NOBLOCK | zmq.SNDMORE, copy=False)
+                self._router.send(frames[-1], zmq.NOBLOCK, copy=False)
+            except zmq.ZMQError as error:
+                # The peer is gone or does not read. Its reply is kept, and sent when it asks after it.
+                log.debug("reply_parked", error=str(error))
+        outgoing.clear()
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def _dispatch(self, request: Incoming) -> None:
+        match request.op:
+            case Op.MAKE:
+                self._make(request)
+            case Op.HELLO:
+                self._answer(request, self._welcome(), ())
+            case Op.LIST:
+                self._lister.ask(lambda names: self._answer_now(request, messages.EnvNames(names)))
+            case Op.STATS:
+                self._answer(request, messages.Table([self._stats()]), ())
+            case Op.HEALTH:
+                self._answer(request, messages.Table([self._health()]), ())
+            case Op.SESSIONS:
+                self._answer(request, messages.Table([self._describe(host) for host in self._hosts.values()]), ())
+            case _:
+                self._to_session(request)
+
+    def _to_session(self, request: Incoming) -> None:
+        host = self._hosts[request.token]
+        if isinstance(request.message, messages.Close):
+            host.close_by_s = time.monotonic() + self.config.timing.close_s
+        elif self._stops:
+            self._fail(request, _STOPPING)
+            return
+        host.request(request)
+
+    def _make(self, request: Incoming) -> None:
+        make: Make = request.message
+        found = self._recipe(make)
+        if isinstance(found, Failure):
+            self._refuse_make(request, found)
+            return
+        workers = make.num_workers or self.config.workers or usable_cpus()
+        session = Session(make, found, workers, self.config.limits.info_bytes)
+        host = self._hosts[request.token] = Host(request.token, session, self, self._outcomes)
+        log.info(
+            "session_made",
+            session=request.token.hex()[:8],
+            env=make.name or "factories",
+            num_envs=make.num_envs,
+            num_workers=len(session.blocks),
+        )
+        host.start(request, make)
+
+    def _recipe(self, make: Make) -> Recipe | Failure:
+        limits = self.config.limits
+        if not 1 <= make.num_envs <= limits.envs_per_session_max:
+            text = f"num_envs={make.num_envs} is not between 1 and envs_per_session_max={limits.envs_per_session_max}"
+            return Failure("limit", "hub", text)
+        taken = sum(host.session.make.num_envs for host in self._hosts.values())
+        if taken + make.num_envs > limits.envs_max:
+            text = f"{make.num_envs} more envs would exceed the hub's envs_max={limits.envs_max}; {taken} are in use"
+            return Failure("limit", "hub", text)
+        if make.num_workers is not None and not 1 <= make.num_workers <= make.num_envs:
+            return Failure("refused", "request", f"num_workers={make.num_workers} is not between 1 and num_envs")
+        if self.config.private:
+            return Recipe(make.name)
+        if make.factories or make.world is not None:
+            text = "this hub makes environments by name only; factories run in a private hub (hub=None)"
+            return Failure("not_permitted", "request", text)
+        recipe = self._registry.find(make.name)
+        if recipe is None:
+            text = f"this hub does not offer {make.name!r}; its operator decides what it offers, `envs()` lists it"
+            return Failure("unknown_env", "request", text)
+        return recipe
+
+    def _refuse_make(self, request: Incoming, failure: Failure) -> None:
+        self._fail(request, failure)
+        self._protocol.forget(request.token)
+
+    # --- what hosts tell --------------------------------------------------------------------------------------------
+
+    def _answer(self, request: Incoming, message: Any, frames: Sequence[Any]) -> None:
+        self._protocol.answer(request, message, frames)
+        self._flush()
+
+    def _answer_now(self, request: Incoming, message: Any) -> None:
+        self._answer(request, message, ())
+
+    def _fail(self, request: Incoming, failure: Failure) -> None:
+        if failure.scope in ("env", "session"):
+            log.warning("request_failed", session=request.token.hex()[:8], code=failure.code, why=failure.message[:200])
+        self._protocol.fail(request, failure)
+        self._flush()
+
+    def _worker_exited(self, host: Host, number: int, how: str) -> None:
+        log.warning("worker_exited", session=host.token.hex()[:8], worker=number, how=how)
+
+    def _ended(self, host: Host) -> None:
+        self._flush()
+        self._protocol.forget(host.token)
+        del self._hosts[host.token]
+        log.info("session_ended", session=host.token.hex()[:8])
+
+    def _memory_left(self) -> int:
+        return self.config.limits.arena_bytes_max - sum(host.arena_bytes for host in self._hosts.values())
+
+    # --- descriptions -----------------------------------------------------------------------------------------------
+
+    def _welcome(self) -> messages.Welcome:
+        limits = self.config.limits
+        return messages.Welcome(
+            hub=envhub.__version__,
+            version=f"{protocol.VERSION[0]}.{protocol.VERSION[1]}",
+            private=self.config.private,
+            limits={"envs_per_session_max": limits.envs_per_session_max, "message_bytes_max": limits.message_bytes_max},
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+
+    def _health(self) -> dict[str, Any]:
+        return {
+            "status": "draining" if self._stops else "ok",
+            "hub": f"{self.id:016x}",
+            "uptime_s": time.monotonic() - self._started_s,
+            "sessions": len(self._hosts),
+        }
+
+    def _stats(self) -> dict[str, Any]:
+        return {
+            **self._health(),
+            "envs": sum(host.session.make.num_envs for host in self._hosts.values()),
+            "workers": sum(len(host.pids) for host in self._hosts.values()),
+            "arena_bytes": sum(host.arena_bytes for host in self._hosts.values()),
+            "requests": self._requests,
+            "replayed": self._protocol.replayed,
+            "refused": self._protocol.refused,
+            "malformed": self._protocol.malformed,
+        }
+
+    def _describe(self, host: Host) -> dict[str, Any]:
+        return {
+            "session": host.token.hex()[:8],  # enough to tell sessions apart; the whole token is a key to it
+            "env": host.session.make.name or "factories",
+            "num_envs": host.session.make.num_envs,
+            "workers": host.pids,
+            "phase": host.session.phase.value,
+            "leased": self._protocol.leased(host.token),
+        }
+
+
+_STOPPING = Failure("draining", "hub", "the hub is shutting down")
+
+
+def run_hub(config: HubConfig, ready: Callable[[Hub], None]) -> None:
+    """Open a hub, tell ``ready``, serve until it is told to stop, and leave nothing behind.
+
+    Raises:
+        AddressError: an address cannot be bound.
+    """
+    hub = Hub(config)
+    try:
+        hub.open()
+        ready(hub)
+        hub.run()
+    finally:
+        hub.close()

@@ -1,0 +1,89 @@
+"""Which environments a hub makes, and how: the operator's list, matched against the names that clients ask for.
+
+The hub itself never imports an environment: it matches names, and a worker does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+# Packages whose ids are not known to Gymnasium until the package is imported, by the namespace of their ids.
+NAMESPACES = {"ALE": "ale_py"}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a worker makes an env: ``gymnasium.make(name)`` after importing ``modules``, or the factory ``entry``."""
+
+    name: str
+    modules: tuple[str, ...] = ()
+    entry: str = ""
+
+
+class Registry:
+    """What a hub offers.
+
+    An entry is a Gymnasium id (``CartPole-v1``), an id with the module that registers it (``ale_py:ALE/Pong-v5``), a
+    pattern of ids (``ALE/*``, ``ale_py:ALE/*``), or ``name=module:factory``. Without entries, every registered id.
+
+    Raises:
+        ValueError: an entry has none of these forms.
+    """
+
+    def __init__(self, entries: Sequence[str] = ()) -> None:
+        self._recipes = [_parse(entry) for entry in entries or ("*",)]
+
+    @property
+    def modules(self) -> list[str]:
+        """Every module that some entry needs imported."""
+        return sorted({module for recipe in self._recipes for module in recipe.modules})
+
+    @property
+    def exact(self) -> list[str]:
+        """The names offered without a pattern."""
+        return sorted(recipe.name for recipe in self._recipes if not _is_pattern(recipe.name))
+
+    @property
+    def has_patterns(self) -> bool:
+        """Whether the names on offer depend on what is registered in a worker."""
+        return any(_is_pattern(recipe.name) for recipe in self._recipes)
+
+    def find(self, name: str) -> Recipe | None:
+        """The recipe for the name a client asks for, or None where it is not offered.
+
+        A client may put the module before the id, as ``gymnasium.make`` allows, but names no module of its own choice.
+        """
+        module, _, bare = name.rpartition(":")
+        for recipe in self._recipes:
+            if fnmatchcase(bare, recipe.name) and (not module or module in recipe.modules):
+                modules = recipe.modules or _namespace_modules(bare)
+                return Recipe(recipe.name if recipe.entry else bare, modules, recipe.entry)
+        return None
+
+    def offered(self, registered: Sequence[str]) -> list[str]:
+        """Every name on offer, given the ids that a worker found registered."""
+        return sorted({*self.exact, *(name for name in registered if self.find(name))})
+
+
+def _is_pattern(name: str) -> bool:
+    return any(mark in name for mark in "*?[")
+
+
+def _namespace_modules(name: str) -> tuple[str, ...]:
+    namespace, slash, _ = name.partition("/")
+    return (NAMESPACES[namespace],) if slash and namespace in NAMESPACES else ()
+
+
+def _parse(entry: str) -> Recipe:
+    name, equals, factory = entry.partition("=")
+    if equals:
+        module, colon, attribute = factory.partition(":")
+        if not (name and module and colon and attribute):
+            raise ValueError(f"{entry!r} should read name=module:factory")
+        return Recipe(name, (), factory)
+    module, colon, bare = entry.rpartition(":")
+    if not bare or (colon and not module):
+        raise ValueError(f"{entry!r} is neither an id, module:id, a pattern nor name=module:factory")
+    return Recipe(bare, (module,) if module else _namespace_modules(bare))

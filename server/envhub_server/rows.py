@@ -1,0 +1,121 @@
+"""A row: one env and its place in the arena, inside a worker.
+
+This file decides what one step or reset of one env means (autoreset, what goes into infos) and how the outcome is
+stored. The autoreset rules are those of ``gymnasium.vector.AsyncVectorEnv`` (1.4).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable
+
+import numpy as np
+
+from envhub import actions, codec, spaces
+from envhub.arena import Arena
+
+NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
+
+SendInfo = Callable[[int, bytes], None]
+
+
+class Row:
+    """One env of this worker."""
+
+    def __init__(self, index: int, env: Any, autoreset_mode: str, unknown: codec.Unknown) -> None:
+        self.index = index
+        self.env = env
+        self._mode = autoreset_mode
+        self._unknown = unknown
+
+    def attach(self, arena: Arena, send_info: SendInfo) -> None:
+        """Work in this row of ``arena``; infos that do not fit in go to ``send_info``.
+
+        Raises:
+            UnsupportedSpace: the env's spaces have other leaves than the arena.
+        """
+        space, layout = self.env.observation_space, arena.layout
+        spaces.check_leaves(spaces.leaves(space), layout.observations, f"env {self.index}: observation")
+        spaces.check_leaves(spaces.leaves(self.env.action_space), layout.actions, f"env {self.index}: action")
+        self._arena = arena
+        self._send_info = send_info
+        self._codes: tuple[int, ...] | None = None
+        self._readers: list[Callable[[], Any]] = []
+        self._batches = [[leaf[slot] for leaf in arena.observations] for slot in range(len(arena.observations[0]))]
+        self._flat = spaces.is_flat(space)
+        self._needs_reset = arena.words(arena.needs_reset)
+        self._slot = arena.words(arena.slot)
+        self._info_length = arena.words(arena.info_length)
+
+    def step(self) -> None:
+        """Step the env with the row's action, or reset it where NEXT_STEP owes one, and store the outcome."""
+        if self._needs_reset[self.index] and self._mode == NEXT_STEP:
+            observation, info = self.env.reset()
+            self._store(observation, 0.0, False, False, info)
+            return
+        observation, reward, terminated, truncated, info = self.env.step(self._action())
+        if (terminated or truncated) and self._mode == SAME_STEP:
+            # The env may write its next observation over this one, so the final one is copied before the reset.
+            ended = {"final_obs": copy.deepcopy(observation), "final_info": copy.deepcopy(info)}
+            observation, info = self.env.reset()
+            self._store(observation, reward, terminated, truncated, {**ended, **info})
+            self._needs_reset[self.index] = 0
+            return
+        self._store(observation, reward, terminated, truncated, info)
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        """Reset the env and store its first observation."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._store(observation, 0.0, False, False, info)
+
+    def _action(self) -> Any:
+        arena, index = self._arena, self.index
+        codes = tuple(column[index] for column in arena.action_codes)
+        if codes != self._codes:
+            rows, leaves = arena.layout.rows, arena.layout.actions
+            self._readers = [
+                actions.reader(buffer, leaf, rows, index, int(code))
+                for buffer, leaf, code in zip(arena.actions, leaves, codes)
+            ]
+            self._codes = codes
+        if len(self._readers) == 1 and spaces.is_flat(self.env.action_space):
+            return self._readers[0]()
+        return spaces.assemble(self.env.action_space, (read() for read in self._readers))
+
+    def _store(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]) -> None:
+        index, arena = self.index, self._arena
+        batches = self._batches[self._slot[index]]
+        if self._flat:
+            _store_leaf(batches[0], index, observation)
+        else:
+            for batch, part in zip(batches, spaces.flatten(self.env.observation_space, observation)):
+                _store_leaf(batch, index, part)
+        arena.rewards[index] = reward
+        arena.terminations[index] = terminated
+        arena.truncations[index] = truncated
+        self._needs_reset[index] = 1 if terminated or truncated else 0
+        self._info_length[index] = self._store_info(info) if info else 0
+
+    def _store_info(self, info: dict[str, Any]) -> int:
+        blob = codec.encode(info, self._unknown)
+        if len(blob) <= self._arena.layout.info_bytes:
+            self._arena.infos[self.index, : len(blob)] = np.frombuffer(blob, np.uint8)
+        else:
+            self._send_info(self.index, blob)
+        return len(blob)
+
+
+def _store_leaf(batch: np.ndarray, index: int, value: Any) -> None:
+    """Put one env's part of an observation into its row.
+
+    Upstream casts floats into an integer space and spreads a single number over a whole row without a word; here both
+    are errors, since they are always a mistake of the env.
+    """
+    if type(value) is not np.ndarray or value.dtype != batch.dtype or value.shape != batch.shape[1:]:
+        found = np.asarray(value)
+        if found.shape != batch.shape[1:]:
+            raise ValueError(f"an observation part of shape {found.shape} where its space has {batch.shape[1:]}")
+        if found.dtype.kind not in "biuf" or (found.dtype.kind == "f" and batch.dtype.kind != "f"):
+            raise TypeError(f"an observation part of dtype {found.dtype} where its space has {batch.dtype}")
+        value = found
+    batch[index] = value

@@ -1,0 +1,61 @@
+"""``envhub serve``: a hub of its own, with its log and its words to the operator."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+
+import structlog
+
+from envhub import address
+from envhub.address import AddressError
+from envhub_server.config import HubConfig
+from envhub_server.hub import Hub, run_hub
+
+
+def check_config(config: HubConfig) -> None:
+    """Refuse a configuration that offers too much to too many.
+
+    Raises:
+        AddressError: every registered environment would be offered to other machines.
+    """
+    for bind in config.binds:
+        parsed = address.parse(bind)
+        if not config.envs and not parsed.is_ipc and not parsed.is_loopback:
+            raise AddressError(f"{bind} can be reached from other machines: name the environments to offer there")
+
+
+def serve(config: HubConfig, ready: Callable[[Hub], None] = lambda hub: None) -> None:
+    """Run a hub in this process, in its main thread, until SIGTERM or SIGINT.
+
+    Without addresses it listens where clients look by default. One structured line per change of a session or worker
+    goes to stderr.
+
+    Args:
+        config: what to serve, and where.
+        ready: called once the hub listens; ``hub.addresses`` are the real ones.
+
+    Raises:
+        AddressError: an address is malformed, in use, or open to other machines without ``insecure``.
+    """
+    if not config.binds:
+        config = HubConfig(**{**config.__dict__, "binds": (address.default_address(),)})
+    check_config(config)
+    configure_log()
+    run_hub(config, ready)
+
+
+def configure_log() -> None:
+    """Log to stderr: for people on a terminal, else as JSON, one object a line."""
+    terminal = sys.stderr.isatty()
+    renderer = structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

@@ -1,0 +1,401 @@
+"""One session as a pure state machine: requests and worker events in, instructions out.
+
+It knows no socket, process, memory or clock; the hub does what the instructions say and reports what came of it. One
+request at a time is under way (the protocol sees to that), so the phases are few::
+
+    BUILDING ──all Built──▶ MAPPING ──all Mapped──▶ READY ◀──▶ MOVING (reset, step)
+                                                      ▲ ▼
+                                                    CALLING (call, set_attr)
+
+    BUILDING, MAPPING ──failure──▶ CLOSING        READY, MOVING, CALLING ──a worker died──▶ BROKEN
+    any ──close, lease expired, hub stopping──▶ CLOSING ──all workers gone──▶ ended
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from envhub import codec, messages
+from envhub.arena import OP_RESET, OP_STEP
+from envhub.layout import Layout, Leaf
+from envhub.messages import Call, Close, Failure, Made, Make, Reset, SetAttr, Step
+from envhub_server.registry import Recipe
+
+# --- events besides the messages of clients and workers -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A worker's process has ended, and ``how``."""
+
+    how: str
+
+
+@dataclass(frozen=True)
+class Moved:
+    """No row is with a worker any more: the reset or step under way is complete."""
+
+
+@dataclass(frozen=True)
+class ArenaRefused:
+    """The memory the session asked for is not to be had."""
+
+    reason: str
+
+
+# --- instructions ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Send a control message to a worker."""
+
+    worker: int
+    message: Any
+
+
+@dataclass(frozen=True)
+class MakeArena:
+    """Allocate the session's memory and hand it to every worker."""
+
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Drive:
+    """Hand rows (all where ``rows`` is None) to their workers; the actions of a step are in the request's frames."""
+
+    op: int
+    rows: list[int] | None = None
+    codes: bytes = b""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answer the request with this message, the arrays of the arena if ``arrays``, and these rows of blobs."""
+
+    message: Any
+    arrays: bool = False
+    rows: tuple[tuple[int, bytes], ...] = ()
+
+
+@dataclass(frozen=True)
+class Fail:
+    """Answer the request with a failure."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End a worker at once."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class End:
+    """The session is over: free what it holds."""
+
+
+Instruction = Tell | MakeArena | Drive | Answer | Fail | Kill | End
+Instructions = list[Instruction]
+
+
+class Phase(enum.Enum):
+    """Where a session stands."""
+
+    BUILDING = "building"
+    MAPPING = "mapping"
+    READY = "ready"
+    MOVING = "moving"
+    CALLING = "calling"
+    BROKEN = "broken"
+    CLOSING = "closing"
+
+
+class Session:
+    """One client's vector env.
+
+    Attributes:
+        phase: where it stands.
+        blocks: the rows of each worker; their numbers differ by at most one.
+        infos: infos of the move under way that were too large for the arena.
+    """
+
+    def __init__(self, make: Make, recipe: Recipe, workers: int, info_bytes: int) -> None:
+        self.make = make
+        self.phase = Phase.BUILDING
+        self.blocks = _blocks(make.num_envs, max(1, min(workers, make.num_envs)))
+        self.infos: dict[int, bytes] = {}
+        self._recipe = recipe
+        self._info_bytes = info_bytes
+        self._alive = set(range(len(self.blocks)))
+        self._waiting: set[int] = set()  # workers whose part of the phase is outstanding
+        self._built: dict[int, messages.Built] = {}
+        self._results: dict[int, list[bytes]] = {}
+        self._failure: Failure | None = None
+        self._asked = True  # a request waits for its answer; the first one is the make
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request waits for its answer."""
+        return not self._asked
+
+    # --- the life of a session ------------------------------------------------------------------------------------
+
+    def start(self) -> Instructions:
+        """What to do first; the workers are running."""
+        make, recipe = self.make, self._recipe
+        self._waiting = set(self._alive)
+        return [
+            Tell(
+                number,
+                messages.Build(
+                    worker=number,
+                    rows=rows,
+                    name=recipe.name,
+                    kwargs=make.kwargs,
+                    factories=make.factories,
+                    entry=recipe.entry,
+                    modules=list(recipe.modules),
+                    autoreset_mode=make.autoreset_mode,
+                    allow_pickle=make.world is not None,
+                    sys_path=make.world.sys_path if make.world else [],
+                    registrations=make.world.registrations if make.world else b"",
+                ),
+            )
+            for number, rows in enumerate(self.blocks)
+        ]
+
+    def close(self, terminate: bool = False) -> Instructions:
+        """End the session.
+
+        Call again with ``terminate`` once the time for closing is over.
+        """
+        first = self.phase is not Phase.CLOSING
+        self.phase = Phase.CLOSING
+        if terminate:
+            return [Kill(worker) for worker in sorted(self._alive)] or self._ended()
+        if not first:
+            return []
+        return [Tell(worker, messages.CloseEnvs()) for worker in sorted(self._alive)] or self._ended()
+
+    def abandon(self, why: Failure, terminate: bool) -> Instructions:
+        """End the session without its client's wish; a request under way is told ``why``."""
+        return [*self._answered(Fail(why)), *self.close(terminate)]
+
+    def _ended(self) -> Instructions:
+        done = self._answered(Answer(messages.Done())) if self._failure is None else self._answered(Fail(self._failure))
+        return [*done, End()]
+
+    def _answered(self, answer: Answer | Fail) -> Instructions:
+        if not self._asked:
+            return []
+        self._asked = False
+        return [answer]
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def request(self, message: Reset | Step | Call | SetAttr | Close) -> Instructions:
+        """What to do for the client's next request."""
+        self._asked = True
+        if isinstance(message, Close):
+            self._failure = None  # what broke the session was told before; now only closing counts
+            return self.close(message.terminate)
+        if self.phase is Phase.BROKEN:
+            assert self._failure is not None
+            return self._answered(Fail(self._failure))
+        if self.phase is not Phase.READY:
+            return self._answered(Fail(_refusal(f"the session is {self.phase.value}")))
+        self._failure = None
+        self.infos.clear()
+        match message:
+            case Reset():
+                return self._reset(message)
+            case Step():
+                self.phase = Phase.MOVING
+                return [Drive(OP_STEP, None, message.codes)]
+            case Call():
+                return self._call([messages.CallRows(message.name, message.args) for _ in self.blocks])
+            case SetAttr():
+                return self._set_attr(message)
+
+    def _reset(self, reset: Reset) -> Instructions:
+        num_envs = self.make.num_envs
+        seeds, mask = reset.seeds or [None] * num_envs, reset.mask or [True] * num_envs
+        if len(seeds) != num_envs or len(mask) != num_envs or not any(mask):
+            return self._answered(Fail(_refusal(f"a reset needs {num_envs} seeds and a mask of {num_envs}, some True")))
+        self.phase = Phase.MOVING
+        drive = Drive(OP_RESET, None if all(mask) else [row for row in range(num_envs) if mask[row]])
+        tells: Instructions = []
+        for worker, block in enumerate(self.blocks):
+            if rows := [row for row in block if mask[row]]:
+                wanted = messages.ResetRows(rows, [seeds[row] for row in rows], reset.options)
+                tells.append(Tell(worker, wanted))
+        return [drive, *tells]
+
+    def _set_attr(self, wanted: SetAttr) -> Instructions:
+        values = wanted.values * self.make.num_envs if len(wanted.values) == 1 else wanted.values
+        if len(values) != self.make.num_envs:
+            return self._answered(Fail(_refusal(f"set_attr needs 1 or {self.make.num_envs} values, got {len(values)}")))
+        return self._call(
+            [messages.SetAttrRows(wanted.name, values[block[0] : block[-1] + 1]) for block in self.blocks]
+        )
+
+    def _call(self, wanted: list[messages.CallRows] | list[messages.SetAttrRows]) -> Instructions:
+        self.phase = Phase.CALLING
+        self._results.clear()
+        self._waiting = set(self._alive)
+        return [Tell(worker, message) for worker, message in enumerate(wanted)]
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def event(self, worker: int, event: Any) -> Instructions:
+        """What to do now that ``worker`` sent this message, or that this happened."""
+        match event:
+            case messages.Built():
+                return self._on_built(worker, event)
+            case messages.Mapped():
+                return self._on_mapped(worker)
+            case messages.RowInfo(row, info):
+                self.infos[row] = info
+                return []
+            case Moved():
+                return self._on_moved()
+            case messages.CallResults(values):
+                self._results[worker] = values
+                return self._on_called(worker)
+            case messages.RowFailed(failure):
+                return self._on_failed(worker, failure)
+            case ArenaRefused(reason):
+                return self._make_failed(Failure("limit", "hub", reason))
+            case Exited(how):
+                return self._on_exited(worker, how)
+            case _:
+                return self._make_failed(_refusal(f"worker {worker} sent a {type(event).__name__}"))
+
+    def _on_built(self, worker: int, built: messages.Built) -> Instructions:
+        if self.phase is not Phase.BUILDING:
+            return []
+        self._built[worker] = built
+        self._waiting.discard(worker)
+        if self._waiting:
+            return []
+        if difference := self._difference():
+            return self._make_failed(Failure("space_mismatch", "session", difference))
+        first = self._built[0]
+        leaves = [
+            tuple(Leaf.from_wire(leaf) for leaf in found) for found in (first.observation_leaves, first.action_leaves)
+        ]
+        self.phase = Phase.MAPPING
+        self._waiting = set(self._alive)
+        return [MakeArena(Layout(self.make.num_envs, leaves[0], leaves[1], self._info_bytes))]
+
+    def _difference(self) -> str:
+        """How the envs' spaces differ in a way that cannot be batched; the texts are Gymnasium's."""
+        spaces = [space for built in self._in_order() for space in built.observation_spaces]
+        actions = {codec.encode(space) for built in self._in_order() for space in built.action_spaces}
+        if self.make.observation_mode == "same" and len({codec.encode(space) for space in spaces}) > 1:
+            return (
+                "AsyncVectorEnv(..., observation_mode='same') however some of the sub-environments observation spaces "
+                "are not equivalent. If this is intentional, use `observation_mode='different'` instead."
+            )
+        if len({codec.encode(built.observation_leaves) for built in self._in_order()}) > 1:
+            return (
+                "AsyncVectorEnv(..., observation_mode='different' or custom space) however the sub-environment's "
+                "observation spaces do not share a common shape and dtype."
+            )
+        if len(actions) > 1:
+            return (
+                "Some environments have an action space different from the first one's. In order to batch actions, "
+                "the action spaces from all environments must be equal."
+            )
+        return ""
+
+    def _in_order(self) -> list[messages.Built]:
+        return [self._built[worker] for worker in range(len(self.blocks))]
+
+    def _on_mapped(self, worker: int) -> Instructions:
+        if self.phase is not Phase.MAPPING:
+            return []
+        self._waiting.discard(worker)
+        if self._waiting:
+            return []
+        self.phase = Phase.READY
+        spaces = [space for built in self._in_order() for space in built.observation_spaces]
+        first = self._built[0]
+        made = Made(
+            num_envs=self.make.num_envs,
+            num_workers=len(self.blocks),
+            observation_spaces=spaces[:1] if self.make.observation_mode == "same" else spaces,
+            action_space=first.action_spaces[0],
+            metadata=first.metadata,
+            render_mode=first.render_mode,
+            spec=first.spec,
+        )
+        self._built.clear()
+        return self._answered(Answer(made))
+
+    def _on_moved(self) -> Instructions:
+        if self.phase is not Phase.MOVING:
+            return []
+        self.phase = Phase.READY
+        if self._failure is not None:
+            return self._answered(Fail(self._failure))
+        return self._answered(Answer(messages.Done(), arrays=True))
+
+    def _on_called(self, worker: int) -> Instructions:
+        if self.phase is not Phase.CALLING:
+            return []
+        self._waiting.discard(worker)
+        if self._waiting:
+            return []
+        self.phase = Phase.READY
+        if self._failure is not None:
+            return self._answered(Fail(self._failure))
+        pairs = [
+            (row, blob)
+            for number, block in enumerate(self.blocks)
+            for row, blob in zip(block, self._results[number], strict=True)
+        ]
+        return self._answered(Answer(messages.Done(), rows=tuple(pairs)))
+
+    def _on_failed(self, worker: int, failure: Failure) -> Instructions:
+        if self.phase in (Phase.BUILDING, Phase.MAPPING):
+            return self._make_failed(failure)
+        if self._failure is None:
+            self._failure = failure
+        return self._on_called(worker)
+
+    def _on_exited(self, worker: int, how: str) -> Instructions:
+        self._alive.discard(worker)
+        if self.phase is Phase.CLOSING:
+            return [] if self._alive else self._ended()
+        block = self.blocks[worker]
+        rows = f"env {block[0]}" if len(block) == 1 else f"envs {block[0]}-{block[-1]}"
+        text = f"worker {worker} ({rows}) {how}; the session cannot go on, close it and make another"
+        failure = Failure("worker_died", "session", text, env_index=block[0], worker=worker)
+        if self.phase in (Phase.BUILDING, Phase.MAPPING):
+            return self._make_failed(failure)
+        self._failure = failure
+        self.phase = Phase.BROKEN
+        return self._answered(Fail(failure))
+
+    def _make_failed(self, failure: Failure) -> Instructions:
+        """The session cannot be made: say so, and end its workers at once."""
+        answer = self._answered(Fail(failure))
+        return [*answer, *self.close(terminate=True)]
+
+
+def _refusal(message: str) -> Failure:
+    return Failure("refused", "request", message)
+
+
+def _blocks(rows: int, workers: int) -> list[list[int]]:
+    small, larger = divmod(rows, workers)
+    starts = [worker * small + min(worker, larger) for worker in range(workers + 1)]
+    return [list(range(start, end)) for start, end in itertools.pairwise(starts)]

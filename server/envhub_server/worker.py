@@ -1,0 +1,272 @@
+"""One worker process: hosts envs of one session and steps them straight into the session's arena.
+
+``boot.py`` starts it. It runs on Python 3.8 and later with NumPy, msgpack and Gymnasium.
+
+The worker parks in ``poll`` on two descriptors: its request bell, which means that rows wait in the arena, and the
+control channel, by which everything else comes. Whatever the env's code raises becomes a ``RowFailed`` to the hub.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import select
+import socket
+import sys
+import traceback
+from typing import Any, Callable
+
+import gymnasium
+
+from envhub import codec, messages, spaces
+from envhub.arena import OP_STEP, STATUS_OK, STATUS_RAISED, Arena
+from envhub.layout import Layout, Leaf
+from envhub_server.channel import Channel, ChannelClosed
+from envhub_server.rows import Row
+
+MESSAGE_CHARS_MAX = 4096
+TRACEBACK_CHARS_MAX = 16384
+RESERVED_CALLS = frozenset(["reset", "step", "close", "_setattr", "_check_spaces"])
+
+_ONE = (1).to_bytes(8, sys.byteorder)
+
+
+class Worker:
+    """The envs of this process and the loop that serves them."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._number = -1
+        self._rows: list[Row] = []
+        self._allow_pickle = False
+        self._arena: Any = None
+        self._bell = self._done_bell = -1
+        self._poller = select.poll()
+        self._poller.register(channel.fileno(), select.POLLIN)
+
+    def run(self) -> None:
+        """Serve until the hub says ``CloseEnvs`` or is gone."""
+        try:
+            while True:
+                for descriptor, _ in self._poller.poll():
+                    if descriptor == self._bell:
+                        os.read(descriptor, 8)
+                        self._serve_rows()
+                    elif not all(self._handle(message) for message in self._channel.receive()):
+                        return
+        except ChannelClosed:
+            return  # the hub is gone, and with it everybody who could use the envs
+
+    def _handle(self, message: Any) -> bool:
+        handler = getattr(self, f"_on_{type(message).__name__}")
+        return handler(message) is not False
+
+    # --- building -------------------------------------------------------------------------------------------------
+
+    def _on_Build(self, build: Any) -> bool | None:
+        self._number = build.worker
+        self._allow_pickle = build.allow_pickle
+        unknown = codec.as_pickle if build.allow_pickle else codec.as_repr
+        row = build.rows[0]
+        try:
+            factories = self._factories(build)
+            for row in build.rows:
+                self._rows.append(Row(row, factories[row](), build.autoreset_mode, unknown))
+            envs = [row.env for row in self._rows]
+            built = messages.Built(
+                observation_spaces=[spaces.describe(env.observation_space) for env in envs],
+                action_spaces=[spaces.describe(env.action_space) for env in envs],
+                observation_leaves=[leaf.wire() for leaf in spaces.leaves(envs[0].observation_space)],
+                action_leaves=[leaf.wire() for leaf in spaces.leaves(envs[0].action_space)],
+                metadata=codec.encode(dict(envs[0].metadata or {}), codec.as_repr),
+                render_mode=envs[0].render_mode,
+                spec=_spec_json(envs[0]),
+            )
+        except BaseException as error:
+            self._report(error, row, "factory_failed")
+            return False
+        self._channel.send(built)
+        return None
+
+    def _factories(self, build: Any) -> Any:
+        if build.sys_path:
+            sys.path[:] = build.sys_path
+        for module in build.modules:
+            importlib.import_module(module)
+        if build.registrations:
+            _register(build.registrations)
+        if build.factories:
+            return pickle.loads(build.factories)  # noqa: S301  only ever sent to workers, never read by the hub
+        return dict.fromkeys(build.rows, _named_factory(build))
+
+    def _on_ListNames(self, wanted: Any) -> bool:
+        try:
+            for module in wanted.modules:
+                importlib.import_module(module)
+            self._channel.send(messages.EnvNames(sorted(gymnasium.registry)))
+        except BaseException as error:
+            self._report(error, None, "factory_failed")
+        return False
+
+    def _on_MapArena(self, mapped: Any) -> bool | None:
+
+        memory, self._bell, self._done_bell = self._channel.take_descriptors(3)
+        layout = Layout(
+            mapped.num_envs,
+            tuple(Leaf.from_wire(leaf) for leaf in mapped.observation_leaves),
+            tuple(Leaf.from_wire(leaf) for leaf in mapped.action_leaves),
+            mapped.info_bytes,
+        )
+        self._arena = Arena(layout, memory)
+        os.close(memory)
+        self._arena.check()
+        self._request, self._done = self._arena.words(self._arena.request), self._arena.words(self._arena.done)
+        self._op, self._status = self._arena.words(self._arena.op), self._arena.words(self._arena.status)
+        for row in self._rows:
+            try:
+                row.attach(self._arena, self._send_info)
+            except BaseException as error:
+                self._report(error, row.index, "factory_failed")
+                return False
+        self._poller.register(self._bell, select.POLLIN)
+        self._channel.send(messages.Mapped())
+        return None
+
+    # --- stepping -------------------------------------------------------------------------------------------------
+
+    def _serve_rows(self) -> None:
+        request, done, op = self._request, self._done, self._op
+        for row in self._rows:
+            index = row.index
+            if request[index] != done[index] and op[index] == OP_STEP:
+                self._finish(row, row.step)
+        os.write(self._done_bell, _ONE)
+
+    def _on_ResetRows(self, reset: Any) -> None:
+        for row in self._rows:
+            if row.index not in reset.rows:
+                continue
+            seed = reset.seeds[reset.rows.index(row.index)]
+
+            def run(row: Any = row, seed: int | None = seed) -> None:
+                # Decoded once per row: an env may keep or change its options.
+                row.reset(seed, codec.decode(reset.options, self._allow_pickle) if reset.options else None)
+
+            self._finish(row, run)
+        os.write(self._done_bell, _ONE)
+
+    def _finish(self, row: Any, run: Callable[[], None]) -> None:
+        """Run one row's step or reset, store its status, and last of all that it is done."""
+        try:
+            run()
+            self._status[row.index] = STATUS_OK
+        except BaseException as error:
+            self._report(error, row.index, "env_raised")
+            self._status[row.index] = STATUS_RAISED
+        self._done[row.index] = self._request[row.index]
+
+    def _send_info(self, row: int, info: bytes) -> None:
+        self._channel.send(messages.RowInfo(row, info))
+
+    # --- calls ----------------------------------------------------------------------------------------------------
+
+    def _on_CallRows(self, call: Any) -> None:
+        def run(number: int, env: Any) -> bytes:
+            if call.name in RESERVED_CALLS:
+                raise ValueError(
+                    f"Trying to call function `{call.name}` with `call`, use `{call.name}` directly instead."
+                )
+            found = env.get_wrapper_attr(call.name)
+            if callable(found):
+                positional, named = codec.decode(call.args, self._allow_pickle)
+                found = found(*positional, **named)
+            return codec.encode(found, codec.as_pickle if self._allow_pickle else codec.refuse)
+
+        self._for_each_env(run)
+
+    def _on_SetAttrRows(self, wanted: Any) -> None:
+        def run(number: int, env: Any) -> bytes:
+            env.set_wrapper_attr(wanted.name, codec.decode(wanted.values[number], self._allow_pickle))
+            return b""
+
+        self._for_each_env(run)
+
+    def _for_each_env(self, run: Callable[[int, Any], bytes]) -> None:
+        results = []
+        for number, row in enumerate(self._rows):
+            try:
+                results.append(run(number, row.env))
+            except BaseException as error:
+                self._report(error, row.index, "env_raised")
+                return
+        self._channel.send(messages.CallResults(results))
+
+    # --- ending ---------------------------------------------------------------------------------------------------
+
+    def _on_CloseEnvs(self, message: Any) -> bool:
+        for row in self._rows:
+            try:
+                row.env.close()
+            except BaseException as error:
+                self._report(error, row.index, "env_raised")
+        return False
+
+    def _report(self, error: BaseException, row: int | None, code: str) -> None:
+        self._channel.send(messages.RowFailed(describe_failure(error, code, row, self._number)))
+
+
+def describe_failure(error: BaseException, code: str, row: int | None, worker: int) -> Any:
+    """A ``Failure`` that says everything about ``error`` in strings; it never raises, whatever the error is."""
+    try:
+        message = str(error)
+    except Exception:  # an exception whose own text raises is still worth reporting
+        message = f"<{type(error).__name__}, whose text cannot be read>"
+    try:
+        args = codec.encode(list(error.args))
+    except Exception:  # arguments that cannot travel are left out; the message stands for them
+        args = b""
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    return messages.Failure(
+        code=code,
+        scope="env",
+        message=message[:MESSAGE_CHARS_MAX],
+        env_index=row,
+        worker=worker,
+        type=f"{type(error).__module__}.{type(error).__qualname__}",
+        args=args if len(args) <= MESSAGE_CHARS_MAX else b"",
+        traceback="".join(lines)[-TRACEBACK_CHARS_MAX:],
+    )
+
+
+def _named_factory(build: Any) -> Callable[[], Any]:
+    def make() -> Any:
+        kwargs: dict[str, Any] = codec.decode(build.kwargs, build.allow_pickle) if build.kwargs else {}
+        if build.entry:
+            module, _, name = build.entry.partition(":")
+            return getattr(importlib.import_module(module), name)(**kwargs)
+        return gymnasium.make(build.name, **kwargs)
+
+    return make
+
+
+def _register(registrations: bytes) -> None:
+    import gymnasium
+
+    for spec in pickle.loads(registrations):  # noqa: S301  from the owner of this private hub, read only here
+        gymnasium.registry.setdefault(spec.id, spec)
+
+
+def _spec_json(env: Any) -> str:
+    try:
+        return str(env.spec.to_json())
+    except Exception:  # no spec, or one with an entry point that is not a string: then the client goes without
+        return ""
+
+
+def main(control: int) -> None:
+    """Run the worker on this control descriptor until its end."""
+    Worker(Channel(socket.socket(fileno=control))).run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # atexit handlers and destructors of simulators hang or crash often, and have nothing left to do

@@ -13,6 +13,7 @@ import numpy as np
 
 from envhub import actions, codec, spaces
 from envhub.arena import Arena
+from envhub.layout import SLOTS
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
@@ -39,10 +40,14 @@ class Row:
         spaces.check_leaves(spaces.leaves(self.env.action_space), layout.actions, f"env {self.index}: action")
         self._arena = arena
         self._send_info = send_info
-        self._codes: tuple[int, ...] | None = None
-        self._readers: list[Callable[[], Any]] = []
-        self._batches = [[leaf[slot] for leaf in arena.observations] for slot in range(len(arena.observations[0]))]
+        self._info_bytes = layout.info_bytes
+        self._batches = [[leaf[slot] for leaf in arena.observations] for slot in range(SLOTS)]
         self._flat = spaces.is_flat(space)
+        self._action_flat = spaces.is_flat(self.env.action_space)
+        self._code_words = [arena.words(column) for column in arena.action_codes]
+        self._codes = [-1] * len(layout.actions)
+        self._readers: list[Callable[[], Any]] = [lambda: None] * len(layout.actions)
+        self._rewards, self._terminations, self._truncations = arena.rewards, arena.terminations, arena.truncations
         self._needs_reset = arena.words(arena.needs_reset)
         self._slot = arena.words(arena.slot)
         self._info_length = arena.words(arena.info_length)
@@ -69,36 +74,37 @@ class Row:
         self._store(observation, 0.0, False, False, info)
 
     def _action(self) -> Any:
-        arena, index = self._arena, self.index
-        codes = tuple(column[index] for column in arena.action_codes)
-        if codes != self._codes:
-            rows, leaves = arena.layout.rows, arena.layout.actions
-            self._readers = [
-                actions.reader(buffer, leaf, rows, index, int(code))
-                for buffer, leaf, code in zip(arena.actions, leaves, codes)
-            ]
-            self._codes = codes
-        if len(self._readers) == 1 and spaces.is_flat(self.env.action_space):
+        for number, words in enumerate(self._code_words):
+            if words[self.index] != self._codes[number]:
+                self._read_as(number, words[self.index])
+        if self._action_flat:
             return self._readers[0]()
         return spaces.assemble(self.env.action_space, (read() for read in self._readers))
 
+    def _read_as(self, number: int, code: int) -> None:
+        """Read an action leaf in another form from now on: the caller sends other dtypes than before."""
+        layout = self._arena.layout
+        buffer, leaf = self._arena.actions[number], layout.actions[number]
+        self._readers[number] = actions.reader(buffer, leaf, layout.rows, self.index, code)
+        self._codes[number] = code
+
     def _store(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]) -> None:
-        index, arena = self.index, self._arena
+        index = self.index
         batches = self._batches[self._slot[index]]
         if self._flat:
             _store_leaf(batches[0], index, observation)
         else:
             for batch, part in zip(batches, spaces.flatten(self.env.observation_space, observation)):
                 _store_leaf(batch, index, part)
-        arena.rewards[index] = reward
-        arena.terminations[index] = terminated
-        arena.truncations[index] = truncated
+        self._rewards[index] = reward
+        self._terminations[index] = terminated
+        self._truncations[index] = truncated
         self._needs_reset[index] = 1 if terminated or truncated else 0
         self._info_length[index] = self._store_info(info) if info else 0
 
     def _store_info(self, info: dict[str, Any]) -> int:
         blob = codec.encode(info, self._unknown)
-        if len(blob) <= self._arena.layout.info_bytes:
+        if len(blob) <= self._info_bytes:
             self._arena.infos[self.index, : len(blob)] = np.frombuffer(blob, np.uint8)
         else:
             self._send_info(self.index, blob)

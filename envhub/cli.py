@@ -13,6 +13,7 @@ app = cyclopts.App(name="envhub", help="Gymnasium environments in a hub.", versi
 console = Console()
 errors = Console(stderr=True)
 
+EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 
@@ -73,3 +74,68 @@ def serve(
     except (AddressError, ValueError) as error:
         errors.print(f"envhub serve: {error}", highlight=False, soft_wrap=True)
         sys.exit(EXIT_USAGE)
+
+
+@app.command
+def health(address: str | None = None, *, timeout: float = 5.0) -> None:
+    """Ask a hub whether it serves; exit with 0 if it does, 1 if it does not answer or is shutting down.
+
+    Parameters
+    ----------
+    address
+        The hub's; without it ENVHUB_ADDRESS, else where ``envhub serve`` listens by default.
+    timeout
+        Seconds to wait for the answer.
+    """
+    from envhub_client.client import connect
+
+    from envhub.address import AddressError
+    from envhub.errors import EnvHubError
+
+    try:
+        with connect(address, timeout) as client:
+            found = client.health()
+    except (EnvHubError, AddressError) as error:
+        errors.print(f"envhub health: {error}", highlight=False, soft_wrap=True)
+        sys.exit(EXIT_FAILED)
+    console.print(f"{found['status']}: {found['sessions']} sessions, up for {found['uptime_s']:.0f} s", highlight=False)
+    sys.exit(0 if found["status"] == "ok" else EXIT_FAILED)
+
+
+@app.command
+def demo() -> None:
+    """Learn CartPole-v1 through a hub over tcp, then compare the ways to step it."""
+    from envhub_client.demo import run
+
+    run(console)
+
+
+@app.command
+def bench(
+    *,
+    env: str = "CartPole-v1",
+    n: Annotated[str, Parameter(alias="-n")] = "1,16,64",
+    seconds: float = 1.0,
+    repeats: int = 3,
+) -> None:
+    """Time stepping through a hub (embedded, ipc, tcp) beside AsyncVectorEnv and SyncVectorEnv, in one run.
+
+    Parameters
+    ----------
+    env
+        A Gymnasium id.
+    n
+        Numbers of envs, separated by commas.
+    seconds
+        How long each measurement lasts.
+    repeats
+        How often every way is measured, in turn; medians are shown.
+    """
+    from envhub_client.bench import run
+
+    try:
+        sizes = [int(size) for size in n.split(",")]
+    except ValueError:
+        errors.print(f"envhub bench: -n takes numbers separated by commas, got {n!r}", highlight=False)
+        sys.exit(EXIT_USAGE)
+    run(console, env, sizes, seconds, repeats)

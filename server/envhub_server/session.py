@@ -367,8 +367,8 @@ class Session:
     def _on_failed(self, worker: int, failure: Failure) -> Instructions:
         if self.phase in (Phase.BUILDING, Phase.MAPPING):
             return self._make_failed(failure)
-        if self._failure is None:
-            self._failure = failure
+        if self._failure is None or (failure.env_index or 0) < (self._failure.env_index or 0):
+            self._failure = failure  # of several, the first env's is told
         return self._on_called(worker)
 
     def _on_exited(self, worker: int, how: str) -> Instructions:

@@ -33,7 +33,7 @@ from envhub_server.binding import Binding
 from envhub_server.config import HubConfig, usable_cpus
 from envhub_server.hosting import Host, Outcomes
 from envhub_server.lister import Lister
-from envhub_server.registry import Recipe, Registry
+from envhub_server.registry import Recipe, Registry, namespace_modules
 from envhub_server.session import Session
 
 MESSAGES_PER_TURN = 64
@@ -331,7 +331,7 @@ class Hub:
         if make.num_workers is not None and not 1 <= make.num_workers <= make.num_envs:
             return Failure("refused", "request", f"num_workers={make.num_workers} is not between 1 and num_envs")
         if self.config.private:
-            return Recipe(make.name)
+            return Recipe(make.name, namespace_modules(make.name))
         if make.factories or make.world is not None:
             text = "this hub makes environments by name only; factories run in a private hub (hub=None)"
             return Failure("not_permitted", "request", text)

@@ -58,7 +58,7 @@ class Registry:
         module, _, bare = name.rpartition(":")
         for recipe in self._recipes:
             if fnmatchcase(bare, recipe.name) and (not module or module in recipe.modules):
-                modules = recipe.modules or _namespace_modules(bare)
+                modules = recipe.modules or namespace_modules(bare)
                 return Recipe(recipe.name if recipe.entry else bare, modules, recipe.entry)
         return None
 
@@ -71,7 +71,8 @@ def _is_pattern(name: str) -> bool:
     return any(mark in name for mark in "*?[")
 
 
-def _namespace_modules(name: str) -> tuple[str, ...]:
+def namespace_modules(name: str) -> tuple[str, ...]:
+    """What to import so that an id of a known namespace is registered."""
     namespace, slash, _ = name.partition("/")
     return (NAMESPACES[namespace],) if slash and namespace in NAMESPACES else ()
 
@@ -86,4 +87,4 @@ def _parse(entry: str) -> Recipe:
     module, colon, bare = entry.rpartition(":")
     if not bare or (colon and not module):
         raise ValueError(f"{entry!r} is neither an id, module:id, a pattern nor name=module:factory")
-    return Recipe(bare, (module,) if module else _namespace_modules(bare))
+    return Recipe(bare, (module,) if module else namespace_modules(bare))

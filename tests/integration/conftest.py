@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from hubs import ServedHub, serve, wait_until, worker_processes
+from sims import OFFERED
+
+LANES = ["embedded", "ipc", "tcp"]
+
+
+@pytest.fixture(scope="session")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
+    """A hub that offers everything the tests use; tests that harm a hub start their own."""
+    with serve(tmp_path_factory.mktemp("hub"), *OFFERED) as served:
+        yield served
+
+
+@pytest.fixture(params=LANES)
+def address(request: pytest.FixtureRequest) -> str | None:
+    """Every way to reach a hub: None is this program's own."""
+    return lane_address(request, request.param)
+
+
+def lane_address(request: pytest.FixtureRequest, lane: str) -> str | None:
+    if lane == "embedded":
+        return None
+    served: ServedHub = request.getfixturevalue("hub")
+    return served.ipc if lane == "ipc" else served.tcp
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test closes what it opens: no worker of this process's hubs outlives it."""
+    yield
+    assert wait_until(lambda: not worker_processes(os.getpid()), 10), worker_processes(os.getpid())

@@ -1,0 +1,115 @@
+"""Hubs in processes of their own, started as a user starts them, and a look at what is left of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+HERE = Path(__file__).parent
+START_TIMEOUT_S = 30.0
+
+
+class ServedHub:
+    """An ``envhub serve`` process."""
+
+    def __init__(self, process: subprocess.Popen[str], addresses: list[str], log: Path) -> None:
+        self.process = process
+        self.addresses = addresses
+        self._log = log
+
+    @property
+    def tcp(self) -> str:
+        return next(address for address in self.addresses if address.startswith("tcp://"))
+
+    @property
+    def ipc(self) -> str:
+        return next(address for address in self.addresses if address.startswith("ipc://"))
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def workers(self) -> list[psutil.Process]:
+        return worker_processes(self.process.pid)
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 15.0) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout)
+
+
+@contextlib.contextmanager
+def serve(folder: Path, *arguments: str, binds: Sequence[str] | None = None) -> Iterator[ServedHub]:
+    """Run ``envhub serve`` until the block ends; its stderr goes to a file in ``folder``."""
+    if binds is None:
+        binds = ["tcp://127.0.0.1:0", f"ipc://{folder}/hub.sock"]
+    options = [part for bind in binds for part in ("--bind", bind)]
+    log = folder / f"hub-{time.monotonic_ns()}.log"
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "envhub", "serve", *arguments, *options],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            cwd=HERE,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+    try:
+        assert process.stdout is not None
+        addresses = [_listening(process, log) for _ in binds]
+        yield ServedHub(process, addresses, log)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _listening(process: subprocess.Popen[str], log: Path) -> str:
+    assert process.stdout is not None
+    heard, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
+    line = process.stdout.readline() if heard else ""
+    if not line.startswith("listening on "):
+        raise RuntimeError(f"the hub did not start: {line!r}\n{log.read_text()}")
+    return line.removeprefix("listening on ").strip()
+
+
+def worker_processes(parent: int) -> list[psutil.Process]:
+    """The workers below a process, living ones only."""
+    try:
+        below = psutil.Process(parent).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return [process for process in below if _is_worker(process)]
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and any(part.endswith("boot.py") for part in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 5.0) -> bool:
+    """Whether the condition came true in time."""
+    end = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True

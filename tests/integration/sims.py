@@ -1,0 +1,223 @@
+"""Environments for the tests; a hub finds them as ``name=sims:factory``, a private hub by import."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+class Counter(gym.Env[np.ndarray, int]):
+    """Observes how often it was stepped; ends after ``length`` steps. Subclasses misbehave."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
+    observation_space = spaces.Box(-1e6, 1e6, (2,), np.float64)
+    action_space = spaces.Discrete(1000)
+
+    def __init__(self, length: int = 10**6) -> None:
+        self.length = length
+        self.count = 0
+        self.last_action: Any = None
+        self.note = "unset"
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.count = 0
+        return self.observation(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        self.last_action = action
+        self.act(int(action))
+        return self.observation(), float(action), self.count >= self.length, False, {}
+
+    def act(self, action: int) -> None:
+        """What a subclass does with an action."""
+
+    def observation(self) -> np.ndarray:
+        return np.array([self.count, os.getpid()], np.float64)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def environment(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    def add(self, left: int, right: int = 0) -> int:
+        return left + right
+
+    def opaque(self) -> Any:
+        return self.add
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+
+class TwoPartError(Exception):
+    """An exception that cannot be made from its message alone."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(code, text)
+        self.code = code
+
+
+class Naughty(Counter):
+    """Raises on action 1, an odd exception on 2, dies on 3 and 4, exits on 5, sleeps 0.2 s on 6."""
+
+    def act(self, action: int) -> None:
+        if action == 1:
+            raise ValueError("one is not allowed")
+        if action == 2:
+            raise TwoPartError(7, "two is worse")
+        if action == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == 4:
+            ctypes.string_at(0)
+        if action == 5:
+            os._exit(3)
+        if action == 6:
+            time.sleep(0.2)
+
+    def fail(self) -> None:
+        raise RuntimeError("called in vain")
+
+
+class BadReset(Counter):
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        if options and options.get("fail"):
+            raise KeyError("no reset today")
+        return super().reset(seed=seed, options=options)
+
+
+class BadClose(Counter):
+    def close(self) -> None:
+        raise OSError("the door is stuck")
+
+
+class SlowClose(Counter):
+    def close(self) -> None:
+        time.sleep(60)
+
+
+class WrongShape(Counter):
+    def observation(self) -> np.ndarray:
+        return np.zeros(3) if self.count else np.zeros(2)
+
+
+class Nested(gym.Env[Any, Any]):
+    """Observations and actions nested as deep as people nest them, of every fixed-size space and many dtypes."""
+
+    observation_space = spaces.Dict(
+        {
+            "pose": spaces.Box(-1, 1, (3,), np.float32),
+            "half": spaces.Box(-1, 1, (2, 2), np.float16),
+            "image": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+            "inner": spaces.Dict({"gear": spaces.Discrete(5, start=-2), "big": spaces.Box(-9, 9, (), np.float64)}),
+            "pair": spaces.Tuple([spaces.MultiBinary(4), spaces.MultiDiscrete([3, 4], dtype=np.int32)]),
+        }
+    )
+    action_space = spaces.Dict(
+        {
+            "throttle": spaces.Box(-1, 1, (2,), np.float32),
+            "mode": spaces.Tuple([spaces.Discrete(3), spaces.MultiBinary(2)]),
+        }
+    )
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.draw(), {"start": {"options": str(options), "depth": 1}}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        assert type(action["mode"]) is tuple and action["throttle"].dtype == np.float32
+        reward = float(action["throttle"].sum()) + float(action["mode"][0]) + float(action["mode"][1].sum())
+        info: dict[str, Any] = {"reward_terms": np.array([reward, 1.0]), "text": f"step {self.steps}"}
+        if self.steps % 3 == 0:
+            info["every_third"] = {"np": np.float32(reward), "flag": True, "deep": {"count": self.steps}}
+        return self.draw(), reward, bool(self.np_random.random() < 0.05), self.steps >= 25, info
+
+    def draw(self) -> Any:
+        rng = self.np_random
+        return {
+            "pose": rng.random(3, np.float32),
+            "half": rng.random((2, 2)).astype(np.float16),
+            "image": rng.integers(0, 256, (8, 8, 3), np.uint8),
+            "inner": {"gear": np.int64(rng.integers(-2, 3)), "big": np.array(rng.random())},
+            "pair": (rng.integers(0, 2, 4).astype(np.int8), rng.integers(0, 3, 2).astype(np.int32)),
+        }
+
+
+def counter(**kwargs: Any) -> gym.Env[Any, Any]:
+    return Counter(**kwargs)
+
+
+def nested() -> gym.Env[Any, Any]:
+    return Nested()
+
+
+def naughty() -> gym.Env[Any, Any]:
+    return Naughty()
+
+
+def bad_reset() -> gym.Env[Any, Any]:
+    return BadReset()
+
+
+def bad_close() -> gym.Env[Any, Any]:
+    return BadClose()
+
+
+def slow_close() -> gym.Env[Any, Any]:
+    return SlowClose()
+
+
+def wrong_shape() -> gym.Env[Any, Any]:
+    return WrongShape()
+
+
+def never_made() -> gym.Env[Any, Any]:
+    raise ZeroDivisionError("there is no such world")
+
+
+def text_env() -> gym.Env[Any, Any]:
+    env = Counter()
+    env.observation_space = spaces.Text(5)  # type: ignore[assignment]
+    return env
+
+
+OFFERED = [
+    "CartPole-v1",
+    "Pendulum-v1",
+    "Blackjack-v1",
+    "HalfCheetah-v5",
+    "ALE/Pong-v5",
+    *(
+        f"{name}=sims:{name}"
+        for name in (
+            "counter",
+            "nested",
+            "naughty",
+            "bad_reset",
+            "bad_close",
+            "slow_close",
+            "wrong_shape",
+            "never_made",
+            "text_env",
+        )
+    ),
+    "missing=no_such_module:factory",
+]

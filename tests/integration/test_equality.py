@@ -1,0 +1,158 @@
+"""Stepping through a hub gives what ``SyncVectorEnv`` gives, bit for bit: on every lane, in every autoreset mode."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import sims
+from conftest import LANES, lane_address
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+import envhub
+
+STEPS = 300
+NUM_ENVS = 5
+ENVS = ["CartPole-v1", "Pendulum-v1", "Blackjack-v1", "nested", "ALE/Pong-v5", "HalfCheetah-v5"]
+KWARGS: dict[str, dict[str, Any]] = {
+    "ALE/Pong-v5": {"max_episode_steps": 120},
+    "HalfCheetah-v5": {"max_episode_steps": 90},
+}
+
+Record = tuple[Any, ...]
+
+
+def factory(name: str) -> Callable[[], gym.Env[Any, Any]]:
+    if name == "nested":
+        return sims.Nested
+    if name.startswith("ALE/"):
+        import ale_py
+
+        gym.register_envs(ale_py)
+    return functools.partial(gym.make, name, **KWARGS.get(name, {}))
+
+
+def hub_envs(name: str, address: str | None, workers: int, mode: AutoresetMode) -> VectorEnv[Any, Any, Any]:
+    if address is None and name == "nested":
+        return envhub.make_vec([sims.Nested] * NUM_ENVS, num_workers=workers, autoreset_mode=mode)
+    return envhub.make_vec(
+        name, NUM_ENVS, hub=address, num_workers=workers, autoreset_mode=mode, env_kwargs=KWARGS.get(name)
+    )
+
+
+def run(envs: VectorEnv[Any, Any, Any], mode: AutoresetMode) -> Iterator[Record]:
+    """Everything the envs return for a fixed run of ``STEPS`` steps."""
+    actions = gym.vector.utils.batch_space(envs.single_action_space, NUM_ENVS)
+    actions.seed(11)
+    yield envs.reset(seed=42, options={"level": 3})
+    for _ in range(STEPS):
+        record = envs.step(actions.sample())
+        yield record
+        done = record[2] | record[3]
+        if mode is AutoresetMode.DISABLED and done.any():
+            yield envs.reset(options={"reset_mask": done})
+
+
+@functools.cache
+def reference(name: str, mode: AutoresetMode) -> list[Record]:
+    envs = SyncVectorEnv([factory(name)] * NUM_ENVS, autoreset_mode=mode)
+    records = list(run(envs, mode))
+    envs.close()
+    return records
+
+
+def assert_same(found: Any, wanted: Any, where: str) -> None:
+    if isinstance(wanted, np.ndarray) and wanted.dtype != object:
+        assert type(found) is np.ndarray, where
+        assert found.dtype == wanted.dtype and found.shape == wanted.shape, where
+        assert found.tobytes() == wanted.tobytes(), f"{where}: {found} != {wanted}"
+    elif isinstance(wanted, dict):
+        assert isinstance(found, dict) and set(found) == set(wanted), f"{where}: {found} != {wanted}"
+        for key, value in wanted.items():
+            assert_same(found[key], value, f"{where}/{key}")
+    elif isinstance(wanted, (tuple, list, np.ndarray)):
+        assert type(found) is type(wanted) and len(found) == len(wanted), f"{where}: {found} != {wanted}"
+        for index, value in enumerate(wanted):
+            assert_same(found[index], value, f"{where}[{index}]")
+    else:
+        assert type(found) is type(wanted) and found == wanted, f"{where}: {found!r} != {wanted!r}"
+
+
+def check(name: str, address: str | None, workers: int, mode: AutoresetMode) -> None:
+    envs = hub_envs(name, address, workers, mode)
+    try:
+        assert envs.metadata["autoreset_mode"] is mode
+        count = 0
+        for number, (found, wanted) in enumerate(zip(run(envs, mode), reference(name, mode), strict=True)):
+            assert_same(tuple(found), tuple(wanted), f"{name} record {number}")
+            count += 1
+        assert count > STEPS
+    finally:
+        envs.close()
+
+
+SHORT = [
+    *(
+        (name, lane, workers, AutoresetMode.NEXT_STEP)
+        for name in ENVS
+        for lane, workers in zip(LANES, (3, 1, 2), strict=True)
+    ),
+    *(
+        (name, "tcp", 2, mode)
+        for name in ("CartPole-v1", "nested", "Blackjack-v1")
+        for mode in AutoresetMode
+        if mode is not AutoresetMode.NEXT_STEP
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "lane", "workers", "mode"), SHORT)
+def test_hub_returns_what_sync_vector_env_returns(
+    request: pytest.FixtureRequest, name: str, lane: str, workers: int, mode: AutoresetMode
+) -> None:
+    check(name, lane_address(request, lane), workers, mode)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("name", ENVS)
+def test_hub_returns_what_sync_vector_env_returns_everywhere(
+    request: pytest.FixtureRequest, name: str, lane: str, workers: int, mode: AutoresetMode
+) -> None:
+    check(name, lane_address(request, lane), workers, mode)
+
+
+def test_python_numbers_reach_the_envs_as_python_numbers(address: str | None) -> None:
+    envs = envhub.make_vec("counter", 3, hub=address) if address else envhub.make_vec([sims.Counter] * 3)
+    envs.reset()
+    envs.step([1, 2, 3])
+    assert envs.get_attr("last_action") == (1, 2, 3)
+    assert [type(action) for action in envs.get_attr("last_action")] == [int] * 3
+    envs.step(np.array([1, 2, 3], np.int32))
+    assert [type(action) for action in envs.get_attr("last_action")] == [np.int32] * 3
+    envs.close()
+
+
+def test_different_spaces_of_one_shape_are_batched() -> None:
+    def pendulum(torque: float) -> Callable[[], gym.Env[Any, Any]]:
+        def make() -> gym.Env[Any, Any]:
+            env = gym.make("Pendulum-v1")
+            env.observation_space = gym.spaces.Box(-torque, torque, (3,), np.float32)
+            return env
+
+        return make
+
+    factories = [pendulum(1.0), pendulum(2.0)]
+    with pytest.raises(RuntimeError, match="observation spaces are not equivalent"):
+        envhub.make_vec(factories)
+    envs = envhub.make_vec(factories, observation_mode="different")
+    wanted = SyncVectorEnv(factories, observation_mode="different")
+    assert envs.observation_space == wanted.observation_space
+    assert_same(envs.reset(seed=1), wanted.reset(seed=1), "reset")
+    envs.close()

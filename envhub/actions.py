@@ -50,7 +50,8 @@ def _as_array(part: Any) -> tuple[bool, np.ndarray]:
         return False, part if part.flags.c_contiguous else np.ascontiguousarray(part)
     if isinstance(part, (list, tuple)) and part and not isinstance(part[0], (np.ndarray, np.generic)):
         return type(part[0]) in (int, float, bool, list, tuple), np.asarray(part)
-    return False, np.ascontiguousarray(part)
+    array = np.asarray(part)
+    return False, np.ascontiguousarray(array) if array.ndim else array
 
 
 def nbytes(code: int, leaf: Leaf, num_envs: int) -> int:

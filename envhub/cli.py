@@ -28,6 +28,7 @@ def serve(
     bind: Annotated[list[str] | None, Parameter(negative="")] = None,
     max_envs: int = 4096,
     workers: int | None = None,
+    lease: float = 60.0,
     insecure: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Run a hub until SIGTERM or Ctrl-C.
@@ -43,10 +44,12 @@ def serve(
         How many envs may exist at one time.
     workers
         How many workers a session gets that does not say; one per usable CPU by default.
+    lease
+        Seconds a session outlives the loss of its client.
     insecure
         Allow an address that other machines can reach, though nothing guards it.
     """
-    from envhub_server.config import HubConfig, Limits
+    from envhub_server.config import HubConfig, Limits, Timing
     from envhub_server.hub import Hub
     from envhub_server.serving import serve as run
 
@@ -69,6 +72,7 @@ def serve(
             workers=workers,
             insecure=insecure,
             limits=Limits(envs_max=max_envs),
+            timing=Timing(lease_s=lease),
         )
         run(config, ready)
     except (AddressError, ValueError) as error:

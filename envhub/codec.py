@@ -21,7 +21,9 @@ import numpy as np
 TUPLE, SET, FROZENSET, INTEGER, COMPLEX, MAPPING, GENERATOR, ARRAY, REPR, PICKLE = range(1, 11)
 
 DEPTH_MAX = 64
+HEADER_DEPTH_MAX = 4
 ITEMS_MAX = 1 << 20
+HEADER_ITEMS_MAX = 1 << 16
 STRING_BYTES_MAX = 1 << 26
 BYTES_MAX = 1 << 30
 REPR_CHARS_MAX = 256
@@ -30,6 +32,7 @@ NDIM_MAX = 16
 _ATOMS = frozenset([type(None), bool, float, str, bytes])
 _NUMPY_KEYS = {b"nd", b"type", b"kind", b"shape", b"data"}
 _GENERATORS = frozenset(["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
+_CODE_POINT_MAX = 0x10FFFF
 
 Unknown = Callable[[Any], msgpack.ExtType]
 
@@ -88,11 +91,32 @@ def decode(blob: Any, allow_pickle: bool = False) -> Any:
     Raises:
         DecodeError: the bytes are malformed, or break a limit of this module.
     """
-    return _Decoder(allow_pickle).unpack(blob)
+    # Two more than is encoded: the outermost value itself, and an array or generator inside the innermost container.
+    return _Decoder(allow_pickle, DEPTH_MAX + 2, ITEMS_MAX).unpack(blob)
+
+
+def decode_header(blob: Any) -> Any:
+    """As ``decode``, for the headers that hub and workers read: with smaller limits, since they hold little.
+
+    Raises:
+        DecodeError: the bytes are malformed, or break a limit of this module.
+    """
+    return _Decoder(False, HEADER_DEPTH_MAX, HEADER_ITEMS_MAX).unpack(blob)
 
 
 def _pack(plain: Any) -> bytes:
-    return cast(bytes, msgpack.packb(plain, use_bin_type=True))
+    try:
+        return cast(bytes, msgpack.packb(plain, use_bin_type=True))
+    except UnicodeEncodeError:  # a lone surrogate, as in the name of a file that is not valid UTF-8
+        return cast(bytes, msgpack.packb(plain, use_bin_type=True, unicode_errors="surrogatepass"))
+
+
+# Subclasses, such as an enum's members, travel as what they extend; their own ``__str__`` may say something else.
+_BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (int, int.__int__),
+    (float, float.__float__),
+    (str, str.__str__),
+)
 
 
 class _Encoder:
@@ -117,10 +141,12 @@ class _Encoder:
     def _numpy(self, value: Any) -> Any:
         if isinstance(value, (np.str_, np.bytes_)):
             return value.item()
+        if value.ndim > NDIM_MAX:
+            return self._unknown(value)
         if isinstance(value, np.ndarray) and value.dtype.kind in "USmM":
             raw = [value.dtype.str, list(value.shape), value.tobytes()]
             return msgpack.ExtType(ARRAY, _pack(raw))
-        if value.dtype.kind not in "biufc" or value.ndim > NDIM_MAX or value.dtype.itemsize > 16:
+        if value.dtype.kind not in "biufc" or value.dtype.itemsize > 16:
             return self._unknown(value)
         return msgpack_numpy.encode(np.ascontiguousarray(value) if value.ndim else value)
 
@@ -149,32 +175,36 @@ class _Encoder:
             name = type(value.bit_generator).__name__
             if name in _GENERATORS:
                 return msgpack.ExtType(GENERATOR, _pack([name, self.plain(value.bit_generator.state, depth + 1)]))
-        for base in (bool, int, float, str, bytes):  # subclasses, such as an IntEnum, travel as what they extend
+        for base, convert in _BASES:
             if isinstance(value, base):
-                return self.plain(base(value), depth)  # type: ignore[arg-type]
-        if isinstance(value, (bytearray, memoryview)):
-            return bytes(value)
+                return self.plain(convert(value), depth)
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return memoryview(value).tobytes()
         return self._unknown(value)
 
 
 class _Decoder:
     """One decoding: counts the nesting of extension types, which msgpack itself does not see."""
 
-    def __init__(self, allow_pickle: bool) -> None:
+    def __init__(self, allow_pickle: bool, depth_max: int, items_max: int) -> None:
         self._allow_pickle = allow_pickle
+        self._depth_max = depth_max
+        self._items_max = items_max
         self._depth = 0
 
     def unpack(self, blob: Any) -> Any:
         self._depth += 1
-        if self._depth > DEPTH_MAX:
-            raise DecodeError(f"values nested deeper than {DEPTH_MAX}")
+        if self._depth > self._depth_max:
+            raise DecodeError(f"values nested deeper than {self._depth_max}")
         try:
+            items_max = min(self._items_max, memoryview(blob).nbytes)  # msgpack allocates what a header announces
             return msgpack.unpackb(
                 blob,
                 raw=False,
+                unicode_errors="surrogatepass",
                 strict_map_key=True,
-                max_array_len=ITEMS_MAX,
-                max_map_len=ITEMS_MAX,
+                max_array_len=items_max,
+                max_map_len=items_max,
                 max_str_len=STRING_BYTES_MAX,
                 max_bin_len=BYTES_MAX,
                 max_ext_len=BYTES_MAX,
@@ -209,6 +239,8 @@ class _Decoder:
 
 
 def _mapping(items: list[Any]) -> dict[Any, Any]:
+    if len(items) % 2:
+        raise DecodeError("a mapping's last key has no value")
     return dict(zip(items[::2], items[1::2]))
 
 
@@ -216,6 +248,11 @@ def _generator(items: list[Any]) -> np.random.Generator:
     name, state = items
     if name not in _GENERATORS:
         raise DecodeError("unknown bit generator")
+    # NumPy takes these positions for indices without a check of its own: a false one reads memory beyond the state.
+    if name == "MT19937" and state["state"]["pos"] not in range(625):
+        raise DecodeError("an MT19937 state with a position outside of it")
+    if name == "Philox" and state["buffer_pos"] not in range(5):
+        raise DecodeError("a Philox state with a position outside of it")
     bits = getattr(np.random, name)()
     bits.state = state
     return np.random.Generator(bits)
@@ -227,6 +264,8 @@ def _array(items: list[Any]) -> np.ndarray:
     if dtype.kind not in "USmM" or dtype.hasobject:
         raise DecodeError(f"an array of dtype {name!r} is not accepted")
     _check_size(shape, dtype, raw)
+    if dtype.kind == "U" and raw and np.frombuffer(raw, f"{dtype.byteorder}u4").max() > _CODE_POINT_MAX:
+        raise DecodeError("an array of text with a character that does not exist")
     return cast(np.ndarray, np.frombuffer(raw, dtype).reshape(shape).copy())
 
 
@@ -254,13 +293,11 @@ def _numpy_or_map(found: dict[Any, Any]) -> Any:
     dtype = np.dtype(name)
     if dtype.kind not in "biufc" or not 0 < dtype.itemsize <= 16:
         raise DecodeError(f"an array of dtype {name!r} is not accepted")
-    shape = found.get(b"shape", [])
-    _check_size(shape, dtype, raw)
-    if found[b"nd"] is not True:
-        if b"shape" in found:
-            raise DecodeError("a scalar with a shape")
-        return msgpack_numpy.decode(found)
-    return msgpack_numpy.decode(found).copy()
+    if found[b"nd"] is not (b"shape" in found):
+        raise DecodeError("an array without a shape, or a scalar with one")
+    _check_size(found.get(b"shape", []), dtype, raw)
+    value = msgpack_numpy.decode(found)
+    return value.copy() if found[b"nd"] else value
 
 
 def _check_size(shape: Any, dtype: np.dtype[Any], raw: bytes) -> None:

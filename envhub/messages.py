@@ -36,6 +36,7 @@ class Op(IntEnum):
     SET_ATTR = 20
     CLOSE = 21
     PING = 64  # pushed by the hub to see whether a client is still there; asks for nothing
+    GOODBYE = 65  # pushed by the hub when it ends a session that its client did not close
     FAILURE = 127
 
 
@@ -403,7 +404,7 @@ def unpack(kind: Type[M], blob: Any) -> M:
     Raises:
         codec.DecodeError: not a map, a field is missing, or a field has another type than its annotation.
     """
-    found = codec.decode(blob)
+    found = codec.decode_header(blob)
     if not isinstance(found, dict):
         raise codec.DecodeError(f"a {kind.__name__} must be a map")
     return cast(M, _build(kind, found))
@@ -420,9 +421,11 @@ def unpack_control(blob: Any) -> Any:
     Raises:
         codec.DecodeError: no known message, or one with wrong fields.
     """
-    found = codec.decode(blob)
-    if not (isinstance(found, list) and len(found) == 2 and found[0] in CONTROL and isinstance(found[1], dict)):
+    found = codec.decode_header(blob)
+    if not (isinstance(found, list) and len(found) == 2 and isinstance(found[0], str) and isinstance(found[1], dict)):
         raise codec.DecodeError("not a control message")
+    if found[0] not in CONTROL:
+        raise codec.DecodeError(f"no control message is called {found[0][:64]!r}")
     return _build(CONTROL[found[0]], found[1])
 
 

@@ -24,6 +24,7 @@ NO_SESSION = bytes(16)
 
 FRAMES_MAX = 64
 SESSIONS_MAX = 64
+ENDED_MAX = 256
 LEASE_S = 60.0
 
 HEARTBEAT_S = 1.0
@@ -106,6 +107,7 @@ class HubProtocol:
         self._lease_s = lease_s
         self._sessions_max = sessions_max
         self._links: dict[bytes, _Link] = {}
+        self._ended: dict[bytes, _Link] = {}  # the last ENDED_MAX that ended
 
     # --- in -------------------------------------------------------------------------------------------------------
 
@@ -122,7 +124,7 @@ class HubProtocol:
         except RemoteProtocolError:
             self.malformed += 1  # without a prelude there is nothing an answer could refer to
             return None
-        refusal = self._refusal(prelude, len(frames))
+        refusal = self._refusal(prelude)
         if refusal is not None:
             self._refuse(peer, prelude, refusal)
             return None
@@ -133,17 +135,17 @@ class HubProtocol:
         if op in SESSION_OPS and not self._admit(peer, connection, prelude):
             return None
         try:
-            body = memoryview(frames[0])[PRELUDE.size :]
-            message = Step(bytes(body)) if op == Op.STEP else messages.unpack(messages.REQUESTS[op], body)
+            message = _read_request(op, frames)
         except codec.DecodeError as error:
             self.malformed += 1
             failure = Failure("malformed", "request", f"the request cannot be read: {error}")
-            incoming = Incoming(peer, op, prelude.token, prelude.seq, None, ())
-            self.fail(incoming, failure)
+            self.fail(Incoming(peer, op, prelude.token, prelude.seq, None, ()), failure)
+            if op == Op.MAKE:
+                self.forget(prelude.token)  # nobody else knows of this session
             return None
         return Incoming(peer, op, prelude.token, prelude.seq, message, frames[1:])
 
-    def _refusal(self, prelude: Prelude, frames: int) -> Failure | None:
+    def _refusal(self, prelude: Prelude) -> Failure | None:
         if prelude.major != VERSION[0]:
             spoken = f"{VERSION[0]}.{VERSION[1]}"
             text = f"this hub speaks protocol {spoken}, the client {prelude.major}.{prelude.minor}; upgrade the older"
@@ -152,33 +154,43 @@ class HubProtocol:
             return Failure("malformed", "request", f"this hub knows no request with op {prelude.op}")
         if prelude.op != Op.HELLO and prelude.hub_id != self.hub_id:
             return Failure("stale_hub", "hub", "the request was meant for a hub that has ended; nothing was done")
-        if frames > FRAMES_MAX:
-            return Failure("malformed", "request", f"{frames} frames; at most {FRAMES_MAX} are accepted")
         return None
 
     def _admit(self, peer: bytes, connection: int, prelude: Prelude) -> bool:
         """Whether the session request is the next of its session; answers it here where it is not."""
         link = self._links.get(prelude.token)
         if link is None:
-            if prelude.op != Op.MAKE:
-                text = "this hub has no such session: its lease ran out, it was closed, or it never was"
-                self._refuse(peer, prelude, Failure("session_lost", "session", text))
-                return False
-            if refusal := self._make_refusal():
-                self._refuse(peer, prelude, refusal)
-                return False
-            link = self._links[prelude.token] = _Link(peer, connection, prelude.seq - 1)
+            return self._admit_first(peer, connection, prelude)
         link.peer, link.connection, link.lease_until_s = peer, connection, None
         if prelude.seq == link.seq:
             self.replayed += 1
             if link.reply is not None:
                 self.outgoing.append((peer, link.reply))
             return False  # with no reply yet it joins the running one, whose reply now goes to this peer
-        if prelude.seq != link.seq + 1 or link.running:
+        if prelude.seq != link.seq + 1 or link.running or prelude.op == Op.MAKE:
             text = f"request {prelude.seq} does not follow request {link.seq}{' (running)' if link.running else ''}"
+            if prelude.op == Op.MAKE:
+                text = "the session is made already; another one needs a token of its own"
             self._refuse(peer, prelude, Failure("bad_seq", "request", text))
             return False
         link.seq, link.running, link.reply = prelude.seq, True, None
+        return True
+
+    def _admit_first(self, peer: bytes, connection: int, prelude: Prelude) -> bool:
+        """Whether the request begins a session; a late copy of a request of one that ended is not carried out again."""
+        ended = self._ended.get(prelude.token)
+        if ended is not None and ended.reply is not None and prelude.seq == ended.seq:
+            self.replayed += 1
+            self.outgoing.append((peer, ended.reply))
+            return False
+        if prelude.op != Op.MAKE or (ended is not None and prelude.seq <= ended.seq):
+            text = "this hub has no such session: its lease ran out, it was closed, or it never was"
+            self._refuse(peer, prelude, Failure("session_lost", "session", text))
+            return False
+        if refusal := self._make_refusal():
+            self._refuse(peer, prelude, refusal)
+            return False
+        self._links[prelude.token] = _Link(peer, connection, prelude.seq, running=True)
         return True
 
     def _make_refusal(self) -> Failure | None:
@@ -217,7 +229,7 @@ class HubProtocol:
     def _reply(self, request: Incoming, op: int, message: Any, frames: Sequence[Frame]) -> None:
         link = self._links.get(request.token) if request.op in SESSION_OPS else None
         prelude = Prelude(op, self.hub_id, request.token, request.seq)
-        if link is None:
+        if link is None or link.seq != request.seq:
             self._send(request.peer, prelude, op, message, frames)
             return
         link.running = False
@@ -233,15 +245,33 @@ class HubProtocol:
         self.outgoing.append((peer, reply))
         return reply
 
+    def goodbye(self, token: bytes, why: Failure) -> None:
+        """Tell a session's client, unasked, that the hub ends the session."""
+        link = self._links.get(token)
+        if link is not None:
+            self._send(link.peer, Prelude(Op.GOODBYE, self.hub_id, token, 0), Op.GOODBYE, why, ())
+
     # --- sessions and leases --------------------------------------------------------------------------------------
 
     def forget(self, token: bytes) -> None:
-        """Drop a session that has ended; later requests for it are told ``session_lost``."""
-        self._links.pop(token, None)
+        """Drop a session that has ended; later requests for it are told ``session_lost``, save a repeated last one."""
+        link = self._links.pop(token, None)
+        if link is None:
+            return
+        if link.reply is not None and len(link.reply) > 1:
+            link.reply = None  # its frames are views of memory that the session had
+        self._ended[token] = link
+        if len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
 
     def peers_of(self, connection: int) -> list[tuple[bytes, bytes]]:
         """``(token, peer)`` of the sessions last heard of on this connection."""
         return [(token, link.peer) for token, link in self._links.items() if link.connection == connection]
+
+    def peer_of(self, token: bytes) -> bytes | None:
+        """Where the session's client was last heard, or None where there is no such session."""
+        link = self._links.get(token)
+        return None if link is None or link.lease_until_s is not None else link.peer
 
     def connection_lost(self, token: bytes, now_s: float) -> None:
         """The session's client is gone: its lease runs from now on."""
@@ -259,6 +289,13 @@ class HubProtocol:
         """Whether the session's client is away and its lease is running."""
         link = self._links.get(token)
         return link is not None and link.lease_until_s is not None
+
+
+def _read_request(op: Op, frames: Frames) -> Any:
+    if len(frames) > FRAMES_MAX:
+        raise codec.DecodeError(f"{len(frames)} frames where at most {FRAMES_MAX} are accepted")
+    body = memoryview(frames[0])[PRELUDE.size :]
+    return Step(bytes(body)) if op == Op.STEP else messages.unpack(messages.REQUESTS[op], body)
 
 
 @dataclass(frozen=True)
@@ -337,6 +374,9 @@ class ClientProtocol:
         op, pending = prelude.op & ~REPLY, self._pending
         if self.hub_id and prelude.hub_id != self.hub_id:
             self._loss = "another hub answers at its address"
+            return None
+        if op == Op.GOODBYE and prelude.token == self.token:
+            self._loss = _read(Op.FAILURE, memoryview(frames[0])[PRELUDE.size :]).message
             return None
         if pending is None or (prelude.token, prelude.seq) != (pending.token, pending.seq) or not prelude.op & REPLY:
             self.dropped += 1

@@ -87,7 +87,7 @@ class Connection:
     def _open_socket(self) -> zmq.Socket[bytes]:
         dealer = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, 0)
-        dealer.setsockopt(zmq.IMMEDIATE, 1)  # a request waits for a connection here, where it can be withdrawn
+        # Not IMMEDIATE: with it, what the hub said last is thrown away when its end of the connection closes.
         dealer.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
         dealer.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES_MAX)
         dealer.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)

@@ -26,6 +26,9 @@ from envhub_client.lanes import Outcome, WireLane
 from envhub_client.options import SessionOptions
 from envhub_client.private_hub import private_hub, world
 
+CLOSE_TIMEOUT_S = 30.0  # for the hub's own budget for closing envs, and a slow connection
+KILL_TIMEOUT_S = 2.0
+
 log = logging.getLogger("envhub")
 
 StepReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
@@ -411,7 +414,9 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             if self._state is not AsyncState.DEFAULT:
                 terminate = not self._finish_pending(0 if terminate else timeout) or terminate
             if self._connection.pending is None:
-                self._connection.ask(Op.CLOSE, Close(terminate))
+                self._connection.ask(
+                    Op.CLOSE, Close(terminate), timeout=KILL_TIMEOUT_S if terminate else CLOSE_TIMEOUT_S
+                )
         except EnvHubError as error:
             # The session is gone already, with its worker, its hub or its connection: that is what close is for.
             log.debug("closing %r: %s", self, error)

@@ -44,7 +44,7 @@ class Binding:
             )
         try:
             self._router.bind(text.replace("://localhost:", "://127.0.0.1:"))
-        except OSError as error:
+        except zmq.ZMQError as error:
             if error.errno == errno.EADDRINUSE:
                 raise AddressError(f"{text} is in use; end the other server, or choose another port") from error
             raise AddressError(f"{text} cannot be bound: {error}") from error

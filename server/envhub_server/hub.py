@@ -42,6 +42,10 @@ LINGER_MS = 2000
 ZMTP_HEARTBEAT_MS, ZMTP_TIMEOUT_MS, ZMTP_TTL_MS, HANDSHAKE_MS = 1000, 3000, 4000, 3000
 ZERO_COPY_BYTES = 1 << 16
 
+# A monitor tells of an ended connection by a descriptor, which may be another's by now, and before the ROUTER itself
+# knows: so the peers that used it are asked for, at once and again.
+SUSPICION_S = (0.0, 0.1, 1.0)
+
 log = structlog.get_logger("envhub.hub")
 
 
@@ -64,6 +68,7 @@ class Hub:
         self._stop_by_s = 0.0
         self._requests = 0
         self._binding: Binding | None = None
+        self._suspects: list[tuple[float, bytes, bytes]] = []  # when to see whether a session's peer is still there
 
     # --- opening and closing ----------------------------------------------------------------------------------------
 
@@ -132,14 +137,16 @@ class Hub:
         times = [host.close_by_s for host in self._hosts.values() if host.close_by_s is not None]
         if (expiry_s := self._protocol.next_expiry_s()) is not None:
             times.append(expiry_s)
+        times += [at_s for at_s, _, _ in self._suspects]
         if self._stops:
             times.append(self._stop_by_s)
         return max(0.0, min(times) - now_s) if times else -1
 
     def _on_time(self) -> None:
-        if not self._stops and self._protocol.next_expiry_s() is None and not self._closing():
+        if not (self._stops or self._suspects or self._closing()) and self._protocol.next_expiry_s() is None:
             return
         now_s = time.monotonic()
+        self._check_suspects(now_s)
         for token in self._protocol.expired(now_s):
             log.info("session_expired", session=token.hex()[:8], lease_s=self.config.timing.lease_s)
             self._protocol.forget(token)
@@ -223,6 +230,8 @@ class Hub:
     def _abandon(self, host: Host, why: Failure) -> None:
         host.close_by_s = time.monotonic() + self.config.timing.close_s
         host.abandon(why)
+        self._protocol.goodbye(host.token, why)
+        self._flush()
 
     # --- sockets ----------------------------------------------------------------------------------------------------
 
@@ -244,13 +253,20 @@ class Hub:
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
         except zmq.Again:
             return
+        now_s = time.monotonic()
         for token, peer in self._protocol.peers_of(event["value"]):
-            if not self._reaches(peer):
-                self._protocol.connection_lost(token, time.monotonic())
+            self._suspects += [(now_s + delay_s, token, peer) for delay_s in SUSPICION_S]
+
+    def _check_suspects(self, now_s: float) -> None:
+        due = [suspect for suspect in self._suspects if suspect[0] <= now_s]
+        self._suspects = [suspect for suspect in self._suspects if suspect[0] > now_s]
+        for _, token, peer in due:
+            if self._protocol.peer_of(token) == peer and not self._reaches(peer):
+                self._suspects = [suspect for suspect in self._suspects if suspect[1] != token]
+                self._protocol.connection_lost(token, now_s)
                 log.warning("client_lost", session=token.hex()[:8], lease_s=self.config.timing.lease_s)
 
     def _reaches(self, peer: bytes) -> bool:
-        # The descriptor's number may already be another connection's, so the peer itself is asked for.
         try:
             push = Prelude(Op.PING, self.id, protocol.NO_SESSION, 0).pack()
             self._router.send_multipart([peer, push], zmq.NOBLOCK)

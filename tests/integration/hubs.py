@@ -21,7 +21,7 @@ START_TIMEOUT_S = 30.0
 class ServedHub:
     """An ``envhub serve`` process."""
 
-    def __init__(self, process: subprocess.Popen[str], addresses: list[str], log: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], addresses: list[str], log: Path) -> None:
         self.process = process
         self.addresses = addresses
         self._log = log
@@ -60,13 +60,12 @@ def serve(folder: Path, *arguments: str, binds: Sequence[str] | None = None) -> 
             stdout=subprocess.PIPE,
             stderr=stderr,
             stdin=subprocess.DEVNULL,
-            text=True,
+            bufsize=0,
             cwd=HERE,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
     try:
-        assert process.stdout is not None
-        addresses = [_listening(process, log) for _ in binds]
+        addresses = _addresses(process, len(binds), log)
         yield ServedHub(process, addresses, log)
     finally:
         if process.poll() is None:
@@ -80,13 +79,17 @@ def serve(folder: Path, *arguments: str, binds: Sequence[str] | None = None) -> 
         process.stdout.close()
 
 
-def _listening(process: subprocess.Popen[str], log: Path) -> str:
+def _addresses(process: subprocess.Popen[bytes], count: int, log: Path) -> list[str]:
+    """The addresses the hub prints; read from the descriptor, since a buffer would hide lines from ``select``."""
     assert process.stdout is not None
-    heard, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
-    line = process.stdout.readline() if heard else ""
-    if not line.startswith("listening on "):
-        raise RuntimeError(f"the hub did not start: {line!r}\n{log.read_text()}")
-    return line.removeprefix("listening on ").strip()
+    printed = b""
+    while printed.count(b"\n") < count:
+        heard, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
+        chunk = os.read(process.stdout.fileno(), 4096) if heard else b""
+        if not chunk:
+            raise RuntimeError(f"the hub did not start: {printed!r}\n{log.read_text()}")
+        printed += chunk
+    return [line.removeprefix("listening on ") for line in printed.decode().splitlines()[:count]]
 
 
 def worker_processes(parent: int) -> list[psutil.Process]:
@@ -100,7 +103,15 @@ def worker_processes(parent: int) -> list[psutil.Process]:
 
 def _is_worker(process: psutil.Process) -> bool:
     try:
-        return process.status() != psutil.STATUS_ZOMBIE and any(part.endswith("boot.py") for part in process.cmdline())
+        return lives(process) and any(part.endswith("boot.py") for part in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether the process runs; one that waits to be reaped does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 

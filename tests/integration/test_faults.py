@@ -1,0 +1,363 @@
+"""What goes wrong is told at once, to the one it concerns, and costs nobody else anything."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import pytest
+import sims
+from hubs import ServedHub, lives, serve, wait_until, worker_processes
+
+import envhub
+
+TELL_S = 5.0  # "at once", with room for a slow machine
+
+
+def make(name: str, num_envs: int, address: str | None, **options: Any) -> envhub.HubVectorEnv:
+    """The env of ``sims`` by name from a served hub, by factory from a private one."""
+    if address is None:
+        return envhub.make_vec([getattr(sims, name)] * num_envs, **options)
+    return envhub.make_vec(name, num_envs, hub=address, **options)
+
+
+def actions(*values: int) -> np.ndarray:
+    return np.array(values)
+
+
+# --- exceptions of env code -------------------------------------------------------------------------------------------
+
+
+def test_exception_in_step_is_raised_as_itself_and_reset_goes_on(address: str | None) -> None:
+    envs = make("naughty", 3, address, num_workers=2)
+    envs.reset()
+    with pytest.raises(ValueError, match="one is not allowed") as caught:
+        envs.step(actions(0, 0, 1))
+    cause = caught.value.__cause__
+    assert isinstance(cause, envhub.EnvRaised) and cause.env_index == 2 and cause.worker == 1
+    assert 'raise ValueError("one is not allowed")' in cause.remote_traceback
+    observations, _ = envs.reset()
+    assert observations[:, 0].tolist() == [0, 0, 0]
+    assert envs.step(actions(0, 7, 0))[1].tolist() == [0, 7, 0]
+    envs.close()
+
+
+def test_exception_that_cannot_be_made_again_is_told_in_full(hub: ServedHub) -> None:
+    envs = make("naughty", 2, hub.tcp)
+    envs.reset()
+    sys.modules.pop("nowhere", None)
+    with pytest.raises(sims.TwoPartError) as same:  # importable here, with plain arguments: made again
+        envs.step(actions(2, 0))
+    assert same.value.code == 7
+    envs.close()
+    saved = sims.TwoPartError
+    del sims.TwoPartError
+    try:
+        envs = make("naughty", 2, hub.tcp)
+        envs.reset()
+        with pytest.raises(envhub.EnvRaised, match="TwoPartError") as caught:
+            envs.step(actions(2, 0))
+        assert caught.value.env_index == 0 and "two is worse" in caught.value.remote_message
+        assert pickle.loads(pickle.dumps(caught.value)).remote_message == caught.value.remote_message
+        envs.close()
+    finally:
+        sims.TwoPartError = saved  # type: ignore[misc]
+
+
+def test_exception_in_reset_is_raised_and_the_next_reset_works(address: str | None) -> None:
+    envs = make("bad_reset", 2, address)
+    with pytest.raises(KeyError, match="no reset today"):
+        envs.reset(options={"fail": True})
+    observations, infos = envs.reset(options={"fail": False})
+    assert observations.shape == (2, 2) and infos == {}
+    envs.close()
+
+
+def test_exception_in_a_call_breaks_nothing(address: str | None) -> None:
+    envs = make("naughty", 3, address, num_workers=3)
+    envs.reset()
+    with pytest.raises(AttributeError, match="typo"):
+        envs.get_attr("typo")
+    with pytest.raises(RuntimeError, match="called in vain"):
+        envs.call("fail")
+    with pytest.raises(ValueError, match="use `step` directly"):
+        envs.call("step", 1)
+    with pytest.raises(TypeError):
+        envs.call("add")
+    assert envs.call("add", 1, right=2) == (3, 3, 3)
+    envs.set_attr("note", ["a", "b", "c"])
+    assert envs.get_attr("note") == ("a", "b", "c")
+    envs.set_attr("note", 5)
+    assert envs.get_attr("note") == (5, 5, 5)
+    with pytest.raises(ValueError, match="length equal to the number of environments"):
+        envs.set_attr("note", [1])
+    assert envs.step(actions(0, 0, 0))[0][:, 0].tolist() == [1, 1, 1]
+    envs.close()
+
+
+def test_exception_in_close_is_raised_after_everything_has_ended(hub: ServedHub) -> None:
+    envs = make("bad_close", 2, hub.ipc)
+    envs.reset()
+    with pytest.raises(OSError, match="the door is stuck"):
+        envs.close()
+    assert envs.closed
+    envs.close()
+    assert wait_until(lambda: not hub.workers())
+
+
+def test_exception_in_a_factory_is_raised_and_nothing_is_left(address: str | None) -> None:
+    with pytest.raises(ZeroDivisionError, match="no such world") as caught:
+        make("never_made", 4, address, num_workers=2)
+    assert isinstance(caught.value.__cause__, envhub.EnvRaised) and caught.value.__cause__.env_index in range(4)
+
+
+def test_factory_that_cannot_be_imported_is_named(hub: ServedHub) -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        envhub.make_vec("missing", 2, hub=hub.tcp)
+    assert wait_until(lambda: not hub.workers())
+
+
+def test_observation_of_the_wrong_shape_is_the_envs_error(hub: ServedHub) -> None:
+    envs = make("wrong_shape", 2, hub.tcp)
+    envs.reset()
+    with pytest.raises(ValueError, match=r"observation part of shape \(3,\) where its space has \(2,\)"):
+        envs.step(actions(0, 0))
+    envs.close()
+
+
+def test_space_without_a_place_in_the_arena_is_refused_at_make(address: str | None) -> None:
+    with pytest.raises((envhub.UnsupportedSpace, envhub.EnvRaised), match="Text has no place in an arena"):
+        make("text_env", 2, address)
+
+
+# --- processes that end -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("action", "how"), [(3, "SIGKILL"), (4, "SIGSEGV"), (5, "exited with status 3")])
+def test_worker_that_dies_mid_step_fails_its_session_at_once(address: str | None, action: int, how: str) -> None:
+    envs = make("naughty", 4, address, num_workers=2)
+    envs.reset()
+    begun = time.monotonic()
+    with pytest.raises(envhub.WorkerDied, match=rf"worker 1 \(envs 2-3\) .*{how}"):
+        envs.step(actions(0, 0, 0, action))
+    assert time.monotonic() - begun < TELL_S
+    for attempt in (lambda: envs.step(actions(0, 0, 0, 0)), envs.reset, lambda: envs.call("pid")):
+        with pytest.raises(envhub.WorkerDied, match="worker 1"):
+            attempt()
+    envs.close()
+    again = make("naughty", 2, address)
+    again.reset()
+    again.close()
+
+
+def test_death_of_a_worker_goes_unnoticed_by_other_sessions(hub: ServedHub) -> None:
+    dying, living = make("naughty", 2, hub.tcp), make("counter", 2, hub.ipc)
+    dying.reset()
+    living.reset()
+    living.step_async(actions(1, 1))
+    with pytest.raises(envhub.WorkerDied):
+        dying.step(actions(3, 3))
+    assert living.step_wait()[0][:, 0].tolist() == [1, 1]
+    for count in range(2, 50):
+        assert living.step(actions(1, 1))[0][:, 0].tolist() == [count, count]
+    dying.close()
+    living.close()
+
+
+def test_worker_killed_from_outside_between_steps_is_told(hub: ServedHub) -> None:
+    envs = make("counter", 2, hub.tcp, num_workers=2)
+    envs.reset()
+    os.kill(envs.call("pid")[0], signal.SIGKILL)
+    with pytest.raises(envhub.WorkerDied, match=r"worker 0 \(env 0\) was ended by SIGKILL"):
+        while True:  # the kill and a step may cross
+            envs.step(actions(0, 0))
+    assert '"event": "worker_exited"' in hub.log
+    envs.close()
+
+
+def test_killed_hub_is_told_to_its_clients_and_leaves_nothing(tmp_path: Path) -> None:
+    with serve(tmp_path, "naughty=sims:naughty") as hub:
+        envs = envhub.make_vec("naughty", 2, hub=hub.tcp)
+        envs.reset()
+        workers = hub.workers()
+        assert workers
+        envs.step_async(actions(6, 6))
+        hub.stop(signal.SIGKILL)
+        begun = time.monotonic()
+        assert wait_until(lambda: not any(map(lives, workers)), 1.0)
+        with pytest.raises(envhub.HubLost, match="refused"):
+            envs.step_wait()
+        assert time.monotonic() - begun < 10
+        envs.close()
+
+
+def test_request_for_a_killed_hub_is_not_run_by_the_next_one(tmp_path: Path) -> None:
+    with serve(tmp_path, "counter=sims:counter") as first:
+        address = first.ipc
+        envs = envhub.make_vec("counter", 2, hub=address)
+        envs.reset()
+        first.stop(signal.SIGKILL)
+        with serve(tmp_path, "counter=sims:counter", binds=[address]):
+            with pytest.raises(envhub.HubLost, match="another hub answers"):
+                envs.step(actions(1, 1))
+            envs.close()
+            with envhub.connect(address) as client:
+                assert client.stats()["sessions"] == 0
+
+
+CLIENT = """
+import sys, numpy as np, envhub
+envs = envhub.make_vec({env}, 2, hub={hub!r})
+envs.reset()
+print(*envs.call("pid"), flush=True)
+while True:
+    envs.step(np.zeros(2, int))
+"""
+
+
+def _client(env: str, hub: str | None) -> tuple[subprocess.Popen[str], list[int]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLIENT.format(env=env, hub=hub)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parent,
+    )
+    assert process.stdout is not None
+    return process, [int(word) for word in process.stdout.readline().split()]
+
+
+def test_killed_client_of_a_served_hub_keeps_its_session_for_the_lease_only(tmp_path: Path) -> None:
+    with serve(tmp_path, "counter=sims:counter", "--lease", "1.5") as hub:
+        process, _ = _client("'counter'", hub.tcp)
+        assert hub.workers()
+        process.kill()
+        process.communicate()
+        with envhub.connect(hub.ipc) as client:
+            assert wait_until(lambda: client.sessions()[0]["leased"], 1.0)
+            assert hub.workers()
+            assert wait_until(lambda: not client.sessions(), 5.0)
+        assert wait_until(lambda: not hub.workers(), 1.0)
+
+
+def test_killed_program_takes_its_private_hub_and_workers_along() -> None:
+    process, workers = _client("[lambda: __import__('sims').Counter()] * 2", None)
+    assert len(workers) == 2
+    below = psutil.Process(process.pid).children(recursive=True)
+    assert len(below) >= 3
+    process.kill()
+    process.communicate()
+    assert wait_until(lambda: not any(map(lives, below)), 1.0), below
+
+
+def test_private_hub_that_is_killed_is_told_at_once_and_replaced() -> None:
+    envs = make("counter", 2, None)
+    envs.reset()
+    children = psutil.Process().children()
+    (hub,) = [child for child in children if any("envhub_server.private" in part for part in child.cmdline())]
+    hub.kill()
+    begun = time.monotonic()
+    with pytest.raises(envhub.HubLost, match="has ended"):
+        envs.step(actions(0, 0))
+    assert time.monotonic() - begun < 1
+    envs.close()
+    again = make("counter", 2, None)
+    assert again.reset()[0].shape == (2, 2)
+    again.close()
+
+
+def test_closing_is_bounded_when_an_env_does_not_close(hub: ServedHub) -> None:
+    envs = make("slow_close", 2, hub.tcp)
+    envs.reset()
+    begun = time.monotonic()
+    envs.close()
+    assert 4 < time.monotonic() - begun < 10
+    quick = make("slow_close", 2, hub.tcp)
+    begun = time.monotonic()
+    quick.close(terminate=True)
+    assert time.monotonic() - begun < 2
+
+
+# --- waiting ------------------------------------------------------------------------------------------------------------
+
+
+def test_step_that_timed_out_can_be_waited_for_again(address: str | None) -> None:
+    envs = make("naughty", 2, address)
+    envs.reset()
+    envs.step_async(actions(6, 9))
+    with pytest.raises(multiprocessing.TimeoutError) as caught:
+        envs.step_wait(timeout=0.02)
+    assert isinstance(caught.value, TimeoutError)
+    with pytest.raises(envhub.SessionBusy, match="pending call to `step`"):
+        envs.reset()
+    assert envs.step_wait()[1].tolist() == [6, 9]
+    assert envs.step(actions(7, 8))[1].tolist() == [7, 8]
+    with pytest.raises(gym.error.NoAsyncCallError):
+        envs.step_wait()
+    envs.close()
+
+
+def test_wrong_actions_are_refused_before_any_env_moves(address: str | None) -> None:
+    envs = make("counter", 3, address)
+    envs.reset()
+    for wrong in ([1, 2], np.zeros(4, int), np.zeros((3, 2), int), np.array(["a", "b", "c"])):
+        with pytest.raises(ValueError, match="no env has moved"):
+            envs.step(wrong)
+    with pytest.raises(TypeError):
+        envs.step(1)
+    assert envs.step([0, 0, 0])[0][:, 0].tolist() == [1, 1, 1]
+    envs.close()
+
+
+def test_closed_envs_refuse_everything_but_close(address: str | None) -> None:
+    envs = make("counter", 2, address)
+    envs.close()
+    envs.close()
+    for attempt in (envs.reset, lambda: envs.step([0, 0]), lambda: envs.call("pid"), envs.step_wait):
+        with pytest.raises(gym.error.ClosedEnvironmentError):
+            attempt()
+    assert envs.num_envs == 2 and envs.closed
+
+
+def test_client_used_after_a_fork_refuses_clearly() -> None:
+    envs = make("counter", 2, None)
+    envs.reset()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            envs.step([0, 0])
+        except envhub.Forked:
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert envs.step([0, 0])[0][:, 0].tolist() == [1, 1]
+    envs.close()
+
+
+def test_slow_session_does_not_hold_up_another(hub: ServedHub) -> None:
+    slow, quick = make("naughty", 2, hub.tcp), make("counter", 2, hub.tcp)
+    slow.reset()
+    quick.reset()
+    slow.step_async(actions(6, 6))
+    for _ in range(5):
+        quick.step(actions(0, 0))
+    with pytest.raises(TimeoutError):
+        slow.step_wait(0)  # the other session made five steps meanwhile
+    slow.step_wait()
+    slow.close()
+    quick.close()
+
+
+def test_nothing_is_left_of_any_private_session() -> None:
+    assert wait_until(lambda: not worker_processes(os.getpid()))

@@ -1,0 +1,197 @@
+"""``envhub serve`` and ``envhub health`` as an operator meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from hubs import ServedHub, lives, serve, wait_until
+
+import envhub
+
+
+def command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "envhub", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={**os.environ, "COLUMNS": "200", **environ},
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_ends_the_hub_with_0_and_nothing_is_left(tmp_path: Path, number: int) -> None:
+    with serve(tmp_path, "CartPole-v1") as hub:
+        envs = envhub.make_vec("CartPole-v1", 4, hub=hub.tcp)
+        envs.reset()
+        tree = psutil.Process(hub.process.pid).children(recursive=True)
+        assert tree and (tmp_path / "hub.sock").exists()
+        assert hub.stop(number) == 0
+        assert not any(map(lives, tree))
+        assert not (tmp_path / "hub.sock").exists() and not (tmp_path / "hub.sock.lock").exists()
+        with pytest.raises(envhub.HubLost):
+            envs.step(np.zeros(4, int))
+        envs.close()
+
+
+def test_running_step_is_answered_before_the_hub_ends(tmp_path: Path) -> None:
+    with serve(tmp_path, "naughty=sims:naughty") as hub:
+        envs = envhub.make_vec("naughty", 2, hub=hub.tcp)
+        envs.reset()
+        envs.step_async(np.array([6, 6]))  # 0.2 s
+        assert wait_until(lambda: _phase(hub) == "moving")
+        hub.process.terminate()
+        assert envs.step_wait()[1].tolist() == [6, 6]
+        assert hub.process.wait(8) == 0
+        envs.close()
+
+
+def _phase(hub: ServedHub) -> str:
+    with envhub.connect(hub.ipc) as client:
+        return str(client.sessions()[0]["phase"])
+
+
+def test_second_signal_does_not_wait_for_slow_envs(tmp_path: Path) -> None:
+    with serve(tmp_path, "slow_close=sims:slow_close") as hub:
+        envs = envhub.make_vec("slow_close", 1, hub=hub.tcp)
+        envs.reset()
+        hub.process.terminate()
+        assert wait_until(lambda: '"event": "stopping"' in hub.log)
+        begun = time.monotonic()
+        hub.process.terminate()
+        assert hub.process.wait(8) == 0
+        assert time.monotonic() - begun < 2
+        envs.close()
+
+
+def test_log_has_one_structured_line_per_change(tmp_path: Path) -> None:
+    with serve(tmp_path, "counter=sims:counter") as hub:
+        envs = envhub.make_vec("counter", 2, hub=hub.tcp, num_workers=2)
+        envs.reset()
+        os.kill(envs.call("pid")[1], signal.SIGKILL)
+        assert wait_until(lambda: "worker_exited" in hub.log)
+        envs.close()
+        hub.stop()
+        lines = [json.loads(line) for line in hub.log.splitlines()]
+    assert [line["event"] for line in lines] == ["session_made", "worker_exited", "session_ended", "stopping"]
+    assert lines[0]["num_envs"] == 2 and lines[1]["worker"] == 1 and lines[1]["how"] == "was ended by SIGKILL"
+
+
+def test_second_hub_on_an_address_is_refused_and_the_first_unharmed(hub: ServedHub) -> None:
+    for address in (hub.tcp, hub.ipc):
+        refused = command("serve", "CartPole-v1", "--bind", address)
+        assert refused.returncode == 2
+        assert "in use" in refused.stderr or "already listens" in refused.stderr
+        with envhub.connect(address) as client:
+            assert client.health()["status"] == "ok"
+
+
+def test_socket_of_a_killed_hub_is_taken_over(tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1") as first:
+        first.stop(signal.SIGKILL)
+        assert (tmp_path / "hub.sock").exists()
+        with serve(tmp_path, "CartPole-v1") as second, envhub.connect(second.ipc) as client:
+            assert client.envs() == ["CartPole-v1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["CartPole-v1", "--bind", "tcp://0.0.0.0:0"], "--insecure"),
+        (["--bind", "tcp://0.0.0.0:0", "--insecure"], "name the environments"),
+        (["CartPole-v1", "--bind", "http://localhost:1"], "is no address"),
+        (["CartPole-v1", "--bind", "ipc:///" + "x" * 200], "107 bytes"),
+        (["CartPole-v1", "--bind", "ipc:///no/such/folder/hub.sock"], "does not exist"),
+        (["name=module"], "name=module:factory"),
+        (["CartPole-v1", "--workers", "0"], "--workers"),
+        (["CartPole-v1", "--max-envs", "0"], "--max-envs"),
+    ],
+)
+def test_bad_arguments_end_with_2_and_one_line(arguments: list[str], why: str) -> None:
+    refused = command("serve", *arguments)
+    assert refused.returncode == 2 and why in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_insecure_address_is_warned_about(tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1", "--insecure", binds=["tcp://0.0.0.0:0"]) as hub:
+        assert wait_until(lambda: "insecure" in hub.log)
+
+
+def test_hub_is_found_at_its_default_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("ENVHUB_ADDRESS", raising=False)
+    process = subprocess.Popen([sys.executable, "-m", "envhub", "serve", "CartPole-v1"], stderr=subprocess.DEVNULL)
+    try:
+        assert wait_until(lambda: (tmp_path / "envhub" / "hub.sock").exists(), 20)
+        assert (tmp_path / "envhub").stat().st_mode & 0o777 == 0o700
+        with envhub.connect() as client:
+            assert client.address == f"ipc://{tmp_path}/envhub/hub.sock"
+        assert command("health").returncode == 0
+    finally:
+        process.terminate()
+        assert process.wait(15) == 0
+    assert list((tmp_path / "envhub").iterdir()) == []
+
+
+def test_health_says_what_is_wrong(hub: ServedHub) -> None:
+    well = command("health", hub.tcp)
+    assert well.returncode == 0 and well.stdout.startswith("ok")
+    begun = time.monotonic()
+    gone = command("health", "ipc:///nowhere/hub.sock", "--timeout", "1")
+    assert gone.returncode == 1 and "ipc:///nowhere/hub.sock" in gone.stderr
+    assert time.monotonic() - begun < 10
+
+
+def test_missing_hub_is_told_within_the_timeout() -> None:
+    begun = time.monotonic()
+    with pytest.raises(
+        envhub.HubUnreachable, match=r"tcp://127.0.0.1:9 within 0.5 s: is `envhub serve --bind` running"
+    ):
+        envhub.connect("tcp://127.0.0.1:9", timeout=0.5)
+    assert time.monotonic() - begun < 5
+
+
+def test_patterns_offer_what_is_registered(tmp_path: Path) -> None:
+    with serve(tmp_path, "ALE/*", "CartPole-*") as hub, envhub.connect(hub.tcp) as client:
+        names = client.envs()
+        assert {"ALE/Pong-v5", "CartPole-v0", "CartPole-v1"} <= set(names) and "Pendulum-v1" not in names
+        for refused in ("Pendulum-v1", "os:CartPole-v1", "sims:counter"):
+            with pytest.raises(envhub.RequestRefused, match="does not offer"):
+                client.make_vec(refused)
+        envs = client.make_vec("ALE/Pong-v5", 1)
+        assert envs.reset(seed=1)[0].shape == (1, 210, 160, 3)
+        envs.close()
+
+
+def test_limits_are_refused_with_their_names(tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1", "--max-envs", "6", "--workers", "1") as hub, envhub.connect(hub.tcp) as client:
+        envs = client.make_vec("CartPole-v1", 4)
+        assert envs.num_workers == 1
+        with pytest.raises(envhub.RequestRefused, match="envs_max=6; 4 are in use"):
+            client.make_vec("CartPole-v1", 3)
+        with pytest.raises(envhub.RequestRefused, match="num_workers=3"):
+            client.make_vec("CartPole-v1", 2, num_workers=3)
+        envs.close()
+        assert client.stats()["sessions"] == 0
+
+
+def test_served_hub_runs_no_code_of_a_client(hub: ServedHub) -> None:
+    with pytest.raises(envhub.RequestRefused, match="private hub"):
+        envhub.make_vec(lambda: None, 1, hub=hub.tcp)  # type: ignore[arg-type, return-value]
+    with envhub.connect(hub.tcp) as client:
+        envs = client.make_vec("counter", 1)
+        with pytest.raises(TypeError, match="cannot be sent"):
+            envs.call("add", object())
+        with pytest.raises(TypeError, match="cannot be sent"):
+            envs.call("opaque")
+        assert envs.call("add", 1) == (1,)
+        envs.close()

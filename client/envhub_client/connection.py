@@ -171,13 +171,13 @@ class Connection:
         """Send a request and wait for its reply; a failure is raised.
 
         Raises:
-            HubTimeout: no reply within ``timeout`` seconds; the request is given up.
+            HubTimeout: no reply within ``timeout`` seconds; the request is given up, as at an interrupt.
             EnvHubError: whatever the failure says, see ``envhub_client.failures``.
         """
         self.send(op, message, frames)
         try:
             reply = self.wait(timeout)
-        except HubTimeout:
+        except BaseException:
             self._protocol.give_up()
             raise
         if isinstance(reply.message, Failure):

@@ -73,7 +73,7 @@ def _by_name(
         name = env
     unknown = codec.as_pickle if address is None else codec.refuse
     envs = HubVectorEnv(address, Make(num_envs, name, codec.encode(arguments, unknown)), options)
-    envs.adopt_spec(arguments)
+    envs.adopt_spec(name, arguments)
     return envs
 
 

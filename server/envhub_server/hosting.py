@@ -56,6 +56,7 @@ class Outcomes:
     fail: Callable[[Incoming, Failure], None]
     worker_exited: Callable[[Host, int, str], None]
     ended: Callable[[Host], None]
+    broke: Callable[[Host, Exception], None]
     memory_left: Callable[[], int]
 
 
@@ -154,6 +155,8 @@ class Host:
             self._watch.unwatch(worker.channel.fileno())
         except codec.DecodeError:
             worker.kill()  # a worker that talks nonsense has lost its mind; its exit is handled as any other
+        except Exception as error:  # what it said was well-formed and yet could not be dealt with
+            self._outcomes.broke(self, error)
 
     def _on_exit(self, number: int) -> None:
         worker = self._workers[number]

@@ -42,6 +42,9 @@ LINGER_MS = 2000
 ZMTP_HEARTBEAT_MS, ZMTP_TIMEOUT_MS, ZMTP_TTL_MS, HANDSHAKE_MS = 1000, 3000, 4000, 3000
 ZERO_COPY_BYTES = 1 << 16
 
+AUTORESET_MODES = frozenset(["NextStep", "SameStep", "Disabled"])
+OBSERVATION_MODES = frozenset(["same", "different"])
+
 # A monitor tells of an ended connection by a descriptor, which may be another's by now, and before the ROUTER itself
 # knows: so the peers that used it are asked for, at once and again.
 SUSPICION_S = (0.0, 0.1, 1.0)
@@ -62,7 +65,9 @@ class Hub:
         self._handlers: dict[int, Callable[[], None]] = {}
         self._epoll = select.epoll()
         self._lister = Lister(self, self._registry)
-        self._outcomes = Outcomes(self._answer, self._fail, self._worker_exited, self._ended, self._memory_left)
+        self._outcomes = Outcomes(
+            self._answer, self._fail, self._worker_exited, self._ended, self._broke, self._memory_left
+        )
         self._started_s = time.monotonic()
         self._stops = 0
         self._stop_by_s = 0.0
@@ -241,11 +246,11 @@ class Hub:
                 peer, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            connection = frames[0].get(zmq.SRCFD) if frames else -1
+            connection = _connection_of(frames)
             incoming = self._protocol.receive(peer.bytes, connection, [frame.buffer for frame in frames])
             if incoming is not None:
                 self._requests += 1
-                self._dispatch(incoming)
+                self._dispatch_guarded(incoming)
             self._flush()
 
     def _on_monitor(self) -> None:
@@ -290,6 +295,14 @@ class Hub:
         outgoing.clear()
 
     # --- requests ---------------------------------------------------------------------------------------------------
+
+    def _dispatch_guarded(self, request: Incoming) -> None:
+        """Carry out a request; should that find a bug of the hub, the request pays for it, not the other sessions."""
+        try:
+            self._dispatch(request)
+        except Exception as error:
+            log.exception("internal_error", session=request.token.hex()[:8], op=request.op.name)
+            self._fail(request, Failure("internal", "hub", f"a bug in the hub, which logged it: {error!r}"))
 
     def _dispatch(self, request: Incoming) -> None:
         match request.op:
@@ -346,6 +359,9 @@ class Hub:
             return Failure("limit", "hub", text)
         if make.num_workers is not None and not 1 <= make.num_workers <= make.num_envs:
             return Failure("refused", "request", f"num_workers={make.num_workers} is not between 1 and num_envs")
+        if make.autoreset_mode not in AUTORESET_MODES or make.observation_mode not in OBSERVATION_MODES:
+            text = f"autoreset_mode={make.autoreset_mode!r}, observation_mode={make.observation_mode!r}: no such mode"
+            return Failure("refused", "request", text)
         if self.config.private:
             return Recipe(make.name, namespace_modules(make.name))
         if make.factories or make.world is not None:
@@ -384,6 +400,10 @@ class Hub:
         self._protocol.forget(host.token)
         del self._hosts[host.token]
         log.info("session_ended", session=host.token.hex()[:8])
+
+    def _broke(self, host: Host, error: Exception) -> None:
+        log.error("internal_error", session=host.token.hex()[:8], error=repr(error), exc_info=error)
+        host.abandon(Failure("internal", "session", f"a bug in the hub or a worker: {error!r}"), terminate=True)
 
     def _memory_left(self) -> int:
         return self.config.limits.arena_bytes_max - sum(host.arena_bytes for host in self._hosts.values())
@@ -430,6 +450,14 @@ class Hub:
             "phase": host.session.phase.value,
             "leased": self._protocol.leased(host.token),
         }
+
+
+def _connection_of(frames: Sequence[zmq.Frame]) -> int:
+    """The descriptor that a message came by, or -1: libzmq knows none for peers of its oldest protocol."""
+    try:
+        return int(frames[0].get(zmq.SRCFD)) if frames else -1
+    except zmq.ZMQError:
+        return -1
 
 
 _STOPPING = Failure("draining", "hub", "the hub is shutting down")

@@ -262,7 +262,8 @@ class Session:
             case messages.Mapped():
                 return self._on_mapped(worker)
             case messages.RowInfo(row, info):
-                self.infos[row] = info
+                if row in self.blocks[worker]:
+                    self.infos[row] = info
                 return []
             case Moved():
                 return self._on_moved()

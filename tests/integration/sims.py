@@ -20,8 +20,9 @@ class Counter(gym.Env[np.ndarray, int]):
     observation_space = spaces.Box(-1e6, 1e6, (2,), np.float64)
     action_space = spaces.Discrete(1000)
 
-    def __init__(self, length: int = 10**6) -> None:
+    def __init__(self, length: int = 10**6, render_mode: str | None = None) -> None:
         self.length = length
+        self.render_mode = render_mode
         self.count = 0
         self.last_action: Any = None
         self.note = "unset"
@@ -44,6 +45,9 @@ class Counter(gym.Env[np.ndarray, int]):
 
     def observation(self) -> np.ndarray:
         return np.array([self.count, os.getpid()], np.float64)
+
+    def render(self) -> np.ndarray:  # type: ignore[override]
+        return np.full((4, 6, 3), self.count, np.uint8)
 
     def pid(self) -> int:
         return os.getpid()

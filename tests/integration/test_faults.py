@@ -140,7 +140,7 @@ def test_space_without_a_place_in_the_arena_is_refused_at_make(address: str | No
         make("text_env", 2, address)
 
 
-# --- processes that end -------------------------------------------------------------------------------------------------
+# --- processes that end -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("action", "how"), [(3, "SIGKILL"), (4, "SIGSEGV"), (5, "exited with status 3")])
@@ -287,7 +287,7 @@ def test_closing_is_bounded_when_an_env_does_not_close(hub: ServedHub) -> None:
     assert time.monotonic() - begun < 2
 
 
-# --- waiting ------------------------------------------------------------------------------------------------------------
+# --- waiting ----------------------------------------------------------------------------------------------------------
 
 
 def test_step_that_timed_out_can_be_waited_for_again(address: str | None) -> None:

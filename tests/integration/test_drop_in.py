@@ -1,0 +1,301 @@
+"""A program written for ``gymnasium.vector.AsyncVectorEnv``, with only its import changed.
+
+The examples are those of Gymnasium's documentation: the docstrings of ``AsyncVectorEnv`` and ``VectorEnv``, and the
+pages on vector environments. What they print upstream is taken from upstream itself, in the same test.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import sims
+from gymnasium.vector import AutoresetMode
+
+import envhub
+from envhub import AsyncVectorEnv
+
+Vectorizer = Any
+BOTH = [gym.vector.AsyncVectorEnv, AsyncVectorEnv]
+
+
+def pendulums(vectorizer: Vectorizer) -> list[Any]:
+    """The docstring of ``AsyncVectorEnv``."""
+    envs = vectorizer([lambda: gym.make("Pendulum-v1", g=9.81), lambda: gym.make("Pendulum-v1", g=1.62)])
+    said = [repr(envs)]
+    said += envs.reset(seed=42)
+    envs.action_space.seed(123)
+    said += envs.step(envs.action_space.sample())
+    envs.close()
+    return said
+
+
+def cart_poles(vectorizer: Vectorizer) -> list[Any]:
+    """The docstrings of ``VectorEnv.reset`` and ``VectorEnv.step``."""
+    envs = vectorizer([lambda: gym.make("CartPole-v1") for _ in range(3)])
+    said: list[Any] = [envs.num_envs, envs.action_space, envs.observation_space, envs.single_action_space]
+    said += [envs.single_observation_space, envs.metadata, envs.spec, envs.render_mode, envs.closed]
+    said += envs.reset(seed=42)
+    said += envs.step(np.array([1, 0, 1], dtype=np.int32))
+    envs.close()
+    return [*said, envs.closed]
+
+
+def attributes(vectorizer: Vectorizer) -> list[Any]:
+    """``call``, ``get_attr``, ``set_attr`` and ``render`` as the documentation of ``AsyncVectorEnv`` shows them."""
+    envs = vectorizer([lambda: sims.Counter(render_mode="rgb_array")] * 2)
+    envs.reset(seed=1)
+    envs.step([3, 4])
+    envs.set_attr("note", [9.8, 1.6])
+    said = [envs.get_attr("note"), envs.call("add", 2, right=3), envs.np_random_seed, envs.render_mode]
+    said += [tuple(generator.random() for generator in envs.np_random)]
+    said += list(envs.render())
+    envs.close()
+    return said
+
+
+def episode_statistics(vectorizer: Vectorizer) -> list[Any]:
+    """The example of ``RecordEpisodeStatistics`` with a vector env, until an episode has ended."""
+    envs = gym.wrappers.vector.RecordEpisodeStatistics(vectorizer([lambda: gym.make("CartPole-v1")] * 3))
+    envs.reset(seed=123)
+    envs.action_space.seed(123)
+    infos: dict[str, Any] = {}
+    while "episode" not in infos:
+        *_, infos = envs.step(envs.action_space.sample())
+    envs.close()
+    return [infos["episode"]["r"], infos["episode"]["l"], infos["_episode"]]
+
+
+def masked_resets(vectorizer: Vectorizer) -> list[Any]:
+    """The page on autoreset modes: resets by mask under DISABLED."""
+    envs = vectorizer([lambda: gym.make("CartPole-v1")] * 4, autoreset_mode=AutoresetMode.DISABLED)
+    said = list(envs.reset(seed=5))
+    envs.action_space.seed(5)
+    for _ in range(60):
+        results = envs.step(envs.action_space.sample())
+        said += results
+        done = results[2] | results[3]
+        if done.any():
+            said += envs.reset(options={"reset_mask": done})
+    envs.close()
+    return said
+
+
+def same_step(vectorizer: Vectorizer) -> list[Any]:
+    """The page on autoreset modes: what an episode's last step brings under SAME_STEP."""
+    envs = vectorizer([lambda: gym.make("CartPole-v1")] * 2, autoreset_mode="SameStep")
+    envs.reset(seed=9)
+    infos: dict[str, Any] = {}
+    while "final_obs" not in infos:
+        *results, infos = envs.step([1, 0])
+    envs.close()
+    return [*results, infos]
+
+
+def asynchronous(vectorizer: Vectorizer) -> list[Any]:
+    """The two halves of reset and step."""
+    envs = vectorizer([lambda: gym.make("CartPole-v1")] * 2)
+    envs.reset_async(seed=3)
+    said = list(envs.reset_wait(timeout=30))
+    envs.step_async([1, 1])
+    said += envs.step_wait(timeout=30)
+    envs.close()
+    return said
+
+
+def alike(left: Any, right: Any) -> bool:
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(alike(left[key], right[key]) for key in left)
+    if isinstance(left, (tuple, list)) or (isinstance(left, np.ndarray) and left.dtype == object):
+        return len(left) == len(right) and all(map(alike, left, right))
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+    return bool(left == right)
+
+
+@pytest.mark.parametrize(
+    "example", [pendulums, cart_poles, attributes, episode_statistics, masked_resets, same_step, asynchronous]
+)
+def test_examples_of_the_documentation_run_with_the_import_changed(example: Any) -> None:
+    wanted, found = (example(vectorizer) for vectorizer in BOTH)
+    assert len(wanted) == len(found)
+    for number, (left, right) in enumerate(zip(wanted, found, strict=True)):
+        assert alike(left, right), f"{example.__name__} [{number}]: {left!r} != {right!r}"
+
+
+def test_reset_mask_stays_in_the_callers_options() -> None:
+    envs = AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)
+    envs.reset()
+    options = {"reset_mask": np.array([True, False]), "low": -0.01}
+    envs.reset(options=options)
+    assert set(options) == {"reset_mask", "low"}
+    envs.close()
+
+
+@pytest.mark.parametrize("vectorizer", BOTH)
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"reset_mask": [True, False]}, TypeError),
+        ({"reset_mask": np.array([True])}, ValueError),
+        ({"reset_mask": np.array([1, 0])}, TypeError),
+        ({"reset_mask": np.array([False, False])}, ValueError),
+    ],
+)
+def test_malformed_masks_are_refused_as_upstream_refuses_them(
+    vectorizer: Vectorizer, options: dict[str, Any], kind: type[Exception]
+) -> None:
+    envs = vectorizer([lambda: gym.make("CartPole-v1")] * 2)
+    with pytest.raises(kind, match="reset_mask"):
+        envs.reset(options=dict(options))
+    envs.close()
+
+
+def test_views_hold_until_the_second_next_step_without_copy() -> None:
+    envs = AsyncVectorEnv([sims.Counter] * 2, copy=False)
+    envs.reset()
+    first = envs.step([0, 0])[0]
+    second = envs.step([0, 0])[0]
+    assert first[:, 0].tolist() == [1, 1] and second[:, 0].tolist() == [2, 2]
+    assert first.flags.writeable
+    third = envs.step([0, 0])[0]
+    assert third is first and first[:, 0].tolist() == [3, 3]
+    envs.close()
+
+
+def test_returned_arrays_are_the_callers_own_with_copy() -> None:
+    envs = AsyncVectorEnv([sims.Counter] * 2)
+    kept = [envs.reset()[0], *(envs.step([0, 0])[0] for _ in range(4))]
+    assert [one[0, 0] for one in kept] == [0, 1, 2, 3, 4]
+    kept[0][:] = 7
+    assert envs.step([0, 0])[0][:, 0].tolist() == [5, 5]
+    envs.close()
+
+
+# --- the program's world --------------------------------------------------------------------------------------------
+
+
+class Local(sims.Counter):
+    """Registered by a plain ``gym.register`` of this program, with a class that only this module has."""
+
+    def square(self, value: np.ndarray) -> np.ndarray:
+        return value**2
+
+
+def test_registrations_of_the_program_are_known_to_its_workers() -> None:
+    gym.register("Local-v0", entry_point=Local, max_episode_steps=7)
+    gym.register("Local-v1", entry_point=lambda length=3: Local(length))
+    try:
+        envs = envhub.make_vec("Local-v0", 2)
+        assert envs.spec is not None and repr(envs) == "HubVectorEnv(Local-v0, num_envs=2)"
+        envs.reset()
+        assert [bool(envs.step([0, 0])[3][0]) for _ in range(7)] == [False] * 6 + [True]
+        envs.close()
+        envs = AsyncVectorEnv([lambda: gym.make("Local-v1", length=5)])
+        assert envs.get_attr("length") == (5,)
+        envs.close()
+    finally:
+        del gym.registry["Local-v0"], gym.registry["Local-v1"]
+
+
+PROGRAM = """
+import os, sys
+os.environ["MARK"] = "set by the program"
+os.chdir({folder!r})
+sys.path.insert(0, {place!r})
+import sims
+from envhub import AsyncVectorEnv
+
+class Here(sims.Counter):
+    def where(self):
+        print("hello from the worker")
+        print("trouble from the worker", file=sys.stderr)
+        return os.getcwd(), os.environ["MARK"], os.environ["OMP_NUM_THREADS"]
+
+envs = AsyncVectorEnv([Here] * 2)
+print(envs.call("where"))
+envs.close()
+"""
+
+
+def test_workers_start_from_the_programs_world_and_print_where_it_prints(tmp_path: Path) -> None:
+    program = PROGRAM.format(folder=str(tmp_path), place=str(Path(__file__).parent))
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "OMP_NUM_THREADS": "7"},
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert repr((str(tmp_path), "set by the program", "1")) in ran.stdout
+    assert ran.stdout.count("hello from the worker") == 2 and ran.stderr.count("trouble from the worker") == 2
+
+
+def test_private_hub_carries_what_only_pickle_can() -> None:
+    envs = AsyncVectorEnv([sims.Counter] * 2)
+    (left, right) = envs.call("opaque")
+    assert left(1, 2) == 3 and right(1) == 1
+    envs.set_attr("note", {"any": object})
+    assert envs.get_attr("note") == ({"any": object},) * 2
+    envs.close()
+
+
+def test_address_of_the_environment_is_the_default(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENVHUB_ADDRESS", hub.tcp)
+    envs = envhub.make_vec("counter", 2)
+    with envhub.connect() as client:
+        assert [session["env"] for session in client.sessions()] == ["counter"]
+    envs.close()
+    private = envhub.make_vec([sims.Counter])  # factories are for the private hub only
+    private.close()
+
+
+def test_options_and_arguments_of_the_env_do_not_clash(hub: Any) -> None:
+    envs = envhub.make_vec("counter", 2, hub=hub.tcp, length=2)
+    assert envs.get_attr("length") == (2, 2)
+    envs.close()
+    with pytest.raises(TypeError, match="copy"):
+        envhub.make_vec("counter", 1, hub=hub.tcp, env_kwargs={"copy": 1})
+    with pytest.raises(ValueError, match="observation_mode"):
+        envhub.make_vec("counter", 1, hub=hub.tcp, observation_mode="other")
+
+
+def test_spec_makes_what_its_id_makes(address: str | None) -> None:
+    spec = copy.deepcopy(gym.spec("CartPole-v1"))
+    spec.max_episode_steps = 3
+    envs = envhub.make_vec(spec, 2, hub=address)
+    envs.reset(seed=1)
+    assert [bool(envs.step([0, 1])[3][0]) for _ in range(3)] == [False, False, True]
+    envs.close()
+
+
+def test_single_env_is_the_env_itself(address: str | None) -> None:
+    found, wanted = envhub.make("CartPole-v1", hub=address), gym.make("CartPole-v1")
+    assert found.observation_space == wanted.observation_space and found.spec == wanted.spec
+    pairs = [(found.reset(seed=4), wanted.reset(seed=4)), *((found.step(1), wanted.step(1)) for _ in range(5))]
+    for left, right in pairs:
+        assert alike(left, right)
+        assert [type(part) for part in left][1:] == [type(part) for part in right][1:]
+    found.close()
+    nested = envhub.make("nested", hub=address) if address else envhub.make(sims.Nested)
+    plain = sims.Nested()
+    plain.action_space.seed(2)
+    assert alike(nested.reset(seed=2), plain.reset(seed=2))
+    action = plain.action_space.sample()
+    assert alike(nested.step(action), plain.step(action))
+    nested.close()
+
+
+def test_errors_survive_pickling() -> None:
+    busy = envhub.SessionBusy("step is pending", "step")
+    again = pickle.loads(pickle.dumps(busy))
+    assert (str(again), again.name) == (str(busy), "step")

@@ -1,0 +1,63 @@
+"""The README's words are true: its commands stand on lines of their own, its programs run, its names exist."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hubs import ServedHub
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+HOMES = {
+    "HubVectorEnv": "envhub_client.vector_env",
+    "WireLane": "envhub_client.lanes",
+    "Connection": "envhub_client.connection",
+    "ClientProtocol": "envhub.protocol",
+    "HubProtocol": "envhub.protocol",
+    "Hub": "envhub_server.hub",
+    "Host": "envhub_server.hosting",
+    "Session": "envhub_server.session",
+    "Worker": "envhub_server.worker",
+    "Row": "envhub_server.rows",
+}
+
+
+def test_commands_stand_on_lines_of_their_own() -> None:
+    lines = README.splitlines()
+    assert lines.count("pip install -e . && envhub demo") == 1
+    assert lines.count('pip install -e ".[dev]" && pytest') == 1
+
+
+@pytest.mark.parametrize("number", range(len(PROGRAMS)))
+def test_programs_run(number: int, hub: ServedHub) -> None:
+    program = PROGRAMS[number].replace("tcp://127.0.0.1:5555", hub.tcp)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    assert "Error" not in ran.stderr
+
+
+def test_first_program_fits_a_screen() -> None:
+    code = [line for line in PROGRAMS[0].splitlines() if line and not line.startswith("import")]
+    assert len(code) <= 15
+
+
+def test_hops_of_a_step_are_at_most_ten_and_name_what_exists() -> None:
+    section = README.split("## One step, hop by hop")[1].split("## Where things are")[0]
+    assert 5 <= len(re.findall(r"^\d+\. ", section, re.MULTILINE)) <= 10
+    names = re.findall(r"`([A-Z]\w+)\.(\w+)`", section)
+    assert len(names) >= 10
+    for owner, member in names:
+        assert hasattr(getattr(importlib.import_module(HOMES[owner]), owner), member), f"{owner}.{member}"
+
+
+@pytest.mark.parametrize("place", ["README.md", "server/README.md", "client/README.md", "docker/README.md"])
+def test_links_lead_somewhere(place: str) -> None:
+    page = ROOT / place
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target

@@ -15,7 +15,7 @@ from typing import Any, List
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AsyncVectorEnv": "envhub_client.vector_env",
+    "AsyncVectorEnv": "envhub_client.async_vector_env",
     "Client": "envhub_client.client",
     "HubEnv": "envhub_client.single_env",
     "HubVectorEnv": "envhub_client.vector_env",
@@ -26,6 +26,7 @@ _HOMES = {
     "serve": "envhub_server.serving",
 }
 _ERRORS = [
+    "AddressError",
     "EnvHubError",
     "EnvRaised",
     "Forked",

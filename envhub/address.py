@@ -9,12 +9,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from envhub.errors import AddressError
+
 ENVIRONMENT_VARIABLE = "ENVHUB_ADDRESS"
 IPC_PATH_BYTES_MAX = 107  # sun_path, less its closing zero
-
-
-class AddressError(ValueError):
-    """An address that cannot be used; the message says why and what to do."""
 
 
 @dataclass(frozen=True)

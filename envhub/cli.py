@@ -53,7 +53,7 @@ def serve(
     from envhub_server.hub import Hub
     from envhub_server.serving import serve as run
 
-    from envhub.address import AddressError
+    from envhub.errors import AddressError
 
     def ready(hub: Hub) -> None:
         for address in hub.addresses:
@@ -93,8 +93,7 @@ def health(address: str | None = None, *, timeout: float = 5.0) -> None:
     """
     from envhub_client.client import connect
 
-    from envhub.address import AddressError
-    from envhub.errors import EnvHubError
+    from envhub.errors import AddressError, EnvHubError
 
     try:
         with connect(address, timeout) as client:

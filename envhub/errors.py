@@ -15,6 +15,7 @@
     │   └── VersionMismatch                upgrade one side
     ├── EnvRaised                          an env's own code raised: fix the env
     ├── WorkerDied                         a worker process ended: look at its log
+    ├── AddressError (ValueError)          not an address, or not one to listen on
     ├── SpaceMismatch (ValueError)         actions that do not fit the action space
     ├── UnsupportedSpace (TypeError)       a space EnvHub cannot carry
     └── Forked                             a client object used after a fork: make a new one
@@ -103,6 +104,10 @@ class EnvRaised(EnvHubError):
 
 class WorkerDied(EnvHubError):
     """A worker process of the session ended; its envs are gone, the hub and other sessions are not."""
+
+
+class AddressError(EnvHubError, ValueError):
+    """An address that cannot be used; the message says why and what to do."""
 
 
 class SpaceMismatch(EnvHubError, ValueError):

@@ -19,6 +19,7 @@ from envhub.errors import (
     RequestRefused,
     SessionLost,
     SpaceMismatch,
+    UnsupportedSpace,
     VersionMismatch,
     WorkerDied,
 )
@@ -58,8 +59,10 @@ def _original(failure: Failure) -> Exception | None:
     module, _, name = failure.type.rpartition(".")
     owner = builtins if module == "builtins" else sys.modules.get(module)
     kind = getattr(owner, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, Exception)) or issubclass(kind, EnvHubError):
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
         return None
+    if issubclass(kind, EnvHubError) and kind is not UnsupportedSpace:
+        return None  # an env's code cannot claim that this hub was lost
     try:
         found = kind(*codec.decode(failure.args)) if failure.args else kind(failure.message)
     except Exception:  # its constructor wants something else: EnvRaised says all there is

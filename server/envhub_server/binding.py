@@ -12,7 +12,8 @@ from typing import Any
 import zmq
 
 from envhub import address
-from envhub.address import Address, AddressError
+from envhub.address import Address
+from envhub.errors import AddressError
 
 
 class Binding:

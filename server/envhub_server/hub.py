@@ -94,7 +94,6 @@ class Hub:
         router.setsockopt(zmq.HEARTBEAT_TIMEOUT, ZMTP_TIMEOUT_MS)
         router.setsockopt(zmq.HEARTBEAT_TTL, ZMTP_TTL_MS)
         router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        router.copy_threshold = ZERO_COPY_BYTES
         router.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
         self._monitor = router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._binding = Binding(router, self.config.insecure)
@@ -287,8 +286,8 @@ class Hub:
             try:
                 self._router.send(peer, zmq.NOBLOCK | zmq.SNDMORE)
                 for frame in frames[:-1]:
-                    self._router.send(frame, zmq.NOBLOCK | zmq.SNDMORE, copy=False)
-                self._router.send(frames[-1], zmq.NOBLOCK, copy=False)
+                    self._router.send(frame, zmq.NOBLOCK | zmq.SNDMORE, copy=_is_small(frame))
+                self._router.send(frames[-1], zmq.NOBLOCK, copy=_is_small(frames[-1]))
             except zmq.ZMQError as error:
                 # The peer is gone or does not read. Its reply is kept, and sent when it asks after it.
                 log.debug("reply_parked", error=str(error))
@@ -450,6 +449,11 @@ class Hub:
             "phase": host.session.phase.value,
             "leased": self._protocol.leased(host.token),
         }
+
+
+def _is_small(frame: Any) -> bool:
+    """Whether copying the frame is cheaper than keeping track of when libzmq is done with it."""
+    return memoryview(frame).nbytes < ZERO_COPY_BYTES
 
 
 def _connection_of(frames: Sequence[zmq.Frame]) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import structlog
 
 from envhub import address
-from envhub.address import AddressError
+from envhub.errors import AddressError
 from envhub_server.config import HubConfig
 from envhub_server.hub import Hub, run_hub
 

@@ -1,0 +1,76 @@
+"""``AsyncVectorEnv``: Gymnasium's, over a private hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from gymnasium import Env
+from gymnasium.vector import AutoresetMode
+
+from envhub.messages import Make
+from envhub_client.options import SessionOptions
+from envhub_client.vector_env import HubVectorEnv
+
+
+class AsyncVectorEnv(HubVectorEnv):
+    """``gymnasium.vector.AsyncVectorEnv``, hosted by a private hub: change the import, keep the program.
+
+    The envs live in worker processes that share neither memory nor descriptors with this program; factories travel by
+    cloudpickle. ``client/README.md`` lists what differs.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Env[Any, Any]]],
+        shared_memory: bool = True,
+        copy: bool = True,
+        context: str | None = None,
+        daemon: bool = True,
+        worker: Any = None,
+        observation_mode: Any = "same",
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        max_concurrency: int | None = None,
+    ) -> None:
+        """Make one env per factory.
+
+        Args:
+            env_fns: factories of the envs; called in the workers, never here.
+            shared_memory: accepted; observations are in shared memory either way.
+            copy: whether returned observations are the caller's own.
+            context: accepted; workers are always started afresh.
+            daemon: accepted; workers always end with this program, and may have children.
+            worker: not supported here; must be None.
+            observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``.
+            autoreset_mode: the enum, or its value.
+            max_concurrency: at most so many envs run at any one time.
+
+        Raises:
+            ValueError: ``worker`` is given, or ``max_concurrency`` is not a positive integer.
+            Exception: as for ``HubVectorEnv``.
+        """
+        if worker is not None:
+            raise ValueError("envhub.AsyncVectorEnv runs no custom `worker` function; wrap the envs instead")
+        if max_concurrency is not None and not isinstance(max_concurrency, (int, np.integer)):
+            raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
+        if max_concurrency is not None and max_concurrency < 1:
+            raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
+        self.env_fns = env_fns
+        self.shared_memory = shared_memory
+        self.copy = copy
+        self.context = context
+        self.daemon = daemon
+        self.worker = worker
+        self.observation_mode = observation_mode
+        self.max_concurrency = max_concurrency
+        options = SessionOptions(
+            num_workers=None if max_concurrency is None else int(min(max_concurrency, len(env_fns))),
+            autoreset_mode=autoreset_mode,  # type: ignore[arg-type]  # the options accept the enum's value, too
+            observation_mode=observation_mode,
+            copy=copy,
+        )
+        self.autoreset_mode = options.autoreset_mode
+        make = Make(num_envs=len(env_fns), factories=cloudpickle.dumps(list(env_fns)))
+        super().__init__(None, make, options)

@@ -24,7 +24,7 @@ import numpy as np
 from envhub.layout import HEADER_WORDS, MAGIC, VERSION, Layout
 
 OP_STEP, OP_RESET = 1, 2
-STATUS_OK, STATUS_RAISED = 0, 1
+STATUS_OK, STATUS_RAISED, STATUS_INFO = 0, 1, 2  # INFO: the row left one, whose length is in ``info_length``
 DRIVER_HUB = 1
 
 # From linux/fcntl.h; Python's fcntl module names them only on some builds.
@@ -75,6 +75,7 @@ class Arena:
         self.slot = self._view("slot")
         self.needs_reset = self._view("needs_reset")
         self.status = self._view("status")
+        self._request_words, self._done_words = self.words(self.request), self.words(self.done)
         self.info_length = self._view("info_length")
         self.rewards = self._view("rewards")
         self.terminations = self._view("terminations")
@@ -116,7 +117,7 @@ class Arena:
 
     def quiescent(self) -> bool:
         """Whether no row is with a worker."""
-        return bool((self.done == self.request).all())
+        return self._done_words == self._request_words
 
     def keep_rows(self, slot: int, rows: np.ndarray) -> None:
         """Copy the observations of ``rows`` from the other slot into ``slot``, for a request that leaves them out."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from typing import Annotated
 
 import cyclopts
@@ -110,7 +112,8 @@ def demo() -> None:
     """Learn CartPole-v1 through a hub over tcp, then compare the ways to step it."""
     from envhub_client.demo import run
 
-    run(console)
+    with _errors_told("demo"):
+        run(console)
 
 
 @app.command
@@ -139,6 +142,25 @@ def bench(
     try:
         sizes = [int(size) for size in n.split(",")]
     except ValueError:
-        errors.print(f"envhub bench: -n takes numbers separated by commas, got {n!r}", highlight=False)
+        sizes = []
+    if not sizes or min(sizes) < 1 or seconds <= 0 or repeats < 1:
+        errors.print(
+            "envhub bench: -n takes numbers of envs separated by commas, --seconds and --repeats positive ones"
+        )
         sys.exit(EXIT_USAGE)
-    run(console, env, sizes, seconds, repeats)
+    with _errors_told("bench"):
+        run(console, env, sizes, seconds, repeats)
+
+
+@contextlib.contextmanager
+def _errors_told(command: str) -> Iterator[None]:
+    """What can go wrong with a hub or an env's name is told in a line; anything else is a bug and shows where."""
+    import gymnasium
+
+    from envhub.errors import EnvHubError
+
+    try:
+        yield
+    except (EnvHubError, gymnasium.error.Error, ModuleNotFoundError) as error:
+        errors.print(f"envhub {command}: {error}", highlight=False, soft_wrap=True)
+        sys.exit(EXIT_FAILED)

@@ -61,7 +61,12 @@ class PrivateHub:
             )
             os.close(theirs)
             theirs = -1
-            self._await(ready)
+            try:
+                self._await(ready)
+            except BaseException:  # an interrupt, too, must not leave it behind
+                self._process.kill()
+                self._process.wait()
+                raise
         finally:
             for descriptor in (owner, ready, theirs):
                 if descriptor >= 0:
@@ -72,9 +77,9 @@ class PrivateHub:
         heard, _, _ = select.select([ready], [], [], START_TIMEOUT_S)
         if heard and os.read(ready, 1):
             return
-        self._process.kill()
-        status = self._process.wait()
-        why = f"it exited with status {status}" if heard else f"it was silent for {START_TIMEOUT_S:g} s"
+        why = f"it was silent for {START_TIMEOUT_S:g} s"
+        if heard:  # the end of the pipe: it has ended, or is about to
+            why = f"it exited with status {self._process.wait(STOP_TIMEOUT_S)}"
         raise HubUnreachable(f"the private hub did not start: {why}; what it wrote to stderr says more")
 
     @property

@@ -134,8 +134,8 @@ class Host:
         arena = self._arena
         if arena is None or self.session.phase is not Phase.MOVING or not arena.quiescent():
             return
-        if arena.status.any() or (arena.info_length > arena.layout.info_bytes).any():
-            # What belongs to these rows was sent by the channel before they were done, so it is here by now.
+        if arena.status.any():
+            # What did not fit into the arena was sent by the channel before the rows were done, so it is here by now.
             for number in list(self._workers):
                 self._on_channel(number)
         self._apply(self.session.event(-1, Moved()))
@@ -280,7 +280,7 @@ class Host:
             frames += [leaf[self._slot] for leaf in arena.observations]
             if isinstance(self._request.message, messages.Step):
                 frames += [arena.rewards.tobytes(), arena.terminations.tobytes(), arena.truncations.tobytes()]
-            if arena.info_length.any():
+            if arena.status.any():
                 blobs = sorted([*arena.small_infos(), *self.session.infos.items()], key=lambda pair: pair[0])
         if blobs:
             frames.append(messages.pack_rows(blobs))

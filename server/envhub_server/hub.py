@@ -12,6 +12,7 @@ Nothing here blocks but the poll itself, so sessions never wait for each other's
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import select
@@ -36,7 +37,6 @@ from envhub_server.lister import Lister
 from envhub_server.registry import Recipe, Registry, namespace_modules
 from envhub_server.session import Session
 
-MESSAGES_PER_TURN = 64
 QUEUE_MESSAGES_MAX = 1000
 LINGER_MS = 2000
 ZMTP_HEARTBEAT_MS, ZMTP_TIMEOUT_MS, ZMTP_TTL_MS, HANDSHAKE_MS = 1000, 3000, 4000, 3000
@@ -63,7 +63,7 @@ class Hub:
         self._protocol = HubProtocol(self.id, config.timing.lease_s, config.limits.sessions_max)
         self._hosts: dict[bytes, Host] = {}
         self._handlers: dict[int, Callable[[], None]] = {}
-        self._epoll = select.epoll()
+        self._epoll = select.epoll()  # of everything but the sockets of libzmq, which polls it as one descriptor
         self._lister = Lister(self, self._registry)
         self._outcomes = Outcomes(
             self._answer, self._fail, self._worker_exited, self._ended, self._broke, self._memory_left
@@ -73,6 +73,7 @@ class Hub:
         self._stop_by_s = 0.0
         self._requests = 0
         self._binding: Binding | None = None
+        self._closing: set[bytes] = set()  # sessions whose time for closing runs
         self._suspects: list[tuple[float, bytes, bytes]] = []  # when to see whether a session's peer is still there
 
     # --- opening and closing ----------------------------------------------------------------------------------------
@@ -98,8 +99,9 @@ class Hub:
         self._monitor = router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._binding = Binding(router, self.config.insecure)
         self.addresses = [self._binding.bind(address) for address in self.config.binds]
-        self.watch(int(router.get(zmq.FD)), self._on_router)
-        self.watch(int(self._monitor.get(zmq.FD)), self._on_monitor)
+        self._poller = zmq.Poller()
+        for source in (router, self._monitor, self._epoll.fileno()):
+            self._poller.register(source, zmq.POLLIN)
         if self.config.owner is not None:
             self.watch(self.config.owner, self._on_owner_gone)
 
@@ -125,47 +127,52 @@ class Hub:
             self._flush()
 
     def _turn(self) -> None:
-        for descriptor, _ in self._epoll.poll(self._timeout_s()):
+        for source, _ in self._poller.poll(self._timeout_ms()):
+            if source is self._router:
+                self._on_router()
+            elif source is self._monitor:
+                self._on_monitor()
+            else:
+                self._on_descriptors()
+        if self._timed:
+            self._on_time(time.monotonic())
+
+    def _on_descriptors(self) -> None:
+        for descriptor, _ in self._epoll.poll(0):
             handler = self._handlers.get(descriptor)
             if handler is not None:  # an earlier handler of this turn may have ended it
                 handler()
-        # libzmq's descriptor signals changes, not states: every send may have eaten one, so ask before sleeping.
-        while int(self._router.get(zmq.EVENTS)) & zmq.POLLIN:
-            self._on_router()
-        while int(self._monitor.get(zmq.EVENTS)) & zmq.POLLIN:
-            self._on_monitor()
-        self._on_time()
 
-    def _timeout_s(self) -> float:
-        now_s = time.monotonic()
-        times = [host.close_by_s for host in self._hosts.values() if host.close_by_s is not None]
-        if (expiry_s := self._protocol.next_expiry_s()) is not None:
-            times.append(expiry_s)
+    @property
+    def _timed(self) -> bool:
+        """Whether anything happens by the passing of time alone; mostly nothing does."""
+        return bool(self._stops or self._suspects or self._closing) or self._protocol.next_expiry_s() is not None
+
+    def _timeout_ms(self) -> int | None:
+        if not self._timed:
+            return None
+        times = [self._hosts[token].close_by_s for token in self._closing]
         times += [at_s for at_s, _, _ in self._suspects]
-        if self._stops:
-            times.append(self._stop_by_s)
-        return max(0.0, min(times) - now_s) if times else -1
+        times += [self._stop_by_s] if self._stops else []
+        times += [self._protocol.next_expiry_s()]
+        first_s = min(at_s for at_s in times if at_s is not None)
+        return max(0, math.ceil((first_s - time.monotonic()) * 1000))
 
-    def _on_time(self) -> None:
-        if not (self._stops or self._suspects or self._closing()) and self._protocol.next_expiry_s() is None:
-            return
-        now_s = time.monotonic()
+    def _on_time(self, now_s: float) -> None:
         self._check_suspects(now_s)
         for token in self._protocol.expired(now_s):
             log.info("session_expired", session=token.hex()[:8], lease_s=self.config.timing.lease_s)
             self._protocol.forget(token)
             if token in self._hosts:
                 self._abandon(self._hosts[token], Failure("session_lost", "session", "its lease ran out"))
-        for host in self._closing():
+        for token in list(self._closing):
+            host = self._hosts[token]
             if host.close_by_s is not None and host.close_by_s <= now_s:
-                log.warning("session_killed", session=host.token.hex()[:8], close_s=self.config.timing.close_s)
-                host.close_by_s = None
+                log.warning("session_killed", session=token.hex()[:8], close_s=self.config.timing.close_s)
+                self._closing.discard(token)
                 host.abandon(_STOPPING, terminate=True)
         if self._stops:
             self._drain(now_s)
-
-    def _closing(self) -> list[Host]:
-        return [host for host in self._hosts.values() if host.close_by_s is not None]
 
     def watch(self, descriptor: int, handler: Callable[[], None]) -> None:
         """Call ``handler`` whenever the descriptor is readable."""
@@ -231,8 +238,12 @@ class Hub:
         self._stops = 1  # nobody is left to answer, so there is nothing to drain
         self.stop("its program ended")
 
-    def _abandon(self, host: Host, why: Failure) -> None:
+    def _set_deadline(self, host: Host) -> None:
         host.close_by_s = time.monotonic() + self.config.timing.close_s
+        self._closing.add(host.token)
+
+    def _abandon(self, host: Host, why: Failure) -> None:
+        self._set_deadline(host)
         host.abandon(why)
         self._protocol.goodbye(host.token, why)
         self._flush()
@@ -240,23 +251,15 @@ class Hub:
     # --- sockets ----------------------------------------------------------------------------------------------------
 
     def _on_router(self) -> None:
-        for _ in range(MESSAGES_PER_TURN):
-            try:
-                peer, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            connection = _connection_of(frames)
-            incoming = self._protocol.receive(peer.bytes, connection, [frame.buffer for frame in frames])
-            if incoming is not None:
-                self._requests += 1
-                self._dispatch_guarded(incoming)
-            self._flush()
+        peer, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+        incoming = self._protocol.receive(peer.bytes, _connection_of(frames), [frame.buffer for frame in frames])
+        if incoming is not None:
+            self._requests += 1
+            self._dispatch_guarded(incoming)
+        self._flush()
 
     def _on_monitor(self) -> None:
-        try:
-            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
-        except zmq.Again:
-            return
+        event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
         now_s = time.monotonic()
         for token, peer in self._protocol.peers_of(event["value"]):
             self._suspects += [(now_s + delay_s, token, peer) for delay_s in SUSPICION_S]
@@ -323,7 +326,7 @@ class Hub:
     def _to_session(self, request: Incoming) -> None:
         host = self._hosts[request.token]
         if isinstance(request.message, messages.Close):
-            host.close_by_s = time.monotonic() + self.config.timing.close_s
+            self._set_deadline(host)
         elif self._stops:
             self._fail(request, _STOPPING)
             return
@@ -398,6 +401,7 @@ class Hub:
         self._flush()
         self._protocol.forget(host.token)
         del self._hosts[host.token]
+        self._closing.discard(host.token)
         log.info("session_ended", session=host.token.hex()[:8])
 
     def _broke(self, host: Host, error: Exception) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Callable
 import gymnasium
 
 from envhub import codec, messages, spaces
-from envhub.arena import OP_STEP, STATUS_OK, STATUS_RAISED, Arena
+from envhub.arena import OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, Arena
 from envhub.layout import Layout, Leaf
 from envhub_server.channel import Channel, ChannelClosed
 from envhub_server.rows import Row
@@ -123,6 +123,7 @@ class Worker:
         self._arena.check()
         self._request, self._done = self._arena.words(self._arena.request), self._arena.words(self._arena.done)
         self._op, self._status = self._arena.words(self._arena.op), self._arena.words(self._arena.status)
+        self._info_length = self._arena.words(self._arena.info_length)
         for row in self._rows:
             try:
                 row.attach(self._arena, self._send_info)
@@ -160,7 +161,7 @@ class Worker:
         """Run one row's step or reset, store its status, and last of all that it is done."""
         try:
             run()
-            self._status[row.index] = STATUS_OK
+            self._status[row.index] = STATUS_INFO if self._info_length[row.index] else STATUS_OK
         except BaseException as error:
             self._report(error, row.index, "env_raised")
             self._status[row.index] = STATUS_RAISED

@@ -1,0 +1,130 @@
+"""A contest: several ways to step the same envs, all made ready first, then timed in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+
+import envhub
+from envhub import spaces
+from envhub.layout import Leaf
+from envhub_client.echo import echo
+from envhub_client.timing import Summary, interleave, summarize
+
+ASYNC, SYNC, ECHO = "AsyncVectorEnv", "SyncVectorEnv", "pyzmq echo"
+PRIVATE, IPC, TCP = "private hub", "hub over ipc", "hub over tcp"
+RESULT_BYTES = 8 + 1 + 1  # a reward and two flags, per env
+ACTION_BATCHES = 16
+SEED = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was found for one way.
+
+    Attributes:
+        num_envs: how many envs it stepped.
+        processes: how many processes those are in; 0 is this one, None where there are no envs.
+        summary: the timing.
+    """
+
+    num_envs: int
+    processes: int | None
+    summary: Summary
+
+
+class Contest(contextlib.ExitStack):
+    """Ways to step ``num_envs`` envs of one kind; use it in ``with``, add the ways, then ``run`` it.
+
+    Every way gets the same seeds and the same random actions, drawn beforehand.
+    """
+
+    def __init__(self, env: str, num_envs: int) -> None:
+        """Begin without any way.
+
+        Args:
+            env: a Gymnasium id.
+            num_envs: how many.
+        """
+        super().__init__()
+        self.num_envs = num_envs
+        self._env = env
+        self._factories = [partial(gymnasium.make, env)] * num_envs
+        self._steps: dict[str, Callable[[], object]] = {}
+        self._processes: dict[str, int | None] = {}
+
+    def add_async(self) -> None:
+        """Gymnasium's ``AsyncVectorEnv``. It forks: add it before the ways that start threads, which are the hubs."""
+        self._add(ASYNC, self.enter_context(_ending_its_workers(AsyncVectorEnv(self._factories))), self.num_envs)
+
+    def add_sync(self) -> None:
+        """Gymnasium's ``SyncVectorEnv``."""
+        self._add(SYNC, self.enter_context(contextlib.closing(SyncVectorEnv(self._factories))), 0)
+
+    def add_private_hub(self) -> None:
+        """The private hub of this program."""
+        # By factory, which only a private hub runs: ENVHUB_ADDRESS may name another hub.
+        envs = self.enter_context(contextlib.closing(envhub.make_vec(self._factories)))
+        self._add(PRIVATE, envs, envs.num_workers)
+
+    def add_hub(self, way: str, address: str) -> None:
+        """A running hub."""
+        envs = self.enter_context(contextlib.closing(envhub.make_vec(self._env, self.num_envs, hub=address)))
+        self._add(way, envs, envs.num_workers)
+
+    def add_echo(self) -> None:
+        """The round trip of raw pyzmq with as many bytes as a batched step has, of which none are computed."""
+        with contextlib.closing(gymnasium.make(self._env)) as env:
+            request, reply = wire_bytes(env.observation_space, env.action_space)
+        self._steps[ECHO] = self.enter_context(echo(self.num_envs * request, self.num_envs * reply))
+        self._processes[ECHO] = None
+
+    def _add(self, way: str, envs: VectorEnv[Any, Any, Any], processes: int) -> None:
+        self._steps[way] = _stepping(envs)
+        self._processes[way] = processes
+
+    def run(self, seconds: float, repeats: int, after_each: Callable[[], object] = lambda: None) -> dict[str, Result]:
+        """Time every way in turn; arguments as for ``interleave``, results by way."""
+        times = interleave(self._steps, seconds, repeats, after_each)
+        return {
+            way: Result(self.num_envs, self._processes[way], summarize(self.num_envs, found))
+            for way, found in times.items()
+        }
+
+
+def _stepping(envs: VectorEnv[Any, Any, Any]) -> Callable[[], object]:
+    envs.action_space.seed(SEED)
+    batches = itertools.cycle([envs.action_space.sample() for _ in range(ACTION_BATCHES)])
+    envs.reset(seed=SEED)
+    return lambda: envs.step(next(batches))
+
+
+@contextlib.contextmanager
+def _ending_its_workers(envs: AsyncVectorEnv) -> Iterator[AsyncVectorEnv]:
+    try:
+        yield envs
+    except BaseException:
+        # Ctrl-C has ended the workers, too, and closing in good order would wait for their answers.
+        for process in envs.processes:
+            process.terminate()
+            process.join()
+        envs.closed = True
+        raise
+    envs.close()
+
+
+def wire_bytes(observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> tuple[int, int]:
+    """The bytes per env of the arrays that a step sends, and of those it gets, without headers and infos."""
+    return _leaf_bytes(spaces.leaves(action_space)), _leaf_bytes(spaces.leaves(observation_space)) + RESULT_BYTES
+
+
+def _leaf_bytes(leaves: Sequence[Leaf]) -> int:
+    return sum(leaf.items * np.dtype(leaf.dtype).itemsize for leaf in leaves)

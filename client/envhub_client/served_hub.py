@@ -1,0 +1,129 @@
+"""A hub in a process of its own, as ``envhub serve`` runs one: what ``envhub demo`` and ``envhub bench`` talk to."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envhub.errors import HubUnreachable
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 15.0  # a hub takes up to 5 s to drain and 5 s to close its envs
+POLL_S = 0.01
+LISTENING = "listening on "
+
+
+@dataclass(frozen=True)
+class ServedHub:
+    """A running hub.
+
+    Attributes:
+        tcp: its address on the loopback interface.
+        ipc: its address in the file system.
+        pid: of its process.
+    """
+
+    tcp: str
+    ipc: str
+    pid: int
+
+
+@contextlib.contextmanager
+def served_hub(*envs: str) -> Iterator[ServedHub]:
+    """Serve ``envs`` on loopback tcp and on ipc until the block is left.
+
+    The hub is gone afterwards, also where the block is left by Ctrl-C, SIGTERM or SIGHUP. Nothing can be done against
+    SIGKILL: the hub lives on then, as one that a user had started.
+
+    Args:
+        *envs: what to offer, as for ``envhub serve``.
+
+    Raises:
+        HubUnreachable: it did not start; the message holds what it wrote to stderr.
+    """
+    with tempfile.TemporaryDirectory(prefix="envhub-") as name, _signals_unwind():
+        folder = Path(name)
+        process = _start(folder, envs)
+        try:
+            tcp, ipc = _await_addresses(process, folder)
+            yield ServedHub(tcp, ipc, process.pid)
+        finally:
+            _stop(process)
+
+
+def _start(folder: Path, envs: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    binds = ["--bind", "tcp://127.0.0.1:0", "--bind", f"ipc://{folder / 'hub.sock'}"]
+    # Files, not pipes: what workers print goes the same way, and nobody would empty a pipe later on.
+    with _stdout(folder).open("wb") as stdout, _stderr(folder).open("wb") as stderr:
+        return subprocess.Popen(
+            [sys.executable, "-m", "envhub", "serve", *envs, *binds],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,  # Ctrl-C on the terminal is the program's, which ends the hub in good order
+        )
+
+
+def _stdout(folder: Path) -> Path:
+    return folder / "stdout"
+
+
+def _stderr(folder: Path) -> Path:
+    return folder / "stderr"
+
+
+def _await_addresses(process: subprocess.Popen[bytes], folder: Path) -> list[str]:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while len(found := addresses(_stdout(folder).read_text())) < 2:
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            raise HubUnreachable(f"`envhub serve` did not start: {_stderr(folder).read_text().strip()}")
+        time.sleep(POLL_S)
+    return found
+
+
+def addresses(printed: str) -> list[str]:
+    """The addresses in what ``envhub serve`` has printed so far; a line still being written does not count."""
+    lines = [line for line in printed.splitlines(keepends=True) if line.endswith("\n")]
+    return [line.removeprefix(LISTENING).strip() for line in lines if line.startswith(LISTENING)]
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:  # also where a second Ctrl-C ended the wait; the workers of a killed hub end with it
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def _signals_unwind() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the program as Ctrl-C does, through every ``finally``."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may say what signals do
+        return
+    # A program under nohup ignores SIGHUP, and one that has handlers of its own knows better.
+    ours = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _exit(number: int, frame: Any) -> None:
+    sys.exit(128 + number)

@@ -1,0 +1,73 @@
+"""Timing several ways to step side by side: in turn, again and again, so that what else the machine does hits all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+WARM_UP = 0.1  # of the time of a measurement
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the repeats of one way say.
+
+    Attributes:
+        rate: env-steps/s, the median of the repeats.
+        slowest: env-steps/s of the slowest repeat.
+        fastest: env-steps/s of the fastest repeat.
+        p50_us: microseconds of a batched step, the median over all repeats.
+        p99_us: the 99th percentile of the same.
+    """
+
+    rate: float
+    slowest: float
+    fastest: float
+    p50_us: float
+    p99_us: float
+
+
+def summarize(num_envs: int, repeats: list[np.ndarray]) -> Summary:
+    """Summarize seconds per batched step, one array per repeat."""
+    rates = [num_envs * len(seconds) / float(seconds.sum()) for seconds in repeats]
+    p50, p99 = np.percentile(np.concatenate(repeats), [50, 99]) * 1e6
+    return Summary(float(np.median(rates)), min(rates), max(rates), float(p50), float(p99))
+
+
+def interleave(
+    ways: Mapping[str, Callable[[], object]], seconds: float, repeats: int, after_each: Callable[[], object]
+) -> dict[str, list[np.ndarray]]:
+    """Time every way in turn, ``repeats`` times over.
+
+    Args:
+        ways: by name, what makes one batched step.
+        seconds: how long each way is timed in each turn, after a warm-up.
+        repeats: how many turns.
+        after_each: called after each measurement.
+
+    Returns:
+        By name, the seconds of every batched step, one array per repeat.
+    """
+    found: dict[str, list[np.ndarray]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, step in ways.items():
+            step_times(step, WARM_UP * seconds)
+            found[name].append(step_times(step, seconds))
+            after_each()
+    return found
+
+
+def step_times(step: Callable[[], object], seconds: float) -> np.ndarray:
+    """The seconds of each call of ``step``, at least one, until ``seconds`` have passed."""
+    times: list[float] = []
+    before_s = time.perf_counter()
+    end_s = before_s + seconds
+    while not times or before_s < end_s:
+        step()
+        now_s = time.perf_counter()
+        times.append(now_s - before_s)
+        before_s = now_s
+    return np.array(times)

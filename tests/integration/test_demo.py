@@ -1,0 +1,95 @@
+"""``envhub demo`` and the example program it runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+from envhub_client import cem_cartpole
+from envhub_client.served_hub import addresses, served_hub
+from hubs import wait_until
+
+from envhub.errors import HubUnreachable
+
+EXAMPLE = Path(__file__).parents[2] / "client/examples/cem_cartpole.py"
+MARK = "ENVHUB_TEST_MARK"
+
+
+def start(*command: str) -> tuple[subprocess.Popen[str], str]:
+    """A program with a mark in its environment, by which whatever it starts can be found."""
+    mark = uuid.uuid4().hex
+    environ = {key: value for key, value in os.environ.items() if key != "ENVHUB_ADDRESS"}
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**environ, "COLUMNS": "120", "PYTHONUNBUFFERED": "1", MARK: mark},
+    )
+    return process, mark
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    return [process for process in psutil.process_iter() if _has_mark(process, mark)]
+
+
+def _has_mark(process: psutil.Process, mark: str) -> bool:
+    try:
+        return bool(process.environ().get(MARK) == mark)
+    except psutil.Error:  # it has ended, or is another user's
+        return False
+
+
+def test_example_learns_in_a_private_hub() -> None:
+    process, mark = start(str(EXAMPLE), "--seed", "3")
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, printed
+    returned = float(printed.rsplit("mean return ", 1)[1].split()[0])
+    assert returned > 475
+    assert wait_until(lambda: not marked(mark)), marked(mark)
+
+
+def test_demo_runs_the_example_itself() -> None:
+    assert Path(cem_cartpole.__file__).read_text() == EXAMPLE.read_text()
+
+
+@pytest.mark.timeout(120)
+def test_demo_learns_and_compares_and_leaves_no_process() -> None:
+    process, mark = start("-m", "envhub", "demo")
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, printed
+    assert "a hub serves CartPole-v1 at tcp://127.0.0.1:" in printed
+    for way in ("hub over tcp", "hub over ipc", "AsyncVectorEnv"):
+        row = next(line for line in printed.splitlines() if line.startswith(f"│ {way}"))
+        assert row.rstrip("│ ").endswith("x"), row
+    assert wait_until(lambda: not marked(mark)), marked(mark)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_demo_leaves_no_process(number: int) -> None:
+    process, mark = start("-m", "envhub", "demo")
+    assert process.stdout is not None
+    while "learning" not in process.stdout.readline():
+        assert process.poll() is None
+    assert len(marked(mark)) > 1  # the hub's, too
+    process.send_signal(number)
+    printed, _ = process.communicate(timeout=30)
+    assert process.returncode == 128 + number, printed
+    assert wait_until(lambda: not marked(mark)), marked(mark)
+
+
+def test_hub_that_cannot_serve_says_why() -> None:
+    with pytest.raises(HubUnreachable, match="should read name=module:factory"), served_hub("no=thing:"):
+        pass
+
+
+def test_address_still_being_printed_does_not_count() -> None:
+    assert addresses("listening on tcp://127.0.0.1:4000\nconnect with\nlistening on ipc:///tm") == [
+        "tcp://127.0.0.1:4000"
+    ]

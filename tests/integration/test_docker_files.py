@@ -1,0 +1,147 @@
+"""The files of docker/ keep their promises, as far as that can be seen without a Docker engine."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from envhub_server.config import HubConfig
+from envhub_server.registry import Registry
+from envhub_server.serving import check_config
+from hubs import ServedHub, serve
+
+from envhub import address, cli
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
+COMPOSE = (ROOT / "docker" / "compose.yaml").read_text()
+README = (ROOT / "docker" / "README.md").read_text()
+IMAGE = re.split(r"^FROM .*$", DOCKERFILE, flags=re.MULTILINE)[-1].replace("\\\n", " ")  # the stage that is the image
+HEALTH = ["envhub", "health", "tcp://127.0.0.1:5555", "--timeout", "3"]
+
+
+def instruction(name: str, text: str = IMAGE) -> str:
+    """What the one instruction of this name says."""
+    (found,) = re.findall(rf"^{name} +(.+)$", text, re.MULTILINE)
+    return str(found)
+
+
+def command(text: str = IMAGE) -> list[str]:
+    return list(json.loads(instruction("CMD", text)))
+
+
+def config(arguments: list[str]) -> HubConfig:
+    """What ``envhub serve`` makes of its arguments, read by the real command line."""
+    serving, bound, unknown = cli.app.parse_args(arguments, exit_on_error=False, print_error=False)[:3]
+    assert serving is cli.serve
+    assert not unknown
+    given = bound.arguments
+    return HubConfig(binds=tuple(given["bind"]), envs=tuple(given["env"]), insecure=given["insecure"])
+
+
+def test_image_runs_as_a_numbered_user_without_rights() -> None:
+    user, group = instruction("USER").split(":")
+    assert int(user) > 0
+    assert int(group) > 0
+    assert f"useradd --uid {user} " in IMAGE
+
+
+def test_image_stops_by_sigterm_through_an_init() -> None:
+    assert instruction("STOPSIGNAL") == "SIGTERM"
+    assert json.loads(instruction("ENTRYPOINT")) == ["tini", "--", "envhub"]
+
+
+def test_health_is_asked_by_the_command_line() -> None:
+    assert json.loads(instruction("HEALTHCHECK").split("CMD")[1]) == HEALTH
+    (test,) = re.findall(r"^ +test: (.+)$", COMPOSE, re.MULTILINE)
+    assert json.loads(test) == ["CMD", *HEALTH]
+    health, _, unknown = cli.app.parse_args(HEALTH[1:], exit_on_error=False, print_error=False)[:3]
+    assert health is cli.health
+    assert not unknown
+
+
+def test_health_is_asked_where_the_hub_listens() -> None:
+    (bind,) = config(command()).binds
+    assert address.parse(bind).port == address.parse(HEALTH[2]).port == int(instruction("EXPOSE"))
+
+
+def test_default_command_offers_cartpole_and_atari_only() -> None:
+    found = config(command())
+    check_config(found)
+    offered = Registry(found.envs)
+    assert offered.find("CartPole-v1") is not None
+    pong = offered.find("ALE/Pong-v5")
+    assert pong is not None
+    assert pong.modules == ("ale_py",)
+    for other in ("Pendulum-v1", "CartPole-v0", "phys2d/CartPole-v1", "os:CartPole-v1", "ale_py:CartPole-v1"):
+        assert offered.find(other) is None, other
+
+
+def test_default_command_says_aloud_that_nothing_guards_the_port() -> None:
+    found = config(command())
+    assert found.insecure
+    assert not any(address.parse(bind).is_loopback for bind in found.binds)
+
+
+def test_derived_image_of_the_readme_serves_what_it_names() -> None:
+    (derived,) = re.findall(r"```dockerfile\n(.*?)```", README, re.DOTALL)
+    found = config(command(derived))
+    check_config(found)
+    recipe = Registry(found.envs).find("name")
+    assert recipe is not None
+    assert recipe.entry == "my_sims:make"
+    assert re.findall(r"^USER (.+)$", derived, re.MULTILINE) == ["root", instruction("USER")]
+
+
+def test_compose_publishes_on_loopback_only() -> None:
+    assert not re.search("\t|network_mode|privileged: true|expose:", COMPOSE)
+    (ports,) = re.findall(r"^ +ports:\n((?: +- .*\n)+)", COMPOSE, re.MULTILINE)
+    assert re.findall(r'- "([^"]+)"', ports) == ["127.0.0.1:5555:5555"]
+    assert len(ports.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "read_only: true",
+        "tmpfs:\n      - /tmp:",
+        "cap_drop:\n      - ALL\n",
+        "security_opt:\n      - no-new-privileges:true\n",
+        "stop_grace_period: 10s",
+        "restart: unless-stopped",
+    ],
+)
+def test_compose_confines_the_hub(setting: str) -> None:
+    assert f"\n    {setting}" in COMPOSE
+    assert "shm_size" not in COMPOSE
+
+
+def test_build_context_holds_what_the_build_copies_and_no_more() -> None:
+    ignored, *kept = (line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#"))
+    sources = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE)
+    copied = {source for line in sources for source in line.split()}
+    assert ignored == "*"
+    assert {line[1:] for line in kept if line[0] == "!"} == copied
+    assert all((ROOT / source).exists() for source in copied)
+    links = [path for source in copied for path in (ROOT / source).rglob("*") if path.is_symlink()]
+    assert all(path.resolve().relative_to(ROOT).parts[0] in copied for path in links)
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
+    """A hub that offers what the image offers, on this machine."""
+    with serve(tmp_path_factory.mktemp("box"), *config(command()).envs) as served:
+        yield served
+
+
+def test_program_of_the_readme_runs(box: ServedHub) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    program = program.replace("tcp://127.0.0.1:5555", box.tcp)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "(16, 210, 160, 3) uint8\n"

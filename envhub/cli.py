@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator
 from typing import Annotated
@@ -60,7 +61,7 @@ def serve(
     def ready(hub: Hub) -> None:
         for address in hub.addresses:
             console.print(f"listening on {address}", highlight=False, soft_wrap=True)
-        first = hub.addresses[0]
+        first = re.sub(r"//(0\.0\.0\.0|\[::\]):", "//HOST:", hub.addresses[0])
         console.print(
             f'connect with: envhub.make_vec("ENV", num_envs=64, hub="{first}")', highlight=False, soft_wrap=True
         )

@@ -28,6 +28,7 @@ from envhub.messages import Failure
 _CLASSES: dict[str, type[Exception]] = {
     "bad_actions": SpaceMismatch,
     "bad_seq": LocalProtocolError,
+    "draining": HubLost,
     "malformed": LocalProtocolError,
     "session_lost": SessionLost,
     "space_mismatch": RuntimeError,

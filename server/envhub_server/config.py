@@ -8,6 +8,8 @@ from pathlib import Path
 
 MIB = 1 << 20
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+CGROUP_1_QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+CGROUP_1_PERIOD = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Timing:
     lease_s: float = 60.0  # for a client that lost its connection
     close_s: float = 5.0  # for the envs of a session to close, before their workers are killed
     drain_s: float = 5.0  # for running requests to end, once the hub is told to stop
+    close_after_drain_s: float = 2.0  # for envs to close after that; `docker stop` kills after 10
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,18 @@ class HubConfig:
 def usable_cpus() -> int:
     """How many CPUs this process may use: its affinity, and the quota of its cgroup, rounded up."""
     cpus = len(os.sched_getaffinity(0))
+    quota, period = _quota()
+    return max(1, min(cpus, -(-quota // period))) if quota > 0 else cpus
+
+
+def _quota() -> tuple[int, int]:
+    """The cgroup's microseconds of CPU time per period, of cgroup v2 or v1; not positive where there is no limit."""
     try:
         quota, period = CGROUP_QUOTA.read_text().split()
+        return (0 if quota == "max" else int(quota)), int(period)
     except (OSError, ValueError):
-        return cpus  # no cgroup v2 here, so no quota to read
-    return cpus if quota == "max" else max(1, min(cpus, -(-int(quota) // int(period))))
+        pass  # no cgroup v2 here
+    try:
+        return int(CGROUP_1_QUOTA.read_text()), int(CGROUP_1_PERIOD.read_text())
+    except (OSError, ValueError):
+        return 0, 1

@@ -71,6 +71,7 @@ class Hub:
         self._started_s = time.monotonic()
         self._stops = 0
         self._stop_by_s = 0.0
+        self._end_by_s = math.inf  # when, once it is told to stop, no env gets more time to close
         self._requests = 0
         self._binding: Binding | None = None
         self._closing: set[bytes] = set()  # sessions whose time for closing runs
@@ -219,7 +220,9 @@ class Hub:
         """Begin to drain: running requests end and are answered, then envs are closed; asked twice, kill at once."""
         self._stops += 1
         self._protocol.draining = True
-        self._stop_by_s = time.monotonic() + (self.config.timing.drain_s if self._stops == 1 else 0.0)
+        timing, now_s = self.config.timing, time.monotonic()
+        self._stop_by_s = now_s + (timing.drain_s if self._stops == 1 else 0.0)
+        self._end_by_s = min(self._end_by_s, now_s + timing.drain_s + timing.close_after_drain_s)
         log.info("stopping", why=why, sessions=len(self._hosts))
 
     def _drain(self, now_s: float) -> None:
@@ -228,7 +231,8 @@ class Hub:
             if late and self._stops > 1:
                 host.abandon(_STOPPING, terminate=True)
             elif host.close_by_s is None and (late or host.session.idle):
-                self._abandon(host, _STOPPING)
+                # An env that did not finish its step in time does not close in time, either.
+                self._abandon(host, _STOPPING, terminate=not host.session.idle)
         if late:
             self._stop_by_s = now_s + 1.0
 
@@ -239,12 +243,12 @@ class Hub:
         self.stop("its program ended")
 
     def _set_deadline(self, host: Host) -> None:
-        host.close_by_s = time.monotonic() + self.config.timing.close_s
+        host.close_by_s = min(time.monotonic() + self.config.timing.close_s, self._end_by_s)
         self._closing.add(host.token)
 
-    def _abandon(self, host: Host, why: Failure) -> None:
+    def _abandon(self, host: Host, why: Failure, terminate: bool = False) -> None:
         self._set_deadline(host)
-        host.abandon(why)
+        host.abandon(why, terminate)
         self._protocol.goodbye(host.token, why)
         self._flush()
 

@@ -74,7 +74,7 @@ class TwoPartError(Exception):
 
 
 class Naughty(Counter):
-    """Raises on action 1, an odd exception on 2, dies on 3 and 4, exits on 5, sleeps 0.2 s on 6."""
+    """Raises on action 1, an odd exception on 2, dies on 3 and 4, exits on 5, sleeps 0.2 s on 6, for ever on 8."""
 
     def act(self, action: int) -> None:
         if action == 1:
@@ -89,6 +89,8 @@ class Naughty(Counter):
             os._exit(3)
         if action == 6:
             time.sleep(0.2)
+        if action == 8:
+            time.sleep(3600)
 
     def fail(self) -> None:
         raise RuntimeError("called in vain")

@@ -46,6 +46,7 @@ def _has_mark(process: psutil.Process, mark: str) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_example_learns_in_a_private_hub() -> None:
     process, mark = start(str(EXAMPLE), "--seed", "3")
     printed, _ = process.communicate(timeout=60)

@@ -117,7 +117,7 @@ def test_hub_returns_what_sync_vector_env_returns(
     check(name, lane_address(request, lane), workers, mode)
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("lane", LANES)

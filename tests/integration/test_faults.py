@@ -275,6 +275,7 @@ def test_private_hub_that_is_killed_is_told_at_once_and_replaced() -> None:
     again.close()
 
 
+@pytest.mark.long
 def test_closing_is_bounded_when_an_env_does_not_close(hub: ServedHub) -> None:
     envs = make("slow_close", 2, hub.tcp)
     envs.reset()

@@ -51,6 +51,7 @@ def test_steps_between_cuts_run_exactly_once(hub: ServedHub) -> None:
         envs.close()
 
 
+@pytest.mark.long
 def test_silent_connection_is_warned_of_and_recovers(hub: ServedHub, caplog: pytest.LogCaptureFixture) -> None:
     with proxy(hub.tcp) as wire, caplog.at_level(logging.WARNING, "envhub"):
         envs = envhub.make_vec("counter", 2, hub=wire.address)

@@ -73,6 +73,21 @@ def test_second_signal_does_not_wait_for_slow_envs(tmp_path: Path) -> None:
         envs.close()
 
 
+@pytest.mark.long
+def test_env_that_hangs_does_not_hold_up_the_end_of_the_hub(tmp_path: Path) -> None:
+    with serve(tmp_path, "naughty=sims:naughty") as hub:
+        envs = envhub.make_vec("naughty", 2, hub=hub.tcp)
+        envs.reset()
+        envs.step_async(np.array([0, 8]))
+        assert wait_until(lambda: _phase(hub) == "moving")
+        begun = time.monotonic()
+        assert hub.stop() == 0
+        assert time.monotonic() - begun < 8  # `docker stop` kills after 10 s
+        with pytest.raises(envhub.HubLost, match="shutting down"):
+            envs.step_wait()
+        envs.close()
+
+
 def test_log_has_one_structured_line_per_change(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter") as hub:
         envs = envhub.make_vec("counter", 2, hub=hub.tcp, num_workers=2)

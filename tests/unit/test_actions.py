@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from envhub import actions
+from envhub.errors import SpaceMismatch
+from envhub.layout import ACTION_ITEM_BYTES, Leaf
+
+SCALAR, VECTOR = Leaf("<i8", ()), Leaf("<f4", (3,))
+
+
+def seen_by_envs(batch: Any, leaf: Leaf, num_envs: int) -> list[Any]:
+    """What each env's ``step`` is given after the batch went through frames and arena."""
+    codes, (array,) = actions.pack([batch], [leaf], num_envs)
+    raw = array.tobytes()
+    assert len(raw) == actions.nbytes(codes[0], leaf, num_envs)
+    buffer = np.zeros(num_envs * leaf.items * ACTION_ITEM_BYTES, np.uint8)
+    buffer[: len(raw)] = np.frombuffer(raw, np.uint8)
+    return [actions.reader(buffer, leaf, num_envs, row, codes[0])() for row in range(num_envs)]
+
+
+@pytest.mark.parametrize("dtype", actions.DTYPES, ids=str)
+def test_row_of_an_array_is_seen_in_the_callers_dtype(dtype: np.dtype[Any]) -> None:
+    batch = np.array([[0, 1, 1], [1, 0, 1]], dtype)
+    for row, seen in enumerate(seen_by_envs(batch, VECTOR, 2)):
+        assert seen.dtype == dtype
+        assert seen.tolist() == batch[row].tolist()
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(actions.DTYPES).flatmap(
+        lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=1, max_dims=3, max_side=4))
+    )
+)
+def test_any_batch_of_a_dtype_that_travels_is_seen_bit_for_bit(batch: np.ndarray) -> None:
+    leaf = Leaf("<f4", batch.shape[1:])
+    for row, seen in enumerate(seen_by_envs(batch, leaf, len(batch))):
+        assert seen.dtype == batch.dtype
+        assert seen.tobytes() == batch[row].tobytes()
+
+
+def test_row_of_a_vector_is_a_numpy_scalar() -> None:
+    seen = seen_by_envs(np.array([1, 2], np.int32), SCALAR, 2)
+    assert [type(action) for action in seen] == [np.int32, np.int32]
+    assert seen == [1, 2]
+
+
+@pytest.mark.parametrize("batch", [[0, 1], (0, 1), [True, False], [0.5, 1.5]])
+def test_python_numbers_are_seen_as_python_numbers(batch: Any) -> None:
+    seen = seen_by_envs(batch, SCALAR, 2)
+    assert seen == list(batch)
+    assert [type(action) for action in seen] == [type(action) for action in batch]
+
+
+def test_nested_lists_are_seen_as_lists() -> None:
+    assert seen_by_envs([[1, 2, 3], [4, 5, 6]], VECTOR, 2) == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_list_of_arrays_is_seen_as_arrays() -> None:
+    seen = seen_by_envs([np.zeros(3, np.float32), np.ones(3, np.float32)], VECTOR, 2)
+    assert [type(action) for action in seen] == [np.ndarray, np.ndarray]
+    assert seen[1].tolist() == [1, 1, 1]
+
+
+def test_array_that_is_not_contiguous_is_packed_row_by_row() -> None:
+    batch = np.arange(12, dtype=np.float32).reshape(6, 2).T[:, ::2]
+    assert [seen.tolist() for seen in seen_by_envs(batch, VECTOR, 2)] == batch.tolist()
+
+
+def test_env_may_keep_its_action() -> None:
+    buffer = np.zeros(2 * 3 * ACTION_ITEM_BYTES, np.uint8)
+    read = actions.reader(buffer, VECTOR, 2, 0, actions.DTYPES.index(np.dtype("f4")))
+    kept = read()
+    buffer[:] = 255
+    assert kept.tolist() == [0, 0, 0]
+
+
+def test_reader_sees_what_the_arena_holds_when_it_is_called() -> None:
+    buffer = np.zeros(2 * ACTION_ITEM_BYTES, np.uint8)
+    for code, value in ((4, np.int64(7)), (4 | actions.PYTHON, 7)):
+        read = actions.reader(buffer, SCALAR, 2, 1, code)
+        buffer.view(np.int64)[1] = 7
+        assert read() == value
+        assert type(read()) is type(value)
+
+
+def test_codes_are_those_of_the_specification() -> None:
+    names = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
+    assert " ".join(str(dtype) for dtype in actions.DTYPES) == names
+    codes, _ = actions.pack([np.zeros(2, np.int64), [0.5, 0.5]], [SCALAR, SCALAR], 2)
+    assert codes == bytes([4, 11 | 0x80])
+
+
+def test_frame_length_follows_from_code_shape_and_number_of_envs() -> None:
+    assert actions.nbytes(0, VECTOR, 5) == 15
+    assert actions.nbytes(11 | actions.PYTHON, VECTOR, 5) == 120
+    assert actions.nbytes(4, Leaf("<i8", (0,)), 5) == 0
+
+
+@pytest.mark.parametrize("code", [12, 127, 12 | 0x80, 255])
+def test_unknown_code_is_refused(code: int) -> None:
+    with pytest.raises(ValueError, match=str(code)):
+        actions.nbytes(code, SCALAR, 2)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [np.zeros(3, np.int64), np.zeros((2, 1), np.int64), [0, 1, 2], [], np.zeros((0,), np.int64), np.zeros((2, 2))],
+    ids=["long", "column", "long list", "empty list", "empty", "square"],
+)
+def test_batch_of_another_shape_is_refused(batch: Any) -> None:
+    with pytest.raises(SpaceMismatch, match="no env has moved"):
+        actions.pack([batch], [SCALAR], 2)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [np.zeros(2, ">i4"), np.zeros(2, np.complex64), np.array(["a", "b"]), np.array([None, 1]), [2**70, 1], ["a", "b"]],
+    ids=["byte order", "complex", "text", "objects", "huge numbers", "words"],
+)
+def test_batch_of_a_dtype_that_cannot_travel_is_refused(batch: Any) -> None:
+    with pytest.raises(SpaceMismatch, match="dtype"):
+        actions.pack([batch], [SCALAR], 2)
+
+
+@pytest.mark.parametrize("batch", [1, 0.5, np.int64(1), np.array(1)])
+def test_single_value_is_refused(batch: Any) -> None:
+    with pytest.raises(TypeError, match="batch of 2"):
+        actions.pack([batch], [SCALAR], 2)

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from envhub import address
+from envhub.address import Address
+from envhub.errors import AddressError
+
+
+def test_tcp_address_has_a_host_and_a_port() -> None:
+    assert address.parse("tcp://simbox:5555") == Address("tcp://simbox:5555", host="simbox", port=5555)
+    assert not address.parse("tcp://simbox:5555").is_ipc
+
+
+def test_port_zero_is_an_address() -> None:
+    assert address.parse("tcp://127.0.0.1:0").port == 0
+
+
+def test_ipv6_host_keeps_its_brackets() -> None:
+    assert address.parse("tcp://[::1]:5555").host == "[::1]"
+
+
+def test_ipc_address_has_a_path() -> None:
+    found = address.parse("ipc:///run/hub.sock")
+    assert found.path == "/run/hub.sock" and found.is_ipc
+
+
+def test_abstract_ipc_name_is_an_address() -> None:
+    assert address.parse("ipc://@envhub-1").path == "@envhub-1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "tcp://", "tcp://host", "tcp://host:", "tcp://:5555", "tcp://host:port", "tcp://host:-1", "tcp://host:65536",
+     "ipc://", "http://host:80", "host:5555", "/run/hub.sock", "udp://host:1", "inproc://x"],
+)  # fmt: skip
+def test_text_that_is_no_address_is_refused_with_the_right_forms(text: str) -> None:
+    with pytest.raises(AddressError, match="tcp://HOST:PORT or ipc://PATH"):
+        address.parse(text)
+
+
+def test_ipc_path_that_no_socket_can_have_is_refused() -> None:
+    address.parse("ipc://" + "x" * address.IPC_PATH_BYTES_MAX)
+    with pytest.raises(AddressError, match="at most 107 bytes"):
+        address.parse("ipc://" + "x" * (address.IPC_PATH_BYTES_MAX + 1))
+    with pytest.raises(AddressError, match="at most 107 bytes"):
+        address.parse("ipc://" + "é" * 54)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "[::1]"])
+def test_loopback_is_reached_from_this_machine_only(host: str) -> None:
+    assert address.parse(f"tcp://{host}:1").is_loopback
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "*", "192.168.0.1", "[::]", "simbox", "localhost.example.org"])
+def test_other_hosts_may_be_reached_from_elsewhere(host: str) -> None:
+    assert not address.parse(f"tcp://{host}:1").is_loopback
+
+
+def test_default_address_stands_in_the_runtime_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert address.default_address() == f"ipc://{tmp_path}/envhub/hub.sock"
+    assert not (tmp_path / "envhub").exists()
+
+
+def test_runtime_folder_without_xdg_is_this_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    assert str(os.getuid()) in str(address.runtime_folder())
+
+
+def test_folder_of_this_user_alone_is_accepted(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    address.check_private(tmp_path)
+
+
+@pytest.mark.parametrize("mode", [0o701, 0o710, 0o770, 0o777, 0o1777])
+def test_folder_that_others_may_enter_is_refused(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(AddressError, match="0700"):
+        address.check_private(tmp_path)
+
+
+def test_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(AddressError):
+        address.check_private(tmp_path / "link")
+
+
+def test_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch(mode=0o600)
+    with pytest.raises(AddressError):
+        address.check_private(tmp_path / "file")

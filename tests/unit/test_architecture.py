@@ -1,0 +1,229 @@
+"""The invariants of the architecture, read off the source."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {
+    "envhub": ROOT / "envhub",
+    "envhub_server": ROOT / "server/envhub_server",
+    "envhub_client": ROOT / "client/envhub_client",
+}
+FILES = {str(path.relative_to(ROOT)): path for folder in PACKAGES.values() for path in sorted(folder.rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text(), name) for name, path in FILES.items()}
+
+PURE = [
+    "envhub/actions.py",
+    "envhub/codec.py",
+    "envhub/layout.py",
+    "envhub/messages.py",
+    "envhub/protocol.py",
+    "envhub/spaces.py",
+    "server/envhub_server/registry.py",
+    "server/envhub_server/session.py",
+]
+STEP_PATH = ["client/envhub_client/connection.py", "server/envhub_server/binding.py", "server/envhub_server/hub.py"]
+# These may import zmq inside functions.
+TOOLS = ["client/envhub_client/bench.py", "client/envhub_client/demo.py", "client/envhub_client/echo.py"]
+LINES_MAX = 500
+
+Function = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+def imports(tree: ast.AST, inside: bool = False) -> Iterator[tuple[str, str, bool]]:
+    """Module, imported name (empty for a whole module) and whether it stands inside a function, of every import."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "", inside) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative import"
+            yield from ((node.module or "", alias.name, inside) for alias in node.names)
+        else:
+            yield from imports(node, inside or isinstance(node, Function))
+
+
+def packages_imported(name: str, at_module_level: bool = False) -> set[str]:
+    return {module.partition(".")[0] for module, _, inside in imports(TREES[name]) if not (at_module_level and inside)}
+
+
+def dotted(node: ast.AST) -> str:
+    """``a.b.c`` as text, or an empty string for anything else."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def test_the_files_are_found() -> None:
+    assert {*PURE, *STEP_PATH, "server/envhub_server/worker.py", "envhub/cli.py"} <= FILES.keys()
+
+
+# --- who imports whom -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_server_and_client_never_import_each_other(name: str) -> None:
+    other = {"server": "envhub_client", "client": "envhub_server"}.get(name.partition("/")[0])
+    assert other not in packages_imported(name)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("envhub/")])
+def test_shared_code_imports_a_side_only_inside_functions(name: str) -> None:
+    assert not {"envhub_server", "envhub_client"} & packages_imported(name, at_module_level=True)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_zmq_is_imported_on_the_step_path_only(name: str) -> None:
+    if name not in STEP_PATH:
+        assert "zmq" not in packages_imported(name, at_module_level=True)
+    if name not in STEP_PATH + TOOLS:
+        assert "zmq" not in packages_imported(name)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_multiprocessing_gives_only_its_timeout_error(name: str) -> None:
+    found = {(module, what) for module, what, _ in imports(TREES[name]) if module.startswith("multiprocessing")}
+    assert found <= {("multiprocessing", "TimeoutError")}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_nothing_forks_without_exec(name: str) -> None:
+    calls = {dotted(node.func) for node in ast.walk(TREES[name]) if isinstance(node, ast.Call)}
+    assert not {"os.fork", "os.forkpty", "pty.fork", "asyncio.run"} & calls
+    keywords = {word.arg for node in ast.walk(TREES[name]) if isinstance(node, ast.Call) for word in node.keywords}
+    assert "preexec_fn" not in keywords
+
+
+# --- purity -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_pure_modules_know_no_clock_no_chance_and_no_outside(name: str) -> None:
+    impure = {
+        "time",
+        "datetime",
+        "random",
+        "secrets",
+        "os",
+        "socket",
+        "select",
+        "subprocess",
+        "threading",
+        "asyncio",
+        "zmq",
+    }
+    assert not impure & packages_imported(name)
+
+
+@pytest.mark.parametrize("name", ["envhub/messages.py", "envhub/protocol.py"])
+def test_protocol_knows_no_gymnasium(name: str) -> None:
+    assert "gymnasium" not in packages_imported(name)
+
+
+def test_no_module_reads_the_wall_clock() -> None:
+    for name, tree in TREES.items():
+        calls = {dotted(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        assert not {"time.time", "datetime.now", "datetime.datetime.now"} & calls, name
+
+
+# --- pickle -----------------------------------------------------------------------------------------------------------
+
+UNPICKLERS = {"load", "loads", "Unpickler"}
+DANGERS = {"recv_pyobj", "recv_serialized", "patch", "eval", "exec"}
+
+
+def unpicklings(tree: ast.AST) -> list[ast.Call]:
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and dotted(node.func) in {f"{module}.{name}" for module in ("pickle", "cloudpickle") for name in UNPICKLERS}
+    ]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_only_workers_and_the_codecs_one_exception_unpickle(name: str) -> None:
+    if name not in ("envhub/codec.py", "server/envhub_server/worker.py"):
+        assert unpicklings(TREES[name]) == []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_pickle_is_always_called_by_its_full_name(name: str) -> None:
+    # Otherwise the test above would not see it.
+    found = [(module, what) for module, what, _ in imports(TREES[name]) if "pickle" in module and what]
+    assert found == []
+    aliases = [alias for node in ast.walk(TREES[name]) if isinstance(node, ast.Import) for alias in node.names]
+    assert not [alias.name for alias in aliases if "pickle" in alias.name and alias.asname]
+
+
+def test_codec_unpickles_only_where_the_caller_allows_it() -> None:
+    tree = TREES["envhub/codec.py"]
+    (call,) = unpicklings(tree)
+    guards = [
+        ast.unparse(node.test)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and any(inner is call for line in node.body for inner in ast.walk(line))
+    ]
+    assert guards == ["code == PICKLE and self._allow_pickle"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_other_way_to_run_what_came_over_a_socket(name: str) -> None:
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Call):
+            called = dotted(node.func)
+            assert called.rpartition(".")[2] not in DANGERS, called
+            assert not called.startswith(("marshal.", "shelve.", "dill.", "joblib.")), called
+            assert "allow_pickle" not in {word.arg for word in node.keywords} or not called.startswith("np."), called
+
+
+def test_stock_decoder_is_called_behind_the_check_only() -> None:
+    for name, tree in TREES.items():
+        uses = [node for node in ast.walk(tree) if dotted(node).startswith("msgpack_numpy.")]
+        assert name == "envhub/codec.py" or uses == [], name
+    found = [
+        (function.name, node.lineno)
+        for function in ast.walk(TREES["envhub/codec.py"])
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if dotted(node) == "msgpack_numpy.decode"
+    ]
+    assert [name for name, _ in found] == ["_numpy_or_map"]
+
+
+# --- what an import costs ---------------------------------------------------------------------------------------------
+
+SERVER_LIBRARIES = ["gymnasium", "structlog", "cyclopts", "rich", "msgspec", "psutil"]
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Top-level modules in a fresh interpreter after the statement."""
+    script = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    return set(done.stdout.split())
+
+
+def test_import_of_envhub_loads_nothing_until_it_is_used() -> None:
+    loaded = loaded_by("import envhub")
+    assert "envhub" in loaded
+    assert not loaded & {*SERVER_LIBRARIES, "zmq", "numpy", "msgpack", "cloudpickle", "envhub_server", "envhub_client"}
+
+
+def test_connection_needs_neither_gymnasium_nor_a_server_library() -> None:
+    loaded = loaded_by("import envhub.protocol, envhub_client.connection")
+    assert "zmq" in loaded
+    assert not loaded & {*SERVER_LIBRARIES, "envhub_server"}
+
+
+# --- size -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_file_is_longer_than_500_lines(name: str) -> None:
+    assert len(FILES[name].read_text().splitlines()) <= LINES_MAX

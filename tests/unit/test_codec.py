@@ -1,0 +1,524 @@
+from __future__ import annotations
+
+import collections
+import enum
+import pickle
+import sys
+from typing import Any
+
+import msgpack
+import msgpack_numpy
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from envhub import codec
+
+QUICK = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def packed(value: Any) -> bytes:
+    """Msgpack as anybody may send it."""
+    return bytes(msgpack.packb(value, use_bin_type=True))
+
+
+def extension(code: int, value: Any) -> bytes:
+    return packed(msgpack.ExtType(code, packed(value)))
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal in value, type, dtype and shape, all the way down; NaN equals NaN."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, np.ndarray):
+        return bool(left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes())
+    if isinstance(left, np.generic):
+        return bool(left.dtype == right.dtype and left.tobytes() == right.tobytes())
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, float) and left != left:
+        return bool(right != right)
+    return bool(left == right)
+
+
+def round_trip(value: Any) -> Any:
+    return codec.decode(codec.encode(value))
+
+
+# --- what it carries --------------------------------------------------------------------------------------------------
+
+numeric = st.one_of(
+    hnp.boolean_dtypes(),
+    hnp.integer_dtypes(endianness="?"),
+    hnp.floating_dtypes(endianness="?"),
+    hnp.complex_number_dtypes(sizes=(64, 128), endianness="?"),
+)
+shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=3)
+arrays = hnp.arrays(numeric, shapes)
+text_and_time = hnp.arrays(
+    st.one_of(
+        hnp.unicode_string_dtypes(min_len=1, max_len=5),
+        hnp.byte_string_dtypes(min_len=1, max_len=5),
+        hnp.datetime64_dtypes(endianness="="),
+        hnp.timedelta64_dtypes(endianness="="),
+    ),
+    shapes,
+)
+scalars = numeric.filter(lambda dtype: dtype.itemsize <= 16).flatmap(
+    lambda dtype: hnp.arrays(dtype, ()).map(lambda array: array[()])
+)
+atoms = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-(2**200), 2**200),
+    st.floats(),
+    st.complex_numbers(allow_nan=False),
+    st.text(st.characters(categories=["L", "N", "P", "S", "Z", "C"])),  # "C": surrogates, too
+    st.binary(),
+)
+keys = st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.binary(), st.tuples(st.integers(), st.text()))
+values = st.recursive(
+    st.one_of(atoms, arrays, text_and_time, scalars),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+        st.dictionaries(st.text(), inner, max_size=4),
+        st.dictionaries(keys, inner, max_size=4),
+        st.sets(st.integers() | st.text(), max_size=4),
+        st.frozensets(st.integers() | st.text(), max_size=4),
+    ),
+    max_leaves=8,
+)
+
+
+@QUICK
+@given(values)
+def test_whatever_is_encoded_is_decoded_as_it_was(value: Any) -> None:
+    assert same(round_trip(value), value)
+
+
+@QUICK
+@given(arrays | text_and_time)
+def test_decoded_arrays_are_fresh_writable_and_of_the_same_dtype_and_shape(array: np.ndarray) -> None:
+    found = round_trip(array)
+    assert same(found, array)
+    assert found.flags.writeable and found.flags.owndata
+
+
+def test_array_that_is_not_contiguous_is_carried() -> None:
+    array = np.arange(24).reshape(4, 6)[::2, ::-3]
+    assert same(round_trip(array), np.ascontiguousarray(array))
+    assert same(round_trip(array.T), np.ascontiguousarray(array.T))
+
+
+def test_numpy_scalars_keep_their_type_and_do_not_become_python_numbers() -> None:
+    assert type(round_trip(np.float64(0.5))) is np.float64
+    assert type(round_trip(np.float32(0.5))) is np.float32
+    assert type(round_trip(np.int8(-3))) is np.int8
+    assert type(round_trip(np.bool_(True))) is np.bool_
+
+
+def test_text_scalars_become_python_text() -> None:
+    assert round_trip(np.str_("left")) == "left"
+    assert round_trip(np.bytes_(b"left")) == b"left"
+
+
+def test_containers_keep_their_kind() -> None:
+    value = {"a": (1, [2, (3,)]), "b": {4, 5}, "c": frozenset([6]), 7: {None: ()}}
+    assert same(round_trip(value), value)
+
+
+def test_named_tuples_and_dict_subclasses_become_plain_ones() -> None:
+    point = collections.namedtuple("point", "x y")
+    assert same(round_trip(point(1, 2)), (1, 2))
+    assert same(round_trip(collections.OrderedDict(a=1)), {"a": 1})
+
+
+def test_subclasses_of_numbers_and_text_travel_as_what_they_extend() -> None:
+    class Number(enum.IntEnum):
+        ONE = 1
+
+    class Colour(str, enum.Enum):
+        RED = "red"
+
+    class Loud(str):
+        def __str__(self) -> str:
+            return self.upper()
+
+    class Metres(float):
+        pass
+
+    class Blob(bytes):
+        pass
+
+    assert same(round_trip([Number.ONE, Colour.RED, Loud("a"), Metres(0.5), Blob(b"x")]), [1, "red", "a", 0.5, b"x"])
+
+
+def test_buffers_become_bytes() -> None:
+    assert round_trip([bytearray(b"ab"), memoryview(b"cd")]) == [b"ab", b"cd"]
+
+
+@pytest.mark.parametrize("name", ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
+def test_random_generator_goes_on_where_it_was(name: str) -> None:
+    generator = np.random.Generator(getattr(np.random, name)(7))
+    generator.random(5)
+    generator.integers(0, 9, 3, dtype=np.int32)  # half of a 64-bit draw stays behind
+    found = round_trip({"np_random": generator})["np_random"]
+    assert found.random(1000).tolist() == generator.random(1000).tolist()
+    assert type(found.bit_generator).__name__ == name
+
+
+def test_lone_surrogates_are_carried() -> None:
+    text = b"/tmp/\xff".decode("utf-8", "surrogateescape")
+    assert round_trip({text: [text, "\ud800"]}) == {text: [text, "\ud800"]}
+
+
+def test_every_buffer_can_be_decoded() -> None:
+    blob = codec.encode([1, "a"])
+    assert codec.decode(memoryview(blob)) == codec.decode(bytearray(blob)) == [1, "a"]
+
+
+# --- interoperation with msgpack_numpy --------------------------------------------------------------------------------
+
+
+@QUICK
+@given(arrays | scalars)
+def test_stock_msgpack_numpy_reads_our_arrays(value: Any) -> None:
+    found = msgpack.unpackb(codec.encode({"x": value}), object_hook=msgpack_numpy.decode)
+    assert same(found["x"], value)
+
+
+@QUICK
+@given(arrays | scalars)
+def test_arrays_of_stock_msgpack_numpy_are_read(value: Any) -> None:
+    blob = msgpack.packb({"x": value}, default=msgpack_numpy.encode)
+    # To msgpack itself a float64 is the float it extends.
+    assert same(codec.decode(blob)["x"], float(value) if type(value) is np.float64 else value)
+
+
+# --- what it cannot carry ---------------------------------------------------------------------------------------------
+
+
+class Opaque:
+    def __repr__(self) -> str:
+        return "<opaque>"
+
+
+class Shy:
+    def __repr__(self) -> str:
+        raise RuntimeError("not now")
+
+
+UNCARRIED = [
+    Opaque(),
+    lambda: None,
+    object,
+    np.array([object()]),
+    np.zeros(2, "i4,f8"),
+    np.zeros((1,) * 17),
+    np.zeros((1,) * 17, "U1"),
+    np.zeros(1, np.clongdouble),
+    np.datetime64("2026-01-01"),
+    np.void(b"ab"),
+    np.random.RandomState(1),
+]
+
+
+@pytest.mark.parametrize("value", UNCARRIED, ids=lambda value: type(value).__name__)
+def test_value_without_a_form_is_refused(value: Any) -> None:
+    with pytest.raises(codec.EncodeError, match=type(value).__name__):
+        codec.encode({"deep": [value]})
+
+
+@pytest.mark.parametrize("value", UNCARRIED, ids=lambda value: type(value).__name__)
+def test_value_without_a_form_travels_as_its_repr_where_that_is_allowed(value: Any) -> None:
+    found = codec.decode(codec.encode({"deep": [value]}, codec.as_repr))
+    assert found == {"deep": [repr(value)[: codec.REPR_CHARS_MAX]]}
+
+
+def test_repr_that_raises_does_not_fail_the_encoding() -> None:
+    assert "RuntimeError" in codec.decode(codec.encode(Shy(), codec.as_repr))
+
+
+def test_long_repr_is_cut() -> None:
+    class Wordy:
+        def __repr__(self) -> str:
+            return "x" * 10_000
+
+    assert len(codec.decode(codec.encode(Wordy(), codec.as_repr))) == codec.REPR_CHARS_MAX
+
+
+def test_cycle_is_refused_or_ended_by_a_repr() -> None:
+    cycle: list[Any] = [1]
+    cycle.append({"again": cycle})
+    with pytest.raises(codec.EncodeError):
+        codec.encode(cycle)
+    assert codec.decode(codec.encode(cycle, codec.as_repr)) == [1, {"again": repr(cycle)}]
+
+
+def test_same_value_twice_is_no_cycle() -> None:
+    twice = [1]
+    assert round_trip([twice, twice]) == [[1], [1]]
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda value: [value], lambda value: (value,), lambda value: {"k": value}, lambda value: {1: value}]
+)
+def test_nesting_is_carried_to_the_limit_and_refused_beyond(wrap: Any) -> None:
+    value: Any = np.array(["an array is an extension of its own"])
+    for _ in range(codec.DEPTH_MAX):
+        value = wrap(value)
+    assert same(round_trip(value), value)
+    with pytest.raises(codec.EncodeError):
+        codec.encode(wrap(value))
+    assert codec.decode(codec.encode(wrap(value), codec.as_repr))
+
+
+# --- attacks ----------------------------------------------------------------------------------------------------------
+
+
+def array(**fields: Any) -> bytes:
+    """An array in the form of ``msgpack_numpy``, with some of its fields replaced; None leaves one out."""
+    honest = {"nd": True, "type": "<f8", "kind": b"", "shape": [1], "data": bytes(8)}
+    return packed({name.encode(): value for name, value in {**honest, **fields}.items() if value is not None})
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return sys.exit, ("unpickled",)
+
+
+PICKLED = pickle.dumps(Bomb())
+TEXT = codec.ARRAY
+ATTACKS = {
+    "pickle in an object array": array(kind=b"O", type="|O", data=PICKLED),
+    "pickle under a text kind": array(kind="O", type="|O", data=PICKLED),
+    "pointers as objects": array(type="|O"),
+    "pointers as objects, no kind": array(type="|O", kind=None),
+    "pointers, short name": array(type="O", kind=None),
+    "pointers in pairs": array(type="O,O", kind=None, data=bytes(16)),
+    "pointers in a list": array(type=[["a", "|O"]], kind=None),
+    "pointers in a structure": array(type=[["a", "|O"]], kind=b"V"),
+    "pointers in a dict of fields": array(type={"names": ["a"], "formats": ["O"]}, kind=None),
+    "scalar pointer": array(nd=False, type="|O", shape=None),
+    "structure": array(kind=b"V", type=[["a", "<f8"]]),
+    "structure, short name": array(type="f,f"),
+    "sub-array type": array(type="(2)f"),
+    "void": array(type="|V8"),
+    "void of nothing, huge shape": array(type="|V0", shape=[1 << 40], data=b""),
+    "text of nothing, huge shape": array(type="|S0", shape=[1 << 40], data=b""),
+    "text as a plain array": array(type="<U2"),
+    "text with a bad code point": array(type="<U1", data=b"\xff\xff\xff\xff"),
+    "time as a plain array": array(type="<M8"),
+    "type is bytes": array(type=b"<f8"),
+    "type is nonsense": array(type="zz"),
+    "type is a list": array(type=["<f8"]),
+    "long type": array(type="float64"),
+    "no type": array(type=None),
+    "no data": array(data=None),
+    "data is text": array(data="12345678"),
+    "data too short": array(data=bytes(7)),
+    "data too long": array(data=bytes(9)),
+    "data empty": array(data=b""),
+    "huge shape": array(shape=[1 << 40]),
+    "shape beyond 64 bits": array(shape=[1 << 62, 1 << 62]),
+    "nothing of a huge shape": array(shape=[0, 1 << 62], data=b""),
+    "negative shape": array(shape=[-1]),
+    "two negative shapes": array(shape=[-1, -1]),
+    "true in a shape": array(shape=[True]),
+    "float in a shape": array(shape=[1.0]),
+    "shape is a number": array(shape=1),
+    "shape is text": array(shape="1"),
+    "shape is nil": packed({b"nd": True, b"type": "<f8", b"kind": b"", b"shape": None, b"data": bytes(8)}),
+    "too many dimensions": array(shape=[1] * 17),
+    "no shape": array(shape=None),
+    "scalar with a shape": array(nd=False),
+    "scalar of two": array(nd=False, shape=None, data=bytes(16)),
+    "nd is neither": array(nd="yes"),
+    "nd is a number": array(nd=1),
+    "unknown key": array(more=1),
+    "python complex of msgpack_numpy": packed({b"complex": True, b"data": "1j"}),
+    "map with bytes keys": packed({b"a": 1}),
+    "map with numbers for keys": packed({1: 1}),
+    "map with nil for a key": b"\x81\xc0\x01",
+    "pointers as an array extension": extension(TEXT, ["|O", [1], bytes(8)]),
+    "numbers as an array extension": extension(TEXT, ["<f8", [1], bytes(8)]),
+    "structure as an array extension": extension(TEXT, ["U1,O", [1], bytes(12)]),
+    "array extension with a bad code point": extension(TEXT, ["<U1", [1], b"\xff\xff\xff\xff"]),
+    "array extension with a bad code point, swapped": extension(TEXT, [">U1", [1], b"\x00\x11\x00\x00"]),
+    "array extension of nothing": extension(TEXT, ["<U0", [1 << 40], b""]),
+    "array extension with a long name": extension(TEXT, ["<U1" + " " * 30, [1], bytes(4)]),
+    "array extension of a wrong length": extension(TEXT, ["<U1", [2], bytes(4)]),
+    "array extension with a negative shape": extension(TEXT, ["<M8[s]", [-1], bytes(8)]),
+    "array extension with two items": extension(TEXT, ["<U1", [1]]),
+    "array extension whose name is a list": extension(TEXT, [["<U1"], [1], bytes(4)]),
+    "tuple extension of a map": extension(codec.TUPLE, {"a": 1}),
+    "set extension of lists": extension(codec.SET, [[1]]),
+    "mapping extension with a list for a key": extension(codec.MAPPING, [[1], 2]),
+    "mapping extension without its last value": extension(codec.MAPPING, [1, 2, 3]),
+    "integer extension of words": packed(msgpack.ExtType(codec.INTEGER, b"ten")),
+    "integer extension beyond ascii": packed(msgpack.ExtType(codec.INTEGER, b"\xff")),
+    "complex extension too short": packed(msgpack.ExtType(codec.COMPLEX, bytes(8))),
+    "repr extension that is no text": packed(msgpack.ExtType(codec.REPR, b"\xff")),
+    "unknown generator": extension(codec.GENERATOR, ["RandomState", {}]),
+    "generator by attribute": extension(codec.GENERATOR, ["Generator", {}]),
+    "generator whose name is a list": extension(codec.GENERATOR, [["MT19937"], {}]),
+    "generator without a state": extension(codec.GENERATOR, ["PCG64", {}]),
+    "generator of a legacy state": extension(codec.GENERATOR, ["MT19937", ["MT19937", [0] * 624, 10**8]]),
+    "pickle extension": packed(msgpack.ExtType(codec.PICKLE, PICKLED)),
+    "pickle in a tuple in a list": packed(
+        [msgpack.ExtType(codec.TUPLE, packed([msgpack.ExtType(codec.PICKLE, PICKLED)]))]
+    ),
+    "unknown extension": packed(msgpack.ExtType(99, b"")),
+    "reserved byte": b"\xc1",
+    "nothing": b"",
+    "two values": b"\x01\x01",
+    "cut short": codec.encode(np.arange(100))[:-1],
+    "text that is no utf-8": b"\xa1\xff",
+    "long list announced": b"\xdd\xff\xff\xff\xff",
+    "long map announced": b"\xdf\xff\xff\xff\xff",
+    "long text announced": b"\xdb\xff\xff\xff\xff",
+    "long bytes announced": b"\xc6\xff\xff\xff\xff",
+    "long extension announced": b"\xc9\xff\xff\xff\xff\x01",
+    "lists two thousand deep": b"\x91" * 2000 + b"\x01",
+    "many long lists": b"\xdd\x00\x0f\xff\xff" * 500,
+}
+
+
+@pytest.mark.parametrize("blob", ATTACKS.values(), ids=ATTACKS.keys())
+def test_attack_is_refused_by_both_decoders(blob: bytes) -> None:
+    with pytest.raises(codec.DecodeError):
+        codec.decode(blob)
+    with pytest.raises(codec.DecodeError):
+        codec.decode_header(blob)
+
+
+@pytest.mark.parametrize(
+    ("name", "position"), [("MT19937", 625), ("MT19937", -1), ("MT19937", 10**8), ("Philox", 5), ("Philox", -1)]
+)
+def test_generator_that_would_read_foreign_memory_is_refused(name: str, position: int) -> None:
+    # NumPy 2.4 takes such a state and ends in SIGSEGV at the first draw.
+    state = getattr(np.random, name)(1).state
+    (state["state"] if name == "MT19937" else state)["pos" if name == "MT19937" else "buffer_pos"] = position
+    blob = packed(msgpack.ExtType(codec.GENERATOR, codec.encode([name, state])))
+    with pytest.raises(codec.DecodeError, match="position"):
+        codec.decode(blob)
+
+
+def extensions_inside_each_other(count: int) -> bytes:
+    blob = packed(1)
+    for _ in range(count):
+        blob = packed([msgpack.ExtType(codec.TUPLE, blob)])
+    return blob
+
+
+def test_extensions_inside_each_other_are_refused_beyond_the_limit() -> None:
+    assert codec.decode(extensions_inside_each_other(0)) == 1
+    with pytest.raises(codec.DecodeError):
+        codec.decode(extensions_inside_each_other(codec.DEPTH_MAX + 2))
+
+
+def test_header_may_nest_less_than_a_value() -> None:
+    value: Any = 1
+    for _ in range(codec.HEADER_DEPTH_MAX):
+        value = (value,)
+    assert codec.decode(codec.encode(value)) == value
+    with pytest.raises(codec.DecodeError, match="nested"):
+        codec.decode_header(codec.encode(value))
+    assert codec.decode_header(codec.encode(value[0])) == value[0]
+
+
+def test_header_may_hold_shorter_lists_than_a_value() -> None:
+    blob = codec.encode([0] * (codec.HEADER_ITEMS_MAX + 1))
+    assert len(codec.decode(blob)) == codec.HEADER_ITEMS_MAX + 1
+    with pytest.raises(codec.DecodeError):
+        codec.decode_header(blob)
+
+
+def test_list_longer_than_the_limit_is_refused() -> None:
+    with pytest.raises(codec.DecodeError):
+        codec.decode(b"\xdd\x00\x10\x00\x01" + bytes(codec.ITEMS_MAX + 1))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+def test_random_bytes_are_decoded_or_refused(blob: bytes) -> None:
+    for decode in (codec.decode, codec.decode_header):
+        try:
+            decode(blob)
+        except codec.DecodeError:
+            pass
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(values, st.data())
+def test_flipped_bytes_are_decoded_or_refused(value: Any, data: st.DataObject) -> None:
+    blob = bytearray(codec.encode(value))
+    for _ in range(data.draw(st.integers(1, 3))):
+        blob[data.draw(st.integers(0, len(blob) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        repr(codec.decode(bytes(blob)))
+    except codec.DecodeError:
+        pass
+    except ValueError as error:
+        assert "datetime" in str(error)  # NumPy cannot print some times that it can hold
+
+
+# --- pickle -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trapped_pickle(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Records what reaches ``pickle.loads``."""
+    reached: list[bytes] = []
+    monkeypatch.setattr(pickle, "loads", lambda blob, **_: reached.append(bytes(blob)))
+    return reached
+
+
+def test_no_attack_reaches_pickle(trapped_pickle: list[bytes]) -> None:
+    for blob in ATTACKS.values():
+        for decode in (codec.decode, codec.decode_header):
+            with pytest.raises(codec.DecodeError):
+                decode(blob)
+    assert trapped_pickle == []
+
+
+def test_the_trap_would_have_caught_the_stock_decoder(trapped_pickle: list[bytes]) -> None:
+    msgpack.unpackb(ATTACKS["pickle in an object array"], object_hook=msgpack_numpy.decode)
+    assert trapped_pickle == [PICKLED]
+
+
+def test_pickled_value_is_unpickled_only_where_it_is_allowed(trapped_pickle: list[bytes]) -> None:
+    blob = codec.encode([Opaque()], codec.as_pickle)
+    with pytest.raises(codec.DecodeError, match="extension type 10"):
+        codec.decode(blob)
+    assert trapped_pickle == []
+    codec.decode(blob, allow_pickle=True)
+    assert len(trapped_pickle) == 1
+
+
+def test_values_with_a_form_are_never_pickled() -> None:
+    value = {"a": np.arange(3), "b": (1, "x")}
+    assert codec.encode(value, codec.as_pickle) == codec.encode(value)
+
+
+def test_pickled_values_arrive_as_they_were() -> None:
+    shift = 3
+    found = codec.decode(codec.encode({"f": lambda x: x + shift}, codec.as_pickle), allow_pickle=True)
+    assert found["f"](1) == 4
+
+
+def test_value_that_cannot_be_pickled_travels_as_its_repr() -> None:
+    class Sealed:
+        def __reduce__(self) -> Any:
+            raise TypeError("sealed")
+
+        def __repr__(self) -> str:
+            return "<sealed>"
+
+    assert codec.decode(codec.encode(Sealed(), codec.as_pickle), allow_pickle=True) == "<sealed>"

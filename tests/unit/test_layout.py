@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envhub.layout import ACTION_ITEM_BYTES, ALIGNMENT, HEADER_BYTES, HEADER_WORDS, ROW_WORDS, SLOTS, Layout, Leaf
+
+dtypes = st.sampled_from(["<f4", "<f8", "|u1", "<i8", "<f2", "|i1", "|b1"])
+shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+leaves = st.lists(st.builds(Leaf, dtypes, shapes), max_size=4).map(tuple)
+layouts = st.builds(Layout, st.integers(1, 70), leaves, leaves, st.integers(0, 300))
+
+
+@settings(max_examples=60, deadline=None)
+@given(layouts)
+def test_fields_stand_apart_aligned_and_inside_the_arena(layout: Layout) -> None:
+    fields = sorted(layout.fields().values(), key=lambda field: field.offset)
+    end = HEADER_BYTES
+    for field in fields:
+        assert field.offset >= end
+        assert field.offset % ALIGNMENT == 0
+        end = field.offset + field.nbytes
+    assert end <= layout.nbytes()
+    assert layout.nbytes() % HEADER_BYTES == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(layouts)
+def test_every_leaf_has_its_field_in_the_order_of_the_space(layout: Layout) -> None:
+    fields = layout.fields()
+    for number, leaf in enumerate(layout.observations):
+        field = fields[f"observation/{number}"]
+        assert (field.dtype, field.shape) == (leaf.dtype, (SLOTS, layout.rows, *leaf.shape))
+    for number, leaf in enumerate(layout.actions):
+        assert fields[f"action/{number}"].nbytes == layout.rows * leaf.items * ACTION_ITEM_BYTES
+        assert fields[f"action_code/{number}"].shape == (layout.rows,)
+    assert len(fields) == len(ROW_WORDS) + 4 + len(layout.observations) + 2 * len(layout.actions)
+
+
+@settings(max_examples=60, deadline=None)
+@given(layouts)
+def test_every_field_can_be_mapped_over_memory_of_the_arenas_size(layout: Layout) -> None:
+    memory = bytearray(layout.nbytes())
+    for field in layout.fields().values():
+        assert np.ndarray(field.shape, field.dtype, memory, field.offset).nbytes == field.nbytes
+
+
+def test_both_sides_compute_the_same_layout_from_the_same_leaves() -> None:
+    layout = Layout(3, (Leaf("<f4", (4,)),), (Leaf("<i8", ()),), 100)
+    copied = [tuple(Leaf.from_wire(leaf.wire()) for leaf in found) for found in (layout.observations, layout.actions)]
+    assert Layout(3, copied[0], copied[1], 100).fields() == layout.fields()
+
+
+def test_words_of_a_row_are_eight_bytes_each_and_never_split() -> None:
+    fields = Layout(5, (), (), 0).fields()
+    for word in ROW_WORDS:
+        assert fields[word].dtype == "i8" and fields[word].nbytes == 40 and fields[word].offset % 8 == 0
+
+
+def test_header_words_fit_before_the_first_field() -> None:
+    layout = Layout(1, (), (), 0)
+    assert len(HEADER_WORDS) * 8 <= HEADER_BYTES <= min(field.offset for field in layout.fields().values())
+
+
+def test_row_of_an_observation_field_is_the_batched_observation() -> None:
+    layout = Layout(4, (Leaf("<f4", (2, 3)),), (), 0)
+    field = layout.fields()["observation/0"]
+    memory = bytearray(layout.nbytes())
+    batch = np.ndarray(field.shape, field.dtype, memory, field.offset)
+    assert batch[1].flags.c_contiguous and batch[1].shape == (4, 2, 3)
+
+
+def test_scalar_leaf_has_one_item_and_an_empty_one_has_none() -> None:
+    assert Leaf("<i8", ()).items == 1
+    assert Leaf("<i8", (3, 0)).items == 0
+    assert Leaf("<i8", (3, 4)).items == math.prod((3, 4))

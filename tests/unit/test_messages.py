@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envhub import codec, messages
+from envhub.messages import (
+    CONTROL,
+    REPLIES,
+    REQUESTS,
+    SESSION_OPS,
+    Build,
+    Call,
+    Close,
+    Failure,
+    Hello,
+    Made,
+    Make,
+    Op,
+    Reset,
+    RowFailed,
+    SetAttr,
+    Welcome,
+    World,
+)
+
+WIRE = sorted({*REQUESTS.values(), *REPLIES.values()}, key=lambda kind: kind.__name__)
+
+FULL: list[Any] = [
+    Hello("0.1.0"),
+    Make(4, "CartPole-v1", b"k", b"f", 2, "SameStep", "different", World(["/x"], "/", {"A": "1"}, b"r")),
+    Reset([1, None, 3], [True, False, True], b"o"),
+    Call("render", b"a"),
+    SetAttr("gravity", [b"1", b"2"]),
+    Close(True),
+    Welcome("0.1.0", "1.0", True, {"envs_per_session_max": 4}, "box", 7),
+    Made(2, 1, [{"space": "Discrete"}], {"space": "Discrete"}, b"m", "rgb_array", "{}"),
+    Failure("env_raised", "env", "no", 3, 1, "builtins.ValueError", b"a", "tb", "log"),
+]
+
+
+@pytest.mark.parametrize("message", FULL, ids=lambda message: type(message).__name__)
+def test_message_is_read_as_it_was_written(message: Any) -> None:
+    assert messages.unpack(type(message), messages.pack(message)) == message
+
+
+@pytest.mark.parametrize("message", FULL, ids=lambda message: type(message).__name__)
+def test_message_is_a_map_of_its_fields(message: Any) -> None:
+    assert codec.decode(messages.pack(message)) == dataclasses.asdict(message)
+
+
+@pytest.mark.parametrize("kind", WIRE, ids=lambda kind: kind.__name__)
+def test_field_with_a_default_may_be_missing_and_one_without_may_not(kind: Any) -> None:
+    wanted = {field.name: field for field in dataclasses.fields(kind)}
+    needed = {
+        name: example(kind, name)
+        for name, field in wanted.items()
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    }
+    assert messages.unpack(kind, codec.encode(needed)) == kind(**needed)
+    for missing in needed:
+        with pytest.raises(codec.DecodeError, match=missing):
+            messages.unpack(kind, codec.encode({name: value for name, value in needed.items() if name != missing}))
+
+
+def example(kind: Any, name: str) -> Any:
+    """A value that the field accepts."""
+    hint = str(kind.__annotations__[name])
+    for start, value in {"str": "x", "int": 1, "bytes": b"x", "bool": True, "Dict": {}, "List": []}.items():
+        if hint.startswith(start):
+            return value
+    raise AssertionError(hint)
+
+
+@pytest.mark.parametrize("kind", WIRE, ids=lambda kind: kind.__name__)
+def test_field_that_this_version_does_not_know_is_ignored(kind: Any) -> None:
+    message = next((message for message in FULL if type(message) is kind), None)
+    fields = {} if message is None else dataclasses.asdict(message)
+    if message is None and any(field.default is dataclasses.MISSING for field in dataclasses.fields(kind)):
+        fields = {field.name: example(kind, field.name) for field in dataclasses.fields(kind)}
+    known = messages.unpack(kind, codec.encode(fields))
+    assert messages.unpack(kind, codec.encode({**fields, "of_version_1_9": [1, {"a": b""}]})) == known
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (Make, "num_envs", "4"),
+        (Make, "num_envs", 4.0),
+        (Make, "num_envs", True),
+        (Make, "num_envs", None),
+        (Make, "name", b"CartPole-v1"),
+        (Make, "kwargs", "text"),
+        (Make, "num_workers", "2"),
+        (Make, "world", [1]),
+        (Make, "world", {"sys_path": []}),
+        (Make, "world", {"sys_path": [], "cwd": 1, "environ": {}}),
+        (Make, "world", {"sys_path": [b"/x"], "cwd": "/", "environ": {}}),
+        (Make, "world", {"sys_path": [], "cwd": "/", "environ": {"A": 1}}),
+        (Make, "world", {"sys_path": [], "cwd": "/", "environ": {1: "A"}}),
+        (Reset, "seeds", 1),
+        (Reset, "seeds", (1, 2)),
+        (Reset, "seeds", ["1"]),
+        (Reset, "seeds", [True]),
+        (Reset, "mask", [1, 0]),
+        (Reset, "mask", None),
+        (Reset, "options", {}),
+        (SetAttr, "values", [1]),
+        (SetAttr, "values", b"1"),
+        (Close, "terminate", 1),
+        (Close, "terminate", None),
+        (Failure, "env_index", "0"),
+        (Welcome, "limits", {"a": "1"}),
+        (Made, "observation_spaces", [[]]),
+        (Made, "action_space", []),
+    ],
+)
+def test_field_of_another_type_is_refused_and_named(kind: Any, field: str, value: Any) -> None:
+    honest = next(message for message in FULL if type(message) is kind)
+    with pytest.raises(codec.DecodeError, match=kind.__name__ if field != "world" else "World|world"):
+        messages.unpack(kind, codec.encode({**dataclasses.asdict(honest), field: value}))
+
+
+@pytest.mark.parametrize("value", [None, 1, "x", [], [["num_envs", 1]], {1: 2}])
+def test_message_that_is_no_map_of_names_is_refused(value: Any) -> None:
+    with pytest.raises(codec.DecodeError):
+        messages.unpack(Make, codec.encode(value))
+
+
+def test_optional_field_may_be_nil() -> None:
+    assert messages.unpack(Make, codec.encode({"num_envs": 1, "num_workers": None, "world": None})) == Make(1)
+
+
+def test_seeds_beyond_64_bits_are_carried() -> None:
+    assert messages.unpack(Reset, messages.pack(Reset([2**128]))).seeds == [2**128]
+
+
+def test_every_request_has_a_reply() -> None:
+    assert {*REQUESTS, Op.STEP} == {*REPLIES} - {Op.FAILURE}
+    assert {*REQUESTS, Op.STEP} >= SESSION_OPS
+
+
+def test_ops_are_told_from_replies_by_one_bit() -> None:
+    assert all(0 < op < messages.REPLY for op in Op)
+    assert len({int(op) for op in Op}) == len(Op)
+
+
+# --- control messages -------------------------------------------------------------------------------------------------
+
+
+def test_control_message_is_read_as_it_was_written() -> None:
+    failure = Failure("env_raised", "env", "no", 3)
+    build = Build(0, [0, 1], "CartPole-v1", b"", b"", "", [], "NextStep", False)
+    for message in (RowFailed(failure), build, messages.Mapped(), messages.RowInfo(1, b"x")):
+        assert messages.unpack_control(messages.pack_control(message)) == message
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        {},
+        [],
+        ["Mapped"],
+        ["Mapped", {}, 1],
+        ["Nothing", {}],
+        ["Mapped", []],
+        [[], {}],
+        [{}, {}],
+        [1, {}],
+        ["Make", {}],
+    ],
+)
+def test_control_message_without_a_known_name_and_a_map_is_refused(value: Any) -> None:
+    with pytest.raises(codec.DecodeError):
+        messages.unpack_control(codec.encode(value))
+
+
+@pytest.mark.parametrize("name", sorted(CONTROL))
+def test_control_message_with_a_wrong_field_is_refused(name: str) -> None:
+    fields = dataclasses.fields(CONTROL[name])
+    if fields:
+        with pytest.raises(codec.DecodeError, match=fields[0].name):
+            messages.unpack_control(codec.encode([name, {fields[0].name: 1.5}]))
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+pairs = st.lists(st.tuples(st.integers(0, 2**32 - 1), st.binary(max_size=20)), max_size=5)
+
+
+@settings(deadline=None)
+@given(pairs)
+def test_rows_are_read_as_they_were_joined(rows: list[tuple[int, bytes]]) -> None:
+    assert messages.unpack_rows(messages.pack_rows(rows)) == rows
+
+
+def test_row_is_its_number_its_length_and_its_bytes() -> None:
+    assert messages.pack_rows([(3, b"ab")]) == b"\x03\x00\x00\x00\x02\x00\x00\x00ab"
+
+
+def test_rows_frame_cut_anywhere_between_rows_and_their_ends_is_refused() -> None:
+    frame = messages.pack_rows([(0, b"abc"), (1, b"de")])
+    for end in range(1, len(frame)):
+        if end != 11:  # exactly the first row
+            with pytest.raises(codec.DecodeError):
+                messages.unpack_rows(frame[:end])
+
+
+def test_row_longer_than_its_frame_is_refused() -> None:
+    with pytest.raises(codec.DecodeError):
+        messages.unpack_rows(b"\x00\x00\x00\x00\xff\xff\xff\xff")

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+from envhub_server.registry import Recipe, Registry
+
+
+def test_without_entries_every_registered_id_is_offered() -> None:
+    registry = Registry()
+    assert registry.find("CartPole-v1") == Recipe("CartPole-v1")
+    assert registry.offered(["B-v0", "A-v0"]) == ["A-v0", "B-v0"]
+    assert registry.has_patterns
+
+
+def test_named_id_is_offered_and_no_other() -> None:
+    registry = Registry(["CartPole-v1", "Ant-v5"])
+    assert registry.find("CartPole-v1") == Recipe("CartPole-v1")
+    assert registry.find("CartPole-v0") is None
+    assert registry.find("cartpole-v1") is None
+    assert registry.exact == ["Ant-v5", "CartPole-v1"]
+    assert not registry.has_patterns
+
+
+def test_pattern_offers_what_it_matches() -> None:
+    registry = Registry(["ALE/*", "Ant-v?"])
+    assert registry.find("ALE/Pong-v5") == Recipe("ALE/Pong-v5", ("ale_py",))
+    assert registry.find("Ant-v5") == Recipe("Ant-v5")
+    assert registry.find("Hopper-v5") is None
+    assert registry.offered(["ALE/Pong-v5", "Hopper-v5", "Ant-v5"]) == ["ALE/Pong-v5", "Ant-v5"]
+
+
+def test_module_before_an_id_is_imported_for_it() -> None:
+    registry = Registry(["my_sims:Robot-v0", "other:Sim*"])
+    assert registry.find("Robot-v0") == Recipe("Robot-v0", ("my_sims",))
+    assert registry.find("SimA-v1") == Recipe("SimA-v1", ("other",))
+    assert registry.modules == ["my_sims", "other"]
+
+
+def test_module_of_a_known_namespace_is_imported_without_being_named() -> None:
+    assert Registry().find("ALE/Pong-v5") == Recipe("ALE/Pong-v5", ("ale_py",))
+    assert Registry(["ALE/Pong-v5"]).modules == ["ale_py"]
+    assert Registry().find("Elsewhere/Pong-v5") == Recipe("Elsewhere/Pong-v5")
+
+
+def test_client_may_name_the_operators_module_and_none_of_its_own() -> None:
+    registry = Registry(["my_sims:Robot-v0", "CartPole-v1"])
+    assert registry.find("my_sims:Robot-v0") == Recipe("Robot-v0", ("my_sims",))
+    assert registry.find("os:Robot-v0") is None
+    assert registry.find("os:CartPole-v1") is None
+    assert registry.find("my_sims:os:Robot-v0") is None
+    assert Registry().find("antigravity:CartPole-v1") is None
+
+
+def test_entry_point_is_offered_under_its_name() -> None:
+    registry = Registry(["libero=my_sims:make"])
+    assert registry.find("libero") == Recipe("libero", (), "my_sims:make")
+    assert registry.find("my_sims:make") is None
+    assert registry.find("my_sims:libero") is None
+    assert registry.exact == ["libero"]
+    assert registry.modules == []  # it is imported when an env is made, not to list names
+
+
+def test_entry_point_may_be_a_nested_module() -> None:
+    assert Registry(["a=pkg.sub:factory"]).find("a") == Recipe("a", (), "pkg.sub:factory")
+
+
+def test_first_entry_that_matches_decides() -> None:
+    registry = Registry(["mine:Robot-v0", "theirs:*"])
+    assert registry.find("Robot-v0") == Recipe("Robot-v0", ("mine",))
+    assert registry.find("Other-v0") == Recipe("Other-v0", ("theirs",))
+
+
+def test_exact_names_are_offered_even_if_they_are_not_registered_yet() -> None:
+    assert Registry(["libero=m:f", "Ant-*"]).offered(["Ant-v5", "Hopper-v5"]) == ["Ant-v5", "libero"]
+
+
+@pytest.mark.parametrize("entry", ["", ":", ":CartPole-v1", "module:", "=m:f", "name=", "name=m", "name=m:", "name=:f"])
+def test_entry_of_no_known_form_is_refused_and_quoted(entry: str) -> None:
+    with pytest.raises(ValueError, match="name=module:factory") as caught:
+        Registry([entry])
+    assert repr(entry) in str(caught.value)

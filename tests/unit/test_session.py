@@ -1,0 +1,577 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from envhub_server.registry import Recipe
+from envhub_server.session import (
+    Answer,
+    ArenaRefused,
+    Drive,
+    End,
+    Exited,
+    Fail,
+    Kill,
+    MakeArena,
+    Moved,
+    Phase,
+    Session,
+    Tell,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envhub.arena import OP_RESET, OP_STEP
+from envhub.layout import Layout, Leaf
+from envhub.messages import (
+    Built,
+    Call,
+    CallResults,
+    CallRows,
+    Close,
+    CloseEnvs,
+    Done,
+    EnvNames,
+    Failure,
+    Made,
+    Make,
+    Mapped,
+    Reset,
+    ResetRows,
+    RowFailed,
+    RowInfo,
+    SetAttr,
+    SetAttrRows,
+    Step,
+    World,
+)
+
+OBSERVATION = {"space": "Box", "dtype": "<f4", "shape": [4]}
+ACTION = {"space": "Discrete", "n": 2}
+WIDER = {**OBSERVATION, "high": 2}  # of the same shape and dtype
+LARGER = {**OBSERVATION, "shape": [5]}
+INFO_BYTES = 64
+RAISED = Failure("env_raised", "env", "no", env_index=1, worker=0)
+STOPPING = Failure("draining", "hub", "the hub is shutting down")
+
+
+def built(rows: int, observation: dict[str, Any] = OBSERVATION, action: dict[str, Any] = ACTION) -> Built:
+    return Built(
+        [observation] * rows,
+        [action] * rows,
+        [["<f4", observation["shape"]]],
+        [["<i8", []]],
+        b"meta",
+        "rgb_array",
+        "{}",
+    )
+
+
+def begun(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
+    """A session whose workers are building."""
+    session = Session(Make(num_envs, "CartPole-v1", **make), Recipe("CartPole-v1"), workers, INFO_BYTES)
+    session.start()
+    return session
+
+
+def ready(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
+    """A session that is made, idle."""
+    session = begun(num_envs, workers, **make)
+    for worker, block in enumerate(session.blocks):
+        session.event(worker, built(len(block)))
+    for worker in range(len(session.blocks)):
+        session.event(worker, Mapped())
+    assert session.phase is Phase.READY and session.idle
+    return session
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.integers(1, 300), st.integers(-1, 400))
+def test_blocks_hold_every_env_once_in_order_and_differ_by_at_most_one(num_envs: int, workers: int) -> None:
+    blocks = Session(Make(num_envs), Recipe(""), workers, 0).blocks
+    assert [row for block in blocks for row in block] == list(range(num_envs))
+    sizes = [len(block) for block in blocks]
+    assert max(sizes) - min(sizes) <= 1 and min(sizes) >= 1
+    assert len(blocks) == max(1, min(workers, num_envs))
+
+
+# --- making -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_worker_is_told_to_build_its_block() -> None:
+    make = Make(3, "CartPole-v1", kwargs=b"k", autoreset_mode="SameStep")
+    session = Session(make, Recipe("CartPole-v1", ("mine",), "m:f"), 2, INFO_BYTES)
+    first, second = session.start()
+    assert isinstance(first, Tell) and isinstance(second, Tell)
+    assert (first.worker, first.message.rows, first.message.worker) == (0, [0, 1], 0)
+    assert (second.worker, second.message.rows, second.message.worker) == (1, [2], 1)
+    assert (first.message.name, first.message.kwargs, first.message.entry) == ("CartPole-v1", b"k", "m:f")
+    assert (first.message.modules, first.message.autoreset_mode) == (["mine"], "SameStep")
+    assert session.phase is Phase.BUILDING and not session.idle
+
+
+def test_only_workers_of_a_private_hub_may_unpickle() -> None:
+    private = Session(Make(1, world=World(["/x"], "/", {}, b"r")), Recipe(""), 1, 0).start()[0]
+    public = Session(Make(1), Recipe(""), 1, 0).start()[0]
+    assert isinstance(private, Tell) and isinstance(public, Tell)
+    assert private.message.allow_pickle and private.message.sys_path == ["/x"]
+    assert not public.message.allow_pickle and public.message.sys_path == []
+
+
+def test_arena_is_made_when_the_last_worker_has_built() -> None:
+    session = begun()
+    assert session.event(1, built(1)) == []
+    layout = Layout(3, (Leaf("<f4", (4,)),), (Leaf("<i8", ()),), INFO_BYTES)
+    assert session.event(0, built(2)) == [MakeArena(layout)]
+    assert session.phase is Phase.MAPPING
+
+
+def test_make_is_answered_when_the_last_worker_has_mapped() -> None:
+    session = begun()
+    session.event(0, built(2))
+    session.event(1, built(1))
+    assert session.event(1, Mapped()) == []
+    made = Made(3, 2, [OBSERVATION], ACTION, b"meta", "rgb_array", "{}")
+    assert session.event(0, Mapped()) == [Answer(made)]
+    assert session.phase is Phase.READY and session.idle
+
+
+def test_spaces_of_every_env_are_told_where_they_may_differ() -> None:
+    session = begun(observation_mode="different")
+    session.event(0, built(2))
+    session.event(1, built(1, WIDER))
+    session.event(0, Mapped())
+    (answer,) = session.event(1, Mapped())
+    assert isinstance(answer, Answer)
+    assert answer.message.observation_spaces == [OBSERVATION, OBSERVATION, WIDER]
+
+
+@pytest.mark.parametrize(
+    ("mode", "other", "text"),
+    [
+        ("same", built(1, WIDER), "observation_mode='same'"),
+        ("same", built(1, LARGER), "observation_mode='same'"),
+        ("different", built(1, LARGER), "common shape and dtype"),
+        ("same", built(1, action={**ACTION, "n": 3}), "action space"),
+        ("different", built(1, action={**ACTION, "n": 3}), "action space"),
+    ],
+)
+def test_spaces_that_cannot_be_batched_fail_the_make_and_end_its_workers(mode: str, other: Built, text: str) -> None:
+    session = begun(observation_mode=mode)
+    session.event(0, built(2))
+    fail, *kills = session.event(1, other)
+    assert isinstance(fail, Fail)
+    assert (fail.failure.code, fail.failure.scope) == ("space_mismatch", "session")
+    assert text in fail.failure.message
+    assert kills == [Kill(0), Kill(1)]
+    assert session.phase is Phase.CLOSING
+
+
+def test_env_that_cannot_be_built_fails_the_make_and_ends_its_workers() -> None:
+    session = begun()
+    failure = Failure("factory_failed", "env", "no such file", env_index=2, worker=1)
+    assert session.event(1, RowFailed(failure)) == [Fail(failure), Kill(0), Kill(1)]
+    assert session.event(0, built(2)) == []  # it was on its way
+    assert session.event(0, Exited("was ended by SIGKILL")) == []
+    assert session.event(1, Exited("was ended by SIGKILL")) == [End()]
+
+
+def test_env_that_does_not_fit_the_arena_fails_the_make() -> None:
+    session = begun(1, 1)
+    session.event(0, built(1))
+    failure = Failure("factory_failed", "env", "leaves differ", env_index=0, worker=0)
+    assert session.event(0, RowFailed(failure)) == [Fail(failure), Kill(0)]
+
+
+def test_arena_that_cannot_be_had_fails_the_make() -> None:
+    session = begun(1, 1)
+    session.event(0, built(1))
+    limit = Failure("limit", "hub", "no memory left")
+    assert session.event(-1, ArenaRefused("no memory left")) == [Fail(limit), Kill(0)]
+
+
+@pytest.mark.parametrize("mapping", [False, True])
+def test_worker_that_dies_while_making_fails_the_make(mapping: bool) -> None:
+    session = begun()
+    if mapping:
+        session.event(0, built(2))
+        session.event(1, built(1))
+    fail, kill = session.event(1, Exited("was ended by SIGSEGV"))
+    assert isinstance(fail, Fail)
+    assert fail.failure.code == "worker_died" and "SIGSEGV" in fail.failure.message
+    assert kill == Kill(0)
+    assert session.event(0, Exited("was ended by SIGKILL")) == [End()]
+
+
+def test_only_worker_that_dies_while_building_ends_the_session_at_once() -> None:
+    session = begun(1, 1)
+    fail, end = session.event(0, Exited("exited with status 3"))
+    assert isinstance(fail, Fail) and fail.failure.env_index == 0
+    assert end == End()
+
+
+def test_message_that_no_worker_should_send_ends_the_session() -> None:
+    session = ready()
+    assert session.event(0, EnvNames([])) == [Kill(0), Kill(1)]
+    assert session.phase is Phase.CLOSING
+
+
+# --- reset ------------------------------------------------------------------------------------------------------------
+
+
+def test_reset_drives_all_rows_and_tells_each_worker_its_seeds() -> None:
+    session = ready()
+    assert session.request(Reset([7, None, 9], [], b"options")) == [
+        Drive(OP_RESET),
+        Tell(0, ResetRows([0, 1], [7, None], b"options")),
+        Tell(1, ResetRows([2], [9], b"options")),
+    ]
+    assert session.phase is Phase.MOVING
+    assert session.event(-1, Moved()) == [Answer(Done(), arrays=True)]
+    assert session.phase is Phase.READY
+
+
+def test_reset_with_a_mask_concerns_only_its_rows_and_their_workers() -> None:
+    session = ready(4, 2)
+    assert session.request(Reset([1, 2, 3, 4], [False, True, False, False])) == [
+        Drive(OP_RESET, [1]),
+        Tell(0, ResetRows([1], [2], b"")),
+    ]
+
+
+def test_mask_of_every_row_is_a_reset_of_all() -> None:
+    session = ready(2, 1)
+    assert session.request(Reset([], [True, True]))[0] == Drive(OP_RESET, None)
+
+
+@pytest.mark.parametrize(
+    "reset", [Reset([1]), Reset([1, 2, 3, 4]), Reset(mask=[True]), Reset(mask=[False] * 3), Reset(mask=[True] * 4)]
+)
+def test_reset_that_does_not_fit_is_refused_and_nothing_moves(reset: Reset) -> None:
+    session = ready()
+    (fail,) = session.request(reset)
+    assert isinstance(fail, Fail) and (fail.failure.code, fail.failure.scope) == ("refused", "request")
+    assert session.phase is Phase.READY and session.idle
+    assert session.request(Step(b"\x04")) == [Drive(OP_STEP, None, b"\x04")]
+
+
+# --- step -------------------------------------------------------------------------------------------------------------
+
+
+def test_step_drives_all_rows_and_is_answered_with_the_arrays() -> None:
+    session = ready()
+    assert session.request(Step(b"\x04")) == [Drive(OP_STEP, None, b"\x04")]
+    assert not session.idle
+    assert session.event(-1, Moved()) == [Answer(Done(), arrays=True)]
+    assert session.idle
+
+
+def test_doorbell_between_requests_is_nothing() -> None:
+    session = ready()
+    assert session.event(-1, Moved()) == []
+    assert session.phase is Phase.READY
+
+
+def test_exception_in_step_is_told_once_all_rows_are_done_and_the_session_goes_on() -> None:
+    session = ready()
+    session.request(Step(b"\x04"))
+    assert session.event(0, RowFailed(RAISED)) == []
+    assert session.event(-1, Moved()) == [Fail(RAISED)]
+    assert session.phase is Phase.READY
+    session.request(Step(b"\x04"))
+    assert session.event(-1, Moved()) == [Answer(Done(), arrays=True)]
+
+
+def test_of_several_exceptions_the_first_envs_is_told() -> None:
+    session = ready(4, 4)
+    session.request(Step(b"\x04"))
+    failures = {row: Failure("env_raised", "env", "no", env_index=row, worker=row) for row in (2, 0, 3)}
+    for row, failure in failures.items():
+        session.event(row, RowFailed(failure))
+    assert session.event(-1, Moved()) == [Fail(failures[0])]
+
+
+def test_infos_too_large_for_the_arena_are_kept_until_the_next_request() -> None:
+    session = ready()
+    session.request(Step(b"\x04"))
+    assert session.event(1, RowInfo(2, b"large")) == []
+    session.event(-1, Moved())
+    assert session.infos == {2: b"large"}
+    session.request(Step(b"\x04"))
+    assert session.infos == {}
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+def test_call_is_answered_with_one_result_per_env_in_order() -> None:
+    session = ready()
+    assert session.request(Call("render", b"args")) == [
+        Tell(0, CallRows("render", b"args")),
+        Tell(1, CallRows("render", b"args")),
+    ]
+    assert session.phase is Phase.CALLING
+    assert session.event(1, CallResults([b"c"])) == []
+    assert session.event(0, CallResults([b"a", b"b"])) == [Answer(Done(), rows=((0, b"a"), (1, b"b"), (2, b"c")))]
+    assert session.phase is Phase.READY
+
+
+def test_exception_in_a_call_is_told_once_every_worker_has_answered() -> None:
+    session = ready()
+    session.request(Call("render", b""))
+    assert session.event(0, RowFailed(RAISED)) == []
+    assert session.event(1, CallResults([b"c"])) == [Fail(RAISED)]
+    assert session.request(Step(b"\x04")) == [Drive(OP_STEP, None, b"\x04")]
+
+
+def test_results_of_an_earlier_call_are_not_mixed_into_the_next() -> None:
+    session = ready()
+    session.request(Call("first", b""))
+    session.event(1, CallResults([b"old"]))
+    session.event(0, RowFailed(RAISED))
+    session.request(Call("second", b""))
+    session.event(0, CallResults([b"a", b"b"]))
+    assert session.event(1, CallResults([b"c"])) == [Answer(Done(), rows=((0, b"a"), (1, b"b"), (2, b"c")))]
+
+
+def test_set_attr_gives_each_worker_its_values() -> None:
+    session = ready()
+    assert session.request(SetAttr("gravity", [b"1", b"2", b"3"])) == [
+        Tell(0, SetAttrRows("gravity", [b"1", b"2"])),
+        Tell(1, SetAttrRows("gravity", [b"3"])),
+    ]
+    session.event(0, CallResults([b"", b""]))
+    assert session.event(1, CallResults([b""])) == [Answer(Done(), rows=((0, b""), (1, b""), (2, b"")))]
+
+
+def test_one_value_is_set_on_every_env() -> None:
+    session = ready()
+    assert session.request(SetAttr("gravity", [b"1"])) == [
+        Tell(0, SetAttrRows("gravity", [b"1", b"1"])),
+        Tell(1, SetAttrRows("gravity", [b"1"])),
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_values_of_another_number_are_refused_and_nothing_is_set(count: int) -> None:
+    session = ready()
+    (fail,) = session.request(SetAttr("gravity", [b"1"] * count))
+    assert isinstance(fail, Fail) and fail.failure.code == "refused" and f"got {count}" in fail.failure.message
+    assert session.phase is Phase.READY
+
+
+# --- dead workers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("request_", [Step(b"\x04"), Reset(), Call("render", b"")])
+def test_death_of_a_worker_fails_the_request_under_way_at_once(request_: Any) -> None:
+    session = ready()
+    session.request(request_)
+    (fail,) = session.event(0, Exited("was ended by SIGKILL"))
+    assert isinstance(fail, Fail)
+    assert (fail.failure.code, fail.failure.scope) == ("worker_died", "session")
+    assert (fail.failure.worker, fail.failure.env_index) == (0, 0)
+    assert "worker 0 (envs 0-1) was ended by SIGKILL" in fail.failure.message
+    assert session.phase is Phase.BROKEN
+
+
+@pytest.mark.parametrize("request_", [Step(b"\x04"), Reset(), Call("render", b""), SetAttr("x", [b""])])
+def test_every_request_after_a_death_fails_at_once(request_: Any) -> None:
+    session = ready()
+    assert session.event(1, Exited("was ended by SIGKILL")) == []  # nobody asked
+    for _ in range(2):
+        (fail,) = session.request(request_)
+        assert isinstance(fail, Fail) and fail.failure.code == "worker_died"
+        assert session.idle
+
+
+def test_what_other_workers_still_say_after_a_death_is_nothing() -> None:
+    session = ready()
+    session.request(Step(b"\x04"))
+    session.event(0, Exited("was ended by SIGKILL"))
+    assert session.event(1, RowFailed(RAISED)) == []
+    assert session.event(-1, Moved()) == []
+    assert session.phase is Phase.BROKEN
+
+
+def test_broken_session_closes_the_envs_that_are_left() -> None:
+    session = ready()
+    session.event(0, Exited("was ended by SIGKILL"))
+    assert session.request(Close()) == [Tell(1, CloseEnvs())]
+    assert session.event(1, Exited("exited with status 0")) == [Answer(Done()), End()]
+
+
+def test_broken_session_without_workers_is_closed_at_once() -> None:
+    session = ready(1, 1)
+    session.event(0, Exited("was ended by SIGKILL"))
+    assert session.request(Close()) == [Answer(Done()), End()]
+
+
+# --- closing ----------------------------------------------------------------------------------------------------------
+
+
+def test_close_is_answered_when_the_last_worker_has_ended() -> None:
+    session = ready()
+    assert session.request(Close()) == [Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
+    assert session.phase is Phase.CLOSING
+    assert session.event(1, Exited("exited with status 0")) == []
+    assert session.event(0, Exited("exited with status 0")) == [Answer(Done()), End()]
+
+
+def test_close_with_terminate_kills_the_workers() -> None:
+    session = ready()
+    assert session.request(Close(terminate=True)) == [Kill(0), Kill(1)]
+    session.event(0, Exited("was ended by SIGKILL"))
+    assert session.event(1, Exited("was ended by SIGKILL")) == [Answer(Done()), End()]
+
+
+def test_exception_in_close_is_told_and_the_session_ends_all_the_same() -> None:
+    session = ready(2, 1)
+    session.request(Close())
+    session.event(0, RowFailed(RAISED))
+    assert session.event(0, Exited("exited with status 0")) == [Fail(RAISED), End()]
+
+
+def test_close_after_an_exception_in_step_is_answered_without_it() -> None:
+    session = ready(1, 1)
+    session.request(Step(b"\x04"))
+    session.event(0, RowFailed(RAISED))
+    session.event(-1, Moved())
+    session.request(Close())
+    assert session.event(0, Exited("exited with status 0")) == [Answer(Done()), End()]
+
+
+def test_workers_that_do_not_close_in_time_are_killed() -> None:
+    session = ready()
+    session.request(Close())
+    session.event(0, Exited("exited with status 0"))
+    assert session.close(terminate=True) == [Kill(1)]
+    assert session.event(1, Exited("was ended by SIGKILL")) == [Answer(Done()), End()]
+
+
+def test_requests_while_closing_are_refused() -> None:
+    session = ready()
+    session.abandon(STOPPING, terminate=False)
+    (fail,) = session.request(Step(b"\x04"))
+    assert isinstance(fail, Fail) and "closing" in fail.failure.message
+
+
+def test_close_of_a_session_that_is_ending_anyway_is_answered_at_its_end() -> None:
+    session = ready(1, 1)
+    assert session.abandon(STOPPING, terminate=False) == [Tell(0, CloseEnvs())]
+    assert session.request(Close()) == []
+    assert session.event(0, Exited("exited with status 0")) == [Answer(Done()), End()]
+
+
+def test_abandoned_session_tells_the_request_under_way_why() -> None:
+    session = ready()
+    session.request(Step(b"\x04"))
+    assert session.abandon(STOPPING, terminate=False) == [Fail(STOPPING), Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
+    session.event(0, Exited("exited with status 0"))
+    assert session.event(1, Exited("exited with status 0")) == [End()]
+
+
+def test_idle_session_is_abandoned_without_a_word() -> None:
+    assert ready().abandon(STOPPING, terminate=True) == [Kill(0), Kill(1)]
+
+
+def test_session_abandoned_while_building_fails_its_make() -> None:
+    session = begun()
+    assert session.abandon(STOPPING, terminate=False) == [Fail(STOPPING), Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
+
+
+# --- any life ---------------------------------------------------------------------------------------------------------
+
+
+class FakeHub:
+    """Carries out instructions against fake workers, and counts what the session says."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.alive = set(range(len(session.blocks)))
+        self.inbox: list[tuple[int, Any]] = []  # what workers have said and the session not yet heard
+        self.asked, self.told, self.ends = 1, 0, 0
+        self.moving = False
+        self.apply(session.start())
+
+    def apply(self, instructions: list[Any]) -> None:
+        for instruction in instructions:
+            assert self.ends == 0, f"{instruction} after the end"
+            match instruction:
+                case Tell(worker, message):
+                    self.inbox += [(worker, reply) for reply in self.reply_to(worker, message)]
+                case MakeArena():
+                    self.inbox += [(worker, Mapped()) for worker in sorted(self.alive)]
+                case Drive():
+                    self.moving = True
+                case Answer() | Fail():
+                    self.told += 1
+                    self.moving = False
+                case Kill(worker):
+                    self.inbox.append((worker, Exited("was ended by SIGKILL")))
+                case End():
+                    self.ends += 1
+
+    def reply_to(self, worker: int, message: Any) -> list[Any]:
+        block = self.session.blocks[worker]
+        match message:
+            case CallRows() | SetAttrRows():
+                return [CallResults([b""] * len(block))]
+            case CloseEnvs():
+                return [Exited("exited with status 0")]
+            case ResetRows():
+                return []
+            case _:
+                return [built(len(block))]
+
+    def hear(self, index: int) -> None:
+        worker, event = self.inbox.pop(index)
+        if worker not in self.alive:
+            return
+        if isinstance(event, Exited):
+            self.alive.discard(worker)
+        self.apply(self.session.event(worker, event))
+
+    def ask(self, request: Any) -> None:
+        self.asked += 1
+        self.apply(self.session.request(request))
+
+
+REQUESTS = [Step(b"\x04"), Reset(), Reset([1]), Call("x", b""), SetAttr("x", [b""]), Close(), Close(terminate=True)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 3), st.data())
+def test_every_request_gets_one_answer_and_every_session_one_end(
+    num_envs: int, workers: int, data: st.DataObject
+) -> None:
+    hub = FakeHub(Session(Make(num_envs), Recipe("x"), workers, 0))
+    for _ in range(data.draw(st.integers(0, 25), label="events")):
+        if hub.ends:
+            break
+        what = data.draw(st.sampled_from(["hear", "hear", "hear", "move", "ask", "raise", "die", "abandon"]))
+        if what == "hear" and hub.inbox:
+            hub.hear(data.draw(st.integers(0, len(hub.inbox) - 1)))
+        elif what == "move" and hub.moving:
+            hub.apply(hub.session.event(-1, Moved()))
+        elif what == "ask" and hub.session.idle:
+            hub.ask(data.draw(st.sampled_from(REQUESTS)))
+        elif what == "raise" and hub.moving and hub.alive:
+            hub.apply(hub.session.event(min(hub.alive), RowFailed(RAISED)))
+        elif what == "die" and hub.alive:
+            hub.inbox.insert(0, (data.draw(st.sampled_from(sorted(hub.alive))), Exited("was ended by SIGSEGV")))
+            hub.hear(0)
+        elif what == "abandon":
+            hub.apply(hub.session.abandon(STOPPING, data.draw(st.booleans())))
+        assert hub.told in (hub.asked, hub.asked - 1)
+        assert hub.session.idle == (hub.told == hub.asked)
+    if not hub.ends:
+        hub.apply(hub.session.abandon(STOPPING, terminate=True))
+    while hub.inbox:
+        hub.hear(0)
+    assert hub.ends == 1
+    assert hub.told == hub.asked
+    assert hub.alive == set()

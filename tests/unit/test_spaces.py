@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces as gym_spaces
+from gymnasium.vector.utils import batch_space
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from envhub import codec, spaces
+from envhub.errors import UnsupportedSpace
+from envhub.layout import Leaf
+
+SOME = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+# --- any space --------------------------------------------------------------------------------------------------------
+
+INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"]
+
+
+@st.composite
+def boxes(draw: st.DrawFn) -> gym_spaces.Box:
+    dtype = np.dtype(draw(st.sampled_from(["float16", "float32", "float64", "int8", "uint8", "int32", "int64"])))
+    shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, max_side=3))
+    bounds = st.integers(0 if dtype.kind == "u" else -100, 100)
+    low = draw(hnp.arrays(dtype, shape, elements=bounds) | bounds.map(lambda bound: np.full(shape, bound, dtype)))
+    high = low + draw(st.integers(0, 20)) if draw(st.booleans()) else np.maximum(low, 101)
+    if dtype.kind == "f":
+        low = np.where(draw(hnp.arrays(bool, shape)), -np.inf, low)
+        high = np.where(draw(hnp.arrays(bool, shape)), np.inf, high)
+    return gym_spaces.Box(low.astype(dtype), high.astype(dtype), shape, dtype.type)
+
+
+@st.composite
+def multi_discretes(draw: st.DrawFn) -> gym_spaces.MultiDiscrete:
+    dtype = np.dtype(draw(st.sampled_from(["int8", "int32", "int64", "uint8"])))
+    shape = draw(hnp.array_shapes(max_dims=2, max_side=3))
+    nvec = draw(hnp.arrays(dtype, shape, elements=st.integers(1, 50)))
+    start = draw(hnp.arrays(dtype, shape, elements=st.integers(0, 50)))
+    return gym_spaces.MultiDiscrete(nvec, dtype=dtype.type, start=start)
+
+
+discretes = st.builds(
+    lambda n, start, dtype: gym_spaces.Discrete(n, start=start, dtype=np.dtype(dtype).type),
+    st.integers(1, 50),
+    st.integers(0, 50),
+    st.sampled_from(INTEGERS),
+)
+multi_binaries = st.builds(
+    gym_spaces.MultiBinary, st.integers(1, 5) | st.lists(st.integers(1, 3), min_size=1, max_size=3)
+)
+leaf_spaces = st.one_of(boxes(), discretes, multi_discretes(), multi_binaries)
+any_space = st.recursive(
+    leaf_spaces,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(gym_spaces.Tuple),
+        st.dictionaries(st.text(max_size=3), inner, min_size=1, max_size=3).map(gym_spaces.Dict),
+        st.lists(st.tuples(st.text(max_size=3), inner), min_size=1, max_size=3, unique_by=lambda pair: pair[0]).map(
+            lambda pairs: gym_spaces.Dict(pairs)
+        ),
+    ),
+    max_leaves=5,
+)
+
+
+def over_the_wire(space: Any) -> Any:
+    return spaces.build(codec.decode(codec.encode(spaces.describe(space))))
+
+
+@SOME
+@given(any_space)
+def test_space_is_built_equal_to_the_one_described(space: Any) -> None:
+    built = over_the_wire(space)
+    assert built == space
+    assert repr(built) == repr(space)
+    assert spaces.leaves(built) == spaces.leaves(space)
+
+
+@SOME
+@given(any_space)
+def test_equal_spaces_have_the_same_description(space: Any) -> None:
+    assert codec.encode(spaces.describe(over_the_wire(space))) == codec.encode(spaces.describe(space))
+
+
+@SOME
+@given(any_space, st.integers(0, 2**31))
+def test_element_is_put_together_from_its_parts(space: Any, seed: int) -> None:
+    space.seed(seed)
+    element = space.sample()
+    parts = spaces.flatten(space, element)
+    assert [np.shape(part) for part in parts] == [leaf.shape for leaf in spaces.leaves(space)]
+    again = spaces.assemble(space, iter(parts))
+    assert space.contains(again)
+    assert all(left is right for left, right in zip(spaces.flatten(space, again), parts, strict=True))
+
+
+@SOME
+@given(any_space)
+def test_batch_of_elements_nests_as_one_element(space: Any) -> None:
+    parts = spaces.flatten(space, batch_space(space, 3).sample())
+    assert [np.shape(part) for part in parts] == [(3, *leaf.shape) for leaf in spaces.leaves(space)]
+
+
+# --- particular spaces ------------------------------------------------------------------------------------------------
+
+
+def test_bound_that_is_the_same_everywhere_travels_as_one_value() -> None:
+    image = gym_spaces.Box(0, 255, (84, 84, 4), np.uint8)
+    assert len(codec.encode(spaces.describe(image))) < 250
+    assert over_the_wire(image) == image
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "Taxi-v4", "Blackjack-v1"])
+def test_spaces_of_gymnasiums_envs_are_carried(name: str) -> None:
+    env = gym.make(name)
+    for space in (env.observation_space, env.action_space):
+        assert over_the_wire(space) == space
+    env.close()
+
+
+def test_unbounded_and_boolean_boxes_are_carried() -> None:
+    for space in (gym_spaces.Box(-np.inf, np.inf, (2,), np.float64), gym_spaces.Box(0, 1, (2,), np.bool_)):
+        assert over_the_wire(space) == space
+
+
+def test_empty_box_is_carried() -> None:
+    space = gym_spaces.Box(0, 1, (0, 3), np.float32)
+    assert over_the_wire(space) == space
+
+
+def test_dict_keeps_the_order_of_its_keys() -> None:
+    space = gym_spaces.Dict([("b", gym_spaces.Discrete(2)), ("a", gym_spaces.Box(0, 1, (3,)))])
+    assert list(over_the_wire(space).spaces) == list(space.spaces)
+    assert [leaf.shape for leaf in spaces.leaves(space)] == [space[key].shape for key in space.spaces]
+
+
+def test_multi_binary_of_a_number_and_of_a_list_differ() -> None:
+    assert over_the_wire(gym_spaces.MultiBinary(3)).n == 3
+    assert tuple(over_the_wire(gym_spaces.MultiBinary([3])).n) == (3,)
+
+
+def test_leaves_stand_in_the_order_of_the_space() -> None:
+    space = gym_spaces.Tuple(
+        [gym_spaces.Dict({"x": gym_spaces.Box(0, 1, (2,)), "y": gym_spaces.Discrete(3)}), gym_spaces.MultiBinary(4)]
+    )
+    assert spaces.leaves(space) == [Leaf("<f4", (2,)), Leaf("<i8", ()), Leaf("|i1", (4,))]
+    assert not spaces.is_flat(space)
+    assert spaces.is_flat(space[1])
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+class Box(gym_spaces.Box):
+    """May mean something else by the same fields."""
+
+
+class Wide(gym_spaces.Dict):
+    pass
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        Box(0, 1, (2,)),
+        Wide({"a": gym_spaces.Discrete(2)}),
+        gym_spaces.Text(4),
+        gym_spaces.Sequence(gym_spaces.Discrete(2)),
+        gym_spaces.Graph(gym_spaces.Box(0, 1, (2,)), None),
+        gym_spaces.OneOf([gym_spaces.Discrete(2), gym_spaces.Discrete(3)]),
+        gym_spaces.Space((2,), np.float32),
+        gym_spaces.Tuple([gym_spaces.Discrete(2), gym_spaces.Text(4)]),
+        gym_spaces.Dict({"a": gym_spaces.Tuple([Box(0, 1, (2,))])}),
+        None,
+        "Discrete",
+    ],
+    ids=lambda space: type(space).__name__,
+)
+def test_space_without_a_wire_form_is_refused(space: Any) -> None:
+    with pytest.raises(UnsupportedSpace):
+        spaces.describe(space)
+
+
+def test_space_without_fixed_size_has_no_leaves() -> None:
+    with pytest.raises(UnsupportedSpace, match="Text"):
+        spaces.leaves(gym_spaces.Tuple([gym_spaces.Text(4)]))
+
+
+BOX = spaces.describe(gym_spaces.Box(0, 1, (2,)))
+MALFORMED: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "no name": {"n": 2},
+    "unknown name": {"space": "Text"},
+    "name of another class": {"space": "Space"},
+    "name is a number": {"space": 1},
+    "name is a list": {"space": ["Box"]},
+    "missing field": {"space": "Discrete", "n": 2, "start": 0},
+    "unknown field": {"space": "Discrete", "n": 2, "start": 0, "dtype": "<i8", "seed": 1},
+    "zero of them": {"space": "Discrete", "n": 0, "start": 0, "dtype": "<i8"},
+    "text for a number": {"space": "Discrete", "n": "two", "start": 0, "dtype": "<i8"},
+    "dtype of floats": {"space": "Discrete", "n": 2, "start": 0, "dtype": "<f8"},
+    "dtype of objects": {**BOX, "dtype": "|O"},
+    "dtype that is none": {**BOX, "dtype": "zz"},
+    "bounds of another shape": {**BOX, "low": np.zeros(3, np.float32)},
+    "bounds of text": {**BOX, "high": "high"},
+    "bounds the wrong way round": {**BOX, "low": np.array(2, np.float32), "high": np.array(1, np.float32)},
+    "shape of text": {**BOX, "shape": "two"},
+    "negative shape": {**BOX, "shape": [-2]},
+    "shape beyond memory": {**BOX, "shape": [1 << 60]},
+    "empty nvec": {
+        "space": "MultiDiscrete",
+        "nvec": np.zeros(2, np.int64),
+        "start": np.zeros(2, np.int64),
+        "dtype": "<i8",
+    },
+    "negative n": {"space": "MultiBinary", "n": [-1], "flat": True},
+    "flat of nothing": {"space": "MultiBinary", "n": [], "flat": True},
+    "spaces is a number": {"space": "Tuple", "spaces": 1},
+    "part is no description": {"space": "Tuple", "spaces": ["Box"]},
+    "part is malformed": {"space": "Tuple", "spaces": [BOX, {"space": "Dict"}]},
+    "keys is nil": {"space": "Dict", "keys": None, "spaces": []},
+}
+
+
+@pytest.mark.parametrize("description", MALFORMED.values(), ids=MALFORMED.keys())
+def test_malformed_description_is_refused(description: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedSpace):
+        spaces.build(description)
+
+
+def test_descriptions_nested_without_end_are_refused() -> None:
+    description: dict[str, Any] = BOX
+    for _ in range(5000):
+        description = {"space": "Tuple", "spaces": [description]}
+    with pytest.raises(UnsupportedSpace):
+        spaces.build(description)
+
+
+def test_description_is_not_changed_by_building() -> None:
+    description = dict(BOX)
+    spaces.build(description)
+    assert description.keys() == BOX.keys()
+
+
+@pytest.mark.parametrize("value", [(1,), (1, 2, 3), ()])
+def test_tuple_of_another_length_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="2 parts"):
+        spaces.flatten(gym_spaces.Tuple([gym_spaces.Discrete(2), gym_spaces.Discrete(2)]), value)
+
+
+def test_dict_without_one_of_its_keys_is_refused() -> None:
+    with pytest.raises(KeyError):
+        spaces.flatten(gym_spaces.Dict({"a": gym_spaces.Discrete(2)}), {"b": 1})
+
+
+def test_leaves_that_differ_from_the_sessions_are_refused() -> None:
+    leaves = (Leaf("<f4", (2,)),)
+    spaces.check_leaves(list(leaves), leaves, "env 0: observation")
+    with pytest.raises(UnsupportedSpace, match="env 3: observation"):
+        spaces.check_leaves([Leaf("<f8", (2,))], leaves, "env 3: observation")

@@ -1,0 +1,200 @@
+"""PROTOCOL.md says what the code does: its example, its tables of messages, ops, codes, limits and failures."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import os
+import re
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+from envhub_client import connection
+from envhub_server import hub
+from envhub_server.config import HubConfig, Limits, Timing
+
+from envhub import actions, codec, messages, protocol
+from envhub.layout import Leaf
+from envhub.messages import REPLIES, REQUESTS, Done, Failure, Hello, Op, Step, Welcome, World
+from envhub.protocol import ClientProtocol, HubProtocol
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "envhub/PROTOCOL.md").read_text()
+CODE = [path for folder in ("envhub", "server", "client") for path in (ROOT / folder).rglob("*.py")]
+
+
+def section(title: str) -> str:
+    """The text under a heading, up to the next heading of any level."""
+    found = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^#+ |\Z)", TEXT, re.M | re.S)
+    assert found is not None, f"no section {title!r}"
+    return found[1]
+
+
+def table(title: str) -> list[list[str]]:
+    """The cells of a section's first table, without its head; code marks are taken off."""
+    found = re.search(r"^\|.*\n\|[-| ]+\n((?:\|.*\n?)+)", section(title), re.M)
+    assert found is not None, f"no table under {title!r}"
+    return [[cell.strip().strip("`") for cell in line.strip("|\n").split("|")] for line in found[1].splitlines()]
+
+
+# --- the example ------------------------------------------------------------------------------------------------------
+
+HUB_ID = 0x0123456789ABCDEF
+TOKEN = bytes(range(16))
+
+
+def example() -> dict[str, bytes]:
+    """The frames of the specification's example, made by both halves of the protocol."""
+    hub, client = HubProtocol(HUB_ID), ClientProtocol(TOKEN)
+    frames: dict[str, bytes] = {}
+
+    def exchange(name: str, op: Op, message: object, sent: list[bytes], reply: object, answered: list[bytes]) -> None:
+        request = client.request(op, message, sent, 0.0)
+        incoming = hub.receive(b"peer", 1, request)
+        assert incoming is not None
+        hub.answer(incoming, reply, answered)
+        ((_, response),) = hub.outgoing
+        hub.outgoing.clear()
+        assert client.receive(response, 0.0) is not None
+        for kind, found in (("request", request), ("reply", response)):
+            frames.update({f"{name} {kind} {number}": bytes(frame) for number, frame in enumerate(found)})
+
+    welcome = Welcome("0.1.0", "1.0", False, {"envs_per_session_max": 1024}, "simbox", 7)
+    exchange("HELLO", Op.HELLO, Hello("0.1.0"), [], welcome, [])
+    make = messages.Make(2, "CartPole-v1")
+    exchange("MAKE", Op.MAKE, make, [], messages.Made(2, 1, [{}], {}), [])
+    codes, batches = actions.pack([np.array([0, 1])], [Leaf("<i8", ())], 2)
+    observations = np.array([[0, 0.5, 0, -0.5], [1, 0, -1, 0]], np.float32)
+    results = [np.ones(2).tobytes(), np.array([False, False]).tobytes(), np.array([False, True]).tobytes()]
+    infos = messages.pack_rows([(1, codec.encode({"n": np.int64(3)}))])
+    answered = [observations.tobytes(), *results, infos]
+    exchange("STEP", Op.STEP, Step(codes), [batch.tobytes() for batch in batches], Done(), answered)
+    return {name: frame for name, frame in frames.items() if not name.startswith("MAKE")}
+
+
+def test_hex_of_the_example_is_what_both_halves_send() -> None:
+    blocks = re.findall(r"^```hex\n; (.*?)\n(.*?)^```", TEXT, re.M | re.S)
+    shown = {
+        name: bytes.fromhex("".join(line.partition(";")[0] for line in body.splitlines())) for name, body in blocks
+    }
+    assert shown == example()
+
+
+# --- the tables -------------------------------------------------------------------------------------------------------
+
+
+def test_version_of_the_specification_is_the_codes() -> None:
+    assert TEXT.startswith(f"# The EnvHub protocol, version {protocol.VERSION[0]}.{protocol.VERSION[1]}\n")
+
+
+def test_prelude_is_described_field_by_field() -> None:
+    rows = table("The prelude")
+    sizes = [int(row[1]) for row in rows]
+    assert [int(row[0]) for row in rows] == [sum(sizes[:number]) for number in range(len(sizes))]
+    assert sum(sizes) == protocol.PRELUDE.size
+
+
+def test_every_op_stands_in_the_table_with_its_number() -> None:
+    assert {row[1]: int(row[0]) for row in table("Ops")} == {op.name: int(op) for op in Op}
+
+
+def documented(kind: type) -> None:
+    """Compare a message's table with its fields: names in order, and which of them may be missing."""
+    fields = dataclasses.fields(kind)
+    missing = (dataclasses.MISSING, dataclasses.MISSING)
+    required = [field.name for field in fields if (field.default, field.default_factory) == missing]
+    rows = table(kind.__name__)
+    assert [row[0] for row in rows] == [field.name for field in fields]
+    assert [row[0] for row in rows if row[2] == "required"] == required
+
+
+KINDS = {kind for kind in {*REQUESTS.values(), *REPLIES.values(), World} if dataclasses.fields(kind)}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS, key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)
+def test_every_field_of_every_message_is_described(kind: type) -> None:
+    documented(kind)
+
+
+def test_every_action_code_stands_in_the_table() -> None:
+    assert [(int(row[0]), row[1]) for row in table("Action codes")] == [
+        (code, str(dtype)) for code, dtype in enumerate(actions.DTYPES)
+    ]
+
+
+def test_every_extension_type_stands_in_the_table() -> None:
+    names = ("TUPLE", "SET", "FROZENSET", "INTEGER", "COMPLEX", "MAPPING", "GENERATOR", "ARRAY", "REPR", "PICKLE")
+    assert {row[1]: int(row[0]) for row in table("Extension types")} == {name: getattr(codec, name) for name in names}
+
+
+def test_every_failure_code_stands_in_the_table_with_its_scope() -> None:
+    used: set[tuple[str, str]] = set()
+    for path in CODE:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and ast.unparse(node.func) in ("Failure", "messages.Failure")):
+                continue
+            parts = node.args[:2]
+            if len(parts) == 2 and all(isinstance(part, ast.Constant) for part in parts):
+                used.add((str(parts[0].value), str(parts[1].value)))  # type: ignore[attr-defined]
+    worker = (ROOT / "server/envhub_server/worker.py").read_text()
+    used |= {(code, "env") for code in re.findall(r'"(env_raised|factory_failed)"', worker)}
+    listed = {(row[0], scope.strip(" `")) for row in table("Failure codes") for scope in row[1].split(",")}
+    assert listed == used
+    assert {scope for _, scope in listed} == {"request", "env", "session", "hub"}
+
+
+LIMITS = {
+    "frames of a request": protocol.FRAMES_MAX,
+    "one frame to the hub": Limits().message_bytes_max,
+    "sessions of a hub": Limits().sessions_max,
+    "envs of a hub": Limits().envs_max,
+    "envs of a session": Limits().envs_per_session_max,
+    "shared memory of all sessions": Limits().arena_bytes_max,
+    "ended sessions remembered": protocol.ENDED_MAX,
+    "items of a list or map in a header": codec.HEADER_ITEMS_MAX,
+    "items of a list or map in a value": codec.ITEMS_MAX,
+    "text in msgpack": codec.STRING_BYTES_MAX,
+    "bytes in msgpack": codec.BYTES_MAX,
+    "containers around a value": codec.DEPTH_MAX,
+    "extensions inside each other in a header": codec.HEADER_DEPTH_MAX,
+    "dimensions of an array in a value": codec.NDIM_MAX,
+    "a REPR": codec.REPR_CHARS_MAX,
+    "lease": Timing().lease_s,
+    "envs to close": Timing().close_s,
+    "requests to end when the hub stops": Timing().drain_s,
+    "heartbeat": protocol.HEARTBEAT_S,
+    "silence before a client warns": protocol.SILENCE_WARNING_S,
+    "refused connections before the hub is lost": protocol.REFUSED_S,
+    "out of reach before the hub is lost": protocol.RECONNECT_S,
+}
+
+
+def test_limits_are_the_codes() -> None:
+    found = {row[0]: float(row[1].replace(",", "")) for row in table("Limits")}
+    assert {name: found.get(name) for name in LIMITS} == {name: float(limit) for name, limit in LIMITS.items()}
+    assert Limits().sessions_max == protocol.SESSIONS_MAX and Timing().lease_s == protocol.LEASE_S
+
+
+def options(module: ModuleType) -> dict[str, str]:
+    """Every ``setsockopt`` of a module's one ZeroMQ socket, with the value of its expression."""
+    names = {**vars(module), "self": SimpleNamespace(config=HubConfig())}
+    calls = [node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.Call)]
+    found = [call.args for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "setsockopt"]
+    return {ast.unparse(name).removeprefix("zmq."): str(eval(ast.unparse(value), names)) for name, value in found}
+
+
+def test_socket_options_are_the_codes() -> None:
+    rows = table("Socket options")
+    for column, module in ((1, hub), (2, connection)):
+        shown = {row[0]: row[column] for row in rows if row[column] != "default"}
+        if "IPC_FILTER_UID" in shown:
+            assert shown.pop("IPC_FILTER_UID") == "the hub's own user"
+            shown["IPC_FILTER_UID"] = str(os.getuid())
+        assert shown == options(module)
+
+
+def test_failure_fields_that_no_version_changes_are_still_there() -> None:
+    assert [field.name for field in dataclasses.fields(Failure)][:3] == ["code", "scope", "message"]

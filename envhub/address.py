@@ -52,7 +52,7 @@ def parse(text: str) -> Address:
             raise AddressError(f"{text}: a socket's path has at most {IPC_PATH_BYTES_MAX} bytes; choose a shorter one")
         return Address(text, path=rest)
     host, colon, port = rest.rpartition(":")
-    if scheme == "tcp" and host and colon and port.isdigit() and int(port) < 65536:
+    if scheme == "tcp" and host and colon and port.isdecimal() and int(port) < 65536:
         return Address(text, host=host, port=int(port))
     raise AddressError(f"{text!r} is no address; write tcp://HOST:PORT or ipc://PATH")
 

@@ -268,6 +268,10 @@ class HubProtocol:
         """``(token, peer)`` of the sessions last heard of on this connection."""
         return [(token, link.peer) for token, link in self._links.items() if link.connection == connection]
 
+    def sessions_of(self, peer: bytes) -> list[bytes]:
+        """Tokens of the sessions whose client was last heard as this peer."""
+        return [token for token, link in self._links.items() if link.peer == peer and link.lease_until_s is None]
+
     def peer_of(self, token: bytes) -> bytes | None:
         """Where the session's client was last heard, or None where there is no such session."""
         link = self._links.get(token)

@@ -297,6 +297,7 @@ class Hub:
                 self._router.send(frames[-1], zmq.NOBLOCK, copy=_is_small(frames[-1]))
             except zmq.ZMQError as error:
                 # The peer is gone or does not read. Its reply is kept, and sent when it asks after it.
+                self._suspects += [(time.monotonic(), token, peer) for token in self._protocol.sessions_of(peer)]
                 log.debug("reply_parked", error=str(error))
         outgoing.clear()
 
@@ -338,6 +339,9 @@ class Hub:
 
     def _make(self, request: Incoming) -> None:
         make: Make = request.message
+        if request.token in self._hosts:
+            self._refuse_make(request, Failure("session_lost", "session", "the session of this token is still closing"))
+            return
         found = self._recipe(make)
         if isinstance(found, Failure):
             self._refuse_make(request, found)

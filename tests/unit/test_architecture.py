@@ -49,8 +49,13 @@ def imports(tree: ast.AST, inside: bool = False) -> Iterator[tuple[str, str, boo
             yield from imports(node, inside or isinstance(node, Function))
 
 
+NODES = {name: list(ast.walk(tree)) for name, tree in TREES.items()}
+IMPORTS = {name: list(imports(tree)) for name, tree in TREES.items()}
+CALLS = {name: [node for node in nodes if isinstance(node, ast.Call)] for name, nodes in NODES.items()}
+
+
 def packages_imported(name: str, at_module_level: bool = False) -> set[str]:
-    return {module.partition(".")[0] for module, _, inside in imports(TREES[name]) if not (at_module_level and inside)}
+    return {module.partition(".")[0] for module, _, inside in IMPORTS[name] if not (at_module_level and inside)}
 
 
 def dotted(node: ast.AST) -> str:
@@ -88,15 +93,15 @@ def test_zmq_is_imported_on_the_step_path_only(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_multiprocessing_gives_only_its_timeout_error(name: str) -> None:
-    found = {(module, what) for module, what, _ in imports(TREES[name]) if module.startswith("multiprocessing")}
+    found = {(module, what) for module, what, _ in IMPORTS[name] if module.startswith("multiprocessing")}
     assert found <= {("multiprocessing", "TimeoutError")}
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_nothing_forks_without_exec(name: str) -> None:
-    calls = {dotted(node.func) for node in ast.walk(TREES[name]) if isinstance(node, ast.Call)}
+    calls = {dotted(call.func) for call in CALLS[name]}
     assert not {"os.fork", "os.forkpty", "pty.fork", "asyncio.run"} & calls
-    keywords = {word.arg for node in ast.walk(TREES[name]) if isinstance(node, ast.Call) for word in node.keywords}
+    keywords = {word.arg for call in CALLS[name] for word in call.keywords}
     assert "preexec_fn" not in keywords
 
 
@@ -127,65 +132,59 @@ def test_protocol_knows_no_gymnasium(name: str) -> None:
 
 
 def test_no_module_reads_the_wall_clock() -> None:
-    for name, tree in TREES.items():
-        calls = {dotted(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for name, found in CALLS.items():
+        calls = {dotted(call.func) for call in found}
         assert not {"time.time", "datetime.now", "datetime.datetime.now"} & calls, name
 
 
 # --- pickle -----------------------------------------------------------------------------------------------------------
 
-UNPICKLERS = {"load", "loads", "Unpickler"}
+UNPICKLERS = {f"{module}.{name}" for module in ("pickle", "cloudpickle") for name in ("load", "loads", "Unpickler")}
 DANGERS = {"recv_pyobj", "recv_serialized", "patch", "eval", "exec"}
 
 
-def unpicklings(tree: ast.AST) -> list[ast.Call]:
-    return [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and dotted(node.func) in {f"{module}.{name}" for module in ("pickle", "cloudpickle") for name in UNPICKLERS}
-    ]
+def unpicklings(name: str) -> list[ast.AST]:
+    """Every mention of a function that unpickles, called or not."""
+    return [node for node in NODES[name] if dotted(node) in UNPICKLERS]
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_only_workers_and_the_codecs_one_exception_unpickle(name: str) -> None:
     if name not in ("envhub/codec.py", "server/envhub_server/worker.py"):
-        assert unpicklings(TREES[name]) == []
+        assert unpicklings(name) == []
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_pickle_is_always_called_by_its_full_name(name: str) -> None:
     # Otherwise the test above would not see it.
-    found = [(module, what) for module, what, _ in imports(TREES[name]) if "pickle" in module and what]
+    found = [(module, what) for module, what, _ in IMPORTS[name] if "pickle" in module and what]
     assert found == []
-    aliases = [alias for node in ast.walk(TREES[name]) if isinstance(node, ast.Import) for alias in node.names]
+    aliases = [alias for node in NODES[name] if isinstance(node, ast.Import) for alias in node.names]
     assert not [alias.name for alias in aliases if "pickle" in alias.name and alias.asname]
 
 
 def test_codec_unpickles_only_where_the_caller_allows_it() -> None:
-    tree = TREES["envhub/codec.py"]
-    (call,) = unpicklings(tree)
+    (unpickling,) = unpicklings("envhub/codec.py")
     guards = [
         ast.unparse(node.test)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and any(inner is call for line in node.body for inner in ast.walk(line))
+        for node in NODES["envhub/codec.py"]
+        if isinstance(node, ast.If) and any(inner is unpickling for line in node.body for inner in ast.walk(line))
     ]
     assert guards == ["code == PICKLE and self._allow_pickle"]
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_no_other_way_to_run_what_came_over_a_socket(name: str) -> None:
-    for node in ast.walk(TREES[name]):
-        if isinstance(node, ast.Call):
-            called = dotted(node.func)
-            assert called.rpartition(".")[2] not in DANGERS, called
-            assert not called.startswith(("marshal.", "shelve.", "dill.", "joblib.")), called
-            assert "allow_pickle" not in {word.arg for word in node.keywords} or not called.startswith("np."), called
+    for call in CALLS[name]:
+        called = dotted(call.func)
+        assert called.rpartition(".")[2] not in DANGERS, called
+        assert not called.startswith(("marshal.", "shelve.", "dill.", "joblib.")), called
+        assert "allow_pickle" not in {word.arg for word in call.keywords} or not called.startswith("np."), called
 
 
 def test_stock_decoder_is_called_behind_the_check_only() -> None:
-    for name, tree in TREES.items():
-        uses = [node for node in ast.walk(tree) if dotted(node).startswith("msgpack_numpy.")]
+    for name, nodes in NODES.items():
+        uses = [node for node in nodes if dotted(node).startswith("msgpack_numpy.")]
         assert name == "envhub/codec.py" or uses == [], name
     found = [
         (function.name, node.lineno)

@@ -162,6 +162,19 @@ def test_lost_reply_is_sent_again_after_a_heartbeat() -> None:
     assert [request.op for request in pair.carried_out].count(Op.STEP) == 1
 
 
+def test_request_that_was_sent_again_is_asked_after_again() -> None:
+    pair = joined()
+    step_on_its_way(pair)
+    pair.to_hub.clear()
+    pair.advance(protocol.HEARTBEAT_S)
+    pair.settle()
+    sent_again = []
+    for seconds in (0.0, protocol.HEARTBEAT_S):
+        pair.advance(seconds)
+        sent_again.append(Prelude.unpack(pair.to_hub.pop().frames[0]).op)
+    assert sent_again == [Op.STEP, Op.HEARTBEAT]
+
+
 def test_running_request_is_not_sent_again() -> None:
     pair = joined()
     step_on_its_way(pair)
@@ -382,6 +395,9 @@ def test_late_answer_of_an_ended_session_is_not_taken_for_one_of_its_successor()
     pair.hub.fail(old, Failure("session_lost", "session", "its lease ran out"))
     pair.collect()
     assert pair.deliver_to_client() is None  # the client dropped it
+    pair.advance(protocol.HEARTBEAT_S)
+    pair.deliver_to_hub()
+    assert messages.unpack(HeartbeatReply, pair.to_client.pop().frames[0][40:]).state == "running"
     pair.running = new
     pair.finish()
     reply = pair.deliver_to_client()
@@ -791,4 +807,4 @@ class AnyNetwork(RuleBasedStateMachine):
 
 
 TestAnyNetwork = AnyNetwork.TestCase
-TestAnyNetwork.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestAnyNetwork.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -301,7 +301,7 @@ def test_step_that_timed_out_can_be_waited_for_again(address: str | None) -> Non
     with pytest.raises(envhub.SessionBusy, match="pending call to `step`"):
         envs.reset()
     assert envs.step_wait()[1].tolist() == [6, 9]
-    assert envs.step(actions(7, 8))[1].tolist() == [7, 8]
+    assert envs.step(actions(7, 9))[1].tolist() == [7, 9]
     with pytest.raises(gym.error.NoAsyncCallError):
         envs.step_wait()
     envs.close()

@@ -211,7 +211,28 @@ class Failure:
     log_tail: str = ""
 
 
-# --- control messages between hub and worker ----------------------------------------------------------------------
+# --- control messages between hub, zygote and worker --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StartWorkers:
+    """Hub to zygote, with one control channel per worker: fork that many workers."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Born:
+    """Worker to hub, before all else: this process is the worker, and a child of the hub by now."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class NotBorn:
+    """Zygote to hub, on the channel of a worker that could not be forked."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -373,6 +394,9 @@ REPLIES: Dict[Op, Type[Any]] = {
     Op.FAILURE: Failure,
 }
 _CONTROL = (
+    StartWorkers,
+    Born,
+    NotBorn,
     Build,
     Built,
     MapArena,

@@ -1,7 +1,7 @@
-"""The first lines of a worker process: ``python boot.py CONTROL_FD HUB_PID NAME=LOCATION …``.
+"""The first lines of a zygote: ``python boot.py CONTROL_FD HUB_PID NAME=LOCATION …``.
 
-Each location says where a package or module that the worker imports stands, so that nothing else of the hub's
-installation comes into the env's ``sys.path``: an interpreter of another version must not find the hub's NumPy.
+Each location says where a package or module that the workers import stands, so that nothing else of the hub's
+installation comes into the envs' ``sys.path``: an interpreter of another version must not find the hub's NumPy.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_hub(hub: int) -> None:
-    """Have the kernel end this process when the hub does; the hub spawns from its main thread, whose end that is."""
+    """Have the kernel end this process, a child of the hub's main thread, when that thread ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != hub:
         os._exit(1)  # the hub ended before the line above
@@ -34,10 +34,11 @@ def expose(name: str, location: str) -> None:
 
 
 if __name__ == "__main__":
-    die_with_hub(int(sys.argv[2]))
+    control, hub = int(sys.argv[1]), int(sys.argv[2])
+    die_with_hub(hub)
     sys.path[0] = ""  # Python put this file's folder there; its module names are not the env's business
     for place in sys.argv[3:]:
         expose(*place.split("=", 1))
-    from envhub_server import worker
+    from envhub_server import zygote
 
-    worker.main(int(sys.argv[1]))
+    zygote.main(control, hub)

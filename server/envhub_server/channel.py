@@ -16,7 +16,7 @@ from envhub import messages
 
 MESSAGE_BYTES_MAX = 1 << 30
 READ_BYTES = 1 << 18
-DESCRIPTORS_MAX = 8
+DESCRIPTORS_MAX = 250  # the kernel takes 253 at a time
 
 _LENGTH = struct.Struct("<I")
 

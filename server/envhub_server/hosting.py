@@ -6,16 +6,16 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from envhub import actions, codec, messages
+from envhub import actions, messages
 from envhub.arena import OP_STEP, Arena, allocate
 from envhub.layout import Layout
 from envhub.messages import Failure, Make
 from envhub.protocol import Incoming
-from envhub_server.channel import ChannelClosed
 from envhub_server.session import (
     Answer,
     ArenaRefused,
@@ -32,20 +32,7 @@ from envhub_server.session import (
     Session,
     Tell,
 )
-from envhub_server.supervisor import WorkerProcess
-
-
-class Watch(Protocol):
-    """The hub's loop, as far as a host needs it."""
-
-    def watch(self, descriptor: int, handler: Callable[[], None]) -> None:
-        """Call ``handler`` whenever the descriptor is readable."""
-
-    def watch_writable(self, descriptor: int, wanted: bool) -> None:
-        """Call the descriptor's handler when it is writable, too."""
-
-    def unwatch(self, descriptor: int) -> None:
-        """Stop calling."""
+from envhub_server.supervisor import Handlers, Supervisor, Watch, WorkerProcess
 
 
 @dataclass(frozen=True)
@@ -69,11 +56,14 @@ class Host:
         close_by_s: when its workers are killed if they have not ended by themselves.
     """
 
-    def __init__(self, token: bytes, session: Session, watch: Watch, outcomes: Outcomes) -> None:
+    def __init__(
+        self, token: bytes, session: Session, watch: Watch, supervisor: Supervisor, outcomes: Outcomes
+    ) -> None:
         self.token = token
         self.session = session
         self.close_by_s: float | None = None
         self._watch = watch
+        self._supervisor = supervisor
         self._outcomes = outcomes
         self._request: Incoming | None = None
         self._workers: dict[int, WorkerProcess] = {}
@@ -85,7 +75,7 @@ class Host:
     @property
     def pids(self) -> list[int]:
         """The process ids of the workers that run."""
-        return [worker.pid for worker in self._workers.values()]
+        return [worker.pid for worker in self._workers.values() if worker.pid is not None]
 
     @property
     def arena_bytes(self) -> int:
@@ -98,17 +88,15 @@ class Host:
         """Start the workers and have them build the envs."""
         self._request = request
         environ, cwd = (make.world.environ, make.world.cwd) if make.world else (None, None)
+        numbers = range(len(self.session.blocks))
+        handlers = [Handlers(partial(self._on_message, number), partial(self._on_exit, number)) for number in numbers]
         try:
-            for number in range(len(self.session.blocks)):
-                worker = WorkerProcess(number, environ, cwd)
-                self._workers[number] = worker
-                self._watch.watch(worker.pidfd, lambda number=number: self._on_exit(number))  # type: ignore[misc]
-                self._watch.watch(worker.channel.fileno(), lambda number=number: self._on_channel(number))  # type: ignore[misc]
+            self._workers = dict(enumerate(self._supervisor.start(handlers, environ, cwd)))
         except OSError as error:
             refusal = Failure("limit", "hub", f"a worker cannot be started: {error}")
-            for missing in range(len(self._workers), len(self.session.blocks)):
-                self._apply(self.session.event(missing, Exited("was not started")))
             self._apply(self.session.abandon(refusal, terminate=True))
+            for number in numbers:
+                self._apply(self.session.event(number, Exited("was not started")))
             return
         self._apply(self.session.start())
 
@@ -136,36 +124,18 @@ class Host:
             return
         if arena.status.any():
             # What did not fit into the arena was sent by the channel before the rows were done, so it is here by now.
-            for number in list(self._workers):
-                self._on_channel(number)
+            for worker in list(self._workers.values()):
+                worker.hear()
         self._apply(self.session.event(-1, Moved()))
 
-    def _on_channel(self, number: int) -> None:
-        worker = self._workers.get(number)
-        if worker is None:
-            return
+    def _on_message(self, number: int, message: Any) -> None:
         try:
-            worker.channel.flush()
-            self._watch.watch_writable(worker.channel.fileno(), worker.channel.backlogged)
-            while found := worker.channel.receive():
-                for message in found:
-                    self._apply(self.session.event(number, message))
-        except ChannelClosed:
-            # Only a hint: a child that the env forked may hold the other end, or have closed it. The pidfd decides.
-            self._watch.unwatch(worker.channel.fileno())
-        except codec.DecodeError:
-            worker.kill()  # a worker that talks nonsense has lost its mind; its exit is handled as any other
-        except Exception as error:  # what it said was well-formed and yet could not be dealt with
+            self._apply(self.session.event(number, message))
+        except Exception as error:  # it was well-formed and yet could not be dealt with
             self._outcomes.broke(self, error)
 
-    def _on_exit(self, number: int) -> None:
-        worker = self._workers[number]
-        worker.kill()  # the rest of its group, so that nobody writes to the arena or the channel any more
-        self._on_channel(number)  # what it said before it ended, such as why it could not build its envs
+    def _on_exit(self, number: int, how: str) -> None:
         del self._workers[number]
-        self._watch.unwatch(worker.pidfd)
-        self._watch.unwatch(worker.channel.fileno())
-        how = worker.reap()
         if self.session.phase is not Phase.CLOSING:
             self._outcomes.worker_exited(self, number, how)
         self._apply(self.session.event(number, Exited(how)))
@@ -179,7 +149,8 @@ class Host:
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
             case Tell(number, message):
-                self._tell(number, message)
+                if number in self._workers:  # else it has ended, as the session was or will be told
+                    self._workers[number].tell(message)
             case Drive():
                 self._drive(instruction)
             case Answer():
@@ -197,16 +168,6 @@ class Host:
                 os.close(self._done_bell)
                 self._arena = None
                 self._outcomes.ended(self)
-
-    def _tell(self, number: int, message: Any, descriptors: Sequence[int] = ()) -> None:
-        worker = self._workers.get(number)
-        if worker is None:
-            return  # it has ended; the session is told by its pidfd
-        try:
-            worker.channel.send(message, descriptors)
-            self._watch.watch_writable(worker.channel.fileno(), worker.channel.backlogged)
-        except ChannelClosed:
-            return  # likewise
 
     def _make_arena(self, layout: Layout) -> None:
         wanted, left = layout.nbytes(), self._outcomes.memory_left()
@@ -228,8 +189,8 @@ class Host:
             [leaf.wire() for leaf in layout.actions],
             layout.info_bytes,
         )
-        for number, worker in list(self._workers.items()):
-            self._tell(number, mapped, (memory, worker.bell, self._done_bell))
+        for worker in self._workers.values():
+            worker.map_arena(mapped, memory, self._done_bell)
         os.close(memory)
 
     def _step_problem(self, codes: bytes, frames: Sequence[Any]) -> str:

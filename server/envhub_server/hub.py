@@ -36,6 +36,7 @@ from envhub_server.hosting import Host, Outcomes
 from envhub_server.lister import Lister
 from envhub_server.registry import Recipe, Registry, namespace_modules
 from envhub_server.session import Session
+from envhub_server.supervisor import Supervisor
 
 QUEUE_MESSAGES_MAX = 1000
 LINGER_MS = 2000
@@ -64,7 +65,8 @@ class Hub:
         self._hosts: dict[bytes, Host] = {}
         self._handlers: dict[int, Callable[[], None]] = {}
         self._epoll = select.epoll()  # of everything but the sockets of libzmq, which polls it as one descriptor
-        self._lister = Lister(self, self._registry)
+        self._supervisor = Supervisor(self)
+        self._lister = Lister(self._supervisor, self._registry)
         self._outcomes = Outcomes(
             self._answer, self._fail, self._worker_exited, self._ended, self._broke, self._memory_left
         )
@@ -110,6 +112,7 @@ class Hub:
         """Free everything that ``open`` took; the workers are gone by then, or are killed."""
         for host in list(self._hosts.values()):
             host.abandon(_STOPPING, terminate=True)
+        self._supervisor.close()
         if self._binding is not None:
             self._router.disable_monitor()
             self._monitor.close(linger=0)
@@ -201,18 +204,21 @@ class Hub:
 
         def on_wakeup() -> None:
             for number in ours.recv(64):
-                if number in (signal.SIGTERM, signal.SIGINT):
+                if number == signal.SIGCHLD:
+                    self._supervisor.reap_orphans()
+                else:
                     self.stop(signal.Signals(number).name)
 
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
         with ours, theirs:
             self.watch(ours.fileno(), on_wakeup)
-            before = [signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)]
+            before = [signal.signal(number, lambda *_: None) for number in numbers]
             wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
             try:
                 yield
             finally:
                 signal.set_wakeup_fd(wakeup)
-                for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
+                for number, handler in zip(numbers, before, strict=True):
                     signal.signal(number, handler)
                 self.unwatch(ours.fileno())
 
@@ -318,7 +324,7 @@ class Hub:
             case Op.HELLO:
                 self._answer(request, self._welcome(), ())
             case Op.LIST:
-                self._lister.ask(lambda names: self._answer_now(request, messages.EnvNames(names)))
+                self._list(request)
             case Op.STATS:
                 self._answer(request, messages.Table([self._stats()]), ())
             case Op.HEALTH:
@@ -327,6 +333,12 @@ class Hub:
                 self._answer(request, messages.Table([self._describe(host) for host in self._hosts.values()]), ())
             case _:
                 self._to_session(request)
+
+    def _list(self, request: Incoming) -> None:
+        try:
+            self._lister.ask(lambda names: self._answer(request, messages.EnvNames(names), ()))
+        except OSError as error:
+            self._fail(request, Failure("limit", "hub", f"a worker cannot be started: {error}"))
 
     def _to_session(self, request: Incoming) -> None:
         host = self._hosts[request.token]
@@ -348,7 +360,7 @@ class Hub:
             return
         workers = make.num_workers or self.config.workers or usable_cpus()
         session = Session(make, found, workers, self.config.limits.info_bytes)
-        host = self._hosts[request.token] = Host(request.token, session, self, self._outcomes)
+        host = self._hosts[request.token] = Host(request.token, session, self, self._supervisor, self._outcomes)
         log.info(
             "session_made",
             session=request.token.hex()[:8],
@@ -392,9 +404,6 @@ class Hub:
     def _answer(self, request: Incoming, message: Any, frames: Sequence[Any]) -> None:
         self._protocol.answer(request, message, frames)
         self._flush()
-
-    def _answer_now(self, request: Incoming, message: Any) -> None:
-        self._answer(request, message, ())
 
     def _fail(self, request: Incoming, failure: Failure) -> None:
         if failure.scope in ("env", "session"):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from envhub import messages
-from envhub_server.channel import ChannelClosed
-from envhub_server.hosting import Watch
 from envhub_server.registry import Registry
-from envhub_server.supervisor import WorkerProcess
+from envhub_server.supervisor import Handlers, Supervisor
 
 Tell = Callable[[list[str]], None]
 
@@ -16,43 +15,33 @@ Tell = Callable[[list[str]], None]
 class Lister:
     """Asks a short-lived worker for the registered ids, once; then it knows them."""
 
-    def __init__(self, watch: Watch, registry: Registry) -> None:
-        self._watch = watch
+    def __init__(self, supervisor: Supervisor, registry: Registry) -> None:
+        self._supervisor = supervisor
         self._registry = registry
         self._known: list[str] | None = None if registry.has_patterns else registry.exact
         self._asking: list[Tell] = []
-        self._worker: WorkerProcess | None = None
 
     def ask(self, tell: Tell) -> None:
         """Call ``tell`` with the names, now or once they are known.
 
         Where the worker cannot list them, because a module does not import, ``tell`` gets the names without patterns.
+
+        Raises:
+            OSError: no worker can be started.
         """
         if self._known is not None:
             tell(self._known)
             return
+        if not self._asking:
+            (worker,) = self._supervisor.start([Handlers(self._on_message, self._on_exit)])
+            worker.tell(messages.ListNames(self._registry.modules))
         self._asking.append(tell)
-        if self._worker is None:
-            worker = self._worker = WorkerProcess(0)
-            self._watch.watch(worker.pidfd, lambda: self._on_exit(worker))
-            self._watch.watch(worker.channel.fileno(), lambda: self._read(worker))
-            worker.channel.send(messages.ListNames(self._registry.modules))
 
-    def _read(self, worker: WorkerProcess) -> None:
-        try:
-            while found := worker.channel.receive():
-                for message in found:
-                    if isinstance(message, messages.EnvNames):
-                        self._known = self._registry.offered(message.names)
-        except ChannelClosed:
-            self._watch.unwatch(worker.channel.fileno())  # everything it sent was read
+    def _on_message(self, message: Any) -> None:
+        if isinstance(message, messages.EnvNames):
+            self._known = self._registry.offered(message.names)
 
-    def _on_exit(self, worker: WorkerProcess) -> None:
-        self._read(worker)
-        self._watch.unwatch(worker.channel.fileno())
-        self._watch.unwatch(worker.pidfd)
-        worker.reap()
-        self._worker = None
+    def _on_exit(self, how: str) -> None:
         asking, self._asking = self._asking, []
         for tell in asking:
             tell(self._registry.exact if self._known is None else self._known)

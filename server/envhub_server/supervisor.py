@@ -1,26 +1,31 @@
-"""Worker processes: started by exec, watched by pidfd, ended with their whole process group.
+"""The processes of a hub: a zygote started by exec, workers forked by it, and whatever the envs of these left behind.
 
-A worker is started with ``subprocess`` and never forked from the hub, so it inherits neither the hub's sockets nor its
-memory. Everything here runs in the hub's main thread: the kernel ends a worker when the thread that started it does.
+Workers are watched by pidfd and ended with their whole process group. Everything here runs in the hub's main thread:
+the kernel ends a zygote or worker when that thread ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import envhub
 import envhub_server
-from envhub_server.channel import Channel
+from envhub import codec, messages
+from envhub_server.channel import DESCRIPTORS_MAX, Channel, ChannelClosed
 
 _RING = (1).to_bytes(8, sys.byteorder)
+PR_SET_CHILD_SUBREAPER = 36
 
 # Several workers that each start a thread per core make every one of them slower, so each gets one.
 ONE_THREAD = dict.fromkeys(
@@ -36,36 +41,170 @@ ONE_THREAD = dict.fromkeys(
 )
 
 
+class Watch(Protocol):
+    """The hub's loop, as far as what it watches needs it."""
+
+    def watch(self, descriptor: int, handler: Callable[[], None]) -> None:
+        """Call ``handler`` whenever the descriptor is readable."""
+
+    def watch_writable(self, descriptor: int, wanted: bool) -> None:
+        """Call the descriptor's handler when it is writable, too."""
+
+    def unwatch(self, descriptor: int) -> None:
+        """Stop calling."""
+
+
+@dataclass(frozen=True)
+class Handlers:
+    """Who is told of a worker: each of its messages, and at the very end how it ended."""
+
+    message: Callable[[Any], None]
+    exited: Callable[[str], None]
+
+
 def _locations() -> list[str]:
-    codec = importlib.util.find_spec("msgpack_numpy")
-    assert codec is not None and codec.origin is not None
+    codec_file = importlib.util.find_spec("msgpack_numpy")
+    assert codec_file is not None and codec_file.origin is not None
     folders = {package.__name__: str(Path(package.__file__ or "").parent) for package in (envhub, envhub_server)}
-    return [f"{name}={place}" for name, place in {**folders, "msgpack_numpy": codec.origin}.items()]
+    return [f"{name}={place}" for name, place in {**folders, "msgpack_numpy": codec_file.origin}.items()]
 
 
 class WorkerProcess:
-    """One worker as the hub sees it.
+    """One worker as the hub sees it, from before its birth until it is reaped.
 
     Attributes:
-        number: its index in its session.
-        pidfd: readable once the process has ended.
-        channel: the hub's end of the control channel.
-        bell: an eventfd that wakes the worker for the rows in the arena.
+        pid: its process id, which is also its process group's; None until it is born.
     """
 
-    def __init__(self, number: int, environ: Mapping[str, str] | None = None, cwd: str | None = None) -> None:
-        """Start the process.
+    def __init__(self, watch: Watch, handlers: Handlers, on_end: Callable[[WorkerProcess], None]) -> None:
+        """Make its channel and bell; the zygote makes the process.
+
+        Raises:
+            OSError: no descriptor is to be had; nothing is left behind.
+        """
+        self.pid: int | None = None
+        self._watch = watch
+        self._handlers = handlers
+        self._on_end = on_end
+        self._pidfd = -1
+        self._over = False
+        self._why = "what its zygote wrote to stderr says more"
+        ours, self.far_end = socket.socketpair()
+        try:
+            self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        except OSError:
+            ours.close()
+            self.far_end.close()
+            raise
+        ours.setblocking(False)
+        self._channel = Channel(ours)
+        watch.watch(ours.fileno(), self.hear)
+
+    def tell(self, message: Any, *descriptors: int) -> None:
+        """Send a message; to one that has ended it is lost, and ``exited`` is about to be called."""
+        with contextlib.suppress(ChannelClosed):
+            self._channel.send(message, descriptors)
+            self._watch.watch_writable(self._channel.fileno(), self._channel.backlogged)
+
+    def map_arena(self, message: messages.MapArena, memory: int, done_bell: int) -> None:
+        """Send the arena with the worker's own bell, by which ``ring`` wakes it."""
+        self.tell(message, memory, self._bell, done_bell)
+
+    def ring(self) -> None:
+        """Wake the worker. Unconditional: knowing whether it sleeps would need a fence that Python lacks."""
+        os.write(self._bell, _RING)
+
+    def kill(self) -> None:
+        """End the worker and every process it started that stayed in its group."""
+        if self._over:
+            return  # once reaped, the number may be somebody else's
+        if self.pid is None:
+            self._end("was not started")  # should its process come yet, it finds the channel closed and ends
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def hear(self) -> None:
+        """Handle what the worker has said by now."""
+        try:
+            self._channel.flush()
+            self._watch.watch_writable(self._channel.fileno(), self._channel.backlogged)
+            while found := self._channel.receive():
+                for message in found:
+                    self._on_message(message)
+        except ChannelClosed:
+            # Only a hint: a child that the env forked may hold the other end, or have closed it. The pidfd decides.
+            self._watch.unwatch(self._channel.fileno())
+            if self.pid is None:
+                self._end(f"could not be started: {self._why}")
+        except codec.DecodeError:
+            self.kill()  # a worker that talks nonsense has lost its mind; its exit is handled as any other
+
+    def _on_message(self, message: Any) -> None:
+        match message:
+            case messages.Born(pid) if self.pid is None:
+                self._on_born(pid)
+            case messages.NotBorn(reason):
+                self._why = reason
+            case _:
+                self._handlers.message(message)
+
+    def _on_born(self, pid: int) -> None:
+        self.pid = pid
+        try:
+            self._pidfd = os.pidfd_open(pid)  # it is not reaped, so the number is still its own
+        except OSError as error:
+            self.kill()
+            os.waitpid(pid, 0)
+            self._end(f"cannot be watched: {error}")
+            return
+        self._watch.watch(self._pidfd, self._on_exit)
+
+    def _on_exit(self) -> None:
+        assert self.pid is not None
+        self.kill()  # the rest of its group, so that nobody writes to the arena or the channel any more
+        self.hear()  # what it said before it ended, such as why it could not build its envs
+        self._watch.unwatch(self._pidfd)
+        os.close(self._pidfd)
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self._end(f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}")
+
+    def _end(self, how: str) -> None:
+        self.discard()
+        self._on_end(self)
+        self._handlers.exited(how)
+
+    def discard(self) -> None:
+        """Free what the hub holds of it; its process has ended or was never asked for."""
+        self._over = True
+        self._watch.unwatch(self._channel.fileno())
+        self._channel.close()
+        self.far_end.close()
+        os.close(self._bell)
+
+
+class Zygote:
+    """The process that forks workers, in one environment and working directory."""
+
+    def __init__(
+        self,
+        watch: Watch,
+        environ: Mapping[str, str] | None,
+        cwd: str | None,
+        on_end: Callable[[Zygote], None],
+    ) -> None:
+        """Start the process, and have ``on_end`` called once it has ended.
 
         Raises:
             OSError: no process or descriptor is to be had, or ``cwd`` does not exist; nothing is left behind.
         """
-        self.number = number
+        self.world = (environ, cwd)
+        self._watch = watch
+        self._on_end = on_end
         with contextlib.ExitStack() as undo:
             ours, theirs = socket.socketpair()
             undo.callback(ours.close)
             ours.setblocking(False)
-            self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            undo.callback(os.close, self.bell)
             with theirs:
                 self._process = subprocess.Popen(
                     [
@@ -81,34 +220,114 @@ class WorkerProcess:
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
-            self.pidfd = os.pidfd_open(self._process.pid)
-            self.channel = Channel(ours)
+            self._channel = Channel(ours)
             undo.pop_all()
+        self._pidfd = os.pidfd_open(self._process.pid)
+        watch.watch(self._pidfd, self.reap)
 
     @property
     def pid(self) -> int:
-        """The process id, which is also its process group's."""
+        """Its process id."""
         return self._process.pid
 
-    def ring(self) -> None:
-        """Wake the worker. Unconditional: knowing whether it sleeps would need a fence that Python lacks."""
-        os.write(self.bell, _RING)
+    @property
+    def alive(self) -> bool:
+        """Whether it can fork workers."""
+        return self._process.poll() is None
+
+    def fork(self, workers: Sequence[WorkerProcess]) -> None:
+        """Ask for the processes of these workers, and give their ends away.
+
+        Raises:
+            OSError: the zygote does not take the request, because it has ended or is stopped.
+        """
+        ends = [worker.far_end for worker in workers]
+        try:
+            for start in range(0, len(ends), DESCRIPTORS_MAX):
+                part = ends[start : start + DESCRIPTORS_MAX]
+                self._channel.send(messages.StartWorkers(len(part)), [end.fileno() for end in part])
+        except (ChannelClosed, RuntimeError) as error:
+            raise OSError(f"the zygote does not answer: {error}") from error
+        finally:
+            for end in ends:
+                end.close()
+
+    def retire(self) -> None:
+        """Let it end once it has forked what it was asked for."""
+        self._channel.close()
 
     def kill(self) -> None:
-        """End the worker and every process it started that stayed in its group."""
-        if self._process.returncode is None:  # once reaped, the number may be somebody else's
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        """End it at once."""
+        self._process.kill()
 
-    def reap(self) -> str:
-        """Once the pidfd is readable: end what is left of the group, take the exit status, free the descriptors.
+    def reap(self) -> None:
+        """Wait for the end of its process and free what watched it."""
+        self._process.wait()
+        self._watch.unwatch(self._pidfd)
+        os.close(self._pidfd)
+        self._channel.close()
+        self._on_end(self)
 
-        Returns:
-            How the process ended, such as ``exited with status 3`` or ``was ended by SIGSEGV``.
+
+class Supervisor:
+    """The zygote and all that came of it."""
+
+    def __init__(self, watch: Watch) -> None:
+        """Make this process the parent of everything below it that loses its own."""
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self._watch = watch
+        self._zygotes: list[Zygote] = []  # the last is the one in use, the others are about to end
+        self._workers: set[WorkerProcess] = set()
+
+    def start(
+        self, handlers: Sequence[Handlers], environ: Mapping[str, str] | None = None, cwd: str | None = None
+    ) -> list[WorkerProcess]:
+        """Start one worker per entry of ``handlers``, all in this environment and folder (the hub's if None).
+
+        Raises:
+            OSError: there are no descriptors or processes left, or ``cwd`` does not exist; no worker was started.
         """
-        self.kill()
-        status = self._process.wait()
-        os.close(self.pidfd)
-        os.close(self.bell)
-        self.channel.close()
-        return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+        zygote = self._zygote(environ, cwd)
+        workers: list[WorkerProcess] = []
+        try:
+            for handler in handlers:
+                workers.append(WorkerProcess(self._watch, handler, self._on_end))
+            zygote.fork(workers)
+        except OSError:
+            for worker in workers:
+                worker.discard()
+            raise
+        self._workers.update(workers)
+        return workers
+
+    def _zygote(self, environ: Mapping[str, str] | None, cwd: str | None) -> Zygote:
+        """The zygote of this world. A fork cannot move to another, so a program that changed its own gets a new one."""
+        if self._zygotes:
+            current = self._zygotes[-1]
+            if current.alive and current.world == (environ, cwd):
+                return current
+            current.retire()
+        zygote = Zygote(self._watch, environ, cwd, self._zygotes.remove)
+        self._zygotes.append(zygote)
+        return zygote
+
+    def _on_end(self, worker: WorkerProcess) -> None:
+        self._workers.discard(worker)
+        self.reap_orphans()
+
+    def reap_orphans(self) -> None:
+        """Take the exit status of processes that an env started and left behind; nobody else will."""
+        if any(worker.pid is None for worker in self._workers):
+            return  # its process may have ended already, and its status is wanted
+        known = {worker.pid for worker in self._workers} | {zygote.pid for zygote in self._zygotes}
+        with contextlib.suppress(ChildProcessError):
+            while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if found.si_pid in known:
+                    return  # its own handler sees to it, and calls this again
+                os.waitpid(found.si_pid, 0)
+
+    def close(self) -> None:
+        """End the zygotes; the workers are ended by their sessions."""
+        for zygote in list(self._zygotes):
+            zygote.kill()
+            zygote.reap()

@@ -1,6 +1,6 @@
 """One worker process: hosts envs of one session and steps them straight into the session's arena.
 
-``boot.py`` starts it. It runs on Python 3.8 and later with NumPy, msgpack and Gymnasium.
+It is forked by the zygote. It runs on Python 3.8 and later with NumPy, msgpack and Gymnasium.
 
 The worker parks in ``poll`` on two descriptors: its request bell, which means that rows wait in the arena, and the
 control channel, by which everything else comes. Whatever the env's code raises becomes a ``RowFailed`` to the hub.
@@ -12,7 +12,6 @@ import importlib
 import os
 import pickle
 import select
-import socket
 import sys
 import traceback
 from typing import Any, Callable
@@ -110,7 +109,6 @@ class Worker:
         return False
 
     def _on_MapArena(self, mapped: Any) -> bool | None:
-
         memory, self._bell, self._done_bell = self._channel.take_descriptors(3)
         layout = Layout(
             mapped.num_envs,
@@ -265,9 +263,9 @@ def _spec_json(env: Any) -> str:
         return ""
 
 
-def main(control: int) -> None:
-    """Run the worker on this control descriptor until its end."""
-    Worker(Channel(socket.socket(fileno=control))).run()
+def main(channel: Channel) -> None:
+    """Run the worker on this control channel until its end; it does not return."""
+    Worker(channel).run()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # atexit handlers and destructors of simulators hang or crash often, and have nothing left to do

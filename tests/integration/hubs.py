@@ -103,7 +103,7 @@ def worker_processes(parent: int) -> list[psutil.Process]:
 
 def _is_worker(process: psutil.Process) -> bool:
     try:
-        return lives(process) and any(part.endswith("boot.py") for part in process.cmdline())
+        return lives(process) and process.name() == "envhub-worker"
     except psutil.NoSuchProcess:
         return False
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import signal
+import subprocess
 import time
 from typing import Any
 
@@ -54,6 +56,13 @@ class Counter(gym.Env[np.ndarray, int]):
 
     def environment(self, name: str) -> str | None:
         return os.environ.get(name)
+
+    def draws(self) -> list[float]:
+        return [random.random(), np.random.random()]
+
+    def leave_a_process_behind(self) -> int:
+        shell = subprocess.run(["sh", "-c", "sleep 0.2 >&- & echo $!"], stdout=subprocess.PIPE, check=True)
+        return int(shell.stdout)
 
     def add(self, left: int, right: int = 0) -> int:
         return left + right

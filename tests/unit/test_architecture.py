@@ -98,8 +98,10 @@ def test_multiprocessing_gives_only_its_timeout_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_nothing_forks_without_exec(name: str) -> None:
+def test_only_the_zygote_forks_without_exec(name: str) -> None:
     calls = {dotted(call.func) for call in CALLS[name]}
+    if name == "server/envhub_server/zygote.py":
+        calls.remove("os.fork")
     assert not {"os.fork", "os.forkpty", "pty.fork", "asyncio.run"} & calls
     keywords = {word.arg for call in CALLS[name] for word in call.keywords}
     assert "preexec_fn" not in keywords

@@ -1,0 +1,89 @@
+"""How a hub starts its workers, and that it minds every process below it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+import sims
+from hubs import ServedHub, serve, wait_until
+
+import envhub
+
+
+def zygotes(hub: ServedHub) -> list[psutil.Process]:
+    return [process for process in psutil.Process(hub.process.pid).children() if process.name() == "envhub-zygote"]
+
+
+def test_workers_are_children_of_the_hub_in_groups_of_their_own(hub: ServedHub) -> None:
+    with closing(envhub.make_vec("counter", 3, hub=hub.ipc, num_workers=3)) as envs:
+        pids = envs.call("pid")
+        assert [os.getpgid(pid) for pid in pids] == list(pids)
+        assert {psutil.Process(pid).ppid() for pid in pids} == {hub.process.pid}
+
+
+def test_envs_of_two_workers_draw_different_numbers(address: str | None) -> None:
+    env = [sims.Counter] * 3 if address is None else "counter"
+    with closing(envhub.make_vec(env, 3, hub=address, num_workers=3)) as envs:
+        first, second, third = envs.call("draws")
+    assert len({*first, *second, *third}) == 6
+
+
+def test_hub_without_its_zygote_gets_another(hub: ServedHub) -> None:
+    with closing(envhub.make_vec("counter", 2, hub=hub.ipc)) as envs:
+        envs.reset()
+        (zygote,) = zygotes(hub)
+        zygote.kill()
+        assert envs.step([1, 1])[0][:, 0].tolist() == [1, 1]  # workers do not depend on it
+        with closing(envhub.make_vec("counter", 2, hub=hub.ipc)) as others:
+            others.reset()
+        assert [process.pid != zygote.pid for process in zygotes(hub)] == [True]
+
+
+def test_session_whose_zygote_is_killed_before_it_forks_is_refused(hub: ServedHub) -> None:
+    with closing(envhub.make_vec("counter", 1, hub=hub.ipc)):
+        (zygote,) = zygotes(hub)
+    zygote.suspend()
+    with ThreadPoolExecutor() as pool, envhub.connect(hub.ipc) as client:
+        making = pool.submit(envhub.make_vec, "counter", 1, hub=hub.ipc)
+        assert wait_until(lambda: [session["phase"] for session in client.sessions()] == ["building"])
+        zygote.kill()
+        with pytest.raises(envhub.WorkerDied, match=r"worker 0 \(env 0\) could not be started"):
+            making.result(5)
+    with closing(envhub.make_vec("counter", 1, hub=hub.ipc)) as envs:
+        envs.reset()
+
+
+def test_world_of_a_private_session_is_the_programs_of_that_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("one", "two"):
+        monkeypatch.setenv("ENVHUB_TEST_WORLD", value)
+        with closing(envhub.make_vec([sims.Counter], 1)) as envs:
+            assert envs.call("environment", "ENVHUB_TEST_WORLD") == (value,)
+
+
+def test_process_that_an_env_leaves_behind_is_reaped(hub: ServedHub) -> None:
+    with closing(envhub.make_vec("counter", 1, hub=hub.ipc)) as envs:
+        (pid,) = envs.call("leave_a_process_behind")
+        assert psutil.Process(pid).ppid() == hub.process.pid
+        assert wait_until(lambda: not psutil.pid_exists(pid))
+
+
+def test_hub_ends_while_its_zygote_hangs(tmp_path: Path) -> None:
+    with serve(tmp_path, "counter=sims:counter") as hub:
+        with closing(envhub.make_vec("counter", 1, hub=hub.ipc)) as envs:
+            envs.reset()
+            (zygote,) = zygotes(hub)
+            zygote.suspend()
+            with ThreadPoolExecutor() as pool:
+                making = pool.submit(envhub.make_vec, "counter", 1, hub=hub.ipc)
+                assert wait_until(lambda: hub.log.count("session_made") == 2)
+                hub.process.send_signal(signal.SIGTERM)
+                assert hub.stop(signal.SIGTERM) == 0
+                with pytest.raises(envhub.EnvHubError, match="shutting down"):
+                    making.result(5)
+        assert not zygote.is_running()

@@ -22,13 +22,13 @@ from envhub import protocol
 from envhub.errors import Forked, HubLost, HubTimeout, HubUnreachable
 from envhub.messages import Failure, Hello, Op, Welcome
 from envhub.protocol import ClientProtocol, Reply
+from envhub.wire import open_socket
 from envhub_client.failures import raise_failure
 
 CONNECT_TIMEOUT_S = 10.0
 MESSAGE_BYTES_MAX = 1 << 30
 QUEUE_MESSAGES_MAX = 16
 RECONNECT_MS, RECONNECT_MAX_MS = 20, 500
-ZMTP_HEARTBEAT_MS, ZMTP_TIMEOUT_MS, ZMTP_TTL_MS, HANDSHAKE_MS = 1000, 3000, 4000, 3000
 
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
@@ -85,18 +85,11 @@ class Connection:
             raise
 
     def _open_socket(self) -> zmq.Socket[bytes]:
-        dealer = self._context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.LINGER, 0)
         # Not IMMEDIATE: with it, what the hub said last is thrown away when its end of the connection closes.
-        dealer.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
-        dealer.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES_MAX)
-        dealer.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)
+        dealer: zmq.Socket[bytes] = open_socket(self._context, zmq.DEALER, MESSAGE_BYTES_MAX, QUEUE_MESSAGES_MAX)
+        dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
-        dealer.setsockopt(zmq.HEARTBEAT_IVL, ZMTP_HEARTBEAT_MS)
-        dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, ZMTP_TIMEOUT_MS)
-        dealer.setsockopt(zmq.HEARTBEAT_TTL, ZMTP_TTL_MS)
-        dealer.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         return dealer
 
     def _hello(self, timeout: float) -> Welcome:

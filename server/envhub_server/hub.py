@@ -30,6 +30,7 @@ import envhub
 from envhub import messages, protocol
 from envhub.messages import Failure, Make, Op
 from envhub.protocol import HubProtocol, Incoming, Prelude
+from envhub.wire import open_socket
 from envhub_server.binding import Binding
 from envhub_server.config import HubConfig, usable_cpus
 from envhub_server.hosting import Host, Outcomes
@@ -40,7 +41,6 @@ from envhub_server.supervisor import Supervisor
 
 QUEUE_MESSAGES_MAX = 1000
 LINGER_MS = 2000
-ZMTP_HEARTBEAT_MS, ZMTP_TIMEOUT_MS, ZMTP_TTL_MS, HANDSHAKE_MS = 1000, 3000, 4000, 3000
 ZERO_COPY_BYTES = 1 << 16
 
 AUTORESET_MODES = frozenset(["NextStep", "SameStep", "Disabled"])
@@ -88,16 +88,10 @@ class Hub:
             AddressError: an address is malformed, in use, or open to other machines without ``insecure``.
         """
         self._context = zmq.Context()
-        self._router = router = self._context.socket(zmq.ROUTER)
+        limit = self.config.limits.message_bytes_max
+        self._router = router = open_socket(self._context, zmq.ROUTER, limit, QUEUE_MESSAGES_MAX)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.LINGER, LINGER_MS)
-        router.setsockopt(zmq.MAXMSGSIZE, self.config.limits.message_bytes_max)
-        router.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)
-        router.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES_MAX)
-        router.setsockopt(zmq.HEARTBEAT_IVL, ZMTP_HEARTBEAT_MS)
-        router.setsockopt(zmq.HEARTBEAT_TIMEOUT, ZMTP_TIMEOUT_MS)
-        router.setsockopt(zmq.HEARTBEAT_TTL, ZMTP_TTL_MS)
-        router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         router.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
         self._monitor = router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._binding = Binding(router, self.config.insecure)

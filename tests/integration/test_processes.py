@@ -83,6 +83,7 @@ def test_hub_ends_while_its_zygote_hangs(tmp_path: Path) -> None:
                 making = pool.submit(envhub.make_vec, "counter", 1, hub=hub.ipc)
                 assert wait_until(lambda: hub.log.count("session_made") == 2)
                 hub.process.send_signal(signal.SIGTERM)
+                assert wait_until(lambda: "stopping" in hub.log)
                 assert hub.stop(signal.SIGTERM) == 0
                 with pytest.raises(envhub.EnvHubError, match="shutting down"):
                     making.result(5)

@@ -29,7 +29,12 @@ PURE = [
     "server/envhub_server/registry.py",
     "server/envhub_server/session.py",
 ]
-STEP_PATH = ["client/envhub_client/connection.py", "server/envhub_server/binding.py", "server/envhub_server/hub.py"]
+STEP_PATH = [
+    "envhub/wire.py",
+    "client/envhub_client/connection.py",
+    "server/envhub_server/binding.py",
+    "server/envhub_server/hub.py",
+]
 # These may import zmq inside functions.
 TOOLS = ["client/envhub_client/bench.py", "client/envhub_client/demo.py", "client/envhub_client/echo.py"]
 LINES_MAX = 500

@@ -8,7 +8,7 @@ import inspect
 import os
 import re
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from envhub_client import connection
 from envhub_server import hub
 from envhub_server.config import HubConfig, Limits, Timing
 
-from envhub import actions, codec, messages, protocol
+from envhub import actions, codec, messages, protocol, wire
 from envhub.layout import Leaf
 from envhub.messages import REPLIES, REQUESTS, Done, Failure, Hello, Op, Step, Welcome, World
 from envhub.protocol import ClientProtocol, HubProtocol
@@ -178,22 +178,28 @@ def test_limits_are_the_codes() -> None:
     assert Limits().sessions_max == protocol.SESSIONS_MAX and Timing().lease_s == protocol.LEASE_S
 
 
-def options(module: ModuleType) -> dict[str, str]:
-    """Every ``setsockopt`` of a module's one ZeroMQ socket, with the value of its expression."""
-    names = {**vars(module), "self": SimpleNamespace(config=HubConfig())}
-    calls = [node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.Call)]
-    found = [call.args for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "setsockopt"]
-    return {ast.unparse(name).removeprefix("zmq."): str(eval(ast.unparse(value), names)) for name, value in found}
+def options(module: ModuleType, message_bytes_max: int) -> dict[str, str]:
+    """Every option of a side's one socket, with the value of its expression: its own and those of both sides."""
+    queue = module.QUEUE_MESSAGES_MAX
+    found = {}
+    for place in (wire, module):
+        names = {**vars(place), "message_bytes_max": message_bytes_max, "queue_messages_max": queue}
+        for call in ast.walk(ast.parse(inspect.getsource(place))):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "setsockopt":
+                name, value = map(ast.unparse, call.args)
+                found[name.removeprefix("zmq.")] = str(eval(value, names))
+    return found
 
 
 def test_socket_options_are_the_codes() -> None:
     rows = table("Socket options")
-    for column, module in ((1, hub), (2, connection)):
+    sides = ((1, hub, HubConfig().limits.message_bytes_max), (2, connection, connection.MESSAGE_BYTES_MAX))
+    for column, module, message_bytes_max in sides:
         shown = {row[0]: row[column] for row in rows if row[column] != "default"}
         if "IPC_FILTER_UID" in shown:
             assert shown.pop("IPC_FILTER_UID") == "the hub's own user"
             shown["IPC_FILTER_UID"] = str(os.getuid())
-        assert shown == options(module)
+        assert shown == options(module, message_bytes_max)
 
 
 def test_failure_fields_that_no_version_changes_are_still_there() -> None:

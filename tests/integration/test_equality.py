@@ -15,12 +15,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 import envhub
 
-STEPS = 300
+STEPS, STEPS_SHORT = 300, 100
 NUM_ENVS = 5
 ENVS = ["CartPole-v1", "Pendulum-v1", "Blackjack-v1", "nested", "ALE/Pong-v5", "HalfCheetah-v5"]
 KWARGS: dict[str, dict[str, Any]] = {
-    "ALE/Pong-v5": {"max_episode_steps": 120},
-    "HalfCheetah-v5": {"max_episode_steps": 90},
+    "ALE/Pong-v5": {"max_episode_steps": 60},
+    "HalfCheetah-v5": {"max_episode_steps": 45},
 }
 
 Record = tuple[Any, ...]
@@ -44,12 +44,12 @@ def hub_envs(name: str, address: str | None, workers: int, mode: AutoresetMode) 
     )
 
 
-def run(envs: VectorEnv[Any, Any, Any], mode: AutoresetMode) -> Iterator[Record]:
-    """Everything the envs return for a fixed run of ``STEPS`` steps."""
+def run(envs: VectorEnv[Any, Any, Any], mode: AutoresetMode, steps: int) -> Iterator[Record]:
+    """Everything the envs return for a fixed run of so many steps."""
     actions = gym.vector.utils.batch_space(envs.single_action_space, NUM_ENVS)
     actions.seed(11)
     yield envs.reset(seed=42, options={"level": 3})
-    for _ in range(STEPS):
+    for _ in range(steps):
         record = envs.step(actions.sample())
         yield record
         done = record[2] | record[3]
@@ -58,9 +58,9 @@ def run(envs: VectorEnv[Any, Any, Any], mode: AutoresetMode) -> Iterator[Record]
 
 
 @functools.cache
-def reference(name: str, mode: AutoresetMode) -> list[Record]:
+def reference(name: str, mode: AutoresetMode, steps: int) -> list[Record]:
     envs = SyncVectorEnv([factory(name)] * NUM_ENVS, autoreset_mode=mode)
-    records = list(run(envs, mode))
+    records = list(run(envs, mode, steps))
     envs.close()
     return records
 
@@ -82,15 +82,17 @@ def assert_same(found: Any, wanted: Any, where: str) -> None:
         assert type(found) is type(wanted) and found == wanted, f"{where}: {found!r} != {wanted!r}"
 
 
-def check(name: str, address: str | None, workers: int, mode: AutoresetMode) -> None:
+def check(name: str, address: str | None, workers: int, mode: AutoresetMode, steps: int) -> None:
     envs = hub_envs(name, address, workers, mode)
     try:
         assert envs.metadata["autoreset_mode"] is mode
         count = 0
-        for number, (found, wanted) in enumerate(zip(run(envs, mode), reference(name, mode), strict=True)):
+        for number, (found, wanted) in enumerate(
+            zip(run(envs, mode, steps), reference(name, mode, steps), strict=True)
+        ):
             assert_same(tuple(found), tuple(wanted), f"{name} record {number}")
             count += 1
-        assert count > STEPS
+        assert count > steps
     finally:
         envs.close()
 
@@ -114,7 +116,7 @@ SHORT = [
 def test_hub_returns_what_sync_vector_env_returns(
     request: pytest.FixtureRequest, name: str, lane: str, workers: int, mode: AutoresetMode
 ) -> None:
-    check(name, lane_address(request, lane), workers, mode)
+    check(name, lane_address(request, lane), workers, mode, STEPS_SHORT)
 
 
 @pytest.mark.long
@@ -125,7 +127,7 @@ def test_hub_returns_what_sync_vector_env_returns(
 def test_hub_returns_what_sync_vector_env_returns_everywhere(
     request: pytest.FixtureRequest, name: str, lane: str, workers: int, mode: AutoresetMode
 ) -> None:
-    check(name, lane_address(request, lane), workers, mode)
+    check(name, lane_address(request, lane), workers, mode, STEPS)
 
 
 def test_python_numbers_reach_the_envs_as_python_numbers(address: str | None) -> None:

@@ -4,7 +4,7 @@
 
     page 0      header words: magic, layout version, rows, epoch, driver, revoked
     words       int64 per row: request, done, op, slot, needs_reset, status, info_length
-    results     rewards float64, terminations and truncations bool, per row
+    results     rewards float64, then terminations, then truncations, bool; one piece, for it travels as one
     infos       ``info_bytes`` per row
     actions     per action leaf, room for eight bytes an element, so that any accepted dtype fits
     observations   per leaf and slot, batch-major: ``[2][rows][*shape]``
@@ -26,6 +26,7 @@ HEADER_BYTES = 4096
 ALIGNMENT = 64
 SLOTS = 2
 ACTION_ITEM_BYTES = 8
+RESULT_BYTES = 10  # a reward and two flags
 ROW_WORDS = ("request", "done", "op", "slot", "needs_reset", "status", "info_length")
 HEADER_WORDS = ("magic", "version", "rows", "epoch", "driver", "revoked")
 
@@ -78,9 +79,7 @@ class Layout:
     def fields(self) -> dict[str, Field]:
         """Every field by name; leaves are ``action/0``, ``observation/0`` and so on, in the order of the space."""
         wanted: list[tuple[str, str, tuple[int, ...]]] = [(word, "i8", (self.rows,)) for word in ROW_WORDS]
-        wanted.append(("rewards", "f8", (self.rows,)))
-        wanted.append(("terminations", "?", (self.rows,)))
-        wanted.append(("truncations", "?", (self.rows,)))
+        wanted.append(("results", "u1", (self.rows * RESULT_BYTES,)))
         wanted.append(("infos", "u1", (self.rows, self.info_bytes)))
         for number, leaf in enumerate(self.actions):
             wanted.append((f"action/{number}", "u1", (self.rows * leaf.items * ACTION_ITEM_BYTES,)))
@@ -93,6 +92,18 @@ class Layout:
         """The size of the whole arena."""
         last = list(self.fields().values())[-1]
         return _aligned(last.offset + last.nbytes, HEADER_BYTES)
+
+
+def split_results(results: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rewards, terminations and truncations as views of the bytes of all three.
+
+    Raises:
+        ValueError: these are not the bytes of so many rows.
+    """
+    if results.size != rows * RESULT_BYTES:
+        raise ValueError(f"{results.size} bytes of results for {rows} rows")
+    flags = results[rows * 8 :].view(np.bool_)
+    return results[: rows * 8].view(np.float64), flags[:rows], flags[rows:]
 
 
 def _placed(wanted: Sequence[tuple[str, str, tuple[int, ...]]]) -> dict[str, Field]:

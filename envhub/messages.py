@@ -365,7 +365,7 @@ def unpack_rows(frame: Any) -> List[Tuple[int, bytes]]:
     return found
 
 
-REQUESTS: Dict[Op, Type[Any]] = {
+REQUESTS: Dict[int, Type[Any]] = {
     Op.HELLO: Hello,
     Op.LIST: ListEnvs,
     Op.STATS: StatsRequest,
@@ -378,7 +378,7 @@ REQUESTS: Dict[Op, Type[Any]] = {
     Op.SET_ATTR: SetAttr,
     Op.CLOSE: Close,
 }
-REPLIES: Dict[Op, Type[Any]] = {
+REPLIES: Dict[int, Type[Any]] = {
     Op.HELLO: Welcome,
     Op.LIST: EnvNames,
     Op.STATS: Table,

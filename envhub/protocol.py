@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from envhub import codec, messages
 from envhub.errors import RemoteProtocolError
@@ -32,12 +32,13 @@ SILENCE_WARNING_S = 4.0
 REFUSED_S = 5.0
 RECONNECT_S = 60.0
 
+_OPS = {int(op): op for op in Op}  # looking an op up is quicker than making it
+
 Frame = Any  # bytes, or any buffer
 Frames = list[Frame]
 
 
-@dataclass(frozen=True)
-class Prelude:
+class Prelude(NamedTuple):
     """The fixed start of every first frame."""
 
     op: int
@@ -49,7 +50,8 @@ class Prelude:
 
     def pack(self) -> bytes:
         """The prelude's bytes."""
-        return PRELUDE.pack(MAGIC, self.major, self.minor, self.op, self.hub_id, self.token, self.seq)
+        op, hub_id, token, seq, major, minor = self
+        return PRELUDE.pack(MAGIC, major, minor, op, hub_id, token, seq)
 
     @classmethod
     def unpack(cls, frame: Frame) -> Prelude:
@@ -66,8 +68,7 @@ class Prelude:
         return cls(op, hub_id, token, seq, major, minor)
 
 
-@dataclass(frozen=True)
-class Incoming:
+class Incoming(NamedTuple):
     """A request that is new and is to be carried out and answered."""
 
     peer: bytes
@@ -87,7 +88,6 @@ class _Link:
     seq: int = 0
     running: bool = False
     reply: Frames | None = None
-    lease_until_s: float | None = None  # set while its client is not connected
 
 
 class HubProtocol:
@@ -95,6 +95,7 @@ class HubProtocol:
 
     Attributes:
         outgoing: ``(peer, frames)`` to send, in order; the caller empties it.
+        leases: when the lease runs out, by token, of the sessions whose client is not connected.
     """
 
     def __init__(self, hub_id: int, lease_s: float = LEASE_S, sessions_max: int = SESSIONS_MAX) -> None:
@@ -107,6 +108,7 @@ class HubProtocol:
         self._lease_s = lease_s
         self._sessions_max = sessions_max
         self._links: dict[bytes, _Link] = {}
+        self.leases: dict[bytes, float] = {}
         self._ended: dict[bytes, _Link] = {}  # the last ENDED_MAX that ended
 
     # --- in -------------------------------------------------------------------------------------------------------
@@ -128,7 +130,7 @@ class HubProtocol:
         if refusal is not None:
             self._refuse(peer, prelude, refusal)
             return None
-        op = Op(prelude.op)
+        op = _OPS[prelude.op]
         if op == Op.HEARTBEAT:
             self._heartbeat(peer, connection, prelude)
             return None
@@ -161,7 +163,7 @@ class HubProtocol:
         link = self._links.get(prelude.token)
         if link is None:
             return self._admit_first(peer, connection, prelude)
-        link.peer, link.connection, link.lease_until_s = peer, connection, None
+        self._heard(link, peer, connection, prelude.token)
         if prelude.seq == link.seq:
             self.replayed += 1
             if link.reply is not None:
@@ -207,10 +209,14 @@ class HubProtocol:
         link = self._links.get(prelude.token)
         state = "unknown"
         if link is not None:
-            link.peer, link.connection, link.lease_until_s = peer, connection, None
+            self._heard(link, peer, connection, prelude.token)
             if prelude.seq <= link.seq:
                 state = "running" if link.running else "answered"
-        self._send(peer, prelude, REPLY | Op.HEARTBEAT, HeartbeatReply(state), ())
+        self._send(peer, Prelude(REPLY | Op.HEARTBEAT, self.hub_id, prelude.token, prelude.seq), HeartbeatReply(state))
+
+    def _heard(self, link: _Link, peer: bytes, connection: int, token: bytes) -> None:
+        link.peer, link.connection = peer, connection
+        self.leases.pop(token, None)
 
     # --- out ------------------------------------------------------------------------------------------------------
 
@@ -230,17 +236,17 @@ class HubProtocol:
         link = self._links.get(request.token) if request.op in SESSION_OPS else None
         prelude = Prelude(op, self.hub_id, request.token, request.seq)
         if link is None or link.seq != request.seq:
-            self._send(request.peer, prelude, op, message, frames)
+            self._send(request.peer, prelude, message, frames)
             return
         link.running = False
-        link.reply = self._send(link.peer, prelude, op, message, frames)
+        link.reply = self._send(link.peer, prelude, message, frames)
 
     def _refuse(self, peer: bytes, prelude: Prelude, failure: Failure) -> None:
         self.refused += 1
-        self._send(peer, prelude, REPLY | Op.FAILURE, failure, ())
+        self._send(peer, Prelude(REPLY | Op.FAILURE, self.hub_id, prelude.token, prelude.seq), failure)
 
-    def _send(self, peer: bytes, prelude: Prelude, op: int, message: Any, frames: Sequence[Frame]) -> Frames:
-        head = Prelude(op, self.hub_id, prelude.token, prelude.seq).pack()
+    def _send(self, peer: bytes, prelude: Prelude, message: Any, frames: Sequence[Frame] = ()) -> Frames:
+        head = prelude.pack()
         reply = [head if isinstance(message, messages.Done) else head + messages.pack(message), *frames]
         self.outgoing.append((peer, reply))
         return reply
@@ -249,13 +255,14 @@ class HubProtocol:
         """Tell a session's client, unasked, that the hub ends the session."""
         link = self._links.get(token)
         if link is not None:
-            self._send(link.peer, Prelude(Op.GOODBYE, self.hub_id, token, 0), Op.GOODBYE, why, ())
+            self._send(link.peer, Prelude(Op.GOODBYE, self.hub_id, token, 0), why)
 
     # --- sessions and leases --------------------------------------------------------------------------------------
 
     def forget(self, token: bytes) -> None:
         """Drop a session that has ended; later requests for it are told ``session_lost``, save a repeated last one."""
         link = self._links.pop(token, None)
+        self.leases.pop(token, None)
         if link is None:
             return
         if link.reply is not None and len(link.reply) > 1:
@@ -270,29 +277,28 @@ class HubProtocol:
 
     def sessions_of(self, peer: bytes) -> list[bytes]:
         """Tokens of the sessions whose client was last heard as this peer."""
-        return [token for token, link in self._links.items() if link.peer == peer and link.lease_until_s is None]
+        return [token for token, link in self._links.items() if link.peer == peer and token not in self.leases]
 
     def peer_of(self, token: bytes) -> bytes | None:
         """Where the session's client was last heard, or None where there is no such session."""
         link = self._links.get(token)
-        return None if link is None or link.lease_until_s is not None else link.peer
+        return None if link is None or token in self.leases else link.peer
 
     def connection_lost(self, token: bytes, now_s: float) -> None:
         """The session's client is gone: its lease runs from now on."""
-        self._links[token].lease_until_s = now_s + self._lease_s
+        self.leases[token] = now_s + self._lease_s
 
     def expired(self, now_s: float) -> list[bytes]:
         """Tokens of the sessions whose lease has run out."""
-        return [t for t, link in self._links.items() if link.lease_until_s is not None and link.lease_until_s <= now_s]
+        return [token for token, until_s in self.leases.items() if until_s <= now_s]
 
     def next_expiry_s(self) -> float | None:
         """When the first lease runs out, if one is running."""
-        return min((li.lease_until_s for li in self._links.values() if li.lease_until_s is not None), default=None)
+        return min(self.leases.values(), default=None)
 
     def leased(self, token: bytes) -> bool:
         """Whether the session's client is away and its lease is running."""
-        link = self._links.get(token)
-        return link is not None and link.lease_until_s is not None
+        return token in self.leases
 
 
 def _read_request(op: Op, frames: Frames) -> Any:
@@ -302,8 +308,7 @@ def _read_request(op: Op, frames: Frames) -> Any:
     return Step(bytes(body)) if op == Op.STEP else messages.unpack(messages.REQUESTS[op], body)
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     """The answer to the pending request: ``message`` is a Failure, or the reply that belongs to ``op``."""
 
     op: Op
@@ -391,7 +396,8 @@ class ClientProtocol:
             return None
         if op not in (pending.op, Op.FAILURE):
             raise RemoteProtocolError(f"a reply with op {op} to a {pending.op.name}")
-        message = messages.Done() if messages.REPLIES[Op(op)] is messages.Done else _read(Op(op), body)
+        kind = messages.REPLIES[op]
+        message = kind() if kind is messages.Done else _read(op, body)
         if op == Op.HELLO:
             self.hub_id = prelude.hub_id
         self._pending = None
@@ -454,8 +460,8 @@ class ClientProtocol:
         return ""
 
 
-def _read(op: Op, body: Frame) -> Any:
+def _read(op: int, body: Frame) -> Any:
     try:
         return messages.unpack(messages.REPLIES[op], body)
     except codec.DecodeError as error:
-        raise RemoteProtocolError(f"a malformed {op.name} reply: {error}") from error
+        raise RemoteProtocolError(f"a malformed {Op(op).name} reply: {error}") from error

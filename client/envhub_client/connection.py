@@ -18,11 +18,10 @@ from zmq.utils.monitor import recv_monitor_message
 
 import envhub
 from envhub import address as envhub_address
-from envhub import protocol
+from envhub import protocol, wire
 from envhub.errors import Forked, HubLost, HubTimeout, HubUnreachable
 from envhub.messages import Failure, Hello, Op, Welcome
 from envhub.protocol import ClientProtocol, Reply
-from envhub.wire import open_socket
 from envhub_client.failures import raise_failure
 
 CONNECT_TIMEOUT_S = 10.0
@@ -86,7 +85,7 @@ class Connection:
 
     def _open_socket(self) -> zmq.Socket[bytes]:
         # Not IMMEDIATE: with it, what the hub said last is thrown away when its end of the connection closes.
-        dealer: zmq.Socket[bytes] = open_socket(self._context, zmq.DEALER, MESSAGE_BYTES_MAX, QUEUE_MESSAGES_MAX)
+        dealer: zmq.Socket[bytes] = wire.open_socket(self._context, zmq.DEALER, MESSAGE_BYTES_MAX, QUEUE_MESSAGES_MAX)
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
@@ -194,9 +193,7 @@ class Connection:
 
     def _send(self, frames: Sequence[Any]) -> None:
         try:
-            for frame in frames[:-1]:
-                self._socket.send(frame, zmq.NOBLOCK | zmq.SNDMORE)
-            self._socket.send(frames[-1], zmq.NOBLOCK)
+            wire.send(self._socket, frames)
         except zmq.Again:
             # Not connected just now. The protocol asks after the request once it is, and sends it again.
             logger.debug("a request to %s waits for the connection", self.address)
@@ -204,7 +201,7 @@ class Connection:
     def _receive(self) -> Reply | None:
         while True:
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = wire.receive(self._socket)
             except zmq.Again:
                 return None
             reply = self._protocol.receive([frame.buffer for frame in frames], time.monotonic())

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from envhub import codec, messages
 from envhub.errors import RemoteProtocolError
-from envhub.layout import Leaf
+from envhub.layout import Leaf, split_results
 from envhub.messages import Failure, Op, Reset, Step
 from envhub.protocol import Frame, Reply
 from envhub_client.connection import Connection
@@ -20,8 +19,7 @@ from envhub_client.failures import raise_failure
 KEEP_BYTES = 1 << 16
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a reset or step brought: arrays per observation leaf, per-env results of a step, encoded infos by row."""
 
     observations: list[np.ndarray]
@@ -51,8 +49,8 @@ class WireLane:
         self._connection.send(Op.RESET, reset)
 
     def post_step(self, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step."""
-        self._connection.send(Op.STEP, Step(codes), arrays)
+        """Begin a step. The arrays are copied: they may change while it runs, and the request may be sent again."""
+        self._connection.send(Op.STEP, Step(codes), [array.tobytes() for array in arrays])
 
     def collect(self, timeout: float | None) -> Outcome:
         """Wait for what was begun.
@@ -72,7 +70,7 @@ class WireLane:
     def _outcome(self, reply: Reply) -> Outcome:
         frames = list(reply.frames)
         count = len(self._fields)
-        results = 3 if reply.op == Op.STEP else 0
+        results = 1 if reply.op == Op.STEP else 0
         if not count + results <= len(frames) <= count + results + 1:
             raise ValueError(f"{len(frames)} frames")
         observations = self._observations(frames[:count])
@@ -81,18 +79,8 @@ class WireLane:
             raise ValueError("an info for a row that is not there")
         if not results:
             return Outcome(observations, None, None, None, infos)
-        rewards, terminations, truncations = frames[count : count + results]
-        return Outcome(
-            observations,
-            self._vector(rewards, np.float64),
-            self._vector(terminations, np.bool_),
-            self._vector(truncations, np.bool_),
-            infos,
-        )
-
-    def _vector(self, frame: Frame, dtype: type[np.generic]) -> np.ndarray:
-        vector: np.ndarray = np.frombuffer(frame, dtype).reshape(self._num_envs).copy()
-        return vector
+        rewards, terminations, truncations = split_results(np.frombuffer(frames[count], np.uint8), self._num_envs)
+        return Outcome(observations, rewards.copy(), terminations.copy(), truncations.copy(), infos)
 
     def _observations(self, frames: Sequence[Frame]) -> list[np.ndarray]:
         if self._buffers is None:

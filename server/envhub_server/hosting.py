@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -69,6 +68,10 @@ class Host:
         self._workers: dict[int, WorkerProcess] = {}
         self._arena: Arena | None = None
         self._slot = 0
+        self._noted = False  # whether a row of the last move has something to say besides its arrays
+        # Mostly every step's actions are of the same kind, so what follows from it is worked out when it changes.
+        self._sized_codes = self._posted_codes = b""
+        self._sizes: list[int] = []
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         watch.watch(self._done_bell, self._on_done_bell)
 
@@ -117,12 +120,12 @@ class Host:
     # --- events -----------------------------------------------------------------------------------------------------
 
     def _on_done_bell(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._done_bell, 8)
+        os.read(self._done_bell, 8)
         arena = self._arena
         if arena is None or self.session.phase is not Phase.MOVING or not arena.quiescent():
             return
-        if arena.status.any():
+        self._noted = arena.noted()
+        if self._noted:
             # What did not fit into the arena was sent by the channel before the rows were done, so it is here by now.
             for worker in list(self._workers.values()):
                 worker.hear()
@@ -199,11 +202,16 @@ class Host:
         layout = self._arena.layout
         if not len(codes) == len(frames) == len(layout.actions):
             return f"{len(codes)} codes and {len(frames)} frames for {len(layout.actions)} action leaves"
-        try:
-            wanted = [actions.nbytes(code, leaf, layout.rows) for code, leaf in zip(codes, layout.actions, strict=True)]
-        except ValueError as error:
-            return str(error)
-        found = [memoryview(frame).nbytes for frame in frames]
+        if codes != self._sized_codes:
+            try:
+                sizes = [
+                    actions.nbytes(code, leaf, layout.rows) for code, leaf in zip(codes, layout.actions, strict=True)
+                ]
+            except ValueError as error:
+                return str(error)
+            self._sized_codes, self._sizes = codes, sizes
+        found = [len(frame) for frame in frames]
+        wanted = self._sizes
         return "" if found == wanted else f"action frames of {found} bytes where {wanted} are due; no env has moved"
 
     def _drive(self, drive: Drive) -> None:
@@ -211,12 +219,12 @@ class Host:
         assert arena is not None and self._request is not None
         self._slot = 1 - self._slot
         if drive.op == OP_STEP:
-            for buffer, column, code, frame in zip(
-                arena.actions, arena.action_codes, drive.codes, self._request.frames, strict=True
-            ):
-                raw = np.frombuffer(frame, np.uint8)
-                buffer[: len(raw)] = raw
-                column[:] = code
+            for buffer, frame in zip(arena.actions, self._request.frames, strict=True):
+                buffer.data[: len(frame)] = frame
+            if drive.codes != self._posted_codes:
+                self._posted_codes = drive.codes
+                for column, code in zip(arena.action_codes, drive.codes, strict=True):
+                    column[:] = code
             arena.post(OP_STEP, self._slot)
             for worker in self._workers.values():
                 worker.ring()
@@ -240,8 +248,8 @@ class Host:
             # Views, not copies: this slot is written again only at the request after the next.
             frames += [leaf[self._slot] for leaf in arena.observations]
             if isinstance(self._request.message, messages.Step):
-                frames += [arena.rewards.tobytes(), arena.terminations.tobytes(), arena.truncations.tobytes()]
-            if arena.status.any():
+                frames.append(arena.results.tobytes())
+            if self._noted:
                 blobs = sorted([*arena.small_infos(), *self.session.infos.items()], key=lambda pair: pair[0])
         if blobs:
             frames.append(messages.pack_rows(blobs))

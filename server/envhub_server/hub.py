@@ -27,10 +27,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 import envhub
-from envhub import messages, protocol
+from envhub import messages, protocol, wire
 from envhub.messages import Failure, Make, Op
 from envhub.protocol import HubProtocol, Incoming, Prelude
-from envhub.wire import open_socket
 from envhub_server.binding import Binding
 from envhub_server.config import HubConfig, usable_cpus
 from envhub_server.hosting import Host, Outcomes
@@ -41,7 +40,6 @@ from envhub_server.supervisor import Supervisor
 
 QUEUE_MESSAGES_MAX = 1000
 LINGER_MS = 2000
-ZERO_COPY_BYTES = 1 << 16
 
 AUTORESET_MODES = frozenset(["NextStep", "SameStep", "Disabled"])
 OBSERVATION_MODES = frozenset(["same", "different"])
@@ -89,7 +87,7 @@ class Hub:
         """
         self._context = zmq.Context()
         limit = self.config.limits.message_bytes_max
-        self._router = router = open_socket(self._context, zmq.ROUTER, limit, QUEUE_MESSAGES_MAX)
+        self._router = router = wire.open_socket(self._context, zmq.ROUTER, limit, QUEUE_MESSAGES_MAX)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.LINGER, LINGER_MS)
         router.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
@@ -125,14 +123,15 @@ class Hub:
             self._flush()
 
     def _turn(self) -> None:
-        for source, _ in self._poller.poll(self._timeout_ms()):
+        timeout_ms = self._timeout_ms()
+        for source, _ in self._poller.poll(timeout_ms):
             if source is self._router:
                 self._on_router()
             elif source is self._monitor:
                 self._on_monitor()
             else:
                 self._on_descriptors()
-        if self._timed:
+        if timeout_ms is not None:
             self._on_time(time.monotonic())
 
     def _on_descriptors(self) -> None:
@@ -141,13 +140,9 @@ class Hub:
             if handler is not None:  # an earlier handler of this turn may have ended it
                 handler()
 
-    @property
-    def _timed(self) -> bool:
-        """Whether anything happens by the passing of time alone; mostly nothing does."""
-        return bool(self._stops or self._suspects or self._closing) or self._protocol.next_expiry_s() is not None
-
     def _timeout_ms(self) -> int | None:
-        if not self._timed:
+        """Until when nothing happens by the passing of time alone; None where nothing ever does, as mostly."""
+        if not (self._stops or self._suspects or self._closing or self._protocol.leases):
             return None
         times = [self._hosts[token].close_by_s for token in self._closing]
         times += [at_s for at_s, _, _ in self._suspects]
@@ -255,7 +250,7 @@ class Hub:
     # --- sockets ----------------------------------------------------------------------------------------------------
 
     def _on_router(self) -> None:
-        peer, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+        peer, *frames = wire.receive(self._router)
         incoming = self._protocol.receive(peer.bytes, _connection_of(frames), [frame.buffer for frame in frames])
         if incoming is not None:
             self._requests += 1
@@ -280,7 +275,7 @@ class Hub:
     def _reaches(self, peer: bytes) -> bool:
         try:
             push = Prelude(Op.PING, self.id, protocol.NO_SESSION, 0).pack()
-            self._router.send_multipart([peer, push], zmq.NOBLOCK)
+            wire.send(self._router, [peer, push])
         except zmq.Again:
             return True
         except zmq.ZMQError:
@@ -291,10 +286,7 @@ class Hub:
         outgoing = self._protocol.outgoing
         for peer, frames in outgoing:
             try:
-                self._router.send(peer, zmq.NOBLOCK | zmq.SNDMORE)
-                for frame in frames[:-1]:
-                    self._router.send(frame, zmq.NOBLOCK | zmq.SNDMORE, copy=_is_small(frame))
-                self._router.send(frames[-1], zmq.NOBLOCK, copy=_is_small(frames[-1]))
+                wire.send(self._router, [peer, *frames])
             except zmq.ZMQError as error:
                 # The peer is gone or does not read. Its reply is kept, and sent when it asks after it.
                 self._suspects += [(time.monotonic(), token, peer) for token in self._protocol.sessions_of(peer)]
@@ -313,6 +305,8 @@ class Hub:
 
     def _dispatch(self, request: Incoming) -> None:
         match request.op:
+            case Op.STEP:  # of all ops the one that comes often
+                self._to_session(request)
             case Op.MAKE:
                 self._make(request)
             case Op.HELLO:
@@ -464,11 +458,6 @@ class Hub:
             "phase": host.session.phase.value,
             "leased": self._protocol.leased(host.token),
         }
-
-
-def _is_small(frame: Any) -> bool:
-    """Whether copying the frame is cheaper than keeping track of when libzmq is done with it."""
-    return memoryview(frame).nbytes < ZERO_COPY_BYTES
 
 
 def _connection_of(frames: Sequence[zmq.Frame]) -> int:

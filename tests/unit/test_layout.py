@@ -37,7 +37,7 @@ def test_every_leaf_has_its_field_in_the_order_of_the_space(layout: Layout) -> N
     for number, leaf in enumerate(layout.actions):
         assert fields[f"action/{number}"].nbytes == layout.rows * leaf.items * ACTION_ITEM_BYTES
         assert fields[f"action_code/{number}"].shape == (layout.rows,)
-    assert len(fields) == len(ROW_WORDS) + 4 + len(layout.observations) + 2 * len(layout.actions)
+    assert len(fields) == len(ROW_WORDS) + 2 + len(layout.observations) + 2 * len(layout.actions)
 
 
 @settings(max_examples=60, deadline=None)

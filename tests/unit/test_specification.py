@@ -68,9 +68,9 @@ def example() -> dict[str, bytes]:
     exchange("MAKE", Op.MAKE, make, [], messages.Made(2, 1, [{}], {}), [])
     codes, batches = actions.pack([np.array([0, 1])], [Leaf("<i8", ())], 2)
     observations = np.array([[0, 0.5, 0, -0.5], [1, 0, -1, 0]], np.float32)
-    results = [np.ones(2).tobytes(), np.array([False, False]).tobytes(), np.array([False, True]).tobytes()]
+    results = np.ones(2).tobytes() + bytes([False, False, False, True])
     infos = messages.pack_rows([(1, codec.encode({"n": np.int64(3)}))])
-    answered = [observations.tobytes(), *results, infos]
+    answered = [observations.tobytes(), results, infos]
     exchange("STEP", Op.STEP, Step(codes), [batch.tobytes() for batch in batches], Done(), answered)
     return {name: frame for name, frame in frames.items() if not name.startswith("MAKE")}
 

@@ -30,6 +30,11 @@ class Address:
         return bool(self.path)
 
     @property
+    def is_ipv6(self) -> bool:
+        """Whether it is a literal address of IPv6, which sockets speak only when told to."""
+        return self.host.startswith("[")
+
+    @property
     def is_loopback(self) -> bool:
         """Whether it is a TCP address that no other machine reaches."""
         if self.host == "localhost":

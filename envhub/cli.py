@@ -6,7 +6,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import cyclopts
 from cyclopts import Parameter
@@ -77,10 +77,12 @@ def serve(
             limits=Limits(envs_max=max_envs),
             timing=Timing(lease_s=lease),
         )
+    except ValueError as error:
+        _refuse("serve", error)
+    try:
         run(config, ready)
-    except (AddressError, ValueError) as error:
-        errors.print(f"envhub serve: {error}", highlight=False, soft_wrap=True)
-        sys.exit(EXIT_USAGE)
+    except AddressError as error:
+        _refuse("serve", error)
 
 
 @app.command
@@ -145,12 +147,14 @@ def bench(
     except ValueError:
         sizes = []
     if not sizes or min(sizes) < 1 or seconds <= 0 or repeats < 1:
-        errors.print(
-            "envhub bench: -n takes numbers of envs separated by commas, --seconds and --repeats positive ones"
-        )
-        sys.exit(EXIT_USAGE)
+        _refuse("bench", "-n takes numbers of envs separated by commas, --seconds and --repeats positive ones")
     with _errors_told("bench"):
         run(console, env, sizes, seconds, repeats)
+
+
+def _refuse(command: str, why: object) -> NoReturn:
+    errors.print(f"envhub {command}: {why}", highlight=False, soft_wrap=True)
+    sys.exit(EXIT_USAGE)
 
 
 @contextlib.contextmanager

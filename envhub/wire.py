@@ -7,6 +7,8 @@ from typing import Any
 
 import zmq
 
+from envhub.address import Address
+
 ZERO_COPY_BYTES = 1 << 16  # from here on, keeping track of when libzmq is done with a frame is cheaper than a copy
 
 # Plain numbers: joining zmq's own costs more than sending a small frame.
@@ -27,6 +29,11 @@ def open_socket(context: zmq.Context[Any], kind: int, message_bytes_max: int, qu
     opened.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TTL_MS)
     opened.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     return opened
+
+
+def choose_family(socket: zmq.Socket[Any], address: Address) -> None:
+    """Have the next bind or connect speak IPv6 where the address is one; names go on meaning IPv4."""
+    socket.setsockopt(zmq.IPV6, int(address.is_ipv6))
 
 
 def send(socket: zmq.Socket[Any], frames: Sequence[Any]) -> None:

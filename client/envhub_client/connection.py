@@ -87,6 +87,7 @@ class Connection:
         # Not IMMEDIATE: with it, what the hub said last is thrown away when its end of the connection closes.
         dealer: zmq.Socket[bytes] = wire.open_socket(self._context, zmq.DEALER, MESSAGE_BYTES_MAX, QUEUE_MESSAGES_MAX)
         dealer.setsockopt(zmq.LINGER, 0)
+        wire.choose_family(dealer, envhub_address.parse(self.address))
         dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         return dealer

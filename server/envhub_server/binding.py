@@ -6,12 +6,13 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
 import zmq
 
-from envhub import address
+from envhub import address, wire
 from envhub.address import Address
 from envhub.errors import AddressError
 
@@ -43,6 +44,7 @@ class Binding:
                 f"{text} can be reached from other machines and nothing guards it; "
                 "bind tcp://127.0.0.1 or ipc, or say --insecure if the network is yours alone"
             )
+        wire.choose_family(self._router, wanted)
         try:
             self._router.bind(text.replace("://localhost:", "://127.0.0.1:"))
         except zmq.ZMQError as error:
@@ -57,10 +59,15 @@ class Binding:
             return
         path = Path(wanted.path)
         if path.parent == address.runtime_folder():
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise AddressError(f"{wanted.text}: the folder {path.parent} cannot be made: {error}") from error
             address.check_private(path.parent)
         if not path.parent.is_dir():
             raise AddressError(f"{wanted.text}: the folder {path.parent} does not exist")
+        if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):
+            raise AddressError(f"{wanted.text}: {path} exists and is no socket; choose another path")
         self._lock(path)
         path.unlink(missing_ok=True)  # a killed hub's: whoever listens holds the lock
         self._paths.append(path)

@@ -6,7 +6,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from envhub_server.registry import Registry
+
 MIB = 1 << 20
+SECONDS_MAX = 7 * 24 * 3600
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 CGROUP_1_QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
 CGROUP_1_PERIOD = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
@@ -33,6 +36,11 @@ class Timing:
     drain_s: float = 5.0  # for running requests to end, once the hub is told to stop
     close_after_drain_s: float = 2.0  # for envs to close after that; `docker stop` kills after 10
 
+    def __post_init__(self) -> None:
+        for name, value in self.__dict__.items():
+            if not 0 <= value <= SECONDS_MAX:  # NaN, too, is not between them
+                raise ValueError(f"{name} must be between 0 and {SECONDS_MAX} seconds, got {value}")
+
 
 @dataclass(frozen=True)
 class HubConfig:
@@ -57,6 +65,9 @@ class HubConfig:
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"--workers must be at least 1, got {self.workers}")
+        Registry(self.envs)
+        if len(set(self.binds)) < len(self.binds):
+            raise ValueError(f"an address is given twice: {', '.join(self.binds)}")
         if self.limits.envs_max < 1:
             raise ValueError(f"--max-envs must be at least 1, got {self.limits.envs_max}")
 

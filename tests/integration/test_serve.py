@@ -129,11 +129,34 @@ def test_socket_of_a_killed_hub_is_taken_over(tmp_path: Path) -> None:
         (["name=module"], "name=module:factory"),
         (["CartPole-v1", "--workers", "0"], "--workers"),
         (["CartPole-v1", "--max-envs", "0"], "--max-envs"),
+        (["CartPole-v1", "--lease", "nan"], "lease_s must be between"),
+        (["CartPole-v1", "--lease", "1e12"], "lease_s must be between"),
+        (["CartPole-v1", "--bind", "tcp://127.0.0.1:0", "--bind", "tcp://127.0.0.1:0"], "given twice"),
+        (["CartPole-v1", "--bind", "ipc:///tmp"], "is no socket"),
     ],
 )
 def test_bad_arguments_end_with_2_and_one_line(arguments: list[str], why: str) -> None:
     refused = command("serve", *arguments)
     assert refused.returncode == 2 and why in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_file_in_the_place_of_the_socket_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("precious")
+    refused = command("serve", "CartPole-v1", "--bind", f"ipc://{tmp_path}/notes")
+    assert refused.returncode == 2 and "is no socket" in refused.stderr
+    assert (tmp_path / "notes").read_text() == "precious"
+
+
+def test_runtime_folder_that_cannot_be_made_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused = command("serve", "CartPole-v1", XDG_RUNTIME_DIR=str(tmp_path / "file"))
+    assert refused.returncode == 2 and "cannot be made" in refused.stderr and "Traceback" not in refused.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
+def test_hub_speaks_ipv6(tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1", binds=["tcp://[::1]:0"]) as hub, envhub.connect(hub.tcp) as client:
+        assert client.address.startswith("tcp://[::1]:") and client.envs() == ["CartPole-v1"]
 
 
 def test_insecure_address_is_warned_about(tmp_path: Path) -> None:

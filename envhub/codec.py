@@ -12,6 +12,7 @@ than string keys, NumPy random generators, and, where the caller allows it, the 
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any, Callable, cast
 
 import msgpack
@@ -27,12 +28,14 @@ HEADER_ITEMS_MAX = 1 << 16
 STRING_BYTES_MAX = 1 << 26
 BYTES_MAX = 1 << 30
 REPR_CHARS_MAX = 256
+PIECE_BYTES = 1 << 16  # from here on, a copy costs more than one more piece to send
 NDIM_MAX = 16
 
 _ATOMS = frozenset([type(None), bool, float, str, bytes])
 _NUMPY_KEYS = {b"nd", b"type", b"kind", b"shape", b"data"}
 _GENERATORS = frozenset(["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
 _CODE_POINT_MAX = 0x10FFFF
+_BIN_32 = struct.Struct(">BI")
 
 Unknown = Callable[[Any], msgpack.ExtType]
 
@@ -79,6 +82,17 @@ def encode(value: Any, unknown: Unknown = refuse) -> bytes:
         EncodeError: with ``unknown=refuse``, a value inside has no form here.
     """
     return _pack(_Encoder(unknown).plain(value, 0))
+
+
+def encode_call(name: str, fields: dict[str, Any]) -> list[bytes]:
+    """``encode([name, fields])`` in pieces, of which the large byte strings are those given and not copies of them."""
+    large = [key for key, value in fields.items() if type(value) is bytes and len(value) >= PIECE_BYTES]
+    head = [msgpack.Packer().pack_array_header(2), encode(name), msgpack.Packer().pack_map_header(len(fields))]
+    head += [encode(part) for key, value in fields.items() if key not in large for part in (key, value)]
+    pieces = [b"".join(head)]
+    for key in large:
+        pieces += [encode(key) + _BIN_32.pack(0xC6, len(fields[key])), fields[key]]
+    return pieces
 
 
 def decode(blob: Any, allow_pickle: bool = False) -> Any:

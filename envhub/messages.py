@@ -299,10 +299,11 @@ class CallRows:
 
 @dataclass(frozen=True)
 class SetAttrRows:
-    """Hub to worker: set an attribute, one value per env of the worker."""
+    """Hub to worker: set an attribute to one value, or, where ``each`` has any, to one per env of the worker."""
 
     name: str
-    values: List[bytes]
+    value: bytes = b""
+    each: List[bytes] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -434,9 +435,12 @@ def unpack(kind: Type[M], blob: Any) -> M:
     return cast(M, _build(kind, found))
 
 
-def pack_control(message: Any) -> bytes:
-    """A control message with its name, for the channel between hub and worker."""
-    return codec.encode([type(message).__name__, dataclasses.asdict(message)])
+def pack_control(message: Any) -> List[bytes]:
+    """A control message with its name, for the channel between hub and worker, in pieces to be sent one by one.
+
+    What the hub passes on to every worker of a session, such as the arguments of a call, exists once in its memory.
+    """
+    return codec.encode_call(type(message).__name__, dataclasses.asdict(message))
 
 
 def unpack_control(blob: Any) -> Any:

@@ -450,7 +450,7 @@ class ClientProtocol:
 
     def loss(self, now_s: float) -> str:
         """Why the hub must be taken for lost, or an empty string."""
-        if self._loss:
+        if self._loss or not self.hub_id:  # a hub not met yet may still be starting: the caller's timeout decides
             return self._loss
         if self._refused_since_s is not None and now_s - self._refused_since_s >= REFUSED_S:
             return f"connections to its address were refused for {REFUSED_S:.0f} s"

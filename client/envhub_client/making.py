@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
+import gymnasium
 from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
@@ -65,6 +67,12 @@ def make_vec(
 def _by_name(
     env: str | EnvSpec, num_envs: int, address: str | None, options: SessionOptions, arguments: dict[str, Any]
 ) -> HubVectorEnv:
+    if isinstance(env, EnvSpec) and address is None:
+        # The whole spec travels: what it says need not be registered, here or there.
+        factory = functools.partial(gymnasium.make, env, **arguments)
+        envs = _by_factories(factory, num_envs, None, options, {})
+        envs.adopt_spec(env, {**_spec_arguments(env), **arguments})
+        return envs
     if isinstance(env, EnvSpec):
         if env.additional_wrappers:
             raise RequestRefused(f"the spec of {env.id} asks for wrappers; pass a factory and a private hub instead")
@@ -73,7 +81,7 @@ def _by_name(
         name = env
     unknown = codec.as_pickle if address is None else codec.refuse
     envs = HubVectorEnv(address, Make(num_envs, name, codec.encode(arguments, unknown)), options)
-    envs.adopt_spec(name, arguments)
+    envs.adopt_spec(env if isinstance(env, EnvSpec) else gymnasium.registry.get(env), arguments)
     return envs
 
 

@@ -124,24 +124,20 @@ def world() -> World:
 
 
 def _registrations() -> bytes:
-    """The entries that the program added to Gymnasium's registry, each one that can be carried."""
-    added = [spec for spec in gymnasium.registry.values() if not _is_stock(spec)]
-    try:
-        return bytes(cloudpickle.dumps(added))
-    except Exception:  # one entry holds something that cannot be pickled: the others are wanted all the same
-        return bytes(cloudpickle.dumps([spec for spec in added if _picklable(spec)]))
+    """The entries that the program added to Gymnasium's registry, each by itself: one may not load in a worker."""
+    pickled = (_pickled(spec) for spec in gymnasium.registry.values() if not _is_stock(spec))
+    return bytes(cloudpickle.dumps([entry for entry in pickled if entry]))
 
 
 def _is_stock(spec: Any) -> bool:
     return isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs")
 
 
-def _picklable(spec: Any) -> bool:
+def _pickled(spec: Any) -> bytes:
     try:
-        cloudpickle.dumps(spec)
+        return bytes(cloudpickle.dumps(spec))
     except Exception:  # whatever a foreign object raises when it is pickled, it stays at home
-        return False
-    return True
+        return b""
 
 
 def _search_path() -> str:

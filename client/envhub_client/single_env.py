@@ -52,6 +52,27 @@ class HubEnv(gymnasium.Env[Any, Any]):
         """An attribute of this object, else of the env in the hub (where a method is called without arguments)."""
         return getattr(self, name) if hasattr(self, name) else self._envs.get_attr(name)[0]
 
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        """Set an attribute of the env in the hub; returns True."""
+        self._envs.set_attr(name, [value])
+        return True
+
+    @property
+    def np_random(self) -> np.random.Generator:
+        """A copy of the env's random generator; assigning to it sets the env's own."""
+        generator: np.random.Generator = self._envs.get_attr("np_random")[0]
+        return generator
+
+    @np_random.setter
+    def np_random(self, value: np.random.Generator) -> None:
+        self.set_wrapper_attr("np_random", value)
+
+    @property
+    def np_random_seed(self) -> int:
+        """The seed of the env's random generator, -1 where it is unknown."""
+        seed: int = self._envs.get_attr("np_random_seed")[0]
+        return seed
+
     def _only(self, observations: Any) -> Any:
         return next(iter(iterate(self._envs.observation_space, observations)))
 

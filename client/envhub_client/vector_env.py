@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import Space, logger
 from gymnasium.envs.registration import EnvSpec
@@ -123,9 +122,9 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         else:
             self.observation_space = batch_space(found[0], self.num_envs)
 
-    def adopt_spec(self, name: str, arguments: dict[str, Any]) -> None:
-        """Say in ``spec`` what was made, as ``gymnasium.make_vec`` does; nothing where the env has no spec."""
-        self.env_spec = self.env_spec or gymnasium.registry.get(name)
+    def adopt_spec(self, spec: EnvSpec | None, arguments: dict[str, Any]) -> None:
+        """Say in ``spec`` what was made, as ``gymnasium.make_vec`` does, by the env's spec, else by the one given."""
+        self.env_spec = self.env_spec or spec
         if self.env_spec is None:
             return
         self.spec = copy.deepcopy(self.env_spec)

@@ -10,6 +10,7 @@ import array
 import os
 import socket
 import struct
+from collections import deque
 from typing import Any, Sequence
 
 from envhub import messages
@@ -31,7 +32,7 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._incoming = bytearray()
-        self._outgoing = bytearray()
+        self._outgoing: deque[memoryview] = deque()
         self._descriptors: list[int] = []
 
     def fileno(self) -> int:
@@ -50,16 +51,16 @@ class Channel:
             ChannelClosed: the other end is gone.
             ValueError: the message is larger than ``MESSAGE_BYTES_MAX``.
         """
-        body = messages.pack_control(message)
-        if len(body) > MESSAGE_BYTES_MAX:
-            raise ValueError(f"a {type(message).__name__} of {len(body)} bytes; a channel carries {MESSAGE_BYTES_MAX}")
+        pieces = messages.pack_control(message)
+        length = sum(map(len, pieces))
+        if length > MESSAGE_BYTES_MAX:
+            raise ValueError(f"a {type(message).__name__} of {length} bytes; a channel carries {MESSAGE_BYTES_MAX}")
         if descriptors:
             # They ride on the frame's first bytes, so these must go out in this call: nothing may wait before them.
-            self._send_descriptors(_LENGTH.pack(len(body)), descriptors)
-            self._outgoing += body
+            self._send_descriptors(_LENGTH.pack(length), descriptors)
         else:
-            self._outgoing += _LENGTH.pack(len(body))
-            self._outgoing += body
+            pieces[0] = _LENGTH.pack(length) + pieces[0]
+        self._outgoing.extend(map(memoryview, pieces))
         self.flush()
 
     def _send_descriptors(self, head: bytes, descriptors: Sequence[int]) -> None:
@@ -79,15 +80,17 @@ class Channel:
         """
         while self._outgoing:
             try:
-                sent = self._socket.send(self._outgoing)
+                sent = self._socket.send(self._outgoing[0])
             except BlockingIOError:
                 return
             except OSError as error:
                 raise ChannelClosed(str(error)) from error
-            del self._outgoing[:sent]
+            piece = self._outgoing.popleft()
+            if sent < len(piece):
+                self._outgoing.appendleft(piece[sent:])
 
-    def receive(self) -> list[Any]:
-        """Read once and return every message that is complete now (blocking on a blocking socket).
+    def receive(self) -> list[Any] | None:
+        """Read once and return every message that is complete now; None where a non-blocking socket has nothing.
 
         Raises:
             ChannelClosed: the other end is gone; messages it sent before were returned by earlier calls.
@@ -96,7 +99,7 @@ class Channel:
         try:
             chunk, ancillary, _, _ = self._socket.recvmsg(READ_BYTES, socket.CMSG_SPACE(DESCRIPTORS_MAX * 4))
         except BlockingIOError:
-            return []
+            return None
         except OSError as error:
             raise ChannelClosed(str(error)) from error
         for level, kind, raw in ancillary:

@@ -14,9 +14,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import resource
 import secrets
 import select
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +30,7 @@ import envhub
 from envhub import messages, protocol, wire
 from envhub.messages import Failure, Make, Op
 from envhub.protocol import HubProtocol, Incoming, Prelude
+from envhub_server import signals
 from envhub_server.binding import Binding
 from envhub_server.config import HubConfig, usable_cpus
 from envhub_server.hosting import Host, Outcomes
@@ -52,7 +53,7 @@ log = structlog.get_logger("envhub.hub")
 
 
 class Hub:
-    """One hub. ``open`` it, ``run`` it until it is told to stop, and ``close`` it; or use ``run_hub``."""
+    """One hub: ``run`` it, within ``opened``, until it is told to stop."""
 
     def __init__(self, config: HubConfig) -> None:
         self.config = config
@@ -61,7 +62,7 @@ class Hub:
         self._registry = Registry(config.envs)
         self._protocol = HubProtocol(self.id, config.timing.lease_s, config.limits.sessions_max)
         self._hosts: dict[bytes, Host] = {}
-        self._handlers: dict[int, Callable[[], None]] = {}
+        self._handlers: dict[int, Callable[[], object]] = {}
         self._epoll = select.epoll()  # of everything but the sockets of libzmq, which polls it as one descriptor
         self._supervisor = Supervisor(self)
         self._lister = Lister(self._supervisor, self._registry)
@@ -79,12 +80,21 @@ class Hub:
 
     # --- opening and closing ----------------------------------------------------------------------------------------
 
-    def open(self) -> None:
-        """Bind every address.
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Bind every address and heed signals: SIGTERM, SIGINT and SIGHUP stop the hub. Afterwards nothing is left.
 
         Raises:
             AddressError: an address is malformed, in use, or open to other machines without ``insecure``.
         """
+        with self._epoll, signals.watched(self, self.stop, self._supervisor.reap_orphans):
+            try:
+                self._open()
+                yield
+            finally:
+                self._close()
+
+    def _open(self) -> None:
         self._context = zmq.Context()
         limit = self.config.limits.message_bytes_max
         self._router = router = wire.open_socket(self._context, zmq.ROUTER, limit, QUEUE_MESSAGES_MAX)
@@ -99,9 +109,10 @@ class Hub:
             self._poller.register(source, zmq.POLLIN)
         if self.config.owner is not None:
             self.watch(self.config.owner, self._on_owner_gone)
+        else:
+            self._lister.start()  # also so that the first client finds a zygote; a program's has a world of its own
 
-    def close(self) -> None:
-        """Free everything that ``open`` took; the workers are gone by then, or are killed."""
+    def _close(self) -> None:
         for host in list(self._hosts.values()):
             host.abandon(_STOPPING, terminate=True)
         self._supervisor.close()
@@ -111,16 +122,14 @@ class Hub:
             self._router.close()
             self._binding.close()
             self._context.term()
-        self._epoll.close()
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT (or the owner's end), then drain and return."""
-        with self._signals():
-            while not (self._stops and not self._hosts):
-                self._turn()
-            self._flush()
+        """Serve until told to stop, then drain and return."""
+        while not (self._stops and not self._hosts):
+            self._turn()
+        self._flush()
 
     def _turn(self) -> None:
         timeout_ms = self._timeout_ms()
@@ -167,7 +176,7 @@ class Hub:
         if self._stops:
             self._drain(now_s)
 
-    def watch(self, descriptor: int, handler: Callable[[], None]) -> None:
+    def watch(self, descriptor: int, handler: Callable[[], object]) -> None:
         """Call ``handler`` whenever the descriptor is readable."""
         self._handlers[descriptor] = handler
         self._epoll.register(descriptor, select.EPOLLIN)
@@ -183,33 +192,6 @@ class Hub:
             self._epoll.unregister(descriptor)
 
     # --- stopping ---------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Signals only wake the loop, by a socket; their handlers run in it and hold no lock."""
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        theirs.setblocking(False)
-
-        def on_wakeup() -> None:
-            for number in ours.recv(64):
-                if number == signal.SIGCHLD:
-                    self._supervisor.reap_orphans()
-                else:
-                    self.stop(signal.Signals(number).name)
-
-        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
-        with ours, theirs:
-            self.watch(ours.fileno(), on_wakeup)
-            before = [signal.signal(number, lambda *_: None) for number in numbers]
-            wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-            try:
-                yield
-            finally:
-                signal.set_wakeup_fd(wakeup)
-                for number, handler in zip(numbers, before, strict=True):
-                    signal.signal(number, handler)
-                self.unwatch(ours.fileno())
 
     def stop(self, why: str) -> None:
         """Begin to drain: running requests end and are answered, then envs are closed; asked twice, kill at once."""
@@ -296,11 +278,14 @@ class Hub:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def _dispatch_guarded(self, request: Incoming) -> None:
-        """Carry out a request; should that find a bug of the hub, the request pays for it, not the other sessions."""
+        """Carry out a request; should that find a bug of the hub, its session pays for it and no other."""
         try:
             self._dispatch(request)
         except Exception as error:
-            log.exception("internal_error", session=request.token.hex()[:8], op=request.op.name)
+            if request.token in self._hosts:  # nobody knows in what state it is
+                self._broke(self._hosts[request.token], error)
+                return
+            log.exception("internal_error", op=request.op.name)
             self._fail(request, Failure("internal", "hub", f"a bug in the hub, which logged it: {error!r}"))
 
     def _dispatch(self, request: Incoming) -> None:
@@ -471,16 +456,20 @@ def _connection_of(frames: Sequence[zmq.Frame]) -> int:
 _STOPPING = Failure("draining", "hub", "the hub is shutting down")
 
 
+def raise_descriptor_limit() -> None:
+    """Allow as many descriptors as the system does: libzmq ends the process that cannot accept a connection."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def run_hub(config: HubConfig, ready: Callable[[Hub], None]) -> None:
     """Open a hub, tell ``ready``, serve until it is told to stop, and leave nothing behind.
 
     Raises:
         AddressError: an address cannot be bound.
     """
+    raise_descriptor_limit()
     hub = Hub(config)
-    try:
-        hub.open()
+    with hub.opened():
         ready(hub)
         hub.run()
-    finally:
-        hub.close()

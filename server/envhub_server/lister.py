@@ -1,15 +1,19 @@
-"""The names a hub offers: those of its patterns depend on what is registered, which only a worker finds out."""
+"""The names a hub offers: which of its entries exist depends on what is registered, which only a worker finds out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import structlog
+
 from envhub import messages
 from envhub_server.registry import Registry
 from envhub_server.supervisor import Handlers, Supervisor
 
 Tell = Callable[[list[str]], None]
+
+log = structlog.get_logger("envhub.lister")
 
 
 class Lister:
@@ -18,13 +22,21 @@ class Lister:
     def __init__(self, supervisor: Supervisor, registry: Registry) -> None:
         self._supervisor = supervisor
         self._registry = registry
-        self._known: list[str] | None = None if registry.has_patterns else registry.exact
-        self._asking: list[Tell] = []
+        self._known: list[str] | None = None
+        self._asking: list[Tell] | None = None
+
+    def start(self) -> None:
+        """Begin to find out, and log entries that name nothing.
+
+        Raises:
+            OSError: no worker can be started.
+        """
+        (worker,) = self._supervisor.start([Handlers(self._on_message, self._on_exit)])
+        worker.tell(messages.ListNames(self._registry.modules))
+        self._asking = []
 
     def ask(self, tell: Tell) -> None:
-        """Call ``tell`` with the names, now or once they are known.
-
-        Where the worker cannot list them, because a module does not import, ``tell`` gets the names without patterns.
+        """Call ``tell`` with the names, now or once they are known; without them if their worker dies.
 
         Raises:
             OSError: no worker can be started.
@@ -32,16 +44,22 @@ class Lister:
         if self._known is not None:
             tell(self._known)
             return
-        if not self._asking:
-            (worker,) = self._supervisor.start([Handlers(self._on_message, self._on_exit)])
-            worker.tell(messages.ListNames(self._registry.modules))
+        if self._asking is None:
+            self.start()
+        assert self._asking is not None
         self._asking.append(tell)
 
     def _on_message(self, message: Any) -> None:
+        if isinstance(message, messages.RowFailed):
+            log.warning("module_failed", type=message.failure.type, why=message.failure.message)
         if isinstance(message, messages.EnvNames):
             self._known = self._registry.offered(message.names)
+            for entry in self._registry.unmatched(message.names):
+                log.warning("env_unknown", env=entry, why="no such id is registered here; clients cannot make it")
 
     def _on_exit(self, how: str) -> None:
-        asking, self._asking = self._asking, []
+        if self._known is None:
+            log.warning("names_unknown", why=f"the worker that lists them {how}")
+        asking, self._asking = self._asking or [], None
         for tell in asking:
-            tell(self._registry.exact if self._known is None else self._known)
+            tell(self._known or [])

@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 
-import structlog
-
+from envhub_server import log
 from envhub_server.config import HubConfig
 from envhub_server.hub import Hub, run_hub
 
 
 def main(address: str, owner: int, ready_fd: int) -> None:
     """Serve the program behind the pidfd ``owner`` on this address until it ends."""
-    # Its program has a terminal of its own to write on; only trouble is worth a line there.
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    log.configure(logging.ERROR)  # its program has the terminal to itself; only trouble is worth a line there
 
     def ready(hub: Hub) -> None:
         os.write(ready_fd, b"1")

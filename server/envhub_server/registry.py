@@ -40,16 +40,6 @@ class Registry:
         """Every module that some entry needs imported."""
         return sorted({module for recipe in self._recipes for module in recipe.modules})
 
-    @property
-    def exact(self) -> list[str]:
-        """The names offered without a pattern."""
-        return sorted(recipe.name for recipe in self._recipes if not _is_pattern(recipe.name))
-
-    @property
-    def has_patterns(self) -> bool:
-        """Whether the names on offer depend on what is registered in a worker."""
-        return any(_is_pattern(recipe.name) for recipe in self._recipes)
-
     def find(self, name: str) -> Recipe | None:
         """The recipe for the name a client asks for, or None where it is not offered.
 
@@ -64,11 +54,16 @@ class Registry:
 
     def offered(self, registered: Sequence[str]) -> list[str]:
         """Every name on offer, given the ids that a worker found registered."""
-        return sorted({*self.exact, *(name for name in registered if self.find(name))})
+        factories = {recipe.name for recipe in self._recipes if recipe.entry}
+        return sorted(factories | {name for name in registered if self.find(name)})
 
-
-def _is_pattern(name: str) -> bool:
-    return any(mark in name for mark in "*?[")
+    def unmatched(self, registered: Sequence[str]) -> list[str]:
+        """The entries that offer nothing, given the ids that a worker found registered."""
+        return [
+            recipe.name
+            for recipe in self._recipes
+            if not recipe.entry and not any(fnmatchcase(name, recipe.name) for name in registered)
+        ]
 
 
 def namespace_modules(name: str) -> tuple[str, ...]:
@@ -81,8 +76,8 @@ def _parse(entry: str) -> Recipe:
     name, equals, factory = entry.partition("=")
     if equals:
         module, colon, attribute = factory.partition(":")
-        if not (name and module and colon and attribute):
-            raise ValueError(f"{entry!r} should read name=module:factory")
+        if not (name and module and colon and attribute) or ":" in name:
+            raise ValueError(f"{entry!r} should read name=module:factory, with no colon in the name")
         return Recipe(name, (), factory)
     module, colon, bare = entry.rpartition(":")
     if not bare or (colon and not module):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Callable
-
-import structlog
 
 from envhub import address
 from envhub.errors import AddressError
+from envhub_server import log
 from envhub_server.config import HubConfig
 from envhub_server.hub import Hub, run_hub
 
@@ -42,20 +39,5 @@ def serve(config: HubConfig, ready: Callable[[Hub], None] = lambda hub: None) ->
     if not config.binds:
         config = HubConfig(**{**config.__dict__, "binds": (address.default_address(),)})
     check_config(config)
-    configure_log()
+    log.configure()
     run_hub(config, ready)
-
-
-def configure_log() -> None:
-    """Log to stderr: for people on a terminal, else as JSON, one object a line."""
-    terminal = sys.stderr.isatty()
-    renderer = structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer()
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )

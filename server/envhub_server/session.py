@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from envhub import codec, messages
@@ -239,12 +239,13 @@ class Session:
         return [drive, *tells]
 
     def _set_attr(self, wanted: SetAttr) -> Instructions:
-        values = wanted.values * self.make.num_envs if len(wanted.values) == 1 else wanted.values
-        if len(values) != self.make.num_envs:
+        values = wanted.values
+        if len(values) not in (1, self.make.num_envs):
             return self._answered(Fail(_refusal(f"set_attr needs 1 or {self.make.num_envs} values, got {len(values)}")))
-        return self._call(
-            [messages.SetAttrRows(wanted.name, values[block[0] : block[-1] + 1]) for block in self.blocks]
-        )
+        if len(values) == 1:
+            return self._call([messages.SetAttrRows(wanted.name, values[0])] * len(self.blocks))
+        each = [values[block[0] : block[-1] + 1] for block in self.blocks]
+        return self._call([messages.SetAttrRows(wanted.name, each=part) for part in each])
 
     def _call(self, wanted: list[messages.CallRows] | list[messages.SetAttrRows]) -> Instructions:
         self.phase = Phase.CALLING
@@ -378,13 +379,15 @@ class Session:
             return [] if self._alive else self._ended()
         block = self.blocks[worker]
         rows = f"env {block[0]}" if len(block) == 1 else f"envs {block[0]}-{block[-1]}"
-        text = f"worker {worker} ({rows}) {how}; the session cannot go on, close it and make another"
-        failure = Failure("worker_died", "session", text, env_index=block[0], worker=worker)
+        failure = Failure(
+            "worker_died", "session", f"worker {worker} ({rows}) {how}", env_index=block[0], worker=worker
+        )
         if self.phase in (Phase.BUILDING, Phase.MAPPING):
-            return self._make_failed(failure)
-        self._failure = failure
+            text = f"{failure.message} while it built its envs; its output, on the hub's stderr, may say why"
+            return self._make_failed(replace(failure, message=text))
+        self._failure = replace(failure, message=f"{failure.message}; the session cannot go on, close it, make another")
         self.phase = Phase.BROKEN
-        return self._answered(Fail(failure))
+        return self._answered(Fail(self._failure))
 
     def _make_failed(self, failure: Failure) -> Instructions:
         """The session cannot be made: say so, and end its workers at once."""

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
+
 import envhub
 import envhub_server
 from envhub import codec, messages
@@ -26,6 +28,7 @@ from envhub_server.channel import DESCRIPTORS_MAX, Channel, ChannelClosed
 
 _RING = (1).to_bytes(8, sys.byteorder)
 PR_SET_CHILD_SUBREAPER = 36
+LAST_READS_MAX = 256  # of a worker that has ended; a child of its that still talks must not be heard for ever
 
 # Several workers that each start a thread per core make every one of them slower, so each gets one.
 ONE_THREAD = dict.fromkeys(
@@ -44,7 +47,7 @@ ONE_THREAD = dict.fromkeys(
 class Watch(Protocol):
     """The hub's loop, as far as what it watches needs it."""
 
-    def watch(self, descriptor: int, handler: Callable[[], None]) -> None:
+    def watch(self, descriptor: int, handler: Callable[[], object]) -> None:
         """Call ``handler`` whenever the descriptor is readable."""
 
     def watch_writable(self, descriptor: int, wanted: bool) -> None:
@@ -124,14 +127,15 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def hear(self) -> None:
-        """Handle what the worker has said by now."""
+    def hear(self) -> bool:
+        """Handle the next of what the worker has said; whether there may be more."""
         try:
             self._channel.flush()
             self._watch.watch_writable(self._channel.fileno(), self._channel.backlogged)
-            while found := self._channel.receive():
-                for message in found:
-                    self._on_message(message)
+            found = self._channel.receive()
+            for message in found or []:
+                self._on_message(message)
+            return found is not None
         except ChannelClosed:
             # Only a hint: a child that the env forked may hold the other end, or have closed it. The pidfd decides.
             self._watch.unwatch(self._channel.fileno())
@@ -139,6 +143,7 @@ class WorkerProcess:
                 self._end(f"could not be started: {self._why}")
         except codec.DecodeError:
             self.kill()  # a worker that talks nonsense has lost its mind; its exit is handled as any other
+        return False
 
     def _on_message(self, message: Any) -> None:
         match message:
@@ -163,7 +168,9 @@ class WorkerProcess:
     def _on_exit(self) -> None:
         assert self.pid is not None
         self.kill()  # the rest of its group, so that nobody writes to the arena or the channel any more
-        self.hear()  # what it said before it ended, such as why it could not build its envs
+        for _ in range(LAST_READS_MAX):  # what it said before it ended, such as why it could not build its envs
+            if not self.hear():
+                break
         self._watch.unwatch(self._pidfd)
         os.close(self._pidfd)
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -327,7 +334,10 @@ class Supervisor:
                 os.waitpid(found.si_pid, 0)
 
     def close(self) -> None:
-        """End the zygotes; the workers are ended by their sessions."""
+        """End the zygotes, and whatever envs left behind; the workers are ended by their sessions."""
         for zygote in list(self._zygotes):
             zygote.kill()
             zygote.reap()
+        for orphan in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                orphan.kill()

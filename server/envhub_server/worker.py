@@ -52,7 +52,7 @@ class Worker:
                     if descriptor == self._bell:
                         os.read(descriptor, 8)
                         self._serve_rows()
-                    elif not all(self._handle(message) for message in self._channel.receive()):
+                    elif not all(self._handle(message) for message in self._channel.receive() or ()):
                         return
         except ChannelClosed:
             return  # the hub is gone, and with it everybody who could use the envs
@@ -100,12 +100,12 @@ class Worker:
         return dict.fromkeys(build.rows, _named_factory(build))
 
     def _on_ListNames(self, wanted: Any) -> bool:
-        try:
-            for module in wanted.modules:
+        for module in wanted.modules:
+            try:
                 importlib.import_module(module)
-            self._channel.send(messages.EnvNames(sorted(gymnasium.registry)))
-        except BaseException as error:
-            self._report(error, None, "factory_failed")
+            except BaseException as error:
+                self._report(error, None, "factory_failed")
+        self._channel.send(messages.EnvNames(sorted(gymnasium.registry)))
         return False
 
     def _on_MapArena(self, mapped: Any) -> bool | None:
@@ -186,7 +186,8 @@ class Worker:
 
     def _on_SetAttrRows(self, wanted: Any) -> None:
         def run(number: int, env: Any) -> bytes:
-            env.set_wrapper_attr(wanted.name, codec.decode(wanted.values[number], self._allow_pickle))
+            blob = wanted.each[number] if wanted.each else wanted.value
+            env.set_wrapper_attr(wanted.name, codec.decode(blob, self._allow_pickle))
             return b""
 
         self._for_each_env(run)
@@ -250,9 +251,12 @@ def _named_factory(build: Any) -> Callable[[], Any]:
 
 
 def _register(registrations: bytes) -> None:
-    import gymnasium
-
-    for spec in pickle.loads(registrations):  # noqa: S301  from the owner of this private hub, read only here
+    for pickled in pickle.loads(registrations):  # noqa: S301  from the owner of this private hub, read only here
+        try:
+            spec = pickle.loads(pickled)  # noqa: S301
+        except Exception as error:  # most programs never make this one: it must not keep them from the others
+            gymnasium.logger.warn(f"a registration of the program cannot be loaded in a worker: {error!r}")
+            continue
         gymnasium.registry.setdefault(spec.id, spec)
 
 

@@ -33,7 +33,7 @@ def main(control: int, hub: int) -> None:
     channel = Channel(socket.socket(fileno=control))
     try:
         while True:
-            for request in channel.receive():
+            for request in channel.receive() or ():
                 for _ in range(request.count):
                     # One at a time, for ``close`` to free those of the others in the worker: a worker's end that
                     # another holds, too, would hide from the hub that it is gone.

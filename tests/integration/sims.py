@@ -119,6 +119,13 @@ class BadClose(Counter):
         raise OSError("the door is stuck")
 
 
+class Parent(Counter):
+    """Starts processes of its own, as launchers of simulators do."""
+
+    def start_child_of_its_own_session(self) -> int:
+        return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+
+
 class SlowClose(Counter):
     def close(self) -> None:
         time.sleep(60)
@@ -194,6 +201,10 @@ def bad_reset() -> gym.Env[Any, Any]:
 
 def bad_close() -> gym.Env[Any, Any]:
     return BadClose()
+
+
+def parent() -> gym.Env[Any, Any]:
+    return Parent()
 
 
 def slow_close() -> gym.Env[Any, Any]:

@@ -11,6 +11,7 @@ import os
 import pickle
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,30 @@ def test_registrations_of_the_program_are_known_to_its_workers() -> None:
         del gym.registry["Local-v0"], gym.registry["Local-v1"]
 
 
+def test_spec_that_nobody_registered_is_made_with_its_wrappers() -> None:
+    gym.register("Local-v2", entry_point=Local, max_episode_steps=7)
+    one = gym.wrappers.RescaleObservation(gym.make("Local-v2"), np.float64(-1), np.float64(1))
+    del gym.registry["Local-v2"]
+    assert one.spec is not None
+    envs = envhub.make_vec(one.spec, 2)
+    assert envs.single_observation_space == one.observation_space
+    assert envs.spec is not None and envs.spec.id == "Local-v2"
+    envs.close()
+
+
+def test_registration_that_does_not_load_in_a_worker_hides_no_other(tmp_path: Path) -> None:
+    module = types.ModuleType("of_the_program_alone")
+    module.Lost = type("Lost", (Local,), {"__module__": module.__name__})  # type: ignore[attr-defined]
+    sys.modules[module.__name__] = module
+    gym.register("Lost-v0", entry_point=module.Lost)
+    try:
+        envhub.make_vec("CartPole-v1", 1).close()
+        with pytest.raises(gym.error.NameNotFound):
+            envhub.make_vec("Lost-v0", 1)
+    finally:
+        del gym.registry["Lost-v0"], sys.modules[module.__name__]
+
+
 PROGRAM = """
 import os, sys
 os.environ["MARK"] = "set by the program"
@@ -285,6 +310,12 @@ def test_single_env_is_the_env_itself(address: str | None) -> None:
     for left, right in pairs:
         assert alike(left, right)
         assert [type(part) for part in left][1:] == [type(part) for part in right][1:]
+    found.set_wrapper_attr("gravity", 5.5)
+    assert found.get_wrapper_attr("gravity") == 5.5
+    found.reset(seed=6), wanted.reset(seed=6)
+    assert found.np_random_seed == 6 and found.np_random.random() == wanted.np_random.random()
+    found.np_random = np.random.default_rng(3)
+    assert found.np_random.random() == np.random.default_rng(3).random()
     found.close()
     nested = envhub.make("nested", hub=address) if address else envhub.make(sims.Nested)
     plain = sims.Nested()

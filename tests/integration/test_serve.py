@@ -43,6 +43,46 @@ def test_signal_ends_the_hub_with_0_and_nothing_is_left(tmp_path: Path, number: 
         envs.close()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signal_right_after_the_start_ends_the_hub_with_0(tmp_path: Path, number: int) -> None:
+    with serve(tmp_path, "CartPole-v1") as hub:
+        assert hub.stop(number) == 0
+        assert [path.suffix for path in tmp_path.iterdir()] == [".log"]
+
+
+def test_hub_outlives_the_reader_of_its_log(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    address = f"ipc://{tmp_path}/hub.sock"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "envhub", "serve", "CartPole-v1", "--bind", address], stderr=writing
+    )
+    os.close(writing)
+    try:
+        assert wait_until((tmp_path / "hub.sock").exists, 20)
+        os.close(reading)
+        envhub.make_vec("CartPole-v1", 2, hub=address).close()
+    finally:
+        process.terminate()
+        assert process.wait(15) == 0
+
+
+def test_what_an_env_started_ends_with_the_hub(tmp_path: Path) -> None:
+    with serve(tmp_path, "parent=sims:parent") as hub:
+        envs = envhub.make_vec("parent", 1, hub=hub.ipc)
+        (child,) = envs.call("start_child_of_its_own_session")
+        assert psutil.pid_exists(child)
+        assert hub.stop() == 0
+        assert wait_until(lambda: not psutil.pid_exists(child) or not lives(psutil.Process(child)), 1)
+        envs.close()
+
+
+def test_entries_that_name_nothing_are_logged(tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1", "CartPole-v77", "no_such_module:*") as hub:
+        assert wait_until(lambda: "CartPole-v77" in hub.log and "no_such_module" in hub.log, 20)
+        with envhub.connect(hub.ipc) as client:
+            assert "CartPole-v1" in client.envs() and "CartPole-v77" not in client.envs()
+
+
 def test_running_step_is_answered_before_the_hub_ends(tmp_path: Path) -> None:
     with serve(tmp_path, "naughty=sims:naughty") as hub:
         envs = envhub.make_vec("naughty", 2, hub=hub.tcp)

@@ -48,6 +48,12 @@ def test_message_is_read_as_it_was_written(message: Any) -> None:
     assert messages.unpack(type(message), messages.pack(message)) == message
 
 
+def test_large_bytes_are_passed_on_without_a_copy() -> None:
+    large = bytes(codec.PIECE_BYTES)
+    pieces = messages.pack_control(Build(0, [0], "x", b"small", large, "", [], "NextStep", False))
+    assert any(piece is large for piece in pieces) and len(pieces) == 3
+
+
 @pytest.mark.parametrize("message", FULL, ids=lambda message: type(message).__name__)
 def test_message_is_a_map_of_its_fields(message: Any) -> None:
     assert codec.decode(messages.pack(message)) == dataclasses.asdict(message)
@@ -156,7 +162,7 @@ def test_control_message_is_read_as_it_was_written() -> None:
     failure = Failure("env_raised", "env", "no", 3)
     build = Build(0, [0, 1], "CartPole-v1", b"", b"", "", [], "NextStep", False)
     for message in (RowFailed(failure), build, messages.Mapped(), messages.RowInfo(1, b"x")):
-        assert messages.unpack_control(messages.pack_control(message)) == message
+        assert messages.unpack_control(b"".join(messages.pack_control(message))) == message
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ def test_without_entries_every_registered_id_is_offered() -> None:
     registry = Registry()
     assert registry.find("CartPole-v1") == Recipe("CartPole-v1")
     assert registry.offered(["B-v0", "A-v0"]) == ["A-v0", "B-v0"]
-    assert registry.has_patterns
 
 
 def test_named_id_is_offered_and_no_other() -> None:
@@ -16,8 +15,7 @@ def test_named_id_is_offered_and_no_other() -> None:
     assert registry.find("CartPole-v1") == Recipe("CartPole-v1")
     assert registry.find("CartPole-v0") is None
     assert registry.find("cartpole-v1") is None
-    assert registry.exact == ["Ant-v5", "CartPole-v1"]
-    assert not registry.has_patterns
+    assert registry.offered(["Ant-v5", "CartPole-v1", "Hopper-v5"]) == ["Ant-v5", "CartPole-v1"]
 
 
 def test_pattern_offers_what_it_matches() -> None:
@@ -55,7 +53,7 @@ def test_entry_point_is_offered_under_its_name() -> None:
     assert registry.find("libero") == Recipe("libero", (), "my_sims:make")
     assert registry.find("my_sims:make") is None
     assert registry.find("my_sims:libero") is None
-    assert registry.exact == ["libero"]
+    assert registry.offered([]) == ["libero"]
     assert registry.modules == []  # it is imported when an env is made, not to list names
 
 
@@ -69,11 +67,15 @@ def test_first_entry_that_matches_decides() -> None:
     assert registry.find("Other-v0") == Recipe("Other-v0", ("theirs",))
 
 
-def test_exact_names_are_offered_even_if_they_are_not_registered_yet() -> None:
-    assert Registry(["libero=m:f", "Ant-*"]).offered(["Ant-v5", "Hopper-v5"]) == ["Ant-v5", "libero"]
+def test_entries_that_name_nothing_are_found() -> None:
+    registry = Registry(["libero=m:f", "Ant-*", "CartPole-v7", "m:Sim-*"])
+    assert registry.offered(["Ant-v5", "Hopper-v5"]) == ["Ant-v5", "libero"]
+    assert registry.unmatched(["Ant-v5", "Hopper-v5"]) == ["CartPole-v7", "Sim-*"]
 
 
-@pytest.mark.parametrize("entry", ["", ":", ":CartPole-v1", "module:", "=m:f", "name=", "name=m", "name=m:", "name=:f"])
+@pytest.mark.parametrize(
+    "entry", ["", ":", ":CartPole-v1", "module:", "=m:f", "name=", "name=m", "name=m:", "name=:f", "a:b=m:f"]
+)
 def test_entry_of_no_known_form_is_refused_and_quoted(entry: str) -> None:
     with pytest.raises(ValueError, match="name=module:factory") as caught:
         Registry([entry])

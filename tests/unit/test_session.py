@@ -340,8 +340,8 @@ def test_results_of_an_earlier_call_are_not_mixed_into_the_next() -> None:
 def test_set_attr_gives_each_worker_its_values() -> None:
     session = ready()
     assert session.request(SetAttr("gravity", [b"1", b"2", b"3"])) == [
-        Tell(0, SetAttrRows("gravity", [b"1", b"2"])),
-        Tell(1, SetAttrRows("gravity", [b"3"])),
+        Tell(0, SetAttrRows("gravity", each=[b"1", b"2"])),
+        Tell(1, SetAttrRows("gravity", each=[b"3"])),
     ]
     session.event(0, CallResults([b"", b""]))
     assert session.event(1, CallResults([b""])) == [Answer(Done(), rows=((0, b""), (1, b""), (2, b"")))]
@@ -350,8 +350,8 @@ def test_set_attr_gives_each_worker_its_values() -> None:
 def test_one_value_is_set_on_every_env() -> None:
     session = ready()
     assert session.request(SetAttr("gravity", [b"1"])) == [
-        Tell(0, SetAttrRows("gravity", [b"1", b"1"])),
-        Tell(1, SetAttrRows("gravity", [b"1"])),
+        Tell(0, SetAttrRows("gravity", b"1")),
+        Tell(1, SetAttrRows("gravity", b"1")),
     ]
 
 

@@ -86,7 +86,7 @@ class World:
     sys_path: List[str]
     cwd: str
     environ: Dict[str, str]
-    registrations: bytes = b""  # cloudpickle of the EnvSpecs the program added to Gymnasium's registry
+    registrations: bytes = b""  # Gymnasium's registry as the program has it, see PROTOCOL.md
 
 
 @dataclass(frozen=True)

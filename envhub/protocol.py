@@ -22,7 +22,7 @@ VERSION = (1, 0)  # a peer of another major version is refused
 PRELUDE = struct.Struct("<4sBBBxQ16sQ")  # magic, major, minor, op, hub id, session token, seq
 NO_SESSION = bytes(16)
 
-FRAMES_MAX = 64
+FRAMES_MAX = 1024
 SESSIONS_MAX = 64
 ENDED_MAX = 256
 LEASE_S = 60.0
@@ -154,6 +154,8 @@ class HubProtocol:
             return Failure("unsupported_version", "hub", text)
         if prelude.op not in messages.REQUESTS and prelude.op != Op.STEP:
             return Failure("malformed", "request", f"this hub knows no request with op {prelude.op}")
+        if prelude.op in SESSION_OPS and prelude.token == NO_SESSION:
+            return Failure("malformed", "request", "a session's token must not be all zero")
         if prelude.op != Op.HELLO and prelude.hub_id != self.hub_id:
             return Failure("stale_hub", "hub", "the request was meant for a hub that has ended; nothing was done")
         return None
@@ -169,8 +171,10 @@ class HubProtocol:
             if link.reply is not None:
                 self.outgoing.append((peer, link.reply))
             return False  # with no reply yet it joins the running one, whose reply now goes to this peer
-        if prelude.seq != link.seq + 1 or link.running or prelude.op == Op.MAKE:
-            text = f"request {prelude.seq} does not follow request {link.seq}{' (running)' if link.running else ''}"
+        # A client that gave requests up goes on with a later seq, and may close while one of them still runs.
+        follows = prelude.seq > link.seq and (not link.running or prelude.op == Op.CLOSE)
+        if not follows or prelude.op == Op.MAKE:
+            text = f"request {prelude.seq} does not follow request {link.seq}{', which runs' if link.running else ''}"
             if prelude.op == Op.MAKE:
                 text = "the session is made already; another one needs a token of its own"
             self._refuse(peer, prelude, Failure("bad_seq", "request", text))

@@ -62,7 +62,7 @@ def _describe_bound(bound: np.ndarray) -> Any:
 
 def _build_box(dtype: str, shape: list[int], low: np.ndarray, high: np.ndarray) -> Any:
     low, high = (np.broadcast_to(bound, shape).astype(dtype) for bound in (low, high))
-    return gym_spaces.Box(low, high, tuple(shape), np.dtype(dtype).type)
+    return gym_spaces.Box(low, high, tuple(shape), np.dtype(dtype))
 
 
 def _describe_dict(space: gym_spaces.Dict) -> Description:

@@ -36,6 +36,21 @@ def choose_family(socket: zmq.Socket[Any], address: Address) -> None:
     socket.setsockopt(zmq.IPV6, int(address.is_ipv6))
 
 
+def open_monitor(socket: zmq.Socket[Any], events: int) -> Any:
+    """A socket that tells of ``events`` of ``socket``; it holds as many as come.
+
+    With a limit, as it has in ``get_monitor_socket``, libzmq's own thread would wait in the middle of its work for
+    somebody to read them, and closing the socket would wait for that thread.
+    """
+    address = f"inproc://monitor-{id(socket)}"
+    socket.monitor(address, events)
+    monitor = socket.context.socket(zmq.PAIR)
+    monitor.setsockopt(zmq.RCVHWM, 0)
+    monitor.setsockopt(zmq.LINGER, 0)
+    monitor.connect(address)
+    return monitor
+
+
 def send(socket: zmq.Socket[Any], frames: Sequence[Any]) -> None:
     """Send one message without waiting; large frames are not copied and must not change until the peer has them.
 

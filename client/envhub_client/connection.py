@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import socket
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from zmq.utils.monitor import recv_monitor_message
 import envhub
 from envhub import address as envhub_address
 from envhub import protocol, wire
-from envhub.errors import Forked, HubLost, HubTimeout, HubUnreachable
+from envhub.errors import Forked, HubLost, HubTimeout, HubUnreachable, RequestRefused
 from envhub.messages import Failure, Hello, Op, Welcome
 from envhub.protocol import ClientProtocol, Reply
 from envhub_client.failures import raise_failure
@@ -27,6 +28,7 @@ from envhub_client.failures import raise_failure
 CONNECT_TIMEOUT_S = 10.0
 MESSAGE_BYTES_MAX = 1 << 30
 QUEUE_MESSAGES_MAX = 16
+PROBE_S = 0.2
 RECONNECT_MS, RECONNECT_MAX_MS = 20, 500
 
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
@@ -67,30 +69,35 @@ class Connection:
         self._pid = os.getpid()
         self._hub_pidfd = hub_pidfd
         self._warned = False
+        self._frame_bytes_max = MESSAGE_BYTES_MAX
         self._context = zmq.Context()
-        self._socket = self._open_socket()
-        self._monitor = self._socket.get_monitor_socket(_EVENTS)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._monitor, zmq.POLLIN)
-        if hub_pidfd is not None:
-            self._poller.register(hub_pidfd, zmq.POLLIN)
         self._protocol = ClientProtocol(token)
         try:
-            self._socket.connect(address)
+            self._open()
             self.welcome: Welcome = self._hello(timeout)
+            self._frame_bytes_max = self.welcome.limits.get("message_bytes_max", MESSAGE_BYTES_MAX)
         except BaseException:
             self.close()
             raise
 
-    def _open_socket(self) -> zmq.Socket[bytes]:
+    def _open(self) -> None:
         # Not IMMEDIATE: with it, what the hub said last is thrown away when its end of the connection closes.
-        dealer: zmq.Socket[bytes] = wire.open_socket(self._context, zmq.DEALER, MESSAGE_BYTES_MAX, QUEUE_MESSAGES_MAX)
+        self._socket = dealer = wire.open_socket(self._context, zmq.DEALER, MESSAGE_BYTES_MAX, QUEUE_MESSAGES_MAX)
         dealer.setsockopt(zmq.LINGER, 0)
         wire.choose_family(dealer, envhub_address.parse(self.address))
         dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
-        return dealer
+        self._monitor = wire.open_monitor(dealer, _EVENTS)
+        self._poller = zmq.Poller()
+        for source in (dealer, self._monitor, self._hub_pidfd):
+            if source is not None:
+                self._poller.register(source, zmq.POLLIN)
+        dealer.connect(self.address)
+
+    def _close_sockets(self) -> None:
+        self._socket.monitor(None, 0)
+        self._monitor.close()
+        self._socket.close(linger=0)
 
     def _hello(self, timeout: float) -> Welcome:
         try:
@@ -113,9 +120,28 @@ class Connection:
         return self._protocol.pending
 
     def send(self, op: Op, message: Any, frames: Sequence[Any] = ()) -> None:
-        """Begin a request; ``wait`` for its reply. The frames must not change until then."""
+        """Begin a request; ``wait`` for its reply. The frames must not change until then.
+
+        Raises:
+            RequestRefused: it is larger than what the hub accepts; nothing was sent.
+        """
         self._check_process()
-        self._send(self._protocol.request(op, message, frames, time.monotonic()))
+        try:
+            sent = self._protocol.request(op, message, frames, time.monotonic())
+            largest = max(memoryview(frame).nbytes for frame in sent)
+            if largest > self._frame_bytes_max:
+                raise RequestRefused(
+                    f"a {op.name} request of {largest} bytes is more than message_bytes_max={self._frame_bytes_max} "
+                    f"of the hub at {self.address}"
+                )
+            self._send(sent)
+        except BaseException:
+            self.give_up()
+            raise
+
+    def give_up(self) -> None:
+        """Forget the pending request, if there is one; its reply is dropped should it come."""
+        self._protocol.give_up()
 
     def wait(self, timeout: float | None = None) -> Reply:
         """The pending request's reply, a failure included.
@@ -170,8 +196,11 @@ class Connection:
         self.send(op, message, frames)
         try:
             reply = self.wait(timeout)
+        except HubTimeout as error:
+            self.give_up()
+            raise HubTimeout(f"the hub at {self.address} did not answer {op.name} within {timeout:g} s") from error
         except BaseException:
-            self._protocol.give_up()
+            self.give_up()
             raise
         if isinstance(reply.message, Failure):
             raise_failure(reply.message, self.address)
@@ -181,9 +210,7 @@ class Connection:
         """Close the sockets; in a forked child, where they are not ours, do nothing."""
         if os.getpid() != self._pid or self._context.closed:
             return
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close(linger=0)
+        self._close_sockets()
         self._context.term()
 
     # --- the socket -------------------------------------------------------------------------------------------------
@@ -198,6 +225,10 @@ class Connection:
         except zmq.Again:
             # Not connected just now. The protocol asks after the request once it is, and sends it again.
             logger.debug("a request to %s waits for the connection", self.address)
+        except BaseException:  # an interrupt between two frames, and the next message would be taken for the rest
+            self._close_sockets()
+            self._open()
+            raise
 
     def _receive(self) -> Reply | None:
         while True:
@@ -219,5 +250,21 @@ class Connection:
                 self._protocol.connected()
             elif event == zmq.EVENT_DISCONNECTED:
                 self._protocol.disconnected(time.monotonic())
-            elif event == zmq.EVENT_CLOSED:
+            elif event == zmq.EVENT_CLOSED and self._refuses():
                 self._protocol.refused(time.monotonic())
+
+    def _refuses(self) -> bool:
+        """Whether nobody listens at the address, which is proof; that the network does not get there is none."""
+        parsed = envhub_address.parse(self.address)
+        try:
+            if parsed.is_ipc:
+                with socket.socket(socket.AF_UNIX) as probe:
+                    probe.settimeout(PROBE_S)
+                    probe.connect(parsed.path.replace("@", "\0", 1) if parsed.path[0] == "@" else parsed.path)
+            else:
+                socket.create_connection((parsed.host.strip("[]"), parsed.port), PROBE_S).close()
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True
+        except OSError:
+            return False
+        return False

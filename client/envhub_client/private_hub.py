@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
+import functools
 import importlib.util
 import os
+import pickle
 import secrets
 import select
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 
 from envhub.errors import HubUnreachable
 from envhub.messages import World
@@ -124,18 +127,20 @@ def world() -> World:
 
 
 def _registrations() -> bytes:
-    """The entries that the program added to Gymnasium's registry, each by itself: one may not load in a worker."""
-    pickled = (_pickled(spec) for spec in gymnasium.registry.values() if not _is_stock(spec))
-    return bytes(cloudpickle.dumps([entry for entry in pickled if entry]))
+    """Gymnasium's registry as the program has it, each entry by itself: one may not load in a worker."""
+    pickled = (_pickled(spec) for spec in list(gymnasium.registry.values()))
+    return pickle.dumps([entry for entry in pickled if entry])
 
 
-def _is_stock(spec: Any) -> bool:
-    return isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs")
-
-
-def _pickled(spec: Any) -> bytes:
+def _pickled(spec: EnvSpec) -> bytes:
     try:
-        return bytes(cloudpickle.dumps(spec))
+        if not isinstance(spec.entry_point, str):
+            return bytes(cloudpickle.dumps(spec))
+        module, _, name = spec.entry_point.partition(":")
+        if module == "__main__":  # a worker's main module is another one, so the class itself travels
+            owner = functools.reduce(getattr, name.split("."), sys.modules[module])
+            return bytes(cloudpickle.dumps(dataclasses.replace(spec, entry_point=owner)))
+        return pickle.dumps(spec)
     except Exception:  # whatever a foreign object raises when it is pickled, it stays at home
         return b""
 

@@ -16,7 +16,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from envhub import actions, codec, spaces
-from envhub.errors import EnvHubError, HubTimeout
+from envhub.errors import EnvHubError, EnvRaised, HubTimeout
 from envhub.messages import Call, Close, Made, Make, Op, Reset, SetAttr, World, unpack_rows
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
 from envhub_client.connection import CONNECT_TIMEOUT_S, Connection
@@ -76,9 +76,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         try:
             made = self._connection.ask(Op.MAKE, self._filled_in(make, world() if private else None)).message
             self._adopt(made)
-        except BaseException:
-            self._connection.close()
-            self.closed = True
+        except BaseException:  # an interrupt, too, must not leave the hub with envs that nobody will use
+            self._end_session(terminate=True)
             raise
 
     def _filled_in(self, make: Make, surroundings: World | None) -> Make:
@@ -179,8 +178,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         seeds = self._seeds(seed)
         mask, passed_on = self._split_mask(options)
         blob = b"" if passed_on is None else self._encode(passed_on)
-        self._lane.post_reset(Reset(seeds, mask, blob))
-        self._state = AsyncState.WAITING_RESET
+        self._post(AsyncState.WAITING_RESET, lambda: self._lane.post_reset(Reset(seeds, mask, blob)))
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for the reset begun by ``reset_async``.
@@ -257,8 +255,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         self._begin("step_async")
         codes, arrays = self._pack_actions(actions)
-        self._lane.post_step(codes, arrays)
-        self._state = AsyncState.WAITING_STEP
+        self._post(AsyncState.WAITING_STEP, lambda: self._lane.post_step(codes, arrays))
 
     def step_wait(self, timeout: float | None = None) -> StepReturn:
         """Wait for the step begun by ``step_async``.
@@ -321,8 +318,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             SessionClosed: after ``close``.
         """
         self._begin("call_async")
-        self._connection.send(Op.CALL, Call(name, self._encode([list(args), kwargs])))
-        self._state = AsyncState.WAITING_CALL
+        call = Call(name, self._encode([list(args), kwargs]))
+        self._post(AsyncState.WAITING_CALL, lambda: self._connection.send(Op.CALL, call))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for the call begun by ``call_async``.
@@ -376,6 +373,16 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             name = str(self._state.value)
             raise SessionBusy(f"Calling `{what}` while waiting for a pending call to `{name}` to complete.", name)
 
+    def _post(self, state: AsyncState, post: Callable[[], None]) -> None:
+        """Send a request. Interrupted in the middle it counts as never sent: whether it was, nobody knows."""
+        try:
+            post()
+            self._state = state
+        except BaseException:
+            self._connection.give_up()
+            self._state = AsyncState.DEFAULT
+            raise
+
     def _awaiting(self, state: AsyncState) -> None:
         if self.closed:
             raise SessionClosed(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
@@ -413,13 +420,21 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         try:
             if self._state is not AsyncState.DEFAULT:
                 terminate = not self._finish_pending(0 if terminate else timeout) or terminate
-            if self._connection.pending is None:
-                self._connection.ask(
-                    Op.CLOSE, Close(terminate), timeout=KILL_TIMEOUT_S if terminate else CLOSE_TIMEOUT_S
-                )
         except EnvHubError as error:
-            # The session is gone already, with its worker, its hub or its connection: that is what close is for.
             log.debug("closing %r: %s", self, error)
+        finally:
+            self._end_session(terminate)
+
+    def _end_session(self, terminate: bool) -> None:
+        timeout = KILL_TIMEOUT_S if terminate else CLOSE_TIMEOUT_S
+        try:
+            self._connection.give_up()
+            self._connection.ask(Op.CLOSE, Close(terminate), timeout=timeout)
+        except EnvRaised:
+            raise
+        except EnvHubError as error:
+            # The session is gone already, with its hub or its connection: that is what was to be had.
+            log.debug("closing a session of the hub at %s: %s", self._connection.address, error)
         finally:
             self.closed = True
             self._connection.close()

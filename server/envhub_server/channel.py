@@ -7,6 +7,7 @@ not take waits in a buffer until the hub's loop finds the socket writable. The w
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import socket
 import struct
@@ -135,6 +136,11 @@ class Channel:
         for descriptor in taken:
             os.set_inheritable(descriptor, False)
         return taken
+
+    def shutdown(self) -> None:
+        """End the conversation: the other end can send no more; what it has sent can still be received."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close this end."""

@@ -101,7 +101,7 @@ class Hub:
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.LINGER, LINGER_MS)
         router.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
-        self._monitor = router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor = wire.open_monitor(router, zmq.EVENT_DISCONNECTED)
         self._binding = Binding(router, self.config.insecure)
         self.addresses = [self._binding.bind(address) for address in self.config.binds]
         self._poller = zmq.Poller()
@@ -117,8 +117,8 @@ class Hub:
             host.abandon(_STOPPING, terminate=True)
         self._supervisor.close()
         if self._binding is not None:
-            self._router.disable_monitor()
-            self._monitor.close(linger=0)
+            self._router.monitor(None, 0)
+            self._monitor.close()
             self._router.close()
             self._binding.close()
             self._context.term()
@@ -140,13 +140,13 @@ class Hub:
                 self._on_monitor()
             else:
                 self._on_descriptors()
-        if timeout_ms is not None:
+        if timeout_ms is not None or self._stops:
             self._on_time(time.monotonic())
 
     def _on_descriptors(self) -> None:
-        for descriptor, _ in self._epoll.poll(0):
-            handler = self._handlers.get(descriptor)
-            if handler is not None:  # an earlier handler of this turn may have ended it
+        for descriptor, handler in [(found, self._handlers.get(found)) for found, _ in self._epoll.poll(0)]:
+            # An earlier handler of this turn may have ended it, and its number may be another's by now.
+            if handler is not None and self._handlers.get(descriptor) is handler:
                 handler()
 
     def _timeout_ms(self) -> int | None:
@@ -170,9 +170,11 @@ class Hub:
         for token in list(self._closing):
             host = self._hosts[token]
             if host.close_by_s is not None and host.close_by_s <= now_s:
-                log.warning("session_killed", session=token.hex()[:8], close_s=self.config.timing.close_s)
+                close_s = self.config.timing.close_s
+                log.warning("session_killed", session=token.hex()[:8], close_s=close_s)
                 self._closing.discard(token)
-                host.abandon(_STOPPING, terminate=True)
+                late = f"its envs did not close within close_s={close_s:g} s and were killed"
+                host.abandon(Failure("session_lost", "session", late), terminate=True)
         if self._stops:
             self._drain(now_s)
 

@@ -10,7 +10,7 @@ import logging
 import os
 
 from envhub_server import log
-from envhub_server.config import HubConfig
+from envhub_server.config import MIB, HubConfig, Limits
 from envhub_server.hub import Hub, run_hub
 
 
@@ -22,4 +22,5 @@ def main(address: str, owner: int, ready_fd: int) -> None:
         os.write(ready_fd, b"1")
         os.close(ready_fd)
 
-    run_hub(HubConfig(binds=(address,), owner=owner), ready)
+    limits = Limits(message_bytes_max=1024 * MIB)  # its one client is the program itself
+    run_hub(HubConfig(binds=(address,), owner=owner, limits=limits), ready)

@@ -122,7 +122,12 @@ class WorkerProcess:
         if self._over:
             return  # once reaped, the number may be somebody else's
         if self.pid is None:
-            self._end("was not started")  # should its process come yet, it finds the channel closed and ends
+            self._channel.shutdown()  # should its process come yet, it finds that and ends
+            while self.hear() and self.pid is None:
+                pass  # it may have come already, and have work to do
+        if self.pid is None:
+            if not self._over:
+                self._end("was not started")
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -227,9 +232,11 @@ class Zygote:
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
+            undo.callback(self._process.wait)
+            undo.callback(self._process.kill)
+            self._pidfd = os.pidfd_open(self._process.pid)
             self._channel = Channel(ours)
             undo.pop_all()
-        self._pidfd = os.pidfd_open(self._process.pid)
         watch.watch(self._pidfd, self.reap)
 
     @property

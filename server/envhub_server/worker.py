@@ -257,7 +257,7 @@ def _register(registrations: bytes) -> None:
         except Exception as error:  # most programs never make this one: it must not keep them from the others
             gymnasium.logger.warn(f"a registration of the program cannot be loaded in a worker: {error!r}")
             continue
-        gymnasium.registry.setdefault(spec.id, spec)
+        gymnasium.registry[spec.id] = spec
 
 
 def _spec_json(env: Any) -> str:

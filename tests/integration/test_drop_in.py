@@ -207,6 +207,26 @@ def test_registrations_of_the_program_are_known_to_its_workers() -> None:
         del gym.registry["Local-v0"], gym.registry["Local-v1"]
 
 
+def test_registry_of_the_workers_is_the_programs() -> None:
+    stock = gym.spec("CartPole-v1")
+    gym.register("Variant-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=3)
+    gym.registry["CartPole-v1"] = gym.envs.registration.EnvSpec("CartPole-v1", entry_point=Local)
+    sys.modules["__main__"].Local = Local  # type: ignore[attr-defined]
+    gym.register("Main-v0", entry_point="__main__:Local")
+    try:
+        for name, shape in (("Variant-v0", (4,)), ("CartPole-v1", (2,)), ("Main-v0", (2,))):
+            envs = envhub.make_vec(name, 1)
+            assert envs.single_observation_space.shape == shape, name
+            envs.close()
+        envs = AsyncVectorEnv([lambda: gym.make("Variant-v0")])
+        envs.reset()
+        assert [bool(envs.step([0])[3][0]) for _ in range(3)] == [False, False, True]
+        envs.close()
+    finally:
+        gym.registry["CartPole-v1"] = stock
+        del gym.registry["Variant-v0"], gym.registry["Main-v0"], sys.modules["__main__"].Local
+
+
 def test_spec_that_nobody_registered_is_made_with_its_wrappers() -> None:
     gym.register("Local-v2", entry_point=Local, max_episode_steps=7)
     one = gym.wrappers.RescaleObservation(gym.make("Local-v2"), np.float64(-1), np.float64(1))

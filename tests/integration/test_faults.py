@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -273,6 +274,57 @@ def test_private_hub_that_is_killed_is_told_at_once_and_replaced() -> None:
     again = make("counter", 2, None)
     assert again.reset()[0].shape == (2, 2)
     again.close()
+
+
+def test_terminating_does_not_wait_for_a_step_that_hangs(hub: ServedHub) -> None:
+    envs = make("naughty", 2, hub.tcp)
+    envs.reset()
+    envs.step_async(actions(0, 8))
+    begun = time.monotonic()
+    envs.close(terminate=True)
+    assert wait_until(lambda: not hub.workers(), 1) and time.monotonic() - begun < 2
+
+
+def test_session_ends_though_its_last_step_failed(hub: ServedHub) -> None:
+    for last, expected in ((1, ValueError), (3, envhub.WorkerDied)):
+        envs = make("naughty", 2, hub.tcp)
+        envs.reset()
+        envs.step_async(actions(last, 0))
+        with contextlib.suppress(expected):
+            envs.close()
+        assert envs.closed and wait_until(lambda: not hub.workers(), 2)
+        with envhub.connect(hub.tcp) as client:
+            assert client.sessions() == []
+
+
+def test_session_that_its_client_cannot_use_is_ended(hub: ServedHub) -> None:
+    wrong = gym.spaces.Box(0, 1, (3,))
+    with pytest.raises(RuntimeError, match="do not share a common shape"):
+        make("counter", 2, hub.tcp, observation_mode=(wrong, wrong))
+    assert wait_until(lambda: not hub.workers(), 1)
+
+
+def test_workers_that_are_born_while_the_make_fails_end_too() -> None:
+    def sleep() -> gym.Env[Any, Any]:
+        time.sleep(60)
+        raise AssertionError
+
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            envhub.make_vec([lambda: 1 / 0, *[sleep] * 15], num_workers=16)  # type: ignore[list-item, return-value]
+    assert wait_until(lambda: not worker_processes(os.getpid()), 2)
+
+
+def test_request_that_is_too_large_is_refused_before_it_is_sent(hub: ServedHub) -> None:
+    envs = make("counter", 2, hub.tcp)
+    with pytest.raises(envhub.RequestRefused, match="message_bytes_max=67108864"):
+        envs.set_attr("note", bytes(1 << 26))
+    assert envs.reset()[0].shape == (2, 2)
+    envs.close()
+    large = np.zeros(9 << 20)  # 72 MiB
+    private = envhub.make_vec(lambda: sims.Counter(large.size), 1)
+    assert private.get_attr("length") == (large.size,)
+    private.close()
 
 
 @pytest.mark.long

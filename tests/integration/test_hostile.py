@@ -103,7 +103,7 @@ def test_misuse_of_a_session_is_refused_and_the_session_goes_on(raw: Raw) -> Non
     token = b"s" * 16
     made, body = raw.ask(Op.MAKE, messages.pack(Make(2, "counter")), token, 1)
     assert made.op == REPLY | Op.MAKE, body
-    assert raw.failure(Op.STEP, b"\x04", token, 7, bytes(16)).code == "bad_seq"
+    assert raw.failure(Op.STEP, b"\x04", token, 0, bytes(16)).code == "bad_seq"
     assert raw.failure(Op.STEP, b"\x04", token, 2, bytes(15)).code == "bad_actions"
     assert raw.failure(Op.STEP, b"\x7f", token, 3, bytes(16)).code == "bad_actions"
     assert raw.failure(Op.STEP, b"\x04\x04", token, 4, bytes(16)).code == "bad_actions"

@@ -43,6 +43,16 @@ def test_signal_ends_the_hub_with_0_and_nothing_is_left(tmp_path: Path, number: 
         envs.close()
 
 
+def test_hub_with_an_idle_session_ends_at_once(tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1") as hub:
+        envs = envhub.make_vec("CartPole-v1", 4, hub=hub.tcp)
+        envs.reset()
+        begun = time.monotonic()
+        assert hub.stop() == 0
+        assert time.monotonic() - begun < 2.5  # the drain of a busy one takes up to 5 s
+        envs.close()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_right_after_the_start_ends_the_hub_with_0(tmp_path: Path, number: int) -> None:
     with serve(tmp_path, "CartPole-v1") as hub:

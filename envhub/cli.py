@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import sys
 from collections.abc import Iterator
@@ -146,7 +147,7 @@ def bench(
         sizes = [int(size) for size in n.split(",")]
     except ValueError:
         sizes = []
-    if not sizes or min(sizes) < 1 or seconds <= 0 or repeats < 1:
+    if not sizes or min(sizes) < 1 or not 0 < seconds < math.inf or repeats < 1:
         _refuse("bench", "-n takes numbers of envs separated by commas, --seconds and --repeats positive ones")
     with _errors_told("bench"):
         run(console, env, sizes, seconds, repeats)

@@ -66,13 +66,29 @@ def as_repr(value: Any) -> msgpack.ExtType:
 
 
 def as_pickle(value: Any) -> msgpack.ExtType:
-    """Carry a value by cloudpickle, or by its ``repr`` where that fails; for a program's own private hub only."""
+    """Carry a value by cloudpickle; for a program's own private hub only.
+
+    Raises:
+        EncodeError: it cannot be pickled.
+    """
     import cloudpickle
 
     try:
         return msgpack.ExtType(PICKLE, cloudpickle.dumps(value))
-    except Exception:  # anything may raise in a foreign __reduce__; the repr says what the value was
+    except Exception as error:  # anything may raise in a foreign __reduce__
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise EncodeError(f"a {kind} cannot be pickled: {error}") from error
+
+
+def as_pickle_or_repr(value: Any) -> msgpack.ExtType:
+    """As ``as_pickle``, or as ``as_repr`` where that fails."""
+    try:
+        return as_pickle(value)
+    except EncodeError:
         return as_repr(value)
+
+
+_FAITHFUL = frozenset([as_pickle, as_pickle_or_repr])  # these can keep the very class of a value
 
 
 def encode(value: Any, unknown: Unknown = refuse) -> bytes:
@@ -125,6 +141,9 @@ def _pack(plain: Any) -> bytes:
         return cast(bytes, msgpack.packb(plain, use_bin_type=True, unicode_errors="surrogatepass"))
 
 
+# The classes that decode to themselves; any other, such as an enum or a named tuple, is another's subclass.
+_OWN_CLASSES = frozenset([int, complex, dict, list, tuple, set, frozenset, np.ndarray, np.random.Generator])
+
 # Subclasses, such as an enum's members, travel as what they extend; their own ``__str__`` may say something else.
 _BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (int, int.__int__),
@@ -138,12 +157,15 @@ class _Encoder:
 
     def __init__(self, unknown: Unknown) -> None:
         self._unknown = unknown
+        self._faithful = unknown in _FAITHFUL
         self._path: set[int] = set()  # ids of the containers around the current value, to end at a cycle
 
     def plain(self, value: Any, depth: int) -> Any:
         kind = type(value)
         if kind in _ATOMS:
             return value
+        if self._faithful and kind not in _OWN_CLASSES and not isinstance(value, np.generic):
+            return self._unknown(value)
         if kind is int:
             return value if -(1 << 63) <= value < (1 << 64) else msgpack.ExtType(INTEGER, hex(value).encode())
         if isinstance(value, (np.ndarray, np.generic)):

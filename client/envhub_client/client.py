@@ -22,10 +22,15 @@ def connect(address: str | None = None, timeout: float = CONNECT_TIMEOUT_S) -> C
         timeout: seconds for the connection, and for each answer.
 
     Raises:
-        AddressError: not an address.
+        AddressError: not an address, or by default one where somebody else could listen in the hub's place.
         HubUnreachable: no hub answered in time; the message names the address and what to check.
     """
-    return Client(address or os.environ.get(addresses.ENVIRONMENT_VARIABLE) or addresses.default_address(), timeout)
+    chosen = address or os.environ.get(addresses.ENVIRONMENT_VARIABLE)
+    if not chosen:
+        chosen = addresses.default_address()
+        if addresses.runtime_folder().exists():
+            addresses.check_private(addresses.runtime_folder())
+    return Client(chosen, timeout)
 
 
 class Client:

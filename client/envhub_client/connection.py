@@ -20,14 +20,15 @@ from zmq.utils.monitor import recv_monitor_message
 import envhub
 from envhub import address as envhub_address
 from envhub import protocol, wire
-from envhub.errors import Forked, HubLost, HubTimeout, HubUnreachable, RequestRefused
+from envhub.errors import AddressError, Forked, HubLost, HubTimeout, HubUnreachable, LocalProtocolError, RequestRefused
 from envhub.messages import Failure, Hello, Op, Welcome
 from envhub.protocol import ClientProtocol, Reply
 from envhub_client.failures import raise_failure
 
 CONNECT_TIMEOUT_S = 10.0
 MESSAGE_BYTES_MAX = 1 << 30
-QUEUE_MESSAGES_MAX = 16
+RECEIVE_QUEUE_MESSAGES_MAX = 1000  # it must never fill up: libzmq (4.3.5) may abort if the connection ends then
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HEARTBEAT_TTL_MS = 1000, 3000, 4000
 PROBE_S = 0.2
 RECONNECT_MS, RECONNECT_MAX_MS = 20, 500
 
@@ -61,10 +62,13 @@ class Connection:
 
         Raises:
             AddressError: not an address.
+            ValueError: ``timeout`` is not positive and finite.
             HubUnreachable: no hub answered in time.
             VersionMismatch: it speaks another protocol version.
         """
         envhub_address.parse(address)
+        if not 0 < timeout < math.inf:
+            raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
         self.address = address
         self._pid = os.getpid()
         self._hub_pidfd = hub_pidfd
@@ -82,7 +86,11 @@ class Connection:
 
     def _open(self) -> None:
         # Not IMMEDIATE: with it, what the hub said last is thrown away when its end of the connection closes.
-        self._socket = dealer = wire.open_socket(self._context, zmq.DEALER, MESSAGE_BYTES_MAX, QUEUE_MESSAGES_MAX)
+        limit = RECEIVE_QUEUE_MESSAGES_MAX
+        self._socket = dealer = wire.open_socket(self._context, zmq.DEALER, MESSAGE_BYTES_MAX, limit)
+        dealer.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        dealer.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TTL_MS)
         dealer.setsockopt(zmq.LINGER, 0)
         wire.choose_family(dealer, envhub_address.parse(self.address))
         dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
@@ -92,7 +100,10 @@ class Connection:
         for source in (dealer, self._monitor, self._hub_pidfd):
             if source is not None:
                 self._poller.register(source, zmq.POLLIN)
-        dealer.connect(self.address)
+        try:
+            dealer.connect(self.address)
+        except zmq.ZMQError as error:
+            raise AddressError(f"{self.address} is no address to connect to: {error}") from error
 
     def _close_sockets(self) -> None:
         self._socket.monitor(None, 0)
@@ -216,6 +227,8 @@ class Connection:
     # --- the socket -------------------------------------------------------------------------------------------------
 
     def _check_process(self) -> None:
+        if self._context.closed:
+            raise LocalProtocolError(f"this connection to the hub at {self.address} is closed")
         if os.getpid() != self._pid:
             raise Forked("this connection was made before a fork; connect again in the child")
 

@@ -66,6 +66,6 @@ def _original(failure: Failure) -> Exception | None:
         return None  # an env's code cannot claim that this hub was lost
     try:
         found = kind(*codec.decode(failure.args)) if failure.args else kind(failure.message)
-    except Exception:  # its constructor wants something else: EnvRaised says all there is
+        return found if str(found) == failure.message else None
+    except (Exception, SystemExit):  # it wants other arguments, or has no text: EnvRaised says all there is
         return None
-    return found if str(found) == failure.message else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -56,6 +57,7 @@ def make_vec(
         RequestRefused: the hub does not make this.
         Exception: as for ``HubVectorEnv``.
     """
+    num_envs = operator.index(num_envs)
     options = SessionOptions(num_workers, autoreset_mode, observation_mode, copy)  # type: ignore[arg-type]
     arguments = {**kwargs, **(env_kwargs or {})}
     if isinstance(env, (str, EnvSpec)):

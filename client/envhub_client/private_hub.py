@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import importlib.util
 import os
@@ -51,8 +52,8 @@ class PrivateHub:
             )
         self.owner_pid = os.getpid()
         self.address = f"ipc://@envhub-{secrets.token_hex(16)}"
-        owner = os.pidfd_open(self.owner_pid)
-        ready, theirs = os.pipe()
+        owner = _above_stdio(os.pidfd_open(self.owner_pid))
+        ready, theirs = map(_above_stdio, os.pipe())
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT.format(f"{self.address!r}, {owner}, {theirs}")],
@@ -77,7 +78,9 @@ class PrivateHub:
         self.pidfd = os.pidfd_open(self._process.pid)
 
     def _await(self, ready: int) -> None:
-        heard, _, _ = select.select([ready], [], [], START_TIMEOUT_S)
+        poller = select.poll()
+        poller.register(ready, select.POLLIN)
+        heard = poller.poll(START_TIMEOUT_S * 1000)
         if heard and os.read(ready, 1):
             return
         why = f"it was silent for {START_TIMEOUT_S:g} s"
@@ -96,6 +99,15 @@ class PrivateHub:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_TIMEOUT_S)
+
+
+def _above_stdio(descriptor: int) -> int:
+    """The descriptor, or a copy in its place: a program without standard streams gets their numbers for its own."""
+    if descriptor > 2:
+        return descriptor
+    copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(descriptor)
+    return copy
 
 
 _lock = threading.Lock()
@@ -118,9 +130,13 @@ def private_hub() -> PrivateHub:
 
 def world() -> World:
     """This program's surroundings, for the workers of its private hub."""
+    try:
+        cwd = os.getcwd()
+    except FileNotFoundError as error:
+        raise HubUnreachable("this program's working directory is gone, and workers would start there") from error
     return World(
-        sys_path=[os.path.abspath(place) for place in sys.path],
-        cwd=os.getcwd(),
+        sys_path=[os.path.abspath(place) for place in sys.path if isinstance(place, str)],
+        cwd=cwd,
         environ=dict(os.environ),
         registrations=_registrations(),
     )

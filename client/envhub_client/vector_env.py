@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import operator
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -96,7 +97,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def _adopt(self, made: Made) -> None:
         self.num_envs = made.num_envs
         self.num_workers = made.num_workers
-        self.metadata = {**codec.decode(made.metadata), "autoreset_mode": self._options.autoreset_mode}
+        self.metadata = {**self._decode(made.metadata), "autoreset_mode": self._options.autoreset_mode}
         self.render_mode = made.render_mode
         self.single_action_space = spaces.build(made.action_space)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
@@ -199,13 +200,13 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         if seed is None:
             return []
         if isinstance(seed, (int, np.integer)):
-            return [int(seed) + index for index in range(self.num_envs)]
+            return [operator.index(seed) + row for row in range(self.num_envs)]
         if len(seed) != self.num_envs:
             raise ValueError(
                 f"If seeds are passed as a list the length must match num_envs={self.num_envs} but got "
                 f"length={len(seed)}."
             )
-        return [None if one is None else int(one) for one in seed]
+        return [None if one is None else operator.index(one) for one in seed]
 
     def _split_mask(self, options: dict[str, Any] | None) -> tuple[list[bool], dict[str, Any] | None]:
         """The mask, checked with Gymnasium's texts, and the options without it."""
@@ -318,6 +319,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             SessionClosed: after ``close``.
         """
         self._begin("call_async")
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a method or attribute is a str, got {name!r}")
         call = Call(name, self._encode([list(args), kwargs]))
         self._post(AsyncState.WAITING_CALL, lambda: self._connection.send(Op.CALL, call))
 

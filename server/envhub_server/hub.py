@@ -39,7 +39,7 @@ from envhub_server.registry import Recipe, Registry, namespace_modules
 from envhub_server.session import Session
 from envhub_server.supervisor import Supervisor
 
-QUEUE_MESSAGES_MAX = 1000
+RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
 LINGER_MS = 2000
 
 AUTORESET_MODES = frozenset(["NextStep", "SameStep", "Disabled"])
@@ -97,9 +97,15 @@ class Hub:
     def _open(self) -> None:
         self._context = zmq.Context()
         limit = self.config.limits.message_bytes_max
-        self._router = router = wire.open_socket(self._context, zmq.ROUTER, limit, QUEUE_MESSAGES_MAX)
+        self._router = router = wire.open_socket(self._context, zmq.ROUTER, limit, RECEIVE_QUEUE_MESSAGES_MAX)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.LINGER, LINGER_MS)
+        # No heartbeats of its own: libzmq (4.3.5) aborts at one of a connection that ended while its queue was full.
+        # Those of the clients say for how long they may be silent; the kernel asks after a client that sends none.
+        router.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        router.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 10)
+        router.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
+        router.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
         router.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
         self._monitor = wire.open_monitor(router, zmq.EVENT_DISCONNECTED)
         self._binding = Binding(router, self.config.insecure)
@@ -458,6 +464,13 @@ def _connection_of(frames: Sequence[zmq.Frame]) -> int:
 _STOPPING = Failure("draining", "hub", "the hub is shutting down")
 
 
+def fill_standard_streams() -> None:
+    """Open what is closed of the standard streams, or else sockets would take their numbers, and prints go there."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
 def raise_descriptor_limit() -> None:
     """Allow as many descriptors as the system does: libzmq ends the process that cannot accept a connection."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -470,6 +483,7 @@ def run_hub(config: HubConfig, ready: Callable[[Hub], None]) -> None:
     Raises:
         AddressError: an address cannot be bound.
     """
+    fill_standard_streams()
     raise_descriptor_limit()
     hub = Hub(config)
     with hub.opened():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import select
-import sys
 
 import structlog
 
@@ -48,7 +47,7 @@ def configure(level: int = logging.INFO) -> None:
         processors=[
             processors.add_log_level,
             processors.TimeStamper(fmt="iso", utc=True),
-            *([structlog.dev.ConsoleRenderer()] if sys.stderr.isatty() else rendering),
+            *([structlog.dev.ConsoleRenderer()] if os.isatty(2) else rendering),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(Stderr()),  # type: ignore[arg-type]

@@ -123,5 +123,4 @@ def _store_leaf(batch: np.ndarray, index: int, value: Any) -> None:
             raise ValueError(f"an observation part of shape {found.shape} where its space has {batch.shape[1:]}")
         if found.dtype.kind not in "biuf" or (found.dtype.kind == "f" and batch.dtype.kind != "f"):
             raise TypeError(f"an observation part of dtype {found.dtype} where its space has {batch.dtype}")
-        value = found
     batch[index] = value

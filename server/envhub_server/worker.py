@@ -8,6 +8,7 @@ control channel, by which everything else comes. Whatever the env's code raises 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pickle
@@ -66,7 +67,7 @@ class Worker:
     def _on_Build(self, build: Any) -> bool | None:
         self._number = build.worker
         self._allow_pickle = build.allow_pickle
-        unknown = codec.as_pickle if build.allow_pickle else codec.as_repr
+        unknown = codec.as_pickle_or_repr if build.allow_pickle else codec.as_repr
         row = build.rows[0]
         try:
             factories = self._factories(build)
@@ -78,7 +79,7 @@ class Worker:
                 action_spaces=[spaces.describe(env.action_space) for env in envs],
                 observation_leaves=[leaf.wire() for leaf in spaces.leaves(envs[0].observation_space)],
                 action_leaves=[leaf.wire() for leaf in spaces.leaves(envs[0].action_space)],
-                metadata=codec.encode(dict(envs[0].metadata or {}), codec.as_repr),
+                metadata=codec.encode(dict(envs[0].metadata or {}), unknown),
                 render_mode=envs[0].render_mode,
                 spec=_spec_json(envs[0]),
             )
@@ -220,13 +221,18 @@ def describe_failure(error: BaseException, code: str, row: int | None, worker: i
     """A ``Failure`` that says everything about ``error`` in strings; it never raises, whatever the error is."""
     try:
         message = str(error)
-    except Exception:  # an exception whose own text raises is still worth reporting
+    except BaseException:  # an exception whose own text raises is still worth reporting
         message = f"<{type(error).__name__}, whose text cannot be read>"
     try:
-        args = codec.encode(list(error.args))
+        # An OSError keeps the file's name apart; the class takes it as a third argument.
+        file = [error.filename] if isinstance(error, OSError) and len(error.args) == 2 and error.filename else []
+        args = codec.encode([*error.args, *file])
     except Exception:  # arguments that cannot travel are left out; the message stands for them
         args = b""
-    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    try:
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+    except BaseException:
+        lines = traceback.format_tb(error.__traceback__)
     return messages.Failure(
         code=code,
         scope="env",
@@ -270,6 +276,7 @@ def _spec_json(env: Any) -> str:
 def main(channel: Channel) -> None:
     """Run the worker on this control channel until its end; it does not return."""
     Worker(channel).run()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # an env may have closed or replaced it
+            stream.flush()
     os._exit(0)  # atexit handlers and destructors of simulators hang or crash often, and have nothing left to do

@@ -82,6 +82,13 @@ class TwoPartError(Exception):
         self.code = code
 
 
+class Mute(Exception):
+    """An exception that has no text to tell."""
+
+    def __str__(self) -> str:
+        raise SystemExit("no text")
+
+
 class Naughty(Counter):
     """Raises on action 1, an odd exception on 2, dies on 3 and 4, exits on 5, sleeps 0.2 s on 6, for ever on 8."""
 
@@ -100,6 +107,12 @@ class Naughty(Counter):
             time.sleep(0.2)
         if action == 8:
             time.sleep(3600)
+
+    def read_file(self) -> None:
+        open("/no/such/file").close()
+
+    def fail_mutely(self) -> None:
+        raise Mute
 
     def fail(self) -> None:
         raise RuntimeError("called in vain")
@@ -129,6 +142,15 @@ class Parent(Counter):
 class SlowClose(Counter):
     def close(self) -> None:
         time.sleep(60)
+
+
+class BigEndian(Counter):
+    """Observes in the byte order of another machine."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.dtype(">f4"))  # type: ignore[arg-type]
+
+    def observation(self) -> np.ndarray:
+        return np.full(2, 0.5, ">f4")
 
 
 class WrongShape(Counter):
@@ -203,6 +225,10 @@ def bad_close() -> gym.Env[Any, Any]:
     return BadClose()
 
 
+def big_endian() -> gym.Env[Any, Any]:
+    return BigEndian()
+
+
 def parent() -> gym.Env[Any, Any]:
     return Parent()
 
@@ -241,6 +267,7 @@ OFFERED = [
             "bad_close",
             "slow_close",
             "wrong_shape",
+            "big_endian",
             "never_made",
             "text_env",
         )

@@ -6,11 +6,13 @@ pages on vector environments. What they print upstream is taken from upstream it
 
 from __future__ import annotations
 
+import collections
 import copy
 import os
 import pickle
 import subprocess
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -344,6 +346,32 @@ def test_single_env_is_the_env_itself(address: str | None) -> None:
     action = plain.action_space.sample()
     assert alike(nested.step(action), plain.step(action))
     nested.close()
+
+
+def test_program_without_standard_streams_has_a_hub_too() -> None:
+    program = "import envhub; envs = envhub.make_vec('CartPole-v1', 2); envs.reset(); envs.step([0, 1]); envs.close()"
+    ran = subprocess.run(["sh", "-c", f'exec {sys.executable} -c "{program}" <&- >&- 2>&-'], timeout=60)
+    assert ran.returncode == 0
+
+
+def test_values_of_a_program_keep_their_classes_on_the_way_to_its_envs() -> None:
+    envs = envhub.make_vec(sims.Counter, 1)
+    envs.set_attr("note", collections.defaultdict(list, a=[1]))
+    assert type(envs.get_attr("note")[0]) is collections.defaultdict
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        envs.set_attr("note", threading.Lock())
+    with pytest.raises(TypeError, match="a str"):
+        envs.call(5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        envs.reset(seed=[1.5])  # type: ignore[list-item]
+    envs.close()
+
+
+def test_big_endian_observations_arrive_as_they_are(address: str | None) -> None:
+    envs = envhub.make_vec("big_endian", 2, hub=address) if address else envhub.make_vec(sims.BigEndian, 2)
+    observations, _ = envs.reset()
+    assert observations.tolist() == [[0.5, 0.5]] * 2 and envs.single_observation_space.dtype == np.dtype(">f4")
+    envs.close()
 
 
 def test_errors_survive_pickling() -> None:

@@ -75,6 +75,17 @@ def test_exception_that_cannot_be_made_again_is_told_in_full(hub: ServedHub) -> 
         sims.TwoPartError = saved  # type: ignore[misc]
 
 
+def test_exception_about_a_file_is_raised_as_itself(address: str | None) -> None:
+    envs = make("naughty", 2, address)
+    with pytest.raises(FileNotFoundError, match="/no/such/file") as caught:
+        envs.call("read_file")
+    assert caught.value.filename == "/no/such/file"
+    with pytest.raises(envhub.EnvRaised, match="Mute") as told:
+        envs.call("fail_mutely")
+    assert told.value.env_index == 0
+    envs.close()
+
+
 def test_exception_in_reset_is_raised_and_the_next_reset_works(address: str | None) -> None:
     envs = make("bad_reset", 2, address)
     with pytest.raises(KeyError, match="no reset today"):

@@ -4,7 +4,8 @@ import collections
 import enum
 import pickle
 import sys
-from typing import Any
+from collections import defaultdict
+from typing import Any, NamedTuple
 
 import msgpack
 import msgpack_numpy
@@ -522,7 +523,7 @@ def test_pickled_values_arrive_as_they_were() -> None:
     assert found["f"](1) == 4
 
 
-def test_value_that_cannot_be_pickled_travels_as_its_repr() -> None:
+def test_value_that_cannot_be_pickled_is_refused_or_travels_as_its_repr() -> None:
     class Sealed:
         def __reduce__(self) -> Any:
             raise TypeError("sealed")
@@ -530,4 +531,25 @@ def test_value_that_cannot_be_pickled_travels_as_its_repr() -> None:
         def __repr__(self) -> str:
             return "<sealed>"
 
-    assert codec.decode(codec.encode(Sealed(), codec.as_pickle), allow_pickle=True) == "<sealed>"
+    with pytest.raises(codec.EncodeError, match="Sealed cannot be pickled: sealed"):
+        codec.encode(Sealed(), codec.as_pickle)
+    assert codec.decode(codec.encode(Sealed(), codec.as_pickle_or_repr), allow_pickle=True) == "<sealed>"
+
+
+class Task(enum.IntEnum):
+    HARD = 1
+
+
+class Place(NamedTuple):
+    x: int
+    y: int
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Task.HARD, Place(1, 2), defaultdict(list, a=[1]), bytearray(b"x"), np.ma.masked_array([1, 2], [True, False])],
+    ids=lambda value: type(value).__name__,
+)
+def test_pickling_keeps_the_class_of_a_value(value: Any) -> None:
+    found = codec.decode(codec.encode({"a": [value]}, codec.as_pickle), allow_pickle=True)["a"][0]
+    assert type(found) is type(value) and repr(found) == repr(value)

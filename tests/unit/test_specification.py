@@ -180,10 +180,10 @@ def test_limits_are_the_codes() -> None:
 
 def options(module: ModuleType, message_bytes_max: int) -> dict[str, str]:
     """Every option of a side's one socket, with the value of its expression: its own and those of both sides."""
-    queue = module.QUEUE_MESSAGES_MAX
+    queue = module.RECEIVE_QUEUE_MESSAGES_MAX
     found = {}
     for place in (wire, module):
-        names = {**vars(place), "message_bytes_max": message_bytes_max, "queue_messages_max": queue}
+        names = {**vars(place), "message_bytes_max": message_bytes_max, "receive_queue_messages_max": queue}
         for call in ast.walk(ast.parse(inspect.getsource(place))):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "setsockopt":
                 name, value = map(ast.unparse, call.args)

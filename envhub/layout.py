@@ -88,6 +88,10 @@ class Layout:
             wanted.append((f"observation/{number}", leaf.dtype, (SLOTS, self.rows, *leaf.shape)))
         return _placed(wanted)
 
+    def batch_bytes(self, leaf: Leaf) -> int:
+        """The size of one batch of an observation leaf."""
+        return self.rows * leaf.items * np.dtype(leaf.dtype).itemsize
+
     def nbytes(self) -> int:
         """The size of the whole arena."""
         last = list(self.fields().values())[-1]

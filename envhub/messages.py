@@ -66,7 +66,7 @@ class StatsRequest:
 
 @dataclass(frozen=True)
 class HealthRequest:
-    """Whether the hub is up, and what it would take to make an env now."""
+    """Whether the hub is up and takes new sessions."""
 
 
 @dataclass(frozen=True)

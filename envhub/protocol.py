@@ -23,6 +23,7 @@ PRELUDE = struct.Struct("<4sBBBxQ16sQ")  # magic, major, minor, op, hub id, sess
 NO_SESSION = bytes(16)
 
 FRAMES_MAX = 1024
+FRAME_BYTES_MAX = 1 << 30  # of a reply
 SESSIONS_MAX = 64
 ENDED_MAX = 256
 LEASE_S = 60.0

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
 from envhub.messages import Make
 from envhub_client.options import SessionOptions
+from envhub_client.private_hub import pickled_factories
 from envhub_client.vector_env import HubVectorEnv
 
 
@@ -72,5 +72,5 @@ class AsyncVectorEnv(HubVectorEnv):
             copy=copy,
         )
         self.autoreset_mode = options.autoreset_mode
-        make = Make(num_envs=len(env_fns), factories=cloudpickle.dumps(list(env_fns)))
+        make = Make(num_envs=len(env_fns), factories=pickled_factories(list(env_fns)))
         super().__init__(None, make, options)

@@ -26,7 +26,6 @@ from envhub.protocol import ClientProtocol, Reply
 from envhub_client.failures import raise_failure
 
 CONNECT_TIMEOUT_S = 10.0
-MESSAGE_BYTES_MAX = 1 << 30
 RECEIVE_QUEUE_MESSAGES_MAX = 1000  # it must never fill up: libzmq (4.3.5) may abort if the connection ends then
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HEARTBEAT_TTL_MS = 1000, 3000, 4000
 PROBE_S = 0.2
@@ -71,15 +70,15 @@ class Connection:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
         self.address = address
         self._pid = os.getpid()
-        self._hub_pidfd = hub_pidfd
+        self._hub_pidfd = None if hub_pidfd is None else os.dup(hub_pidfd)
         self._warned = False
-        self._frame_bytes_max = MESSAGE_BYTES_MAX
+        self._frame_bytes_max = protocol.FRAME_BYTES_MAX
         self._context = zmq.Context()
         self._protocol = ClientProtocol(token)
         try:
             self._open()
             self.welcome: Welcome = self._hello(timeout)
-            self._frame_bytes_max = self.welcome.limits.get("message_bytes_max", MESSAGE_BYTES_MAX)
+            self._frame_bytes_max = self.welcome.limits.get("message_bytes_max", protocol.FRAME_BYTES_MAX)
         except BaseException:
             self.close()
             raise
@@ -87,7 +86,7 @@ class Connection:
     def _open(self) -> None:
         # Not IMMEDIATE: with it, what the hub said last is thrown away when its end of the connection closes.
         limit = RECEIVE_QUEUE_MESSAGES_MAX
-        self._socket = dealer = wire.open_socket(self._context, zmq.DEALER, MESSAGE_BYTES_MAX, limit)
+        self._socket = dealer = wire.open_socket(self._context, zmq.DEALER, protocol.FRAME_BYTES_MAX, limit)
         dealer.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         dealer.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TTL_MS)
@@ -223,6 +222,8 @@ class Connection:
             return
         self._close_sockets()
         self._context.term()
+        if self._hub_pidfd is not None:
+            os.close(self._hub_pidfd)
 
     # --- the socket -------------------------------------------------------------------------------------------------
 

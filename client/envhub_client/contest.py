@@ -15,13 +15,12 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 import envhub
 from envhub import spaces
-from envhub.layout import Leaf
+from envhub.layout import RESULT_BYTES, Leaf
 from envhub_client.echo import echo
 from envhub_client.timing import Summary, interleave, summarize
 
 ASYNC, SYNC, ECHO = "AsyncVectorEnv", "SyncVectorEnv", "pyzmq echo"
 PRIVATE, IPC, TCP = "private hub", "hub over ipc", "hub over tcp"
-RESULT_BYTES = 8 + 1 + 1  # a reward and two flags, per env
 ACTION_BATCHES = 16
 SEED = 1
 

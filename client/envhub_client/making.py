@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
 import gymnasium
 from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
@@ -19,6 +18,7 @@ from envhub.address import ENVIRONMENT_VARIABLE
 from envhub.errors import RequestRefused
 from envhub.messages import Make
 from envhub_client.options import ObservationMode, SessionOptions
+from envhub_client.private_hub import pickled_factories
 from envhub_client.single_env import HubEnv
 from envhub_client.vector_env import HubVectorEnv
 
@@ -119,7 +119,7 @@ def _by_factories(
         factories = list(env)
         if num_envs not in (1, len(factories)):
             raise ValueError(f"num_envs={num_envs} and {len(factories)} factories")
-    return HubVectorEnv(None, Make(len(factories), factories=cloudpickle.dumps(factories)), options)
+    return HubVectorEnv(None, Make(len(factories), factories=pickled_factories(factories)), options)
 
 
 def make(env: EnvLike, *, hub: str | None = None, env_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> HubEnv:

@@ -15,6 +15,7 @@ import select
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import cloudpickle
@@ -26,6 +27,7 @@ from envhub.messages import World
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 1.0
+_WORKER = "envhub_server.zygote"  # only ever imported by the process that workers are forked from
 
 # The program's folder and the empty entry come first in its path; the hub must not find a zmq.py of theirs.
 _BOOT = "import sys; sys.path[:] = filter(None, sys.path); from envhub_server.private import main; main({})"
@@ -35,7 +37,7 @@ class PrivateHub:
     """A hub process that serves this program only.
 
     Attributes:
-        address: an abstract ipc name that nobody can guess and that leaves no file.
+        address: an abstract ipc name of 128 random bits that leaves no file; only this user's processes can connect.
         pidfd: readable once the hub's process has ended.
     """
 
@@ -45,6 +47,11 @@ class PrivateHub:
         Raises:
             HubUnreachable: no hub can run here, or it did not start.
         """
+        if _WORKER in sys.modules:
+            raise HubUnreachable(
+                "a worker starts no hub of its own: this program was imported there to make an env; what only the "
+                'program itself is to do belongs under `if __name__ == "__main__":`; or pass the address of a hub'
+            )
         if sys.platform != "linux":
             raise HubUnreachable(
                 f"a hub needs Linux, this is {sys.platform}: run `envhub serve` on a Linux machine or in Docker, and "
@@ -93,6 +100,11 @@ class PrivateHub:
         """Whether the process runs and belongs to this process, not to one that this was forked from."""
         return self.owner_pid == os.getpid() and self._process.poll() is None
 
+    def forget(self) -> None:
+        """Free what is held of a process that has ended; connections have descriptors of their own."""
+        atexit.unregister(self.stop)
+        os.close(self.pidfd)
+
     def stop(self) -> None:
         """End the process; should it take its time, it ends on its own once the program is gone."""
         if self.alive:
@@ -123,6 +135,8 @@ def private_hub() -> PrivateHub:
     global _hub
     with _lock:
         if _hub is None or not _hub.alive:
+            if _hub is not None and _hub.owner_pid == os.getpid():
+                _hub.forget()
             _hub = PrivateHub()
             atexit.register(_hub.stop)
         return _hub
@@ -159,6 +173,18 @@ def _pickled(spec: EnvSpec) -> bytes:
         return pickle.dumps(spec)
     except Exception:  # whatever a foreign object raises when it is pickled, it stays at home
         return b""
+
+
+def pickled_factories(factories: Sequence[object]) -> bytes:
+    """The factories as a private hub's workers load them.
+
+    Raises:
+        TypeError: they hold something that cannot be pickled.
+    """
+    try:
+        return bytes(cloudpickle.dumps(factories))
+    except Exception as error:  # whatever a foreign object raises when it is pickled
+        raise TypeError(f"the factories of the envs cannot be pickled for the workers: {error}") from error
 
 
 def _search_path() -> str:

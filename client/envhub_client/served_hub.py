@@ -17,7 +17,7 @@ from typing import Any
 from envhub.errors import HubUnreachable
 
 START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 15.0  # a hub takes up to 5 s to drain and 5 s to close its envs
+STOP_TIMEOUT_S = 15.0  # a hub takes up to 5 s to drain and 2 s more to close its envs
 POLL_S = 0.01
 LISTENING = "listening on "
 

@@ -24,7 +24,7 @@ class HubEnv(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the env; as ``gymnasium.Env.reset``. Errors as for ``HubVectorEnv.reset``."""
-        self._envs.reset_async(None if seed is None else [seed], options)
+        self._envs.reset_async(None if seed is None else [seed], options, masked=False)
         observations, infos = self._envs.reset_wait_each()
         return self._only(observations), infos.get(0, {})
 
@@ -51,6 +51,14 @@ class HubEnv(gymnasium.Env[Any, Any]):
     def get_wrapper_attr(self, name: str) -> Any:
         """An attribute of this object, else of the env in the hub (where a method is called without arguments)."""
         return getattr(self, name) if hasattr(self, name) else self._envs.get_attr(name)[0]
+
+    def has_wrapper_attr(self, name: str) -> bool:
+        """Whether this object or the env in the hub has the attribute; a method of the env is called for it."""
+        try:
+            self.get_wrapper_attr(name)
+        except AttributeError:
+            return False
+        return True
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         """Set an attribute of the env in the hub; returns True."""

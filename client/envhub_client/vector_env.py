@@ -6,6 +6,7 @@ import copy
 import logging
 import operator
 import secrets
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -167,9 +168,15 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         return self.reset_wait()
 
     def reset_async(
-        self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+        *,
+        masked: bool = True,
     ) -> None:
         """Begin a reset; arguments and errors as for ``reset``.
+
+        Without ``masked``, a ``reset_mask`` in the options is the envs' own affair.
 
         Raises:
             SessionBusy: another request is pending.
@@ -177,7 +184,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         self._begin("reset_async")
         seeds = self._seeds(seed)
-        mask, passed_on = self._split_mask(options)
+        mask, passed_on = self._split_mask(options) if masked else ([], options)
         blob = b"" if passed_on is None else self._encode(passed_on)
         self._post(AsyncState.WAITING_RESET, lambda: self._lane.post_reset(Reset(seeds, mask, blob)))
 
@@ -451,7 +458,15 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             return False
         return True
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A vector env is a connection: it is neither pickled nor copied.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(f"a {type(self).__name__} cannot be pickled or copied; make one where it is used")
+
     def __del__(self) -> None:
-        """Free the session of a vector env that nobody closed."""
-        if not getattr(self, "closed", True) and hasattr(self, "_lane"):
+        """Free the session of a vector env that nobody closed; at the program's end its connection's end does it."""
+        if not sys.is_finalizing() and not getattr(self, "closed", True) and hasattr(self, "_lane"):
             self.close(terminate=True)

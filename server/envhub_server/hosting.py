@@ -14,7 +14,7 @@ from envhub import actions, messages
 from envhub.arena import OP_STEP, Arena, allocate
 from envhub.layout import Layout
 from envhub.messages import Failure, Make
-from envhub.protocol import Incoming
+from envhub.protocol import FRAME_BYTES_MAX, Incoming
 from envhub_server.session import (
     Answer,
     ArenaRefused,
@@ -40,7 +40,8 @@ class Outcomes:
 
     answer: Callable[[Incoming, Any, Sequence[Any]], None]
     fail: Callable[[Incoming, Failure], None]
-    worker_exited: Callable[[Host, int, str], None]
+    worker_started: Callable[[Host, int, int], None]
+    worker_exited: Callable[[Host, int, str, bool], None]
     ended: Callable[[Host], None]
     broke: Callable[[Host, Exception], None]
     memory_left: Callable[[], int]
@@ -92,7 +93,14 @@ class Host:
         self._request = request
         environ, cwd = (make.world.environ, make.world.cwd) if make.world else (None, None)
         numbers = range(len(self.session.blocks))
-        handlers = [Handlers(partial(self._on_message, number), partial(self._on_exit, number)) for number in numbers]
+        handlers = [
+            Handlers(
+                partial(self._on_message, number),
+                partial(self._on_exit, number),
+                partial(self._outcomes.worker_started, self, number),
+            )
+            for number in numbers
+        ]
         try:
             self._workers = dict(enumerate(self._supervisor.start(handlers, environ, cwd)))
         except OSError as error:
@@ -128,7 +136,8 @@ class Host:
         if self._noted:
             # What did not fit into the arena was sent by the channel before the rows were done, so it is here by now.
             for worker in list(self._workers.values()):
-                worker.hear()
+                while worker.hear():
+                    pass
         self._apply(self.session.event(-1, Moved()))
 
     def _on_message(self, number: int, message: Any) -> None:
@@ -139,8 +148,7 @@ class Host:
 
     def _on_exit(self, number: int, how: str) -> None:
         del self._workers[number]
-        if self.session.phase is not Phase.CLOSING:
-            self._outcomes.worker_exited(self, number, how)
+        self._outcomes.worker_exited(self, number, how, self.session.phase is Phase.CLOSING)
         self._apply(self.session.event(number, Exited(how)))
 
     # --- instructions -----------------------------------------------------------------------------------------------
@@ -174,8 +182,13 @@ class Host:
 
     def _make_arena(self, layout: Layout) -> None:
         wanted, left = layout.nbytes(), self._outcomes.memory_left()
+        batch = max((layout.batch_bytes(leaf) for leaf in layout.observations), default=0)
+        reason = ""
         if wanted > left:
             reason = f"the session needs {wanted} bytes of shared memory, of arena_bytes_max {left} are left"
+        if batch > FRAME_BYTES_MAX:
+            reason = f"{batch} bytes of observations in a frame of each reply; at most {FRAME_BYTES_MAX} are sent"
+        if reason:
             self._apply(self.session.event(-1, ArenaRefused(reason)))
             return
         try:
@@ -253,4 +266,8 @@ class Host:
                 blobs = sorted([*arena.small_infos(), *self.session.infos.items()], key=lambda pair: pair[0])
         if blobs:
             frames.append(messages.pack_rows(blobs))
+            if len(frames[-1]) > FRAME_BYTES_MAX:
+                text = f"infos or results of {len(frames[-1])} bytes; a reply carries at most {FRAME_BYTES_MAX}"
+                self._outcomes.fail(self._request, Failure("limit", "hub", text))
+                return
         self._outcomes.answer(self._request, answer.message, frames)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import resource
 import secrets
 import select
 import socket
@@ -67,7 +66,13 @@ class Hub:
         self._supervisor = Supervisor(self)
         self._lister = Lister(self._supervisor, self._registry)
         self._outcomes = Outcomes(
-            self._answer, self._fail, self._worker_exited, self._ended, self._broke, self._memory_left
+            self._answer,
+            self._fail,
+            self._worker_started,
+            self._worker_exited,
+            self._ended,
+            self._broke,
+            self._memory_left,
         )
         self._started_s = time.monotonic()
         self._stops = 0
@@ -241,7 +246,11 @@ class Hub:
 
     def _on_router(self) -> None:
         peer, *frames = wire.receive(self._router)
+        away = list(self._protocol.leases)
         incoming = self._protocol.receive(peer.bytes, _connection_of(frames), [frame.buffer for frame in frames])
+        for token in away:
+            if not self._protocol.leased(token):
+                log.info("client_back", session=token.hex()[:8])
         if incoming is not None:
             self._requests += 1
             self._dispatch_guarded(incoming)
@@ -383,6 +392,8 @@ class Hub:
     # --- what hosts tell --------------------------------------------------------------------------------------------
 
     def _answer(self, request: Incoming, message: Any, frames: Sequence[Any]) -> None:
+        if request.op == Op.MAKE:
+            log.info("session_ready", session=request.token.hex()[:8])
         self._protocol.answer(request, message, frames)
         self._flush()
 
@@ -392,8 +403,12 @@ class Hub:
         self._protocol.fail(request, failure)
         self._flush()
 
-    def _worker_exited(self, host: Host, number: int, how: str) -> None:
-        log.warning("worker_exited", session=host.token.hex()[:8], worker=number, how=how)
+    def _worker_started(self, host: Host, number: int, pid: int) -> None:
+        log.info("worker_started", session=host.token.hex()[:8], worker=number, pid=pid)
+
+    def _worker_exited(self, host: Host, number: int, how: str, expected: bool) -> None:
+        tell = log.info if expected else log.warning
+        tell("worker_exited", session=host.token.hex()[:8], worker=number, how=how)
 
     def _ended(self, host: Host) -> None:
         self._flush()
@@ -462,30 +477,3 @@ def _connection_of(frames: Sequence[zmq.Frame]) -> int:
 
 
 _STOPPING = Failure("draining", "hub", "the hub is shutting down")
-
-
-def fill_standard_streams() -> None:
-    """Open what is closed of the standard streams, or else sockets would take their numbers, and prints go there."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
-
-
-def raise_descriptor_limit() -> None:
-    """Allow as many descriptors as the system does: libzmq ends the process that cannot accept a connection."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def run_hub(config: HubConfig, ready: Callable[[Hub], None]) -> None:
-    """Open a hub, tell ``ready``, serve until it is told to stop, and leave nothing behind.
-
-    Raises:
-        AddressError: an address cannot be bound.
-    """
-    fill_standard_streams()
-    raise_descriptor_limit()
-    hub = Hub(config)
-    with hub.opened():
-        ready(hub)
-        hub.run()

@@ -6,12 +6,14 @@ listens.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 
 from envhub_server import log
 from envhub_server.config import MIB, HubConfig, Limits
-from envhub_server.hub import Hub, run_hub
+from envhub_server.hub import Hub
+from envhub_server.process import run_hub
 
 
 def main(address: str, owner: int, ready_fd: int) -> None:
@@ -19,8 +21,16 @@ def main(address: str, owner: int, ready_fd: int) -> None:
     log.configure(logging.ERROR)  # its program has the terminal to itself; only trouble is worth a line there
 
     def ready(hub: Hub) -> None:
-        os.write(ready_fd, b"1")
+        with contextlib.suppress(BrokenPipeError):  # the program has ended; the hub is about to notice
+            os.write(ready_fd, b"1")
         os.close(ready_fd)
 
-    limits = Limits(message_bytes_max=1024 * MIB)  # its one client is the program itself
+    # Its one client is the program itself, which may have all that the machine gives.
+    limits = Limits(
+        sessions_max=1024,
+        envs_max=1 << 20,
+        envs_per_session_max=1 << 16,
+        arena_bytes_max=1 << 50,
+        message_bytes_max=1024 * MIB,
+    )
     run_hub(HubConfig(binds=(address,), owner=owner, limits=limits), ready)

@@ -15,7 +15,7 @@ from envhub import actions, codec, spaces
 from envhub.arena import Arena
 from envhub.layout import SLOTS
 
-NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
+NEXT_STEP, SAME_STEP = "NextStep", "SameStep"
 
 SendInfo = Callable[[int, bytes], None]
 

@@ -8,7 +8,8 @@ from envhub import address
 from envhub.errors import AddressError
 from envhub_server import log
 from envhub_server.config import HubConfig
-from envhub_server.hub import Hub, run_hub
+from envhub_server.hub import Hub
+from envhub_server.process import run_hub
 
 
 def check_config(config: HubConfig) -> None:

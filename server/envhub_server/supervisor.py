@@ -59,10 +59,11 @@ class Watch(Protocol):
 
 @dataclass(frozen=True)
 class Handlers:
-    """Who is told of a worker: each of its messages, and at the very end how it ended."""
+    """Who is told of a worker: each of its messages, at the very end how it ended, and first of all its process id."""
 
     message: Callable[[Any], None]
     exited: Callable[[str], None]
+    born: Callable[[int], None] = lambda pid: None
 
 
 def _locations() -> list[str]:
@@ -169,6 +170,7 @@ class WorkerProcess:
             self._end(f"cannot be watched: {error}")
             return
         self._watch.watch(self._pidfd, self._on_exit)
+        self._handlers.born(pid)
 
     def _on_exit(self) -> None:
         assert self.pid is not None
@@ -337,7 +339,7 @@ class Supervisor:
         with contextlib.suppress(ChildProcessError):
             while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 if found.si_pid in known:
-                    return  # its own handler sees to it, and calls this again
+                    return  # its own handler sees to it first; a worker's calls this again
                 os.waitpid(found.si_pid, 0)
 
     def close(self) -> None:

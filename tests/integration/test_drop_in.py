@@ -374,6 +374,31 @@ def test_big_endian_observations_arrive_as_they_are(address: str | None) -> None
     envs.close()
 
 
+def test_module_that_makes_its_envs_at_import_ends_in_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "rash.py").write_text(
+        "import sims, envhub\nclass Mine(sims.Counter): pass\nenvs = envhub.AsyncVectorEnv([Mine] * 2)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", "import rash"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(sims.__file__).parent)])},
+    )
+    assert ran.returncode == 1 and "a worker starts no hub of its own" in ran.stderr, ran.stderr
+
+
+def test_vector_env_is_not_copied() -> None:
+    envs = envhub.make_vec(sims.Counter, 1)
+    for use in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be pickled or copied"):
+            use(envs)
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="cannot be pickled for the workers"):
+        envhub.make_vec(lambda: sims.Counter(int(lock.locked())), 1)
+    envs.close()
+
+
 def test_errors_survive_pickling() -> None:
     busy = envhub.SessionBusy("step is pending", "step")
     again = pickle.loads(pickle.dumps(busy))

@@ -287,6 +287,7 @@ def test_private_hub_that_is_killed_is_told_at_once_and_replaced() -> None:
     again.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
 def test_terminating_does_not_wait_for_a_step_that_hangs(hub: ServedHub) -> None:
     envs = make("naughty", 2, hub.tcp)
     envs.reset()
@@ -296,6 +297,7 @@ def test_terminating_does_not_wait_for_a_step_that_hangs(hub: ServedHub) -> None
     assert wait_until(lambda: not hub.workers(), 1) and time.monotonic() - begun < 2
 
 
+@pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
 def test_session_ends_though_its_last_step_failed(hub: ServedHub) -> None:
     for last, expected in ((1, ValueError), (3, envhub.WorkerDied)):
         envs = make("naughty", 2, hub.tcp)

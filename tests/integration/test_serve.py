@@ -147,8 +147,12 @@ def test_log_has_one_structured_line_per_change(tmp_path: Path) -> None:
         envs.close()
         hub.stop()
         lines = [json.loads(line) for line in hub.log.splitlines()]
-    assert [line["event"] for line in lines] == ["session_made", "worker_exited", "session_ended", "stopping"]
-    assert lines[0]["num_envs"] == 2 and lines[1]["worker"] == 1 and lines[1]["how"] == "was ended by SIGKILL"
+    made, *started, ready, died, exited, ended, stopping = lines
+    assert made["event"] == "session_made" and made["num_envs"] == 2
+    assert sorted((line["event"], line["worker"]) for line in started) == [("worker_started", 0), ("worker_started", 1)]
+    assert [line["event"] for line in (ready, ended, stopping)] == ["session_ready", "session_ended", "stopping"]
+    assert (died["event"], died["worker"], died["how"]) == ("worker_exited", 1, "was ended by SIGKILL")
+    assert (exited["event"], exited["worker"], exited["how"]) == ("worker_exited", 0, "exited with status 0")
 
 
 def test_second_hub_on_an_address_is_refused_and_the_first_unharmed(hub: ServedHub) -> None:

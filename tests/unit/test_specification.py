@@ -195,7 +195,7 @@ def options(module: ModuleType, message_bytes_max: int) -> dict[str, str]:
 
 def test_socket_options_are_the_codes() -> None:
     rows = table("Socket options")
-    sides = ((1, hub, HubConfig().limits.message_bytes_max), (2, connection, connection.MESSAGE_BYTES_MAX))
+    sides = ((1, hub, HubConfig().limits.message_bytes_max), (2, connection, protocol.FRAME_BYTES_MAX))
     for column, module, message_bytes_max in sides:
         shown = {row[0]: row[column] for row in rows if row[column] != "default"}
         if "IPC_FILTER_UID" in shown:

@@ -19,7 +19,7 @@ import msgpack
 import msgpack_numpy
 import numpy as np
 
-TUPLE, SET, FROZENSET, INTEGER, COMPLEX, MAPPING, GENERATOR, ARRAY, REPR, PICKLE = range(1, 11)
+TUPLE, SET, FROZENSET, INTEGER, COMPLEX, MAPPING, GENERATOR, ARRAY, REPR, PICKLE, GRAPH, SCALAR, SPEC = range(1, 14)
 
 DEPTH_MAX = 64
 HEADER_DEPTH_MAX = 4
@@ -141,6 +141,8 @@ def _pack(plain: Any) -> bytes:
         return cast(bytes, msgpack.packb(plain, use_bin_type=True, unicode_errors="surrogatepass"))
 
 
+_GYMNASIUM = frozenset(["gymnasium.spaces.graph", "gymnasium.envs.registration"])
+
 # The classes that decode to themselves; any other, such as an enum or a named tuple, is another's subclass.
 _OWN_CLASSES = frozenset([int, complex, dict, list, tuple, set, frozenset, np.ndarray, np.random.Generator])
 
@@ -164,6 +166,8 @@ class _Encoder:
         kind = type(value)
         if kind in _ATOMS:
             return value
+        if kind.__module__ in _GYMNASIUM:
+            return self._of_gymnasium(value, depth)
         if self._faithful and kind not in _OWN_CLASSES and not isinstance(value, np.generic):
             return self._unknown(value)
         if kind is int:
@@ -177,6 +181,8 @@ class _Encoder:
     def _numpy(self, value: Any) -> Any:
         if isinstance(value, (np.str_, np.bytes_)):
             return value.item()
+        if isinstance(value, (np.datetime64, np.timedelta64)):
+            return msgpack.ExtType(SCALAR, _pack([value.dtype.str, value.tobytes()]))
         if value.ndim > NDIM_MAX:
             return self._unknown(value)
         if isinstance(value, np.ndarray) and value.dtype.kind in "USmM":
@@ -203,6 +209,14 @@ class _Encoder:
             return items
         code = TUPLE if isinstance(value, tuple) else SET if isinstance(value, set) else FROZENSET
         return msgpack.ExtType(code, _pack(items))
+
+    def _of_gymnasium(self, value: Any, depth: int) -> Any:
+        if type(value).__name__ == "GraphInstance":
+            return msgpack.ExtType(GRAPH, _pack([self.plain(part, depth + 1) for part in value]))
+        try:
+            return msgpack.ExtType(SPEC, value.to_json().encode())
+        except Exception:  # it names a class or function itself, not where to import it from
+            return self._unknown(value)
 
     def _other(self, value: Any, depth: int) -> Any:
         if isinstance(value, complex):
@@ -256,7 +270,7 @@ class _Decoder:
             self._depth -= 1
 
     def _extension(self, code: int, blob: bytes) -> Any:
-        if code in (TUPLE, SET, FROZENSET, MAPPING, GENERATOR, ARRAY):
+        if code in _REBUILD:
             items = self.unpack(blob)
             if not isinstance(items, list):
                 raise DecodeError(f"extension type {code} holds no list")
@@ -267,6 +281,10 @@ class _Decoder:
             return complex(np.frombuffer(blob, np.complex128)[0])
         if code == REPR:
             return bytes(blob).decode("utf-8")
+        if code == SPEC:
+            from gymnasium.envs.registration import EnvSpec
+
+            return EnvSpec.from_json(bytes(blob).decode("utf-8"))
         if code == PICKLE and self._allow_pickle:
             import pickle
 
@@ -305,6 +323,21 @@ def _array(items: list[Any]) -> np.ndarray:
     return cast(np.ndarray, np.frombuffer(raw, dtype).reshape(shape).copy())
 
 
+def _graph(items: list[Any]) -> Any:
+    from gymnasium.spaces import GraphInstance
+
+    nodes, edges, links = items
+    return GraphInstance(nodes, edges, links)
+
+
+def _scalar(items: list[Any]) -> Any:
+    name, raw = items
+    array = _array([name, [], raw])
+    if array.dtype.kind not in "mM":
+        raise DecodeError(f"a scalar of dtype {name!r} is not accepted")
+    return array[()]
+
+
 _REBUILD: dict[int, Callable[[list[Any]], Any]] = {
     TUPLE: tuple,
     SET: set,
@@ -312,6 +345,8 @@ _REBUILD: dict[int, Callable[[list[Any]], Any]] = {
     MAPPING: _mapping,
     GENERATOR: _generator,
     ARRAY: _array,
+    GRAPH: _graph,
+    SCALAR: _scalar,
 }
 
 

@@ -33,7 +33,7 @@ HEADER_WORDS = ("magic", "version", "rows", "epoch", "driver", "revoked")
 
 @dataclass(frozen=True)
 class Leaf:
-    """One fixed-size part of a space: what one env contributes to one array."""
+    """One part of a space: what one env contributes to one array, or ``OBJECT``, a value of no fixed size."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -53,6 +53,9 @@ class Leaf:
         return cls(str(found[0]), tuple(int(dim) for dim in found[1]))
 
 
+OBJECT = Leaf("O", ())
+
+
 @dataclass(frozen=True)
 class Field:
     """One array of the arena."""
@@ -69,7 +72,11 @@ class Field:
 
 @dataclass(frozen=True)
 class Layout:
-    """All fields of an arena, from what both sides know: the leaves, the number of rows, the room for infos."""
+    """All fields of an arena, from what both sides know: the leaves, the number of rows, the room for infos.
+
+    Observations are those of fixed size; a value of no fixed size travels with its row's info. Actions are all leaves,
+    since any of them may travel beside the arena.
+    """
 
     rows: int
     observations: tuple[Leaf, ...]

@@ -3,8 +3,6 @@
 A message is a msgpack map of its fields (PROTOCOL.md lists them). A field that only the two ends read (options, call
 arguments, infos) is ``bytes``: the hub passes it on unread. New fields go last and have defaults, so that an older peer
 is understood; a field this side does not know is ignored.
-
-The second half are the control messages between the hub and its workers, which never leave the machine.
 """
 
 from __future__ import annotations
@@ -180,12 +178,12 @@ class HeartbeatReply:
 
 @dataclass(frozen=True)
 class Made:
-    """The session is ready. Spaces are in the wire form of ``envhub.spaces``."""
+    """The session is ready. Spaces are encoded values in the wire form of ``envhub.spaces``."""
 
     num_envs: int
     num_workers: int
-    observation_spaces: List[Dict[str, Any]]  # one, or with observation_mode "different" one per env
-    action_space: Dict[str, Any]
+    observation_spaces: List[bytes]  # one, or with observation_mode "different" one per env
+    action_space: bytes
     metadata: bytes = b""
     render_mode: Optional[str] = None
     spec: str = ""  # the env's EnvSpec as JSON, empty where it has none
@@ -209,135 +207,6 @@ class Failure:
     args: bytes = b""  # the exception's arguments, where the codec carries them
     traceback: str = ""
     log_tail: str = ""
-
-
-# --- control messages between hub, zygote and worker --------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StartWorkers:
-    """Hub to zygote, with one control channel per worker: fork that many workers."""
-
-    count: int
-
-
-@dataclass(frozen=True)
-class Born:
-    """Worker to hub, before all else: this process is the worker, and a child of the hub by now."""
-
-    pid: int
-
-
-@dataclass(frozen=True)
-class NotBorn:
-    """Zygote to hub, on the channel of a worker that could not be forked."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Build:
-    """Hub to worker: make the envs of ``rows``; by name, or by unpickling ``factories`` (in the worker only)."""
-
-    worker: int
-    rows: List[int]
-    name: str
-    kwargs: bytes
-    factories: bytes
-    entry: str
-    modules: List[str]
-    autoreset_mode: str
-    allow_pickle: bool
-    sys_path: List[str] = field(default_factory=list)
-    registrations: bytes = b""
-
-
-@dataclass(frozen=True)
-class Built:
-    """Worker to hub: the envs stand; one description of spaces per row."""
-
-    observation_spaces: List[Dict[str, Any]]
-    action_spaces: List[Dict[str, Any]]
-    observation_leaves: List[List[Any]]
-    action_leaves: List[List[Any]]
-    metadata: bytes
-    render_mode: Optional[str]
-    spec: str
-
-
-@dataclass(frozen=True)
-class MapArena:
-    """Hub to worker, with the descriptors of arena, request bell and done bell: the memory to step into."""
-
-    num_envs: int
-    observation_leaves: List[List[Any]]
-    action_leaves: List[List[Any]]
-    info_bytes: int
-
-
-@dataclass(frozen=True)
-class Mapped:
-    """Worker to hub: the arena is mapped, steps may come."""
-
-
-@dataclass(frozen=True)
-class ResetRows:
-    """Hub to worker: reset these rows; their request words are already counted up."""
-
-    rows: List[int]
-    seeds: List[Optional[int]]
-    options: bytes
-
-
-@dataclass(frozen=True)
-class CallRows:
-    """Hub to worker: call on every env of the worker."""
-
-    name: str
-    args: bytes
-
-
-@dataclass(frozen=True)
-class SetAttrRows:
-    """Hub to worker: set an attribute to one value, or, where ``each`` has any, to one per env of the worker."""
-
-    name: str
-    value: bytes = b""
-    each: List[bytes] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class CallResults:
-    """Worker to hub: one encoded result per env of the worker."""
-
-    values: List[bytes]
-
-
-@dataclass(frozen=True)
-class RowInfo:
-    """Worker to hub: the info of a row, too large for its place in the arena; sent before the row's ``done``."""
-
-    row: int
-    info: bytes
-
-
-@dataclass(frozen=True)
-class RowFailed:
-    """Worker to hub: an env raised; sent before the row's ``done`` where a step or reset was under way."""
-
-    failure: Failure
-
-
-@dataclass(frozen=True)
-class ListNames:
-    """Hub to worker: the ids in Gymnasium's registry once ``modules`` are imported."""
-
-    modules: List[str]
-
-
-@dataclass(frozen=True)
-class CloseEnvs:
-    """Hub to worker: close the envs and end."""
 
 
 _ROW = struct.Struct("<II")
@@ -394,27 +263,6 @@ REPLIES: Dict[int, Type[Any]] = {
     Op.CLOSE: Done,
     Op.FAILURE: Failure,
 }
-_CONTROL = (
-    StartWorkers,
-    Born,
-    NotBorn,
-    Build,
-    Built,
-    MapArena,
-    Mapped,
-    ResetRows,
-    CallRows,
-    SetAttrRows,
-    CallResults,
-    RowInfo,
-    RowFailed,
-    ListNames,
-    EnvNames,
-    CloseEnvs,
-    Failure,
-)
-CONTROL: Dict[str, Type[Any]] = {kind.__name__: kind for kind in _CONTROL}
-
 _HINTS: Dict[Type[Any], Dict[str, Any]] = {}
 
 
@@ -432,32 +280,15 @@ def unpack(kind: Type[M], blob: Any) -> M:
     found = codec.decode_header(blob)
     if not isinstance(found, dict):
         raise codec.DecodeError(f"a {kind.__name__} must be a map")
-    return cast(M, _build(kind, found))
+    return cast(M, build(kind, found))
 
 
-def pack_control(message: Any) -> List[bytes]:
-    """A control message with its name, for the channel between hub and worker, in pieces to be sent one by one.
-
-    What the hub passes on to every worker of a session, such as the arguments of a call, exists once in its memory.
-    """
-    return codec.encode_call(type(message).__name__, dataclasses.asdict(message))
-
-
-def unpack_control(blob: Any) -> Any:
-    """The control message in ``blob``.
+def build(kind: Any, found: Dict[str, Any]) -> Any:
+    """The message of class ``kind`` with these fields, each checked against its annotation.
 
     Raises:
-        codec.DecodeError: no known message, or one with wrong fields.
+        codec.DecodeError: a field is missing, or has another type than its annotation.
     """
-    found = codec.decode_header(blob)
-    if not (isinstance(found, list) and len(found) == 2 and isinstance(found[0], str) and isinstance(found[1], dict)):
-        raise codec.DecodeError("not a control message")
-    if found[0] not in CONTROL:
-        raise codec.DecodeError(f"no control message is called {found[0][:64]!r}")
-    return _build(CONTROL[found[0]], found[1])
-
-
-def _build(kind: Any, found: Dict[str, Any]) -> Any:
     hints = _HINTS.get(kind)
     if hints is None:
         hints = _HINTS[kind] = get_type_hints(kind)
@@ -483,7 +314,7 @@ def _value(where: str, hint: Any, value: Any) -> Any:
     if origin is dict and isinstance(value, dict):
         return {_value(where, hint.__args__[0], k): _value(where, hint.__args__[1], v) for k, v in value.items()}
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
-        return _build(hint, value)
+        return build(hint, value)
     if origin is None and type(value) is hint:
         return value
     raise codec.DecodeError(f"{where} must be {getattr(hint, '__name__', hint)}, got {type(value).__name__}")

@@ -1,7 +1,11 @@
-"""Gymnasium spaces: their wire form, their fixed-size leaves, and values taken apart into leaves and put together.
+"""Gymnasium spaces: their wire form, their leaves, and values taken apart into leaves and put together.
 
-One registered function per space and purpose, as in ``gymnasium.vector.utils``. Only Gymnasium's own classes are
-accepted, exactly: a subclass may mean something else by the same fields.
+A leaf is what a space is made of once Dict and Tuple are taken apart: a fixed-size array for Box, Discrete,
+MultiDiscrete and MultiBinary, and an ``OBJECT`` for every other space, whose values vary in size.
+
+One registered function per space and purpose, as in ``gymnasium.vector.utils``. Only Gymnasium's own classes have a
+wire form, exactly: a subclass may mean something else by the same fields. Between a program and the workers of its own
+private hub any other space travels by cloudpickle.
 """
 
 from __future__ import annotations
@@ -13,24 +17,43 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 
 from envhub.errors import UnsupportedSpace
-from envhub.layout import Leaf
+from envhub.layout import OBJECT, Leaf
 
 Description = Dict[str, Any]
+Describe = Callable[[Any], Description]
+Build = Callable[[Description], Any]
+
+PICKLED = "Pickled"
 
 
-def describe(space: Any) -> Description:
-    """The space as codec values, from which ``build`` makes an equal one.
+def describe(space: Any, pickled: bool = False) -> Description:
+    """The space as codec values, from which ``build`` makes an equal one that also samples alike.
+
+    Args:
+        space: any space.
+        pickled: take spaces of other classes as they are, for an encoder that pickles them.
 
     Raises:
         UnsupportedSpace: the space, or one inside it, has no wire form.
     """
     name = type(space).__name__
     if type(space) is not getattr(gym_spaces, name, None) or name not in _DESCRIBE:
+        return _describe_other(space, pickled)
+    found = {"space": name, **_DESCRIBE[name](space, lambda sub: describe(sub, pickled))}
+    random = getattr(space, "_np_random", None)
+    if isinstance(random, np.random.Generator):  # it was seeded, or sampled from: it goes on from there
+        found["random"] = random
+    return found
+
+
+def _describe_other(space: Any, pickled: bool) -> Description:
+    kind = f"{type(space).__module__}.{type(space).__qualname__}"
+    if not pickled:
         raise UnsupportedSpace(
-            f"{type(space).__module__}.{name} has no place in an arena; Box, Discrete, MultiDiscrete, MultiBinary and "
-            "any nesting of them in Dict and Tuple have: wrap the env so that it uses those"
+            f"a {kind} has no form on the network, where only Gymnasium's own spaces have one: wrap the env so that it "
+            "uses those, or use a private hub (hub=None)"
         )
-    return {"space": name, **_DESCRIBE[name](space)}
+    return {"space": PICKLED, "value": space}
 
 
 def build(description: Description) -> Any:
@@ -40,17 +63,21 @@ def build(description: Description) -> Any:
         UnsupportedSpace: an unknown kind of space, or fields that make no space.
     """
     fields = dict(description)
-    name = fields.pop("space", None)
+    name, random = fields.pop("space", None), fields.pop("random", None)
+    if name == PICKLED and isinstance(fields.get("value"), gym_spaces.Space):
+        return fields["value"]
     if not isinstance(name, str) or name not in _BUILD:
-        raise UnsupportedSpace(f"this version of EnvHub knows no space {name!r}")
+        raise UnsupportedSpace(f"this version of EnvHub knows no space {name!r}, or not on the network")
     try:
-        return _BUILD[name](**fields)
+        built = _BUILD[name](build, **fields)
     except UnsupportedSpace:
         raise
-    except (
-        Exception
-    ) as error:  # the fields came over the wire: whatever a constructor makes of them is the wire's fault
+    except Exception as error:
+        # The fields came over the wire: whatever a constructor makes of them is the wire's fault.
         raise UnsupportedSpace(f"malformed description of a {name}: {error}") from error
+    if isinstance(random, np.random.Generator):
+        built._np_random = random
+    return built
 
 
 def _describe_bound(bound: np.ndarray) -> Any:
@@ -60,12 +87,28 @@ def _describe_bound(bound: np.ndarray) -> Any:
     return np.full((), first, bound.dtype) if same else bound
 
 
-def _build_box(dtype: str, shape: list[int], low: np.ndarray, high: np.ndarray) -> Any:
+def _describe_box(space: gym_spaces.Box, describe: Describe) -> Description:
+    low, high = _describe_bound(space.low), _describe_bound(space.high)
+    return {"dtype": space.dtype.str, "shape": list(space.shape), "low": low, "high": high}
+
+
+def _build_box(build: Build, dtype: str, shape: list[int], low: np.ndarray, high: np.ndarray) -> Any:
     low, high = (np.broadcast_to(bound, shape).astype(dtype) for bound in (low, high))
     return gym_spaces.Box(low, high, tuple(shape), np.dtype(dtype))
 
 
-def _describe_dict(space: gym_spaces.Dict) -> Description:
+def _build_discrete(build: Build, n: int, start: int, dtype: str) -> Any:
+    kind = np.dtype(dtype)
+    if kind == np.int64:  # the only dtype that Gymnasium before 1.2 knows
+        return gym_spaces.Discrete(n, start=start)
+    return gym_spaces.Discrete(n, start=start, dtype=kind.type)
+
+
+def _build_multi_discrete(build: Build, nvec: np.ndarray, start: np.ndarray, dtype: str) -> Any:
+    return gym_spaces.MultiDiscrete(nvec, dtype=np.dtype(dtype).type, start=start)
+
+
+def _describe_dict(space: gym_spaces.Dict, describe: Describe) -> Description:
     return {
         "keys": list(space.spaces),
         "spaces": [describe(sub) for sub in space.spaces.values()],
@@ -73,7 +116,7 @@ def _describe_dict(space: gym_spaces.Dict) -> Description:
     }
 
 
-def _build_dict(keys: list[str], spaces: list[Description], sort_keys: bool = False) -> Any:
+def _build_dict(build: Build, keys: list[str], spaces: list[Description], sort_keys: bool = False) -> Any:
     # A list of pairs keeps the order; versions that know sort_keys need it for equal spaces to compare equal.
     built = gym_spaces.Dict([(key, build(sub)) for key, sub in zip(keys, spaces)])
     if hasattr(built, "sort_keys"):
@@ -81,42 +124,53 @@ def _build_dict(keys: list[str], spaces: list[Description], sort_keys: bool = Fa
     return built
 
 
-_DESCRIBE: dict[str, Callable[[Any], Description]] = {
-    "Box": lambda s: {
-        "dtype": s.dtype.str,
-        "shape": list(s.shape),
-        "low": _describe_bound(s.low),
-        "high": _describe_bound(s.high),
-    },
-    "Discrete": lambda s: {"n": int(s.n), "start": int(s.start), "dtype": s.dtype.str},
-    "MultiDiscrete": lambda s: {"nvec": s.nvec, "start": s.start, "dtype": s.dtype.str},
-    "MultiBinary": lambda s: {"n": list(s.shape), "flat": isinstance(s.n, (int, np.integer))},
+def _build_text(build: Build, min_length: int, max_length: int, charset: str) -> Any:
+    return gym_spaces.Text(max_length, min_length=min_length, charset=charset)
+
+
+def _describe_graph(space: gym_spaces.Graph, describe: Describe) -> Description:
+    edges = space.edge_space
+    return {"nodes": describe(space.node_space), "edges": None if edges is None else describe(edges)}
+
+
+def _build_graph(build: Build, nodes: Description, edges: Any) -> Any:
+    return gym_spaces.Graph(build(nodes), None if edges is None else build(edges))
+
+
+_DESCRIBE: dict[str, Callable[[Any, Describe], Description]] = {
+    "Box": _describe_box,
+    "Discrete": lambda s, _: {"n": int(s.n), "start": int(s.start), "dtype": s.dtype.str},
+    "MultiDiscrete": lambda s, _: {"nvec": s.nvec, "start": s.start, "dtype": s.dtype.str},
+    "MultiBinary": lambda s, _: {"n": list(s.shape), "flat": isinstance(s.n, (int, np.integer))},
     "Dict": _describe_dict,
-    "Tuple": lambda s: {"spaces": [describe(sub) for sub in s.spaces]},
+    "Tuple": lambda s, describe: {"spaces": [describe(sub) for sub in s.spaces]},
+    "Text": lambda s, _: {
+        "min_length": s.min_length,
+        "max_length": s.max_length,
+        "charset": "".join(s.character_list),
+    },
+    "Sequence": lambda s, describe: {"item": describe(s.feature_space), "stack": bool(s.stack)},
+    "Graph": _describe_graph,
+    "OneOf": lambda s, describe: {"spaces": [describe(sub) for sub in s.spaces]},
 }
-
-
-def _build_discrete(n: int, start: int, dtype: str) -> Any:
-    kind = np.dtype(dtype)
-    if kind == np.int64:  # the only dtype that Gymnasium before 1.2 knows
-        return gym_spaces.Discrete(n, start=start)
-    return gym_spaces.Discrete(n, start=start, dtype=kind.type)
-
-
 _BUILD: dict[str, Callable[..., Any]] = {
     "Box": _build_box,
     "Discrete": _build_discrete,
-    "MultiDiscrete": lambda nvec, start, dtype: gym_spaces.MultiDiscrete(nvec, dtype=np.dtype(dtype).type, start=start),
-    "MultiBinary": lambda n, flat: gym_spaces.MultiBinary(n[0] if flat else n),
+    "MultiDiscrete": _build_multi_discrete,
+    "MultiBinary": lambda build, n, flat: gym_spaces.MultiBinary(n[0] if flat else n),
     "Dict": _build_dict,
-    "Tuple": lambda spaces: gym_spaces.Tuple([build(sub) for sub in spaces]),
+    "Tuple": lambda build, spaces: gym_spaces.Tuple([build(sub) for sub in spaces]),
+    "Text": _build_text,
+    "Sequence": lambda build, item, stack: gym_spaces.Sequence(build(item), stack=stack),
+    "Graph": _build_graph,
+    "OneOf": lambda build, spaces: gym_spaces.OneOf([build(sub) for sub in spaces]),
 }
 
 
 @singledispatch
 def leaves(space: Any) -> list[Leaf]:
-    """The fixed-size parts of a space, in the order of the space."""
-    raise UnsupportedSpace(f"{type(space).__name__} has no fixed-size layout")
+    """What a space is made of, in the order of the space."""
+    return [OBJECT]
 
 
 @leaves.register(gym_spaces.Box)
@@ -175,11 +229,33 @@ def is_flat(space: Any) -> bool:
     return not isinstance(space, (gym_spaces.Dict, gym_spaces.Tuple))
 
 
-def check_leaves(found: list[Leaf], wanted: tuple[Leaf, ...], what: str) -> None:
-    """Refuse a space whose leaves are not the session's.
+def check_equivalent(space: Any, wanted: Any, observation_mode: str) -> None:
+    """Refuse an observation space that cannot be batched with the session's; the texts are Gymnasium's.
 
     Raises:
-        UnsupportedSpace: naming the first difference.
+        RuntimeError: it differs, or, where spaces may differ, has other leaves.
     """
-    if tuple(found) != wanted:
-        raise UnsupportedSpace(f"{what} leaves {found} differ from the session's {list(wanted)}")
+    if observation_mode == "same":
+        if wanted != space:
+            raise RuntimeError(
+                "AsyncVectorEnv(..., observation_mode='same') however some of the sub-environments observation spaces "
+                "are not equivalent. If this is intentional, use `observation_mode='different'` instead."
+            )
+    elif leaves(space) != leaves(wanted):
+        raise RuntimeError(
+            "AsyncVectorEnv(..., observation_mode='different' or custom space) however the sub-environment's "
+            "observation spaces do not share a common shape and dtype."
+        )
+
+
+def check_action_space(space: Any, wanted: Any) -> None:
+    """Refuse an action space that is not the session's; the text is Gymnasium's.
+
+    Raises:
+        RuntimeError: it differs.
+    """
+    if wanted != space:
+        raise RuntimeError(
+            f"Some environments have an action space different from `{wanted}`. In order to batch actions, the action "
+            "spaces from all environments must be equal."
+        )

@@ -6,13 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import Env
+from gymnasium import Env, Space, spaces
 from gymnasium.vector import AutoresetMode
 
 from envhub.messages import Make
 from envhub_client.options import SessionOptions
 from envhub_client.private_hub import pickled_factories
 from envhub_client.vector_env import HubVectorEnv
+
+_BATCHED = (
+    *(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
+    *(spaces.Text, spaces.Graph, spaces.Sequence, spaces.OneOf),
+)
 
 
 class AsyncVectorEnv(HubVectorEnv):
@@ -38,7 +43,8 @@ class AsyncVectorEnv(HubVectorEnv):
 
         Args:
             env_fns: factories of the envs; called in the workers, never here.
-            shared_memory: accepted; observations are in shared memory either way.
+            shared_memory: accepted; observations are in shared memory either way. With it, as upstream, a space that is
+                no kind of Gymnasium's is refused.
             copy: whether returned observations are the caller's own.
             context: accepted; workers are always started afresh.
             daemon: accepted; workers always end with this program, and may have children.
@@ -48,7 +54,8 @@ class AsyncVectorEnv(HubVectorEnv):
             max_concurrency: at most so many envs run at any one time.
 
         Raises:
-            ValueError: ``worker`` is given, or ``max_concurrency`` is not a positive integer.
+            ValueError: ``worker`` is given, ``max_concurrency`` is not a positive integer, or ``shared_memory`` is used
+                with a space that is no kind of Gymnasium's.
             Exception: as for ``HubVectorEnv``.
         """
         if worker is not None:
@@ -74,3 +81,17 @@ class AsyncVectorEnv(HubVectorEnv):
         self.autoreset_mode = options.autoreset_mode
         make = Make(num_envs=len(env_fns), factories=pickled_factories(list(env_fns)))
         super().__init__(None, make, options)
+        if shared_memory and not _is_gymnasiums(self.single_observation_space):
+            self.close(terminate=True)
+            raise ValueError(
+                "Using `AsyncVector(..., shared_memory=True)` caused an error, you can disable this feature with "
+                "`shared_memory=False` however this is slower."
+            )
+
+
+def _is_gymnasiums(space: Space[Any]) -> bool:
+    """Whether Gymnasium knows how to batch it; what it does not know, upstream refuses to share."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return all(map(_is_gymnasiums, parts))
+    return isinstance(space, _BATCHED)

@@ -31,7 +31,6 @@ _CLASSES: dict[str, type[Exception]] = {
     "draining": HubLost,
     "malformed": LocalProtocolError,
     "session_lost": SessionLost,
-    "space_mismatch": RuntimeError,
     "stale_hub": HubLost,
     "unsupported_version": VersionMismatch,
     "worker_died": WorkerDied,
@@ -47,8 +46,7 @@ def raise_failure(failure: Failure, address: str) -> NoReturn:
     """
     if failure.scope != "env":
         kind = _CLASSES.get(failure.code, RequestRefused)
-        text = failure.message if kind is RuntimeError else f"{failure.message} (hub at {address})"
-        raise kind(text)
+        raise kind(f"{failure.message} (hub at {address})")
     remote = EnvRaised(failure.env_index, failure.type, failure.message, failure.traceback, failure.worker)
     original = _original(failure)
     if original is None:

@@ -20,13 +20,16 @@ KEEP_BYTES = 1 << 16
 
 
 class Outcome(NamedTuple):
-    """What a reset or step brought: arrays per observation leaf, per-env results of a step, encoded infos by row."""
+    """What a reset or step brought: arrays per fixed-size leaf, per-env results of a step, and blobs by row.
+
+    A row's blob is its encoded info, or, where observations have leaves of no fixed size, those and the info.
+    """
 
     observations: list[np.ndarray]
     rewards: np.ndarray | None
     terminations: np.ndarray | None
     truncations: np.ndarray | None
-    infos: list[tuple[int, bytes]]
+    rows: list[tuple[int, bytes]]
 
 
 class WireLane:
@@ -48,9 +51,10 @@ class WireLane:
         """Begin a reset."""
         self._connection.send(Op.RESET, reset)
 
-    def post_step(self, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+    def post_step(self, codes: bytes, arrays: Sequence[np.ndarray], beside: bytes) -> None:
         """Begin a step. The arrays are copied: they may change while it runs, and the request may be sent again."""
-        self._connection.send(Op.STEP, Step(codes), [array.tobytes() for array in arrays])
+        frames = [array.tobytes() for array in arrays]
+        self._connection.send(Op.STEP, Step(codes), [*frames, beside] if beside else frames)
 
     def collect(self, timeout: float | None) -> Outcome:
         """Wait for what was begun.
@@ -74,13 +78,13 @@ class WireLane:
         if not count + results <= len(frames) <= count + results + 1:
             raise ValueError(f"{len(frames)} frames")
         observations = self._observations(frames[:count])
-        infos = messages.unpack_rows(frames[count + results]) if len(frames) > count + results else []
-        if not all(0 <= row < self._num_envs for row, _ in infos):
+        rows = messages.unpack_rows(frames[count + results]) if len(frames) > count + results else []
+        if not all(0 <= row < self._num_envs for row, _ in rows):
             raise ValueError("an info for a row that is not there")
         if not results:
-            return Outcome(observations, None, None, None, infos)
+            return Outcome(observations, None, None, None, rows)
         rewards, terminations, truncations = split_results(np.frombuffer(frames[count], np.uint8), self._num_envs)
-        return Outcome(observations, rewards.copy(), terminations.copy(), truncations.copy(), infos)
+        return Outcome(observations, rewards.copy(), terminations.copy(), truncations.copy(), rows)
 
     def _observations(self, frames: Sequence[Frame]) -> list[np.ndarray]:
         if self._buffers is None:

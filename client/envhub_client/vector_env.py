@@ -17,13 +17,15 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from envhub import actions, codec, spaces
+from envhub import codec, spaces
+from envhub.actions import pack
 from envhub.errors import EnvHubError, EnvRaised, HubTimeout
-from envhub.messages import Call, Close, Made, Make, Op, Reset, SetAttr, World, unpack_rows
+from envhub.messages import Call, Close, Made, Make, Op, Reset, SetAttr, World, pack_rows, unpack_rows
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
 from envhub_client.connection import CONNECT_TIMEOUT_S, Connection
 from envhub_client.failures import raise_failure
 from envhub_client.lanes import Outcome, WireLane
+from envhub_client.observations import Observations
 from envhub_client.options import SessionOptions
 from envhub_client.private_hub import private_hub, world
 
@@ -100,13 +102,17 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self.num_workers = made.num_workers
         self.metadata = {**self._decode(made.metadata), "autoreset_mode": self._options.autoreset_mode}
         self.render_mode = made.render_mode
-        self.single_action_space = spaces.build(made.action_space)
+        self.single_action_space = self._space(made.action_space)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self._adopt_observation_spaces([spaces.build(space) for space in made.observation_spaces])
+        self._adopt_observation_spaces([self._space(space) for space in made.observation_spaces])
         self.env_spec = EnvSpec.from_json(made.spec) if made.spec else None
         self._action_leaves = spaces.leaves(self.single_action_space)
-        leaves = spaces.leaves(self.single_observation_space)
-        self._lane = WireLane(self._connection, self.num_envs, leaves, self._options.copy)
+        self._observations = Observations(self.single_observation_space, self.num_envs, self._decode)
+        self._lane = WireLane(self._connection, self.num_envs, self._observations.leaves, self._options.copy)
+
+    def _space(self, blob: bytes) -> Space[Any]:
+        space: Space[Any] = spaces.build(self._decode(blob))
+        return space
 
     def _adopt_observation_spaces(self, found: list[Space[Any]]) -> None:
         mode = self._options.observation_mode
@@ -201,7 +207,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def reset_wait_each(self, timeout: float | None = None) -> tuple[Any, dict[int, dict[str, Any]]]:
         """As ``reset_wait``, but with the infos as each env gave them, by env; an empty one may be left out."""
         outcome = self._collect(AsyncState.WAITING_RESET, timeout)
-        return self._observation(outcome), self._infos(outcome)
+        infos = self._observations.take(outcome.rows)
+        return self._observations.batch(outcome.observations), infos
 
     def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
         if seed is None:
@@ -262,8 +269,9 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             SessionClosed: after ``close``.
         """
         self._begin("step_async")
-        codes, arrays = self._pack_actions(actions)
-        self._post(AsyncState.WAITING_STEP, lambda: self._lane.post_step(codes, arrays))
+        packed = pack(spaces.flatten(self.single_action_space, actions), self._action_leaves, self.num_envs)
+        beside = self._pack_beside(packed.beside) if packed.beside else b""
+        self._post(AsyncState.WAITING_STEP, lambda: self._lane.post_step(packed.codes, packed.arrays, beside))
 
     def step_wait(self, timeout: float | None = None) -> StepReturn:
         """Wait for the step begun by ``step_async``.
@@ -281,23 +289,12 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """As ``step_wait``, but with the infos as each env gave them, by env; an empty one may be left out."""
         outcome = self._collect(AsyncState.WAITING_STEP, timeout)
         assert outcome.rewards is not None and outcome.terminations is not None and outcome.truncations is not None
-        return (
-            self._observation(outcome),
-            outcome.rewards,
-            outcome.terminations,
-            outcome.truncations,
-            self._infos(outcome),
-        )
+        infos = self._observations.take(outcome.rows)
+        observations = self._observations.batch(outcome.observations)
+        return observations, outcome.rewards, outcome.terminations, outcome.truncations, infos
 
-    def _pack_actions(self, batch: Any) -> tuple[bytes, list[np.ndarray]]:
-        parts = spaces.flatten(self.single_action_space, batch)
-        return actions.pack(parts, self._action_leaves, self.num_envs)
-
-    def _observation(self, outcome: Outcome) -> Any:
-        return spaces.assemble(self.single_observation_space, iter(outcome.observations))
-
-    def _infos(self, outcome: Outcome) -> dict[int, dict[str, Any]]:
-        return {row: self._decode(blob) for row, blob in outcome.infos}
+    def _pack_beside(self, leaves: Sequence[Sequence[Any]]) -> bytes:
+        return pack_rows((row, self._encode(list(parts))) for row, parts in enumerate(zip(*leaves, strict=True)))
 
     def _batch_infos(self, infos: dict[int, dict[str, Any]]) -> dict[str, Any]:
         batch: dict[str, Any] = {}

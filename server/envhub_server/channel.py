@@ -14,7 +14,7 @@ import struct
 from collections import deque
 from typing import Any, Sequence
 
-from envhub import messages
+from envhub_server import control
 
 MESSAGE_BYTES_MAX = 1 << 30
 READ_BYTES = 1 << 18
@@ -52,7 +52,7 @@ class Channel:
             ChannelClosed: the other end is gone.
             ValueError: the message is larger than ``MESSAGE_BYTES_MAX``.
         """
-        pieces = messages.pack_control(message)
+        pieces = control.pack(message)
         length = sum(map(len, pieces))
         if length > MESSAGE_BYTES_MAX:
             raise ValueError(f"a {type(message).__name__} of {length} bytes; a channel carries {MESSAGE_BYTES_MAX}")
@@ -123,7 +123,7 @@ class Channel:
                 if length > MESSAGE_BYTES_MAX:
                     raise ChannelClosed(f"a message of {length} bytes was announced")
                 break
-            found.append(messages.unpack_control(bytes(self._incoming[start + _LENGTH.size : end])))
+            found.append(control.unpack(bytes(self._incoming[start + _LENGTH.size : end])))
             start = end
         del self._incoming[:start]
         return found

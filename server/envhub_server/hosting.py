@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from envhub import actions, messages
+from envhub import actions, codec, messages
 from envhub.arena import OP_STEP, Arena, allocate
 from envhub.layout import Layout
 from envhub.messages import Failure, Make
 from envhub.protocol import FRAME_BYTES_MAX, Incoming
+from envhub_server import control
 from envhub_server.session import (
     Answer,
     ArenaRefused,
@@ -73,6 +74,8 @@ class Host:
         # Mostly every step's actions are of the same kind, so what follows from it is worked out when it changes.
         self._sized_codes = self._posted_codes = b""
         self._sizes: list[int] = []
+        self._buffers: list[np.ndarray] = []
+        self._beside = False  # whether parts of the actions travel beside the arrays
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         watch.watch(self._done_bell, self._on_done_bell)
 
@@ -169,8 +172,8 @@ class Host:
             case Fail(failure):
                 assert self._request is not None
                 self._outcomes.fail(self._request, failure)
-            case MakeArena(layout):
-                self._make_arena(layout)
+            case MakeArena(layout, message):
+                self._make_arena(layout, message)
             case Kill(number):
                 if number in self._workers:
                     self._workers[number].kill()
@@ -180,7 +183,7 @@ class Host:
                 self._arena = None
                 self._outcomes.ended(self)
 
-    def _make_arena(self, layout: Layout) -> None:
+    def _make_arena(self, layout: Layout, message: control.MapArena) -> None:
         wanted, left = layout.nbytes(), self._outcomes.memory_left()
         batch = max((layout.batch_bytes(leaf) for leaf in layout.observations), default=0)
         reason = ""
@@ -199,46 +202,55 @@ class Host:
             return
         self._arena = Arena(layout, memory)
         self._arena.format(epoch=1)
-        mapped = messages.MapArena(
-            layout.rows,
-            [leaf.wire() for leaf in layout.observations],
-            [leaf.wire() for leaf in layout.actions],
-            layout.info_bytes,
-        )
         for worker in self._workers.values():
-            worker.map_arena(mapped, memory, self._done_bell)
+            worker.map_arena(message, memory, self._done_bell)
         os.close(memory)
 
     def _step_problem(self, codes: bytes, frames: Sequence[Any]) -> str:
         """What is wrong with a step's frames; empty where they fit the arena."""
         assert self._arena is not None
         layout = self._arena.layout
-        if not len(codes) == len(frames) == len(layout.actions):
-            return f"{len(codes)} codes and {len(frames)} frames for {len(layout.actions)} action leaves"
+        if len(codes) != len(layout.actions):
+            return f"{len(codes)} codes for {len(layout.actions)} action leaves"
         if codes != self._sized_codes:
             try:
-                sizes = [
-                    actions.nbytes(code, leaf, layout.rows) for code, leaf in zip(codes, layout.actions, strict=True)
-                ]
+                sizes = actions.sizes(codes, layout.actions, layout.rows)
             except ValueError as error:
                 return str(error)
-            self._sized_codes, self._sizes = codes, sizes
+            self._sized_codes, self._sizes, self._beside = codes, sizes, actions.BESIDE in codes
+            with_array = zip(self._arena.actions, codes, strict=True)
+            self._buffers = [buffer for buffer, code in with_array if code != actions.BESIDE]
         found = [len(frame) for frame in frames]
-        wanted = self._sizes
-        return "" if found == wanted else f"action frames of {found} bytes where {wanted} are due; no env has moved"
+        if found[: len(self._sizes)] != self._sizes or len(found) != len(self._sizes) + self._beside:
+            return f"action frames of {found} bytes where {self._sizes} are due; no env has moved"
+        return self._beside_problem(frames[-1]) if self._beside else ""
+
+    def _beside_problem(self, frame: Any) -> str:
+        assert self._arena is not None
+        try:
+            rows = [row for row, _ in messages.unpack_rows(frame)]
+        except codec.DecodeError as error:
+            return f"{error}; no env has moved"
+        complete = rows == list(range(self._arena.layout.rows))
+        return "" if complete else "the actions beside the arrays are not one for each row; no env has moved"
 
     def _drive(self, drive: Drive) -> None:
         arena = self._arena
         assert arena is not None and self._request is not None
         self._slot = 1 - self._slot
         if drive.op == OP_STEP:
-            for buffer, frame in zip(arena.actions, self._request.frames, strict=True):
+            for buffer, frame in zip(self._buffers, self._request.frames):  # noqa: B905  what is beside comes last
                 buffer.data[: len(frame)] = frame
             if drive.codes != self._posted_codes:
                 self._posted_codes = drive.codes
                 for column, code in zip(arena.action_codes, drive.codes, strict=True):
                     column[:] = code
             arena.post(OP_STEP, self._slot)
+            if self._beside:
+                parts = control.StepRows(bytes(self._request.frames[-1]))
+                for worker in self._workers.values():
+                    worker.tell(parts)
+                return
             for worker in self._workers.values():
                 worker.ring()
             return

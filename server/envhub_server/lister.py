@@ -8,6 +8,7 @@ from typing import Any
 import structlog
 
 from envhub import messages
+from envhub_server import control
 from envhub_server.registry import Registry
 from envhub_server.supervisor import Handlers, Supervisor
 
@@ -32,7 +33,7 @@ class Lister:
             OSError: no worker can be started.
         """
         (worker,) = self._supervisor.start([Handlers(self._on_message, self._on_exit)])
-        worker.tell(messages.ListNames(self._registry.modules))
+        worker.tell(control.ListNames(self._registry.modules))
         self._asking = []
 
     def ask(self, tell: Tell) -> None:
@@ -50,7 +51,7 @@ class Lister:
         self._asking.append(tell)
 
     def _on_message(self, message: Any) -> None:
-        if isinstance(message, messages.RowFailed):
+        if isinstance(message, control.RowFailed):
             log.warning("module_failed", type=message.failure.type, why=message.failure.message)
         if isinstance(message, messages.EnvNames):
             self._known = self._registry.offered(message.names)

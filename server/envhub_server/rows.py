@@ -13,7 +13,7 @@ import numpy as np
 
 from envhub import actions, codec, spaces
 from envhub.arena import Arena
-from envhub.layout import SLOTS
+from envhub.layout import OBJECT, SLOTS
 
 NEXT_STEP, SAME_STEP = "NextStep", "SameStep"
 
@@ -23,26 +23,24 @@ SendInfo = Callable[[int, bytes], None]
 class Row:
     """One env of this worker."""
 
-    def __init__(self, index: int, env: Any, autoreset_mode: str, unknown: codec.Unknown) -> None:
+    def __init__(self, index: int, env: Any, autoreset_mode: str, allow_pickle: bool) -> None:
         self.index = index
         self.env = env
         self._mode = autoreset_mode
-        self._unknown = unknown
+        self._exact = codec.as_pickle if allow_pickle else codec.refuse
+        self._lenient = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
+        self._beside: list[Any] = []
 
     def attach(self, arena: Arena, send_info: SendInfo) -> None:
-        """Work in this row of ``arena``; infos that do not fit in go to ``send_info``.
-
-        Raises:
-            UnsupportedSpace: the env's spaces have other leaves than the arena.
-        """
+        """Work in this row of ``arena``; infos that do not fit in go to ``send_info``."""
         space, layout = self.env.observation_space, arena.layout
-        spaces.check_leaves(spaces.leaves(space), layout.observations, f"env {self.index}: observation")
-        spaces.check_leaves(spaces.leaves(self.env.action_space), layout.actions, f"env {self.index}: action")
+        self._objects = [leaf == OBJECT for leaf in spaces.leaves(space)]
+        self._loose = any(self._objects)
         self._arena = arena
         self._send_info = send_info
         self._info_bytes = layout.info_bytes
         self._batches = [[leaf[slot] for leaf in arena.observations] for slot in range(SLOTS)]
-        self._flat = spaces.is_flat(space)
+        self._flat = spaces.is_flat(space) and not self._loose
         self._action_flat = spaces.is_flat(self.env.action_space)
         self._code_words = [arena.words(column) for column in arena.action_codes]
         self._codes = [-1] * len(layout.actions)
@@ -68,6 +66,10 @@ class Row:
             return
         self._store(observation, reward, terminated, truncated, info)
 
+    def take_beside(self, values: list[Any]) -> None:
+        """The parts of the next step's action that travelled beside the arrays, in the order of the leaves."""
+        self._beside = values
+
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Reset the env and store its first observation."""
         observation, info = self.env.reset(seed=seed, options=options)
@@ -85,25 +87,35 @@ class Row:
         """Read an action leaf in another form from now on: the caller sends other dtypes than before."""
         layout = self._arena.layout
         buffer, leaf = self._arena.actions[number], layout.actions[number]
-        self._readers[number] = actions.reader(buffer, leaf, layout.rows, self.index, code)
         self._codes[number] = code
+        if code == actions.BESIDE:
+            self._readers[number] = lambda: self._beside.pop(0)
+        else:
+            self._readers[number] = actions.reader(buffer, leaf, layout.rows, self.index, code)
 
     def _store(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]) -> None:
         index = self.index
         batches = self._batches[self._slot[index]]
+        objects: list[Any] = []
         if self._flat:
             _store_leaf(batches[0], index, observation)
         else:
-            for batch, part in zip(batches, spaces.flatten(self.env.observation_space, observation)):
-                _store_leaf(batch, index, part)
+            remaining = iter(batches)
+            for is_object, part in zip(self._objects, spaces.flatten(self.env.observation_space, observation)):
+                if is_object:
+                    objects.append(part)
+                else:
+                    _store_leaf(next(remaining), index, part)
         self._rewards[index] = reward
         self._terminations[index] = terminated
         self._truncations[index] = truncated
         self._needs_reset[index] = 1 if terminated or truncated else 0
-        self._info_length[index] = self._store_info(info) if info else 0
+        self._info_length[index] = self._store_info(info, objects) if info or objects else 0
 
-    def _store_info(self, info: dict[str, Any]) -> int:
-        blob = codec.encode(info, self._unknown)
+    def _store_info(self, info: dict[str, Any], objects: list[Any]) -> int:
+        blob = codec.encode(info, self._lenient) if info else b""
+        if objects:
+            blob = codec.encode([codec.encode(objects, self._exact), blob])
         if len(blob) <= self._info_bytes:
             self._arena.infos[self.index, : len(blob)] = np.frombuffer(blob, np.uint8)
         else:

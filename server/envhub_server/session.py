@@ -18,10 +18,11 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
-from envhub import codec, messages
+from envhub import messages
 from envhub.arena import OP_RESET, OP_STEP
 from envhub.layout import Layout, Leaf
 from envhub.messages import Call, Close, Failure, Made, Make, Reset, SetAttr, Step
+from envhub_server import control
 from envhub_server.registry import Recipe
 
 # --- events besides the messages of clients and workers -------------------------------------------------------------
@@ -59,9 +60,10 @@ class Tell:
 
 @dataclass(frozen=True)
 class MakeArena:
-    """Allocate the session's memory and hand it to every worker."""
+    """Allocate the session's memory and hand it to every worker, with this message."""
 
     layout: Layout
+    message: control.MapArena
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ class Session:
         self._info_bytes = info_bytes
         self._alive = set(range(len(self.blocks)))
         self._waiting: set[int] = set()  # workers whose part of the phase is outstanding
-        self._built: dict[int, messages.Built] = {}
+        self._built: dict[int, control.Built] = {}
         self._results: dict[int, list[bytes]] = {}
         self._failure: Failure | None = None
         self._asked = True  # a request waits for its answer; the first one is the make
@@ -154,7 +156,7 @@ class Session:
         return [
             Tell(
                 number,
-                messages.Build(
+                control.Build(
                     worker=number,
                     rows=rows,
                     name=recipe.name,
@@ -163,6 +165,7 @@ class Session:
                     entry=recipe.entry,
                     modules=list(recipe.modules),
                     autoreset_mode=make.autoreset_mode,
+                    observation_mode=make.observation_mode,
                     allow_pickle=make.world is not None,
                     sys_path=make.world.sys_path if make.world else [],
                     registrations=make.world.registrations if make.world else b"",
@@ -182,7 +185,7 @@ class Session:
             return [Kill(worker) for worker in sorted(self._alive)] or self._ended()
         if not first:
             return []
-        return [Tell(worker, messages.CloseEnvs()) for worker in sorted(self._alive)] or self._ended()
+        return [Tell(worker, control.CloseEnvs()) for worker in sorted(self._alive)] or self._ended()
 
     def abandon(self, why: Failure, terminate: bool) -> Instructions:
         """End the session without its client's wish; a request under way is told ``why``."""
@@ -220,7 +223,7 @@ class Session:
                 self.phase = Phase.MOVING
                 return [Drive(OP_STEP, None, message.codes)]
             case Call():
-                return self._call([messages.CallRows(message.name, message.args) for _ in self.blocks])
+                return self._call([control.CallRows(message.name, message.args) for _ in self.blocks])
             case SetAttr():
                 return self._set_attr(message)
 
@@ -234,7 +237,7 @@ class Session:
         tells: Instructions = []
         for worker, block in enumerate(self.blocks):
             if rows := [row for row in block if mask[row]]:
-                wanted = messages.ResetRows(rows, [seeds[row] for row in rows], reset.options)
+                wanted = control.ResetRows(rows, [seeds[row] for row in rows], reset.options)
                 tells.append(Tell(worker, wanted))
         return [drive, *tells]
 
@@ -243,11 +246,11 @@ class Session:
         if len(values) not in (1, self.make.num_envs):
             return self._answered(Fail(_refusal(f"set_attr needs 1 or {self.make.num_envs} values, got {len(values)}")))
         if len(values) == 1:
-            return self._call([messages.SetAttrRows(wanted.name, values[0])] * len(self.blocks))
+            return self._call([control.SetAttrRows(wanted.name, values[0])] * len(self.blocks))
         each = [values[block[0] : block[-1] + 1] for block in self.blocks]
-        return self._call([messages.SetAttrRows(wanted.name, each=part) for part in each])
+        return self._call([control.SetAttrRows(wanted.name, each=part) for part in each])
 
-    def _call(self, wanted: list[messages.CallRows] | list[messages.SetAttrRows]) -> Instructions:
+    def _call(self, wanted: list[control.CallRows] | list[control.SetAttrRows]) -> Instructions:
         self.phase = Phase.CALLING
         self._results.clear()
         self._waiting = set(self._alive)
@@ -258,20 +261,20 @@ class Session:
     def event(self, worker: int, event: Any) -> Instructions:
         """What to do now that ``worker`` sent this message, or that this happened."""
         match event:
-            case messages.Built():
+            case control.Built():
                 return self._on_built(worker, event)
-            case messages.Mapped():
+            case control.Mapped():
                 return self._on_mapped(worker)
-            case messages.RowInfo(row, info):
+            case control.RowInfo(row, info):
                 if row in self.blocks[worker]:
                     self.infos[row] = info
                 return []
             case Moved():
                 return self._on_moved()
-            case messages.CallResults(values):
+            case control.CallResults(values):
                 self._results[worker] = values
                 return self._on_called(worker)
-            case messages.RowFailed(failure):
+            case control.RowFailed(failure):
                 return self._on_failed(worker, failure)
             case ArenaRefused(reason):
                 return self._make_failed(Failure("limit", "hub", reason))
@@ -280,45 +283,32 @@ class Session:
             case _:
                 return self._make_failed(_refusal(f"worker {worker} sent a {type(event).__name__}"))
 
-    def _on_built(self, worker: int, built: messages.Built) -> Instructions:
+    def _on_built(self, worker: int, built: control.Built) -> Instructions:
         if self.phase is not Phase.BUILDING:
             return []
         self._built[worker] = built
         self._waiting.discard(worker)
         if self._waiting:
             return []
-        if difference := self._difference():
-            return self._make_failed(Failure("space_mismatch", "session", difference))
         first = self._built[0]
-        leaves = [
+        observations, actions = (
             tuple(Leaf.from_wire(leaf) for leaf in found) for found in (first.observation_leaves, first.action_leaves)
-        ]
+        )
+        layout = Layout(self.make.num_envs, observations, actions, self._info_bytes)
+        message = control.MapArena(
+            layout.rows,
+            first.observation_leaves,
+            first.action_leaves,
+            layout.info_bytes,
+            first.observation_spaces[0],
+            first.action_space,
+            self.make.observation_mode,
+        )
         self.phase = Phase.MAPPING
         self._waiting = set(self._alive)
-        return [MakeArena(Layout(self.make.num_envs, leaves[0], leaves[1], self._info_bytes))]
+        return [MakeArena(layout, message)]
 
-    def _difference(self) -> str:
-        """How the envs' spaces differ in a way that cannot be batched; the texts are Gymnasium's."""
-        spaces = [space for built in self._in_order() for space in built.observation_spaces]
-        actions = {codec.encode(space) for built in self._in_order() for space in built.action_spaces}
-        if self.make.observation_mode == "same" and len({codec.encode(space) for space in spaces}) > 1:
-            return (
-                "AsyncVectorEnv(..., observation_mode='same') however some of the sub-environments observation spaces "
-                "are not equivalent. If this is intentional, use `observation_mode='different'` instead."
-            )
-        if len({codec.encode(built.observation_leaves) for built in self._in_order()}) > 1:
-            return (
-                "AsyncVectorEnv(..., observation_mode='different' or custom space) however the sub-environment's "
-                "observation spaces do not share a common shape and dtype."
-            )
-        if len(actions) > 1:
-            return (
-                "Some environments have an action space different from the first one's. In order to batch actions, "
-                "the action spaces from all environments must be equal."
-            )
-        return ""
-
-    def _in_order(self) -> list[messages.Built]:
+    def _in_order(self) -> list[control.Built]:
         return [self._built[worker] for worker in range(len(self.blocks))]
 
     def _on_mapped(self, worker: int) -> Instructions:
@@ -334,7 +324,7 @@ class Session:
             num_envs=self.make.num_envs,
             num_workers=len(self.blocks),
             observation_spaces=spaces[:1] if self.make.observation_mode == "same" else spaces,
-            action_space=first.action_spaces[0],
+            action_space=first.action_space,
             metadata=first.metadata,
             render_mode=first.render_mode,
             spec=first.spec,

@@ -23,7 +23,8 @@ import psutil
 
 import envhub
 import envhub_server
-from envhub import codec, messages
+from envhub import codec
+from envhub_server import control
 from envhub_server.channel import DESCRIPTORS_MAX, Channel, ChannelClosed
 
 _RING = (1).to_bytes(8, sys.byteorder)
@@ -92,6 +93,7 @@ class WorkerProcess:
         self._on_end = on_end
         self._pidfd = -1
         self._over = False
+        self._nonsense = ""
         self._why = "what its zygote wrote to stderr says more"
         ours, self.far_end = socket.socketpair()
         try:
@@ -110,7 +112,7 @@ class WorkerProcess:
             self._channel.send(message, descriptors)
             self._watch.watch_writable(self._channel.fileno(), self._channel.backlogged)
 
-    def map_arena(self, message: messages.MapArena, memory: int, done_bell: int) -> None:
+    def map_arena(self, message: control.MapArena, memory: int, done_bell: int) -> None:
         """Send the arena with the worker's own bell, by which ``ring`` wakes it."""
         self.tell(message, memory, self._bell, done_bell)
 
@@ -147,15 +149,17 @@ class WorkerProcess:
             self._watch.unwatch(self._channel.fileno())
             if self.pid is None:
                 self._end(f"could not be started: {self._why}")
-        except codec.DecodeError:
-            self.kill()  # a worker that talks nonsense has lost its mind; its exit is handled as any other
+        except codec.DecodeError as error:
+            # It has lost its mind; its exit is handled as any other.
+            self._nonsense = f", having sent what cannot be read: {error}"
+            self.kill()
         return False
 
     def _on_message(self, message: Any) -> None:
         match message:
-            case messages.Born(pid) if self.pid is None:
+            case control.Born(pid) if self.pid is None:
                 self._on_born(pid)
-            case messages.NotBorn(reason):
+            case control.NotBorn(reason):
                 self._why = reason
             case _:
                 self._handlers.message(message)
@@ -181,7 +185,8 @@ class WorkerProcess:
         self._watch.unwatch(self._pidfd)
         os.close(self._pidfd)
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        self._end(f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}")
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+        self._end(how + self._nonsense)
 
     def _end(self, how: str) -> None:
         self.discard()
@@ -261,7 +266,7 @@ class Zygote:
         try:
             for start in range(0, len(ends), DESCRIPTORS_MAX):
                 part = ends[start : start + DESCRIPTORS_MAX]
-                self._channel.send(messages.StartWorkers(len(part)), [end.fileno() for end in part])
+                self._channel.send(control.StartWorkers(len(part)), [end.fileno() for end in part])
         except (ChannelClosed, RuntimeError) as error:
             raise OSError(f"the zygote does not answer: {error}") from error
         finally:

@@ -21,7 +21,8 @@ import gymnasium
 
 from envhub import codec, messages, spaces
 from envhub.arena import OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, Arena
-from envhub.layout import Layout, Leaf
+from envhub.layout import OBJECT, Layout, Leaf
+from envhub_server import control
 from envhub_server.channel import Channel, ChannelClosed
 from envhub_server.rows import Row
 
@@ -40,6 +41,7 @@ class Worker:
         self._number = -1
         self._rows: list[Row] = []
         self._allow_pickle = False
+        self._exact: codec.Unknown = codec.refuse
         self._arena: Any = None
         self._bell = self._done_bell = -1
         self._poller = select.poll()
@@ -67,27 +69,33 @@ class Worker:
     def _on_Build(self, build: Any) -> bool | None:
         self._number = build.worker
         self._allow_pickle = build.allow_pickle
-        unknown = codec.as_pickle_or_repr if build.allow_pickle else codec.as_repr
+        self._exact = codec.as_pickle if build.allow_pickle else codec.refuse
         row = build.rows[0]
         try:
             factories = self._factories(build)
             for row in build.rows:
-                self._rows.append(Row(row, factories[row](), build.autoreset_mode, unknown))
-            envs = [row.env for row in self._rows]
-            built = messages.Built(
-                observation_spaces=[spaces.describe(env.observation_space) for env in envs],
-                action_spaces=[spaces.describe(env.action_space) for env in envs],
-                observation_leaves=[leaf.wire() for leaf in spaces.leaves(envs[0].observation_space)],
-                action_leaves=[leaf.wire() for leaf in spaces.leaves(envs[0].action_space)],
-                metadata=codec.encode(dict(envs[0].metadata or {}), unknown),
-                render_mode=envs[0].render_mode,
-                spec=_spec_json(envs[0]),
+                self._rows.append(Row(row, factories[row](), build.autoreset_mode, build.allow_pickle))
+            first = self._rows[0].env
+            seen = self._rows[:1] if build.observation_mode == "same" else self._rows
+            leaves = spaces.leaves(first.observation_space)
+            unknown = codec.as_pickle_or_repr if build.allow_pickle else codec.as_repr
+            built = control.Built(
+                observation_spaces=[self._described(row.env.observation_space) for row in seen],
+                action_space=self._described(first.action_space),
+                observation_leaves=[leaf.wire() for leaf in leaves if leaf != OBJECT],
+                action_leaves=[leaf.wire() for leaf in spaces.leaves(first.action_space)],
+                metadata=codec.encode(dict(first.metadata or {}), unknown),
+                render_mode=first.render_mode,
+                spec=_spec_json(first),
             )
         except BaseException as error:
             self._report(error, row, "factory_failed")
             return False
         self._channel.send(built)
         return None
+
+    def _described(self, space: Any) -> bytes:
+        return codec.encode(spaces.describe(space, self._allow_pickle), self._exact)
 
     def _factories(self, build: Any) -> Any:
         if build.sys_path:
@@ -125,13 +133,22 @@ class Worker:
         self._info_length = self._arena.words(self._arena.info_length)
         for row in self._rows:
             try:
+                self._check_spaces(row.env, mapped)
                 row.attach(self._arena, self._send_info)
             except BaseException as error:
                 self._report(error, row.index, "factory_failed")
                 return False
         self._poller.register(self._bell, select.POLLIN)
-        self._channel.send(messages.Mapped())
+        self._channel.send(control.Mapped())
         return None
+
+    def _check_spaces(self, env: Any, mapped: Any) -> None:
+        wanted, action_space = (
+            spaces.build(codec.decode(blob, self._allow_pickle))
+            for blob in (mapped.observation_space, mapped.action_space)
+        )
+        spaces.check_equivalent(env.observation_space, wanted, mapped.observation_mode)
+        spaces.check_action_space(env.action_space, action_space)
 
     # --- stepping -------------------------------------------------------------------------------------------------
 
@@ -142,6 +159,15 @@ class Worker:
             if request[index] != done[index] and op[index] == OP_STEP:
                 self._finish(row, row.step)
         os.write(self._done_bell, _ONE)
+
+    def _on_StepRows(self, step: Any) -> None:
+        beside = dict(messages.unpack_rows(step.beside))
+        for row in self._rows:
+            try:
+                row.take_beside(codec.decode(beside[row.index], self._allow_pickle))
+            except BaseException as error:
+                self._report(error, row.index, "env_raised")
+        self._serve_rows()
 
     def _on_ResetRows(self, reset: Any) -> None:
         for row in self._rows:
@@ -167,7 +193,7 @@ class Worker:
         self._done[row.index] = self._request[row.index]
 
     def _send_info(self, row: int, info: bytes) -> None:
-        self._channel.send(messages.RowInfo(row, info))
+        self._channel.send(control.RowInfo(row, info))
 
     # --- calls ----------------------------------------------------------------------------------------------------
 
@@ -181,7 +207,7 @@ class Worker:
             if callable(found):
                 positional, named = codec.decode(call.args, self._allow_pickle)
                 found = found(*positional, **named)
-            return codec.encode(found, codec.as_pickle if self._allow_pickle else codec.refuse)
+            return codec.encode(found, self._exact)
 
         self._for_each_env(run)
 
@@ -201,7 +227,7 @@ class Worker:
             except BaseException as error:
                 self._report(error, row.index, "env_raised")
                 return
-        self._channel.send(messages.CallResults(results))
+        self._channel.send(control.CallResults(results))
 
     # --- ending ---------------------------------------------------------------------------------------------------
 
@@ -214,7 +240,7 @@ class Worker:
         return False
 
     def _report(self, error: BaseException, row: int | None, code: str) -> None:
-        self._channel.send(messages.RowFailed(describe_failure(error, code, row, self._number)))
+        self._channel.send(control.RowFailed(describe_failure(error, code, row, self._number)))
 
 
 def describe_failure(error: BaseException, code: str, row: int | None, worker: int) -> Any:

@@ -17,8 +17,7 @@ import time
 
 import numpy as np
 
-from envhub import messages
-from envhub_server import worker
+from envhub_server import control, worker
 from envhub_server.boot import die_with_hub
 from envhub_server.channel import Channel, ChannelClosed
 
@@ -26,11 +25,11 @@ ADOPTION_POLL_S = 0.0002
 PR_SET_NAME = 15
 
 
-def main(control: int, hub: int) -> None:
+def main(descriptor: int, hub: int) -> None:
     """Fork workers until the hub closes its end of the control descriptor."""
     name_process("envhub-zygote")
     gc.freeze()  # a collection in a worker would write to pages that all of them share
-    channel = Channel(socket.socket(fileno=control))
+    channel = Channel(socket.socket(fileno=descriptor))
     try:
         while True:
             for request in channel.receive() or ():
@@ -43,24 +42,24 @@ def main(control: int, hub: int) -> None:
         return
 
 
-def fork_worker(channel: Channel, control: int, hub: int) -> None:
-    """Fork a worker that serves the ``control`` descriptor, which is closed here."""
+def fork_worker(channel: Channel, descriptor: int, hub: int) -> None:
+    """Fork a worker that serves the descriptor, which is closed here."""
     try:
         middle = os.fork()
     except OSError as error:
-        Channel(socket.socket(fileno=control)).send(messages.NotBorn(str(error)))
+        Channel(socket.socket(fileno=descriptor)).send(control.NotBorn(str(error)))
         return
     if middle:
-        os.close(control)
+        os.close(descriptor)
         os.waitpid(middle, 0)
         return
     parent = os.getpid()
     channel.close()
-    connection = Channel(socket.socket(fileno=control))
+    connection = Channel(socket.socket(fileno=descriptor))
     try:
         grown = os.fork()
     except OSError as error:
-        connection.send(messages.NotBorn(str(error)))
+        connection.send(control.NotBorn(str(error)))
         os._exit(1)
     if grown:
         os._exit(0)
@@ -76,7 +75,7 @@ def become_worker(channel: Channel, parent: int, hub: int) -> None:
     name_process("envhub-worker")
     np.random.seed()  # ``random`` does so by itself; envs of two workers must not draw the same numbers
     try:
-        channel.send(messages.Born(os.getpid()))
+        channel.send(control.Born(os.getpid()))
     except ChannelClosed:
         os._exit(0)  # the hub does not want it any more
     worker.main(channel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import os
 import random
@@ -13,6 +14,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+
+from envhub import spaces as wire
 
 
 class Counter(gym.Env[np.ndarray, int]):
@@ -132,6 +135,37 @@ class BadClose(Counter):
         raise OSError("the door is stuck")
 
 
+class Anything(gym.Env[Any, Any]):
+    """Observes elements of any space, at random; its infos are its maker's, and say which action it heard.
+
+    Spaces may be given in their wire form, which is how they reach a hub on the network.
+    """
+
+    def __init__(self, observation_space: Any, action_space: Any, infos: list[dict[str, Any]], length: int = 3) -> None:
+        self.observation_space, self.action_space = (
+            wire.build(space) if isinstance(space, dict) else copy.deepcopy(space)
+            for space in (observation_space, action_space)
+        )
+        self.infos, self.length, self.count, self.offset = infos, length, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+            self.offset = seed
+        self.count = 0
+        return self.observation_space.sample(), self.info()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        done = self.count >= self.length
+        info = {**self.info(), "heard": action}
+        return self.observation_space.sample(), self.count / 3, done and self.offset % 2 == 0, done, info
+
+    def info(self) -> dict[str, Any]:
+        return dict(self.infos[(self.count + self.offset) % len(self.infos)]) if self.infos else {}
+
+
 class Parent(Counter):
     """Starts processes of its own, as launchers of simulators do."""
 
@@ -245,10 +279,25 @@ def never_made() -> gym.Env[Any, Any]:
     raise ZeroDivisionError("there is no such world")
 
 
-def text_env() -> gym.Env[Any, Any]:
-    env = Counter()
-    env.observation_space = spaces.Text(5)  # type: ignore[assignment]
-    return env
+def anything(**kwargs: Any) -> gym.Env[Any, Any]:
+    return Anything(**kwargs)
+
+
+class OwnSpace(spaces.Space[str]):
+    """A space of this program's own: names of colours."""
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        return str(self.np_random.choice(["red", "green", "blue"]))
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OwnSpace)
+
+
+def own_space() -> gym.Env[Any, Any]:
+    return Anything(spaces.Dict({"colour": OwnSpace(), "size": spaces.Discrete(3)}), OwnSpace(), [])
 
 
 OFFERED = [
@@ -269,7 +318,8 @@ OFFERED = [
             "wrong_shape",
             "big_endian",
             "never_made",
-            "text_env",
+            "anything",
+            "own_space",
         )
     ),
     "missing=no_such_module:factory",

@@ -51,8 +51,9 @@ def test_session_whose_zygote_is_killed_before_it_forks_is_refused(hub: ServedHu
     zygote.suspend()
     with ThreadPoolExecutor() as pool, envhub.connect(hub.ipc) as client:
         making = pool.submit(envhub.make_vec, "counter", 1, hub=hub.ipc)
-        assert wait_until(lambda: [session["phase"] for session in client.sessions()] == ["building"])
-        zygote.kill()
+        building = wait_until(lambda: "building" in [session["phase"] for session in client.sessions()])
+        zygote.kill()  # whatever else happened: nobody must wait for it
+        assert building
         with pytest.raises(envhub.WorkerDied, match=r"worker 0 \(env 0\) could not be started"):
             making.result(5)
     with closing(envhub.make_vec("counter", 1, hub=hub.ipc)) as envs:

@@ -12,7 +12,7 @@ from envhub.protocol import LEASE_S, SESSIONS_MAX, ClientProtocol, HubProtocol, 
 TOKEN = bytes(range(16))
 HUB_ID = 0x0123456789ABCDEF
 
-MADE = Made(2, 1, [{"space": "Discrete", "n": 2, "start": 0, "dtype": "<i8"}], {"space": "Discrete"})
+MADE = Made(2, 1, [b"observations"], b"actions")
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,18 @@ from hypothesis.extra import numpy as hnp
 
 from envhub import actions
 from envhub.errors import SpaceMismatch
-from envhub.layout import ACTION_ITEM_BYTES, Leaf
+from envhub.layout import ACTION_ITEM_BYTES, OBJECT, Leaf
 
 SCALAR, VECTOR = Leaf("<i8", ()), Leaf("<f4", (3,))
 
 
 def seen_by_envs(batch: Any, leaf: Leaf, num_envs: int) -> list[Any]:
     """What each env's ``step`` is given after the batch went through frames and arena."""
-    codes, (array,) = actions.pack([batch], [leaf], num_envs)
-    raw = array.tobytes()
-    assert len(raw) == actions.nbytes(codes[0], leaf, num_envs)
+    codes, arrays, beside = actions.pack([batch], [leaf], num_envs)
+    if codes == bytes([actions.BESIDE]):
+        return list(beside[0])
+    raw = arrays[0].tobytes()
+    assert [len(raw)] == actions.sizes(codes, [leaf], num_envs)
     buffer = np.zeros(num_envs * leaf.items * ACTION_ITEM_BYTES, np.uint8)
     buffer[: len(raw)] = np.frombuffer(raw, np.uint8)
     return [actions.reader(buffer, leaf, num_envs, row, codes[0])() for row in range(num_envs)]
@@ -94,20 +96,25 @@ def test_reader_sees_what_the_arena_holds_when_it_is_called() -> None:
 def test_codes_are_those_of_the_specification() -> None:
     names = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
     assert " ".join(str(dtype) for dtype in actions.DTYPES) == names
-    codes, _ = actions.pack([np.zeros(2, np.int64), [0.5, 0.5]], [SCALAR, SCALAR], 2)
+    codes, *_ = actions.pack([np.zeros(2, np.int64), [0.5, 0.5]], [SCALAR, SCALAR], 2)
     assert codes == bytes([4, 11 | 0x80])
 
 
 def test_frame_length_follows_from_code_shape_and_number_of_envs() -> None:
-    assert actions.nbytes(0, VECTOR, 5) == 15
-    assert actions.nbytes(11 | actions.PYTHON, VECTOR, 5) == 120
-    assert actions.nbytes(4, Leaf("<i8", (0,)), 5) == 0
+    codes = bytes([0, 11 | actions.PYTHON, actions.BESIDE, 4, actions.BESIDE])
+    leaves = [VECTOR, VECTOR, VECTOR, Leaf("<i8", (0,)), OBJECT]
+    assert actions.sizes(codes, leaves, 5) == [15, 120, 0]
 
 
-@pytest.mark.parametrize("code", [12, 127, 12 | 0x80, 255])
+@pytest.mark.parametrize("code", [12, 12 | 0x80, 255])
 def test_unknown_code_is_refused(code: int) -> None:
     with pytest.raises(ValueError, match=str(code)):
-        actions.nbytes(code, SCALAR, 2)
+        actions.sizes(bytes([code]), [SCALAR], 2)
+
+
+def test_array_for_a_leaf_of_no_fixed_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no code 4"):
+        actions.sizes(bytes([4]), [OBJECT], 2)
 
 
 @pytest.mark.parametrize(
@@ -120,14 +127,35 @@ def test_batch_of_another_shape_is_refused(batch: Any) -> None:
         actions.pack([batch], [SCALAR], 2)
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [np.zeros(2, ">i4"), np.zeros(2, np.complex64), np.array(["a", "b"]), np.array([None, 1]), [2**70, 1], ["a", "b"]],
-    ids=["byte order", "complex", "text", "objects", "huge numbers", "words"],
-)
-def test_batch_of_a_dtype_that_cannot_travel_is_refused(batch: Any) -> None:
-    with pytest.raises(SpaceMismatch, match="dtype"):
-        actions.pack([batch], [SCALAR], 2)
+ODD = [
+    np.zeros(2, ">i4"),
+    np.zeros(2, np.complex64),
+    np.array([None, 1]),
+    [2**70, 1],
+    ["a", "b"],
+    [1, 2.5],
+    (x for x in "ab"),
+]
+
+
+@pytest.mark.parametrize("batch", ODD, ids=str)
+def test_batch_that_is_no_array_of_numbers_is_seen_element_by_element(batch: Any) -> None:
+    wanted = list(batch) if not hasattr(batch, "send") else ["a", "b"]
+    seen = seen_by_envs(batch, SCALAR, 2)
+    assert seen == wanted and list(map(type, seen)) == list(map(type, wanted))
+
+
+@pytest.mark.parametrize("batch", [[[1, 2, 3], [1, 2]], [[1, [2, 3]], [1, 2]]], ids=str)
+def test_ragged_batch_is_refused(batch: Any) -> None:
+    with pytest.raises(SpaceMismatch, match="no env has moved"):
+        actions.pack([batch], [VECTOR], 2)
+
+
+def test_values_of_no_fixed_size_are_taken_as_they_are() -> None:
+    batch = ("a", "longer")
+    assert actions.pack([batch], [OBJECT], 2) == (bytes([actions.BESIDE]), [], [batch])
+    with pytest.raises(SpaceMismatch, match="no env has moved"):
+        actions.pack([batch], [OBJECT], 3)
 
 
 @pytest.mark.parametrize("batch", [1, 0.5, np.int64(1), np.array(1)])

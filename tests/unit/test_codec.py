@@ -7,10 +7,12 @@ import sys
 from collections import defaultdict
 from typing import Any, NamedTuple
 
+import gymnasium as gym
 import msgpack
 import msgpack_numpy
 import numpy as np
 import pytest
+from gymnasium import spaces as gym_spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -224,7 +226,6 @@ UNCARRIED = [
     np.zeros((1,) * 17),
     np.zeros((1,) * 17, "U1"),
     np.zeros(1, np.clongdouble),
-    np.datetime64("2026-01-01"),
     np.void(b"ab"),
     np.random.RandomState(1),
 ]
@@ -553,3 +554,39 @@ class Place(NamedTuple):
 def test_pickling_keeps_the_class_of_a_value(value: Any) -> None:
     found = codec.decode(codec.encode({"a": [value]}, codec.as_pickle), allow_pickle=True)["a"][0]
     assert type(found) is type(value) and repr(found) == repr(value)
+
+
+def test_elements_of_a_graph_are_carried() -> None:
+    space = gym_spaces.Graph(gym_spaces.Box(0, 1, (2,)), gym_spaces.Discrete(3), seed=1)
+    for number in range(5):
+        value = space.sample(num_nodes=number + 1)
+        for unknown in (codec.refuse, codec.as_pickle):
+            found = codec.decode(codec.encode([value], unknown))[0]
+            assert type(found) is type(value)
+            assert all(np.array_equal(left, right) for left, right in zip(found, value, strict=True))
+
+
+@pytest.mark.parametrize("value", [np.datetime64("2026-01-01"), np.datetime64("NaT"), np.timedelta64(3, "us")])
+def test_times_are_carried(value: Any) -> None:
+    found = codec.decode(codec.encode(value))
+    assert type(found) is type(value) and found.dtype == value.dtype and repr(found) == repr(value)
+
+
+def test_specs_are_carried_where_they_name_what_they_make() -> None:
+    spec = gym.spec("CartPole-v1")
+    assert codec.decode(codec.encode({"spec": spec}))["spec"] == spec
+    local = gym.envs.registration.EnvSpec("Local-v0", entry_point=lambda: gym.make("CartPole-v1"))
+    with pytest.raises(codec.EncodeError, match="EnvSpec"):
+        codec.encode(local)
+
+
+@pytest.mark.parametrize("raw", [["<M8[s]", b"short"], ["<f8", bytes(8)], [1, bytes(8)], ["<M8[s]"], []])
+def test_malformed_times_are_refused(raw: Any) -> None:
+    with pytest.raises(codec.DecodeError):
+        codec.decode(packed(msgpack.ExtType(codec.SCALAR, packed(raw))))
+
+
+@pytest.mark.parametrize("blob", [b"", b"{}", b"[]", b"\xff", b'{"id": 1}'])
+def test_malformed_specs_are_refused(blob: bytes) -> None:
+    with pytest.raises(codec.DecodeError):
+        codec.decode(packed(msgpack.ExtType(codec.SPEC, blob)))

@@ -4,16 +4,16 @@ import dataclasses
 from typing import Any
 
 import pytest
+from envhub_server import control
+from envhub_server.control import CONTROL, Build, RowFailed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envhub import codec, messages
 from envhub.messages import (
-    CONTROL,
     REPLIES,
     REQUESTS,
     SESSION_OPS,
-    Build,
     Call,
     Close,
     Failure,
@@ -22,7 +22,6 @@ from envhub.messages import (
     Make,
     Op,
     Reset,
-    RowFailed,
     SetAttr,
     Welcome,
     World,
@@ -38,7 +37,7 @@ FULL: list[Any] = [
     SetAttr("gravity", [b"1", b"2"]),
     Close(True),
     Welcome("0.1.0", "1.0", True, {"envs_per_session_max": 4}, "box", 7),
-    Made(2, 1, [{"space": "Discrete"}], {"space": "Discrete"}, b"m", "rgb_array", "{}"),
+    Made(2, 1, [b"observations"], b"actions", b"m", "rgb_array", "{}"),
     Failure("env_raised", "env", "no", 3, 1, "builtins.ValueError", b"a", "tb", "log"),
 ]
 
@@ -50,7 +49,7 @@ def test_message_is_read_as_it_was_written(message: Any) -> None:
 
 def test_large_bytes_are_passed_on_without_a_copy() -> None:
     large = bytes(codec.PIECE_BYTES)
-    pieces = messages.pack_control(Build(0, [0], "x", b"small", large, "", [], "NextStep", False))
+    pieces = control.pack(Build(0, [0], "x", b"small", large, "", [], "NextStep", False))
     assert any(piece is large for piece in pieces) and len(pieces) == 3
 
 
@@ -161,8 +160,8 @@ def test_ops_are_told_from_replies_by_one_bit() -> None:
 def test_control_message_is_read_as_it_was_written() -> None:
     failure = Failure("env_raised", "env", "no", 3)
     build = Build(0, [0, 1], "CartPole-v1", b"", b"", "", [], "NextStep", False)
-    for message in (RowFailed(failure), build, messages.Mapped(), messages.RowInfo(1, b"x")):
-        assert messages.unpack_control(b"".join(messages.pack_control(message))) == message
+    for message in (RowFailed(failure), build, control.Mapped(), control.RowInfo(1, b"x")):
+        assert control.unpack(b"".join(control.pack(message))) == message
 
 
 @pytest.mark.parametrize(
@@ -183,7 +182,7 @@ def test_control_message_is_read_as_it_was_written() -> None:
 )
 def test_control_message_without_a_known_name_and_a_map_is_refused(value: Any) -> None:
     with pytest.raises(codec.DecodeError):
-        messages.unpack_control(codec.encode(value))
+        control.unpack(codec.encode(value))
 
 
 @pytest.mark.parametrize("name", sorted(CONTROL))
@@ -191,7 +190,7 @@ def test_control_message_with_a_wrong_field_is_refused(name: str) -> None:
     fields = dataclasses.fields(CONTROL[name])
     if fields:
         with pytest.raises(codec.DecodeError, match=fields[0].name):
-            messages.unpack_control(codec.encode([name, {fields[0].name: 1.5}]))
+            control.unpack(codec.encode([name, {fields[0].name: 1.5}]))
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

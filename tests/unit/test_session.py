@@ -3,6 +3,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from envhub_server.control import (
+    Built,
+    CallResults,
+    CallRows,
+    CloseEnvs,
+    MapArena,
+    Mapped,
+    ResetRows,
+    RowFailed,
+    RowInfo,
+    SetAttrRows,
+)
 from envhub_server.registry import Recipe
 from envhub_server.session import (
     Answer,
@@ -24,47 +36,27 @@ from hypothesis import strategies as st
 from envhub.arena import OP_RESET, OP_STEP
 from envhub.layout import Layout, Leaf
 from envhub.messages import (
-    Built,
     Call,
-    CallResults,
-    CallRows,
     Close,
-    CloseEnvs,
     Done,
     EnvNames,
     Failure,
     Made,
     Make,
-    Mapped,
     Reset,
-    ResetRows,
-    RowFailed,
-    RowInfo,
     SetAttr,
-    SetAttrRows,
     Step,
     World,
 )
 
-OBSERVATION = {"space": "Box", "dtype": "<f4", "shape": [4]}
-ACTION = {"space": "Discrete", "n": 2}
-WIDER = {**OBSERVATION, "high": 2}  # of the same shape and dtype
-LARGER = {**OBSERVATION, "shape": [5]}
+OBSERVATION, WIDER, ACTION = b"a space", b"a wider one of the same leaves", b"actions"
 INFO_BYTES = 64
 RAISED = Failure("env_raised", "env", "no", env_index=1, worker=0)
 STOPPING = Failure("draining", "hub", "the hub is shutting down")
 
 
-def built(rows: int, observation: dict[str, Any] = OBSERVATION, action: dict[str, Any] = ACTION) -> Built:
-    return Built(
-        [observation] * rows,
-        [action] * rows,
-        [["<f4", observation["shape"]]],
-        [["<i8", []]],
-        b"meta",
-        "rgb_array",
-        "{}",
-    )
+def built(*observations: bytes) -> Built:
+    return Built(list(observations or [OBSERVATION]), ACTION, [["<f4", [4]]], [["<i8", []]], b"meta", "rgb_array", "{}")
 
 
 def begun(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
@@ -77,8 +69,8 @@ def begun(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
 def ready(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
     """A session that is made, idle."""
     session = begun(num_envs, workers, **make)
-    for worker, block in enumerate(session.blocks):
-        session.event(worker, built(len(block)))
+    for worker in range(len(session.blocks)):
+        session.event(worker, built())
     for worker in range(len(session.blocks)):
         session.event(worker, Mapped())
     assert session.phase is Phase.READY and session.idle
@@ -123,16 +115,17 @@ def test_only_workers_of_a_private_hub_may_unpickle() -> None:
 
 def test_arena_is_made_when_the_last_worker_has_built() -> None:
     session = begun()
-    assert session.event(1, built(1)) == []
+    assert session.event(1, built()) == []
     layout = Layout(3, (Leaf("<f4", (4,)),), (Leaf("<i8", ()),), INFO_BYTES)
-    assert session.event(0, built(2)) == [MakeArena(layout)]
+    message = MapArena(3, [["<f4", [4]]], [["<i8", []]], INFO_BYTES, OBSERVATION, ACTION, "same")
+    assert session.event(0, built()) == [MakeArena(layout, message)]
     assert session.phase is Phase.MAPPING
 
 
 def test_make_is_answered_when_the_last_worker_has_mapped() -> None:
     session = begun()
-    session.event(0, built(2))
-    session.event(1, built(1))
+    session.event(0, built())
+    session.event(1, built())
     assert session.event(1, Mapped()) == []
     made = Made(3, 2, [OBSERVATION], ACTION, b"meta", "rgb_array", "{}")
     assert session.event(0, Mapped()) == [Answer(made)]
@@ -141,32 +134,20 @@ def test_make_is_answered_when_the_last_worker_has_mapped() -> None:
 
 def test_spaces_of_every_env_are_told_where_they_may_differ() -> None:
     session = begun(observation_mode="different")
-    session.event(0, built(2))
-    session.event(1, built(1, WIDER))
+    session.event(0, built(OBSERVATION, OBSERVATION))
+    session.event(1, built(WIDER))
     session.event(0, Mapped())
     (answer,) = session.event(1, Mapped())
     assert isinstance(answer, Answer)
     assert answer.message.observation_spaces == [OBSERVATION, OBSERVATION, WIDER]
 
 
-@pytest.mark.parametrize(
-    ("mode", "other", "text"),
-    [
-        ("same", built(1, WIDER), "observation_mode='same'"),
-        ("same", built(1, LARGER), "observation_mode='same'"),
-        ("different", built(1, LARGER), "common shape and dtype"),
-        ("same", built(1, action={**ACTION, "n": 3}), "action space"),
-        ("different", built(1, action={**ACTION, "n": 3}), "action space"),
-    ],
-)
-def test_spaces_that_cannot_be_batched_fail_the_make_and_end_its_workers(mode: str, other: Built, text: str) -> None:
-    session = begun(observation_mode=mode)
-    session.event(0, built(2))
-    fail, *kills = session.event(1, other)
-    assert isinstance(fail, Fail)
-    assert (fail.failure.code, fail.failure.scope) == ("space_mismatch", "session")
-    assert text in fail.failure.message
-    assert kills == [Kill(0), Kill(1)]
+def test_env_whose_spaces_cannot_be_batched_fails_the_make_and_ends_its_workers() -> None:
+    session = begun()
+    session.event(0, built())
+    session.event(1, built())
+    failure = Failure("factory_failed", "env", "spaces are not equivalent", env_index=2, worker=1)
+    assert session.event(1, RowFailed(failure)) == [Fail(failure), Kill(0), Kill(1)]
     assert session.phase is Phase.CLOSING
 
 
@@ -174,21 +155,21 @@ def test_env_that_cannot_be_built_fails_the_make_and_ends_its_workers() -> None:
     session = begun()
     failure = Failure("factory_failed", "env", "no such file", env_index=2, worker=1)
     assert session.event(1, RowFailed(failure)) == [Fail(failure), Kill(0), Kill(1)]
-    assert session.event(0, built(2)) == []  # it was on its way
+    assert session.event(0, built()) == []  # it was on its way
     assert session.event(0, Exited("was ended by SIGKILL")) == []
     assert session.event(1, Exited("was ended by SIGKILL")) == [End()]
 
 
 def test_env_that_does_not_fit_the_arena_fails_the_make() -> None:
     session = begun(1, 1)
-    session.event(0, built(1))
+    session.event(0, built())
     failure = Failure("factory_failed", "env", "leaves differ", env_index=0, worker=0)
     assert session.event(0, RowFailed(failure)) == [Fail(failure), Kill(0)]
 
 
 def test_arena_that_cannot_be_had_fails_the_make() -> None:
     session = begun(1, 1)
-    session.event(0, built(1))
+    session.event(0, built())
     limit = Failure("limit", "hub", "no memory left")
     assert session.event(-1, ArenaRefused("no memory left")) == [Fail(limit), Kill(0)]
 
@@ -197,8 +178,8 @@ def test_arena_that_cannot_be_had_fails_the_make() -> None:
 def test_worker_that_dies_while_making_fails_the_make(mapping: bool) -> None:
     session = begun()
     if mapping:
-        session.event(0, built(2))
-        session.event(1, built(1))
+        session.event(0, built())
+        session.event(1, built())
     fail, kill = session.event(1, Exited("was ended by SIGSEGV"))
     assert isinstance(fail, Fail)
     assert fail.failure.code == "worker_died" and "SIGSEGV" in fail.failure.message
@@ -525,7 +506,7 @@ class FakeHub:
             case ResetRows():
                 return []
             case _:
-                return [built(len(block))]
+                return [built()]
 
     def hear(self, index: int) -> None:
         worker, event = self.inbox.pop(index)

@@ -65,8 +65,8 @@ def example() -> dict[str, bytes]:
     welcome = Welcome("0.1.0", "1.0", False, {"envs_per_session_max": 1024}, "simbox", 7)
     exchange("HELLO", Op.HELLO, Hello("0.1.0"), [], welcome, [])
     make = messages.Make(2, "CartPole-v1")
-    exchange("MAKE", Op.MAKE, make, [], messages.Made(2, 1, [{}], {}), [])
-    codes, batches = actions.pack([np.array([0, 1])], [Leaf("<i8", ())], 2)
+    exchange("MAKE", Op.MAKE, make, [], messages.Made(2, 1, [b""], b""), [])
+    codes, batches, _ = actions.pack([np.array([0, 1])], [Leaf("<i8", ())], 2)
     observations = np.array([[0, 0.5, 0, -0.5], [1, 0, -1, 0]], np.float32)
     results = np.ones(2).tobytes() + bytes([False, False, False, True])
     infos = messages.pack_rows([(1, codec.encode({"n": np.int64(3)}))])
@@ -127,6 +127,7 @@ def test_every_action_code_stands_in_the_table() -> None:
 
 def test_every_extension_type_stands_in_the_table() -> None:
     names = ("TUPLE", "SET", "FROZENSET", "INTEGER", "COMPLEX", "MAPPING", "GENERATOR", "ARRAY", "REPR", "PICKLE")
+    names += ("GRAPH", "SCALAR", "SPEC")
     assert {row[1]: int(row[0]) for row in table("Extension types")} == {name: getattr(codec, name) for name in names}
 
 

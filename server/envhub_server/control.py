@@ -1,0 +1,198 @@
+"""The control messages between the hub, its zygote and its workers, which never leave the machine.
+
+They have the form of those of ``envhub.messages``, in a list with their name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Type
+
+from envhub import codec
+from envhub.messages import EnvNames, Failure, build
+
+
+@dataclass(frozen=True)
+class StartWorkers:
+    """Hub to zygote, with one control channel per worker: fork that many workers."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Born:
+    """Worker to hub, before all else: this process is the worker, and a child of the hub by now."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class NotBorn:
+    """Zygote to hub, on the channel of a worker that could not be forked."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Build:
+    """Hub to worker: make the envs of ``rows``; by name, or by unpickling ``factories`` (in the worker only)."""
+
+    worker: int
+    rows: List[int]
+    name: str
+    kwargs: bytes
+    factories: bytes
+    entry: str
+    modules: List[str]
+    autoreset_mode: str
+    allow_pickle: bool
+    sys_path: List[str] = field(default_factory=list)
+    registrations: bytes = b""
+    observation_mode: str = "same"
+
+
+@dataclass(frozen=True)
+class Built:
+    """Worker to hub: the envs stand. Spaces are encoded descriptions, the leaves are those of the first env."""
+
+    observation_spaces: List[bytes]  # of the first env, or of every one if they may differ
+    action_space: bytes
+    observation_leaves: List[List[Any]]  # those of fixed size
+    action_leaves: List[List[Any]]
+    metadata: bytes
+    render_mode: Optional[str]
+    spec: str
+
+
+@dataclass(frozen=True)
+class MapArena:
+    """Hub to worker, with the descriptors of arena, request bell and done bell: the memory to step into.
+
+    The spaces are those of the session's first env, which those of the worker's envs must be equivalent to.
+    """
+
+    num_envs: int
+    observation_leaves: List[List[Any]]
+    action_leaves: List[List[Any]]
+    info_bytes: int
+    observation_space: bytes
+    action_space: bytes
+    observation_mode: str
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """Worker to hub: the arena is mapped, steps may come."""
+
+
+@dataclass(frozen=True)
+class ResetRows:
+    """Hub to worker: reset these rows; their request words are already counted up."""
+
+    rows: List[int]
+    seeds: List[Optional[int]]
+    options: bytes
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """Hub to worker, in place of a ring: step, with the parts of the actions that travel beside the arrays."""
+
+    beside: bytes
+
+
+@dataclass(frozen=True)
+class CallRows:
+    """Hub to worker: call on every env of the worker."""
+
+    name: str
+    args: bytes
+
+
+@dataclass(frozen=True)
+class SetAttrRows:
+    """Hub to worker: set an attribute to one value, or, where ``each`` has any, to one per env of the worker."""
+
+    name: str
+    value: bytes = b""
+    each: List[bytes] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class CallResults:
+    """Worker to hub: one encoded result per env of the worker."""
+
+    values: List[bytes]
+
+
+@dataclass(frozen=True)
+class RowInfo:
+    """Worker to hub: the info of a row, too large for its place in the arena; sent before the row's ``done``."""
+
+    row: int
+    info: bytes
+
+
+@dataclass(frozen=True)
+class RowFailed:
+    """Worker to hub: an env raised; sent before the row's ``done`` where a step or reset was under way."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class ListNames:
+    """Hub to worker: the ids in Gymnasium's registry once ``modules`` are imported."""
+
+    modules: List[str]
+
+
+@dataclass(frozen=True)
+class CloseEnvs:
+    """Hub to worker: close the envs and end."""
+
+
+_CONTROL = (
+    StartWorkers,
+    Born,
+    NotBorn,
+    Build,
+    Built,
+    MapArena,
+    Mapped,
+    ResetRows,
+    StepRows,
+    CallRows,
+    SetAttrRows,
+    CallResults,
+    RowInfo,
+    RowFailed,
+    ListNames,
+    EnvNames,
+    CloseEnvs,
+    Failure,
+)
+CONTROL: Dict[str, Type[Any]] = {kind.__name__: kind for kind in _CONTROL}
+
+
+def pack(message: Any) -> List[bytes]:
+    """A control message with its name, for the channel between hub and worker, in pieces to be sent one by one.
+
+    What the hub passes on to every worker of a session, such as the arguments of a call, exists once in its memory.
+    """
+    return codec.encode_call(type(message).__name__, dataclasses.asdict(message))
+
+
+def unpack(blob: Any) -> Any:
+    """The control message in ``blob``.
+
+    Raises:
+        codec.DecodeError: no known message, or one with wrong fields.
+    """
+    found = codec.decode_header(blob)
+    if not (isinstance(found, list) and len(found) == 2 and isinstance(found[0], str) and isinstance(found[1], dict)):
+        raise codec.DecodeError("not a control message")
+    if found[0] not in CONTROL:
+        raise codec.DecodeError(f"no control message is called {found[0][:64]!r}")
+    return build(CONTROL[found[0]], found[1])

@@ -1,0 +1,133 @@
+"""Any space, any info, any action: through a hub as through ``SyncVectorEnv``, in every mode, bit for bit."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import sims
+from conftest import LANES, lane_address
+from gymnasium import spaces as gym_spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from same import assert_same
+from strategies import any_space, runs_of_infos
+
+import envhub
+from envhub import spaces
+
+NUM_ENVS = 3
+# Without shrinking, which would make some hundred sessions.
+EXAMPLES = settings(
+    deadline=None, suppress_health_check=list(HealthCheck), max_examples=5, phases=[Phase.generate], database=None
+)
+
+
+def run(envs: Any, mode: AutoresetMode, actions: list[Any]) -> Iterator[Any]:
+    yield envs.observation_space, envs.action_space
+    yield envs.reset(seed=7)
+    for batch in actions:
+        results = envs.step(batch)
+        yield results
+        done = results[2] | results[3]
+        if mode is AutoresetMode.DISABLED and done.any():
+            yield envs.reset(options={"reset_mask": done})
+    envs.close()
+
+
+def batches(space: Any, count: int) -> list[Any]:
+    batched = gym.vector.utils.batch_space(space, NUM_ENVS)
+    batched.seed(5)
+    found = [batched.sample() for _ in range(count)]
+    # Every other one as a list of elements, where that is a batch, too.
+    return [list(one) if number % 2 and isinstance(one, np.ndarray) else one for number, one in enumerate(found)]
+
+
+def check(address: str | None, mode: AutoresetMode, arguments: dict[str, Any]) -> None:
+    actions = batches(arguments["action_space"], 6)
+    sync = SyncVectorEnv([functools.partial(sims.Anything, **arguments)] * NUM_ENVS, autoreset_mode=mode)
+    try:
+        wanted = list(run(sync, mode, actions))
+    except Exception:
+        assume(False)  # infos that Gymnasium itself cannot batch
+    if address is None:
+        envs = envhub.make_vec([functools.partial(sims.Anything, **arguments)] * NUM_ENVS, autoreset_mode=mode)
+    else:
+        described = {key: spaces.describe(arguments[key]) for key in ("observation_space", "action_space")}
+        envs = envhub.make_vec(
+            "anything", NUM_ENVS, hub=address, autoreset_mode=mode, num_workers=2, env_kwargs={**arguments, **described}
+        )
+    try:
+        for number, (found, expected) in enumerate(zip(run(envs, mode, actions), wanted, strict=True)):
+            assert_same(found, expected, f"record {number}")
+    finally:
+        envs.close()
+
+
+def check_random_ones(address: str | None, mode: AutoresetMode, limits: settings) -> None:
+    @limits
+    @given(any_space, any_space, runs_of_infos())
+    def holds(observation_space: Any, action_space: Any, found: list[dict[str, Any]]) -> None:
+        observation_space.seed(1)
+        check(address, mode, {"observation_space": observation_space, "action_space": action_space, "infos": found})
+
+    holds()
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("lane", LANES)
+def test_any_space_and_info_arrive_as_from_sync_vector_env(
+    request: pytest.FixtureRequest, lane: str, mode: AutoresetMode
+) -> None:
+    check_random_ones(lane_address(request, lane), mode, EXAMPLES)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("lane", LANES)
+def test_many_spaces_and_infos_arrive_as_from_sync_vector_env(
+    request: pytest.FixtureRequest, lane: str, mode: AutoresetMode
+) -> None:
+    check_random_ones(lane_address(request, lane), mode, settings(EXAMPLES, max_examples=100))
+
+
+def test_space_of_ones_own_works_within_a_program() -> None:
+    wanted = SyncVectorEnv([sims.own_space] * NUM_ENVS)
+    for envs in (
+        envhub.make_vec(sims.own_space, NUM_ENVS),
+        envhub.AsyncVectorEnv([sims.own_space] * NUM_ENVS, shared_memory=False),
+    ):
+        assert type(envs.single_action_space) is sims.OwnSpace
+        assert envs.observation_space == wanted.observation_space
+        assert_same(envs.reset(seed=3), wanted.reset(seed=3), "reset")
+        for _ in range(5):
+            actions = wanted.action_space.sample()
+            assert_same(envs.step(actions), wanted.step(actions), "step")
+        envs.close()
+
+
+def test_space_of_ones_own_in_shared_memory_is_refused_as_upstream_refuses_it() -> None:
+    for vectorizer in (gym.vector.AsyncVectorEnv, envhub.AsyncVectorEnv):
+        with pytest.raises(ValueError, match="shared_memory=True"):
+            vectorizer([sims.own_space] * 2)
+
+
+def test_rows_left_out_of_a_reset_keep_their_text(address: str | None) -> None:
+    arguments = {"observation_space": gym_spaces.Dict({"word": gym_spaces.Text(5)}), "action_space": gym_spaces.Text(2)}
+    described = {key: spaces.describe(space) for key, space in arguments.items()}
+    envs = (
+        envhub.make_vec("anything", 3, hub=address, env_kwargs={**described, "infos": []})
+        if address
+        else (envhub.make_vec(lambda: sims.Anything(**arguments, infos=[]), 3))
+    )
+    first, _ = envs.reset(seed=1)
+    again, _ = envs.reset(options={"reset_mask": np.array([False, True, False])})
+    assert [left == right for left, right in zip(first["word"], again["word"], strict=True)] == [True, False, True]
+    with pytest.raises(envhub.SpaceMismatch, match="no env has moved"):
+        envs.step(("a", "b"))
+    assert envs.step(("a", "b", "c"))[4]["heard"].tolist() == ["a", "b", "c"]
+    envs.close()

@@ -12,10 +12,13 @@ under an old Python imports single modules of this package.
 from importlib import import_module
 from typing import Any, List
 
+from envhub.registration import register_with_gymnasium
+
 __version__ = "0.1.0"
 
 _HOMES = {
     "AsyncVectorEnv": "envhub_client.async_vector_env",
+    "EnvRunner": "envhub_server.runner",
     "Client": "envhub_client.client",
     "HubEnv": "envhub_client.single_env",
     "HubVectorEnv": "envhub_client.vector_env",
@@ -58,3 +61,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> List[str]:
     return __all__
+
+
+register_with_gymnasium()

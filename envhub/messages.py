@@ -99,6 +99,9 @@ class Make:
     autoreset_mode: str = "NextStep"
     observation_mode: str = "same"
     world: Optional[World] = None
+    runner: bytes = b""  # cloudpickle of a class or its name, private hubs only
+    wrappers: List[str] = field(default_factory=list)  # entry points, innermost first
+    wrapper_kwargs: List[bytes] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import cloudpickle
 import numpy as np
-from gymnasium import Env, Space, spaces
+from gymnasium import Env, Space, logger, spaces
 from gymnasium.vector import AutoresetMode
 
+from envhub.errors import EnvRaised
 from envhub.messages import Make
 from envhub_client.options import SessionOptions
 from envhub_client.private_hub import pickled_factories
@@ -48,18 +50,21 @@ class AsyncVectorEnv(HubVectorEnv):
             copy: whether returned observations are the caller's own.
             context: accepted; workers are always started afresh.
             daemon: accepted; workers always end with this program, and may have children.
-            worker: not supported here; must be None.
+            worker: what runs each env: a subclass of ``envhub.EnvRunner``, or its name as ``"module:Class"``.
             observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``.
             autoreset_mode: the enum, or its value.
             max_concurrency: at most so many envs run at any one time.
 
         Raises:
-            ValueError: ``worker`` is given, ``max_concurrency`` is not a positive integer, or ``shared_memory`` is used
-                with a space that is no kind of Gymnasium's.
+            ValueError: ``worker`` is a function, ``max_concurrency`` no positive integer, or ``shared_memory`` meets
+                a space that is no kind of Gymnasium's.
             Exception: as for ``HubVectorEnv``.
         """
-        if worker is not None:
-            raise ValueError("envhub.AsyncVectorEnv runs no custom `worker` function; wrap the envs instead")
+        if not (worker is None or isinstance(worker, (str, type))):
+            raise ValueError(
+                "envhub.AsyncVectorEnv runs no `worker` function, whose pipes and memory it does not have; pass a "
+                "subclass of envhub.EnvRunner, or its name as 'module:Class', and override its reset, step or autoreset"
+            )
         if max_concurrency is not None and not isinstance(max_concurrency, (int, np.integer)):
             raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
         if max_concurrency is not None and max_concurrency < 1:
@@ -79,7 +84,11 @@ class AsyncVectorEnv(HubVectorEnv):
             copy=copy,
         )
         self.autoreset_mode = options.autoreset_mode
-        make = Make(num_envs=len(env_fns), factories=pickled_factories(list(env_fns)))
+        make = Make(
+            num_envs=len(env_fns),
+            factories=pickled_factories(list(env_fns)),
+            runner=b"" if worker is None else cloudpickle.dumps(worker),
+        )
         super().__init__(None, make, options)
         if shared_memory and not _is_gymnasiums(self.single_observation_space):
             self.close(terminate=True)
@@ -87,6 +96,18 @@ class AsyncVectorEnv(HubVectorEnv):
                 "Using `AsyncVector(..., shared_memory=True)` caused an error, you can disable this feature with "
                 "`shared_memory=False` however this is slower."
             )
+
+    def _wait(self, wait: Callable[[], Any]) -> Any:
+        """As ever; what an env raised is also logged where upstream logs it, with its texts."""
+        try:
+            return super()._wait(wait)
+        except Exception as error:
+            raised = error if isinstance(error, EnvRaised) else error.__cause__
+            if isinstance(raised, EnvRaised):
+                logger.error(f"Received the following error from Worker-{raised.env_index} - Shutting it down")
+                logger.error(raised.remote_traceback)
+                logger.error("Raising the last exception back to the main process.")
+            raise
 
 
 def _is_gymnasiums(space: Space[Any]) -> bool:

@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -34,6 +35,22 @@ RECONNECT_MS, RECONNECT_MAX_MS = 20, 500
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
 logger = logging.getLogger("envhub")
+
+
+class _User:
+    """Whoever uses a connection, one at a time. Threads may hand it over, but not use it at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise LocalProtocolError(
+                "another thread is using this connection; give each thread a vector env of its own"
+            )
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._lock.release()
 
 
 class Connection:
@@ -72,6 +89,7 @@ class Connection:
         self._pid = os.getpid()
         self._hub_pidfd = None if hub_pidfd is None else os.dup(hub_pidfd)
         self._warned = False
+        self._user = _User()
         self._frame_bytes_max = protocol.FRAME_BYTES_MAX
         self._context = zmq.Context()
         self._protocol = ClientProtocol(token)
@@ -135,7 +153,10 @@ class Connection:
         Raises:
             RequestRefused: it is larger than what the hub accepts; nothing was sent.
         """
-        self._check_process()
+        with self._in_use():
+            self._begin(op, message, frames)
+
+    def _begin(self, op: Op, message: Any, frames: Sequence[Any]) -> None:
         try:
             sent = self._protocol.request(op, message, frames, time.monotonic())
             largest = max(memoryview(frame).nbytes for frame in sent)
@@ -160,7 +181,10 @@ class Connection:
             HubTimeout: it did not come within ``timeout`` seconds; call again to go on waiting.
             HubLost: the hub is gone.
         """
-        self._check_process()
+        with self._in_use():
+            return self._await(timeout)
+
+    def _await(self, timeout: float | None) -> Reply:
         deadline_s = None if timeout is None else time.monotonic() + timeout
         while True:
             now_s = time.monotonic()
@@ -220,18 +244,26 @@ class Connection:
         """Close the sockets; in a forked child, where they are not ours, do nothing."""
         if os.getpid() != self._pid or self._context.closed:
             return
-        self._close_sockets()
+        with self._in_use():
+            self._close_sockets()
         self._context.term()
         if self._hub_pidfd is not None:
             os.close(self._hub_pidfd)
 
     # --- the socket -------------------------------------------------------------------------------------------------
 
-    def _check_process(self) -> None:
+    def _in_use(self) -> _User:
+        """For ``with``: use the connection in this thread alone.
+
+        Raises:
+            LocalProtocolError: the connection is closed.
+            Forked: it belongs to the process that this one was forked from.
+        """
         if self._context.closed:
             raise LocalProtocolError(f"this connection to the hub at {self.address} is closed")
         if os.getpid() != self._pid:
             raise Forked("this connection was made before a fork; connect again in the child")
+        return self._user
 
     def _send(self, frames: Sequence[Any]) -> None:
         try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import gymnasium
 from gymnasium import Env
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import AutoresetMode
 
 from envhub import codec
@@ -40,8 +40,8 @@ def make_vec(
     """A vector env of ``num_envs`` envs in a hub.
 
     Args:
-        env: a Gymnasium id (``"CartPole-v1"``, ``"module:Id-v0"``), an ``EnvSpec``, or, with a private hub only, a
-            factory or a list of one factory per env.
+        env: a Gymnasium id (``"CartPole-v1"``, ``"module:Id-v0"``), an ``EnvSpec``, whose wrappers then run in the
+            workers, or, with a private hub only, a factory or a list of one factory per env.
         num_envs: how many; with a list of factories its length, if given at all.
         hub: a running hub's address. Without it ``ENVHUB_ADDRESS`` (not for factories); without that a private hub,
             which starts and ends with this program.
@@ -75,14 +75,18 @@ def _by_name(
         envs = _by_factories(factory, num_envs, None, options, {})
         envs.adopt_spec(env, {**_spec_arguments(env), **arguments})
         return envs
+    wrappers: Sequence[WrapperSpec] = ()
     if isinstance(env, EnvSpec):
-        if env.additional_wrappers:
-            raise RequestRefused(f"the spec of {env.id} asks for wrappers; pass a factory and a private hub instead")
-        name, arguments = env.id, {**_spec_arguments(env), **arguments}
-    else:
-        name = env
+        wrappers, arguments = env.additional_wrappers, {**_spec_arguments(env), **arguments}
     unknown = codec.as_pickle if address is None else codec.refuse
-    envs = HubVectorEnv(address, Make(num_envs, name, codec.encode(arguments, unknown)), options)
+    make = Make(
+        num_envs,
+        env if isinstance(env, str) else env.id,
+        codec.encode(arguments, unknown),
+        wrappers=[wrapper.entry_point for wrapper in wrappers],
+        wrapper_kwargs=[codec.encode(_wrapper_arguments(wrapper), unknown) for wrapper in wrappers],
+    )
+    envs = HubVectorEnv(address, make, options)
     envs.adopt_spec(env if isinstance(env, EnvSpec) else gymnasium.registry.get(env), arguments)
     return envs
 
@@ -97,6 +101,14 @@ def _spec_arguments(spec: EnvSpec) -> dict[str, Any]:
     if spec.disable_env_checker:
         arguments["disable_env_checker"] = True
     return arguments
+
+
+def _wrapper_arguments(wrapper: WrapperSpec) -> dict[str, Any]:
+    if wrapper.kwargs is None:
+        raise RequestRefused(
+            f"the spec does not say how {wrapper.name} was made: it extends no gymnasium.utils.RecordConstructorArgs"
+        )
+    return dict(wrapper.kwargs)
 
 
 def _by_factories(

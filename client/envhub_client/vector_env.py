@@ -19,7 +19,7 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from envhub import codec, spaces
 from envhub.actions import pack
-from envhub.errors import EnvHubError, EnvRaised, HubTimeout
+from envhub.errors import EnvHubError, EnvRaised, HubTimeout, LocalProtocolError
 from envhub.messages import Call, Close, Made, Make, Op, Reset, SetAttr, World, pack_rows, unpack_rows
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
 from envhub_client.connection import CONNECT_TIMEOUT_S, Connection
@@ -95,6 +95,9 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             autoreset_mode=options.autoreset_mode.value,
             observation_mode="same" if options.observation_mode == "same" else "different",
             world=surroundings,
+            runner=make.runner,
+            wrappers=make.wrappers,
+            wrapper_kwargs=make.wrapper_kwargs,
         )
 
     def _adopt(self, made: Made) -> None:
@@ -385,6 +388,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         try:
             post()
             self._state = state
+        except LocalProtocolError:
+            raise  # nothing was sent, and what another thread sent is not ours to give up
         except BaseException:
             self._connection.give_up()
             self._state = AsyncState.DEFAULT
@@ -406,7 +411,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """Only a wait that timed out, or was interrupted, leaves the request pending."""
         try:
             found = wait()
-        except HubTimeout:
+        except (HubTimeout, LocalProtocolError):
             raise
         except Exception:
             self._state = AsyncState.DEFAULT

@@ -50,6 +50,9 @@ class Build:
     sys_path: List[str] = field(default_factory=list)
     registrations: bytes = b""
     observation_mode: str = "same"
+    runner: bytes = b""
+    wrappers: List[str] = field(default_factory=list)
+    wrapper_kwargs: List[bytes] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a tim
 LINGER_MS = 2000
 
 AUTORESET_MODES = frozenset(["NextStep", "SameStep", "Disabled"])
+WRAPPERS = "gymnasium.wrappers."  # where those are that any client may ask for
 OBSERVATION_MODES = frozenset(["same", "different"])
 
 # A monitor tells of an ended connection by a descriptor, which may be another's by now, and before the ROUTER itself
@@ -374,10 +375,16 @@ class Hub:
         if make.autoreset_mode not in AUTORESET_MODES or make.observation_mode not in OBSERVATION_MODES:
             text = f"autoreset_mode={make.autoreset_mode!r}, observation_mode={make.observation_mode!r}: no such mode"
             return Failure("refused", "request", text)
+        if len(make.wrappers) != len(make.wrapper_kwargs):
+            text = f"{len(make.wrappers)} wrappers and arguments for {len(make.wrapper_kwargs)}"
+            return Failure("refused", "request", text)
         if self.config.private:
             return Recipe(make.name, namespace_modules(make.name))
-        if make.factories or make.world is not None:
+        if make.factories or make.runner or make.world is not None:
             text = "this hub makes environments by name only; factories run in a private hub (hub=None)"
+            return Failure("not_permitted", "request", text)
+        if foreign := [wrapper for wrapper in make.wrappers if not wrapper.startswith(WRAPPERS)]:
+            text = f"{', '.join(foreign)}: a hub on the network imports no wrapper but Gymnasium's"
             return Failure("not_permitted", "request", text)
         recipe = self._registry.find(make.name)
         if recipe is None:

@@ -46,6 +46,8 @@ class Registry:
         A client may put the module before the id, as ``gymnasium.make`` allows, but names no module of its own choice.
         """
         module, _, bare = name.rpartition(":")
+        if bare.startswith("EnvHub/"):
+            return None  # an env of another hub, or of this one
         for recipe in self._recipes:
             if fnmatchcase(bare, recipe.name) and (not module or module in recipe.modules):
                 modules = recipe.modules or namespace_modules(bare)

@@ -14,6 +14,7 @@ import numpy as np
 from envhub import actions, codec, spaces
 from envhub.arena import Arena
 from envhub.layout import OBJECT, SLOTS
+from envhub_server.runner import EnvRunner
 
 NEXT_STEP, SAME_STEP = "NextStep", "SameStep"
 
@@ -23,9 +24,10 @@ SendInfo = Callable[[int, bytes], None]
 class Row:
     """One env of this worker."""
 
-    def __init__(self, index: int, env: Any, autoreset_mode: str, allow_pickle: bool) -> None:
+    def __init__(self, index: int, runner: EnvRunner, autoreset_mode: str, allow_pickle: bool) -> None:
         self.index = index
-        self.env = env
+        self.env = runner.env
+        self._runner = runner
         self._mode = autoreset_mode
         self._exact = codec.as_pickle if allow_pickle else codec.refuse
         self._lenient = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
@@ -53,14 +55,14 @@ class Row:
     def step(self) -> None:
         """Step the env with the row's action, or reset it where NEXT_STEP owes one, and store the outcome."""
         if self._needs_reset[self.index] and self._mode == NEXT_STEP:
-            observation, info = self.env.reset()
+            observation, info = self._runner.autoreset()
             self._store(observation, 0.0, False, False, info)
             return
-        observation, reward, terminated, truncated, info = self.env.step(self._action())
+        observation, reward, terminated, truncated, info = self._runner.step(self._action())
         if (terminated or truncated) and self._mode == SAME_STEP:
             # The env may write its next observation over this one, so the final one is copied before the reset.
             ended = {"final_obs": copy.deepcopy(observation), "final_info": copy.deepcopy(info)}
-            observation, info = self.env.reset()
+            observation, info = self._runner.autoreset()
             self._store(observation, reward, terminated, truncated, {**ended, **info})
             self._needs_reset[self.index] = 0
             return
@@ -72,7 +74,7 @@ class Row:
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Reset the env and store its first observation."""
-        observation, info = self.env.reset(seed=seed, options=options)
+        observation, info = self._runner.reset(seed, options)
         self._store(observation, 0.0, False, False, info)
 
     def _action(self) -> Any:

@@ -25,6 +25,7 @@ from envhub.layout import OBJECT, Layout, Leaf
 from envhub_server import control
 from envhub_server.channel import Channel, ChannelClosed
 from envhub_server.rows import Row
+from envhub_server.runner import EnvRunner
 
 MESSAGE_CHARS_MAX = 4096
 TRACEBACK_CHARS_MAX = 16384
@@ -73,8 +74,10 @@ class Worker:
         row = build.rows[0]
         try:
             factories = self._factories(build)
+            runner = _runner(build.runner)
             for row in build.rows:
-                self._rows.append(Row(row, factories[row](), build.autoreset_mode, build.allow_pickle))
+                env = factories[row]()
+                self._rows.append(Row(row, runner(env), build.autoreset_mode, build.allow_pickle))
             first = self._rows[0].env
             seen = self._rows[:1] if build.observation_mode == "same" else self._rows
             leaves = spaces.leaves(first.observation_space)
@@ -274,12 +277,23 @@ def describe_failure(error: BaseException, code: str, row: int | None, worker: i
 def _named_factory(build: Any) -> Callable[[], Any]:
     def make() -> Any:
         kwargs: dict[str, Any] = codec.decode(build.kwargs, build.allow_pickle) if build.kwargs else {}
-        if build.entry:
-            module, _, name = build.entry.partition(":")
-            return getattr(importlib.import_module(module), name)(**kwargs)
-        return gymnasium.make(build.name, **kwargs)
+        env = _load(build.entry)(**kwargs) if build.entry else gymnasium.make(build.name, **kwargs)
+        for entry, arguments in zip(build.wrappers, build.wrapper_kwargs):
+            env = _load(entry)(env, **codec.decode(arguments, build.allow_pickle))
+        return env
 
     return make
+
+
+def _load(entry: str) -> Any:
+    module, _, name = entry.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _runner(pickled: bytes) -> Any:
+    """The class that runs each env: the usual one, the program's, or one by the name of its module and its own."""
+    chosen = pickle.loads(pickled) if pickled else EnvRunner  # noqa: S301  from the owner of this private hub
+    return _load(chosen) if isinstance(chosen, str) else chosen
 
 
 def _register(registrations: bytes) -> None:

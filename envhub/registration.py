@@ -1,0 +1,61 @@
+"""``EnvHub/Remote-v0``: envs of a hub by ``gymnasium.make`` and ``gymnasium.make_vec``.
+
+    gymnasium.make_vec("envhub:EnvHub/Remote-v0", num_envs=64, env_id="ALE/Pong-v5", url="tcp://simbox:5555")
+
+Importing ``envhub`` registers it, at once or when Gymnasium is imported, since ``envhub`` itself does without.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from typing import Any
+
+REMOTE = "EnvHub/Remote-v0"
+
+
+def register() -> None:
+    """Enter it into Gymnasium's registry, which is imported for that, unless it stands there."""
+    import gymnasium
+
+    if REMOTE not in gymnasium.registry:
+        gymnasium.register(
+            REMOTE, entry_point="envhub_client.remote:make", vector_entry_point="envhub_client.remote:make_vec"
+        )
+
+
+def register_with_gymnasium() -> None:
+    """Enter it now if Gymnasium is imported, else as soon as it is."""
+    if "gymnasium" in sys.modules:
+        register()
+    else:
+        sys.meta_path.insert(0, _WhenImported())
+
+
+class _WhenImported(MetaPathFinder):
+    """Finds Gymnasium as everybody else does, once, and registers when its module has run."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname != "gymnasium":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _RegisteringLoader(spec.loader)
+        return spec
+
+
+class _RegisteringLoader(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: Any) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        module.__spec__.loader = module.__loader__ = (
+            self._loader
+        )  # what asks for the module's files finds its own loader
+        self._loader.exec_module(module)
+        register()

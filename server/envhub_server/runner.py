@@ -1,0 +1,35 @@
+"""How a worker runs one env: what to override where a step or a reset is to mean something else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class EnvRunner:
+    """Runs one env inside of a worker.
+
+    ``envhub.AsyncVectorEnv(env_fns, worker=Mine)``, where ``Mine`` extends this class, or is named ``"module:Mine"``.
+    The worker makes one for each env. When an env is reset by itself, and which results arrive where, is not its affair
+    but the autoreset mode's.
+
+    Attributes:
+        env: the env.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        """Reset the env because its user said so; returns what ``gymnasium.Env.reset`` returns."""
+        found: tuple[Any, dict[str, Any]] = self.env.reset(seed=seed, options=options)
+        return found
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step the env; returns what ``gymnasium.Env.step`` returns."""
+        found: tuple[Any, Any, Any, Any, dict[str, Any]] = self.env.step(action)
+        return found
+
+    def autoreset(self) -> tuple[Any, dict[str, Any]]:
+        """Reset the env because its episode ended and the autoreset mode is next step or same step."""
+        found: tuple[Any, dict[str, Any]] = self.env.reset()
+        return found

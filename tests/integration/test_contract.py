@@ -1,0 +1,165 @@
+"""What Gymnasium's vector API promises beyond the spaces: runners, registration, threads, wrappers in the worker."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import sims
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hubs import ServedHub
+from same import assert_same
+
+import envhub
+from envhub import AsyncVectorEnv
+
+# --- runners ----------------------------------------------------------------------------------------------------------
+
+
+class Halving(envhub.EnvRunner):
+    """Halves rewards, and marks resets that nobody asked for."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, reward / 2, *rest
+
+    def autoreset(self) -> Any:
+        observation, info = super().autoreset()
+        return observation, {**info, "by_itself": True}
+
+
+@pytest.mark.parametrize("worker", [Halving, "test_contract:Halving"])
+def test_runner_of_ones_own_steps_and_resets(worker: Any) -> None:
+    envs = AsyncVectorEnv([lambda: sims.Counter(2)] * 2, worker=worker)
+    envs.reset()
+    assert envs.step([4, 6])[1].tolist() == [2, 3]
+    envs.step([0, 0])
+    *_, infos = envs.step([0, 0])
+    assert infos["by_itself"].tolist() == [True, True]
+    envs.close()
+
+
+def test_worker_function_is_refused_and_the_way_out_named() -> None:
+    def worker(*arguments: Any) -> None:
+        """Upstream's signature."""
+
+    with pytest.raises(ValueError, match=r"envhub\.EnvRunner"):
+        AsyncVectorEnv([sims.Counter], worker=worker)
+
+
+# --- registration -----------------------------------------------------------------------------------------------------
+
+
+def test_envs_of_a_hub_are_made_by_gymnasium(hub: ServedHub) -> None:
+    envs = gym.make_vec("EnvHub/Remote-v0", num_envs=3, env_id="CartPole-v1", url=hub.tcp, autoreset_mode="SameStep")
+    wanted = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+    assert_same(envs.reset(seed=3), wanted.reset(seed=3), "reset")
+    assert envs.spec is not None
+    again = gym.make_vec(gym.envs.registration.EnvSpec.from_json(envs.spec.to_json()))
+    assert again.num_envs == 3 and again.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    assert_same(again.reset(seed=3), wanted.reset(seed=3), "reset again")
+    again.close()
+    envs.close()
+    one = gym.make("EnvHub/Remote-v0", env_id="CartPole-v1", url=hub.tcp)
+    plain = gym.make("CartPole-v1")
+    assert_same(one.reset(seed=5), plain.reset(seed=5), "one")
+    assert_same(one.step(1), plain.step(1), "one step")
+    assert one.spec is not None
+    gym.make(gym.envs.registration.EnvSpec.from_json(one.spec.to_json())).close()
+    one.close()
+
+
+ORDERS = {
+    "the prefix imports envhub": "import gymnasium",
+    "envhub first": "import envhub, gymnasium",
+    "gymnasium first": "import gymnasium, envhub",
+}
+
+
+@pytest.mark.parametrize("imports", ORDERS.values(), ids=ORDERS.keys())
+def test_any_process_finds_the_registration(hub: ServedHub, imports: str) -> None:
+    program = (
+        f"{imports}\nenvs = gymnasium.make_vec('envhub:EnvHub/Remote-v0', 2, env_id='CartPole-v1', url={hub.tcp!r})\n"
+        "print(envs.reset(seed=1)[0].shape)\nenvs.close()\n"
+        "import importlib.resources; assert importlib.resources.files('gymnasium').joinpath('core.py').is_file()"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "(2, 4)\n", ran.stderr
+
+
+def test_hub_offers_no_hub(hub: ServedHub) -> None:
+    with pytest.raises(envhub.RequestRefused, match="does not offer"):
+        envhub.make_vec("EnvHub/Remote-v0", hub=hub.tcp)
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_two_threads_at_once_are_refused_and_taking_turns_is_not() -> None:
+    envs = envhub.make_vec(sims.Naughty, 1)
+    envs.reset()
+    envs.step_async([6])  # 0.2 s
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(envs.step_wait()))
+    thread.start()
+    time.sleep(0.05)
+    with pytest.raises(envhub.LocalProtocolError, match="another thread"):
+        envs.step_wait()
+    with pytest.raises(envhub.SessionBusy):
+        envs.step([0])
+    thread.join()
+    assert results[0][1].tolist() == [6]
+    thread = threading.Thread(target=lambda: results.append(envs.step([7])))
+    thread.start()
+    thread.join()
+    assert results[1][1].tolist() == [7] and envs.step([9])[1].tolist() == [9]
+    envs.close()
+
+
+# --- what upstream logs -----------------------------------------------------------------------------------------------
+
+
+def test_errors_of_envs_are_logged_where_upstream_logs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(gym.logger, "error", lambda text, *_: said.append(text))
+    envs = AsyncVectorEnv([sims.Naughty] * 2)
+    envs.reset()
+    with pytest.raises(ValueError, match="one is not allowed"):
+        envs.step([0, 1])
+    assert said[0] == "Received the following error from Worker-1 - Shutting it down"
+    assert "one is not allowed" in said[1] and said[2].startswith("Raising the last exception")
+    assert envs.reset()[0].shape == (2, 2)
+    envs.close()
+
+
+# --- wrappers in the worker -------------------------------------------------------------------------------------------
+
+
+def wrapped() -> gym.Env[Any, Any]:
+    env = gym.wrappers.FlattenObservation(gym.make("Blackjack-v1"))
+    return gym.wrappers.FrameStackObservation(env, 3)
+
+
+def test_wrappers_of_a_spec_run_in_the_workers(address: str | None) -> None:
+    one = wrapped()
+    assert one.spec is not None
+    envs, wanted = envhub.make_vec(one.spec, 2, hub=address), SyncVectorEnv([wrapped] * 2)
+    assert envs.observation_space == wanted.observation_space
+    assert_same(envs.reset(seed=1), wanted.reset(seed=1), "reset")
+    for _ in range(10):
+        assert_same(envs.step([1, 0]), wanted.step([1, 0]), "step")
+    envs.close()
+
+
+def test_wrappers_that_are_not_gymnasiums_are_refused_on_the_network(hub: ServedHub) -> None:
+    spec = copy.deepcopy(gym.spec("CartPole-v1"))
+    evil = gym.envs.registration.WrapperSpec("Evil", "os:system", {})
+    spec.additional_wrappers = (evil,)
+    with pytest.raises(envhub.RequestRefused, match="os:system"):
+        envhub.make_vec(spec, 1, hub=hub.tcp)

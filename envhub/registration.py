@@ -19,7 +19,8 @@ def register() -> None:
     """Enter it into Gymnasium's registry, which is imported for that, unless it stands there."""
     import gymnasium
 
-    if REMOTE not in gymnasium.registry:
+    # An old version in a worker has no use for it.
+    if hasattr(gymnasium, "make_vec") and REMOTE not in gymnasium.registry:
         gymnasium.register(
             REMOTE, entry_point="envhub_client.remote:make", vector_entry_point="envhub_client.remote:make_vec"
         )

@@ -14,10 +14,12 @@ from functools import singledispatch
 from typing import Any, Callable, Dict, Iterator
 
 import numpy as np
-from gymnasium import spaces as gym_spaces
 
 from envhub.errors import UnsupportedSpace
+from envhub.gym_api import api
 from envhub.layout import OBJECT, Leaf
+
+gym_spaces = api.spaces
 
 Description = Dict[str, Any]
 Describe = Callable[[Any], Description]
@@ -37,7 +39,8 @@ def describe(space: Any, pickled: bool = False) -> Description:
         UnsupportedSpace: the space, or one inside it, has no wire form.
     """
     name = type(space).__name__
-    if type(space) is not getattr(gym_spaces, name, None) or name not in _DESCRIBE:
+    own = type(space) is getattr(gym_spaces, name, None) or type(space).__module__.startswith("gym.spaces.")
+    if not own or name not in _DESCRIBE:
         return _describe_other(space, pickled)
     found = {"space": name, **_DESCRIBE[name](space, lambda sub: describe(sub, pickled))}
     random = getattr(space, "_np_random", None)
@@ -87,7 +90,7 @@ def _describe_bound(bound: np.ndarray) -> Any:
     return np.full((), first, bound.dtype) if same else bound
 
 
-def _describe_box(space: gym_spaces.Box, describe: Describe) -> Description:
+def _describe_box(space: Any, describe: Describe) -> Description:
     low, high = _describe_bound(space.low), _describe_bound(space.high)
     return {"dtype": space.dtype.str, "shape": list(space.shape), "low": low, "high": high}
 
@@ -99,16 +102,18 @@ def _build_box(build: Build, dtype: str, shape: list[int], low: np.ndarray, high
 
 def _build_discrete(build: Build, n: int, start: int, dtype: str) -> Any:
     kind = np.dtype(dtype)
+    start_if_any = {"start": start} if start else {}  # gym before 0.22 knows none
     if kind == np.int64:  # the only dtype that Gymnasium before 1.2 knows
-        return gym_spaces.Discrete(n, start=start)
-    return gym_spaces.Discrete(n, start=start, dtype=kind.type)
+        return gym_spaces.Discrete(n, **start_if_any)
+    return gym_spaces.Discrete(n, **start_if_any, dtype=kind.type)
 
 
 def _build_multi_discrete(build: Build, nvec: np.ndarray, start: np.ndarray, dtype: str) -> Any:
-    return gym_spaces.MultiDiscrete(nvec, dtype=np.dtype(dtype).type, start=start)
+    start_if_any = {"start": start} if np.any(start) else {}  # Gymnasium before 0.29 knows none
+    return gym_spaces.MultiDiscrete(nvec, dtype=np.dtype(dtype).type, **start_if_any)
 
 
-def _describe_dict(space: gym_spaces.Dict, describe: Describe) -> Description:
+def _describe_dict(space: Any, describe: Describe) -> Description:
     return {
         "keys": list(space.spaces),
         "spaces": [describe(sub) for sub in space.spaces.values()],
@@ -128,7 +133,7 @@ def _build_text(build: Build, min_length: int, max_length: int, charset: str) ->
     return gym_spaces.Text(max_length, min_length=min_length, charset=charset)
 
 
-def _describe_graph(space: gym_spaces.Graph, describe: Describe) -> Description:
+def _describe_graph(space: Any, describe: Describe) -> Description:
     edges = space.edge_space
     return {"nodes": describe(space.node_space), "edges": None if edges is None else describe(edges)}
 
@@ -139,8 +144,13 @@ def _build_graph(build: Build, nodes: Description, edges: Any) -> Any:
 
 _DESCRIBE: dict[str, Callable[[Any, Describe], Description]] = {
     "Box": _describe_box,
-    "Discrete": lambda s, _: {"n": int(s.n), "start": int(s.start), "dtype": s.dtype.str},
-    "MultiDiscrete": lambda s, _: {"nvec": s.nvec, "start": s.start, "dtype": s.dtype.str},
+    # What older versions lack has the value that it was to have.
+    "Discrete": lambda s, _: {"n": int(s.n), "start": int(getattr(s, "start", 0)), "dtype": s.dtype.str},
+    "MultiDiscrete": lambda s, _: {
+        "nvec": s.nvec,
+        "start": getattr(s, "start", np.zeros_like(s.nvec)),
+        "dtype": s.dtype.str,
+    },
     "MultiBinary": lambda s, _: {"n": list(s.shape), "flat": isinstance(s.n, (int, np.integer))},
     "Dict": _describe_dict,
     "Tuple": lambda s, describe: {"spaces": [describe(sub) for sub in s.spaces]},
@@ -149,7 +159,7 @@ _DESCRIBE: dict[str, Callable[[Any, Describe], Description]] = {
         "max_length": s.max_length,
         "charset": "".join(s.character_list),
     },
-    "Sequence": lambda s, describe: {"item": describe(s.feature_space), "stack": bool(s.stack)},
+    "Sequence": lambda s, describe: {"item": describe(s.feature_space), "stack": bool(getattr(s, "stack", False))},
     "Graph": _describe_graph,
     "OneOf": lambda s, describe: {"spaces": [describe(sub) for sub in s.spaces]},
 }
@@ -161,7 +171,7 @@ _BUILD: dict[str, Callable[..., Any]] = {
     "Dict": _build_dict,
     "Tuple": lambda build, spaces: gym_spaces.Tuple([build(sub) for sub in spaces]),
     "Text": _build_text,
-    "Sequence": lambda build, item, stack: gym_spaces.Sequence(build(item), stack=stack),
+    "Sequence": lambda build, item, stack: gym_spaces.Sequence(build(item), **({"stack": True} if stack else {})),
     "Graph": _build_graph,
     "OneOf": lambda build, spaces: gym_spaces.OneOf([build(sub) for sub in spaces]),
 }

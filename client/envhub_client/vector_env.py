@@ -108,7 +108,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self.single_action_space = self._space(made.action_space)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._adopt_observation_spaces([self._space(space) for space in made.observation_spaces])
-        self.env_spec = EnvSpec.from_json(made.spec) if made.spec else None
+        self.env_spec = _spec(made.spec)
         self._action_leaves = spaces.leaves(self.single_action_space)
         self._observations = Observations(self.single_observation_space, self.num_envs, self._decode)
         self._lane = WireLane(self._connection, self.num_envs, self._observations.leaves, self._options.copy)
@@ -472,3 +472,11 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """Free the session of a vector env that nobody closed; at the program's end its connection's end does it."""
         if not sys.is_finalizing() and not getattr(self, "closed", True) and hasattr(self, "_lane"):
             self.close(terminate=True)
+
+
+def _spec(text: str) -> EnvSpec | None:
+    try:
+        return EnvSpec.from_json(text) if text else None
+    except (TypeError, ValueError) as error:  # another version of Gymnasium wrote it, with other fields
+        log.debug("the spec of the envs cannot be read: %s", error)
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,8 @@ class HubConfig:
         envs: what may be made, in the forms of ``envhub_server.registry``.
         workers: how many workers a session gets that does not say; None is one per usable CPU.
         insecure: allow an address that other machines can reach, though nothing guards it.
+        python: the interpreter of the workers: Python 3.8 or later with NumPy, msgpack and Gymnasium (0.26 or later) or
+            gym (0.21 or later).
         owner: a pidfd of the program this private hub belongs to, or None for a hub of its own.
     """
 
@@ -59,6 +62,7 @@ class HubConfig:
     workers: int | None = None
     insecure: bool = False
     owner: int | None = None
+    python: str = sys.executable
     limits: Limits = Limits()
     timing: Timing = Timing()
 

@@ -64,7 +64,7 @@ class Hub:
         self._hosts: dict[bytes, Host] = {}
         self._handlers: dict[int, Callable[[], object]] = {}
         self._epoll = select.epoll()  # of everything but the sockets of libzmq, which polls it as one descriptor
-        self._supervisor = Supervisor(self)
+        self._supervisor = Supervisor(self, config.python)
         self._lister = Lister(self._supervisor, self._registry)
         self._outcomes = Outcomes(
             self._answer,

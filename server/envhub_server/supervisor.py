@@ -208,11 +208,12 @@ class Zygote:
     def __init__(
         self,
         watch: Watch,
+        python: str,
         environ: Mapping[str, str] | None,
         cwd: str | None,
         on_end: Callable[[Zygote], None],
     ) -> None:
-        """Start the process, and have ``on_end`` called once it has ended.
+        """Start the process with this interpreter, and have ``on_end`` called once it has ended.
 
         Raises:
             OSError: no process or descriptor is to be had, or ``cwd`` does not exist; nothing is left behind.
@@ -227,7 +228,7 @@ class Zygote:
             with theirs:
                 self._process = subprocess.Popen(
                     [
-                        sys.executable,
+                        python,
                         os.path.join(os.path.dirname(__file__), "boot.py"),
                         str(theirs.fileno()),
                         str(os.getpid()),
@@ -293,8 +294,9 @@ class Zygote:
 class Supervisor:
     """The zygote and all that came of it."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, python: str) -> None:
         """Make this process the parent of everything below it that loses its own."""
+        self._python = python
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._watch = watch
         self._zygotes: list[Zygote] = []  # the last is the one in use, the others are about to end
@@ -328,7 +330,7 @@ class Supervisor:
             if current.alive and current.world == (environ, cwd):
                 return current
             current.retire()
-        zygote = Zygote(self._watch, environ, cwd, self._zygotes.remove)
+        zygote = Zygote(self._watch, self._python, environ, cwd, self._zygotes.remove)
         self._zygotes.append(zygote)
         return zygote
 

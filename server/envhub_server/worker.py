@@ -17,13 +17,13 @@ import sys
 import traceback
 from typing import Any, Callable
 
-import gymnasium
-
 from envhub import codec, messages, spaces
 from envhub.arena import OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, Arena
+from envhub.gym_api import api, registered
 from envhub.layout import OBJECT, Layout, Leaf
 from envhub_server import control
 from envhub_server.channel import Channel, ChannelClosed
+from envhub_server.dialects import adapted
 from envhub_server.rows import Row
 from envhub_server.runner import EnvRunner
 
@@ -76,7 +76,7 @@ class Worker:
             factories = self._factories(build)
             runner = _runner(build.runner)
             for row in build.rows:
-                env = factories[row]()
+                env = adapted(factories[row]())
                 self._rows.append(Row(row, runner(env), build.autoreset_mode, build.allow_pickle))
             first = self._rows[0].env
             seen = self._rows[:1] if build.observation_mode == "same" else self._rows
@@ -117,7 +117,7 @@ class Worker:
                 importlib.import_module(module)
             except BaseException as error:
                 self._report(error, None, "factory_failed")
-        self._channel.send(messages.EnvNames(sorted(gymnasium.registry)))
+        self._channel.send(messages.EnvNames(registered()))
         return False
 
     def _on_MapArena(self, mapped: Any) -> bool | None:
@@ -277,7 +277,7 @@ def describe_failure(error: BaseException, code: str, row: int | None, worker: i
 def _named_factory(build: Any) -> Callable[[], Any]:
     def make() -> Any:
         kwargs: dict[str, Any] = codec.decode(build.kwargs, build.allow_pickle) if build.kwargs else {}
-        env = _load(build.entry)(**kwargs) if build.entry else gymnasium.make(build.name, **kwargs)
+        env = _load(build.entry)(**kwargs) if build.entry else api.make(build.name, **kwargs)
         for entry, arguments in zip(build.wrappers, build.wrapper_kwargs):
             env = _load(entry)(env, **codec.decode(arguments, build.allow_pickle))
         return env
@@ -301,9 +301,9 @@ def _register(registrations: bytes) -> None:
         try:
             spec = pickle.loads(pickled)  # noqa: S301
         except Exception as error:  # most programs never make this one: it must not keep them from the others
-            gymnasium.logger.warn(f"a registration of the program cannot be loaded in a worker: {error!r}")
+            api.logger.warn(f"a registration of the program cannot be loaded in a worker: {error!r}")
             continue
-        gymnasium.registry[spec.id] = spec
+        api.registry[spec.id] = spec
 
 
 def _spec_json(env: Any) -> str:

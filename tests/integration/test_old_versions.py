@@ -1,0 +1,65 @@
+"""Workers under an interpreter with an old Gymnasium or gym: the trainer sees the contract of 1.4."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hubs import wait_until
+
+import envhub
+
+PROGRAM = """
+import sys
+from envhub_server.config import HubConfig
+from envhub_server.serving import serve
+
+serve(HubConfig(binds=(sys.argv[1],), envs=("CartPole-v1", "Pendulum-v1"), python=sys.argv[2]))
+"""
+OLD = ["gymnasium==0.26.3", "gymnasium==0.29.1", "gym==0.26.2", "gym==0.21.0"]
+
+
+@pytest.fixture(params=OLD)
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A hub whose workers run under an interpreter with that package, NumPy and msgpack, and nothing of EnvHub's."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    install = [python, "-m", "pip", "install", "--quiet"]
+    subprocess.run([*install, "setuptools<66", "wheel<0.40", "numpy<1.24", "msgpack"], check=True)
+    subprocess.run([*install, "--no-build-isolation", request.param], check=True)
+    socket = tmp_path / "hub.sock"
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, f"ipc://{socket}", python], stderr=subprocess.DEVNULL)
+    try:
+        assert wait_until(socket.exists, 20)
+        yield f"ipc://{socket}"
+    finally:
+        process.terminate()
+        assert process.wait(15) == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="those versions have no NumPy for this Python")
+def test_old_env_speaks_todays_contract(address: str) -> None:
+    with envhub.connect(address) as client:
+        assert client.envs() == ["CartPole-v1", "Pendulum-v1"]
+    envs = envhub.make_vec("Pendulum-v1", 3, hub=address, num_workers=2)
+    assert envs.single_observation_space.shape == (3,) and "render_modes" in envs.metadata
+    first, infos = envs.reset(seed=4)
+    assert infos == {} and np.array_equal(first, envs.reset(seed=4)[0])
+    assert not np.array_equal(first, envs.reset(seed=5)[0])
+    for step in range(1, 203):
+        _, rewards, terminations, truncations, infos = envs.step(np.zeros((3, 1), np.float32))
+        assert not terminations.any() and truncations.all() == (step == 200) and infos == {}
+        assert (rewards == 0).all() == (step == 201)  # the reset that NEXT_STEP owes
+    assert envs.get_attr("max_torque") == (2.0, 2.0, 2.0)
+    envs.set_attr("max_torque", [1.0, 2.0, 3.0])
+    assert envs.get_attr("max_torque") == (1.0, 2.0, 3.0)
+    with pytest.raises(AttributeError, match="no_such_attribute"):
+        envs.get_attr("no_such_attribute")
+    envs.close()

@@ -153,6 +153,31 @@ def bench(
         run(console, env, sizes, seconds, repeats)
 
 
+@app.command
+def conformance(
+    address: str,
+    *,
+    env: Annotated[list[str] | None, Parameter(negative="")] = None,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Check from outside that a hub keeps the protocol and Gymnasium's contract; exit with 1 if it does not.
+
+    Parameters
+    ----------
+    address
+        The hub's.
+    env
+        An env to check it with; may be given more than once. Without any, the first that the hub offers.
+    json
+        Print one JSON object per check instead of a table.
+    """
+    from envhub_client.conformance import run
+
+    with _errors_told("conformance"):
+        if not run(console, address, env or (), json):
+            sys.exit(EXIT_FAILED)
+
+
 def _refuse(command: str, why: object) -> NoReturn:
     errors.print(f"envhub {command}: {why}", highlight=False, soft_wrap=True)
     sys.exit(EXIT_USAGE)

@@ -8,48 +8,22 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import zmq
+from envhub_client.raw_peer import RawPeer
 from hubs import ServedHub
 
 import envhub
 from envhub import messages
 from envhub.messages import REPLY, Close, Failure, Hello, Make, Op, Reset
-from envhub.protocol import PRELUDE, Prelude
+from envhub.protocol import Prelude
 
 
-class Raw:
-    """A DEALER that sends what it is told."""
+class Raw(RawPeer):
+    """A peer that knows to expect failures."""
 
-    def __init__(self, address: str) -> None:
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.linger = 0
-        self._socket.connect(address)
-        self.hub_id = 0
-        self.hub_id = self.ask(Op.HELLO, messages.pack(Hello()))[0].hub_id
-
-    def send(self, frames: list[bytes]) -> None:
-        self._socket.send_multipart(frames)
-
-    def ask(
-        self, op: int, body: bytes, token: bytes = bytes(16), seq: int = 1, *frames: bytes
-    ) -> tuple[Prelude, bytes]:
-        self.send([Prelude(op, self.hub_id, token, seq).pack() + body, *frames])
-        return self.receive()
-
-    def receive(self) -> tuple[Prelude, bytes]:
-        assert self._socket.poll(10000), "no answer"
-        first = self._socket.recv_multipart()[0]
-        return Prelude.unpack(first), first[PRELUDE.size :]
-
-    def failure(self, op: int, body: bytes, token: bytes = bytes(16), seq: int = 1, *frames: bytes) -> Failure:
-        prelude, answer = self.ask(op, body, token, seq, *frames)
-        assert prelude.op == REPLY | Op.FAILURE and prelude.seq == seq
-        return messages.unpack(Failure, answer)
-
-    def close(self) -> None:
-        self._socket.close()
-        self._context.term()
+    def refusal(self, op: int, body: bytes, token: bytes = bytes(16), seq: int = 1, *frames: bytes) -> Failure:
+        answer = self.ask(op, body, token, seq, *frames)
+        assert answer.failure is not None and answer.prelude.seq == seq
+        return answer.failure
 
 
 @pytest.fixture
@@ -74,42 +48,42 @@ def _honest(hub: ServedHub) -> Iterator[None]:
 def test_frames_without_a_prelude_are_ignored(raw: Raw) -> None:
     for frames in ([b""], [b"x"], [b"EHUB"], [bytes(40)], [b"HUBE" + bytes(100)], [b""] * 200):
         raw.send(frames)
-    assert raw.ask(Op.HELLO, messages.pack(Hello()), seq=9)[0].seq == 9
+    assert raw.ask(Op.HELLO, messages.pack(Hello()), seq=9).prelude.seq == 9
 
 
 def test_request_for_another_hub_is_refused(raw: Raw) -> None:
     raw.hub_id += 1
-    assert raw.failure(Op.STATS, messages.pack(messages.StatsRequest())).code == "stale_hub"
+    assert raw.refusal(Op.STATS, messages.pack(messages.StatsRequest())).code == "stale_hub"
 
 
 def test_unknown_requests_and_versions_are_refused(raw: Raw) -> None:
-    assert raw.failure(99, b"").code == "malformed"
+    assert raw.refusal(99, b"").code == "malformed"
     raw.send([Prelude(Op.HELLO, 0, bytes(16), 3, major=9).pack()])
-    assert messages.unpack(Failure, raw.receive()[1]).code == "unsupported_version"
+    assert raw.receive().failure.code  # type: ignore[union-attr] == "unsupported_version"
 
 
 def test_steps_for_no_session_are_refused(raw: Raw) -> None:
-    assert raw.failure(Op.STEP, b"\x01", b"t" * 16, 5, bytes(16)).code == "session_lost"
+    assert raw.refusal(Op.STEP, b"\x01", b"t" * 16, 5, bytes(16)).code == "session_lost"
 
 
 def test_malformed_bodies_are_refused(raw: Raw) -> None:
     for number, body in enumerate(
         [b"", b"\xc1", b"\x90", b"\x81\xa8num_envs\xa1x", b"\xdd\xff\xff\xff\xff", b"\x81" * 5000]
     ):
-        assert raw.failure(Op.MAKE, body, bytes([number]) * 16).code == "malformed"
+        assert raw.refusal(Op.MAKE, body, bytes([number]) * 16).code == "malformed"
 
 
 def test_misuse_of_a_session_is_refused_and_the_session_goes_on(raw: Raw) -> None:
     token = b"s" * 16
-    made, body = raw.ask(Op.MAKE, messages.pack(Make(2, "counter")), token, 1)
+    made, body, _ = raw.ask(Op.MAKE, messages.pack(Make(2, "counter")), token, 1)
     assert made.op == REPLY | Op.MAKE, body
-    assert raw.failure(Op.STEP, b"\x04", token, 0, bytes(16)).code == "bad_seq"
-    assert raw.failure(Op.STEP, b"\x04", token, 2, bytes(15)).code == "bad_actions"
-    assert raw.failure(Op.STEP, b"\x7f", token, 3, bytes(16)).code == "bad_actions"
-    assert raw.failure(Op.STEP, b"\x04\x04", token, 4, bytes(16)).code == "bad_actions"
-    assert raw.failure(Op.STEP, b"", token, 5).code == "bad_actions"
-    assert raw.failure(Op.RESET, messages.pack(Reset(mask=[True])), token, 6).code == "refused"
-    assert raw.failure(Op.RESET, messages.pack(Reset(seeds=[1, 2, 3])), token, 7).code == "refused"
+    assert raw.refusal(Op.STEP, b"\x04", token, 0, bytes(16)).code == "bad_seq"
+    assert raw.refusal(Op.STEP, b"\x04", token, 2, bytes(15)).code == "bad_actions"
+    assert raw.refusal(Op.STEP, b"\x7f", token, 3, bytes(16)).code == "bad_actions"
+    assert raw.refusal(Op.STEP, b"\x04\x04", token, 4, bytes(16)).code == "bad_actions"
+    assert raw.refusal(Op.STEP, b"", token, 5).code == "bad_actions"
+    assert raw.refusal(Op.RESET, messages.pack(Reset(mask=[True])), token, 6).code == "refused"
+    assert raw.refusal(Op.RESET, messages.pack(Reset(seeds=[1, 2, 3])), token, 7).code == "refused"
     assert raw.ask(Op.RESET, messages.pack(Reset()), token, 8)[0].op == REPLY | Op.RESET
     assert raw.ask(Op.STEP, b"\x04", token, 9, bytes(16))[0].op == REPLY | Op.STEP
     assert raw.ask(Op.STEP, b"\x04", token, 9, bytes(16))[0].op == REPLY | Op.STEP  # the same one again
@@ -127,7 +101,7 @@ def test_absurd_wishes_are_refused(raw: Raw) -> None:
         Make(2, "../../etc/passwd"),
     ]
     for number, wish in enumerate(wishes):
-        failure = raw.failure(Op.MAKE, messages.pack(wish), bytes([50 + number]) * 16)
+        failure = raw.refusal(Op.MAKE, messages.pack(wish), bytes([50 + number]) * 16)
         assert failure.code in ("limit", "refused", "not_permitted", "unknown_env"), failure
 
 
@@ -135,7 +109,7 @@ def test_arguments_with_a_pickle_are_never_unpickled(raw: Raw) -> None:
     import msgpack
 
     bomb = msgpack.packb({"x": msgpack.ExtType(10, b"cbuiltins\nexit\n(I3\ntR.")})
-    assert raw.failure(Op.MAKE, messages.pack(Make(2, "counter", kwargs=bomb)), b"p" * 16).code == "factory_failed"
+    assert raw.refusal(Op.MAKE, messages.pack(Make(2, "counter", kwargs=bomb)), b"p" * 16).code == "factory_failed"
 
 
 def test_random_bytes_on_the_socket_harm_nobody(hub: ServedHub) -> None:

@@ -36,7 +36,7 @@ STEP_PATH = [
     "server/envhub_server/hub.py",
 ]
 # These may import zmq inside functions.
-TOOLS = ["client/envhub_client/bench.py", "client/envhub_client/demo.py", "client/envhub_client/echo.py"]
+TOOLS = ["client/envhub_client/echo.py", "client/envhub_client/raw_peer.py"]
 LINES_MAX = 500
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)

@@ -1,0 +1,73 @@
+"""A client that sends what it is told, for those who test a hub from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from envhub import messages
+from envhub.errors import HubTimeout
+from envhub.messages import REPLY, Failure, Hello, Op
+from envhub.protocol import NO_SESSION, PRELUDE, Prelude
+
+ANSWER_TIMEOUT_MS = 30_000
+
+
+class Answer(NamedTuple):
+    """One message of the hub: its prelude, its header and the frames that follow."""
+
+    prelude: Prelude
+    body: bytes
+    frames: list[bytes]
+
+    @property
+    def failure(self) -> Failure | None:
+        """The failure in it, if it is one."""
+        return messages.unpack(Failure, self.body) if self.prelude.op == REPLY | Op.FAILURE else None
+
+
+class RawPeer:
+    """A DEALER that has said hello.
+
+    Attributes:
+        hub_id: what its requests carry.
+    """
+
+    def __init__(self, address: str) -> None:
+        import zmq
+
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.connect(address)
+        self.hub_id = 0
+        try:
+            self.hub_id = self.ask(Op.HELLO, messages.pack(Hello())).prelude.hub_id
+        except HubTimeout:
+            self.close()
+            raise
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        """Send these frames as they are."""
+        self._socket.send_multipart(frames)
+
+    def ask(self, op: int, body: bytes, token: bytes = NO_SESSION, seq: int = 1, *frames: bytes) -> Answer:
+        """Send a request with a prelude and wait for the next message."""
+        self.send([Prelude(op, self.hub_id, token, seq).pack() + body, *frames])
+        return self.receive()
+
+    def receive(self) -> Answer:
+        """The next message.
+
+        Raises:
+            HubTimeout: there is none for ``ANSWER_TIMEOUT_MS``.
+        """
+        if not self._socket.poll(ANSWER_TIMEOUT_MS):
+            raise HubTimeout(f"the hub did not answer within {ANSWER_TIMEOUT_MS / 1000:g} s")
+        first, *frames = self._socket.recv_multipart()
+        return Answer(Prelude.unpack(first), first[PRELUDE.size :], frames)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+        self._context.term()

@@ -1,0 +1,98 @@
+"""``envhub conformance`` passes a hub that keeps its promises and fails one that does not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import zmq
+from hubs import ServedHub
+
+from envhub.messages import REPLY, Op
+from envhub.protocol import Prelude
+
+ENVS = ["CartPole-v1", "nested", "Blackjack-v1"]
+
+
+def conformance(address: str, *envs: str) -> tuple[int, dict[str, str]]:
+    """Exit status, and why each check that failed did."""
+    options = [part for env in envs for part in ("--env", env)]
+    ran = subprocess.run(
+        [sys.executable, "-m", "envhub", "conformance", address, "--json", *options],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    verdicts = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert len(verdicts) >= 12, ran.stderr
+    return ran.returncode, {verdict["check"]: verdict["why"] for verdict in verdicts if not verdict["passed"]}
+
+
+def test_hub_conforms(address: str | None, hub: ServedHub) -> None:
+    if address is not None:
+        assert conformance(address, *ENVS) == (0, {})
+
+
+@contextmanager
+def tampered(address: str, tamper: Callable[[list[bytes]], list[bytes]]) -> Iterator[str]:
+    """A hub's address behind somebody who changes its replies."""
+    context = zmq.Context()
+    front = context.socket(zmq.ROUTER)
+    front.linger = 0
+    port = front.bind_to_random_port("tcp://127.0.0.1")
+    stop = threading.Event()
+
+    def forward() -> None:
+        backs: dict[bytes, zmq.Socket[bytes]] = {}
+        while not stop.is_set():
+            while front.poll(5 if not backs else 0):
+                peer, *frames = front.recv_multipart()
+                if peer not in backs:
+                    backs[peer] = context.socket(zmq.DEALER)
+                    backs[peer].linger = 0
+                    backs[peer].connect(address)
+                backs[peer].send_multipart(frames)
+            for peer, back in backs.items():
+                while back.poll(1):
+                    front.send_multipart([peer, *tamper(back.recv_multipart())])
+        for back in backs.values():
+            back.close()
+
+    thread = threading.Thread(target=forward)
+    thread.start()
+    try:
+        yield f"tcp://127.0.0.1:{port}"
+    finally:
+        stop.set()
+        thread.join()
+        front.close()
+        context.term()
+
+
+def shorten_steps(frames: list[bytes]) -> list[bytes]:
+    """A hub that forgets the last byte of what it observed."""
+    if Prelude.unpack(frames[0]).op == REPLY | Op.STEP:
+        return [frames[0], frames[1][:-1], *frames[2:]]
+    return frames
+
+
+def test_hub_that_breaks_a_promise_fails_and_the_promise_is_named(hub: ServedHub) -> None:
+    with tampered(hub.tcp, shorten_steps) as address:
+        status, failed = conformance(address, "CartPole-v1")
+    assert status == 1
+    assert "frames have [47, 30] bytes, not [48, 30]" in failed["frames are those that the spaces say"]
+    assert "results have the dtypes and shapes of the spaces" in failed
+
+
+def test_missing_hub_is_told_in_a_line() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "envhub", "conformance", "ipc:///no/such.sock", "--env", "x"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ran.returncode == 1 and "Traceback" not in ran.stderr

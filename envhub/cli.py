@@ -159,6 +159,7 @@ def conformance(
     *,
     env: Annotated[list[str] | None, Parameter(negative="")] = None,
     json: Annotated[bool, Parameter(negative="")] = False,
+    timeout: float = 10.0,
 ) -> None:
     """Check from outside that a hub keeps the protocol and Gymnasium's contract; exit with 1 if it does not.
 
@@ -170,11 +171,13 @@ def conformance(
         An env to check it with; may be given more than once. Without any, the first that the hub offers.
     json
         Print one JSON object per check instead of a table.
+    timeout
+        Seconds to wait for the hub.
     """
     from envhub_client.conformance import run
 
     with _errors_told("conformance"):
-        if not run(console, address, env or (), json):
+        if not run(console, address, env or (), json, timeout):
             sys.exit(EXIT_FAILED)
 
 

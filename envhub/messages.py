@@ -85,6 +85,7 @@ class World:
     cwd: str
     environ: Dict[str, str]
     registrations: bytes = b""  # Gymnasium's registry as the program has it, see PROTOCOL.md
+    authkey: bytes = b""  # by which its multiprocessing trusts its own, where it uses that
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Verdict:
         return not self.why
 
 
-def run(console: Console, address: str, envs: Sequence[str], as_json: bool) -> bool:
+def run(console: Console, address: str, envs: Sequence[str], as_json: bool, timeout: float = 10.0) -> bool:
     """Check the hub at ``address``, print a table or JSON, and return whether it passed.
 
     Args:
@@ -45,12 +45,13 @@ def run(console: Console, address: str, envs: Sequence[str], as_json: bool) -> b
         address: the hub's.
         envs: names of envs to check it with; without any, the first that it offers.
         as_json: print one JSON object per check instead of a table.
+        timeout: seconds to wait for the hub.
 
     Raises:
         HubUnreachable: no hub answered.
         RequestRefused: the hub offers no env.
     """
-    with connect(address) as client:
+    with connect(address, timeout) as client:
         offered = client.envs()
     if not offered:
         raise RequestRefused(f"the hub at {address} offers no env to check it with")

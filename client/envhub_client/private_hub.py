@@ -153,7 +153,14 @@ def world() -> World:
         cwd=cwd,
         environ=dict(os.environ),
         registrations=_registrations(),
+        authkey=_authkey(),
     )
+
+
+def _authkey() -> bytes:
+    """The key of this program's ``multiprocessing``, if it uses that: proxies in factories need it in the workers."""
+    process = sys.modules.get("multiprocessing.process")
+    return b"" if process is None else bytes(process.current_process().authkey)
 
 
 def _registrations() -> bytes:

@@ -12,6 +12,19 @@ from typing import Any, Dict, List, Optional, Type
 from envhub import codec
 from envhub.messages import EnvNames, Failure, build
 
+# Several workers that each start a thread per core make every one of them slower, so each gets one.
+ONE_THREAD = dict.fromkeys(
+    (
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+        "VECLIB_MAXIMUM_THREADS",
+        "BLIS_NUM_THREADS",
+    ),
+    "1",
+)
+
 
 @dataclass(frozen=True)
 class StartWorkers:
@@ -53,6 +66,9 @@ class Build:
     runner: bytes = b""
     wrappers: List[str] = field(default_factory=list)
     wrapper_kwargs: List[bytes] = field(default_factory=list)
+    environ: Dict[str, str] = field(default_factory=dict)
+    cwd: str = ""
+    authkey: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ class Host:
     def start(self, request: Incoming, make: Make) -> None:
         """Start the workers and have them build the envs."""
         self._request = request
-        environ, cwd = (make.world.environ, make.world.cwd) if make.world else (None, None)
+        environ = make.world.environ if make.world else None
         numbers = range(len(self.session.blocks))
         handlers = [
             Handlers(
@@ -105,7 +105,7 @@ class Host:
             for number in numbers
         ]
         try:
-            self._workers = dict(enumerate(self._supervisor.start(handlers, environ, cwd)))
+            self._workers = dict(enumerate(self._supervisor.start(handlers, environ)))
         except OSError as error:
             refusal = Failure("limit", "hub", f"a worker cannot be started: {error}")
             self._apply(self.session.abandon(refusal, terminate=True))

@@ -170,8 +170,7 @@ class Session:
                     wrappers=make.wrappers,
                     wrapper_kwargs=make.wrapper_kwargs,
                     allow_pickle=make.world is not None,
-                    sys_path=make.world.sys_path if make.world else [],
-                    registrations=make.world.registrations if make.world else b"",
+                    **_surroundings(make.world),
                 ),
             )
             for number, rows in enumerate(self.blocks)
@@ -386,6 +385,18 @@ class Session:
         """The session cannot be made: say so, and end its workers at once."""
         answer = self._answered(Fail(failure))
         return [*answer, *self.close(terminate=True)]
+
+
+def _surroundings(world: messages.World | None) -> dict[str, Any]:
+    if world is None:
+        return {}
+    return {
+        "sys_path": world.sys_path,
+        "registrations": world.registrations,
+        "environ": {**world.environ, **control.ONE_THREAD},
+        "cwd": world.cwd,
+        "authkey": world.authkey,
+    }
 
 
 def _refusal(message: str) -> Failure:

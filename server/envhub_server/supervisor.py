@@ -31,17 +31,11 @@ _RING = (1).to_bytes(8, sys.byteorder)
 PR_SET_CHILD_SUBREAPER = 36
 LAST_READS_MAX = 256  # of a worker that has ended; a child of its that still talks must not be heard for ever
 
-# Several workers that each start a thread per core make every one of them slower, so each gets one.
-ONE_THREAD = dict.fromkeys(
-    (
-        "OMP_NUM_THREADS",
-        "OPENBLAS_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "NUMEXPR_NUM_THREADS",
-        "VECLIB_MAXIMUM_THREADS",
-        "BLIS_NUM_THREADS",
-    ),
-    "1",
+# What is read when a process starts, or when what the zygote imports is imported: a zygote is of one world as far as
+# these go. The rest of a program's environment is put in place in each worker.
+START_VARIABLES = (
+    *("LD_", "GLIBC_", "MALLOC_", "LANG", "LC_", "PYTHON"),
+    *("NPY_", "NUMPY_", "OMP_", "KMP_", "GOMP_", "OPENBLAS_", "GOTO_", "MKL_", "BLIS_", "VECLIB_", "NUMEXPR_"),
 )
 
 
@@ -210,15 +204,14 @@ class Zygote:
         watch: Watch,
         python: str,
         environ: Mapping[str, str] | None,
-        cwd: str | None,
         on_end: Callable[[Zygote], None],
     ) -> None:
         """Start the process with this interpreter, and have ``on_end`` called once it has ended.
 
         Raises:
-            OSError: no process or descriptor is to be had, or ``cwd`` does not exist; nothing is left behind.
+            OSError: no process or descriptor is to be had; nothing is left behind.
         """
-        self.world = (environ, cwd)
+        self.world = _world(environ)
         self._watch = watch
         self._on_end = on_end
         with contextlib.ExitStack() as undo:
@@ -235,8 +228,7 @@ class Zygote:
                         *_locations(),
                     ],
                     stdin=subprocess.DEVNULL,
-                    cwd=cwd,
-                    env={**(os.environ if environ is None else environ), **ONE_THREAD},
+                    env={**(os.environ if environ is None else environ), **control.ONE_THREAD},
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
@@ -291,6 +283,12 @@ class Zygote:
         self._on_end(self)
 
 
+def _world(environ: Mapping[str, str] | None) -> dict[str, str] | None:
+    if environ is None:
+        return None
+    return {name: value for name, value in environ.items() if name.startswith(START_VARIABLES)}
+
+
 class Supervisor:
     """The zygote and all that came of it."""
 
@@ -302,15 +300,13 @@ class Supervisor:
         self._zygotes: list[Zygote] = []  # the last is the one in use, the others are about to end
         self._workers: set[WorkerProcess] = set()
 
-    def start(
-        self, handlers: Sequence[Handlers], environ: Mapping[str, str] | None = None, cwd: str | None = None
-    ) -> list[WorkerProcess]:
-        """Start one worker per entry of ``handlers``, all in this environment and folder (the hub's if None).
+    def start(self, handlers: Sequence[Handlers], environ: Mapping[str, str] | None = None) -> list[WorkerProcess]:
+        """Start one worker per entry of ``handlers``, of a process started in this environment (the hub's if None).
 
         Raises:
-            OSError: there are no descriptors or processes left, or ``cwd`` does not exist; no worker was started.
+            OSError: there are no descriptors or processes left; no worker was started.
         """
-        zygote = self._zygote(environ, cwd)
+        zygote = self._zygote(environ)
         workers: list[WorkerProcess] = []
         try:
             for handler in handlers:
@@ -323,14 +319,14 @@ class Supervisor:
         self._workers.update(workers)
         return workers
 
-    def _zygote(self, environ: Mapping[str, str] | None, cwd: str | None) -> Zygote:
+    def _zygote(self, environ: Mapping[str, str] | None) -> Zygote:
         """The zygote of this world. A fork cannot move to another, so a program that changed its own gets a new one."""
         if self._zygotes:
             current = self._zygotes[-1]
-            if current.alive and current.world == (environ, cwd):
+            if current.alive and current.world == _world(environ):
                 return current
             current.retire()
-        zygote = Zygote(self._watch, self._python, environ, cwd, self._zygotes.remove)
+        zygote = Zygote(self._watch, self._python, environ, self._zygotes.remove)
         self._zygotes.append(zygote)
         return zygote
 

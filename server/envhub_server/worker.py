@@ -102,7 +102,7 @@ class Worker:
 
     def _factories(self, build: Any) -> Any:
         if build.sys_path:
-            sys.path[:] = build.sys_path
+            _enter_world(build)
         for module in build.modules:
             importlib.import_module(module)
         if build.registrations:
@@ -288,6 +288,16 @@ def _named_factory(build: Any) -> Callable[[], Any]:
 def _load(entry: str) -> Any:
     module, _, name = entry.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def _enter_world(build: Any) -> None:
+    """Be where the program is, as far as a process can that has started already."""
+    sys.path[:] = build.sys_path
+    os.environ.clear()
+    os.environ.update(build.environ)
+    os.chdir(build.cwd)
+    if build.authkey:
+        importlib.import_module("multiprocessing.process").current_process().authkey = build.authkey
 
 
 def _runner(pickled: bytes) -> Any:

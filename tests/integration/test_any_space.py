@@ -23,7 +23,7 @@ from envhub import spaces
 NUM_ENVS = 3
 # Without shrinking, which would make some hundred sessions.
 EXAMPLES = settings(
-    deadline=None, suppress_health_check=list(HealthCheck), max_examples=5, phases=[Phase.generate], database=None
+    deadline=None, suppress_health_check=list(HealthCheck), max_examples=3, phases=[Phase.generate], database=None
 )
 
 

@@ -90,7 +90,7 @@ def test_hub_that_breaks_a_promise_fails_and_the_promise_is_named(hub: ServedHub
 
 def test_missing_hub_is_told_in_a_line() -> None:
     ran = subprocess.run(
-        [sys.executable, "-m", "envhub", "conformance", "ipc:///no/such.sock", "--env", "x"],
+        [sys.executable, "-m", "envhub", "conformance", "ipc:///no/such.sock", "--timeout", "0.5"],
         capture_output=True,
         text=True,
         timeout=100,

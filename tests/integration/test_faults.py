@@ -197,6 +197,7 @@ def test_worker_killed_from_outside_between_steps_is_told(hub: ServedHub) -> Non
     envs.close()
 
 
+@pytest.mark.long
 def test_killed_hub_is_told_to_its_clients_and_leaves_nothing(tmp_path: Path) -> None:
     with serve(tmp_path, "naughty=sims:naughty") as hub:
         envs = envhub.make_vec("naughty", 2, hub=hub.tcp)

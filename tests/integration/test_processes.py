@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -62,9 +63,34 @@ def test_session_whose_zygote_is_killed_before_it_forks_is_refused(hub: ServedHu
 
 def test_world_of_a_private_session_is_the_programs_of_that_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("one", "two"):
-        monkeypatch.setenv("ENVHUB_TEST_WORLD", value)
-        with closing(envhub.make_vec([sims.Counter], 1)) as envs:
-            assert envs.call("environment", "ENVHUB_TEST_WORLD") == (value,)
+        for name in ("ENVHUB_TEST_WORLD", "LD_TEST_WORLD"):  # one for a running process, one for its start
+            monkeypatch.setenv(name, value)
+            with closing(envhub.make_vec([sims.Counter], 1)) as envs:
+                assert envs.call("environment", name) == (value,)
+
+
+def test_variable_that_any_process_may_change_needs_no_new_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
+    def zygotes_of_ours() -> set[int]:
+        below = psutil.Process().children(recursive=True)
+        return {process.pid for process in below if process.name() == "envhub-zygote"}
+
+    with closing(envhub.make_vec([sims.Counter], 1)):
+        before = zygotes_of_ours()
+    monkeypatch.setenv("ENVHUB_TEST_WORLD", "changed")
+    with closing(envhub.make_vec([sims.Counter], 1)):
+        assert zygotes_of_ours() == before
+
+
+def test_proxy_of_multiprocessing_works_in_a_factory() -> None:
+    with multiprocessing.get_context("spawn").Manager() as manager:
+        seen = manager.list()
+
+        def make() -> sims.Counter:
+            seen.append("made")
+            return sims.Counter()
+
+        with closing(envhub.make_vec([make] * 2)):
+            assert list(seen) == ["made", "made"]
 
 
 def test_process_that_an_env_leaves_behind_is_reaped(hub: ServedHub) -> None:

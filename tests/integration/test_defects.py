@@ -1,0 +1,169 @@
+"""The defects of ``gymnasium.vector.AsyncVectorEnv`` 1.4 that EnvHub does better on: each fails there and passes here.
+
+Every test runs on both; on upstream it is expected to fail, and where it passes after all, that is an error, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import sims
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+
+import envhub
+
+Vectorizer = Callable[..., Any]
+UPSTREAM = gym.vector.AsyncVectorEnv
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # both warn of every error of an env, and upstream of its own
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(UPSTREAM, id="upstream", marks=pytest.mark.xfail(raises=(Exception, pytest.fail.Exception))),
+        pytest.param(envhub.AsyncVectorEnv, id="envhub"),
+    ]
+)
+def vectorizer(request: pytest.FixtureRequest) -> Vectorizer:
+    """Upstream's class, on which the test must fail, and EnvHub's."""
+    chosen: Vectorizer = request.param
+    return chosen
+
+
+@contextlib.contextmanager
+def made(vectorizer: Vectorizer, factories: list[Callable[[], Any]], **options: Any) -> Iterator[Any]:
+    """The vector env, ended at once afterwards whatever became of it."""
+    envs = vectorizer(factories, **options)
+    try:
+        yield envs
+    finally:
+        with contextlib.suppress(Exception):
+            envs.close(terminate=True)
+
+
+def words(space: gym.Space[Any]) -> gym.Env[Any, Any]:
+    return sims.Anything(space, spaces.Discrete(2), [])
+
+
+@pytest.mark.parametrize("space", [spaces.Text(8), spaces.OneOf([spaces.Discrete(99), spaces.Text(5)])], ids=str)
+def test_1_text_and_one_of_change_from_step_to_step(vectorizer: Vectorizer, space: gym.Space[Any]) -> None:
+    with made(vectorizer, [lambda: words(space)] * 2) as envs:
+        seen = [repr(envs.reset(seed=1)[0]), *(repr(envs.step([0, 0])[0]) for _ in range(4))]
+        assert len(set(seen)) == 5
+
+
+def test_2_reset_clears_what_the_end_of_an_episode_owes(vectorizer: Vectorizer) -> None:
+    with made(vectorizer, [lambda: sims.Counter(2)], shared_memory=False) as envs:
+        envs.reset()
+        envs.step([0])
+        assert envs.step([0])[2].all()
+        envs.reset()
+        assert envs.step([5])[1].tolist() == [5]  # a step, and no second reset
+
+
+def test_3_timed_out_wait_shifts_no_result(vectorizer: Vectorizer) -> None:
+    with made(vectorizer, [sims.Naughty]) as envs:
+        envs.reset()
+        envs.step_async([6])  # 0.2 s
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.step_wait(timeout=0.01)
+        with contextlib.suppress(gym.error.NoAsyncCallError):
+            envs.step_wait()
+        assert envs.step([9])[1].tolist() == [9]
+
+
+def test_4_wrong_number_of_actions_moves_no_env(vectorizer: Vectorizer) -> None:
+    with made(vectorizer, [sims.Counter] * 3) as envs:
+        envs.reset()
+        with pytest.raises(ValueError):
+            envs.step([1, 2])
+        observations, rewards, *_ = envs.step([3, 4, 5])
+        assert observations[:, 0].tolist() == [1, 1, 1] and rewards.tolist() == [3, 4, 5]
+
+
+def test_5_exception_of_several_arguments_is_told(vectorizer: Vectorizer) -> None:
+    with made(vectorizer, [sims.Naughty]) as envs:
+        envs.reset()
+        with pytest.raises((sims.TwoPartError, envhub.EnvRaised), match="two is worse"):
+            envs.step([2])
+
+
+def test_6_wrong_attribute_ends_no_worker(vectorizer: Vectorizer) -> None:
+    with made(vectorizer, [sims.Counter] * 2) as envs:
+        envs.reset()
+        with pytest.raises(AttributeError):
+            envs.get_attr("typo")
+        assert envs.step([1, 2])[1].tolist() == [1, 2]
+
+
+def test_7_killed_worker_is_named_and_close_just_closes(vectorizer: Vectorizer) -> None:
+    with made(vectorizer, [sims.Counter] * 2) as envs:
+        envs.reset()
+        os.kill(envs.call("pid")[1], signal.SIGKILL)
+        time.sleep(0.2)
+        with pytest.raises(Exception, match="worker 1"):
+            envs.step([0, 0])
+        envs.close()
+
+
+def test_8_mask_stays_in_the_options_for_the_wrapper_outside(vectorizer: Vectorizer) -> None:
+    with made(vectorizer, [sims.Counter] * 2, autoreset_mode=AutoresetMode.DISABLED) as envs:
+        counted = RecordEpisodeStatistics(envs)
+        counted.reset()
+        for _ in range(2):
+            counted.step(np.array([1, 1]))
+        counted.reset(options={"reset_mask": np.array([True, False])})
+        assert counted.episode_lengths.tolist() == [0, 2]
+
+
+class Reusing(sims.Counter):
+    """Writes every observation into the same array."""
+
+    def __init__(self) -> None:
+        super().__init__(length=2)
+        self.buffer = np.zeros(2)
+
+    def observation(self) -> np.ndarray:
+        self.buffer[:] = self.count
+        return self.buffer
+
+
+def test_9_final_observation_is_not_overwritten_by_the_reset(vectorizer: Vectorizer) -> None:
+    with made(vectorizer, [Reusing], autoreset_mode=AutoresetMode.SAME_STEP) as envs:
+        envs.reset()
+        envs.step([0])
+        *_, infos = envs.step([0])
+        assert infos["final_obs"][0].tolist() == [2, 2]
+
+
+class Truncating(sims.Counter):
+    """Observes fractions where its space has whole numbers."""
+
+    observation_space = spaces.Box(0, 10, (3,), np.int64)  # type: ignore[assignment]
+
+    def observation(self) -> np.ndarray:
+        return np.array([1.7, 2.7, 3.7])
+
+
+class Spreading(Truncating):
+    """Observes one number where its space has three."""
+
+    def observation(self) -> np.ndarray:
+        return np.array([7])
+
+
+@pytest.mark.parametrize("env", [Truncating, Spreading])
+def test_10_observation_that_does_not_fit_its_space_is_an_error(vectorizer: Vectorizer, env: Any) -> None:
+    with made(vectorizer, [env]) as envs, pytest.raises((TypeError, ValueError)):
+        envs.reset()

@@ -63,8 +63,8 @@ class AsyncVectorEnv(HubVectorEnv):
         if not (worker is None or isinstance(worker, (str, type))):
             raise ValueError(
                 "A custom `worker` must accept 8 arguments, says upstream; envhub.AsyncVectorEnv has no such pipes and "
-                "memory, and runs no such function: pass a subclass of envhub.EnvRunner, or its name as 'module:Class', "
-                "and override reset, step or autoreset"
+                "memory, and runs no such function. Pass a subclass of envhub.EnvRunner that overrides reset, step or "
+                "autoreset, or its name 'module:Class'"
             )
         if max_concurrency is not None and not isinstance(max_concurrency, (int, np.integer)):
             raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")

@@ -143,7 +143,8 @@ def test_reset_mask_stays_in_the_callers_options() -> None:
     envs.close()
 
 
-@pytest.mark.parametrize("vectorizer", BOTH)
+# Gymnasium before 1.4 asserts where it now raises.
+@pytest.mark.parametrize("vectorizer", BOTH if hasattr(gym.spaces.Dict(), "sort_keys") else BOTH[1:])
 @pytest.mark.parametrize(
     ("options", "kind"),
     [

@@ -79,7 +79,7 @@ def test_bound_that_is_the_same_everywhere_travels_as_one_value() -> None:
     assert over_the_wire(image) == image
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "Taxi-v4", "Blackjack-v1"])
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "FrozenLake-v1", "Blackjack-v1"])
 def test_spaces_of_gymnasiums_envs_are_carried(name: str) -> None:
     env = gym.make(name)
     for space in (env.observation_space, env.action_space):
@@ -103,6 +103,7 @@ def test_dict_keeps_the_order_of_its_keys() -> None:
     assert [leaf.shape for leaf in spaces.leaves(space)] == [space[key].shape for key in space.spaces]
 
 
+@pytest.mark.skipif(not hasattr(gym_spaces.Dict(), "sort_keys"), reason="this version of Gymnasium always sorts them")
 @pytest.mark.parametrize("sort_keys", [True, False])
 def test_dict_remembers_whether_it_sorts_its_keys(sort_keys: bool) -> None:
     space = gym_spaces.Dict({"b": gym_spaces.Discrete(2), "a": gym_spaces.Discrete(3)}, sort_keys=sort_keys)

@@ -159,7 +159,7 @@ class Connection:
     def _begin(self, op: Op, message: Any, frames: Sequence[Any]) -> None:
         try:
             sent = self._protocol.request(op, message, frames, time.monotonic())
-            largest = max(memoryview(frame).nbytes for frame in sent)
+            largest = max(map(len, sent))
             if largest > self._frame_bytes_max:
                 raise RequestRefused(
                     f"a {op.name} request of {largest} bytes is more than message_bytes_max={self._frame_bytes_max} "

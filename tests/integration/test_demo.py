@@ -61,6 +61,7 @@ def test_demo_runs_the_example_itself() -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.long
 def test_demo_learns_and_compares_and_leaves_no_process() -> None:
     process, mark = start("-m", "envhub", "demo")
     printed, _ = process.communicate(timeout=120)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -172,26 +173,30 @@ def test_socket_of_a_killed_hub_is_taken_over(tmp_path: Path) -> None:
             assert client.envs() == ["CartPole-v1"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (["CartPole-v1", "--bind", "tcp://0.0.0.0:0"], "--insecure"),
-        (["--bind", "tcp://0.0.0.0:0", "--insecure"], "name the environments"),
-        (["CartPole-v1", "--bind", "http://localhost:1"], "is no address"),
-        (["CartPole-v1", "--bind", "ipc:///" + "x" * 200], "107 bytes"),
-        (["CartPole-v1", "--bind", "ipc:///no/such/folder/hub.sock"], "does not exist"),
-        (["name=module"], "name=module:factory"),
-        (["CartPole-v1", "--workers", "0"], "--workers"),
-        (["CartPole-v1", "--max-envs", "0"], "--max-envs"),
-        (["CartPole-v1", "--lease", "nan"], "lease_s must be between"),
-        (["CartPole-v1", "--lease", "1e12"], "lease_s must be between"),
-        (["CartPole-v1", "--bind", "tcp://127.0.0.1:0", "--bind", "tcp://127.0.0.1:0"], "given twice"),
-        (["CartPole-v1", "--bind", "ipc:///tmp"], "is no socket"),
-    ],
-)
-def test_bad_arguments_end_with_2_and_one_line(arguments: list[str], why: str) -> None:
-    refused = command("serve", *arguments)
-    assert refused.returncode == 2 and why in refused.stderr and "Traceback" not in refused.stderr
+BAD_ARGUMENTS = [
+    (["CartPole-v1", "--bind", "tcp://0.0.0.0:0"], "--insecure"),
+    (["--bind", "tcp://0.0.0.0:0", "--insecure"], "name the environments"),
+    (["CartPole-v1", "--bind", "http://localhost:1"], "is no address"),
+    (["CartPole-v1", "--bind", "ipc:///" + "x" * 200], "107 bytes"),
+    (["CartPole-v1", "--bind", "ipc:///no/such/folder/hub.sock"], "does not exist"),
+    (["name=module"], "name=module:factory"),
+    (["CartPole-v1", "--workers", "0"], "--workers"),
+    (["CartPole-v1", "--max-envs", "0"], "--max-envs"),
+    (["CartPole-v1", "--lease", "nan"], "lease_s must be between"),
+    (["CartPole-v1", "--lease", "1e12"], "lease_s must be between"),
+    (["CartPole-v1", "--bind", "tcp://127.0.0.1:0", "--bind", "tcp://127.0.0.1:0"], "given twice"),
+    (["CartPole-v1", "--bind", "ipc:///tmp"], "is no socket"),
+]
+
+
+def test_bad_arguments_end_with_2_and_one_line() -> None:
+    command = [sys.executable, "-m", "envhub", "serve"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environ = {**os.environ, "COLUMNS": "200"}
+    started = [subprocess.Popen([*command, *given], env=environ, **pipes) for given, _ in BAD_ARGUMENTS]  # all at once
+    for process, (given, why) in zip(started, BAD_ARGUMENTS, strict=True):
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 2 and why in errors and "Traceback" not in errors, (given, errors)
 
 
 def test_file_in_the_place_of_the_socket_is_kept(tmp_path: Path) -> None:

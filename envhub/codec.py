@@ -22,6 +22,7 @@ import numpy as np
 TUPLE, SET, FROZENSET, INTEGER, COMPLEX, MAPPING, GENERATOR, ARRAY, REPR, PICKLE, GRAPH, SCALAR, SPEC = range(1, 14)
 
 DEPTH_MAX = 64
+DECODED_DEPTH_MAX = DEPTH_MAX + 2  # the outermost value itself, and an array inside the innermost container
 HEADER_DEPTH_MAX = 4
 ITEMS_MAX = 1 << 20
 HEADER_ITEMS_MAX = 1 << 16
@@ -31,6 +32,8 @@ REPR_CHARS_MAX = 256
 PIECE_BYTES = 1 << 16  # from here on, a copy costs more than one more piece to send
 NDIM_MAX = 16
 
+_CONTAINER_ITEMS_MAX = ITEMS_MAX // 2  # a mapping's keys and values count as items each
+_STRING_CHARS_MAX = STRING_BYTES_MAX // 4  # a character takes up to 4 bytes
 _ATOMS = frozenset([type(None), bool, float, str, bytes])
 _NUMPY_KEYS = {b"nd", b"type", b"kind", b"shape", b"data"}
 _GENERATORS = frozenset(["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
@@ -38,6 +41,10 @@ _CODE_POINT_MAX = 0x10FFFF
 _BIN_32 = struct.Struct(">BI")
 
 Unknown = Callable[[Any], msgpack.ExtType]
+
+
+class Represented(str):
+    """The ``repr`` of a value that could not be carried, in its place."""
 
 
 class DecodeError(ValueError):
@@ -52,7 +59,8 @@ def refuse(value: Any) -> msgpack.ExtType:
     """Raise ``EncodeError`` for a value the codec cannot carry."""
     raise EncodeError(
         f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent to or from a hub on the network; "
-        "send numbers, strings, NumPy arrays and containers of them, or use a private hub (hub=None)"
+        f"send numbers, strings, NumPy arrays and containers of up to {_CONTAINER_ITEMS_MAX} of them, or use a private "
+        "hub (hub=None)"
     )
 
 
@@ -121,8 +129,17 @@ def decode(blob: Any, allow_pickle: bool = False) -> Any:
     Raises:
         DecodeError: the bytes are malformed, or break a limit of this module.
     """
-    # Two more than is encoded: the outermost value itself, and an array or generator inside the innermost container.
-    return _Decoder(allow_pickle, DEPTH_MAX + 2, ITEMS_MAX).unpack(blob)
+    return _Decoder(allow_pickle, DECODED_DEPTH_MAX, ITEMS_MAX).unpack(blob)
+
+
+def decode_leniently(blob: Any, allow_pickle: bool = False) -> tuple[Any, list[Represented]]:
+    """As ``decode``, but a value that cannot be unpickled is told of in its place.
+
+    Returns:
+        What was decoded, and which of the values inside only stand in for others.
+    """
+    decoder = _Decoder(allow_pickle, DECODED_DEPTH_MAX, ITEMS_MAX, lenient=True)
+    return decoder.unpack(blob), decoder.represented
 
 
 def decode_header(blob: Any) -> Any:
@@ -164,6 +181,8 @@ class _Encoder:
 
     def plain(self, value: Any, depth: int) -> Any:
         kind = type(value)
+        if kind is str and len(value) > _STRING_CHARS_MAX:
+            return self._unknown(value)
         if kind in _ATOMS:
             return value
         if kind.__module__ in _GYMNASIUM:
@@ -179,10 +198,11 @@ class _Encoder:
         return self._other(value, depth)
 
     def _numpy(self, value: Any) -> Any:
-        if isinstance(value, (np.str_, np.bytes_)):
-            return value.item()
-        if isinstance(value, (np.datetime64, np.timedelta64)):
-            return msgpack.ExtType(SCALAR, _pack([value.dtype.str, value.tobytes()]))
+        if isinstance(value, (np.str_, np.bytes_, np.datetime64, np.timedelta64)):
+            array = np.array(value)
+            if isinstance(value, (np.str_, np.bytes_)) and array[()] != value:
+                return value.item()  # it ends in a zero, which an array leaves out
+            return msgpack.ExtType(SCALAR, _pack([array.dtype.str, array.tobytes()]))
         if value.ndim > NDIM_MAX:
             return self._unknown(value)
         if isinstance(value, np.ndarray) and value.dtype.kind in "USmM":
@@ -193,7 +213,7 @@ class _Encoder:
         return msgpack_numpy.encode(np.ascontiguousarray(value) if value.ndim else value)
 
     def _container(self, value: Any, depth: int) -> Any:
-        if depth > DEPTH_MAX or id(value) in self._path:
+        if depth > DEPTH_MAX or id(value) in self._path or len(value) > _CONTAINER_ITEMS_MAX:
             return self._unknown(value)
         self._path.add(id(value))
         try:
@@ -236,11 +256,13 @@ class _Encoder:
 class _Decoder:
     """One decoding: counts the nesting of extension types, which msgpack itself does not see."""
 
-    def __init__(self, allow_pickle: bool, depth_max: int, items_max: int) -> None:
+    def __init__(self, allow_pickle: bool, depth_max: int, items_max: int, lenient: bool = False) -> None:
         self._allow_pickle = allow_pickle
+        self._lenient = lenient
         self._depth_max = depth_max
         self._items_max = items_max
         self._depth = 0
+        self.represented: list[Represented] = []
 
     def unpack(self, blob: Any) -> Any:
         self._depth += 1
@@ -280,7 +302,7 @@ class _Decoder:
         if code == COMPLEX and len(blob) == 16:
             return complex(np.frombuffer(blob, np.complex128)[0])
         if code == REPR:
-            return bytes(blob).decode("utf-8")
+            return self._represent(bytes(blob).decode("utf-8"))
         if code == SPEC:
             from gymnasium.envs.registration import EnvSpec
 
@@ -288,8 +310,22 @@ class _Decoder:
         if code == PICKLE and self._allow_pickle:
             import pickle
 
-            return pickle.loads(blob)  # noqa: S301  the program's own private hub, see the module's docstring
+            try:
+                return pickle.loads(blob)  # noqa: S301  the program's own private hub, see the module's docstring
+            except Exception as error:  # anything may raise in a foreign constructor
+                return self._not_unpickled(error)
         raise DecodeError(f"extension type {code} of {len(blob)} bytes is not accepted here")
+
+    def _not_unpickled(self, error: Exception) -> Represented:
+        why = f"a value was pickled but cannot be unpickled: {type(error).__name__}: {error}"
+        if not self._lenient:
+            raise DecodeError(why) from error
+        return self._represent(f"<{why}>"[:REPR_CHARS_MAX])
+
+    def _represent(self, text: str) -> Represented:
+        found = Represented(text)
+        self.represented.append(found)
+        return found
 
 
 def _mapping(items: list[Any]) -> dict[Any, Any]:
@@ -333,8 +369,6 @@ def _graph(items: list[Any]) -> Any:
 def _scalar(items: list[Any]) -> Any:
     name, raw = items
     array = _array([name, [], raw])
-    if array.dtype.kind not in "mM":
-        raise DecodeError(f"a scalar of dtype {name!r} is not accepted")
     return array[()]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,19 +13,23 @@ from envhub import codec, spaces
 from envhub.errors import RemoteProtocolError
 from envhub.layout import OBJECT
 
-Decode = Callable[[bytes], Any]
+REPRESENTED_MAX = 64  # names of info values that are kept, and warned of
+
+log = logging.getLogger("envhub")
 
 
 class Observations:
-    """The observations of one vector env, of which some leaves may be of no fixed size.
+    """The observations of one vector env, of which some leaves may be of no fixed size, and the infos beside them.
 
     Attributes:
         leaves: those of fixed size, which come as arrays.
+        represented: where in the infos a ``repr`` stood in for a value that could not be carried, and the first one's.
     """
 
-    def __init__(self, single_space: Space[Any], num_envs: int, decode: Decode) -> None:
+    def __init__(self, single_space: Space[Any], num_envs: int, allow_pickle: bool) -> None:
         self._space = single_space
-        self._decode = decode
+        self._allow_pickle = allow_pickle
+        self.represented: dict[str, str] = {}
         leaves = spaces.leaves(single_space)
         self.leaves = [leaf for leaf in leaves if leaf != OBJECT]
         self._is_object = [leaf == OBJECT for leaf in leaves]
@@ -38,20 +43,29 @@ class Observations:
             RemoteProtocolError: a row does not hold what the space says.
         """
         if not any(self._is_object):
-            return {row: self._decode(blob) for row, blob in rows}
+            return {row: self._info(row, blob) for row, blob in rows}
         infos = {}
         for row, blob in rows:
             try:
                 objects, info = codec.decode(blob)
-                found = self._decode(objects)
+                found = codec.decode(objects, self._allow_pickle)
             except (ValueError, TypeError) as error:
                 raise RemoteProtocolError(f"row {row} of a reply cannot be read: {error}") from error
             if len(found) != len(self._objects[row]):
                 raise RemoteProtocolError(f"row {row} of a reply holds {len(found)} observations of no fixed size")
             self._objects[row] = found
             if info:
-                infos[row] = self._decode(info)
+                infos[row] = self._info(row, info)
         return infos
+
+    def _info(self, row: int, blob: bytes) -> Any:
+        info, represented = codec.decode_leniently(blob, self._allow_pickle)
+        if represented:
+            for place, text in _places(info, "infos"):
+                if place not in self.represented and len(self.represented) < REPRESENTED_MAX:
+                    self.represented[place] = str(text)
+                    log.warning("%s of env %d cannot be carried; its repr stands in for it: %s", place, row, text)
+        return info
 
     def batch(self, arrays: Sequence[np.ndarray]) -> Any:
         """The batched observation: these arrays, and of each other leaf a tuple of every env's value."""
@@ -60,3 +74,18 @@ class Observations:
         fixed, objects = iter(arrays), zip(*self._objects, strict=True)
         parts = (next(objects) if is_object else next(fixed) for is_object in self._is_object)
         return spaces.assemble(self._space, parts)
+
+
+def _places(value: Any, place: str) -> Iterator[tuple[str, codec.Represented]]:
+    """Where in a value a ``repr`` stands in for something, as one would write it in Python."""
+    if isinstance(value, codec.Represented):
+        yield place, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _places(item, f"{place}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _places(item, f"{place}[{index}]")
+    elif isinstance(value, (set, frozenset)):
+        for item in value:
+            yield from _places(item, place)

@@ -110,7 +110,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self._adopt_observation_spaces([self._space(space) for space in made.observation_spaces])
         self.env_spec = _spec(made.spec)
         self._action_leaves = spaces.leaves(self.single_action_space)
-        self._observations = Observations(self.single_observation_space, self.num_envs, self._decode)
+        self._observations = Observations(self.single_observation_space, self.num_envs, self._allow_pickle)
         self._lane = WireLane(self._connection, self.num_envs, self._observations.leaves, self._options.copy)
 
     def _space(self, blob: bytes) -> Space[Any]:
@@ -144,6 +144,11 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def lane(self) -> str:
         """How the arena is reached."""
         return self._lane.name
+
+    @property
+    def represented(self) -> dict[str, str]:
+        """Where in the infos a ``repr`` stood in for a value that no codec carries, and the first one's."""
+        return dict(self._observations.represented)
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]

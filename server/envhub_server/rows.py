@@ -61,7 +61,7 @@ class Row:
         observation, reward, terminated, truncated, info = self._runner.step(self._action())
         if (terminated or truncated) and self._mode == SAME_STEP:
             # The env may write its next observation over this one, so the final one is copied before the reset.
-            ended = {"final_obs": copy.deepcopy(observation), "final_info": copy.deepcopy(info)}
+            ended = {"final_obs": copy.deepcopy(observation), "final_info": _copied(info)}
             observation, info = self._runner.autoreset()
             self._store(observation, reward, terminated, truncated, {**ended, **info})
             self._needs_reset[self.index] = 0
@@ -123,6 +123,14 @@ class Row:
         else:
             self._send_info(self.index, blob)
         return len(blob)
+
+
+def _copied(info: dict[str, Any]) -> dict[str, Any]:
+    """A copy as deep as can be had: what cannot be copied, such as a lock, arrives as its ``repr`` anyhow."""
+    try:
+        return copy.deepcopy(info)
+    except Exception:  # anything may raise in a foreign __reduce__
+        return {key: _copied(value) if isinstance(value, dict) else value for key, value in info.items()}
 
 
 def _store_leaf(batch: np.ndarray, index: int, value: Any) -> None:

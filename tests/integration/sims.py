@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 from typing import Any
 
@@ -83,6 +84,13 @@ class TwoPartError(Exception):
     def __init__(self, code: int, text: str) -> None:
         super().__init__(code, text)
         self.code = code
+
+
+class OneWay(Exception):
+    """Can be pickled, but not unpickled."""
+
+    def __init__(self, left: int, right: int) -> None:
+        super().__init__(left)
 
 
 class Mute(Exception):
@@ -171,6 +179,14 @@ class Parent(Counter):
 
     def start_child_of_its_own_session(self) -> int:
         return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+
+
+class Entangled(Counter):
+    """Its infos hold what nobody can carry, or copy."""
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        held = {"lock": threading.Lock(), "count": 1, "all": [1, OneWay(1, 2)]}
+        return *super().step(action)[:4], {"held": held}
 
 
 class SlowClose(Counter):
@@ -267,6 +283,10 @@ def parent() -> gym.Env[Any, Any]:
     return Parent()
 
 
+def entangled(**kwargs: Any) -> gym.Env[Any, Any]:
+    return Entangled(**kwargs)
+
+
 def slow_close() -> gym.Env[Any, Any]:
     return SlowClose()
 
@@ -314,6 +334,7 @@ OFFERED = [
             "naughty",
             "bad_reset",
             "bad_close",
+            "entangled",
             "slow_close",
             "wrong_shape",
             "big_endian",

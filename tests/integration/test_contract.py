@@ -53,6 +53,35 @@ def test_worker_function_is_refused_and_the_way_out_named() -> None:
         AsyncVectorEnv([sims.Counter], worker=worker)
 
 
+# --- infos that cannot be carried -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_what_no_codec_carries_arrives_as_its_repr_and_is_listed(
+    address: str | None, mode: AutoresetMode, caplog: pytest.LogCaptureFixture
+) -> None:
+    if address:
+        envs = envhub.make_vec("entangled", 2, hub=address, length=3, autoreset_mode=mode)
+    else:
+        envs = AsyncVectorEnv([lambda: sims.Entangled(3)] * 2, autoreset_mode=mode)
+    envs.reset()
+    for _ in range(2):
+        *_, infos = envs.step([0, 0])
+        assert infos["held"]["lock"][1].startswith("<unlocked _thread.lock") and infos["held"]["count"].tolist() == [
+            1,
+            1,
+        ]
+    assert list(envs.represented) == ["infos['held']['lock']", "infos['held']['all'][1]"]
+    assert [record.message.split(" cannot")[0] for record in caplog.records] == [
+        f"{place} of env 0" for place in envs.represented
+    ]
+    *_, infos = envs.step([0, 0])
+    if mode == AutoresetMode.SAME_STEP:
+        infos = infos["final_info"]
+    assert infos["held"]["lock"][1].startswith("<unlocked _thread.lock")
+    envs.close()
+
+
 # --- registration -----------------------------------------------------------------------------------------------------
 
 

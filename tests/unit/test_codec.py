@@ -537,6 +537,30 @@ def test_value_that_cannot_be_pickled_is_refused_or_travels_as_its_repr() -> Non
     assert codec.decode(codec.encode(Sealed(), codec.as_pickle_or_repr), allow_pickle=True) == "<sealed>"
 
 
+class OneWay(Exception):
+    def __init__(self, left: int, right: int) -> None:
+        super().__init__(left)
+
+
+def test_value_that_cannot_be_unpickled_is_an_error_or_told_in_its_place() -> None:
+    blob = codec.encode({"e": OneWay(1, 2), "x": 1}, codec.as_pickle)
+    with pytest.raises(codec.DecodeError, match="cannot be unpickled: TypeError"):
+        codec.decode(blob, allow_pickle=True)
+    found, represented = codec.decode_leniently(blob, allow_pickle=True)
+    assert found["x"] == 1 and "cannot be unpickled" in found["e"] and represented == [found["e"]]
+
+
+TOO_LARGE = [[0] * 600_000, dict.fromkeys(map(str, range(600_000))), set(range(600_000)), "x" * (17 << 20)]
+
+
+@pytest.mark.parametrize("value", TOO_LARGE, ids=lambda value: type(value).__name__)
+def test_what_would_not_be_decoded_is_not_encoded(value: Any) -> None:
+    with pytest.raises(codec.EncodeError):
+        codec.encode({"deep": value})
+    assert codec.decode(codec.encode(value, codec.as_repr)) == repr(value)[: codec.REPR_CHARS_MAX]
+    assert codec.decode(codec.encode({"deep": value}, codec.as_pickle), allow_pickle=True) == {"deep": value}
+
+
 class Task(enum.IntEnum):
     HARD = 1
 
@@ -566,8 +590,11 @@ def test_elements_of_a_graph_are_carried() -> None:
             assert all(np.array_equal(left, right) for left, right in zip(found, value, strict=True))
 
 
-@pytest.mark.parametrize("value", [np.datetime64("2026-01-01"), np.datetime64("NaT"), np.timedelta64(3, "us")])
-def test_times_are_carried(value: Any) -> None:
+TIMES = [np.datetime64("2026-01-01"), np.datetime64("NaT"), np.timedelta64(3, "us")]
+
+
+@pytest.mark.parametrize("value", [*TIMES, np.str_("ä"), np.str_(), np.bytes_(b"\x00a"), np.bytes_()])
+def test_scalars_that_are_no_numbers_are_carried(value: Any) -> None:
     found = codec.decode(codec.encode(value))
     assert type(found) is type(value) and found.dtype == value.dtype and repr(found) == repr(value)
 

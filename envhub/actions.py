@@ -20,7 +20,7 @@ PYTHON = 0x80  # the elements were Python numbers
 BESIDE = 0x7F  # there is no array: the elements travel beside, each as a value
 
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
-_NUMBERS = frozenset([int, float, bool])
+_NUMBERS = {int: "iu", float: "f", bool: "b"}
 
 
 class Packed(NamedTuple):
@@ -74,6 +74,8 @@ def _as_array(batch: Any) -> tuple[bool, np.ndarray | None]:
         if not (python or issubclass(kind, np.generic) or (kind is np.ndarray and _alike(batch))):
             return False, None
         batch = np.asarray(batch)
+        if python and batch.dtype.kind not in _NUMBERS[kind]:  # integers that no integer of NumPy's holds together
+            return False, None
     if batch.dtype not in _CODES:
         return False, None
     return python, batch if batch.flags.c_contiguous else np.ascontiguousarray(batch)
@@ -81,7 +83,7 @@ def _as_array(batch: Any) -> tuple[bool, np.ndarray | None]:
 
 def _alike(arrays: Sequence[np.ndarray]) -> bool:
     first = arrays[0]
-    return all(array.dtype == first.dtype and array.shape == first.shape for array in arrays)
+    return first.ndim > 0 and all(array.dtype == first.dtype and array.shape == first.shape for array in arrays)
 
 
 def _check_elements(batch: Any, leaf: Leaf, num_envs: int) -> None:

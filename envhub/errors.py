@@ -10,7 +10,7 @@
     ├── SessionLost                        the hub no longer has this session: make again
     ├── RequestRefused                     the hub will not do this: read why, change the request or the hub's options
     ├── ProtocolError
-    │   ├── LocalProtocolError             this side broke PROTOCOL.md: a bug, report it
+    │   ├── LocalProtocolError             used by two threads at once; if not, a bug: report it
     │   ├── RemoteProtocolError            the other side broke PROTOCOL.md: a bug, or not an EnvHub
     │   └── VersionMismatch                upgrade one side
     ├── EnvRaised                          an env's own code raised: fix the env
@@ -58,7 +58,7 @@ class ProtocolError(EnvHubError):
 
 
 class LocalProtocolError(ProtocolError):
-    """This side was about to break the protocol."""
+    """This side was about to break the protocol, most likely because two threads used a connection at once."""
 
 
 class RemoteProtocolError(ProtocolError):
@@ -78,6 +78,7 @@ class EnvRaised(EnvHubError):
         remote_message: ``str()`` of the remote exception.
         remote_traceback: the remote traceback as text.
         worker: the worker's number in its session, or None.
+        hub: the address of the hub.
     """
 
     def __init__(
@@ -87,18 +88,21 @@ class EnvRaised(EnvHubError):
         remote_message: str,
         remote_traceback: str = "",
         worker: int | None = None,
+        hub: str = "",
     ) -> None:
-        super().__init__(env_index, type_name, remote_message, remote_traceback, worker)
+        super().__init__(env_index, type_name, remote_message, remote_traceback, worker, hub)
         self.env_index = env_index
         self.type_name = type_name
         self.remote_message = remote_message
         self.remote_traceback = remote_traceback
         self.worker = worker
+        self.hub = hub
 
     def __str__(self) -> str:
         where = "an env" if self.env_index is None else f"env {self.env_index}"
-        host = "" if self.worker is None else f" (worker {self.worker})"
-        text = f"{where}{host} raised {self.type_name.rpartition('.')[2]}: {self.remote_message}"
+        host = "" if self.worker is None else f" in worker {self.worker}"
+        hub = f" of the hub at {self.hub}" if self.hub else ""
+        text = f"{where}{host}{hub} raised {self.type_name.rpartition('.')[2]}: {self.remote_message}"
         return f"{text}\n\nRemote traceback:\n{self.remote_traceback.rstrip()}" if self.remote_traceback else text
 
 

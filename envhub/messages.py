@@ -211,6 +211,7 @@ class Failure:
     args: bytes = b""  # the exception's arguments, where the codec carries them
     traceback: str = ""
     log_tail: str = ""
+    attributes: bytes = b""  # the exception's attributes, where the codec carries them
 
 
 _ROW = struct.Struct("<II")

@@ -35,13 +35,19 @@ def register_with_gymnasium() -> None:
 
 
 class _WhenImported(MetaPathFinder):
-    """Finds Gymnasium as everybody else does, once, and registers when its module has run."""
+    """Finds Gymnasium as everybody else does, and registers when its module has run."""
+
+    def __init__(self) -> None:
+        self._asking = False
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        if fullname != "gymnasium":
+        if fullname != "gymnasium" or self._asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._asking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asking = False
         if spec is not None and spec.loader is not None:
             spec.loader = _RegisteringLoader(spec.loader)
         return spec
@@ -55,8 +61,7 @@ class _RegisteringLoader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
-        module.__spec__.loader = module.__loader__ = (
-            self._loader
-        )  # what asks for the module's files finds its own loader
+        module.__spec__.loader = module.__loader__ = self._loader  # by which its files are found
         self._loader.exec_module(module)
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _WhenImported)]
         register()

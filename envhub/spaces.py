@@ -92,12 +92,20 @@ def _describe_bound(bound: np.ndarray) -> Any:
 
 def _describe_box(space: Any, describe: Describe) -> Description:
     low, high = _describe_bound(space.low), _describe_bound(space.high)
-    return {"dtype": space.dtype.str, "shape": list(space.shape), "low": low, "high": high}
+    found = {"dtype": space.dtype.str, "shape": list(space.shape), "low": low, "high": high}
+    if space.dtype.kind in "iu":  # a bound that was infinite is a number now, yet the space samples as if it were not
+        found["bounded"] = [_describe_bound(space.bounded_below), _describe_bound(space.bounded_above)]
+    return found
 
 
-def _build_box(build: Build, dtype: str, shape: list[int], low: np.ndarray, high: np.ndarray) -> Any:
+def _build_box(
+    build: Build, dtype: str, shape: list[int], low: np.ndarray, high: np.ndarray, bounded: Any = None
+) -> Any:
     low, high = (np.broadcast_to(bound, shape).astype(dtype) for bound in (low, high))
-    return gym_spaces.Box(low, high, tuple(shape), np.dtype(dtype))
+    box = gym_spaces.Box(low, high, tuple(shape), np.dtype(dtype))
+    if bounded is not None:
+        box.bounded_below, box.bounded_above = (np.broadcast_to(side, shape).astype(bool) for side in bounded)
+    return box
 
 
 def _build_discrete(build: Build, n: int, start: int, dtype: str) -> Any:
@@ -201,6 +209,18 @@ def _leaves_tuple(space: Any) -> list[Leaf]:
     return [leaf for sub in space.spaces for leaf in leaves(sub)]
 
 
+def structure(space: Any) -> Any:
+    """What must be alike in spaces whose elements are batched together: their nesting, and every leaf.
+
+    Keys have no order here, as they have none for Gymnasium; leaves of no fixed size are alike if their classes are.
+    """
+    if isinstance(space, gym_spaces.Dict):
+        return {key: structure(sub) for key, sub in space.spaces.items()}
+    if isinstance(space, gym_spaces.Tuple):
+        return [structure(sub) for sub in space.spaces]
+    return type(space), leaves(space), getattr(space, "max_length", None)
+
+
 @singledispatch
 def flatten(space: Any, value: Any) -> list[Any]:
     """The parts of ``value`` in the order of the space's leaves.
@@ -243,7 +263,7 @@ def check_equivalent(space: Any, wanted: Any, observation_mode: str) -> None:
     """Refuse an observation space that cannot be batched with the session's; the texts are Gymnasium's.
 
     Raises:
-        RuntimeError: it differs, or, where spaces may differ, has other leaves.
+        RuntimeError: it differs, or, where spaces may differ, has another structure.
     """
     if observation_mode == "same":
         if wanted != space:
@@ -251,7 +271,7 @@ def check_equivalent(space: Any, wanted: Any, observation_mode: str) -> None:
                 "AsyncVectorEnv(..., observation_mode='same') however some of the sub-environments observation spaces "
                 "are not equivalent. If this is intentional, use `observation_mode='different'` instead."
             )
-    elif leaves(space) != leaves(wanted):
+    elif structure(space) != structure(wanted):
         raise RuntimeError(
             "AsyncVectorEnv(..., observation_mode='different' or custom space) however the sub-environment's "
             "observation spaces do not share a common shape and dtype."

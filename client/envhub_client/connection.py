@@ -38,10 +38,10 @@ logger = logging.getLogger("envhub")
 
 
 class _User:
-    """Whoever uses a connection, one at a time. Threads may hand it over, but not use it at once."""
+    """The thread that uses a connection. Threads may hand it over, but not use it at once; one may nest its uses."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
@@ -152,8 +152,11 @@ class Connection:
 
         Raises:
             RequestRefused: it is larger than what the hub accepts; nothing was sent.
+            LocalProtocolError: a request is pending, or another thread is using the connection.
         """
-        with self._in_use():
+        with self.in_use():
+            if self.pending is not None:
+                raise LocalProtocolError(f"a {self.pending.name} is pending at the hub at {self.address}")
             self._begin(op, message, frames)
 
     def _begin(self, op: Op, message: Any, frames: Sequence[Any]) -> None:
@@ -172,7 +175,8 @@ class Connection:
 
     def give_up(self) -> None:
         """Forget the pending request, if there is one; its reply is dropped should it come."""
-        self._protocol.give_up()
+        with self._user:
+            self._protocol.give_up()
 
     def wait(self, timeout: float | None = None) -> Reply:
         """The pending request's reply, a failure included.
@@ -180,13 +184,16 @@ class Connection:
         Raises:
             HubTimeout: it did not come within ``timeout`` seconds; call again to go on waiting.
             HubLost: the hub is gone.
+            LocalProtocolError: no request is pending, or another thread is using the connection.
         """
-        with self._in_use():
+        with self.in_use():
             return self._await(timeout)
 
     def _await(self, timeout: float | None) -> Reply:
         deadline_s = None if timeout is None else time.monotonic() + timeout
         while True:
+            if self.pending is None:  # the program gave it up, if not before then in a signal handler
+                raise LocalProtocolError(f"no request is pending at the hub at {self.address}")
             now_s = time.monotonic()
             wait_s = self._protocol.next_tick_s(now_s)
             if deadline_s is not None:
@@ -227,15 +234,16 @@ class Connection:
             HubTimeout: no reply within ``timeout`` seconds; the request is given up, as at an interrupt.
             EnvHubError: whatever the failure says, see ``envhub_client.failures``.
         """
-        self.send(op, message, frames)
-        try:
-            reply = self.wait(timeout)
-        except HubTimeout as error:
-            self.give_up()
-            raise HubTimeout(f"the hub at {self.address} did not answer {op.name} within {timeout:g} s") from error
-        except BaseException:
-            self.give_up()
-            raise
+        with self.in_use():
+            self.send(op, message, frames)
+            try:
+                reply = self.wait(timeout)
+            except HubTimeout as error:
+                self.give_up()
+                raise HubTimeout(f"the hub at {self.address} did not answer {op.name} within {timeout:g} s") from error
+            except BaseException:
+                self.give_up()
+                raise
         if isinstance(reply.message, Failure):
             raise_failure(reply.message, self.address)
         return reply
@@ -244,15 +252,13 @@ class Connection:
         """Close the sockets; in a forked child, where they are not ours, do nothing."""
         if os.getpid() != self._pid or self._context.closed:
             return
-        with self._in_use():
+        with self.in_use():
             self._close_sockets()
-        self._context.term()
+            self._context.term()
         if self._hub_pidfd is not None:
             os.close(self._hub_pidfd)
 
-    # --- the socket -------------------------------------------------------------------------------------------------
-
-    def _in_use(self) -> _User:
+    def in_use(self) -> _User:
         """For ``with``: use the connection in this thread alone.
 
         Raises:
@@ -264,6 +270,8 @@ class Connection:
         if os.getpid() != self._pid:
             raise Forked("this connection was made before a fork; connect again in the child")
         return self._user
+
+    # --- the socket -------------------------------------------------------------------------------------------------
 
     def _send(self, frames: Sequence[Any]) -> None:
         try:

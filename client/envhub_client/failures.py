@@ -1,14 +1,15 @@
 """From a ``Failure`` on the wire to the exception a caller expects.
 
 An env's own exception comes back as the class it was raised as, where that class is a builtin or already imported here
-and can be made again from plain arguments; else as ``EnvRaised``. Nothing is imported and nothing unpickled for it.
+and its arguments and attributes could be carried; else as ``EnvRaised``. Nothing is imported and nothing unpickled for
+it.
 """
 
 from __future__ import annotations
 
-import builtins
+import functools
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from envhub import codec
 from envhub.errors import (
@@ -47,7 +48,7 @@ def raise_failure(failure: Failure, address: str) -> NoReturn:
     if failure.scope != "env":
         kind = _CLASSES.get(failure.code, RequestRefused)
         raise kind(f"{failure.message} (hub at {address})")
-    remote = EnvRaised(failure.env_index, failure.type, failure.message, failure.traceback, failure.worker)
+    remote = EnvRaised(failure.env_index, failure.type, failure.message, failure.traceback, failure.worker, address)
     original = _original(failure)
     if original is None:
         raise remote
@@ -55,15 +56,34 @@ def raise_failure(failure: Failure, address: str) -> NoReturn:
 
 
 def _original(failure: Failure) -> Exception | None:
-    module, _, name = failure.type.rpartition(".")
-    owner = builtins if module == "builtins" else sys.modules.get(module)
-    kind = getattr(owner, name, None)
+    kind = _class(failure.type)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         return None
     if issubclass(kind, EnvHubError) and kind is not UnsupportedSpace:
         return None  # an env's code cannot claim that this hub was lost
     try:
-        found = kind(*codec.decode(failure.args)) if failure.args else kind(failure.message)
-        return found if str(found) == failure.message else None
-    except (Exception, SystemExit):  # it wants other arguments, or has no text: EnvRaised says all there is
+        args = codec.decode(failure.args) if failure.args else [failure.message]
+        attributes = codec.decode(failure.attributes) if failure.attributes else {}
+    except codec.DecodeError:
         return None
+    for make in (kind, functools.partial(kind.__new__, kind)):  # its constructor may want other arguments than it keeps
+        try:
+            found: Exception = make(*args)
+            vars(found).update(attributes)
+            if str(found) == failure.message:
+                return found
+        except (Exception, SystemExit):  # it cannot be made, or has no text: EnvRaised says all there is
+            continue
+    return None
+
+
+def _class(name: str) -> Any:
+    """What has this qualified name in a module that is imported here; None if nothing has."""
+    parts = name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        found: Any = sys.modules.get(".".join(parts[:end]))
+        if found is not None:
+            for part in parts[end:]:
+                found = vars(found).get(part) if hasattr(found, "__dict__") else None
+            return found
+    return None

@@ -19,7 +19,7 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from envhub import codec, spaces
 from envhub.actions import pack
-from envhub.errors import EnvHubError, EnvRaised, HubTimeout, LocalProtocolError
+from envhub.errors import EnvHubError, EnvRaised, Forked, HubTimeout, LocalProtocolError
 from envhub.messages import Call, Close, Made, Make, Op, Reset, SetAttr, World, pack_rows, unpack_rows
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
 from envhub_client.connection import CONNECT_TIMEOUT_S, Connection
@@ -107,10 +107,11 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self.render_mode = made.render_mode
         self.single_action_space = self._space(made.action_space)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self._adopt_observation_spaces([self._space(space) for space in made.observation_spaces])
+        observation_spaces = [self._space(space) for space in made.observation_spaces]
+        self._adopt_observation_spaces(observation_spaces)
         self.env_spec = _spec(made.spec)
         self._action_leaves = spaces.leaves(self.single_action_space)
-        self._observations = Observations(self.single_observation_space, self.num_envs, self._allow_pickle)
+        self._observations = Observations(observation_spaces[0], self.num_envs, self._allow_pickle)
         self._lane = WireLane(self._connection, self.num_envs, self._observations.leaves, self._options.copy)
 
     def _space(self, blob: bytes) -> Space[Any]:
@@ -122,11 +123,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self.single_observation_space = found[0]
         if isinstance(mode, tuple):
             self.observation_space, self.single_observation_space = mode
-            if spaces.leaves(self.single_observation_space) != spaces.leaves(found[0]):
-                raise RuntimeError(
-                    "AsyncVectorEnv(..., observation_mode='different' or custom space) however the sub-environment's "
-                    "observation spaces do not share a common shape and dtype."
-                )
+            spaces.check_equivalent(self.single_observation_space, found[0], "different")
         elif mode == "different":
             self.observation_space = batch_differing_spaces(found)
         else:
@@ -331,8 +328,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             SessionClosed: after ``close``.
         """
         self._begin("call_async")
-        if not isinstance(name, str):
-            raise TypeError(f"the name of a method or attribute is a str, got {name!r}")
+        _check_name(name)
         call = Call(name, self._encode([list(args), kwargs]))
         self._post(AsyncState.WAITING_CALL, lambda: self._connection.send(Op.CALL, call))
 
@@ -360,6 +356,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             ValueError: a list or tuple of another length.
         """
         self._begin("set_attr")
+        _check_name(name)
         if not isinstance(values, (list, tuple)):
             values = [values]
         elif len(values) != self.num_envs:
@@ -431,27 +428,34 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             timeout: seconds for a pending request to end; after them the envs are not closed but killed.
             terminate: kill the envs' processes at once.
 
+        What an env's ``close`` raises is logged.
+
         Raises:
-            Exception: what an env's ``close`` raised; the session has ended all the same.
+            LocalProtocolError: another thread is using this vector env; nothing was closed.
         """
         try:
-            if self._state is not AsyncState.DEFAULT:
-                terminate = not self._finish_pending(0 if terminate else timeout) or terminate
-        except EnvHubError as error:
-            log.debug("closing %r: %s", self, error)
-        finally:
-            self._end_session(terminate)
+            alone = self._connection.in_use()
+        except Forked:
+            return  # the session is the parent's
+        with alone:
+            try:
+                if self._state is not AsyncState.DEFAULT:
+                    terminate = not self._finish_pending(0 if terminate else timeout) or terminate
+            except EnvHubError as error:
+                log.debug("closing %r: %s", self, error)
+            finally:
+                self._end_session(terminate)
 
     def _end_session(self, terminate: bool) -> None:
         timeout = KILL_TIMEOUT_S if terminate else CLOSE_TIMEOUT_S
         try:
             self._connection.give_up()
             self._connection.ask(Op.CLOSE, Close(terminate), timeout=timeout)
-        except EnvRaised:
-            raise
-        except EnvHubError as error:
-            # The session is gone already, with its hub or its connection: that is what was to be had.
-            log.debug("closing a session of the hub at %s: %s", self._connection.address, error)
+        except Exception as error:
+            told = error.__cause__ or error
+            # Any other error of a hub says that the session is gone already, which is what was to be had.
+            level = logging.ERROR if isinstance(told, EnvRaised) else logging.DEBUG
+            log.log(level, "closing a session of the hub at %s: %s", self._connection.address, told)
         finally:
             self.closed = True
             self._connection.close()
@@ -477,6 +481,11 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """Free the session of a vector env that nobody closed; at the program's end its connection's end does it."""
         if not sys.is_finalizing() and not getattr(self, "closed", True) and hasattr(self, "_lane"):
             self.close(terminate=True)
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a method or attribute is a str, got {name!r}")
 
 
 def _spec(text: str) -> EnvSpec | None:

@@ -33,17 +33,21 @@ class Row:
         self._lenient = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
         self._beside: list[Any] = []
 
-    def attach(self, arena: Arena, send_info: SendInfo) -> None:
-        """Work in this row of ``arena``; infos that do not fit in go to ``send_info``."""
-        space, layout = self.env.observation_space, arena.layout
-        self._objects = [leaf == OBJECT for leaf in spaces.leaves(space)]
+    def attach(self, arena: Arena, observation_space: Any, action_space: Any, send_info: SendInfo) -> None:
+        """Work in this row of ``arena``, whose leaves are those of the session's spaces.
+
+        The env's own spaces may have their keys in another order. Infos that do not fit in go to ``send_info``.
+        """
+        layout = arena.layout
+        self._observation_space, self._action_space = observation_space, action_space
+        self._objects = [leaf == OBJECT for leaf in spaces.leaves(observation_space)]
         self._loose = any(self._objects)
         self._arena = arena
         self._send_info = send_info
         self._info_bytes = layout.info_bytes
         self._batches = [[leaf[slot] for leaf in arena.observations] for slot in range(SLOTS)]
-        self._flat = spaces.is_flat(space) and not self._loose
-        self._action_flat = spaces.is_flat(self.env.action_space)
+        self._flat = spaces.is_flat(observation_space) and not self._loose
+        self._action_flat = spaces.is_flat(action_space)
         self._code_words = [arena.words(column) for column in arena.action_codes]
         self._codes = [-1] * len(layout.actions)
         self._readers: list[Callable[[], Any]] = [lambda: None] * len(layout.actions)
@@ -83,7 +87,7 @@ class Row:
                 self._read_as(number, words[self.index])
         if self._action_flat:
             return self._readers[0]()
-        return spaces.assemble(self.env.action_space, (read() for read in self._readers))
+        return spaces.assemble(self._action_space, (read() for read in self._readers))
 
     def _read_as(self, number: int, code: int) -> None:
         """Read an action leaf in another form from now on: the caller sends other dtypes than before."""
@@ -103,7 +107,7 @@ class Row:
             _store_leaf(batches[0], index, observation)
         else:
             remaining = iter(batches)
-            for is_object, part in zip(self._objects, spaces.flatten(self.env.observation_space, observation)):
+            for is_object, part in zip(self._objects, spaces.flatten(self._observation_space, observation)):
                 if is_object:
                     objects.append(part)
                 else:

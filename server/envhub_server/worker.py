@@ -27,7 +27,8 @@ from envhub_server.dialects import adapted
 from envhub_server.rows import Row
 from envhub_server.runner import EnvRunner
 
-MESSAGE_CHARS_MAX = 4096
+MESSAGE_CHARS_MAX = 1 << 16
+ARGUMENT_BYTES_MAX = 1 << 16  # of an exception, and as many of its attributes
 TRACEBACK_CHARS_MAX = 16384
 RESERVED_CALLS = frozenset(["reset", "step", "close", "_setattr", "_check_spaces"])
 
@@ -134,24 +135,21 @@ class Worker:
         self._request, self._done = self._arena.words(self._arena.request), self._arena.words(self._arena.done)
         self._op, self._status = self._arena.words(self._arena.op), self._arena.words(self._arena.status)
         self._info_length = self._arena.words(self._arena.info_length)
+        observation_space, action_space = (
+            spaces.build(codec.decode(blob, self._allow_pickle))
+            for blob in (mapped.observation_space, mapped.action_space)
+        )
         for row in self._rows:
             try:
-                self._check_spaces(row.env, mapped)
-                row.attach(self._arena, self._send_info)
+                spaces.check_equivalent(row.env.observation_space, observation_space, mapped.observation_mode)
+                spaces.check_action_space(row.env.action_space, action_space)
+                row.attach(self._arena, observation_space, action_space, self._send_info)
             except BaseException as error:
                 self._report(error, row.index, "factory_failed")
                 return False
         self._poller.register(self._bell, select.POLLIN)
         self._channel.send(control.Mapped())
         return None
-
-    def _check_spaces(self, env: Any, mapped: Any) -> None:
-        wanted, action_space = (
-            spaces.build(codec.decode(blob, self._allow_pickle))
-            for blob in (mapped.observation_space, mapped.action_space)
-        )
-        spaces.check_equivalent(env.observation_space, wanted, mapped.observation_mode)
-        spaces.check_action_space(env.action_space, action_space)
 
     # --- stepping -------------------------------------------------------------------------------------------------
 
@@ -252,12 +250,8 @@ def describe_failure(error: BaseException, code: str, row: int | None, worker: i
         message = str(error)
     except BaseException:  # an exception whose own text raises is still worth reporting
         message = f"<{type(error).__name__}, whose text cannot be read>"
-    try:
-        # An OSError keeps the file's name apart; the class takes it as a third argument.
-        file = [error.filename] if isinstance(error, OSError) and len(error.args) == 2 and error.filename else []
-        args = codec.encode([*error.args, *file])
-    except Exception:  # arguments that cannot travel are left out; the message stands for them
-        args = b""
+    # An OSError keeps the file's name apart; the class takes it as a third argument.
+    file = [error.filename] if isinstance(error, OSError) and len(error.args) == 2 and error.filename else []
     try:
         lines = traceback.format_exception(type(error), error, error.__traceback__)
     except BaseException:
@@ -265,13 +259,23 @@ def describe_failure(error: BaseException, code: str, row: int | None, worker: i
     return messages.Failure(
         code=code,
         scope="env",
-        message=message[:MESSAGE_CHARS_MAX],
+        message=message if len(message) <= MESSAGE_CHARS_MAX else f"{message[:MESSAGE_CHARS_MAX]} ... (cut)",
         env_index=row,
         worker=worker,
         type=f"{type(error).__module__}.{type(error).__qualname__}",
-        args=args if len(args) <= MESSAGE_CHARS_MAX else b"",
+        args=_carried(lambda: [*error.args, *file]),
+        attributes=_carried(lambda: dict(vars(error))),
         traceback="".join(lines)[-TRACEBACK_CHARS_MAX:],
     )
+
+
+def _carried(read: Callable[[], Any]) -> bytes:
+    """The encoded value; nothing where it cannot travel or is too large: the message stands for it."""
+    try:
+        blob = codec.encode(read())
+    except Exception:  # anything may raise in a foreign class
+        return b""
+    return blob if len(blob) <= ARGUMENT_BYTES_MAX else b""
 
 
 def _named_factory(build: Any) -> Callable[[], Any]:

@@ -68,6 +68,58 @@ def check(address: str | None, mode: AutoresetMode, arguments: dict[str, Any]) -
         envs.close()
 
 
+SCALAR = gym_spaces.Box(0, 9, (), np.int64)
+
+
+class Labelled(gym.Env[Any, Any]):
+    """The value of each key says which key it is; envs differ in the order of their keys."""
+
+    def __init__(self, *keys: str) -> None:
+        self.observation_space = gym_spaces.Dict([(key, SCALAR) for key in keys])
+        self.action_space = gym_spaces.Dict([(key, gym_spaces.Discrete(9)) for key in keys])
+
+    def observe(self) -> Any:
+        return {key: np.array("abx".index(key)) for key in self.observation_space}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self.observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.observe(), 10.0 * action["a"] + action["b"], False, False, {}
+
+
+@pytest.mark.parametrize("mode", ["same", "different"])
+def test_keys_of_the_envs_may_have_another_order(mode: Any) -> None:
+    factories = [lambda: Labelled("a", "b"), lambda: Labelled("b", "a")]
+    actions = {"a": np.array([1, 2]), "b": np.array([3, 4])}
+    envs, wanted = (kind(factories, observation_mode=mode) for kind in (envhub.AsyncVectorEnv, SyncVectorEnv))
+    assert_same(envs.reset(), wanted.reset(), "reset")
+    assert_same(envs.step(actions), wanted.step(actions), "step")
+    assert envs.step(actions)[1].tolist() == [13, 24]
+    envs.close()
+
+
+def test_other_keys_are_not_taken_for_the_wanted_ones() -> None:
+    single = gym_spaces.Dict({"a": SCALAR, "x": SCALAR})
+    with pytest.raises(RuntimeError, match="common shape and dtype"):
+        envhub.AsyncVectorEnv(
+            [lambda: Labelled("a", "b")] * 2, observation_mode=(gym.vector.utils.batch_space(single, 2), single)
+        )
+    with pytest.raises(RuntimeError, match="common shape and dtype"):
+        envhub.AsyncVectorEnv([lambda: Labelled("a", "b"), lambda: Labelled("a", "x")], observation_mode="different")
+
+
+def test_observations_that_were_given_out_are_the_callers_own() -> None:
+    space = gym_spaces.Graph(gym_spaces.Box(0, 1, (2,)), None, seed=1)
+    envs = envhub.AsyncVectorEnv([lambda: sims.Anything(space, gym_spaces.Discrete(2), [{}])] * 2)
+    observations, _ = envs.reset(seed=1)
+    kept = observations[1].nodes.copy()
+    observations[1].nodes[:] = 99
+    again, _ = envs.reset(options={"reset_mask": np.array([True, False])})
+    assert np.array_equal(again[1].nodes, kept)
+    envs.close()
+
+
 def check_random_ones(address: str | None, mode: AutoresetMode, limits: settings) -> None:
     @limits
     @given(any_space, any_space, runs_of_infos())

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -18,6 +21,7 @@ from same import assert_same
 
 import envhub
 from envhub import AsyncVectorEnv
+from envhub.messages import Op, StatsRequest
 
 # --- runners ----------------------------------------------------------------------------------------------------------
 
@@ -107,6 +111,9 @@ def test_envs_of_a_hub_are_made_by_gymnasium(hub: ServedHub) -> None:
 ORDERS = {
     "the prefix imports envhub": "import gymnasium",
     "envhub first": "import envhub, gymnasium",
+    "envhub, and a look whether gymnasium is there": (
+        "import envhub, importlib.util; importlib.util.find_spec('gymnasium'); import gymnasium"
+    ),
     "gymnasium first": "import gymnasium, envhub",
 }
 
@@ -148,6 +155,83 @@ def test_two_threads_at_once_are_refused_and_taking_turns_is_not() -> None:
     thread.start()
     thread.join()
     assert results[1][1].tolist() == [7] and envs.step([9])[1].tolist() == [9]
+    envs.close()
+
+
+def test_closing_while_another_thread_waits_is_refused_and_harms_nothing() -> None:
+    envs = envhub.make_vec(sims.Naughty, 1)
+    envs.reset()
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(envs.step([6])))  # 0.2 s
+    thread.start()
+    time.sleep(0.05)
+    for refused in (envs.close, lambda: envs._connection.ask(Op.STATS, StatsRequest()), envs._connection.give_up):
+        with pytest.raises(envhub.LocalProtocolError, match="another thread"):
+            refused()
+    thread.join()
+    assert not envs.closed and results[0][1].tolist() == [6] and envs.step([9])[1].tolist() == [9]
+    envs.step_async([0])
+    with pytest.raises(envhub.LocalProtocolError, match="STEP is pending"):
+        envs._connection.send(Op.STATS, StatsRequest())
+    assert envs.step_wait()[1].tolist() == [0]
+    envs.close()
+
+
+def test_vector_env_can_be_closed_in_a_signal_handler() -> None:
+    envs = envhub.make_vec(sims.Naughty, 1)
+    envs.reset()
+
+    def leave(*_: Any) -> None:
+        envs.close(terminate=True)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, leave)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            envs.step([8])  # for ever
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert envs.closed
+
+
+# --- exceptions -------------------------------------------------------------------------------------------------------
+
+
+class Outer:
+    class Inner(ValueError):
+        pass
+
+
+class Formatted(ValueError):
+    def __init__(self, left: int, *, right: int) -> None:
+        super().__init__(f"{left} and {right}")
+        self.left = left
+
+
+RAISED = {
+    "nested class": (lambda: Outer.Inner("x"), "x"),
+    "constructor that wants other arguments": (lambda: Formatted(1, right=2), "1 and 2"),
+    "attributes": (lambda: subprocess.CalledProcessError(3, "ls"), "returned non-zero exit status 3"),
+    "of the standard library": (lambda: json.JSONDecodeError("no", "{", 1), "no: line 1 column 2"),
+    "long message": (lambda: KeyError("k" * 10_000), "kkk"),
+}
+
+
+@pytest.mark.parametrize(("make", "text"), RAISED.values(), ids=RAISED.keys())
+def test_exceptions_arrive_as_they_were_raised(make: Callable[[], Exception], text: str) -> None:
+    class Raising(sims.Counter):
+        def act(self, action: int) -> None:
+            raise make()
+
+    wanted = make()
+    envs = envhub.make_vec(Raising, 1)
+    envs.reset()
+    with pytest.raises(type(wanted), match=text) as caught:
+        envs.step([0])
+    assert str(caught.value) == str(wanted) and vars(caught.value) == vars(wanted)
+    assert isinstance(caught.value.__cause__, envhub.EnvRaised)
+    assert f"env 0 in worker 0 of the hub at {envs._connection.address}" in str(caught.value.__cause__)
     envs.close()
 
 

@@ -117,12 +117,13 @@ def test_exception_in_a_call_breaks_nothing(address: str | None) -> None:
     envs.close()
 
 
-def test_exception_in_close_is_raised_after_everything_has_ended(hub: ServedHub) -> None:
+def test_exception_in_close_is_logged_after_everything_has_ended(
+    hub: ServedHub, caplog: pytest.LogCaptureFixture
+) -> None:
     envs = make("bad_close", 2, hub.ipc)
     envs.reset()
-    with pytest.raises(OSError, match="the door is stuck"):
-        envs.close()
-    assert envs.closed
+    envs.close()
+    assert envs.closed and "raised OSError: the door is stuck" in caplog.text
     envs.close()
     assert wait_until(lambda: not hub.workers())
 

@@ -244,6 +244,15 @@ def test_dict_without_one_of_its_keys_is_refused() -> None:
 BOXES = gym_spaces.Box(0, 1, (2,)), gym_spaces.Box(0, 2, (2,)), gym_spaces.Box(0, 1, (3,))
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")  # of Gymnasium's own cast
+def test_integer_box_without_bounds_samples_as_before() -> None:
+    space = gym_spaces.Box(-np.inf, np.array([5, np.inf]), (2,), np.int64)
+    built = spaces.build(codec.decode(codec.encode(spaces.describe(space))))
+    space.seed(3)
+    built.seed(3)
+    assert all(np.array_equal(built.sample(), space.sample()) for _ in range(20))
+
+
 def test_spaces_that_cannot_be_batched_are_refused() -> None:
     wanted, wider, larger = BOXES
     spaces.check_equivalent(wanted, wanted, "same")
@@ -253,5 +262,7 @@ def test_spaces_that_cannot_be_batched_are_refused() -> None:
         spaces.check_equivalent(wider, wanted, "same")
     with pytest.raises(RuntimeError, match="common shape and dtype"):
         spaces.check_equivalent(larger, wanted, "different")
+    with pytest.raises(RuntimeError, match="common shape and dtype"):
+        spaces.check_equivalent(gym_spaces.Text(3), gym_spaces.Text(4), "different")
     with pytest.raises(RuntimeError, match="action space"):
         spaces.check_action_space(wider, wanted)

@@ -109,14 +109,11 @@ class Arena:
         if found != (MAGIC, VERSION, self.layout.rows):
             raise ValueError(f"not an arena of layout {VERSION} with {self.layout.rows} rows: {found}")
 
-    def post(self, op: int, slot: int, rows: np.ndarray | None = None) -> None:
-        """Hand rows (all, or the given indices) to their workers; actions must stand already. Ring afterwards."""
+    def post(self, op: int, slot: int) -> None:
+        """Hand all rows to their workers; actions must stand already. Ring afterwards."""
         self._posts += 1
         for column, value in ((self.op, op), (self.slot, slot), (self.request, self._posts)):
-            if rows is None:  # by far the most frequent, and as bytes several times quicker
-                column.data.cast("B")[:] = value.to_bytes(8, sys.byteorder) * self.layout.rows
-            else:
-                column[rows] = value
+            column.data.cast("B")[:] = value.to_bytes(8, sys.byteorder) * self.layout.rows  # as bytes it is quickest
 
     def quiescent(self) -> bool:
         """Whether no row is with a worker."""
@@ -125,11 +122,6 @@ class Arena:
     def noted(self) -> bool:
         """Whether a row has another status than ``STATUS_OK``."""
         return self.status.tobytes().count(0) != self.status.nbytes
-
-    def keep_rows(self, slot: int, rows: np.ndarray) -> None:
-        """Copy the observations of ``rows`` from the other slot into ``slot``, for a request that leaves them out."""
-        for leaf in self.observations:
-            leaf[slot, rows] = leaf[1 - slot, rows]
 
     def small_infos(self) -> list[tuple[int, memoryview]]:
         """Row and encoded info of every row that left one in the arena; a larger one travels by the channel."""

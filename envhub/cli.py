@@ -105,7 +105,7 @@ def health(address: str | None = None, *, timeout: float = 5.0) -> None:
         with connect(address, timeout) as client:
             found = client.health()
     except (EnvHubError, AddressError) as error:
-        errors.print(f"envhub health: {error}", highlight=False, soft_wrap=True)
+        errors.print(f"envhub health: {error}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(EXIT_FAILED)
     console.print(f"{found['status']}: {found['sessions']} sessions, up for {found['uptime_s']:.0f} s", highlight=False)
     sys.exit(0 if found["status"] == "ok" else EXIT_FAILED)
@@ -159,7 +159,7 @@ def conformance(
     *,
     env: Annotated[list[str] | None, Parameter(negative="")] = None,
     json: Annotated[bool, Parameter(negative="")] = False,
-    timeout: float = 10.0,
+    timeout: float = 30.0,
 ) -> None:
     """Check from outside that a hub keeps the protocol and Gymnasium's contract; exit with 1 if it does not.
 
@@ -172,7 +172,7 @@ def conformance(
     json
         Print one JSON object per check instead of a table.
     timeout
-        Seconds to wait for the hub.
+        Seconds to wait for each answer of the hub.
     """
     from envhub_client.conformance import run
 
@@ -182,7 +182,7 @@ def conformance(
 
 
 def _refuse(command: str, why: object) -> NoReturn:
-    errors.print(f"envhub {command}: {why}", highlight=False, soft_wrap=True)
+    errors.print(f"envhub {command}: {why}", markup=False, highlight=False, soft_wrap=True)
     sys.exit(EXIT_USAGE)
 
 
@@ -196,5 +196,5 @@ def _errors_told(command: str) -> Iterator[None]:
     try:
         yield
     except (EnvHubError, gymnasium.error.Error, ModuleNotFoundError) as error:
-        errors.print(f"envhub {command}: {error}", highlight=False, soft_wrap=True)
+        errors.print(f"envhub {command}: {error}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(EXIT_FAILED)

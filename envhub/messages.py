@@ -222,17 +222,20 @@ def pack_rows(blobs: Iterable[Tuple[int, Any]]) -> bytes:
     return b"".join(part for row, blob in blobs for part in (_ROW.pack(row, len(blob)), blob))
 
 
-def unpack_rows(frame: Any) -> List[Tuple[int, bytes]]:
-    """The pairs that ``pack_rows`` joined.
+def unpack_rows(frame: Any, rows: int) -> List[Tuple[int, bytes]]:
+    """The pairs that ``pack_rows`` joined, of rows in ``[0, rows)`` and each at most once.
 
     Raises:
-        codec.DecodeError: the lengths do not add up.
+        codec.DecodeError: the lengths do not add up, or there is another row.
     """
-    view, start, found = memoryview(frame), 0, []
+    view, start = memoryview(frame), 0
+    found: List[Tuple[int, bytes]] = []
     while start < len(view):
         if start + _ROW.size > len(view):
             raise codec.DecodeError("a frame of rows ends in the middle of a row")
         row, length = _ROW.unpack_from(view, start)
+        if row >= rows or len(found) >= rows:
+            raise codec.DecodeError(f"a frame of rows holds more than each of {rows}")
         start += _ROW.size + length
         if start > len(view):
             raise codec.DecodeError("a frame of rows ends in the middle of a row")

@@ -6,9 +6,11 @@ import json
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from envhub import messages
 from envhub.errors import RequestRefused
@@ -17,27 +19,28 @@ from envhub.protocol import Prelude
 from envhub_client import contract
 from envhub_client.client import connect
 from envhub_client.contract import NUM_ENVS, require, sampled
-from envhub_client.raw_peer import Answer, RawPeer
+from envhub_client.raw_peer import ANSWER_TIMEOUT_S, Answer, RawPeer
 
 PROTOCOL, CONTRACT = "protocol", "contract"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one check; ``why`` is empty where it passed."""
+    """What came of one check; ``why`` is empty where it passed, and ``skipped`` where it could be made."""
 
     group: str
     check: str
     env: str
-    why: str
+    why: str = ""
+    skipped: str = ""
 
     @property
     def passed(self) -> bool:
-        """Whether the hub keeps this promise."""
+        """Whether the hub is not known to break this promise."""
         return not self.why
 
 
-def run(console: Console, address: str, envs: Sequence[str], as_json: bool, timeout: float = 10.0) -> bool:
+def run(console: Console, address: str, envs: Sequence[str], as_json: bool, timeout: float = ANSWER_TIMEOUT_S) -> bool:
     """Check the hub at ``address``, print a table or JSON, and return whether it passed.
 
     Args:
@@ -45,19 +48,21 @@ def run(console: Console, address: str, envs: Sequence[str], as_json: bool, time
         address: the hub's.
         envs: names of envs to check it with; without any, the first that it offers.
         as_json: print one JSON object per check instead of a table.
-        timeout: seconds to wait for the hub.
+        timeout: seconds to wait for each answer of the hub.
 
     Raises:
         HubUnreachable: no hub answered.
-        RequestRefused: the hub offers no env.
+        RequestRefused: the hub offers no env, or not these.
     """
     with connect(address, timeout) as client:
         offered = client.envs()
     if not offered:
         raise RequestRefused(f"the hub at {address} offers no env to check it with")
+    if missing := set(envs).difference(offered):
+        raise RequestRefused(f"the hub at {address} does not offer {', '.join(sorted(missing))}")
     first = "CartPole-v1" if "CartPole-v1" in offered else offered[0]
     verdicts = []
-    for verdict in examine(address, envs or [first]):
+    for verdict in examine(address, envs or [first], timeout):
         verdicts.append(verdict)
         if as_json:
             console.print_json(json.dumps({**asdict(verdict), "passed": verdict.passed}), indent=None)
@@ -66,21 +71,25 @@ def run(console: Console, address: str, envs: Sequence[str], as_json: bool, time
     return all(verdict.passed for verdict in verdicts)
 
 
-def examine(address: str, envs: Sequence[str]) -> Iterator[Verdict]:
+def examine(address: str, envs: Sequence[str], timeout: float = ANSWER_TIMEOUT_S) -> Iterator[Verdict]:
     """Every check's verdict, as it comes."""
     for env in envs:
         for name, protocol_check in PROTOCOL_CHECKS.items():
-            yield Verdict(PROTOCOL, name, env, _why(protocol_check, address, env))
+            yield _verdict(PROTOCOL, name, env, partial(protocol_check, address, env, timeout))
         for name, contract_check in contract.CHECKS.items():
-            yield Verdict(CONTRACT, name, env, _why(contract_check, address, env))
+            yield _verdict(CONTRACT, name, env, partial(contract_check, address, env))
 
 
-def _why(check: Callable[[str, str], None], address: str, env: str) -> str:
+def _verdict(group: str, name: str, env: str, check: Callable[[], None]) -> Verdict:
     try:
-        check(address, env)
+        check()
+    except contract.NotChecked as error:
+        return Verdict(group, name, env, skipped=str(error))
+    except contract.Broken as error:
+        return Verdict(group, name, env, str(error))
     except Exception as error:  # whatever a hub does to a check is its verdict
-        return str(error) if isinstance(error, contract.Broken) else f"{type(error).__name__}: {error}"
-    return ""
+        return Verdict(group, name, env, f"{type(error).__name__}: {error}")
+    return Verdict(group, name, env)
 
 
 def _table(address: str, verdicts: Sequence[Verdict]) -> Table:
@@ -89,9 +98,14 @@ def _table(address: str, verdicts: Sequence[Verdict]) -> Table:
     for column in ("group", "env", "check", "result"):
         found.add_column(column, overflow="fold")
     for verdict in verdicts:
-        result = "[green]ok" if verdict.passed else f"[red]{verdict.why}"
-        found.add_row(verdict.group, verdict.env, verdict.check, result)
+        found.add_row(verdict.group, Text(verdict.env), verdict.check, _result(verdict))
     return found
+
+
+def _result(verdict: Verdict) -> Text:
+    if verdict.why:
+        return Text(verdict.why, "red")
+    return Text(f"not checked: {verdict.skipped}", "yellow") if verdict.skipped else Text("ok", "green")
 
 
 # --- the protocol -----------------------------------------------------------------------------------------------------
@@ -104,8 +118,11 @@ class _Session:
         self.peer, self.token, self.seq = peer, secrets.token_bytes(16), 0
         answer = self.ask(Op.MAKE, messages.pack(Make(NUM_ENVS, env)))
         require(answer.failure is None, f"MAKE failed: {answer.failure}")
-        self.made = messages.unpack(Made, answer.body)
-        self.codes, self.frames, self.sizes = sampled(self.made)
+        try:
+            self.codes, self.frames, self.sizes = sampled(messages.unpack(Made, answer.body))
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __enter__(self) -> _Session:
         return self
@@ -184,12 +201,12 @@ def _check_exactly_once(peer: RawPeer, env: str) -> None:
         _refused(session.step(), "session_lost", "a step after CLOSE")
 
 
-PROTOCOL_CHECKS: dict[str, Callable[[str, str], None]] = {}
+PROTOCOL_CHECKS: dict[str, Callable[[str, str, float], None]] = {}
 
 
 def _protocol_check(name: str, check: Callable[[RawPeer, str], None]) -> None:
-    def run(address: str, env: str) -> None:
-        peer = RawPeer(address)
+    def run(address: str, env: str, timeout: float) -> None:
+        peer = RawPeer(address, timeout)
         try:
             check(peer, env)
         finally:

@@ -78,9 +78,7 @@ class WireLane:
         if not count + results <= len(frames) <= count + results + 1:
             raise ValueError(f"{len(frames)} frames")
         observations = self._observations(frames[:count])
-        rows = messages.unpack_rows(frames[count + results]) if len(frames) > count + results else []
-        if not all(0 <= row < self._num_envs for row, _ in rows):
-            raise ValueError("an info for a row that is not there")
+        rows = messages.unpack_rows(frames[count + results], self._num_envs) if len(frames) > count + results else []
         if not results:
             return Outcome(observations, None, None, None, rows)
         rewards, terminations, truncations = split_results(np.frombuffer(frames[count], np.uint8), self._num_envs)

@@ -35,7 +35,6 @@ class Observations:
         self._is_object = [leaf == OBJECT for leaf in leaves]
         # The last ones of every row: a row that a reset leaves out keeps them.
         self._objects: list[list[Any]] = [[None] * sum(self._is_object)] * num_envs
-        self._encoded: dict[int, bytes] = {}  # the same, to be read again: what was given out is the caller's own
 
     def take(self, rows: Sequence[tuple[int, bytes]]) -> dict[int, dict[str, Any]]:
         """Read what came by row; returns the infos that are not empty.
@@ -46,8 +45,6 @@ class Observations:
         if not any(self._is_object):
             return {row: self._info(row, blob) for row, blob in rows}
         infos = {}
-        for row in self._encoded.keys() - {row for row, _ in rows}:
-            self._objects[row] = codec.decode(self._encoded[row], self._allow_pickle)
         for row, blob in rows:
             try:
                 objects, info = codec.decode(blob)
@@ -56,7 +53,7 @@ class Observations:
                 raise RemoteProtocolError(f"row {row} of a reply cannot be read: {error}") from error
             if len(found) != len(self._objects[row]):
                 raise RemoteProtocolError(f"row {row} of a reply holds {len(found)} observations of no fixed size")
-            self._objects[row], self._encoded[row] = found, objects
+            self._objects[row] = found
             if info:
                 infos[row] = self._info(row, info)
         return infos

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from envhub import messages
 from envhub.errors import HubTimeout
 from envhub.messages import REPLY, Failure, Hello, Op
-from envhub.protocol import NO_SESSION, PRELUDE, Prelude
+from envhub.protocol import FRAME_BYTES_MAX, NO_SESSION, PRELUDE, Prelude
 
-ANSWER_TIMEOUT_MS = 30_000
+ANSWER_TIMEOUT_S = 30.0
 
 
 class Answer(NamedTuple):
@@ -33,17 +33,20 @@ class RawPeer:
         hub_id: what its requests carry.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, timeout: float = ANSWER_TIMEOUT_S) -> None:
+        """Connect and say hello; ``timeout`` is how many seconds each answer may take."""
         import zmq
 
+        self._timeout = timeout
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
+        self._socket.maxmsgsize = FRAME_BYTES_MAX
         self._socket.connect(address)
         self.hub_id = 0
         try:
             self.hub_id = self.ask(Op.HELLO, messages.pack(Hello())).prelude.hub_id
-        except HubTimeout:
+        except BaseException:
             self.close()
             raise
 
@@ -52,18 +55,21 @@ class RawPeer:
         self._socket.send_multipart(frames)
 
     def ask(self, op: int, body: bytes, token: bytes = NO_SESSION, seq: int = 1, *frames: bytes) -> Answer:
-        """Send a request with a prelude and wait for the next message."""
+        """Send a request with a prelude and wait for its reply; pushes and late replies are passed over."""
         self.send([Prelude(op, self.hub_id, token, seq).pack() + body, *frames])
-        return self.receive()
+        while True:
+            answer = self.receive()
+            if answer.prelude.op & REPLY and (answer.prelude.token, answer.prelude.seq) == (token, seq):
+                return answer
 
     def receive(self) -> Answer:
         """The next message.
 
         Raises:
-            HubTimeout: there is none for ``ANSWER_TIMEOUT_MS``.
+            HubTimeout: there is none in time.
         """
-        if not self._socket.poll(ANSWER_TIMEOUT_MS):
-            raise HubTimeout(f"the hub did not answer within {ANSWER_TIMEOUT_MS / 1000:g} s")
+        if not self._socket.poll(int(self._timeout * 1000)):
+            raise HubTimeout(f"the hub did not answer within {self._timeout:g} s")
         first, *frames = self._socket.recv_multipart()
         return Answer(Prelude.unpack(first), first[PRELUDE.size :], frames)
 

@@ -20,7 +20,7 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space
 from envhub import codec, spaces
 from envhub.actions import pack
 from envhub.errors import EnvHubError, EnvRaised, Forked, HubTimeout, LocalProtocolError
-from envhub.messages import Call, Close, Made, Make, Op, Reset, SetAttr, World, pack_rows, unpack_rows
+from envhub.messages import Call, Close, Failure, Made, Make, Op, Reset, SetAttr, World, pack_rows, unpack_rows
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
 from envhub_client.connection import CONNECT_TIMEOUT_S, Connection
 from envhub_client.failures import raise_failure
@@ -341,9 +341,9 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         self._awaiting(AsyncState.WAITING_CALL)
         reply = self._wait(lambda: self._connection.wait(timeout))
-        if reply.op == Op.FAILURE or not reply.frames:
+        if isinstance(reply.message, Failure):
             raise_failure(reply.message, self._connection.address)
-        return tuple(self._decode(blob) for _, blob in unpack_rows(reply.frames[0]))
+        return tuple(self._decode(blob) for _, blob in unpack_rows(reply.frames[0], self.num_envs))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """An attribute of every env; a method is called. The same as ``call(name)``."""

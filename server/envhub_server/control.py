@@ -107,7 +107,7 @@ class Mapped:
 
 @dataclass(frozen=True)
 class ResetRows:
-    """Hub to worker: reset these rows; their request words are already counted up."""
+    """Hub to worker: reset these of its rows, and have the others stay as they are."""
 
     rows: List[int]
     seeds: List[Optional[int]]
@@ -116,7 +116,7 @@ class ResetRows:
 
 @dataclass(frozen=True)
 class StepRows:
-    """Hub to worker, in place of a ring: step, with the parts of the actions that travel beside the arrays."""
+    """Hub to worker, in place of a ring: step, with what travels beside the arrays of its rows' actions."""
 
     beside: bytes
 

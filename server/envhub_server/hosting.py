@@ -76,6 +76,7 @@ class Host:
         self._sizes: list[int] = []
         self._buffers: list[np.ndarray] = []
         self._beside = False  # whether parts of the actions travel beside the arrays
+        self._parts: list[tuple[int, bytes]] = []  # those of a step's, by row
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         watch.watch(self._done_bell, self._on_done_bell)
 
@@ -228,10 +229,10 @@ class Host:
     def _beside_problem(self, frame: Any) -> str:
         assert self._arena is not None
         try:
-            rows = [row for row, _ in messages.unpack_rows(frame)]
+            self._parts = messages.unpack_rows(frame, self._arena.layout.rows)
         except codec.DecodeError as error:
             return f"{error}; no env has moved"
-        complete = rows == list(range(self._arena.layout.rows))
+        complete = [row for row, _ in self._parts] == list(range(self._arena.layout.rows))
         return "" if complete else "the actions beside the arrays are not one for each row; no env has moved"
 
     def _drive(self, drive: Drive) -> None:
@@ -247,21 +248,15 @@ class Host:
                     column[:] = code
             arena.post(OP_STEP, self._slot)
             if self._beside:
-                parts = control.StepRows(bytes(self._request.frames[-1]))
-                for worker in self._workers.values():
-                    worker.tell(parts)
+                for number, worker in self._workers.items():
+                    block = self.session.blocks[number]
+                    worker.tell(control.StepRows(messages.pack_rows(self._parts[block[0] : block[-1] + 1])))
+                self._parts = []
                 return
             for worker in self._workers.values():
                 worker.ring()
             return
-        rows = None
-        if drive.rows is not None:
-            rows = np.array(drive.rows)
-            still = np.setdiff1d(np.arange(arena.layout.rows), rows)
-            arena.keep_rows(self._slot, still)
-            arena.info_length[still] = 0
-            arena.status[still] = 0
-        arena.post(drive.op, self._slot, rows)
+        arena.post(drive.op, self._slot)
 
     def _answer(self, answer: Answer) -> None:
         assert self._request is not None

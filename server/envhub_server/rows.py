@@ -7,7 +7,7 @@ stored. The autoreset rules are those of ``gymnasium.vector.AsyncVectorEnv`` (1.
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable
+from typing import Any, Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class Row:
         self._mode = autoreset_mode
         self._exact = codec.as_pickle if allow_pickle else codec.refuse
         self._lenient = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
-        self._beside: list[Any] = []
+        self._beside: Iterator[Any] = iter(())
 
     def attach(self, arena: Arena, observation_space: Any, action_space: Any, send_info: SendInfo) -> None:
         """Work in this row of ``arena``, whose leaves are those of the session's spaces.
@@ -42,6 +42,7 @@ class Row:
         self._observation_space, self._action_space = observation_space, action_space
         self._objects = [leaf == OBJECT for leaf in spaces.leaves(observation_space)]
         self._loose = any(self._objects)
+        self._last_objects = codec.encode([None] * sum(self._objects))
         self._arena = arena
         self._send_info = send_info
         self._info_bytes = layout.info_bytes
@@ -56,8 +57,13 @@ class Row:
         self._slot = arena.words(arena.slot)
         self._info_length = arena.words(arena.info_length)
 
-    def step(self) -> None:
-        """Step the env with the row's action, or reset it where NEXT_STEP owes one, and store the outcome."""
+    def step(self, beside: Sequence[Any] = ()) -> None:
+        """Step the env with the row's action, or reset it where NEXT_STEP owes one, and store the outcome.
+
+        Args:
+            beside: the parts of the action that are not in the arena, in the order of the leaves.
+        """
+        self._beside = iter(beside)
         if self._needs_reset[self.index] and self._mode == NEXT_STEP:
             observation, info = self._runner.autoreset()
             self._store(observation, 0.0, False, False, info)
@@ -72,14 +78,17 @@ class Row:
             return
         self._store(observation, reward, terminated, truncated, info)
 
-    def take_beside(self, values: list[Any]) -> None:
-        """The parts of the next step's action that travelled beside the arrays, in the order of the leaves."""
-        self._beside = values
-
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Reset the env and store its first observation."""
         observation, info = self._runner.reset(seed, options)
         self._store(observation, 0.0, False, False, info)
+
+    def stay(self) -> None:
+        """Leave the env as it is: its last observation is the outcome, too, without an info."""
+        slot = self._slot[self.index]
+        for leaf in self._arena.observations:
+            leaf[slot, self.index] = leaf[1 - slot, self.index]
+        self._info_length[self.index] = self._put(_beside(self._last_objects, b"")) if self._loose else 0
 
     def _action(self) -> Any:
         for number, words in enumerate(self._code_words):
@@ -95,7 +104,7 @@ class Row:
         buffer, leaf = self._arena.actions[number], layout.actions[number]
         self._codes[number] = code
         if code == actions.BESIDE:
-            self._readers[number] = lambda: self._beside.pop(0)
+            self._readers[number] = lambda: next(self._beside)
         else:
             self._readers[number] = actions.reader(buffer, leaf, layout.rows, self.index, code)
 
@@ -121,12 +130,20 @@ class Row:
     def _store_info(self, info: dict[str, Any], objects: list[Any]) -> int:
         blob = codec.encode(info, self._lenient) if info else b""
         if objects:
-            blob = codec.encode([codec.encode(objects, self._exact), blob])
+            self._last_objects = codec.encode(objects, self._exact)
+            blob = _beside(self._last_objects, blob)
+        return self._put(blob)
+
+    def _put(self, blob: bytes) -> int:
         if len(blob) <= self._info_bytes:
             self._arena.infos[self.index, : len(blob)] = np.frombuffer(blob, np.uint8)
         else:
             self._send_info(self.index, blob)
         return len(blob)
+
+
+def _beside(objects: bytes, info: bytes) -> bytes:
+    return codec.encode([objects, info])
 
 
 def _copied(info: dict[str, Any]) -> dict[str, Any]:
@@ -140,13 +157,13 @@ def _copied(info: dict[str, Any]) -> dict[str, Any]:
 def _store_leaf(batch: np.ndarray, index: int, value: Any) -> None:
     """Put one env's part of an observation into its row.
 
-    Upstream casts floats into an integer space and spreads a single number over a whole row without a word; here both
-    are errors, since they are always a mistake of the env.
+    ``AsyncVectorEnv`` casts floats into an integer space and spreads a single number over a whole row without a word;
+    here both are errors, since they are always a mistake of the env, as a cast is that ``SyncVectorEnv`` refuses.
     """
     if type(value) is not np.ndarray or value.dtype != batch.dtype or value.shape != batch.shape[1:]:
         found = np.asarray(value)
         if found.shape != batch.shape[1:]:
             raise ValueError(f"an observation part of shape {found.shape} where its space has {batch.shape[1:]}")
-        if found.dtype.kind not in "biuf" or (found.dtype.kind == "f" and batch.dtype.kind != "f"):
+        if not np.can_cast(found.dtype, batch.dtype, "same_kind"):
             raise TypeError(f"an observation part of dtype {found.dtype} where its space has {batch.dtype}")
     batch[index] = value

@@ -68,10 +68,9 @@ class MakeArena:
 
 @dataclass(frozen=True)
 class Drive:
-    """Hand rows (all where ``rows`` is None) to their workers; the actions of a step are in the request's frames."""
+    """Hand all rows to their workers; the actions of a step are in the request's frames."""
 
     op: int
-    rows: list[int] | None = None
     codes: bytes = b""
 
 
@@ -223,7 +222,7 @@ class Session:
                 return self._reset(message)
             case Step():
                 self.phase = Phase.MOVING
-                return [Drive(OP_STEP, None, message.codes)]
+                return [Drive(OP_STEP, message.codes)]
             case Call():
                 return self._call([control.CallRows(message.name, message.args) for _ in self.blocks])
             case SetAttr():
@@ -235,13 +234,12 @@ class Session:
         if len(seeds) != num_envs or len(mask) != num_envs or not any(mask):
             return self._answered(Fail(_refusal(f"a reset needs {num_envs} seeds and a mask of {num_envs}, some True")))
         self.phase = Phase.MOVING
-        drive = Drive(OP_RESET, None if all(mask) else [row for row in range(num_envs) if mask[row]])
-        tells: Instructions = []
+        instructions: Instructions = [Drive(OP_RESET)]
         for worker, block in enumerate(self.blocks):
-            if rows := [row for row in block if mask[row]]:
-                wanted = control.ResetRows(rows, [seeds[row] for row in rows], reset.options)
-                tells.append(Tell(worker, wanted))
-        return [drive, *tells]
+            rows = [row for row in block if mask[row]]
+            wanted = control.ResetRows(rows, [seeds[row] for row in rows], reset.options)
+            instructions.append(Tell(worker, wanted))
+        return instructions
 
     def _set_attr(self, wanted: SetAttr) -> Instructions:
         values = wanted.values

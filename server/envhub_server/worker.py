@@ -15,6 +15,7 @@ import pickle
 import select
 import sys
 import traceback
+from functools import partial
 from typing import Any, Callable
 
 from envhub import codec, messages, spaces
@@ -162,25 +163,24 @@ class Worker:
         os.write(self._done_bell, _ONE)
 
     def _on_StepRows(self, step: Any) -> None:
-        beside = dict(messages.unpack_rows(step.beside))
+        beside = dict(messages.unpack_rows(step.beside, self._arena.layout.rows))
+
+        def run(row: Row) -> None:
+            row.step(codec.decode(beside[row.index], self._allow_pickle))
+
         for row in self._rows:
-            try:
-                row.take_beside(codec.decode(beside[row.index], self._allow_pickle))
-            except BaseException as error:
-                self._report(error, row.index, "env_raised")
-        self._serve_rows()
+            self._finish(row, partial(run, row))
+        os.write(self._done_bell, _ONE)
 
     def _on_ResetRows(self, reset: Any) -> None:
+        seeds = dict(zip(reset.rows, reset.seeds))
+
+        def run(row: Row) -> None:
+            # Decoded once per row: an env may keep or change its options.
+            row.reset(seeds[row.index], codec.decode(reset.options, self._allow_pickle) if reset.options else None)
+
         for row in self._rows:
-            if row.index not in reset.rows:
-                continue
-            seed = reset.seeds[reset.rows.index(row.index)]
-
-            def run(row: Any = row, seed: int | None = seed) -> None:
-                # Decoded once per row: an env may keep or change its options.
-                row.reset(seed, codec.decode(reset.options, self._allow_pickle) if reset.options else None)
-
-            self._finish(row, run)
+            self._finish(row, partial(run, row) if row.index in seeds else row.stay)
         os.write(self._done_bell, _ONE)
 
     def _finish(self, row: Any, run: Callable[[], None]) -> None:
@@ -190,6 +190,7 @@ class Worker:
             self._status[row.index] = STATUS_INFO if self._info_length[row.index] else STATUS_OK
         except BaseException as error:
             self._report(error, row.index, "env_raised")
+            row.stay()
             self._status[row.index] = STATUS_RAISED
         self._done[row.index] = self._request[row.index]
 

@@ -138,6 +138,13 @@ class BadReset(Counter):
         return super().reset(seed=seed, options=options)
 
 
+class Unwell(Counter):
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        raise RuntimeError("see [/no/markup]")
+
+
 class BadClose(Counter):
     def close(self) -> None:
         raise OSError("the door is stuck")
@@ -271,6 +278,16 @@ def bad_reset() -> gym.Env[Any, Any]:
     return BadReset()
 
 
+def unwell() -> gym.Env[Any, Any]:
+    return Unwell()
+
+
+def graphs() -> gym.Env[Any, Any]:
+    graph = spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(2))
+    parts = {"graph": graph, "sequence": spaces.Sequence(spaces.Text(3)), "one": spaces.OneOf([graph, spaces.Text(2)])}
+    return Anything(spaces.Dict(parts), spaces.Tuple([spaces.Text(2), spaces.Discrete(3)]), [{}])
+
+
 def bad_close() -> gym.Env[Any, Any]:
     return BadClose()
 
@@ -333,6 +350,8 @@ OFFERED = [
             "nested",
             "naughty",
             "bad_reset",
+            "unwell",
+            "graphs",
             "bad_close",
             "entangled",
             "slow_close",

@@ -120,6 +120,40 @@ def test_observations_that_were_given_out_are_the_callers_own() -> None:
     envs.close()
 
 
+class Named(gym.Env[Any, Any]):
+    """A number, and the same as text; raises where it is told to."""
+
+    observation_space = gym_spaces.Dict({"n": gym_spaces.Discrete(100), "name": gym_spaces.Text(3)})
+    action_space = gym_spaces.Discrete(2)
+    count = 0
+
+    def observe(self) -> Any:
+        return {"n": self.count, "name": str(self.count)}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.count = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if action == 1:
+            raise ValueError("told to")
+        self.count += 1
+        return self.observe(), 0.0, False, False, {"x": 1}
+
+
+def test_rows_beside_one_that_raised_hold_what_their_envs_observed_last() -> None:
+    envs = envhub.make_vec([Named] * 3, num_workers=2)
+    envs.reset(options={"reset_mask": np.array([False, True, False])})  # the others have not observed anything
+    envs.reset()
+    envs.step([0, 0, 0])
+    with pytest.raises(ValueError, match="told to"):
+        envs.step([0, 1, 0])
+    observations, infos = envs.reset(options={"reset_mask": np.array([True, False, False])})
+    assert observations["n"].tolist() == [0, 1, 2] and observations["name"] == ("0", "1", "2")
+    assert infos == {}
+    envs.close()
+
+
 def check_random_ones(address: str | None, mode: AutoresetMode, limits: settings) -> None:
     @limits
     @given(any_space, any_space, runs_of_infos())

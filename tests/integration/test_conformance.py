@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
 import zmq
 from hubs import ServedHub
 
 from envhub.messages import REPLY, Op
 from envhub.protocol import Prelude
 
-ENVS = ["CartPole-v1", "nested", "Blackjack-v1"]
+ENVS = ["CartPole-v1", "nested", "Blackjack-v1", "graphs", "counter"]
 
 
-def conformance(address: str, *envs: str) -> tuple[int, dict[str, str]]:
-    """Exit status, and why each check that failed did."""
+def conformance(address: str, *envs: str) -> tuple[int, dict[str, str], set[str]]:
+    """Exit status, why each check that failed did, and for which envs checks were skipped."""
     options = [part for env in envs for part in ("--env", env)]
     ran = subprocess.run(
         [sys.executable, "-m", "envhub", "conformance", address, "--json", *options],
@@ -29,12 +31,39 @@ def conformance(address: str, *envs: str) -> tuple[int, dict[str, str]]:
     )
     verdicts = [json.loads(line) for line in ran.stdout.splitlines()]
     assert len(verdicts) >= 12, ran.stderr
-    return ran.returncode, {verdict["check"]: verdict["why"] for verdict in verdicts if not verdict["passed"]}
+    failed = {verdict["check"]: verdict["why"] for verdict in verdicts if not verdict["passed"]}
+    return ran.returncode, failed, {verdict["env"] for verdict in verdicts if verdict["skipped"]}
 
 
-def test_hub_conforms(address: str | None, hub: ServedHub) -> None:
-    if address is not None:
-        assert conformance(address, *ENVS) == (0, {})
+@pytest.mark.parametrize("lane", ["ipc", "tcp"])
+def test_hub_conforms(hub: ServedHub, lane: str) -> None:
+    # No episode of counter ever ends.
+    assert conformance(getattr(hub, lane), *(ENVS if lane == "tcp" else ENVS[:2])) == (
+        0,
+        {},
+        {"counter"} if lane == "tcp" else set(),
+    )
+
+
+def test_table_shows_whatever_an_env_says(hub: ServedHub) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "envhub", "conformance", hub.tcp, "--env", "unwell"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    assert ran.returncode == 1 and "[/no/markup]" in ran.stdout, ran.stderr
+
+
+def test_env_that_is_not_offered_is_told_in_a_line(hub: ServedHub) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "envhub", "conformance", hub.tcp, "--env", "Nope-v0"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ran.returncode == 1 and "does not offer Nope-v0" in ran.stderr and "Traceback" not in ran.stderr
 
 
 @contextmanager
@@ -82,7 +111,7 @@ def shorten_steps(frames: list[bytes]) -> list[bytes]:
 
 def test_hub_that_breaks_a_promise_fails_and_the_promise_is_named(hub: ServedHub) -> None:
     with tampered(hub.tcp, shorten_steps) as address:
-        status, failed = conformance(address, "CartPole-v1")
+        status, failed, _ = conformance(address, "CartPole-v1")
     assert status == 1
     assert "frames have [47, 30] bytes, not [48, 30]" in failed["frames are those that the spaces say"]
     assert "results have the dtypes and shapes of the spaces" in failed

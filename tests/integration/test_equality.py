@@ -125,6 +125,39 @@ def test_python_numbers_reach_the_envs_as_python_numbers(address: str | None) ->
     envs.close()
 
 
+@pytest.mark.parametrize("batch", [[2**63, -1], [np.array(1), np.array(0)]], ids=["mixed", "arrays of no dimension"])
+def test_elements_reach_the_envs_as_they_are_in_the_list(batch: list[Any]) -> None:
+    class Hearing(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Text(99)
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, **_: Any) -> Any:
+            return "", {}
+
+        def step(self, action: Any) -> Any:
+            return repr(action), 0.0, False, False, {}
+
+    envs, wanted = (kind([Hearing] * 2) for kind in (envhub.AsyncVectorEnv, SyncVectorEnv))
+    envs.reset(), wanted.reset()
+    assert envs.step(batch)[0] == wanted.step(batch)[0]
+    envs.close()
+
+
+def test_integers_that_do_not_fit_an_observation_are_an_error() -> None:
+    class Overflowing(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Box(0, 255, (2,), np.uint8)
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, **_: Any) -> Any:
+            return np.array([300, -1]), {}
+
+    for kind in (envhub.make_vec, SyncVectorEnv):
+        envs = kind([Overflowing])
+        with pytest.raises(TypeError):
+            envs.reset()
+        envs.close()
+
+
 def test_different_spaces_of_one_shape_are_batched() -> None:
     def pendulum(torque: float) -> Callable[[], gym.Env[Any, Any]]:
         def make() -> gym.Env[Any, Any]:

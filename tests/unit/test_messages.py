@@ -195,13 +195,13 @@ def test_control_message_with_a_wrong_field_is_refused(name: str) -> None:
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 
-pairs = st.lists(st.tuples(st.integers(0, 2**32 - 1), st.binary(max_size=20)), max_size=5)
+pairs = st.dictionaries(st.integers(0, 2**32 - 2), st.binary(max_size=20), max_size=5).map(lambda d: list(d.items()))
 
 
 @settings(deadline=None)
 @given(pairs)
 def test_rows_are_read_as_they_were_joined(rows: list[tuple[int, bytes]]) -> None:
-    assert messages.unpack_rows(messages.pack_rows(rows)) == rows
+    assert messages.unpack_rows(messages.pack_rows(rows), 2**32) == rows
 
 
 def test_row_is_its_number_its_length_and_its_bytes() -> None:
@@ -213,9 +213,15 @@ def test_rows_frame_cut_anywhere_between_rows_and_their_ends_is_refused() -> Non
     for end in range(1, len(frame)):
         if end != 11:  # exactly the first row
             with pytest.raises(codec.DecodeError):
-                messages.unpack_rows(frame[:end])
+                messages.unpack_rows(frame[:end], 100)
+
+
+@pytest.mark.parametrize("rows", [[(2, b"")], [(0, b""), (1, b""), (1, b"")]])
+def test_more_rows_than_there_are_are_refused(rows: list[tuple[int, bytes]]) -> None:
+    with pytest.raises(codec.DecodeError, match="more than each of 2"):
+        messages.unpack_rows(messages.pack_rows(rows), 2)
 
 
 def test_row_longer_than_its_frame_is_refused() -> None:
     with pytest.raises(codec.DecodeError):
-        messages.unpack_rows(b"\x00\x00\x00\x00\xff\xff\xff\xff")
+        messages.unpack_rows(b"\x00\x00\x00\x00\xff\xff\xff\xff", 1)

@@ -215,17 +215,18 @@ def test_reset_drives_all_rows_and_tells_each_worker_its_seeds() -> None:
     assert session.phase is Phase.READY
 
 
-def test_reset_with_a_mask_concerns_only_its_rows_and_their_workers() -> None:
+def test_reset_with_a_mask_says_which_rows_every_worker_resets() -> None:
     session = ready(4, 2)
     assert session.request(Reset([1, 2, 3, 4], [False, True, False, False])) == [
-        Drive(OP_RESET, [1]),
+        Drive(OP_RESET),
         Tell(0, ResetRows([1], [2], b"")),
+        Tell(1, ResetRows([], [], b"")),
     ]
 
 
 def test_mask_of_every_row_is_a_reset_of_all() -> None:
     session = ready(2, 1)
-    assert session.request(Reset([], [True, True]))[0] == Drive(OP_RESET, None)
+    assert session.request(Reset([], [True, True]))[0] == Drive(OP_RESET)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ def test_reset_that_does_not_fit_is_refused_and_nothing_moves(reset: Reset) -> N
     (fail,) = session.request(reset)
     assert isinstance(fail, Fail) and (fail.failure.code, fail.failure.scope) == ("refused", "request")
     assert session.phase is Phase.READY and session.idle
-    assert session.request(Step(b"\x04")) == [Drive(OP_STEP, None, b"\x04")]
+    assert session.request(Step(b"\x04")) == [Drive(OP_STEP, b"\x04")]
 
 
 # --- step -------------------------------------------------------------------------------------------------------------
@@ -244,7 +245,7 @@ def test_reset_that_does_not_fit_is_refused_and_nothing_moves(reset: Reset) -> N
 
 def test_step_drives_all_rows_and_is_answered_with_the_arrays() -> None:
     session = ready()
-    assert session.request(Step(b"\x04")) == [Drive(OP_STEP, None, b"\x04")]
+    assert session.request(Step(b"\x04")) == [Drive(OP_STEP, b"\x04")]
     assert not session.idle
     assert session.event(-1, Moved()) == [Answer(Done(), arrays=True)]
     assert session.idle
@@ -305,7 +306,7 @@ def test_exception_in_a_call_is_told_once_every_worker_has_answered() -> None:
     session.request(Call("render", b""))
     assert session.event(0, RowFailed(RAISED)) == []
     assert session.event(1, CallResults([b"c"])) == [Fail(RAISED)]
-    assert session.request(Step(b"\x04")) == [Drive(OP_STEP, None, b"\x04")]
+    assert session.request(Step(b"\x04")) == [Drive(OP_STEP, b"\x04")]
 
 
 def test_results_of_an_earlier_call_are_not_mixed_into_the_next() -> None:

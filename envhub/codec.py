@@ -11,6 +11,7 @@ than string keys, NumPy random generators, and, where the caller allows it, the 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import struct
 from typing import Any, Callable, cast
@@ -19,11 +20,17 @@ import msgpack
 import msgpack_numpy
 import numpy as np
 
-TUPLE, SET, FROZENSET, INTEGER, COMPLEX, MAPPING, GENERATOR, ARRAY, REPR, PICKLE, GRAPH, SCALAR, SPEC = range(1, 14)
+from envhub.errors import UnsupportedSpace
+
+TUPLE, SET, FROZENSET, INTEGER, COMPLEX, MAPPING, GENERATOR, ARRAY, REPR, PICKLE, GRAPH, SCALAR, SPEC, SPACE = range(
+    1, 15
+)
+
+_EXTENSIONS = frozenset(range(TUPLE, SPACE + 1))
+_HEADER_EXTENSIONS = frozenset([INTEGER])
 
 DEPTH_MAX = 64
 DECODED_DEPTH_MAX = DEPTH_MAX + 2  # the outermost value itself, and an array inside the innermost container
-HEADER_DEPTH_MAX = 4
 ITEMS_MAX = 1 << 20
 HEADER_ITEMS_MAX = 1 << 16
 STRING_BYTES_MAX = 1 << 26
@@ -45,6 +52,9 @@ Unknown = Callable[[Any], msgpack.ExtType]
 
 class Represented(str):
     """The ``repr`` of a value that could not be carried, in its place."""
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 class DecodeError(ValueError):
@@ -143,12 +153,12 @@ def decode_leniently(blob: Any, allow_pickle: bool = False) -> tuple[Any, list[R
 
 
 def decode_header(blob: Any) -> Any:
-    """As ``decode``, for the headers that hub and workers read: with smaller limits, since they hold little.
+    """As ``decode``, for the headers that hub and workers read: they hold little, and integers as only extension type.
 
     Raises:
         DecodeError: the bytes are malformed, or break a limit of this module.
     """
-    return _Decoder(False, HEADER_DEPTH_MAX, HEADER_ITEMS_MAX).unpack(blob)
+    return _Decoder(False, 1, HEADER_ITEMS_MAX, _HEADER_EXTENSIONS).unpack(blob)
 
 
 def _pack(plain: Any) -> bytes:
@@ -158,7 +168,21 @@ def _pack(plain: Any) -> bytes:
         return cast(bytes, msgpack.packb(plain, use_bin_type=True, unicode_errors="surrogatepass"))
 
 
-_GYMNASIUM = frozenset(["gymnasium.spaces.graph", "gymnasium.envs.registration"])
+_SPACE_MODULES = [
+    "box",
+    "dict",
+    "discrete",
+    "graph",
+    "multi_binary",
+    "multi_discrete",
+    "oneof",
+    "sequence",
+    "text",
+    "tuple",
+]
+_GYMNASIUM = frozenset(
+    ["gymnasium.envs.registration", "gym.spaces.graph", *(f"gymnasium.spaces.{name}" for name in _SPACE_MODULES)]
+)
 
 # The classes that decode to themselves; any other, such as an enum or a named tuple, is another's subclass.
 _OWN_CLASSES = frozenset([int, complex, dict, list, tuple, set, frozenset, np.ndarray, np.random.Generator])
@@ -233,9 +257,22 @@ class _Encoder:
     def _of_gymnasium(self, value: Any, depth: int) -> Any:
         if type(value).__name__ == "GraphInstance":
             return msgpack.ExtType(GRAPH, _pack([self.plain(part, depth + 1) for part in value]))
+        if self._faithful:
+            return self._unknown(value)
+        if type(value).__name__ == "EnvSpec":
+            if not all(isinstance(entry, (str, type(None))) for entry in (value.entry_point, value.vector_entry_point)):
+                return self._unknown(value)  # a class or function itself, not where to import it from
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+            fields["additional_wrappers"] = list(map(dataclasses.astuple, value.additional_wrappers))
+            return msgpack.ExtType(SPEC, _pack(self.plain(fields, depth + 1)))
+        return self._space(value, depth)
+
+    def _space(self, value: Any, depth: int) -> Any:
+        from envhub import spaces
+
         try:
-            return msgpack.ExtType(SPEC, value.to_json().encode())
-        except Exception:  # it names a class or function itself, not where to import it from
+            return msgpack.ExtType(SPACE, _pack(self.plain(spaces.describe(value), depth + 1)))
+        except UnsupportedSpace:  # or something else of these modules
             return self._unknown(value)
 
     def _other(self, value: Any, depth: int) -> Any:
@@ -245,6 +282,8 @@ class _Encoder:
             name = type(value.bit_generator).__name__
             if name in _GENERATORS:
                 return msgpack.ExtType(GENERATOR, _pack([name, self.plain(value.bit_generator.state, depth + 1)]))
+        if isinstance(value, Represented):
+            return as_repr(value)
         for base, convert in _BASES:
             if isinstance(value, base):
                 return self.plain(convert(value), depth)
@@ -256,8 +295,16 @@ class _Encoder:
 class _Decoder:
     """One decoding: counts the nesting of extension types, which msgpack itself does not see."""
 
-    def __init__(self, allow_pickle: bool, depth_max: int, items_max: int, lenient: bool = False) -> None:
+    def __init__(
+        self,
+        allow_pickle: bool,
+        depth_max: int,
+        items_max: int,
+        extensions: frozenset[int] = _EXTENSIONS,
+        lenient: bool = False,
+    ) -> None:
         self._allow_pickle = allow_pickle
+        self._extensions = extensions
         self._lenient = lenient
         self._depth_max = depth_max
         self._items_max = items_max
@@ -292,6 +339,8 @@ class _Decoder:
             self._depth -= 1
 
     def _extension(self, code: int, blob: bytes) -> Any:
+        if code not in self._extensions:
+            raise DecodeError(f"extension type {code} is not accepted here")
         if code in _REBUILD:
             items = self.unpack(blob)
             if not isinstance(items, list):
@@ -304,9 +353,11 @@ class _Decoder:
         if code == REPR:
             return self._represent(bytes(blob).decode("utf-8"))
         if code == SPEC:
-            from gymnasium.envs.registration import EnvSpec
+            return _spec(self.unpack(blob))
+        if code == SPACE:
+            from envhub import spaces
 
-            return EnvSpec.from_json(bytes(blob).decode("utf-8"))
+            return spaces.build(self.unpack(blob))
         if code == PICKLE and self._allow_pickle:
             import pickle
 
@@ -364,6 +415,15 @@ def _graph(items: list[Any]) -> Any:
 
     nodes, edges, links = items
     return GraphInstance(nodes, edges, links)
+
+
+def _spec(fields: dict[str, Any]) -> Any:
+    from gymnasium.envs.registration import EnvSpec, WrapperSpec
+
+    known = {field.name for field in dataclasses.fields(EnvSpec) if field.init}
+    wrappers = tuple(WrapperSpec(*wrapper) for wrapper in fields.pop("additional_wrappers", []))
+    spec = EnvSpec(**{name: value for name, value in fields.items() if name in known})
+    return dataclasses.replace(spec, additional_wrappers=wrappers)
 
 
 def _scalar(items: list[Any]) -> Any:

@@ -119,7 +119,7 @@ class SpaceMismatch(EnvHubError, ValueError):
 
 
 class UnsupportedSpace(EnvHubError, TypeError):
-    """A space that EnvHub has no wire form or no arena layout for."""
+    """A space that has no form on the network."""
 
 
 class Forked(EnvHubError):

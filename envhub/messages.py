@@ -190,7 +190,7 @@ class Made:
     action_space: bytes
     metadata: bytes = b""
     render_mode: Optional[str] = None
-    spec: str = ""  # the env's EnvSpec as JSON, empty where it has none
+    spec: bytes = b""  # the env's EnvSpec, encoded; empty where it has none that can be carried
 
 
 @dataclass(frozen=True)

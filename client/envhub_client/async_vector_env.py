@@ -60,6 +60,8 @@ class AsyncVectorEnv(HubVectorEnv):
                 a space that is no kind of Gymnasium's.
             Exception: as for ``HubVectorEnv``.
         """
+        if isinstance(worker, str) and not all(worker.partition(":")):
+            raise ValueError(f"worker={worker!r} is no name of a class, which is written 'module:Class'")
         if not (worker is None or isinstance(worker, (str, type))):
             raise ValueError(
                 "A custom `worker` must accept 8 arguments, says upstream; envhub.AsyncVectorEnv has no such pipes and "
@@ -99,7 +101,7 @@ class AsyncVectorEnv(HubVectorEnv):
             )
 
     def _wait(self, wait: Callable[[], Any]) -> Any:
-        """As ever; what an env raised is also logged where upstream logs it, with its texts."""
+        """What an env raised is also logged where upstream logs it, with its texts; no worker is shut down."""
         try:
             return super()._wait(wait)
         except Exception as error:

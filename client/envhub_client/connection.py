@@ -248,6 +248,14 @@ class Connection:
             raise_failure(reply.message, self.address)
         return reply
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A connection is neither pickled nor copied, nor is what holds one.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(f"a connection to a hub ({self.address}) cannot be pickled or copied; connect where it is used")
+
     def close(self) -> None:
         """Close the sockets; in a forked child, where they are not ours, do nothing."""
         if os.getpid() != self._pid or self._context.closed:

@@ -33,7 +33,6 @@ class Observations:
         leaves = spaces.leaves(single_space)
         self.leaves = [leaf for leaf in leaves if leaf != OBJECT]
         self._is_object = [leaf == OBJECT for leaf in leaves]
-        # The last ones of every row: a row that a reset leaves out keeps them.
         self._objects: list[list[Any]] = [[None] * sum(self._is_object)] * num_envs
 
     def take(self, rows: Sequence[tuple[int, bytes]]) -> dict[int, dict[str, Any]]:
@@ -42,21 +41,26 @@ class Observations:
         Raises:
             RemoteProtocolError: a row does not hold what the space says.
         """
-        if not any(self._is_object):
-            return {row: self._info(row, blob) for row, blob in rows}
+        loose = any(self._is_object)
+        if loose and len(rows) != len(self._objects):
+            raise RemoteProtocolError(f"a reply has observations of no fixed size of {len(rows)} envs")
         infos = {}
         for row, blob in rows:
             try:
-                objects, info = codec.decode(blob)
-                found = codec.decode(objects, self._allow_pickle)
+                info = self._take_objects(row, blob) if loose else blob
+                if info:
+                    infos[row] = self._info(row, info)
             except (ValueError, TypeError) as error:
                 raise RemoteProtocolError(f"row {row} of a reply cannot be read: {error}") from error
-            if len(found) != len(self._objects[row]):
-                raise RemoteProtocolError(f"row {row} of a reply holds {len(found)} observations of no fixed size")
-            self._objects[row] = found
-            if info:
-                infos[row] = self._info(row, info)
         return infos
+
+    def _take_objects(self, row: int, blob: bytes) -> bytes:
+        """Keep the row's observations of no fixed size; returns its encoded info."""
+        objects, info = codec.decode(blob)
+        self._objects[row] = list(codec.decode(objects, self._allow_pickle))
+        if len(self._objects[row]) != sum(self._is_object):
+            raise ValueError(f"{len(self._objects[row])} observations of no fixed size")
+        return bytes(info)
 
     def _info(self, row: int, blob: bytes) -> Any:
         info, represented = codec.decode_leniently(blob, self._allow_pickle)

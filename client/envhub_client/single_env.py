@@ -75,6 +75,8 @@ class HubEnv(gymnasium.Env[Any, Any]):
     def np_random(self, value: np.random.Generator) -> None:
         self.set_wrapper_attr("np_random", value)
 
+    _np_random = np_random  # ``gymnasium.utils.env_checker`` looks here
+
     @property
     def np_random_seed(self) -> int:
         """The seed of the env's random generator, -1 where it is unknown."""

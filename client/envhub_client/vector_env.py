@@ -64,7 +64,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             HubUnreachable: no hub answered.
             RequestRefused: the hub does not make this.
             RuntimeError: the envs' spaces differ.
-            UnsupportedSpace: a space has no place in an arena.
+            UnsupportedSpace: a space has no form on the network.
             Exception: what an env's constructor raised, as its own class or as ``EnvRaised``.
         """
         self._options = options
@@ -109,7 +109,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         observation_spaces = [self._space(space) for space in made.observation_spaces]
         self._adopt_observation_spaces(observation_spaces)
-        self.env_spec = _spec(made.spec)
+        self.env_spec = self._spec(made.spec)
         self._action_leaves = spaces.leaves(self.single_action_space)
         self._observations = Observations(observation_spaces[0], self.num_envs, self._allow_pickle)
         self._lane = WireLane(self._connection, self.num_envs, self._observations.leaves, self._options.copy)
@@ -117,6 +117,13 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def _space(self, blob: bytes) -> Space[Any]:
         space: Space[Any] = spaces.build(self._decode(blob))
         return space
+
+    def _spec(self, blob: bytes) -> EnvSpec | None:
+        try:
+            return self._decode(blob) if blob else None
+        except codec.DecodeError as error:  # another version of Gymnasium wrote it, of fields with another meaning
+            log.debug("the spec of the envs cannot be read: %s", error)
+            return None
 
     def _adopt_observation_spaces(self, found: list[Space[Any]]) -> None:
         mode = self._options.observation_mode
@@ -441,6 +448,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             try:
                 if self._state is not AsyncState.DEFAULT:
                     terminate = not self._finish_pending(0 if terminate else timeout) or terminate
+            except EnvRaised:
+                raise
             except EnvHubError as error:
                 log.debug("closing %r: %s", self, error)
             finally:
@@ -486,11 +495,3 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 def _check_name(name: Any) -> None:
     if not isinstance(name, str):
         raise TypeError(f"the name of a method or attribute is a str, got {name!r}")
-
-
-def _spec(text: str) -> EnvSpec | None:
-    try:
-        return EnvSpec.from_json(text) if text else None
-    except (TypeError, ValueError) as error:  # another version of Gymnasium wrote it, with other fields
-        log.debug("the spec of the envs cannot be read: %s", error)
-        return None

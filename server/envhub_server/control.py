@@ -81,7 +81,7 @@ class Built:
     action_leaves: List[List[Any]]
     metadata: bytes
     render_mode: Optional[str]
-    spec: str
+    spec: bytes
 
 
 @dataclass(frozen=True)

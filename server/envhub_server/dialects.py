@@ -10,12 +10,26 @@ import re
 import sys
 from typing import Any
 
+import numpy as np
+
 from envhub import spaces
 from envhub.gym_api import api
 
 
+def made(name: str, kwargs: dict[str, Any]) -> Any:
+    """What the registry makes of this id, adapted."""
+    if api.__name__ == "gymnasium" or _version(api) >= (0, 26):
+        return adapted(api.make(name, **kwargs))
+    render_mode = kwargs.pop("render_mode", None)  # it came with 0.26; before, ``render`` was told each time
+    env = adapted(api.make(name, **kwargs))
+    env.render_mode = render_mode
+    return env
+
+
 def adapted(env: Any) -> Any:
     """The env, or where it speaks an older dialect, an interpreter for it."""
+    if isinstance(env, FiveValues):
+        return env
     gym = sys.modules.get("gym")
     if gym is not None and isinstance(env, gym.Env):
         return FourValues(env) if _version(gym) < (0, 26) else FiveValues(env)
@@ -38,9 +52,11 @@ class FiveValues:
         self.metadata = env.metadata
         self.render_mode = getattr(env, "render_mode", None)
         self.spec = env.spec
+        self._seed = -1
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As in Gymnasium."""
+        self._seed = self._seed if seed is None else seed
         found: tuple[Any, dict[str, Any]] = self.env.reset(seed=seed, options=options)
         return found
 
@@ -51,6 +67,10 @@ class FiveValues:
 
     def get_wrapper_attr(self, name: str) -> Any:
         """As in Gymnasium: the attribute of the nearest wrapper that has it, or of the env."""
+        if name == "np_random_seed":  # which the env does not remember
+            return self._seed
+        if name in ("render_mode", "spec", "observation_space", "action_space", "metadata"):
+            return getattr(self, name)
         for layer in self._layers():
             if name in vars(layer) or hasattr(type(layer), name):
                 return getattr(layer, name)
@@ -87,6 +107,7 @@ class FourValues(FiveValues):
         """As in Gymnasium; such an env knows no options."""
         if seed is not None:
             self.env.seed(seed)
+            self._seed = seed
         return self.env.reset(), {}
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -100,7 +121,10 @@ class FourValues(FiveValues):
         """As in Gymnasium; ``render`` returns the frame that ``render_mode="rgb_array"`` would."""
         if name == "render":
             return lambda: self.env.render(mode="rgb_array")
-        return super().get_wrapper_attr(name)
+        found = super().get_wrapper_attr(name)
+        if name == "np_random" and isinstance(found, np.random.RandomState):
+            return np.random.Generator(found._bit_generator)
+        return found
 
 
 def _native(space: Any) -> Any:

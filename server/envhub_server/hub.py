@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import secrets
 import select
 import socket
@@ -42,7 +43,8 @@ RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a tim
 LINGER_MS = 2000
 
 AUTORESET_MODES = frozenset(["NextStep", "SameStep", "Disabled"])
-WRAPPERS = "gymnasium.wrappers."  # where those are that any client may ask for
+# Those that any client may ask for; RecordVideo writes wherever it is told to.
+WRAPPERS = re.compile(r"gymnasium\.wrappers\.\w+:(?!RecordVideo)\w+")
 OBSERVATION_MODES = frozenset(["same", "different"])
 
 # A monitor tells of an ended connection by a descriptor, which may be another's by now, and before the ROUTER itself
@@ -383,8 +385,10 @@ class Hub:
         if make.factories or make.runner or make.world is not None:
             text = "this hub makes environments by name only; factories run in a private hub (hub=None)"
             return Failure("not_permitted", "request", text)
-        if foreign := [wrapper for wrapper in make.wrappers if not wrapper.startswith(WRAPPERS)]:
-            text = f"{', '.join(foreign)}: a hub on the network imports no wrapper but Gymnasium's"
+        if foreign := [wrapper for wrapper in make.wrappers if not WRAPPERS.fullmatch(wrapper)]:
+            text = (
+                f"{', '.join(foreign)}: a hub on the network imports no wrapper but Gymnasium's, and none that records"
+            )
             return Failure("not_permitted", "request", text)
         recipe = self._registry.find(make.name)
         if recipe is None:

@@ -24,7 +24,7 @@ from envhub.gym_api import api, registered
 from envhub.layout import OBJECT, Layout, Leaf
 from envhub_server import control
 from envhub_server.channel import Channel, ChannelClosed
-from envhub_server.dialects import adapted
+from envhub_server.dialects import adapted, made
 from envhub_server.rows import Row
 from envhub_server.runner import EnvRunner
 
@@ -91,7 +91,7 @@ class Worker:
                 action_leaves=[leaf.wire() for leaf in spaces.leaves(first.action_space)],
                 metadata=codec.encode(dict(first.metadata or {}), unknown),
                 render_mode=first.render_mode,
-                spec=_spec_json(first),
+                spec=b"" if first.spec is None else _carried(lambda: first.spec, self._exact),
             )
         except BaseException as error:
             self._report(error, row, "factory_failed")
@@ -270,10 +270,10 @@ def describe_failure(error: BaseException, code: str, row: int | None, worker: i
     )
 
 
-def _carried(read: Callable[[], Any]) -> bytes:
-    """The encoded value; nothing where it cannot travel or is too large: the message stands for it."""
+def _carried(read: Callable[[], Any], unknown: codec.Unknown = codec.refuse) -> bytes:
+    """The encoded value; nothing where it cannot travel or is too large: the other side goes without."""
     try:
-        blob = codec.encode(read())
+        blob = codec.encode(read(), unknown)
     except Exception:  # anything may raise in a foreign class
         return b""
     return blob if len(blob) <= ARGUMENT_BYTES_MAX else b""
@@ -282,9 +282,12 @@ def _carried(read: Callable[[], Any]) -> bytes:
 def _named_factory(build: Any) -> Callable[[], Any]:
     def make() -> Any:
         kwargs: dict[str, Any] = codec.decode(build.kwargs, build.allow_pickle) if build.kwargs else {}
-        env = _load(build.entry)(**kwargs) if build.entry else api.make(build.name, **kwargs)
+        env = _load(build.entry)(**kwargs) if build.entry else made(build.name, kwargs)
         for entry, arguments in zip(build.wrappers, build.wrapper_kwargs):
-            env = _load(entry)(env, **codec.decode(arguments, build.allow_pickle))
+            wrapper = _load(entry)
+            if not (isinstance(wrapper, type) and issubclass(wrapper, api.Wrapper)):
+                raise TypeError(f"{entry} is no wrapper")
+            env = wrapper(env, **codec.decode(arguments, build.allow_pickle))
         return env
 
     return make
@@ -308,7 +311,10 @@ def _enter_world(build: Any) -> None:
 def _runner(pickled: bytes) -> Any:
     """The class that runs each env: the usual one, the program's, or one by the name of its module and its own."""
     chosen = pickle.loads(pickled) if pickled else EnvRunner  # noqa: S301  from the owner of this private hub
-    return _load(chosen) if isinstance(chosen, str) else chosen
+    found = _load(chosen) if isinstance(chosen, str) else chosen
+    if not (isinstance(found, type) and issubclass(found, EnvRunner)):
+        raise TypeError(f"worker={chosen!r} is no subclass of envhub.EnvRunner")
+    return found
 
 
 def _register(registrations: bytes) -> None:
@@ -319,13 +325,6 @@ def _register(registrations: bytes) -> None:
             api.logger.warn(f"a registration of the program cannot be loaded in a worker: {error!r}")
             continue
         api.registry[spec.id] = spec
-
-
-def _spec_json(env: Any) -> str:
-    try:
-        return str(env.spec.to_json())
-    except Exception:  # no spec, or one with an entry point that is not a string: then the client goes without
-        return ""
 
 
 def main(channel: Channel) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces as gym_spaces
+from gymnasium.envs.registration import EnvSpec
 
 from envhub import actions, codec, messages, spaces
 from envhub.layout import OBJECT, Leaf
@@ -33,6 +34,13 @@ SPACES = gym_spaces.Dict(
 
 SPACES.seed(1)  # some make a generator of their own at once
 
+
+class Opaque:
+    def __repr__(self) -> str:
+        return "<opaque>"
+
+
+SPEC = codec.encode(EnvSpec("Some-v0", "module:Class", kwargs={"size": (2, 3)}, max_episode_steps=100))
 VALUES: dict[str, Any] = {
     "nil, bools, numbers, text, bytes": [None, True, -1, 2**63, 0.5, "ä", b"\x00\xff"],
     "list and map": {"a": [1, {"b": []}]},
@@ -49,6 +57,10 @@ VALUES: dict[str, Any] = {
     "array of times": np.array(["2026-01-01"], "M8[D]"),
     "time": np.datetime64("2026-01-01", "D"),
     "generator": np.random.Generator(np.random.PCG64(7)),
+    "NumPy text": np.str_("ä"),
+    "stand-in": Opaque(),
+    "spec": codec.decode(SPEC),
+    "space": gym_spaces.Discrete(3),
     "graph": gym_spaces.GraphInstance(np.zeros((1, 1), np.float32), None, None),
 }
 
@@ -58,10 +70,20 @@ def exchanges() -> dict[str, list[bytes]]:
     hub, client = HubProtocol(HUB_ID), ClientProtocol(TOKEN)
     found: dict[str, list[bytes]] = {}
 
+    def heartbeat(name: str, now_s: float) -> None:
+        (request,) = client.tick(now_s)
+        hub.receive(b"peer", 1, request)
+        ((_, response),) = hub.outgoing
+        hub.outgoing.clear()
+        client.receive(response, now_s)
+        found[f"{name} request"], found[f"{name} reply"] = request, response
+
     def exchange(name: str, op: Op, message: Any, reply: Any, sent: Any = (), answered: Any = ()) -> None:
         request = client.request(op, message, sent, 0.0)
         incoming = hub.receive(b"peer", 1, request)
         assert incoming is not None
+        if name == "CALL":
+            heartbeat("HEARTBEAT while it runs", 2.0)
         if isinstance(reply, messages.Failure):
             hub.fail(incoming, reply)
         else:
@@ -74,9 +96,11 @@ def exchanges() -> dict[str, list[bytes]]:
     exchange("HELLO", Op.HELLO, messages.Hello("0.1.0"), messages.Welcome("0.1.0", "1.0", False, {"sessions_max": 64}))
     exchange("LIST", Op.LIST, messages.ListEnvs(), messages.EnvNames(["CartPole-v1"]))
     exchange("HEALTH", Op.HEALTH, messages.HealthRequest(), messages.Table([{"status": "ok"}]))
+    exchange("STATS", Op.STATS, messages.StatsRequest(), messages.Table([{"sessions": 1}]))
+    exchange("SESSIONS", Op.SESSIONS, messages.SessionsRequest(), messages.Table([{"session": "00010203"}]))
     space, action = (codec.encode(spaces.describe(one)) for one in (SPACES, gym_spaces.Discrete(2)))
     make = messages.Make(2, "CartPole-v1", codec.encode({"gravity": 9.8}), num_workers=1, autoreset_mode="SameStep")
-    exchange("MAKE", Op.MAKE, make, messages.Made(2, 1, [space], action, codec.encode({}), "rgb_array", "{}"))
+    exchange("MAKE", Op.MAKE, make, messages.Made(2, 1, [space], action, codec.encode({}), "rgb_array", SPEC))
     reset = messages.Reset([1, None], [True, False], codec.encode({"level": 3}))
     exchange("RESET", Op.RESET, reset, messages.Done(), (), [bytes(8)])
     packed = actions.pack([np.array([0, 1]), [1, 0], ("a", "b")], [Leaf("<i8", ()), Leaf("<i8", ()), OBJECT], 2)
@@ -92,6 +116,9 @@ def exchanges() -> dict[str, list[bytes]]:
         "env_raised", "env", "no", 1, 0, "builtins.ValueError", codec.encode(["no"]), "Traceback"
     )
     exchange("STEP that fails", Op.STEP, messages.Step(b""), failure)
+    hub.goodbye(TOKEN, messages.Failure("draining", "hub", "the hub is stopping"))
+    ((_, found["GOODBYE"]),) = hub.outgoing
+    hub.outgoing.clear()
     exchange("CLOSE", Op.CLOSE, messages.Close(True), messages.Done())
     found["PING"] = [Prelude(Op.PING, HUB_ID, bytes(16), 0).pack()]
     return found
@@ -101,7 +128,7 @@ def golden() -> dict[str, Any]:
     """Everything, in hex."""
     return {
         "exchanges": {name: [bytes(frame).hex() for frame in frames] for name, frames in exchanges().items()},
-        "values": {name: codec.encode(value).hex() for name, value in VALUES.items()},
+        "values": {name: codec.encode(value, codec.as_repr).hex() for name, value in VALUES.items()},
     }
 
 

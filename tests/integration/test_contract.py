@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import pytest
 import sims
+from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hubs import ServedHub
 from same import assert_same
@@ -55,6 +59,40 @@ def test_worker_function_is_refused_and_the_way_out_named() -> None:
 
     with pytest.raises(ValueError, match=r"envhub\.EnvRunner"):
         AsyncVectorEnv([sims.Counter], worker=worker)
+
+
+@pytest.mark.parametrize(("worker", "error"), [("module", ValueError), ("", ValueError), (sims.Counter, TypeError)])
+def test_worker_that_is_no_runner_is_refused(worker: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="worker="):
+        AsyncVectorEnv([sims.Counter], worker=worker)
+
+
+def test_no_more_envs_run_at_once_than_asked_for(tmp_path: Path) -> None:
+    class Watched(sims.Counter):
+        """Notes how many of its kind run while it does."""
+
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.mine = tmp_path / str(number)
+            self.most = 0
+
+        def act(self, action: int) -> None:
+            self.mine.touch()
+            time.sleep(0.03)
+            self.most = max(self.most, len(list(tmp_path.iterdir())))
+            self.mine.unlink()
+
+        def reset(self, **kwargs: Any) -> Any:
+            self.act(0)
+            return super().reset(**kwargs)
+
+    for limit in (1, 2):
+        envs = AsyncVectorEnv([functools.partial(Watched, number) for number in range(5)], max_concurrency=limit)
+        envs.reset()
+        for _ in range(2):
+            envs.step([0] * 5)
+        assert max(envs.get_attr("most")) == limit
+        envs.close()
 
 
 # --- infos that cannot be carried -------------------------------------------------------------------------------------
@@ -270,9 +308,37 @@ def test_wrappers_of_a_spec_run_in_the_workers(address: str | None) -> None:
     envs.close()
 
 
-def test_wrappers_that_are_not_gymnasiums_are_refused_on_the_network(hub: ServedHub) -> None:
+@pytest.mark.parametrize(
+    ("entry", "error"),
+    [
+        ("os:system", envhub.RequestRefused),
+        ("gymnasium.wrappers.rendering:RecordVideo", envhub.RequestRefused),
+        ("gymnasium.wrappers:RecordVideo", envhub.RequestRefused),
+        ("gymnasium.wrappers.common:deepcopy", TypeError),
+    ],
+)
+def test_what_is_no_wrapper_of_gymnasiums_is_refused_on_the_network(
+    hub: ServedHub, entry: str, error: type[Exception]
+) -> None:
     spec = copy.deepcopy(gym.spec("CartPole-v1"))
-    evil = gym.envs.registration.WrapperSpec("Evil", "os:system", {})
-    spec.additional_wrappers = (evil,)
-    with pytest.raises(envhub.RequestRefused, match="os:system"):
+    spec.additional_wrappers = (gym.envs.registration.WrapperSpec("Evil", entry, {}),)
+    with pytest.raises(error, match=entry):
         envhub.make_vec(spec, 1, hub=hub.tcp)
+
+
+def test_spaces_and_specs_of_the_envs_are_there_for_the_asking(address: str | None) -> None:
+    envs = envhub.make_vec("Pendulum-v1", 2, hub=address)
+    assert envs.get_attr("action_space") == (envs.single_action_space,) * 2
+    assert envs.get_attr("spec")[0] == gym.make("Pendulum-v1").spec == envs.env_spec
+    envs.close()
+
+
+def test_single_env_passes_gymnasiums_checker(hub: ServedHub) -> None:
+    env = gym.make("EnvHub/Remote-v0", env_id="CartPole-v1", url=hub.tcp)
+    check_env(env.unwrapped, skip_render_check=True)
+    env.close()
+
+
+def test_client_is_not_pickled(hub: ServedHub) -> None:
+    with envhub.connect(hub.tcp) as client, pytest.raises(TypeError, match="cannot be pickled or copied"):
+        pickle.dumps(client)

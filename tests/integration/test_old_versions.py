@@ -57,9 +57,13 @@ def test_old_env_speaks_todays_contract(address: str) -> None:
         _, rewards, terminations, truncations, infos = envs.step(np.zeros((3, 1), np.float32))
         assert not terminations.any() and truncations.all() == (step == 200) and infos == {}
         assert (rewards == 0).all() == (step == 201)  # the reset that NEXT_STEP owes
+    assert envs.np_random_seed == (5, 6, 7) and all(isinstance(one, np.random.Generator) for one in envs.np_random)
     assert envs.get_attr("max_torque") == (2.0, 2.0, 2.0)
     envs.set_attr("max_torque", [1.0, 2.0, 3.0])
     assert envs.get_attr("max_torque") == (1.0, 2.0, 3.0)
     with pytest.raises(AttributeError, match="no_such_attribute"):
         envs.get_attr("no_such_attribute")
     envs.close()
+    shown = envhub.make_vec("Pendulum-v1", 1, hub=address, render_mode="rgb_array")
+    assert shown.render_mode == "rgb_array" and shown.get_attr("render_mode") == ("rgb_array",)
+    shown.close()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import enum
 import pickle
 import sys
@@ -427,14 +428,15 @@ def test_extensions_inside_each_other_are_refused_beyond_the_limit() -> None:
         codec.decode(extensions_inside_each_other(codec.DEPTH_MAX + 2))
 
 
-def test_header_may_nest_less_than_a_value() -> None:
-    value: Any = 1
-    for _ in range(codec.HEADER_DEPTH_MAX):
-        value = (value,)
-    assert codec.decode(codec.encode(value)) == value
-    with pytest.raises(codec.DecodeError, match="nested"):
-        codec.decode_header(codec.encode(value))
-    assert codec.decode_header(codec.encode(value[0])) == value[0]
+SPECIAL = [(1,), {2}, 1j, {1: 2}, np.array(["a"]), gym.spec("CartPole-v1"), gym_spaces.Discrete(2)]
+
+
+@pytest.mark.parametrize("value", SPECIAL, ids=lambda value: type(value).__name__)
+def test_header_holds_no_extension_type_but_integers(value: Any) -> None:
+    codec.decode(codec.encode(value))
+    with pytest.raises(codec.DecodeError, match="not accepted"):
+        codec.decode_header(codec.encode([value]))
+    assert codec.decode_header(codec.encode([2**70])) == [2**70]
 
 
 def test_header_may_hold_shorter_lists_than_a_value() -> None:
@@ -599,8 +601,19 @@ def test_scalars_that_are_no_numbers_are_carried(value: Any) -> None:
     assert type(found) is type(value) and found.dtype == value.dtype and repr(found) == repr(value)
 
 
+def test_spaces_are_carried() -> None:
+    space = gym_spaces.Dict({"a": gym_spaces.Box(0, 1, (2,)), "b": gym_spaces.Sequence(gym_spaces.Text(3))}, seed=1)
+    for unknown, allowed in ((codec.refuse, False), (codec.as_pickle, True)):
+        found = codec.decode(codec.encode([space], unknown), allowed)[0]
+        assert found == space and found.sample()["b"] == copy.deepcopy(space).sample()["b"]
+    with pytest.raises(codec.EncodeError, match="OwnSpace"):
+        codec.encode(type("OwnSpace", (gym_spaces.Discrete,), {"__module__": "gymnasium.spaces.box"})(2))
+
+
 def test_specs_are_carried_where_they_name_what_they_make() -> None:
-    spec = gym.spec("CartPole-v1")
+    spec = copy.deepcopy(gym.spec("CartPole-v1"))
+    spec.kwargs = {"size": (1, 2), "by": {1: "one"}}
+    spec.additional_wrappers = gym.wrappers.RescaleAction(gym.make("Pendulum-v1"), -1, 1).spec.additional_wrappers
     assert codec.decode(codec.encode({"spec": spec}))["spec"] == spec
     local = gym.envs.registration.EnvSpec("Local-v0", entry_point=lambda: gym.make("CartPole-v1"))
     with pytest.raises(codec.EncodeError, match="EnvSpec"):

@@ -37,7 +37,7 @@ FULL: list[Any] = [
     SetAttr("gravity", [b"1", b"2"]),
     Close(True),
     Welcome("0.1.0", "1.0", True, {"envs_per_session_max": 4}, "box", 7),
-    Made(2, 1, [b"observations"], b"actions", b"m", "rgb_array", "{}"),
+    Made(2, 1, [b"observations"], b"actions", b"m", "rgb_array", b"s"),
     Failure("env_raised", "env", "no", 3, 1, "builtins.ValueError", b"a", "tb", "log"),
 ]
 
@@ -106,9 +106,7 @@ def test_field_that_this_version_does_not_know_is_ignored(kind: Any) -> None:
         (Make, "world", {"sys_path": [], "cwd": 1, "environ": {}}),
         (Make, "world", {"sys_path": [b"/x"], "cwd": "/", "environ": {}}),
         (Make, "world", {"sys_path": [], "cwd": "/", "environ": {"A": 1}}),
-        (Make, "world", {"sys_path": [], "cwd": "/", "environ": {1: "A"}}),
         (Reset, "seeds", 1),
-        (Reset, "seeds", (1, 2)),
         (Reset, "seeds", ["1"]),
         (Reset, "seeds", [True]),
         (Reset, "mask", [1, 0]),

@@ -82,7 +82,8 @@ def test_interrupted_demo_leaves_no_process(number: int) -> None:
     assert len(marked(mark)) > 1  # the hub's, too
     process.send_signal(number)
     printed, _ = process.communicate(timeout=30)
-    assert process.returncode == 128 + number, printed
+    # CPython before 3.12 ends itself by the signal where that came in the middle of an ``exec``, as in some imports.
+    assert process.returncode in (128 + number, -number), printed
     assert wait_until(lambda: not marked(mark)), marked(mark)
 
 

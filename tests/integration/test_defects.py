@@ -137,7 +137,7 @@ def test_5_exception_that_cannot_be_pickled_is_told(vectorizer: Vectorizer) -> N
     program = [sys.executable, "-c", SEALED.format(module=module)]
     process = subprocess.Popen(program, env=environ, stderr=subprocess.PIPE, start_new_session=True)
     try:
-        _, errors = process.communicate(timeout=4)
+        _, errors = process.communicate(timeout=2 if vectorizer is UPSTREAM else 20)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()

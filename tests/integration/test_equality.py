@@ -16,12 +16,12 @@ from same import assert_same
 
 import envhub
 
-STEPS, STEPS_SHORT = 300, 100
+STEPS, STEPS_SHORT = 300, 40
 NUM_ENVS = 5
 ENVS = ["CartPole-v1", "Pendulum-v1", "Blackjack-v1", "nested", "ALE/Pong-v5", "HalfCheetah-v5"]
 KWARGS: dict[str, dict[str, Any]] = {
-    "ALE/Pong-v5": {"max_episode_steps": 60},
-    "HalfCheetah-v5": {"max_episode_steps": 45},
+    "ALE/Pong-v5": {"max_episode_steps": 25},
+    "HalfCheetah-v5": {"max_episode_steps": 20},
 }
 
 Record = tuple[Any, ...]

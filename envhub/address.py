@@ -45,6 +45,12 @@ class Address:
             return False  # a name may mean any machine
 
 
+def side_path(address: Address) -> str | None:
+    """Where the side socket of an ipc address is; None where there can be none."""
+    path = f"{address.path}.side"
+    return path if address.is_ipc and len(os.fsencode(path)) <= IPC_PATH_BYTES_MAX else None
+
+
 def parse(text: str) -> Address:
     """The address that ``text`` names.
 

@@ -2,8 +2,9 @@
 
 Who may write what, and when:
 
-* The **driver** (the hub, or later its client) writes actions, ``op``, ``slot`` and ``request``, and only to rows whose
-  ``done == request``. The header words ``driver`` and ``epoch`` say who that is; only the hub writes them.
+* The **driver** (the hub, or on the shared lane its client) writes actions, ``op``, ``slot`` and ``request``, and only
+  to rows whose ``done == request``. The header words ``driver`` and ``epoch`` say who that is; only the hub writes
+  them.
 * From the moment a row's ``request`` runs ahead of its ``done`` until they are equal again, the row's results (one slot
   of its observation, reward, flags, info, ``status``, ``needs_reset``) belong to its **worker**.
 * A worker stores its results first and ``done`` last. Each word is one aligned eight-byte store, so nobody ever reads
@@ -24,9 +25,10 @@ import numpy as np
 
 from envhub.layout import HEADER_WORDS, MAGIC, VERSION, Layout, split_results
 
-OP_STEP, OP_RESET = 1, 2
+OP_STEP, OP_RESET, OP_BESIDE = 1, 2, 3  # the last two also come by the channel, which says the rest
 STATUS_OK, STATUS_RAISED, STATUS_INFO = 0, 1, 2  # INFO: the row left one, whose length is in ``info_length``
-DRIVER_HUB = 1
+DRIVER_HUB, DRIVER_CLIENT = 1, 2
+_EPOCH, _DRIVER, _REVOKED = (HEADER_WORDS.index(name) for name in ("epoch", "driver", "revoked"))
 
 # From linux/fcntl.h; Python's fcntl module names them only on some builds.
 _F_ADD_SEALS = 1033
@@ -71,6 +73,7 @@ class Arena:
         self._fields = layout.fields()
         self._posts = 0
         self.header = np.frombuffer(self._memory, np.int64, len(HEADER_WORDS))
+        self._header_words = self.words(self.header)
         self.request = self._view("request")
         self.done = self._view("done")
         self.op = self._view("op")
@@ -78,6 +81,7 @@ class Arena:
         self.needs_reset = self._view("needs_reset")
         self.status = self._view("status")
         self._request_words, self._done_words = self.words(self.request), self.words(self.done)
+        self._slot_words = self.words(self.slot)
         self.info_length = self._view("info_length")
         self.results = self._view("results")
         self.rewards, self.terminations, self.truncations = split_results(self.results, layout.rows)
@@ -98,6 +102,30 @@ class Arena:
     def format(self, epoch: int) -> None:
         """Write the header of a fresh arena, driven by the hub."""
         self.header[:] = [MAGIC, VERSION, self.layout.rows, epoch, DRIVER_HUB, 0]
+
+    @property
+    def driver(self) -> int:
+        """Whose requests the workers carry out and answer, ``DRIVER_HUB`` or ``DRIVER_CLIENT``."""
+        return self._header_words[_DRIVER]
+
+    def hand_over(self, driver: int) -> None:
+        """Let somebody else drive; only the hub says so, and only while no row is with a worker."""
+        self._header_words[_EPOCH] += 1
+        self._header_words[_DRIVER] = driver
+
+    def take_over(self) -> int:
+        """Go on from where the last driver was; returns the slot that it used last."""
+        self._posts = int(self.request.max())
+        return int(self._slot_words[0]) & 1
+
+    @property
+    def revoked(self) -> bool:
+        """Whether the session no longer is its client's."""
+        return bool(self._header_words[_REVOKED])
+
+    def revoke(self) -> None:
+        """Tell the client, which is to be woken then, to ask the hub what became of its session."""
+        self._header_words[_REVOKED] = 1
 
     def check(self) -> None:
         """Refuse memory that is not an arena of this layout.

@@ -33,13 +33,14 @@ class Op(IntEnum):
     CALL = 19
     SET_ATTR = 20
     CLOSE = 21
+    COLLECT = 22
     PING = 64  # pushed by the hub to see whether a client is still there; asks for nothing
     GOODBYE = 65  # pushed by the hub when it ends a session that its client did not close
     FAILURE = 127
 
 
 REPLY = 128
-SESSION_OPS = frozenset([Op.MAKE, Op.RESET, Op.STEP, Op.CALL, Op.SET_ATTR, Op.CLOSE])
+SESSION_OPS = frozenset([Op.MAKE, Op.RESET, Op.STEP, Op.CALL, Op.SET_ATTR, Op.CLOSE, Op.COLLECT])
 
 
 # --- requests ---------------------------------------------------------------------------------------------------
@@ -122,6 +123,11 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Collect:
+    """Tell what the step that the client drove itself left with the hub: why it failed, or infos too large to share."""
+
+
+@dataclass(frozen=True)
 class Call:
     """Call a method of every env, or read an attribute."""
 
@@ -191,6 +197,16 @@ class Made:
     metadata: bytes = b""
     render_mode: Optional[str] = None
     spec: bytes = b""  # the env's EnvSpec, encoded; empty where it has none that can be carried
+    ticket: bytes = b""  # for the hub's side socket, once; empty where it has none
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What comes through the side socket with the descriptors of arena, client's bell and every worker's bell."""
+
+    info_bytes: int
+    blocks: List[int]  # how many rows each worker has, in order
+    spin_us: int
 
 
 @dataclass(frozen=True)
@@ -255,6 +271,7 @@ REQUESTS: Dict[int, Type[Any]] = {
     Op.CALL: Call,
     Op.SET_ATTR: SetAttr,
     Op.CLOSE: Close,
+    Op.COLLECT: Collect,
 }
 REPLIES: Dict[int, Type[Any]] = {
     Op.HELLO: Welcome,
@@ -269,6 +286,7 @@ REPLIES: Dict[int, Type[Any]] = {
     Op.CALL: Done,
     Op.SET_ATTR: Done,
     Op.CLOSE: Done,
+    Op.COLLECT: Done,
     Op.FAILURE: Failure,
 }
 _HINTS: Dict[Type[Any], Dict[str, Any]] = {}

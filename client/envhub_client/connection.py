@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -91,6 +91,7 @@ class Connection:
         self._warned = False
         self._user = _User()
         self._frame_bytes_max = protocol.FRAME_BYTES_MAX
+        self._closers: list[Callable[[], None]] = []
         self._context = zmq.Context()
         self._protocol = ClientProtocol(token)
         try:
@@ -256,11 +257,17 @@ class Connection:
         """
         raise TypeError(f"a connection to a hub ({self.address}) cannot be pickled or copied; connect where it is used")
 
+    def on_close(self, closer: Callable[[], None]) -> None:
+        """Have this called when the connection is closed, in the process that it belongs to."""
+        self._closers.append(closer)
+
     def close(self) -> None:
         """Close the sockets; in a forked child, where they are not ours, do nothing."""
         if os.getpid() != self._pid or self._context.closed:
             return
         with self.in_use():
+            for closer in self._closers:
+                closer()
             self._close_sockets()
             self._context.term()
         if self._hub_pidfd is not None:

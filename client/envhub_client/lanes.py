@@ -36,13 +36,18 @@ class WireLane:
     """Requests and replies over a connection.
 
     With ``copy`` every observation array is the caller's own. Without, two sets of buffers alternate.
+
+    Attributes:
+        num_envs, leaves, copy: as it was made.
     """
 
     name = "wire"
 
     def __init__(self, connection: Connection, num_envs: int, leaves: Sequence[Leaf], copy: bool) -> None:
+        self.num_envs = num_envs
+        self.leaves = leaves
+        self.copy = copy
         self._connection = connection
-        self._num_envs = num_envs
         self._fields = [(np.dtype(leaf.dtype), (num_envs, *leaf.shape)) for leaf in leaves]
         self._buffers = None if copy else [[np.zeros(shape, dtype) for dtype, shape in self._fields] for _ in range(2)]
         self._turn = 0
@@ -78,10 +83,10 @@ class WireLane:
         if not count + results <= len(frames) <= count + results + 1:
             raise ValueError(f"{len(frames)} frames")
         observations = self._observations(frames[:count])
-        rows = messages.unpack_rows(frames[count + results], self._num_envs) if len(frames) > count + results else []
+        rows = messages.unpack_rows(frames[count + results], self.num_envs) if len(frames) > count + results else []
         if not results:
             return Outcome(observations, None, None, None, rows)
-        rewards, terminations, truncations = split_results(np.frombuffer(frames[count], np.uint8), self._num_envs)
+        rewards, terminations, truncations = split_results(np.frombuffer(frames[count], np.uint8), self.num_envs)
         return Outcome(observations, rewards.copy(), terminations.copy(), truncations.copy(), rows)
 
     def _observations(self, frames: Sequence[Frame]) -> list[np.ndarray]:

@@ -34,6 +34,7 @@ def make_vec(
     autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     observation_mode: ObservationMode = "same",
     copy: bool = True,
+    lane: str = "auto",
     env_kwargs: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> HubVectorEnv:
@@ -49,6 +50,8 @@ def make_vec(
         autoreset_mode: as in Gymnasium.
         observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``.
         copy: whether returned observations are the caller's own, or two buffers that alternate.
+        lane: ``"auto"`` steps in the workers' own memory where that can be had, on the hub's machine; ``"wire"`` by
+            messages only.
         env_kwargs: arguments for the env, for those whose names are taken by this function.
         **kwargs: further arguments for the env.
 
@@ -58,7 +61,7 @@ def make_vec(
         Exception: as for ``HubVectorEnv``.
     """
     num_envs = operator.index(num_envs)
-    options = SessionOptions(num_workers, autoreset_mode, observation_mode, copy)  # type: ignore[arg-type]
+    options = SessionOptions(num_workers, autoreset_mode, observation_mode, copy, lane)  # type: ignore[arg-type]
     arguments = {**kwargs, **(env_kwargs or {})}
     if isinstance(env, (str, EnvSpec)):
         address = hub or os.environ.get(ENVIRONMENT_VARIABLE) or None

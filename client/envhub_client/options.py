@@ -22,12 +22,14 @@ class SessionOptions:
         observation_mode: ``"same"``, ``"different"``, or ``(batched space, single space)``.
         copy: whether returned observations are the caller's to keep. If not, two buffers alternate, and what a step
             returned holds until the second next step.
+        lane: ``"auto"`` is the shared lane where it can be had, on the hub's machine; ``"wire"`` never is.
     """
 
     num_workers: int | None = None
     autoreset_mode: AutoresetMode = field(default=AutoresetMode.NEXT_STEP)
     observation_mode: ObservationMode = "same"
     copy: bool = True
+    lane: str = "auto"
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -47,5 +49,7 @@ class SessionOptions:
                 "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
                 f"space, actual got {mode}"
             )
+        if self.lane not in ("auto", "wire"):
+            raise ValueError(f"lane must be 'auto' or 'wire', got {self.lane!r}")
         if self.num_workers is not None and self.num_workers < 1:
             raise ValueError(f"num_workers must be at least 1, got {self.num_workers}")

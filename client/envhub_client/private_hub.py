@@ -59,8 +59,8 @@ class PrivateHub:
             )
         self.owner_pid = os.getpid()
         self.address = f"ipc://@envhub-{secrets.token_hex(16)}"
-        owner = _above_stdio(os.pidfd_open(self.owner_pid))
-        ready, theirs = map(_above_stdio, os.pipe())
+        owner = above_stdio(os.pidfd_open(self.owner_pid))
+        ready, theirs = map(above_stdio, os.pipe())
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT.format(f"{self.address!r}, {owner}, {theirs}")],
@@ -113,7 +113,7 @@ class PrivateHub:
                 self._process.wait(STOP_TIMEOUT_S)
 
 
-def _above_stdio(descriptor: int) -> int:
+def above_stdio(descriptor: int) -> int:
     """The descriptor, or a copy in its place: a program without standard streams gets their numbers for its own."""
     if descriptor > 2:
         return descriptor

@@ -24,7 +24,8 @@ from envhub.messages import Call, Close, Failure, Made, Make, Op, Reset, SetAttr
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
 from envhub_client.connection import CONNECT_TIMEOUT_S, Connection
 from envhub_client.failures import raise_failure
-from envhub_client.lanes import Outcome, WireLane
+from envhub_client.lane_choice import lane
+from envhub_client.lanes import Outcome
 from envhub_client.observations import Observations
 from envhub_client.options import SessionOptions
 from envhub_client.private_hub import private_hub, world
@@ -44,7 +45,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     ``*_async`` and ``*_wait`` halves, ``call``, ``get_attr`` and ``set_attr``. A wait that timed out can be repeated.
 
     Attributes:
-        lane: how the arena is reached, ``"wire"``.
+        lane: how the envs are stepped, ``"shared"``, in their workers' own memory, or ``"wire"``, by messages.
         num_workers: how many processes host the envs.
         env_spec: the ``EnvSpec`` of a single env, or None where it has none that can be carried.
     """
@@ -112,7 +113,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self.env_spec = self._spec(made.spec)
         self._action_leaves = spaces.leaves(self.single_action_space)
         self._observations = Observations(observation_spaces[0], self.num_envs, self._allow_pickle)
-        self._lane = WireLane(self._connection, self.num_envs, self._observations.leaves, self._options.copy)
+        self._lane = lane(self._connection, made, self._observations.leaves, self._action_leaves, self._options)
 
     def _space(self, blob: bytes) -> Space[Any]:
         space: Space[Any] = spaces.build(self._decode(blob))
@@ -146,7 +147,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     @property
     def lane(self) -> str:
-        """How the arena is reached."""
+        """How the envs are stepped."""
         return self._lane.name
 
     @property

@@ -88,6 +88,11 @@ def usable_cpus() -> int:
     return max(1, min(cpus, -(-quota // period))) if quota > 0 else cpus
 
 
+def has_quota() -> bool:
+    """Whether a cgroup limits the CPU time of this process."""
+    return _quota()[0] > 0
+
+
 def _quota() -> tuple[int, int]:
     """The cgroup's microseconds of CPU time per period, of cgroup v2 or v1; not positive where there is no limit."""
     try:

@@ -86,7 +86,7 @@ class Built:
 
 @dataclass(frozen=True)
 class MapArena:
-    """Hub to worker, with the descriptors of arena, request bell and done bell: the memory to step into.
+    """Hub to worker, with the descriptors of arena, its bell and the bells of both drivers: the memory to step into.
 
     The spaces are those of the session's first env, which those of the worker's envs must be equivalent to.
     """
@@ -98,6 +98,7 @@ class MapArena:
     observation_space: bytes
     action_space: bytes
     observation_mode: str
+    spin_us: int
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from envhub import actions, codec, messages
-from envhub.arena import OP_STEP, Arena, allocate
+from envhub.arena import DRIVER_CLIENT, DRIVER_HUB, OP_BESIDE, OP_STEP, Arena, allocate
 from envhub.layout import Layout
-from envhub.messages import Failure, Make
+from envhub.messages import Failure, Made, Make
 from envhub.protocol import FRAME_BYTES_MAX, Incoming
 from envhub_server import control
+from envhub_server.channel import DESCRIPTORS_MAX
 from envhub_server.session import (
     Answer,
     ArenaRefused,
@@ -54,14 +56,22 @@ class Host:
     Attributes:
         token: the session's.
         session: its state machine.
+        ticket: for the side socket, once; empty where there is none.
         close_by_s: when its workers are killed if they have not ended by themselves.
     """
 
     def __init__(
-        self, token: bytes, session: Session, watch: Watch, supervisor: Supervisor, outcomes: Outcomes
+        self,
+        token: bytes,
+        session: Session,
+        watch: Watch,
+        supervisor: Supervisor,
+        outcomes: Outcomes,
+        ticket: bytes = b"",
     ) -> None:
         self.token = token
         self.session = session
+        self.ticket = ticket
         self.close_by_s: float | None = None
         self._watch = watch
         self._supervisor = supervisor
@@ -77,7 +87,9 @@ class Host:
         self._buffers: list[np.ndarray] = []
         self._beside = False  # whether parts of the actions travel beside the arrays
         self._parts: list[tuple[int, bytes]] = []  # those of a step's, by row
+        self._side: socket.socket | None = None  # of the client, while it may drive
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._client_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         watch.watch(self._done_bell, self._on_done_bell)
 
     @property
@@ -89,6 +101,16 @@ class Host:
     def arena_bytes(self) -> int:
         """How much shared memory the session holds."""
         return 0 if self._arena is None else self._arena.layout.nbytes()
+
+    @property
+    def lane(self) -> str:
+        """How its client steps it."""
+        return "wire" if self._side is None else "shared"
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is under way, whoever drives."""
+        return self.session.idle and (self._arena is None or self._arena.quiescent())
 
     # --- what the hub calls -----------------------------------------------------------------------------------------
 
@@ -118,6 +140,8 @@ class Host:
     def request(self, request: Incoming) -> None:
         """Carry out the client's next request."""
         self._request = request
+        if not self._take_drive(request):
+            return
         if isinstance(request.message, messages.Step) and self._arena is not None:
             problem = self._step_problem(request.message.codes, request.frames)
             if problem:
@@ -129,6 +153,74 @@ class Host:
         """End the session without its client's wish."""
         self._apply(self.session.abandon(why, terminate))
 
+    # --- who drives -------------------------------------------------------------------------------------------------
+
+    def share(self, side: socket.socket) -> bool:
+        """Let the client that is behind this socket drive; whether it may."""
+        if self._arena is None or self._side is not None or self.session.phase is not Phase.READY or not self.idle:
+            return False
+        self.ticket = b""
+        blocks = [len(block) for block in self.session.blocks]
+        body = messages.pack(messages.Shared(self._arena.layout.info_bytes, blocks, self.session.spin_us))
+        bells = [worker.bell for worker in self._workers.values()]
+        descriptors = [self._memory, self._client_bell, *bells]
+        try:
+            for start in range(0, len(descriptors), DESCRIPTORS_MAX):
+                head = len(body).to_bytes(4, "little") + body if start == 0 else b"\0"
+                socket.send_fds(side, [head], descriptors[start : start + DESCRIPTORS_MAX])
+        except OSError:  # it has gone, or does not read
+            return False
+        self._side = side
+        self._watch.watch(side.fileno(), self._on_side)
+        self._give_drive()
+        return True
+
+    def _give_drive(self) -> None:
+        if self._side is not None and self._arena is not None and self.session.phase is Phase.READY:
+            self._arena.hand_over(DRIVER_CLIENT)
+
+    def _take_drive(self, request: Incoming) -> bool:
+        """Drive from now on; a client that drives asks for nothing but CLOSE before its step has ended."""
+        arena = self._arena
+        if isinstance(request.message, messages.Collect):
+            self._hear_workers()
+        if arena is None or arena.driver == DRIVER_HUB or self.session.phase is not Phase.READY:
+            return True
+        if isinstance(request.message, messages.Close):
+            return True
+        if not arena.quiescent():
+            text = "a step that the client drives has not ended; wait for it"
+            self._outcomes.fail(request, Failure("refused", "request", text))
+            return False
+        arena.hand_over(DRIVER_HUB)
+        self._slot = arena.take_over()
+        self._posted_codes = b""
+        return True
+
+    def _on_side(self) -> None:
+        """The client says nothing here: it has closed the socket, or has ended."""
+        self._close_side()
+        arena = self._arena
+        if arena is not None and arena.driver == DRIVER_CLIENT and arena.quiescent():
+            arena.hand_over(DRIVER_HUB)
+
+    def _close_side(self) -> None:
+        if self._side is not None:
+            self._watch.unwatch(self._side.fileno())
+            self._side.close()
+            self._side = None
+
+    def _revoke(self) -> None:
+        """Send a client that waits for its step, or is about to drive one, to ask what became of its session."""
+        if self._side is not None and self._arena is not None:
+            self._arena.revoke()
+            os.eventfd_write(self._client_bell, 1)
+
+    def _hear_workers(self) -> None:
+        for worker in list(self._workers.values()):
+            while worker.hear():
+                pass
+
     # --- events -----------------------------------------------------------------------------------------------------
 
     def _on_done_bell(self) -> None:
@@ -139,9 +231,7 @@ class Host:
         self._noted = arena.noted()
         if self._noted:
             # What did not fit into the arena was sent by the channel before the rows were done, so it is here by now.
-            for worker in list(self._workers.values()):
-                while worker.hear():
-                    pass
+            self._hear_workers()
         self._apply(self.session.event(-1, Moved()))
 
     def _on_message(self, number: int, message: Any) -> None:
@@ -160,6 +250,8 @@ class Host:
     def _apply(self, instructions: Instructions) -> None:
         for instruction in instructions:
             self._carry_out(instruction)
+        if self.session.phase in (Phase.BROKEN, Phase.CLOSING):
+            self._revoke()
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
@@ -172,6 +264,7 @@ class Host:
                 self._answer(instruction)
             case Fail(failure):
                 assert self._request is not None
+                self._give_drive()
                 self._outcomes.fail(self._request, failure)
             case MakeArena(layout, message):
                 self._make_arena(layout, message)
@@ -180,7 +273,12 @@ class Host:
                     self._workers[number].kill()
             case End():
                 self._watch.unwatch(self._done_bell)
+                self._revoke()
+                self._close_side()
                 os.close(self._done_bell)
+                os.close(self._client_bell)
+                if self._arena is not None:
+                    os.close(self._memory)
                 self._arena = None
                 self._outcomes.ended(self)
 
@@ -201,11 +299,10 @@ class Host:
             reason = f"{wanted} bytes of shared memory cannot be had: {error}"
             self._apply(self.session.event(-1, ArenaRefused(reason)))
             return
-        self._arena = Arena(layout, memory)
+        self._arena, self._memory = Arena(layout, memory), memory
         self._arena.format(epoch=1)
         for worker in self._workers.values():
-            worker.map_arena(message, memory, self._done_bell)
-        os.close(memory)
+            worker.map_arena(message, memory, self._done_bell, self._client_bell)
 
     def _step_problem(self, codes: bytes, frames: Sequence[Any]) -> str:
         """What is wrong with a step's frames; empty where they fit the arena."""
@@ -246,7 +343,7 @@ class Host:
                 self._posted_codes = drive.codes
                 for column, code in zip(arena.action_codes, drive.codes, strict=True):
                     column[:] = code
-            arena.post(OP_STEP, self._slot)
+            arena.post(OP_BESIDE if self._beside else OP_STEP, self._slot)
             if self._beside:
                 for number, worker in self._workers.items():
                     block = self.session.blocks[number]
@@ -277,4 +374,6 @@ class Host:
                 text = f"infos or results of {len(frames[-1])} bytes; a reply carries at most {FRAME_BYTES_MAX}"
                 self._outcomes.fail(self._request, Failure("limit", "hub", text))
                 return
-        self._outcomes.answer(self._request, answer.message, frames)
+        self._give_drive()
+        message = replace(answer.message, ticket=self.ticket) if isinstance(answer.message, Made) else answer.message
+        self._outcomes.answer(self._request, message, frames)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 import secrets
 import select
 import socket
@@ -30,22 +29,21 @@ import envhub
 from envhub import messages, protocol, wire
 from envhub.messages import Failure, Make, Op
 from envhub.protocol import HubProtocol, Incoming, Prelude
+from envhub.waiting import spin_us
 from envhub_server import signals
+from envhub_server.admission import admitted
 from envhub_server.binding import Binding
-from envhub_server.config import HubConfig, usable_cpus
+from envhub_server.config import HubConfig, has_quota, usable_cpus
 from envhub_server.hosting import Host, Outcomes
 from envhub_server.lister import Lister
-from envhub_server.registry import Recipe, Registry, namespace_modules
+from envhub_server.registry import Registry
 from envhub_server.session import Session
+from envhub_server.side import TICKET_BYTES, SideDoor
 from envhub_server.supervisor import Supervisor
 
 RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
 LINGER_MS = 2000
-
-AUTORESET_MODES = frozenset(["NextStep", "SameStep", "Disabled"])
-# Those that any client may ask for; RecordVideo writes wherever it is told to.
-WRAPPERS = re.compile(r"gymnasium\.wrappers\.\w+:(?!RecordVideo)\w+")
-OBSERVATION_MODES = frozenset(["same", "different"])
+DRAIN_LOOK_S = 0.05
 
 # A monitor tells of an ended connection by a descriptor, which may be another's by now, and before the ROUTER itself
 # knows: so the peers that used it are asked for, at once and again.
@@ -83,6 +81,7 @@ class Hub:
         self._end_by_s = math.inf  # when, once it is told to stop, no env gets more time to close
         self._requests = 0
         self._binding: Binding | None = None
+        self._side_door = SideDoor(self, self._admit)
         self._closing: set[bytes] = set()  # sessions whose time for closing runs
         self._suspects: list[tuple[float, bytes, bytes]] = []  # when to see whether a session's peer is still there
 
@@ -118,6 +117,8 @@ class Hub:
         self._monitor = wire.open_monitor(router, zmq.EVENT_DISCONNECTED)
         self._binding = Binding(router, self.config.insecure)
         self.addresses = [self._binding.bind(address) for address in self.config.binds]
+        for address in self.addresses:
+            self._side_door.listen(address)
         self._poller = zmq.Poller()
         for source in (router, self._monitor, self._epoll.fileno()):
             self._poller.register(source, zmq.POLLIN)
@@ -130,6 +131,7 @@ class Hub:
         for host in list(self._hosts.values()):
             host.abandon(_STOPPING, terminate=True)
         self._supervisor.close()
+        self._side_door.close()
         if self._binding is not None:
             self._router.monitor(None, 0)
             self._monitor.close()
@@ -170,6 +172,8 @@ class Hub:
         times = [self._hosts[token].close_by_s for token in self._closing]
         times += [at_s for at_s, _, _ in self._suspects]
         times += [self._stop_by_s] if self._stops else []
+        # A client that drives tells nobody when its step has ended.
+        times += [time.monotonic() + DRAIN_LOOK_S] if self._stops and self._hosts else []
         times += [self._protocol.next_expiry_s()]
         first_s = min(at_s for at_s in times if at_s is not None)
         return max(0, math.ceil((first_s - time.monotonic()) * 1000))
@@ -223,9 +227,9 @@ class Hub:
         for host in list(self._hosts.values()):
             if late and self._stops > 1:
                 host.abandon(_STOPPING, terminate=True)
-            elif host.close_by_s is None and (late or host.session.idle):
+            elif host.close_by_s is None and (late or host.idle):
                 # An env that did not finish its step in time does not close in time, either.
-                self._abandon(host, _STOPPING, terminate=not host.session.idle)
+                self._abandon(host, _STOPPING, terminate=not host.idle)
         if late:
             self._stop_by_s = now_s + 1.0
 
@@ -347,13 +351,18 @@ class Hub:
         if request.token in self._hosts:
             self._refuse_make(request, Failure("session_lost", "session", "the session of this token is still closing"))
             return
-        found = self._recipe(make)
+        envs = sum(host.session.make.num_envs for host in self._hosts.values())
+        found = admitted(make, self.config, self._registry, envs)
         if isinstance(found, Failure):
             self._refuse_make(request, found)
             return
         workers = make.num_workers or self.config.workers or usable_cpus()
-        session = Session(make, found, workers, self.config.limits.info_bytes)
-        host = self._hosts[request.token] = Host(request.token, session, self, self._supervisor, self._outcomes)
+        session = Session(
+            make, found, workers, self.config.limits.info_bytes, self._spin_us(min(workers, make.num_envs))
+        )
+        ticket = secrets.token_bytes(TICKET_BYTES) if self._side_door.open else b""
+        host = Host(request.token, session, self, self._supervisor, self._outcomes, ticket)
+        self._hosts[request.token] = host
         log.info(
             "session_made",
             session=request.token.hex()[:8],
@@ -363,38 +372,16 @@ class Hub:
         )
         host.start(request, make)
 
-    def _recipe(self, make: Make) -> Recipe | Failure:
-        limits = self.config.limits
-        if not 1 <= make.num_envs <= limits.envs_per_session_max:
-            text = f"num_envs={make.num_envs} is not between 1 and envs_per_session_max={limits.envs_per_session_max}"
-            return Failure("limit", "hub", text)
-        taken = sum(host.session.make.num_envs for host in self._hosts.values())
-        if taken + make.num_envs > limits.envs_max:
-            text = f"{make.num_envs} more envs would exceed the hub's envs_max={limits.envs_max}; {taken} are in use"
-            return Failure("limit", "hub", text)
-        if make.num_workers is not None and not 1 <= make.num_workers <= make.num_envs:
-            return Failure("refused", "request", f"num_workers={make.num_workers} is not between 1 and num_envs")
-        if make.autoreset_mode not in AUTORESET_MODES or make.observation_mode not in OBSERVATION_MODES:
-            text = f"autoreset_mode={make.autoreset_mode!r}, observation_mode={make.observation_mode!r}: no such mode"
-            return Failure("refused", "request", text)
-        if len(make.wrappers) != len(make.wrapper_kwargs):
-            text = f"{len(make.wrappers)} wrappers and arguments for {len(make.wrapper_kwargs)}"
-            return Failure("refused", "request", text)
-        if self.config.private:
-            return Recipe(make.name, namespace_modules(make.name))
-        if make.factories or make.runner or make.world is not None:
-            text = "this hub makes environments by name only; factories run in a private hub (hub=None)"
-            return Failure("not_permitted", "request", text)
-        if foreign := [wrapper for wrapper in make.wrappers if not WRAPPERS.fullmatch(wrapper)]:
-            text = (
-                f"{', '.join(foreign)}: a hub on the network imports no wrapper but Gymnasium's, and none that records"
-            )
-            return Failure("not_permitted", "request", text)
-        recipe = self._registry.find(make.name)
-        if recipe is None:
-            text = f"this hub does not offer {make.name!r}; its operator decides what it offers, `envs()` lists it"
-            return Failure("unknown_env", "request", text)
-        return recipe
+    def _spin_us(self, workers: int) -> int:
+        """For how long the processes of a new session may look before they park, beside those that are there."""
+        others = sum(len(host.session.blocks) + 1 for host in self._hosts.values())
+        return spin_us(others + workers + 1, usable_cpus(), has_quota())
+
+    def _admit(self, ticket: bytes, side: socket.socket) -> None:
+        for host in self._hosts.values():
+            if secrets.compare_digest(host.ticket, ticket) and host.share(side):
+                return
+        side.close()
 
     def _refuse_make(self, request: Incoming, failure: Failure) -> None:
         self._fail(request, failure)
@@ -475,6 +462,7 @@ class Hub:
             "num_envs": host.session.make.num_envs,
             "workers": host.pids,
             "phase": host.session.phase.value,
+            "lane": host.lane,
             "leased": self._protocol.leased(host.token),
         }
 

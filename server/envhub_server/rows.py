@@ -42,6 +42,7 @@ class Row:
         self._observation_space, self._action_space = observation_space, action_space
         self._objects = [leaf == OBJECT for leaf in spaces.leaves(observation_space)]
         self._loose = any(self._objects)
+        self._last_slot = 0
         self._last_objects = codec.encode([None] * sum(self._objects))
         self._arena = arena
         self._send_info = send_info
@@ -86,8 +87,10 @@ class Row:
     def stay(self) -> None:
         """Leave the env as it is: its last observation is the outcome, too, without an info."""
         slot = self._slot[self.index]
-        for leaf in self._arena.observations:
-            leaf[slot, self.index] = leaf[1 - slot, self.index]
+        if slot != self._last_slot:
+            for leaf in self._arena.observations:
+                leaf[slot, self.index] = leaf[self._last_slot, self.index]
+            self._last_slot = slot
         self._info_length[self.index] = self._put(_beside(self._last_objects, b"")) if self._loose else 0
 
     def _action(self) -> Any:
@@ -110,7 +113,8 @@ class Row:
 
     def _store(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]) -> None:
         index = self.index
-        batches = self._batches[self._slot[index]]
+        slot = self._slot[index]
+        batches = self._batches[slot]
         objects: list[Any] = []
         if self._flat:
             _store_leaf(batches[0], index, observation)
@@ -121,6 +125,7 @@ class Row:
                     objects.append(part)
                 else:
                     _store_leaf(next(remaining), index, part)
+        self._last_slot = slot
         self._rewards[index] = reward
         self._terminations[index] = terminated
         self._truncations[index] = truncated

@@ -21,7 +21,7 @@ from typing import Any
 from envhub import messages
 from envhub.arena import OP_RESET, OP_STEP
 from envhub.layout import Layout, Leaf
-from envhub.messages import Call, Close, Failure, Made, Make, Reset, SetAttr, Step
+from envhub.messages import Call, Close, Collect, Failure, Made, Make, Reset, SetAttr, Step
 from envhub_server import control
 from envhub_server.registry import Recipe
 
@@ -125,15 +125,17 @@ class Session:
         phase: where it stands.
         blocks: the rows of each worker; their numbers differ by at most one.
         infos: infos of the move under way that were too large for the arena.
+        spin_us: for how long its workers, and a client that drives them, look before they park.
     """
 
-    def __init__(self, make: Make, recipe: Recipe, workers: int, info_bytes: int) -> None:
+    def __init__(self, make: Make, recipe: Recipe, workers: int, info_bytes: int, spin_us: int = 0) -> None:
         self.make = make
         self.phase = Phase.BUILDING
         self.blocks = _blocks(make.num_envs, max(1, min(workers, make.num_envs)))
         self.infos: dict[int, bytes] = {}
         self._recipe = recipe
         self._info_bytes = info_bytes
+        self.spin_us = spin_us
         self._alive = set(range(len(self.blocks)))
         self._waiting: set[int] = set()  # workers whose part of the phase is outstanding
         self._built: dict[int, control.Built] = {}
@@ -204,7 +206,7 @@ class Session:
 
     # --- requests -------------------------------------------------------------------------------------------------
 
-    def request(self, message: Reset | Step | Call | SetAttr | Close) -> Instructions:
+    def request(self, message: Reset | Step | Call | SetAttr | Close | Collect) -> Instructions:
         """What to do for the client's next request."""
         self._asked = True
         if isinstance(message, Close):
@@ -215,6 +217,8 @@ class Session:
             return self._answered(Fail(self._failure))
         if self.phase is not Phase.READY:
             return self._answered(Fail(_refusal(f"the session is {self.phase.value}")))
+        if isinstance(message, Collect):
+            return self._collect()
         self._failure = None
         self.infos.clear()
         match message:
@@ -227,6 +231,13 @@ class Session:
                 return self._call([control.CallRows(message.name, message.args) for _ in self.blocks])
             case SetAttr():
                 return self._set_attr(message)
+
+    def _collect(self) -> Instructions:
+        left = tuple(sorted(self.infos.items()))
+        answer = Answer(messages.Done(), rows=left) if self._failure is None else Fail(self._failure)
+        self._failure = None
+        self.infos.clear()
+        return self._answered(answer)
 
     def _reset(self, reset: Reset) -> Instructions:
         num_envs = self.make.num_envs
@@ -303,6 +314,7 @@ class Session:
             first.observation_spaces[0],
             first.action_space,
             self.make.observation_mode,
+            self.spin_us,
         )
         self.phase = Phase.MAPPING
         self._waiting = set(self._alive)

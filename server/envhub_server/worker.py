@@ -14,14 +14,16 @@ import os
 import pickle
 import select
 import sys
+import time
 import traceback
 from functools import partial
 from typing import Any, Callable
 
 from envhub import codec, messages, spaces
-from envhub.arena import OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, Arena
+from envhub.arena import DRIVER_CLIENT, DRIVER_HUB, OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, Arena
 from envhub.gym_api import api, registered
 from envhub.layout import OBJECT, Layout, Leaf
+from envhub.waiting import Spinner
 from envhub_server import control
 from envhub_server.channel import Channel, ChannelClosed
 from envhub_server.dialects import adapted, made
@@ -46,7 +48,9 @@ class Worker:
         self._allow_pickle = False
         self._exact: codec.Unknown = codec.refuse
         self._arena: Any = None
-        self._bell = self._done_bell = -1
+        self._bell = -1
+        self._done_bells: dict[int, int] = {}  # by whom each wakes
+        self._spinner = Spinner(0, time.perf_counter_ns)
         self._poller = select.poll()
         self._poller.register(channel.fileno(), select.POLLIN)
 
@@ -54,10 +58,11 @@ class Worker:
         """Serve until the hub says ``CloseEnvs`` or is gone."""
         try:
             while True:
+                while self._arena is not None and self._spinner.spin(self._has_work):
+                    self._serve_rows()
                 for descriptor, _ in self._poller.poll():
                     if descriptor == self._bell:
                         os.read(descriptor, 8)
-                        self._serve_rows()
                     elif not all(self._handle(message) for message in self._channel.receive() or ()):
                         return
         except ChannelClosed:
@@ -123,7 +128,8 @@ class Worker:
         return False
 
     def _on_MapArena(self, mapped: Any) -> bool | None:
-        memory, self._bell, self._done_bell = self._channel.take_descriptors(3)
+        memory, self._bell, *done_bells = self._channel.take_descriptors(4)
+        self._done_bells = dict(zip((DRIVER_HUB, DRIVER_CLIENT), done_bells))
         layout = Layout(
             mapped.num_envs,
             tuple(Leaf.from_wire(leaf) for leaf in mapped.observation_leaves),
@@ -136,6 +142,9 @@ class Worker:
         self._request, self._done = self._arena.words(self._arena.request), self._arena.words(self._arena.done)
         self._op, self._status = self._arena.words(self._arena.op), self._arena.words(self._arena.status)
         self._info_length = self._arena.words(self._arena.info_length)
+        mine = slice(self._rows[0].index, self._rows[-1].index + 1)
+        self._my_request, self._my_done = self._request[mine], self._done[mine]
+        self._spinner = Spinner(mapped.spin_us, time.perf_counter_ns)
         observation_space, action_space = (
             spaces.build(codec.decode(blob, self._allow_pickle))
             for blob in (mapped.observation_space, mapped.action_space)
@@ -154,13 +163,21 @@ class Worker:
 
     # --- stepping -------------------------------------------------------------------------------------------------
 
+    def _has_work(self) -> bool:
+        return self._my_request != self._my_done and any(map(self._is_to_step, self._rows))
+
+    def _is_to_step(self, row: Row) -> bool:
+        index = row.index
+        return bool(self._request[index] != self._done[index] and self._op[index] == OP_STEP)
+
     def _serve_rows(self) -> None:
-        request, done, op = self._request, self._done, self._op
         for row in self._rows:
-            index = row.index
-            if request[index] != done[index] and op[index] == OP_STEP:
+            if self._is_to_step(row):
                 self._finish(row, row.step)
-        os.write(self._done_bell, _ONE)
+        self._ring()
+
+    def _ring(self) -> None:
+        os.write(self._done_bells[self._arena.driver], _ONE)
 
     def _on_StepRows(self, step: Any) -> None:
         beside = dict(messages.unpack_rows(step.beside, self._arena.layout.rows))
@@ -170,7 +187,7 @@ class Worker:
 
         for row in self._rows:
             self._finish(row, partial(run, row))
-        os.write(self._done_bell, _ONE)
+        self._ring()
 
     def _on_ResetRows(self, reset: Any) -> None:
         seeds = dict(zip(reset.rows, reset.seeds))
@@ -181,7 +198,7 @@ class Worker:
 
         for row in self._rows:
             self._finish(row, partial(run, row) if row.index in seeds else row.stay)
-        os.write(self._done_bell, _ONE)
+        self._ring()
 
     def _finish(self, row: Any, run: Callable[[], None]) -> None:
         """Run one row's step or reset, store its status, and last of all that it is done."""

@@ -117,7 +117,7 @@ def test_arena_is_made_when_the_last_worker_has_built() -> None:
     session = begun()
     assert session.event(1, built()) == []
     layout = Layout(3, (Leaf("<f4", (4,)),), (Leaf("<i8", ()),), INFO_BYTES)
-    message = MapArena(3, [["<f4", [4]]], [["<i8", []]], INFO_BYTES, OBSERVATION, ACTION, "same")
+    message = MapArena(3, [["<f4", [4]]], [["<i8", []]], INFO_BYTES, OBSERVATION, ACTION, "same", 0)
     assert session.event(0, built()) == [MakeArena(layout, message)]
     assert session.phase is Phase.MAPPING
 

@@ -18,7 +18,7 @@ from envhub_server.config import HubConfig, Limits, Timing
 
 from envhub import actions, codec, messages, protocol, wire
 from envhub.layout import Leaf
-from envhub.messages import REPLIES, REQUESTS, Done, Failure, Hello, Op, Step, Welcome, World
+from envhub.messages import REPLIES, REQUESTS, Done, Failure, Hello, Op, Shared, Step, Welcome, World
 from envhub.protocol import ClientProtocol, HubProtocol
 
 ROOT = Path(__file__).parents[2]
@@ -111,7 +111,7 @@ def documented(kind: type) -> None:
     assert [row[0] for row in rows if row[2] == "required"] == required
 
 
-KINDS = {kind for kind in {*REQUESTS.values(), *REPLIES.values(), World} if dataclasses.fields(kind)}
+KINDS = {kind for kind in {*REQUESTS.values(), *REPLIES.values(), World, Shared} if dataclasses.fields(kind)}
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS, key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)

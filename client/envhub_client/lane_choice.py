@@ -1,0 +1,36 @@
+"""Which lane a vector env takes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from envhub.layout import Leaf
+from envhub.messages import Made
+from envhub_client.connection import Connection
+from envhub_client.lanes import WireLane
+from envhub_client.options import SessionOptions
+
+if TYPE_CHECKING:
+    from envhub_client.shared_lane import SharedLane
+
+
+def lane(
+    connection: Connection, made: Made, observations: Sequence[Leaf], actions: Sequence[Leaf], options: SessionOptions
+) -> WireLane | SharedLane:
+    """The shared lane where it is to be had, on the hub's machine, else the wire lane.
+
+    Args:
+        connection: to the hub.
+        made: what the hub said of the session.
+        observations: leaves of fixed size, of one env.
+        actions: leaves of one env.
+        options: which may forbid the shared lane.
+    """
+    wire = WireLane(connection, made.num_envs, observations, options.copy)
+    if options.lane == "wire" or sys.platform != "linux":
+        return wire
+    from envhub_client.shared_lane import shared_lane  # of modules that only Linux has
+
+    return shared_lane(wire, connection, made.ticket, actions) or wire

@@ -1,0 +1,224 @@
+"""The shared lane: on the hub's machine the client steps in the session's own memory and wakes the workers itself.
+
+The hub is off the path of a step. It still supervises the workers and carries out everything else, and drives for as
+long as that takes. What it has to say of a step, an env's exception or a worker's end, is asked for over the wire.
+"""
+
+from __future__ import annotations
+
+import array
+import logging
+import math
+import os
+import select
+import socket
+import sys
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from envhub import address as envhub_address
+from envhub import codec, messages
+from envhub.arena import OP_STEP, STATUS_RAISED, Arena
+from envhub.errors import HubLost, HubTimeout
+from envhub.layout import SLOTS, Layout, Leaf
+from envhub.messages import Collect, Op, Reset, Shared
+from envhub.waiting import Spinner
+from envhub_client.connection import Connection
+from envhub_client.lanes import Outcome, WireLane
+from envhub_client.private_hub import above_stdio
+
+ATTACH_TIMEOUT_S = 5.0
+DESCRIPTORS_MAX = 253  # that the kernel passes at a time
+HEAD_BYTES = 1 << 16  # of what comes before and with the first descriptors
+
+_RING = (1).to_bytes(8, sys.byteorder)
+
+log = logging.getLogger("envhub")
+
+
+class Door:
+    """What came through a hub's side socket; its descriptors are the owner's."""
+
+    def __init__(self, address: str, ticket: bytes) -> None:
+        """Show the ticket.
+
+        Raises:
+            OSError: there is no side socket, or it gives nothing.
+            codec.DecodeError: what it said cannot be read.
+        """
+        path = envhub_address.side_path(envhub_address.parse(address))
+        if path is None or not ticket:
+            raise OSError("there is no side socket")
+        self.side = socket.socket(socket.AF_UNIX)
+        found: list[int] = []
+        try:
+            self.side.settimeout(ATTACH_TIMEOUT_S)
+            self.side.connect(path.replace("@", "\0", 1) if path.startswith("@") else path)
+            self.side.sendall(ticket)
+            body = self._receive(found)
+            self.shared = messages.unpack(Shared, body)
+            while len(found) < 2 + len(self.shared.blocks):
+                self._receive(found)
+            self.side.setblocking(False)
+        except BaseException:
+            self.side.close()
+            for descriptor in found:
+                os.close(descriptor)
+            raise
+        self.memory, self.bell, *self.bells = found
+
+    def _receive(self, found: list[int]) -> bytes:
+        space = socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsize)
+        data, ancillary, _, _ = self.side.recvmsg(HEAD_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, raw in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                descriptors = array.array("i")
+                descriptors.frombytes(raw[: len(raw) - len(raw) % descriptors.itemsize])
+                found += map(above_stdio, descriptors)
+        if not data:
+            raise OSError("the hub closed its side socket")
+        return data[4:]
+
+
+class SharedLane:
+    """Steps in the arena; everything else goes by the wire lane, which it holds.
+
+    With ``copy`` every observation array is the caller's own. Without, it is one of the arena's two slots.
+    """
+
+    name = "shared"
+
+    def __init__(self, wire: WireLane, connection: Connection, door: Door, actions: Sequence[Leaf]) -> None:
+        self._wire = wire
+        self._connection = connection
+        self._side = door.side
+        self._bell, self._bells = door.bell, door.bells
+        layout = Layout(wire.num_envs, tuple(wire.leaves), tuple(actions), door.shared.info_bytes)
+        self._arena = Arena(layout, door.memory)
+        os.close(door.memory)
+        self._views = [[leaf[slot] for leaf in self._arena.observations] for slot in range(SLOTS)]
+        self._spinner = Spinner(door.shared.spin_us, time.perf_counter_ns)
+        self._poller = select.poll()
+        self._poller.register(self._bell, select.POLLIN)
+        self._poller.register(self._side, select.POLLIN)
+        self._codes = b""
+        self._slot = 0
+        self._driving = False  # whether the pending step is ours
+        self._fresh = False  # whether we know the arena as its last driver left it
+        connection.on_close(self._close)
+
+    def post_reset(self, reset: Reset) -> None:
+        """Begin a reset, which the hub drives."""
+        self._driving = self._fresh = False
+        self._wire.post_reset(reset)
+
+    def post_step(self, codes: bytes, arrays: Sequence[np.ndarray], beside: bytes) -> None:
+        """Begin a step. The arrays are copied: they may change while it runs."""
+        if beside:
+            self._driving = self._fresh = False
+            self._wire.post_step(codes, arrays, beside)
+            return
+        with self._connection.in_use():
+            arena = self._arena
+            if arena.revoked or not arena.quiescent():  # what was interrupted before it was seen to end
+                self._ring()
+                self._await(None)
+            if not self._fresh:
+                self._slot, self._codes = arena.take_over(), b""
+                self._fresh = True
+            for buffer, actions in zip(arena.actions, arrays, strict=True):
+                buffer[: actions.nbytes] = actions.reshape(-1).view(np.uint8)
+            if codes != self._codes:
+                for column, code in zip(arena.action_codes, codes, strict=True):
+                    column[:] = code
+                self._codes = codes
+            self._slot = 1 - self._slot
+            self._driving = True
+            arena.post(OP_STEP, self._slot)
+            self._ring()
+
+    def _ring(self) -> None:
+        for bell in self._bells:
+            os.write(bell, _RING)
+
+    def collect(self, timeout: float | None) -> Outcome:
+        """Wait for what was begun; errors as for the wire lane."""
+        if not self._driving:
+            return self._wire.collect(timeout)
+        with self._connection.in_use():
+            self._await(timeout)
+            self._driving = False
+            arena, slot = self._arena, self._slot
+            rows = self._noted() if arena.noted() else []
+            seen = self._views[slot]
+            return Outcome(
+                [view.copy() for view in seen] if self._wire.copy else seen,
+                arena.rewards.copy(),
+                arena.terminations.copy(),
+                arena.truncations.copy(),
+                rows,
+            )
+
+    def _noted(self) -> list[tuple[int, bytes]]:
+        """The infos, of which the hub holds the large ones; or what an env raised, which it holds, too."""
+        arena = self._arena
+        rows = [(row, bytes(blob)) for row, blob in arena.small_infos()]
+        if (arena.status == STATUS_RAISED).any() or arena.info_length.max() > arena.layout.info_bytes:
+            rows = sorted([*rows, *self._ask_hub()])
+        return rows
+
+    def _ask_hub(self) -> list[tuple[int, bytes]]:
+        """What the hub has to say of our last step.
+
+        Raises:
+            Exception: as an env raised it, or because the session has ended.
+        """
+        reply = self._connection.ask(Op.COLLECT, Collect())
+        return messages.unpack_rows(reply.frames[0], self._arena.layout.rows) if reply.frames else []
+
+    def _await(self, timeout: float | None) -> None:
+        """Wait until every row is done.
+
+        Raises:
+            HubTimeout: not within ``timeout`` seconds; it goes on.
+            HubLost: the hub has ended.
+            EnvHubError: the session has ended.
+        """
+        arena = self._arena
+        if not self._spinner.spin(arena.quiescent):
+            deadline_s = math.inf if timeout is None else time.monotonic() + timeout
+            while not arena.quiescent() and not arena.revoked:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    raise HubTimeout(
+                        f"the envs did not finish their step within {timeout:g} s; it can be waited for again"
+                    )
+                for descriptor, _ in self._poller.poll(None if left_s == math.inf else math.ceil(left_s * 1000)):
+                    if descriptor == self._bell:
+                        os.read(descriptor, 8)
+                    elif not arena.revoked:
+                        raise HubLost(f"the hub at {self._connection.address} has ended")
+        if arena.revoked:
+            self._driving = False
+            self._ask_hub()
+            raise HubLost(f"the hub at {self._connection.address} has ended this session")
+
+    def _close(self) -> None:
+        """Let go of memory and bells."""
+        self._side.close()
+        for descriptor in (self._bell, *self._bells):
+            os.close(descriptor)
+        self._bells = []
+        self._arena.close()
+
+
+def shared_lane(wire: WireLane, connection: Connection, ticket: bytes, actions: Sequence[Leaf]) -> SharedLane | None:
+    """The shared lane to the session that the ticket is of; None where it cannot be had."""
+    try:
+        door = Door(connection.address, ticket)
+    except (OSError, codec.DecodeError) as error:
+        log.debug("no shared lane to the hub at %s: %s", connection.address, error)
+        return None
+    return SharedLane(wire, connection, door, actions)

@@ -1,0 +1,77 @@
+"""Waiting for a word of the arena: look at it for as long as parking would cost, then park.
+
+A parked process is woken by the kernel, which costs tens of microseconds on both sides. Looking costs a CPU, so it is
+bounded, and it is only done where it recently paid.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Callable
+
+ENVIRONMENT_VARIABLE = "ENVHUB_SPIN_US"
+SPIN_US = 200  # with both sides parked, a wake-up and the caches that are cold after it cost about as much
+SPIN_US_MAX = 1000
+SKIPS_MAX = 127  # waits that only park, after a row of vain spins
+
+
+class Spinner:
+    """How one process looks before it parks."""
+
+    def __init__(self, spin_us: int, clock_ns: Callable[[], int]) -> None:
+        """Look for up to ``spin_us`` microseconds of ``clock_ns``; 0 is not at all."""
+        self._limit_ns = spin_us * 1000
+        self._clock_ns = clock_ns
+        self._skips = self._penalty = 0
+
+    def spin(self, ready: Callable[[], bool]) -> bool:
+        """Whether it is ready, now or while we look."""
+        if ready():
+            return True
+        if not self._limit_ns:
+            return False
+        if self._skips:
+            self._skips -= 1
+            return False
+        clock_ns = self._clock_ns
+        end_ns = clock_ns() + self._limit_ns
+        while clock_ns() < end_ns:
+            if ready():
+                self._penalty = 0
+                return True
+        # Each vain spin in a row doubles the number of waits that go without.
+        self._skips = self._penalty = min(2 * self._penalty + 1, SKIPS_MAX)
+        return False
+
+
+def spin_us(processes: int, cpus: int, quota: bool) -> int:
+    """For how long to look where so many processes share so many CPUs.
+
+    Nobody looks where a spinning process would take the CPU of one that computes, where a cgroup's quota would be spent
+    on looking, or where another machine's weaker memory order forbids to read what a word guards without a system call.
+
+    Args:
+        processes: workers and those who drive them, of whom one side waits while the other computes.
+        cpus: usable ones.
+        quota: whether a cgroup limits the CPU time.
+
+    Raises:
+        ValueError: ``ENVHUB_SPIN_US`` is no number of microseconds.
+    """
+    told = os.environ.get(ENVIRONMENT_VARIABLE)
+    if told is not None:
+        return checked_spin_us(int(told) if told.isdecimal() else -1)
+    looks = processes <= cpus + 1 and not quota and platform.machine() in ("x86_64", "AMD64")
+    return SPIN_US if looks else 0
+
+
+def checked_spin_us(wanted: int) -> int:
+    """The number itself.
+
+    Raises:
+        ValueError: it is not between 0 and ``SPIN_US_MAX``.
+    """
+    if not 0 <= wanted <= SPIN_US_MAX:
+        raise ValueError(f"a spin of {ENVIRONMENT_VARIABLE} microseconds is between 0 and {SPIN_US_MAX}")
+    return wanted

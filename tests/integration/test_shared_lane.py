@@ -1,0 +1,240 @@
+"""The shared lane: how it is had, what falls back, and what only it could get wrong. All other tests use it, too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import sims
+from gymnasium import spaces
+from hubs import ServedHub, serve, wait_until
+
+import envhub
+from envhub.address import parse, side_path
+
+
+def test_lane_is_the_shared_one_where_it_can_be_had(hub: ServedHub) -> None:
+    wanted = {None: "shared", hub.ipc: "shared", hub.tcp: "wire"}
+    for address, lane in wanted.items():
+        envs = envhub.make_vec("CartPole-v1", 2, hub=address)
+        assert envs.lane == lane
+        with envhub.connect(address or envs._connection.address) as client:
+            assert lane in {row["lane"] for row in client.sessions()}
+        envs.close()
+        envs = envhub.make_vec("CartPole-v1", 2, hub=address, lane="wire")
+        assert envs.lane == "wire"
+        envs.close()
+    with pytest.raises(ValueError, match="lane"):
+        envhub.make_vec("CartPole-v1", 2, lane="fast")
+
+
+def test_without_a_side_socket_the_wire_is_used(tmp_path: Path) -> None:
+    with serve(tmp_path, "counter=sims:counter") as served:
+        side = side_path(parse(served.ipc))
+        assert side is not None
+        os.unlink(side)
+        envs = envhub.make_vec("counter", 2, hub=served.ipc)
+        assert envs.lane == "wire"
+        envs.reset()
+        assert envs.step([1, 2])[1].tolist() == [1, 2]
+        envs.close()
+        assert served.stop() == 0
+    assert [path.suffix for path in tmp_path.iterdir()] == [".log"]
+
+
+def knock(path: str, ticket: bytes) -> bytes:
+    """What the side socket says to this ticket."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(5)
+        peer.connect(path)
+        peer.sendall(ticket)
+        try:
+            return peer.recv(100)
+        except ConnectionResetError:
+            return b""
+
+
+def test_tickets_are_checked_and_good_once(hub: ServedHub) -> None:
+    envs = envhub.make_vec("counter", 2, hub=hub.ipc)
+    path = side_path(parse(hub.ipc))
+    assert path is not None and envs.lane == "shared"
+    for ticket in (bytes(16), b"x" * 16, b"short", os.urandom(16)):
+        assert knock(path, ticket) == b""
+    idle = [socket.socket(socket.AF_UNIX) for _ in range(100)]
+    for one in idle:
+        one.connect(path)  # and says nothing
+    envs.reset()
+    assert envs.step([1, 2])[1].tolist() == [1, 2]
+    other = envhub.make_vec("counter", 2, hub=hub.ipc)
+    assert other.lane == "shared"
+    for one in idle:
+        one.close()
+    other.close()
+    envs.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+def test_other_users_get_nothing() -> None:
+    envs = envhub.make_vec(sims.Counter, 1)
+    path = side_path(parse(envs._connection.address))
+    assert path is not None
+    name = path.replace("@", "\0", 1)
+    program = (
+        f"import os, socket\nos.setuid(65534)\ns = socket.socket(socket.AF_UNIX)\ns.connect({name!r})\n"
+        "s.settimeout(5)\nprint(s.recv(10))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert ran.stdout == "b''\n", ran.stderr
+    envs.close()
+
+
+class Odd(gym.Env[Any, Any]):
+    """Observes and hears words, and its infos are large on demand."""
+
+    observation_space = spaces.Dict({"n": spaces.Discrete(10**6), "word": spaces.Text(5000)})
+    action_space = spaces.Discrete(3)
+    count = 0
+
+    def observe(self) -> Any:
+        return {"n": self.count, "word": str(self.count)}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.count = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        if action == 2:
+            raise ValueError("two")
+        blob = "x" * (5000 if action else 5)
+        return self.observe(), 0.0, False, False, {"blob": blob, "type": type(action).__name__}
+
+
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_everything_in_turn(lane: str) -> None:
+    envs = envhub.make_vec([Odd] * 3, num_workers=2, lane=lane)
+    envs.reset()
+    count = 0
+    for number in range(30):
+        kind = number % 6
+        if kind < 3:
+            batch: Any = [np.array([0, 0, 0]), [0, 1, np.int32(0)], [1, 1, 1]][kind]  # the second travels beside
+            observations, *_, infos = envs.step(batch)
+            count += 1
+            assert observations["n"].tolist() == [count] * 3 and observations["word"] == (str(count),) * 3
+            assert [len(blob) for blob in infos["blob"]] == [5000 if one else 5 for one in batch]
+        elif kind == 3:
+            assert envs.get_attr("count") == (count,) * 3
+            envs.set_attr("mark", [number] * 3)
+        elif kind == 4:
+            with pytest.raises(ValueError, match="two"):
+                envs.step([0, 2, 0])
+            count += 1
+        else:
+            observations, _ = envs.reset(options={"reset_mask": np.array([True, True, False])})
+            assert observations["n"].tolist() == [0, 0, count] and observations["word"][2] == str(count)
+            envs.reset()
+            count = 0
+    envs.close()
+
+
+def test_step_that_was_interrupted_is_waited_for_before_the_next() -> None:
+    envs = envhub.make_vec(sims.Naughty, 1)
+    envs.reset()
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            envs.step([6])  # 0.2 s
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert envs.step_wait()[1].tolist() == [6] and envs.step([1000 - 1])[1].tolist() == [999]
+    envs.close()
+
+
+def test_running_step_ends_before_its_hub_does(tmp_path: Path) -> None:
+    with serve(tmp_path, "naughty=sims:naughty") as served:
+        envs = envhub.make_vec("naughty", 2, hub=served.ipc)
+        assert envs.lane == "shared"
+        envs.reset()
+        envs.step_async([6, 6])  # 0.2 s each
+        served.process.send_signal(signal.SIGTERM)
+        assert envs.step_wait()[1].tolist() == [6, 6]
+        begun = time.monotonic()
+        assert served.process.wait(10) == 0 and time.monotonic() - begun < 3
+        with pytest.raises(envhub.HubLost):
+            envs.step([0, 0])
+        envs.close()
+
+
+def test_killed_worker_is_told_at_once_and_the_other_sessions_step_on(hub: ServedHub) -> None:
+    envs, other = (envhub.make_vec("naughty", 2, hub=hub.ipc, num_workers=2) for _ in range(2))
+    envs.reset()
+    other.reset()
+    pid = envs.call("pid")[1]
+    timer = threading.Timer(0.1, os.kill, (pid, signal.SIGKILL))
+    timer.start()
+    begun = time.monotonic()
+    with pytest.raises(envhub.WorkerDied, match="worker 1"):
+        envs.step([0, 8])  # for ever
+    assert time.monotonic() - begun < 1.5
+    with pytest.raises(envhub.WorkerDied):
+        envs.step([0, 0])
+    assert other.step([0, 7])[1].tolist() == [0, 7]
+    envs.close()
+    other.close()
+
+
+CLIENT = """
+import envhub
+envs = envhub.make_vec("naughty", 2, hub={hub!r})
+envs.reset()
+assert envs.lane == "shared"
+envs.step_async([{action}, 0])
+print("stepping", flush=True)
+envs.step_wait()
+"""
+
+
+@pytest.mark.parametrize("action", [0, 6, pytest.param(8, marks=pytest.mark.long)])
+def test_killed_client_leaves_nothing(tmp_path: Path, action: int) -> None:
+    with serve(tmp_path, "naughty=sims:naughty", "--lease", "0.5") as served:
+        program = [sys.executable, "-c", CLIENT.format(hub=served.ipc, action=action)]
+        client = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+        assert client.stdout is not None and client.stdout.readline() == "stepping\n"
+        client.kill()
+        client.wait()
+        client.stdout.close()
+        with envhub.connect(served.ipc) as found:
+            assert wait_until(lambda: found.stats()["sessions"] == 0, 10)
+        assert wait_until(lambda: not served.workers(), 5)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("spin", ["0", "200"])
+def test_no_wake_up_is_lost(spin: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ENVHUB_SPIN_US", spin)
+    with serve(tmp_path, "counter=sims:counter") as served:
+        envs = envhub.make_vec("counter", 8, hub=served.ipc, num_workers=4)
+        envs.reset()
+        batches = [np.arange(8) + number for number in range(50)]
+        for step in range(100_000):
+            envs.step_async(batches[step % 50])
+            observations, rewards, *_ = envs.step_wait(timeout=20)  # a lost one would end in this
+            assert observations[0, 0] == observations[7, 0] == step + 1 and rewards[3] == 3 + step % 50
+        envs.close()

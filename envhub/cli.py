@@ -47,7 +47,7 @@ def serve(
     max_envs
         How many envs may exist at one time.
     workers
-        How many workers a session gets that does not say; one per usable CPU by default.
+        How many workers a session gets that does not say; one per usable CPU but one by default.
     lease
         Seconds a session outlives the loss of its client.
     insecure

@@ -46,7 +46,7 @@ def make_vec(
         num_envs: how many; with a list of factories its length, if given at all.
         hub: a running hub's address. Without it ``ENVHUB_ADDRESS`` (not for factories); without that a private hub,
             which starts and ends with this program.
-        num_workers: processes that host the envs; one per usable CPU by default.
+        num_workers: processes that host the envs; one per usable CPU but one by default.
         autoreset_mode: as in Gymnasium.
         observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``.
         copy: whether returned observations are the caller's own, or two buffers that alternate.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import operator
 import secrets
 import sys
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ from envhub_client.lanes import Outcome
 from envhub_client.observations import Observations
 from envhub_client.options import SessionOptions
 from envhub_client.private_hub import private_hub, world
+from envhub_client.reset_arguments import seeds_of, split_mask
 
 CLOSE_TIMEOUT_S = 30.0  # for the hub's own budget for closing envs, and a slow connection
 KILL_TIMEOUT_S = 2.0
@@ -202,8 +202,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             SessionClosed: after ``close``.
         """
         self._begin("reset_async")
-        seeds = self._seeds(seed)
-        mask, passed_on = self._split_mask(options) if masked else ([], options)
+        seeds = seeds_of(seed, self.num_envs)
+        mask, passed_on = split_mask(options, self.num_envs) if masked else ([], options)
         blob = b"" if passed_on is None else self._encode(passed_on)
         self._post(AsyncState.WAITING_RESET, lambda: self._lane.post_reset(Reset(seeds, mask, blob)))
 
@@ -222,36 +222,6 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         outcome = self._collect(AsyncState.WAITING_RESET, timeout)
         infos = self._observations.take(outcome.rows)
         return self._observations.batch(outcome.observations), infos
-
-    def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
-        if seed is None:
-            return []
-        if isinstance(seed, (int, np.integer)):
-            return [operator.index(seed) + row for row in range(self.num_envs)]
-        if len(seed) != self.num_envs:
-            raise ValueError(
-                f"If seeds are passed as a list the length must match num_envs={self.num_envs} but got "
-                f"length={len(seed)}."
-            )
-        return [None if one is None else operator.index(one) for one in seed]
-
-    def _split_mask(self, options: dict[str, Any] | None) -> tuple[list[bool], dict[str, Any] | None]:
-        """The mask, checked with Gymnasium's texts, and the options without it."""
-        if options is None or "reset_mask" not in options:
-            return [], options
-        mask = options["reset_mask"]
-        if not isinstance(mask, np.ndarray):
-            raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
-        if mask.shape != (self.num_envs,):
-            raise ValueError(f"`options['reset_mask']` must have shape `({self.num_envs},)`, got {mask.shape}")
-        if mask.dtype != np.bool_:
-            raise TypeError(f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}")
-        if not np.any(mask):
-            raise ValueError(
-                "`options['reset_mask']` must contain a boolean array with at least one True value, got "
-                f"reset_mask={mask}"
-            )
-        return mask.tolist(), {key: value for key, value in options.items() if key != "reset_mask"}
 
     # --- step ---------------------------------------------------------------------------------------------------------
 

@@ -50,7 +50,8 @@ class HubConfig:
     Attributes:
         binds: addresses to listen on, ``tcp://host:port`` or ``ipc://path``.
         envs: what may be made, in the forms of ``envhub_server.registry``.
-        workers: how many workers a session gets that does not say; None is one per usable CPU.
+        workers: how many workers a session gets that does not say; None is one per usable CPU
+            but one.
         insecure: allow an address that other machines can reach, though nothing guards it.
         python: the interpreter of the workers: Python 3.8 or later with NumPy, msgpack and Gymnasium (0.26 or later) or
             gym (0.21 or later).

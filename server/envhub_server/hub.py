@@ -356,10 +356,11 @@ class Hub:
         if isinstance(found, Failure):
             self._refuse_make(request, found)
             return
-        workers = make.num_workers or self.config.workers or usable_cpus()
-        session = Session(
-            make, found, workers, self.config.limits.info_bytes, self._spin_us(min(workers, make.num_envs))
-        )
+        # One CPU is left to who drives them, the client or this process: with it busy, too, every worker would wait.
+        workers = make.num_workers or self.config.workers or max(1, usable_cpus() - 1)
+        # Other sessions do not count: most are idle, and where they are not, spins are in vain and so become rare.
+        spin = spin_us(min(workers, make.num_envs) + 1, usable_cpus(), has_quota())
+        session = Session(make, found, workers, self.config.limits.info_bytes, spin)
         ticket = secrets.token_bytes(TICKET_BYTES) if self._side_door.open else b""
         host = Host(request.token, session, self, self._supervisor, self._outcomes, ticket)
         self._hosts[request.token] = host
@@ -371,11 +372,6 @@ class Hub:
             num_workers=len(session.blocks),
         )
         host.start(request, make)
-
-    def _spin_us(self, workers: int) -> int:
-        """For how long the processes of a new session may look before they park, beside those that are there."""
-        others = sum(len(host.session.blocks) + 1 for host in self._hosts.values())
-        return spin_us(others + workers + 1, usable_cpus(), has_quota())
 
     def _admit(self, ticket: bytes, side: socket.socket) -> None:
         for host in self._hosts.values():

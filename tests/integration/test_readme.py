@@ -17,6 +17,7 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 HOMES = {
     "HubVectorEnv": "envhub_client.vector_env",
     "WireLane": "envhub_client.lanes",
+    "SharedLane": "envhub_client.shared_lane",
     "Connection": "envhub_client.connection",
     "ClientProtocol": "envhub.protocol",
     "HubProtocol": "envhub.protocol",

@@ -143,6 +143,12 @@ class Arena:
         for column, value in ((self.op, op), (self.slot, slot), (self.request, self._posts)):
             column.data.cast("B")[:] = value.to_bytes(8, sys.byteorder) * self.layout.rows  # as bytes it is quickest
 
+    def post_rows(self, op: int, slots: np.ndarray, rows: np.ndarray) -> None:
+        """Hand only these rows to their workers, each with its slot; otherwise as ``post``."""
+        self.op[rows] = op
+        self.slot[rows] = slots
+        self.request[rows] += 1
+
     def quiescent(self) -> bool:
         """Whether no row is with a worker."""
         return self._done_words == self._request_words

@@ -32,6 +32,17 @@ class Outcome(NamedTuple):
     rows: list[tuple[int, bytes]]
 
 
+class Part(NamedTuple):
+    """As ``Outcome``, but only of ``env_ids``, in their order."""
+
+    env_ids: np.ndarray
+    observations: list[np.ndarray]
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+    rows: list[tuple[int, bytes]]
+
+
 class WireLane:
     """Requests and replies over a connection.
 
@@ -42,6 +53,7 @@ class WireLane:
     """
 
     name = "wire"
+    outstanding = 0  # no part of a batch ever is
 
     def __init__(self, connection: Connection, num_envs: int, leaves: Sequence[Leaf], copy: bool) -> None:
         self.num_envs = num_envs

@@ -35,14 +35,16 @@ class Observations:
         self._is_object = [leaf == OBJECT for leaf in leaves]
         self._objects: list[list[Any]] = [[None] * sum(self._is_object)] * num_envs
 
-    def take(self, rows: Sequence[tuple[int, bytes]]) -> dict[int, dict[str, Any]]:
-        """Read what came by row; returns the infos that are not empty.
+    def take(
+        self, rows: Sequence[tuple[int, bytes]], env_ids: Sequence[int] | None = None
+    ) -> dict[int, dict[str, Any]]:
+        """Read what came by row, of all envs or of ``env_ids``; returns the infos that are not empty.
 
         Raises:
             RemoteProtocolError: a row does not hold what the space says.
         """
         loose = any(self._is_object)
-        if loose and len(rows) != len(self._objects):
+        if loose and len(rows) != len(self._objects if env_ids is None else env_ids):
             raise RemoteProtocolError(f"a reply has observations of no fixed size of {len(rows)} envs")
         infos = {}
         for row, blob in rows:
@@ -71,11 +73,12 @@ class Observations:
                     log.warning("%s of env %d cannot be carried; its repr stands in for it: %s", place, row, text)
         return info
 
-    def batch(self, arrays: Sequence[np.ndarray]) -> Any:
-        """The batched observation: these arrays, and of each other leaf a tuple of every env's value."""
+    def batch(self, arrays: Sequence[np.ndarray], env_ids: Sequence[int] | None = None) -> Any:
+        """The batched observation, of all envs or of ``env_ids``: these arrays, and of each other leaf a tuple."""
         if not any(self._is_object):
             return spaces.assemble(self._space, iter(arrays))
-        fixed, objects = iter(arrays), zip(*self._objects, strict=True)
+        rows = self._objects if env_ids is None else [self._objects[row] for row in env_ids]
+        fixed, objects = iter(arrays), zip(*rows, strict=True)
         parts = (next(objects) if is_object else next(fixed) for is_object in self._is_object)
         return spaces.assemble(self._space, parts)
 

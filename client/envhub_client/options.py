@@ -16,7 +16,7 @@ class SessionOptions:
     """How a hub hosts the envs, and how their observations are handed over.
 
     Attributes:
-        num_workers: processes that host the envs; None is one per CPU the hub may use but one. With ``num_envs`` of them
+        num_workers: processes that host the envs; None is one per CPU the hub may use but one. With as many as envs,
             every env's crash is its own.
         autoreset_mode: as in Gymnasium; the enum, or its value.
         observation_mode: ``"same"``, ``"different"``, or ``(batched space, single space)``.

@@ -14,7 +14,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from envhub.layout import SLOTS, Layout, Leaf
 from envhub.messages import Collect, Op, Reset, Shared
 from envhub.waiting import Spinner
 from envhub_client.connection import Connection
-from envhub_client.lanes import Outcome, WireLane
+from envhub_client.lanes import Outcome, Part, WireLane
 from envhub_client.private_hub import above_stdio
 
 ATTACH_TIMEOUT_S = 5.0
@@ -86,11 +86,15 @@ class SharedLane:
     """Steps in the arena; everything else goes by the wire lane, which it holds.
 
     With ``copy`` every observation array is the caller's own. Without, it is one of the arena's two slots.
+
+    Attributes:
+        num_envs: as of the wire lane.
     """
 
     name = "shared"
 
     def __init__(self, wire: WireLane, connection: Connection, door: Door, actions: Sequence[Leaf]) -> None:
+        self.num_envs = wire.num_envs
         self._wire = wire
         self._connection = connection
         self._side = door.side
@@ -105,6 +109,10 @@ class SharedLane:
         self._poller.register(self._side, select.POLLIN)
         self._codes = b""
         self._slot = 0
+        self._workers = np.repeat(np.arange(len(self._bells)), door.shared.blocks)  # by row
+        self._sent = np.zeros(wire.num_envs, bool)  # rows of which a part is to be collected yet
+        self._sent_sizes: list[int] = []
+        self._left: dict[int, bytes] = {}  # infos of theirs that the hub has handed out already
         self._driving = False  # whether the pending step is ours
         self._fresh = False  # whether we know the arena as its last driver left it
         connection.on_close(self._close)
@@ -143,6 +151,70 @@ class SharedLane:
         for bell in self._bells:
             os.write(bell, _RING)
 
+    @property
+    def outstanding(self) -> int:
+        """How many envs were posted by ``post_rows`` and not collected."""
+        return int(self._sent.sum())
+
+    def post_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Begin a step of these envs only.
+
+        Raises:
+            ValueError: one of them is under way, or others are with actions of a dtype of another size.
+        """
+        with self._connection.in_use():
+            arena = self._arena
+            if self._sent[env_ids].any():
+                raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
+            sizes = [actions.dtype.itemsize for actions in arrays]
+            if self._sent.any() and sizes != self._sent_sizes:  # the place of an action follows from its size
+                raise ValueError("other envs are under way with actions of a dtype of another size; receive them first")
+            for buffer, actions in zip(arena.actions, arrays, strict=True):
+                room = buffer[: actions[:1].nbytes * arena.layout.rows].view(actions.dtype)
+                room.reshape(arena.layout.rows, *actions.shape[1:])[env_ids] = actions
+            for column, code in zip(arena.action_codes, codes, strict=True):
+                column[env_ids] = code
+            self._sent_sizes, self._codes, self._fresh = sizes, b"", False
+            self._sent[env_ids] = True
+            arena.post_rows(OP_STEP, 1 - arena.slot[env_ids], env_ids)
+            for worker in np.unique(self._workers[env_ids]):
+                os.write(self._bells[worker], _RING)
+
+    def collect_rows(self, min_envs: int, timeout: float | None) -> Part:
+        """Wait until so many envs that are under way are done, and take all that are; errors as for ``collect``."""
+        with self._connection.in_use():
+            arena = self._arena
+
+            def ready() -> bool:
+                return int((arena.done == arena.request)[self._sent].sum()) >= min_envs
+
+            self._await(timeout, ready)
+            env_ids = np.flatnonzero(self._sent & (arena.done == arena.request))
+            self._sent[env_ids] = False
+            rows = self._noted_of(env_ids)
+            slots = arena.slot[env_ids]
+            return Part(
+                env_ids,
+                [leaf[slots, env_ids] for leaf in arena.observations],
+                arena.rewards[env_ids],
+                arena.terminations[env_ids],
+                arena.truncations[env_ids],
+                rows,
+            )
+
+    def _noted_of(self, env_ids: np.ndarray) -> list[tuple[int, bytes]]:
+        arena = self._arena
+        lengths = arena.info_length[env_ids]
+        if (arena.status[env_ids] == STATUS_RAISED).any() or lengths.max() > arena.layout.info_bytes:
+            self._left.update(self._ask_hub())  # it hands out all that it has, of others, too
+        rows = []
+        for row, length in zip(env_ids.tolist(), lengths.tolist(), strict=True):
+            if length > arena.layout.info_bytes:
+                rows.append((row, self._left.pop(row)))
+            elif length:
+                rows.append((row, arena.infos[row, :length].tobytes()))
+        return rows
+
     def collect(self, timeout: float | None) -> Outcome:
         """Wait for what was begun; errors as for the wire lane."""
         if not self._driving:
@@ -178,8 +250,8 @@ class SharedLane:
         reply = self._connection.ask(Op.COLLECT, Collect())
         return messages.unpack_rows(reply.frames[0], self._arena.layout.rows) if reply.frames else []
 
-    def _await(self, timeout: float | None) -> None:
-        """Wait until every row is done.
+    def _await(self, timeout: float | None, ready: Callable[[], bool] | None = None) -> None:
+        """Wait until every row is done, or as many as make it ``ready``.
 
         Raises:
             HubTimeout: not within ``timeout`` seconds; it goes on.
@@ -187,9 +259,10 @@ class SharedLane:
             EnvHubError: the session has ended.
         """
         arena = self._arena
-        if not self._spinner.spin(arena.quiescent):
+        ready = ready or arena.quiescent
+        if not self._spinner.spin(ready):
             deadline_s = math.inf if timeout is None else time.monotonic() + timeout
-            while not arena.quiescent() and not arena.revoked:
+            while not ready() and not arena.revoked:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     raise HubTimeout(

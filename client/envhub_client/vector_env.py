@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-import copy
-import logging
-import secrets
-import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium import Space, logger
-from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
-from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from envhub import codec, spaces
+from envhub import spaces
 from envhub.actions import pack
-from envhub.errors import EnvHubError, EnvRaised, Forked, HubTimeout, LocalProtocolError
-from envhub.messages import Call, Close, Failure, Made, Make, Op, Reset, SetAttr, World, pack_rows, unpack_rows
-from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
-from envhub_client.connection import CONNECT_TIMEOUT_S, Connection
+from envhub.errors import RequestRefused
+from envhub.messages import Call, Failure, Op, Reset, SetAttr, pack_rows, unpack_rows
 from envhub_client.failures import raise_failure
-from envhub_client.lane_choice import lane
-from envhub_client.lanes import Outcome
-from envhub_client.observations import Observations
-from envhub_client.options import SessionOptions
-from envhub_client.private_hub import private_hub, world
 from envhub_client.reset_arguments import seeds_of, split_mask
+from envhub_client.session import HubSession
 
-CLOSE_TIMEOUT_S = 30.0  # for the hub's own budget for closing envs, and a slow connection
-KILL_TIMEOUT_S = 2.0
-
-log = logging.getLogger("envhub")
+if TYPE_CHECKING:
+    from envhub_client.partial import PartialBatches, PartReturn
 
 StepReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
-class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
+class HubVectorEnv(HubSession):
     """A vector env whose envs live in a hub: ``gymnasium.vector.VectorEnv`` as of Gymnasium 1.4.
 
     ``envhub.make_vec`` makes one. Besides the methods of ``VectorEnv`` it has those of ``AsyncVectorEnv``: the
@@ -49,111 +33,6 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         num_workers: how many processes host the envs.
         env_spec: the ``EnvSpec`` of a single env, or None where it has none that can be carried.
     """
-
-    def __init__(
-        self, address: str | None, make: Make, options: SessionOptions, timeout: float = CONNECT_TIMEOUT_S
-    ) -> None:
-        """Make a session and wait until its envs are built.
-
-        Args:
-            address: the hub's; None for this program's private hub.
-            make: which envs; what ``options`` says is filled in here.
-            options: the session's.
-            timeout: seconds for the connection. Building the envs is not timed.
-
-        Raises:
-            HubUnreachable: no hub answered.
-            RequestRefused: the hub does not make this.
-            RuntimeError: the envs' spaces differ.
-            UnsupportedSpace: a space has no form on the network.
-            Exception: what an env's constructor raised, as its own class or as ``EnvRaised``.
-        """
-        self._options = options
-        self._state = AsyncState.DEFAULT
-        private = private_hub() if address is None else None
-        self._allow_pickle = private is not None
-        self._connection = Connection(
-            address or (private.address if private else ""),
-            secrets.token_bytes(16),
-            timeout,
-            private.pidfd if private else None,
-        )
-        try:
-            made = self._connection.ask(Op.MAKE, self._filled_in(make, world() if private else None)).message
-            self._adopt(made)
-        except BaseException:  # an interrupt, too, must not leave the hub with envs that nobody will use
-            self._end_session(terminate=True)
-            raise
-
-    def _filled_in(self, make: Make, surroundings: World | None) -> Make:
-        options = self._options
-        return Make(
-            num_envs=make.num_envs,
-            name=make.name,
-            kwargs=make.kwargs,
-            factories=make.factories,
-            num_workers=options.num_workers,
-            autoreset_mode=options.autoreset_mode.value,
-            observation_mode="same" if options.observation_mode == "same" else "different",
-            world=surroundings,
-            runner=make.runner,
-            wrappers=make.wrappers,
-            wrapper_kwargs=make.wrapper_kwargs,
-        )
-
-    def _adopt(self, made: Made) -> None:
-        self.num_envs = made.num_envs
-        self.num_workers = made.num_workers
-        self.metadata = {**self._decode(made.metadata), "autoreset_mode": self._options.autoreset_mode}
-        self.render_mode = made.render_mode
-        self.single_action_space = self._space(made.action_space)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
-        observation_spaces = [self._space(space) for space in made.observation_spaces]
-        self._adopt_observation_spaces(observation_spaces)
-        self.env_spec = self._spec(made.spec)
-        self._action_leaves = spaces.leaves(self.single_action_space)
-        self._observations = Observations(observation_spaces[0], self.num_envs, self._allow_pickle)
-        self._lane = lane(self._connection, made, self._observations.leaves, self._action_leaves, self._options)
-
-    def _space(self, blob: bytes) -> Space[Any]:
-        space: Space[Any] = spaces.build(self._decode(blob))
-        return space
-
-    def _spec(self, blob: bytes) -> EnvSpec | None:
-        try:
-            return self._decode(blob) if blob else None
-        except codec.DecodeError as error:  # another version of Gymnasium wrote it, of fields with another meaning
-            log.debug("the spec of the envs cannot be read: %s", error)
-            return None
-
-    def _adopt_observation_spaces(self, found: list[Space[Any]]) -> None:
-        mode = self._options.observation_mode
-        self.single_observation_space = found[0]
-        if isinstance(mode, tuple):
-            self.observation_space, self.single_observation_space = mode
-            spaces.check_equivalent(self.single_observation_space, found[0], "different")
-        elif mode == "different":
-            self.observation_space = batch_differing_spaces(found)
-        else:
-            self.observation_space = batch_space(found[0], self.num_envs)
-
-    def adopt_spec(self, spec: EnvSpec | None, arguments: dict[str, Any]) -> None:
-        """Say in ``spec`` what was made, as ``gymnasium.make_vec`` does, by the env's spec, else by the one given."""
-        self.env_spec = self.env_spec or spec
-        if self.env_spec is None:
-            return
-        self.spec = copy.deepcopy(self.env_spec)
-        self.spec.kwargs = {**arguments, "num_envs": self.num_envs, "vectorization_mode": "async"}
-
-    @property
-    def lane(self) -> str:
-        """How the envs are stepped."""
-        return self._lane.name
-
-    @property
-    def represented(self) -> dict[str, str]:
-        """Where in the infos a ``repr`` stood in for a value that no codec carries, and the first one's."""
-        return dict(self._observations.represented)
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -276,6 +155,65 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         observations = self._observations.batch(outcome.observations)
         return observations, outcome.rewards, outcome.terminations, outcome.truncations, infos
 
+    # --- partial batches ----------------------------------------------------------------------------------------------
+
+    def async_reset(
+        self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        """Begin a reset of every env, whose outcome ``recv`` returns; arguments and errors as for ``reset``."""
+        self.reset_async(seed, options)
+
+    def send(self, actions: Any, env_ids: Any = None) -> None:
+        """Begin a step of some envs, while others may be under way. On the shared lane only.
+
+        Args:
+            actions: a batch of actions, one per entry of ``env_ids``, of numbers in arrays.
+            env_ids: different numbers of envs; None is every env.
+
+        Raises:
+            RequestRefused: this vector env is on the wire lane.
+            ValueError: an env is under way, or is none of these; no env has moved.
+            SpaceMismatch: actions of the wrong count, shape or kind; no env has moved.
+            SessionBusy: another request is pending.
+            SessionClosed: after ``close``.
+        """
+        self._begin("send", among_others=True)
+        self._partial().send(actions, env_ids)
+
+    def recv(self, min_envs: int | None = None, timeout: float | None = None) -> PartReturn:
+        """Wait for some of the envs that are under way, and take every one that is done.
+
+        Args:
+            min_envs: at least so many; None is all of them.
+            timeout: seconds.
+
+        Returns:
+            As ``step``, of the envs that are done, and their numbers, ascending, as ``env_ids``: ``(observations,
+            rewards, terminations, truncations, infos, env_ids)``. All arrays are the caller's own, with one entry per
+            such env.
+
+        Raises:
+            HubTimeout: not so many in time; receive again.
+            NothingPending: no env is under way.
+            Exception: what an env raised; it is not under way any more, the others are.
+        """
+        if self._state is AsyncState.WAITING_RESET:
+            observations, infos = self.reset_wait(timeout)
+            flags = np.zeros(self.num_envs, bool)
+            return observations, np.zeros(self.num_envs), flags, flags.copy(), infos, np.arange(self.num_envs)
+        self._begin("recv", among_others=True)
+        found: PartReturn = self._partial().recv(min_envs, timeout)
+        return found
+
+    def _partial(self) -> PartialBatches:
+        if self._lane.name != "shared":
+            raise RequestRefused("partial batches need the shared lane, on the hub's machine; this is the wire lane")
+        from envhub_client.partial import PartialBatches  # of modules that only Linux has
+        from envhub_client.shared_lane import SharedLane
+
+        assert isinstance(self._lane, SharedLane)
+        return PartialBatches(self._lane, self.single_action_space, self._action_leaves, self._observations)
+
     def _pack_beside(self, leaves: Sequence[Sequence[Any]]) -> bytes:
         return pack_rows((row, self._encode(list(parts))) for row, parts in enumerate(zip(*leaves, strict=True)))
 
@@ -347,120 +285,6 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def render(self) -> tuple[Any, ...]:
         """Every env's rendered frame."""
         return self.call("render")
-
-    def _encode(self, value: Any) -> bytes:
-        return codec.encode(value, codec.as_pickle if self._allow_pickle else codec.refuse)
-
-    def _decode(self, blob: bytes) -> Any:
-        return codec.decode(blob, self._allow_pickle)
-
-    # --- the state machine --------------------------------------------------------------------------------------------
-
-    def _begin(self, what: str) -> None:
-        if self.closed:
-            raise SessionClosed(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
-        if self._state is not AsyncState.DEFAULT:
-            name = str(self._state.value)
-            raise SessionBusy(f"Calling `{what}` while waiting for a pending call to `{name}` to complete.", name)
-
-    def _post(self, state: AsyncState, post: Callable[[], None]) -> None:
-        """Send a request. Interrupted in the middle it counts as never sent: whether it was, nobody knows."""
-        try:
-            post()
-            self._state = state
-        except LocalProtocolError:
-            raise  # nothing was sent, and what another thread sent is not ours to give up
-        except BaseException:
-            self._connection.give_up()
-            self._state = AsyncState.DEFAULT
-            raise
-
-    def _awaiting(self, state: AsyncState) -> None:
-        if self.closed:
-            raise SessionClosed(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
-        if self._state is not state:
-            name = str(state.value)
-            raise NothingPending(f"Calling `{name}_wait` without any prior call to `{name}_async`.", name)
-
-    def _collect(self, state: AsyncState, timeout: float | None) -> Outcome:
-        self._awaiting(state)
-        outcome: Outcome = self._wait(lambda: self._lane.collect(timeout))
-        return outcome
-
-    def _wait(self, wait: Callable[[], Any]) -> Any:
-        """Only a wait that timed out, or was interrupted, leaves the request pending."""
-        try:
-            found = wait()
-        except (HubTimeout, LocalProtocolError):
-            raise
-        except Exception:
-            self._state = AsyncState.DEFAULT
-            raise
-        self._state = AsyncState.DEFAULT
-        return found
-
-    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """End the session; ``close`` calls this once.
-
-        Args:
-            timeout: seconds for a pending request to end; after them the envs are not closed but killed.
-            terminate: kill the envs' processes at once.
-
-        What an env's ``close`` raises is logged.
-
-        Raises:
-            LocalProtocolError: another thread is using this vector env; nothing was closed.
-        """
-        try:
-            alone = self._connection.in_use()
-        except Forked:
-            return  # the session is the parent's
-        with alone:
-            try:
-                if self._state is not AsyncState.DEFAULT:
-                    terminate = not self._finish_pending(0 if terminate else timeout) or terminate
-            except EnvRaised:
-                raise
-            except EnvHubError as error:
-                log.debug("closing %r: %s", self, error)
-            finally:
-                self._end_session(terminate)
-
-    def _end_session(self, terminate: bool) -> None:
-        timeout = KILL_TIMEOUT_S if terminate else CLOSE_TIMEOUT_S
-        try:
-            self._connection.give_up()
-            self._connection.ask(Op.CLOSE, Close(terminate), timeout=timeout)
-        except Exception as error:
-            told = error.__cause__ or error
-            # Any other error of a hub says that the session is gone already, which is what was to be had.
-            level = logging.ERROR if isinstance(told, EnvRaised) else logging.DEBUG
-            log.log(level, "closing a session of the hub at %s: %s", self._connection.address, told)
-        finally:
-            self.closed = True
-            self._connection.close()
-
-    def _finish_pending(self, timeout: float | None) -> bool:
-        name = self._state.value
-        logger.warn(f"Calling `close` while waiting for a pending call to `{name}` to complete.")
-        try:
-            getattr(self, f"{name}_wait")(timeout)
-        except HubTimeout:
-            return False
-        return True
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """A vector env is a connection: it is neither pickled nor copied.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError(f"a {type(self).__name__} cannot be pickled or copied; make one where it is used")
-
-    def __del__(self) -> None:
-        """Free the session of a vector env that nobody closed; at the program's end its connection's end does it."""
-        if not sys.is_finalizing() and not getattr(self, "closed", True) and hasattr(self, "_lane"):
-            self.close(terminate=True)
 
 
 def _check_name(name: Any) -> None:

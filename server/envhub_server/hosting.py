@@ -176,14 +176,16 @@ class Host:
         return True
 
     def _give_drive(self) -> None:
-        if self._side is not None and self._arena is not None and self.session.phase is Phase.READY:
+        ready = self._side is not None and self.session.phase is Phase.READY
+        if ready and self._arena is not None and self._arena.driver == DRIVER_HUB:
             self._arena.hand_over(DRIVER_CLIENT)
 
     def _take_drive(self, request: Incoming) -> bool:
         """Drive from now on; a client that drives asks for nothing but CLOSE before its step has ended."""
         arena = self._arena
         if isinstance(request.message, messages.Collect):
-            self._hear_workers()
+            self._hear_workers()  # it asks for what they have said, whoever drives
+            return True
         if arena is None or arena.driver == DRIVER_HUB or self.session.phase is not Phase.READY:
             return True
         if isinstance(request.message, messages.Close):

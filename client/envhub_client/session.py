@@ -1,0 +1,264 @@
+"""The client's side of a session: its making, its state machine, its end."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import secrets
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, logger
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
+
+from envhub import codec, spaces
+from envhub.errors import EnvHubError, EnvRaised, Forked, HubTimeout, LocalProtocolError
+from envhub.messages import Close, Made, Make, Op, World
+from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
+from envhub_client.connection import CONNECT_TIMEOUT_S, Connection
+from envhub_client.lane_choice import lane
+from envhub_client.lanes import Outcome
+from envhub_client.observations import Observations
+from envhub_client.options import SessionOptions
+from envhub_client.private_hub import private_hub, world
+
+CLOSE_TIMEOUT_S = 30.0  # for the hub's own budget for closing envs, and a slow connection
+KILL_TIMEOUT_S = 2.0
+
+log = logging.getLogger("envhub")
+
+
+class HubSession(VectorEnv[Any, Any, np.ndarray]):
+    """A session on a hub: how it is made, what is pending, how it ends. ``HubVectorEnv`` adds what it is for.
+
+    Attributes:
+        lane: how the envs are stepped, ``"shared"``, in their workers' own memory, or ``"wire"``, by messages.
+        num_workers: how many processes host the envs.
+        env_spec: the ``EnvSpec`` of a single env, or None where it has none that can be carried.
+    """
+
+    def __init__(
+        self, address: str | None, make: Make, options: SessionOptions, timeout: float = CONNECT_TIMEOUT_S
+    ) -> None:
+        """Make a session and wait until its envs are built.
+
+        Args:
+            address: the hub's; None for this program's private hub.
+            make: which envs; what ``options`` says is filled in here.
+            options: the session's.
+            timeout: seconds for the connection. Building the envs is not timed.
+
+        Raises:
+            HubUnreachable: no hub answered.
+            RequestRefused: the hub does not make this.
+            RuntimeError: the envs' spaces differ.
+            UnsupportedSpace: a space has no form on the network.
+            Exception: what an env's constructor raised, as its own class or as ``EnvRaised``.
+        """
+        self._options = options
+        self._state = AsyncState.DEFAULT
+        private = private_hub() if address is None else None
+        self._allow_pickle = private is not None
+        self._connection = Connection(
+            address or (private.address if private else ""),
+            secrets.token_bytes(16),
+            timeout,
+            private.pidfd if private else None,
+        )
+        try:
+            made = self._connection.ask(Op.MAKE, self._filled_in(make, world() if private else None)).message
+            self._adopt(made)
+        except BaseException:  # an interrupt, too, must not leave the hub with envs that nobody will use
+            self._end_session(terminate=True)
+            raise
+
+    def _filled_in(self, make: Make, surroundings: World | None) -> Make:
+        options = self._options
+        return Make(
+            num_envs=make.num_envs,
+            name=make.name,
+            kwargs=make.kwargs,
+            factories=make.factories,
+            num_workers=options.num_workers,
+            autoreset_mode=options.autoreset_mode.value,
+            observation_mode="same" if options.observation_mode == "same" else "different",
+            world=surroundings,
+            runner=make.runner,
+            wrappers=make.wrappers,
+            wrapper_kwargs=make.wrapper_kwargs,
+        )
+
+    def _adopt(self, made: Made) -> None:
+        self.num_envs = made.num_envs
+        self.num_workers = made.num_workers
+        self.metadata = {**self._decode(made.metadata), "autoreset_mode": self._options.autoreset_mode}
+        self.render_mode = made.render_mode
+        self.single_action_space = self._space(made.action_space)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        observation_spaces = [self._space(space) for space in made.observation_spaces]
+        self._adopt_observation_spaces(observation_spaces)
+        self.env_spec = self._spec(made.spec)
+        self._action_leaves = spaces.leaves(self.single_action_space)
+        self._observations = Observations(observation_spaces[0], self.num_envs, self._allow_pickle)
+        self._lane = lane(self._connection, made, self._observations.leaves, self._action_leaves, self._options)
+
+    def _space(self, blob: bytes) -> Space[Any]:
+        space: Space[Any] = spaces.build(self._decode(blob))
+        return space
+
+    def _spec(self, blob: bytes) -> EnvSpec | None:
+        try:
+            return self._decode(blob) if blob else None
+        except codec.DecodeError as error:  # another version of Gymnasium wrote it, of fields with another meaning
+            log.debug("the spec of the envs cannot be read: %s", error)
+            return None
+
+    def _adopt_observation_spaces(self, found: list[Space[Any]]) -> None:
+        mode = self._options.observation_mode
+        self.single_observation_space = found[0]
+        if isinstance(mode, tuple):
+            self.observation_space, self.single_observation_space = mode
+            spaces.check_equivalent(self.single_observation_space, found[0], "different")
+        elif mode == "different":
+            self.observation_space = batch_differing_spaces(found)
+        else:
+            self.observation_space = batch_space(found[0], self.num_envs)
+
+    def adopt_spec(self, spec: EnvSpec | None, arguments: dict[str, Any]) -> None:
+        """Say in ``spec`` what was made, as ``gymnasium.make_vec`` does, by the env's spec, else by the one given."""
+        self.env_spec = self.env_spec or spec
+        if self.env_spec is None:
+            return
+        self.spec = copy.deepcopy(self.env_spec)
+        self.spec.kwargs = {**arguments, "num_envs": self.num_envs, "vectorization_mode": "async"}
+
+    @property
+    def lane(self) -> str:
+        """How the envs are stepped."""
+        return self._lane.name
+
+    @property
+    def represented(self) -> dict[str, str]:
+        """Where in the infos a ``repr`` stood in for a value that no codec carries, and the first one's."""
+        return dict(self._observations.represented)
+
+    def _encode(self, value: Any) -> bytes:
+        return codec.encode(value, codec.as_pickle if self._allow_pickle else codec.refuse)
+
+    def _decode(self, blob: bytes) -> Any:
+        return codec.decode(blob, self._allow_pickle)
+
+    # --- the state machine --------------------------------------------------------------------------------------------
+
+    def _begin(self, what: str, among_others: bool = False) -> None:
+        if self.closed:
+            raise SessionClosed(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
+        if self._state is not AsyncState.DEFAULT:
+            name = str(self._state.value)
+            raise SessionBusy(f"Calling `{what}` while waiting for a pending call to `{name}` to complete.", name)
+        if self._lane.outstanding and not among_others:
+            raise SessionBusy(f"Calling `{what}` while envs are under way that `recv` has not returned.", "recv")
+
+    def _post(self, state: AsyncState, post: Callable[[], None]) -> None:
+        """Send a request. Interrupted in the middle it counts as never sent: whether it was, nobody knows."""
+        try:
+            post()
+            self._state = state
+        except LocalProtocolError:
+            raise  # nothing was sent, and what another thread sent is not ours to give up
+        except BaseException:
+            self._connection.give_up()
+            self._state = AsyncState.DEFAULT
+            raise
+
+    def _awaiting(self, state: AsyncState) -> None:
+        if self.closed:
+            raise SessionClosed(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
+        if self._state is not state:
+            name = str(state.value)
+            raise NothingPending(f"Calling `{name}_wait` without any prior call to `{name}_async`.", name)
+
+    def _collect(self, state: AsyncState, timeout: float | None) -> Outcome:
+        self._awaiting(state)
+        outcome: Outcome = self._wait(lambda: self._lane.collect(timeout))
+        return outcome
+
+    def _wait(self, wait: Callable[[], Any]) -> Any:
+        """Only a wait that timed out, or was interrupted, leaves the request pending."""
+        try:
+            found = wait()
+        except (HubTimeout, LocalProtocolError):
+            raise
+        except Exception:
+            self._state = AsyncState.DEFAULT
+            raise
+        self._state = AsyncState.DEFAULT
+        return found
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """End the session; ``close`` calls this once.
+
+        Args:
+            timeout: seconds for a pending request to end; after them the envs are not closed but killed.
+            terminate: kill the envs' processes at once.
+
+        What an env's ``close`` raises is logged.
+
+        Raises:
+            LocalProtocolError: another thread is using this vector env; nothing was closed.
+        """
+        try:
+            alone = self._connection.in_use()
+        except Forked:
+            return  # the session is the parent's
+        with alone:
+            try:
+                if self._state is not AsyncState.DEFAULT:
+                    terminate = not self._finish_pending(0 if terminate else timeout) or terminate
+            except EnvRaised:
+                raise
+            except EnvHubError as error:
+                log.debug("closing %r: %s", self, error)
+            finally:
+                self._end_session(terminate)
+
+    def _end_session(self, terminate: bool) -> None:
+        timeout = KILL_TIMEOUT_S if terminate else CLOSE_TIMEOUT_S
+        try:
+            self._connection.give_up()
+            self._connection.ask(Op.CLOSE, Close(terminate), timeout=timeout)
+        except Exception as error:
+            told = error.__cause__ or error
+            # Any other error of a hub says that the session is gone already, which is what was to be had.
+            level = logging.ERROR if isinstance(told, EnvRaised) else logging.DEBUG
+            log.log(level, "closing a session of the hub at %s: %s", self._connection.address, told)
+        finally:
+            self.closed = True
+            self._connection.close()
+
+    def _finish_pending(self, timeout: float | None) -> bool:
+        name = self._state.value
+        logger.warn(f"Calling `close` while waiting for a pending call to `{name}` to complete.")
+        try:
+            getattr(self, f"{name}_wait")(timeout)
+        except HubTimeout:
+            return False
+        return True
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A vector env is a connection: it is neither pickled nor copied.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(f"a {type(self).__name__} cannot be pickled or copied; make one where it is used")
+
+    def __del__(self) -> None:
+        """Free the session of a vector env that nobody closed; at the program's end its connection's end does it."""
+        if not sys.is_finalizing() and not getattr(self, "closed", True) and hasattr(self, "_lane"):
+            self.close(terminate=True)

@@ -1,0 +1,162 @@
+"""Partial batches: some envs step while others are under way."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import sims
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+from hubs import ServedHub
+
+import envhub
+
+
+@pytest.fixture(params=["embedded", "ipc"])
+def shared(request: pytest.FixtureRequest) -> str | None:
+    """Every address whose clients get the shared lane."""
+    if request.param == "embedded":
+        return None
+    hub: ServedHub = request.getfixturevalue("hub")
+    return hub.ipc
+
+
+def test_each_env_gets_what_it_gets_alone(shared: str | None) -> None:
+    """Random parts of the batch, in any order: every env's own history is as in a ``SyncVectorEnv`` of one."""
+    num_envs, rng = 6, np.random.default_rng(5)
+    envs = envhub.make_vec("CartPole-v1", num_envs, hub=shared, num_workers=3)
+    alone = [SyncVectorEnv([lambda: gym.make("CartPole-v1")]) for _ in range(num_envs)]
+    envs.async_reset(seed=3)
+    observations, rewards, terminations, truncations, _, env_ids = envs.recv()
+    assert env_ids.tolist() == list(range(num_envs)) and not (rewards.any() or (terminations | truncations).any())
+    for env, one in enumerate(alone):
+        assert (one.reset(seed=3 + env)[0][0] == observations[env]).all()
+    actions: dict[int, int] = {}
+    free = set(range(num_envs))
+    counts = np.zeros(num_envs, int)
+    for _ in range(600):
+        chosen = rng.permutation(sorted(free))[: rng.integers(1, len(free) + 1)]
+        batch = rng.integers(0, 2, len(chosen))
+        envs.send(batch, chosen)
+        actions.update(zip(chosen.tolist(), batch.tolist(), strict=True))
+        free -= set(chosen.tolist())
+        observations, rewards, terminations, truncations, infos, env_ids = envs.recv(min_envs=int(rng.integers(1, 4)))
+        assert infos == {} and observations.shape == (len(env_ids), 4)
+        for place, env in enumerate(env_ids.tolist()):
+            wanted = alone[env].step([actions.pop(env)])
+            found = observations[place], rewards[place], terminations[place], truncations[place]
+            assert all((left == right[0]).all() for left, right in zip(found, wanted[:4], strict=True))
+            counts[env] += 1
+        free |= set(env_ids.tolist())
+    while actions:
+        for env in envs.recv(min_envs=1)[-1].tolist():
+            actions.pop(env)
+    assert counts.min() > 50
+    envs.step(np.zeros(num_envs, int))  # whole batches go on from there
+    envs.close()
+
+
+def test_slow_env_stalls_nobody_else(shared: str | None) -> None:
+    envs = envhub.make_vec("naughty" if shared else sims.Naughty, 4, hub=shared, num_workers=4)
+    envs.reset()
+    envs.send([6, 0, 0, 0])  # the first takes 0.2 s
+    begun, steps = time.monotonic(), 0
+    late: list[int] = []
+    while time.monotonic() - begun < 0.15:
+        env_ids = envs.recv(min_envs=1, timeout=5)[-1]
+        assert 0 not in env_ids
+        envs.send(np.zeros(len(env_ids), int), env_ids)
+        steps += len(env_ids)
+    while len(late) < 4:
+        late += envs.recv(timeout=5)[-1].tolist()
+    assert steps > 30 and sorted(late) == [0, 1, 2, 3]
+    with pytest.raises(envhub.NothingPending):
+        envs.recv()
+    envs.close()
+
+
+def test_misuse_moves_no_env(shared: str | None) -> None:
+    envs = envhub.make_vec("naughty" if shared else sims.Naughty, 3, hub=shared)
+    envs.reset()
+    for wrong in ([0, 0], [3], [-1], [], [0.5], [[0]], "x"):
+        with pytest.raises(ValueError):
+            envs.send([0] * np.size(wrong), wrong)
+    with pytest.raises(envhub.SpaceMismatch):
+        envs.send([0, 0], [1])
+    envs.send([6], [1])
+    with pytest.raises(ValueError, match="under way"):
+        envs.send([0, 0], [0, 1])
+    with pytest.raises(ValueError, match="dtype"):
+        envs.send(np.array([0], np.int8), [0])
+    for call in (lambda: envs.step([0, 0, 0]), envs.reset, lambda: envs.get_attr("count")):
+        with pytest.raises(envhub.SessionBusy, match="recv"):
+            call()
+    with pytest.raises(envhub.HubTimeout):
+        envs.recv(timeout=0.01)
+    with pytest.raises(ValueError, match="min_envs"):
+        envs.recv(0)
+    observations, rewards, *_, env_ids = envs.recv()
+    assert env_ids.tolist() == [1] and rewards.tolist() == [6] and observations[0, 0] == 1
+    assert envs.get_attr("count") == (0, 1, 0)
+    envs.close()
+
+
+def test_exception_of_one_env_is_raised_and_the_others_go_on(shared: str | None) -> None:
+    envs = envhub.make_vec("naughty" if shared else sims.Naughty, 3, hub=shared, num_workers=3)
+    envs.reset()
+    envs.send([1, 6], [0, 2])
+    with pytest.raises(ValueError, match="one is not allowed"):
+        envs.recv(min_envs=1)
+    assert envs.recv()[-1].tolist() == [2]
+    envs.send([0], [0])
+    assert envs.recv()[-1].tolist() == [0]
+    envs.close()
+
+
+class Wordy(gym.Env[Any, Any]):
+    """Observes words; its infos are too large for the arena on every other step."""
+
+    observation_space = spaces.Dict({"n": spaces.Discrete(1000), "word": spaces.Text(9)})
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, number: int) -> None:
+        self.number, self.count = number, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return {"n": self.number, "word": "start"}, {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        big = "x" * (9000 if self.count % 2 else 3) + str(self.number)
+        return {"n": self.number, "word": f"{self.number}-{self.count}"}, float(action[0]), False, False, {"big": big}
+
+
+def test_words_and_large_infos_belong_to_their_envs() -> None:
+    envs = envhub.make_vec([lambda number=number: Wordy(number) for number in range(5)], num_workers=2)
+    envs.reset()
+    counts = np.zeros(5, int)
+    free = list(range(5))
+    rng = np.random.default_rng(1)
+    for _ in range(60):
+        if free:
+            envs.send(np.tile(np.array(free, np.float32)[:, np.newaxis], 2), free)
+        observations, rewards, *_, infos, env_ids = envs.recv(min_envs=int(rng.integers(1, 4)))
+        free = env_ids.tolist()
+        counts[free] += 1
+        assert observations["n"].tolist() == rewards.tolist() == free
+        assert observations["word"] == tuple(f"{env}-{counts[env]}" for env in free)
+        assert [text[-1] for text in infos["big"]] == [str(env) for env in free] and len(infos["_big"]) == len(free)
+    envs.close()
+
+
+def test_wire_lane_says_that_it_has_none(hub: ServedHub) -> None:
+    envs = envhub.make_vec("counter", 2, hub=hub.tcp)
+    envs.reset()
+    with pytest.raises(envhub.RequestRefused, match="shared lane"):
+        envs.send([0], [0])
+    envs.step([0, 0])
+    envs.close()

@@ -34,13 +34,15 @@ class Op(IntEnum):
     SET_ATTR = 20
     CLOSE = 21
     COLLECT = 22
+    SEND = 23
+    RECEIVE = 24
     PING = 64  # pushed by the hub to see whether a client is still there; asks for nothing
     GOODBYE = 65  # pushed by the hub when it ends a session that its client did not close
     FAILURE = 127
 
 
 REPLY = 128
-SESSION_OPS = frozenset([Op.MAKE, Op.RESET, Op.STEP, Op.CALL, Op.SET_ATTR, Op.CLOSE, Op.COLLECT])
+SESSION_OPS = frozenset([Op.MAKE, Op.RESET, Op.STEP, Op.CALL, Op.SET_ATTR, Op.CLOSE, Op.COLLECT, Op.SEND, Op.RECEIVE])
 
 
 # --- requests ---------------------------------------------------------------------------------------------------
@@ -124,7 +126,24 @@ class Step:
 
 @dataclass(frozen=True)
 class Collect:
-    """Tell what the step that the client drove itself left with the hub: why it failed, or infos too large to share."""
+    """Tell what steps that the client drove itself left with the hub of these rows: why one failed, or large infos."""
+
+    rows: List[int]
+
+
+@dataclass(frozen=True)
+class Send:
+    """Begin a step of these rows, which may be a part of the batch; ``codes`` as in ``Step``."""
+
+    rows: List[int]
+    codes: bytes
+
+
+@dataclass(frozen=True)
+class Receive:
+    """Tell the outcome of the rows that are done, of those sent, once there are so many."""
+
+    min_envs: int
 
 
 @dataclass(frozen=True)
@@ -272,6 +291,8 @@ REQUESTS: Dict[int, Type[Any]] = {
     Op.SET_ATTR: SetAttr,
     Op.CLOSE: Close,
     Op.COLLECT: Collect,
+    Op.SEND: Send,
+    Op.RECEIVE: Receive,
 }
 REPLIES: Dict[int, Type[Any]] = {
     Op.HELLO: Welcome,
@@ -287,6 +308,8 @@ REPLIES: Dict[int, Type[Any]] = {
     Op.SET_ATTR: Done,
     Op.CLOSE: Done,
     Op.COLLECT: Done,
+    Op.SEND: Done,
+    Op.RECEIVE: Done,
     Op.FAILURE: Failure,
 }
 _HINTS: Dict[Type[Any], Dict[str, Any]] = {}

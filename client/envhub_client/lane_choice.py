@@ -15,10 +15,14 @@ from envhub_client.options import SessionOptions
 if TYPE_CHECKING:
     from envhub_client.shared_lane import SharedLane
 
+    Lane = WireLane | SharedLane
+else:
+    Lane = WireLane
+
 
 def lane(
     connection: Connection, made: Made, observations: Sequence[Leaf], actions: Sequence[Leaf], options: SessionOptions
-) -> WireLane | SharedLane:
+) -> Lane:
     """The shared lane where it is to be had, on the hub's machine, else the wire lane.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 from envhub import codec, messages
 from envhub.errors import RemoteProtocolError
 from envhub.layout import Leaf, split_results
-from envhub.messages import Failure, Op, Reset, Step
+from envhub.messages import Failure, Op, Receive, Reset, Send, Step
 from envhub.protocol import Frame, Reply
 from envhub_client.connection import Connection
 from envhub_client.failures import raise_failure
@@ -53,7 +53,6 @@ class WireLane:
     """
 
     name = "wire"
-    outstanding = 0  # no part of a batch ever is
 
     def __init__(self, connection: Connection, num_envs: int, leaves: Sequence[Leaf], copy: bool) -> None:
         self.num_envs = num_envs
@@ -63,6 +62,7 @@ class WireLane:
         self._fields = [(np.dtype(leaf.dtype), (num_envs, *leaf.shape)) for leaf in leaves]
         self._buffers = None if copy else [[np.zeros(shape, dtype) for dtype, shape in self._fields] for _ in range(2)]
         self._turn = 0
+        self._sent = np.zeros(num_envs, bool)
 
     def post_reset(self, reset: Reset) -> None:
         """Begin a reset."""
@@ -72,6 +72,51 @@ class WireLane:
         """Begin a step. The arrays are copied: they may change while it runs, and the request may be sent again."""
         frames = [array.tobytes() for array in arrays]
         self._connection.send(Op.STEP, Step(codes), [*frames, beside] if beside else frames)
+
+    @property
+    def outstanding(self) -> int:
+        """How many envs were posted by ``post_rows`` and not collected."""
+        return int(self._sent.sum())
+
+    def post_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Begin a step of these envs only.
+
+        Raises:
+            ValueError: one of them is under way, or others are with actions of a dtype of another size.
+        """
+        if self._sent[env_ids].any():
+            raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
+        self._connection.ask(Op.SEND, Send(env_ids.tolist(), codes), [array.tobytes() for array in arrays])
+        self._sent[env_ids] = True
+
+    def collect_rows(self, min_envs: int, timeout: float | None) -> Part:
+        """Wait until so many envs that are under way are done, and take all that are; errors as for ``collect``."""
+        if self._connection.pending is not Op.RECEIVE:  # else an earlier wait for it timed out
+            self._connection.send(Op.RECEIVE, Receive(min_envs))
+        reply = self._connection.wait(timeout)
+        if isinstance(reply.message, Failure):
+            if reply.message.env_index is not None:
+                self._sent[reply.message.env_index] = False
+            raise_failure(reply.message, self._connection.address)
+        try:
+            part = self._part(list(reply.frames))
+        except (ValueError, codec.DecodeError) as error:
+            raise RemoteProtocolError(f"a {reply.op.name} reply does not fit the session: {error}") from error
+        self._sent[part.env_ids] = False
+        return part
+
+    def _part(self, frames: list[Frame]) -> Part:
+        count = len(self._fields)
+        if not count + 2 <= len(frames) <= count + 3:
+            raise ValueError(f"{len(frames)} frames")
+        env_ids = np.frombuffer(frames[0], np.int64).copy()
+        if not env_ids.size or env_ids.min() < 0 or env_ids.max() >= self.num_envs or not self._sent[env_ids].all():
+            raise ValueError("rows that were not sent")
+        fields = [(dtype, (len(env_ids), *shape[1:])) for dtype, shape in self._fields]
+        seen = [_owned(frame, *field) for frame, field in zip(frames[1 : count + 1], fields, strict=True)]
+        rewards, terminations, truncations = split_results(np.frombuffer(frames[count + 1], np.uint8), len(env_ids))
+        rows = messages.unpack_rows(frames[count + 2], self.num_envs) if len(frames) > count + 2 else []
+        return Part(env_ids, seen, rewards.copy(), terminations.copy(), truncations.copy(), rows)
 
     def collect(self, timeout: float | None) -> Outcome:
         """Wait for what was begun.

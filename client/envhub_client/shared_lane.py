@@ -24,6 +24,7 @@ from envhub.arena import OP_STEP, STATUS_RAISED, Arena
 from envhub.errors import HubLost, HubTimeout
 from envhub.layout import SLOTS, Layout, Leaf
 from envhub.messages import Collect, Op, Reset, Shared
+from envhub.parts import Parts
 from envhub.waiting import Spinner
 from envhub_client.connection import Connection
 from envhub_client.lanes import Outcome, Part, WireLane
@@ -110,9 +111,7 @@ class SharedLane:
         self._codes = b""
         self._slot = 0
         self._workers = np.repeat(np.arange(len(self._bells)), door.shared.blocks)  # by row
-        self._sent = np.zeros(wire.num_envs, bool)  # rows of which a part is to be collected yet
-        self._sent_sizes: list[int] = []
-        self._left: dict[int, bytes] = {}  # infos of theirs that the hub has handed out already
+        self._parts = Parts(self._arena)
         self._driving = False  # whether the pending step is ours
         self._fresh = False  # whether we know the arena as its last driver left it
         connection.on_close(self._close)
@@ -154,7 +153,7 @@ class SharedLane:
     @property
     def outstanding(self) -> int:
         """How many envs were posted by ``post_rows`` and not collected."""
-        return int(self._sent.sum())
+        return self._parts.outstanding
 
     def post_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs only.
@@ -163,57 +162,21 @@ class SharedLane:
             ValueError: one of them is under way, or others are with actions of a dtype of another size.
         """
         with self._connection.in_use():
-            arena = self._arena
-            if self._sent[env_ids].any():
-                raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
-            sizes = [actions.dtype.itemsize for actions in arrays]
-            if self._sent.any() and sizes != self._sent_sizes:  # the place of an action follows from its size
-                raise ValueError("other envs are under way with actions of a dtype of another size; receive them first")
-            for buffer, actions in zip(arena.actions, arrays, strict=True):
-                room = buffer[: actions[:1].nbytes * arena.layout.rows].view(actions.dtype)
-                room.reshape(arena.layout.rows, *actions.shape[1:])[env_ids] = actions
-            for column, code in zip(arena.action_codes, codes, strict=True):
-                column[env_ids] = code
-            self._sent_sizes, self._codes, self._fresh = sizes, b"", False
-            self._sent[env_ids] = True
-            arena.post_rows(OP_STEP, 1 - arena.slot[env_ids], env_ids)
+            self._parts.post(env_ids, codes, arrays)
+            self._codes, self._fresh = b"", False
             for worker in np.unique(self._workers[env_ids]):
                 os.write(self._bells[worker], _RING)
 
     def collect_rows(self, min_envs: int, timeout: float | None) -> Part:
         """Wait until so many envs that are under way are done, and take all that are; errors as for ``collect``."""
         with self._connection.in_use():
-            arena = self._arena
-
-            def ready() -> bool:
-                return int((arena.done == arena.request)[self._sent].sum()) >= min_envs
-
-            self._await(timeout, ready)
-            env_ids = np.flatnonzero(self._sent & (arena.done == arena.request))
-            self._sent[env_ids] = False
-            rows = self._noted_of(env_ids)
-            slots = arena.slot[env_ids]
-            return Part(
-                env_ids,
-                [leaf[slots, env_ids] for leaf in arena.observations],
-                arena.rewards[env_ids],
-                arena.terminations[env_ids],
-                arena.truncations[env_ids],
-                rows,
-            )
-
-    def _noted_of(self, env_ids: np.ndarray) -> list[tuple[int, bytes]]:
-        arena = self._arena
-        lengths = arena.info_length[env_ids]
-        if (arena.status[env_ids] == STATUS_RAISED).any() or lengths.max() > arena.layout.info_bytes:
-            self._left.update(self._ask_hub())  # it hands out all that it has, of others, too
-        rows = []
-        for row, length in zip(env_ids.tolist(), lengths.tolist(), strict=True):
-            if length > arena.layout.info_bytes:
-                rows.append((row, self._left.pop(row)))
-            elif length:
-                rows.append((row, arena.infos[row, :length].tobytes()))
-        return rows
+            self._await(timeout, lambda: self._parts.done() >= min_envs)
+            env_ids, raised = self._parts.take()
+            if raised is not None:
+                self._ask_hub([raised])
+            rows, large = self._parts.infos(env_ids)
+            rows.update(self._ask_hub(large) if large else ())
+            return Part(env_ids, *self._parts.outcome(env_ids), sorted(rows.items()))
 
     def collect(self, timeout: float | None) -> Outcome:
         """Wait for what was begun; errors as for the wire lane."""
@@ -237,17 +200,16 @@ class SharedLane:
         """The infos, of which the hub holds the large ones; or what an env raised, which it holds, too."""
         arena = self._arena
         rows = [(row, bytes(blob)) for row, blob in arena.small_infos()]
-        if (arena.status == STATUS_RAISED).any() or arena.info_length.max() > arena.layout.info_bytes:
-            rows = sorted([*rows, *self._ask_hub()])
-        return rows
+        left = (arena.status == STATUS_RAISED) | (arena.info_length > arena.layout.info_bytes)
+        return sorted([*rows, *self._ask_hub(np.flatnonzero(left).tolist())]) if left.any() else rows
 
-    def _ask_hub(self) -> list[tuple[int, bytes]]:
-        """What the hub has to say of our last step.
+    def _ask_hub(self, rows: list[int]) -> list[tuple[int, bytes]]:
+        """What the hub has to say of these rows.
 
         Raises:
             Exception: as an env raised it, or because the session has ended.
         """
-        reply = self._connection.ask(Op.COLLECT, Collect())
+        reply = self._connection.ask(Op.COLLECT, Collect(rows))
         return messages.unpack_rows(reply.frames[0], self._arena.layout.rows) if reply.frames else []
 
     def _await(self, timeout: float | None, ready: Callable[[], bool] | None = None) -> None:
@@ -275,7 +237,7 @@ class SharedLane:
                         raise HubLost(f"the hub at {self._connection.address} has ended")
         if arena.revoked:
             self._driving = False
-            self._ask_hub()
+            self._ask_hub([])
             raise HubLost(f"the hub at {self._connection.address} has ended this session")
 
     def _close(self) -> None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium.vector.async_vector_env import AsyncState
 
 from envhub import spaces
 from envhub.actions import pack
-from envhub.errors import RequestRefused
 from envhub.messages import Call, Failure, Op, Reset, SetAttr, pack_rows, unpack_rows
+from envhub.vector_errors import SessionBusy
 from envhub_client.failures import raise_failure
+from envhub_client.partial import PartialBatches, PartReturn
 from envhub_client.reset_arguments import seeds_of, split_mask
 from envhub_client.session import HubSession
-
-if TYPE_CHECKING:
-    from envhub_client.partial import PartialBatches, PartReturn
 
 StepReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
@@ -164,20 +162,23 @@ class HubVectorEnv(HubSession):
         self.reset_async(seed, options)
 
     def send(self, actions: Any, env_ids: Any = None) -> None:
-        """Begin a step of some envs, while others may be under way. On the shared lane only.
+        """Begin a step of some envs, while others may be under way.
 
         Args:
             actions: a batch of actions, one per entry of ``env_ids``, of numbers in arrays.
             env_ids: different numbers of envs; None is every env.
 
         Raises:
-            RequestRefused: this vector env is on the wire lane.
             ValueError: an env is under way, or is none of these; no env has moved.
             SpaceMismatch: actions of the wrong count, shape or kind; no env has moved.
             SessionBusy: another request is pending.
             SessionClosed: after ``close``.
         """
         self._begin("send", among_others=True)
+        if self._connection.pending is Op.RECEIVE:
+            raise SessionBusy(
+                "Calling `send` after a `recv` that timed out, which is to be called again first.", "recv"
+            )
         self._partial().send(actions, env_ids)
 
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> PartReturn:
@@ -206,12 +207,6 @@ class HubVectorEnv(HubSession):
         return found
 
     def _partial(self) -> PartialBatches:
-        if self._lane.name != "shared":
-            raise RequestRefused("partial batches need the shared lane, on the hub's machine; this is the wire lane")
-        from envhub_client.partial import PartialBatches  # of modules that only Linux has
-        from envhub_client.shared_lane import SharedLane
-
-        assert isinstance(self._lane, SharedLane)
         return PartialBatches(self._lane, self.single_action_space, self._action_leaves, self._observations)
 
     def _pack_beside(self, leaves: Sequence[Sequence[Any]]) -> bytes:

@@ -15,6 +15,7 @@ from envhub import actions, codec, messages
 from envhub.arena import DRIVER_CLIENT, DRIVER_HUB, OP_BESIDE, OP_STEP, Arena, allocate
 from envhub.layout import Layout
 from envhub.messages import Failure, Made, Make
+from envhub.parts import Parts
 from envhub.protocol import FRAME_BYTES_MAX, Incoming
 from envhub_server import control
 from envhub_server.channel import DESCRIPTORS_MAX
@@ -31,6 +32,8 @@ from envhub_server.session import (
     MakeArena,
     Moved,
     Phase,
+    Received,
+    Sent,
     Session,
     Tell,
 )
@@ -86,7 +89,8 @@ class Host:
         self._sizes: list[int] = []
         self._buffers: list[np.ndarray] = []
         self._beside = False  # whether parts of the actions travel beside the arrays
-        self._parts: list[tuple[int, bytes]] = []  # those of a step's, by row
+        self._beside_rows: list[tuple[int, bytes]] = []  # those of a step's
+        self._parts: Parts | None = None
         self._side: socket.socket | None = None  # of the client, while it may drive
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._client_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -140,18 +144,85 @@ class Host:
     def request(self, request: Incoming) -> None:
         """Carry out the client's next request."""
         self._request = request
-        if not self._take_drive(request):
+        if not self._take_drive(request) or not self._may_interrupt(request):
             return
         if isinstance(request.message, messages.Step) and self._arena is not None:
             problem = self._step_problem(request.message.codes, request.frames)
             if problem:
                 self._outcomes.fail(request, Failure("bad_actions", "request", problem))
                 return
+        problem = self._send_part(request) if isinstance(request.message, messages.Send) else ""
+        if problem:
+            self._outcomes.fail(request, Failure("bad_actions", "request", problem))
+            return
         self._apply(self.session.request(request.message))
+        if isinstance(request.message, messages.Send) and not self.session.idle:
+            self._apply(self.session.event(-1, Sent()))
+        self._receive_part()
 
     def abandon(self, why: Failure, terminate: bool = False) -> None:
         """End the session without its client's wish."""
         self._apply(self.session.abandon(why, terminate))
+
+    # --- parts of a batch -------------------------------------------------------------------------------------------
+
+    def _may_interrupt(self, request: Incoming) -> bool:
+        """Whether nothing is under way by parts that forbids the request; else it is refused."""
+        by_parts = isinstance(request.message, (messages.Send, messages.Receive, messages.Close, messages.Collect))
+        if self._parts is None or by_parts or not self._parts.outstanding or self.session.phase is not Phase.READY:
+            return True
+        text = "envs are under way that RECEIVE has not returned"
+        self._outcomes.fail(request, Failure("refused", "request", text))
+        return False
+
+    def _send_part(self, request: Incoming) -> str:
+        """Hand a part of the batch to its workers; what is wrong with it, if so."""
+        message, arena = request.message, self._arena
+        if arena is None or self.session.phase is not Phase.READY:
+            return ""  # the session says why not
+        rows, layout = np.array(message.rows, np.int64), arena.layout
+        if not rows.size or rows.min() < 0 or rows.max() >= layout.rows or len(np.unique(rows)) < len(rows):
+            return f"the rows are not different ones of {layout.rows}; no env has moved"
+        try:
+            sizes = actions.sizes(message.codes, layout.actions, len(rows))
+        except ValueError as error:
+            return f"{error}; no env has moved"
+        if len(sizes) != len(layout.actions) or [len(frame) for frame in request.frames] != sizes:
+            return f"action frames of other than {sizes} bytes; no env has moved"
+        dtypes = [actions.DTYPES[code & ~actions.PYTHON] for code in message.codes]
+        arrays = [
+            np.frombuffer(frame, dtype).reshape(len(rows), *leaf.shape)
+            for frame, dtype, leaf in zip(request.frames, dtypes, layout.actions, strict=True)
+        ]
+        self._parts = self._parts or Parts(arena)
+        try:
+            self._parts.post(rows, message.codes, arrays)
+        except ValueError as error:
+            return f"{error}; no env has moved"
+        self._posted_codes = b""
+        for number, worker in self._workers.items():
+            block = self.session.blocks[number]
+            if ((rows >= block[0]) & (rows <= block[-1])).any():
+                worker.ring()
+        return ""
+
+    def _receive_part(self) -> None:
+        """Answer a RECEIVE that waits, if enough of the envs are done."""
+        waits = self._request is not None and isinstance(self._request.message, messages.Receive)
+        if not waits or self.session.idle or self.session.phase is not Phase.READY:
+            return
+        assert self._request is not None
+        parts = self._parts
+        if parts is None or not parts.outstanding or self._request.message.min_envs < 1:
+            text = "no env is under way, or RECEIVE asks for less than one"
+            self._apply(self.session.abstain(Failure("refused", "request", text)))
+            return
+        if parts.done() < min(self._request.message.min_envs, parts.outstanding):
+            return
+        self._hear_workers()
+        rows, raised = parts.take()
+        small, large = parts.infos(rows)
+        self._apply(self.session.event(-1, Received(tuple(rows.tolist()), tuple(small.items()), tuple(large), raised)))
 
     # --- who drives -------------------------------------------------------------------------------------------------
 
@@ -228,6 +299,8 @@ class Host:
     def _on_done_bell(self) -> None:
         os.read(self._done_bell, 8)
         arena = self._arena
+        if arena is not None and self._parts is not None:
+            self._receive_part()
         if arena is None or self.session.phase is not Phase.MOVING or not arena.quiescent():
             return
         self._noted = arena.noted()
@@ -328,15 +401,17 @@ class Host:
     def _beside_problem(self, frame: Any) -> str:
         assert self._arena is not None
         try:
-            self._parts = messages.unpack_rows(frame, self._arena.layout.rows)
+            self._beside_rows = messages.unpack_rows(frame, self._arena.layout.rows)
         except codec.DecodeError as error:
             return f"{error}; no env has moved"
-        complete = [row for row, _ in self._parts] == list(range(self._arena.layout.rows))
+        complete = [row for row, _ in self._beside_rows] == list(range(self._arena.layout.rows))
         return "" if complete else "the actions beside the arrays are not one for each row; no env has moved"
 
     def _drive(self, drive: Drive) -> None:
         arena = self._arena
         assert arena is not None and self._request is not None
+        if self._parts is not None:  # rows that went by parts are not where the others are
+            self._slot = arena.take_over()
         self._slot = 1 - self._slot
         if drive.op == OP_STEP:
             for buffer, frame in zip(self._buffers, self._request.frames):  # noqa: B905  what is beside comes last
@@ -349,8 +424,8 @@ class Host:
             if self._beside:
                 for number, worker in self._workers.items():
                     block = self.session.blocks[number]
-                    worker.tell(control.StepRows(messages.pack_rows(self._parts[block[0] : block[-1] + 1])))
-                self._parts = []
+                    worker.tell(control.StepRows(messages.pack_rows(self._beside_rows[block[0] : block[-1] + 1])))
+                self._beside_rows = []
                 return
             for worker in self._workers.values():
                 worker.ring()
@@ -370,6 +445,11 @@ class Host:
                 frames.append(arena.results.tobytes())
             if self._noted:
                 blobs = sorted([*arena.small_infos(), *self.session.infos.items()], key=lambda pair: pair[0])
+        if answer.part is not None and self._parts is not None:
+            rows = np.array(answer.part, np.int64)
+            seen, rewards, terminations, truncations = self._parts.outcome(rows)
+            results = rewards.tobytes() + terminations.tobytes() + truncations.tobytes()
+            frames += [rows.tobytes(), *(np.ascontiguousarray(leaf) for leaf in seen), results]
         if blobs:
             frames.append(messages.pack_rows(blobs))
             if len(frames[-1]) > FRAME_BYTES_MAX:

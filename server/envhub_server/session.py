@@ -21,7 +21,7 @@ from typing import Any
 from envhub import messages
 from envhub.arena import OP_RESET, OP_STEP
 from envhub.layout import Layout, Leaf
-from envhub.messages import Call, Close, Collect, Failure, Made, Make, Reset, SetAttr, Step
+from envhub.messages import Call, Close, Collect, Failure, Made, Make, Receive, Reset, Send, SetAttr, Step
 from envhub_server import control
 from envhub_server.registry import Recipe
 
@@ -76,11 +76,15 @@ class Drive:
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer the request with this message, the arrays of the arena if ``arrays``, and these rows of blobs."""
+    """Answer the request with this message and these rows of blobs.
+
+    Before them come the arrays of the arena, of the whole batch if ``arrays``, else of the rows in ``part``.
+    """
 
     message: Any
     arrays: bool = False
     rows: tuple[tuple[int, bytes], ...] = ()
+    part: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,21 @@ class Kill:
     """End a worker at once."""
 
     worker: int
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Event: a part of the batch was handed to its workers."""
+
+
+@dataclass(frozen=True)
+class Received:
+    """Event: so many rows are done as were waited for; or one of them ``raised``, and none is taken."""
+
+    rows: tuple[int, ...]
+    small: tuple[tuple[int, bytes], ...] = ()
+    large: tuple[int, ...] = ()
+    raised: int | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +160,7 @@ class Session:
         self._built: dict[int, control.Built] = {}
         self._results: dict[int, list[bytes]] = {}
         self._failure: Failure | None = None
+        self._left: dict[int, Failure] = {}  # why rows failed that the hub did not drive, or not as a whole batch
         self._asked = True  # a request waits for its answer; the first one is the make
 
     @property
@@ -194,6 +214,10 @@ class Session:
         """End the session without its client's wish; a request under way is told ``why``."""
         return [*self._answered(Fail(why)), *self.close(terminate)]
 
+    def abstain(self, why: Failure) -> Instructions:
+        """Refuse the request under way; nothing was done for it."""
+        return self._answered(Fail(why))
+
     def _ended(self) -> Instructions:
         done = self._answered(Answer(messages.Done())) if self._failure is None else self._answered(Fail(self._failure))
         return [*done, End()]
@@ -206,7 +230,7 @@ class Session:
 
     # --- requests -------------------------------------------------------------------------------------------------
 
-    def request(self, message: Reset | Step | Call | SetAttr | Close | Collect) -> Instructions:
+    def request(self, message: Reset | Step | Call | SetAttr | Close | Collect | Send | Receive) -> Instructions:
         """What to do for the client's next request."""
         self._asked = True
         if isinstance(message, Close):
@@ -217,9 +241,12 @@ class Session:
             return self._answered(Fail(self._failure))
         if self.phase is not Phase.READY:
             return self._answered(Fail(_refusal(f"the session is {self.phase.value}")))
+        if isinstance(message, (Send, Receive)):
+            return []  # its host tells when it is carried out
         if isinstance(message, Collect):
-            return self._collect()
+            return self._collect(message.rows)
         self._failure = None
+        self._left.clear()
         self.infos.clear()
         match message:
             case Reset():
@@ -232,12 +259,18 @@ class Session:
             case SetAttr():
                 return self._set_attr(message)
 
-    def _collect(self) -> Instructions:
-        left = tuple(sorted(self.infos.items()))
-        answer = Answer(messages.Done(), rows=left) if self._failure is None else Fail(self._failure)
-        self._failure = None
-        self.infos.clear()
-        return self._answered(answer)
+    def _collect(self, rows: list[int]) -> Instructions:
+        failures = [self._left.pop(row) for row in sorted(rows) if row in self._left]
+        infos = tuple((row, self.infos.pop(row)) for row in sorted(rows) if row in self.infos)
+        return self._answered(Fail(failures[0]) if failures else Answer(messages.Done(), rows=infos))
+
+    def _on_received(self, received: Received) -> Instructions:
+        if received.raised is not None:
+            unknown = Failure("internal", "session", f"env {received.raised} failed, and nobody said why")
+            return self._answered(Fail(self._left.pop(received.raised, unknown)))
+        large = [(row, self.infos.pop(row)) for row in received.large if row in self.infos]
+        rows = tuple(sorted([*received.small, *large]))
+        return self._answered(Answer(messages.Done(), rows=rows, part=received.rows))
 
     def _reset(self, reset: Reset) -> Instructions:
         num_envs = self.make.num_envs
@@ -282,6 +315,10 @@ class Session:
                 return []
             case Moved():
                 return self._on_moved()
+            case Sent():
+                return self._answered(Answer(messages.Done()))
+            case Received():
+                return self._on_received(event)
             case control.CallResults(values):
                 self._results[worker] = values
                 return self._on_called(worker)
@@ -371,6 +408,9 @@ class Session:
     def _on_failed(self, worker: int, failure: Failure) -> Instructions:
         if self.phase in (Phase.BUILDING, Phase.MAPPING):
             return self._make_failed(failure)
+        if self.phase is Phase.READY:
+            self._left[failure.env_index or 0] = failure
+            return []
         if self._failure is None or (failure.env_index or 0) < (self._failure.env_index or 0):
             self._failure = failure  # of several, the first env's is told
         return self._on_called(worker)

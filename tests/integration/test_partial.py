@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -15,20 +16,29 @@ from hubs import ServedHub
 
 import envhub
 
+Make = Callable[..., envhub.HubVectorEnv]
 
-@pytest.fixture(params=["embedded", "ipc"])
-def shared(request: pytest.FixtureRequest) -> str | None:
-    """Every address whose clients get the shared lane."""
-    if request.param == "embedded":
-        return None
+
+@pytest.fixture(params=["embedded", "ipc", "tcp", "embedded by wire"])
+def make(request: pytest.FixtureRequest) -> Make:
+    """Makes vector envs on one lane of one hub."""
+    where, _, by_wire = request.param.partition(" ")
     hub: ServedHub = request.getfixturevalue("hub")
-    return hub.ipc
+
+    def made(name: str, factory: Any, num_envs: int, **kwargs: Any) -> envhub.HubVectorEnv:
+        address = None if where == "embedded" else getattr(hub, where)
+        lane = "wire" if by_wire else "auto"
+        envs = envhub.make_vec(name if address else factory, num_envs, hub=address, lane=lane, **kwargs)
+        assert envs.lane == ("wire" if by_wire or where == "tcp" else "shared")
+        return envs
+
+    return made
 
 
-def test_each_env_gets_what_it_gets_alone(shared: str | None) -> None:
+def test_each_env_gets_what_it_gets_alone(make: Make) -> None:
     """Random parts of the batch, in any order: every env's own history is as in a ``SyncVectorEnv`` of one."""
     num_envs, rng = 6, np.random.default_rng(5)
-    envs = envhub.make_vec("CartPole-v1", num_envs, hub=shared, num_workers=3)
+    envs = make("CartPole-v1", "CartPole-v1", num_envs, num_workers=3)
     alone = [SyncVectorEnv([lambda: gym.make("CartPole-v1")]) for _ in range(num_envs)]
     envs.async_reset(seed=3)
     observations, rewards, terminations, truncations, _, env_ids = envs.recv()
@@ -60,8 +70,8 @@ def test_each_env_gets_what_it_gets_alone(shared: str | None) -> None:
     envs.close()
 
 
-def test_slow_env_stalls_nobody_else(shared: str | None) -> None:
-    envs = envhub.make_vec("naughty" if shared else sims.Naughty, 4, hub=shared, num_workers=4)
+def test_slow_env_stalls_nobody_else(make: Make) -> None:
+    envs = make("naughty", sims.Naughty, 4, num_workers=4)
     envs.reset()
     envs.send([6, 0, 0, 0])  # the first takes 0.2 s
     begun, steps = time.monotonic(), 0
@@ -79,8 +89,8 @@ def test_slow_env_stalls_nobody_else(shared: str | None) -> None:
     envs.close()
 
 
-def test_misuse_moves_no_env(shared: str | None) -> None:
-    envs = envhub.make_vec("naughty" if shared else sims.Naughty, 3, hub=shared)
+def test_misuse_moves_no_env(make: Make) -> None:
+    envs = make("naughty", sims.Naughty, 3)
     envs.reset()
     for wrong in ([0, 0], [3], [-1], [], [0.5], [[0]], "x"):
         with pytest.raises(ValueError):
@@ -97,6 +107,9 @@ def test_misuse_moves_no_env(shared: str | None) -> None:
             call()
     with pytest.raises(envhub.HubTimeout):
         envs.recv(timeout=0.01)
+    if envs.lane == "wire":
+        with pytest.raises(envhub.SessionBusy, match="recv"):
+            envs.send([0], [0])
     with pytest.raises(ValueError, match="min_envs"):
         envs.recv(0)
     observations, rewards, *_, env_ids = envs.recv()
@@ -105,8 +118,8 @@ def test_misuse_moves_no_env(shared: str | None) -> None:
     envs.close()
 
 
-def test_exception_of_one_env_is_raised_and_the_others_go_on(shared: str | None) -> None:
-    envs = envhub.make_vec("naughty" if shared else sims.Naughty, 3, hub=shared, num_workers=3)
+def test_exception_of_one_env_is_raised_and_the_others_go_on(make: Make) -> None:
+    envs = make("naughty", sims.Naughty, 3, num_workers=3)
     envs.reset()
     envs.send([1, 6], [0, 2])
     with pytest.raises(ValueError, match="one is not allowed"):
@@ -135,8 +148,9 @@ class Wordy(gym.Env[Any, Any]):
         return {"n": self.number, "word": f"{self.number}-{self.count}"}, float(action[0]), False, False, {"big": big}
 
 
-def test_words_and_large_infos_belong_to_their_envs() -> None:
-    envs = envhub.make_vec([lambda number=number: Wordy(number) for number in range(5)], num_workers=2)
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_words_and_large_infos_belong_to_their_envs(lane: str) -> None:
+    envs = envhub.make_vec([lambda number=number: Wordy(number) for number in range(5)], num_workers=2, lane=lane)
     envs.reset()
     counts = np.zeros(5, int)
     free = list(range(5))
@@ -150,13 +164,4 @@ def test_words_and_large_infos_belong_to_their_envs() -> None:
         assert observations["n"].tolist() == rewards.tolist() == free
         assert observations["word"] == tuple(f"{env}-{counts[env]}" for env in free)
         assert [text[-1] for text in infos["big"]] == [str(env) for env in free] and len(infos["_big"]) == len(free)
-    envs.close()
-
-
-def test_wire_lane_says_that_it_has_none(hub: ServedHub) -> None:
-    envs = envhub.make_vec("counter", 2, hub=hub.tcp)
-    envs.reset()
-    with pytest.raises(envhub.RequestRefused, match="shared lane"):
-        envs.send([0], [0])
-    envs.step([0, 0])
     envs.close()

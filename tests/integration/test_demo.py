@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -53,6 +54,13 @@ def test_example_learns_in_a_private_hub() -> None:
     assert process.returncode == 0, printed
     returned = float(printed.rsplit("mean return ", 1)[1].split()[0])
     assert returned > 475
+    assert wait_until(lambda: not marked(mark)), marked(mark)
+
+
+def test_example_of_half_batches_compares_them() -> None:
+    process, mark = start(str(EXAMPLE.with_name("half_batches.py")), "--seconds", "0.1")
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and re.search(r"half batches [\d,]+ env-steps/s: [\d.]+x", printed), printed
     assert wait_until(lambda: not marked(mark)), marked(mark)
 
 

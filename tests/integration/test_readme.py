@@ -13,7 +13,11 @@ from hubs import ServedHub
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PROGRAMS = [
+    program
+    for text in (README, (ROOT / "client/README.md").read_text())
+    for program in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+]
 HOMES = {
     "HubVectorEnv": "envhub_client.vector_env",
     "WireLane": "envhub_client.lanes",

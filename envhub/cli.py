@@ -123,23 +123,27 @@ def demo() -> None:
 @app.command
 def bench(
     *,
-    env: str = "CartPole-v1",
+    env: Annotated[list[str] | None, Parameter(negative="")] = None,
     n: Annotated[str, Parameter(alias="-n")] = "1,16,64",
     seconds: float = 1.0,
     repeats: int = 3,
+    json: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Time stepping through a hub (embedded, ipc, tcp) beside AsyncVectorEnv and SyncVectorEnv, in one run.
 
     Parameters
     ----------
     env
-        A Gymnasium id.
+        A Gymnasium id, or images, busy (1 ms) or unequal (0.1 to 2 ms); may be given more than once. CartPole-v1 by
+        default.
     n
         Numbers of envs, separated by commas.
     seconds
         How long each measurement lasts.
     repeats
         How often every way is measured, in turn; medians are shown.
+    json
+        Print one JSON object per way and number of envs instead of a table.
     """
     from envhub_client.bench import run
 
@@ -150,7 +154,7 @@ def bench(
     if not sizes or min(sizes) < 1 or not 0 < seconds < math.inf or repeats < 1:
         _refuse("bench", "-n takes numbers of envs separated by commas, --seconds and --repeats positive ones")
     with _errors_told("bench"):
-        run(console, env, sizes, seconds, repeats)
+        run(console, env or ["CartPole-v1"], sizes, seconds, repeats, json)
 
 
 @app.command

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -16,24 +19,30 @@ from rich.table import Table
 import envhub
 from envhub_client.contest import ASYNC, ECHO, IPC, TCP, Contest, Result
 from envhub_client.served_hub import ServedHub, served_hub
+from envhub_client.workloads import offered
 
-WAYS = 6
+WAYS = 7
 EXPLANATION = (
-    "env-steps/s is the median of the repeats, min-max their spread; µs are those of one step of the whole batch, over "
-    "all repeats. processes are those the envs are in, where 0 is this one. "
-    f"{ECHO}: a request and a reply of the same bytes by raw pyzmq over tcp, to and from a process that steps nothing."
+    "env-steps/s is the median of the repeats, spread how far they go; µs are of one step of the whole batch, over "
+    "all repeats. procs are the processes the envs are in, where 0 is this one; cores are the CPUs that were busy. The "
+    "private hub and the one over ipc are stepped on the shared lane where it does not say wire, the one over tcp on "
+    f"the wire lane. {ECHO}: a request and a reply of the same bytes by raw pyzmq over tcp, to and from a process that "
+    "steps nothing."
 )
 
 
-def run(console: Console, env: str, sizes: list[int], seconds: float, repeats: int) -> None:
-    """Time everything, and print a table with a line about the machine.
+def run(
+    console: Console, envs: Sequence[str], sizes: list[int], seconds: float, repeats: int, as_json: bool = False
+) -> None:
+    """Time everything, and print a table per env with a line about the machine.
 
     Args:
         console: where to print.
-        env: a Gymnasium id.
+        envs: Gymnasium ids, or names in ``envhub_client.workloads``.
         sizes: numbers of envs.
         seconds: how long each measurement lasts.
         repeats: how often every way is measured, in turn.
+        as_json: print one JSON object per way and number of envs instead.
 
     Raises:
         ValueError: a number that is too small.
@@ -43,13 +52,37 @@ def run(console: Console, env: str, sizes: list[int], seconds: float, repeats: i
     if not sizes or min(sizes) < 1 or repeats < 1 or seconds <= 0:
         raise ValueError("numbers of envs and repeats must be at least 1, and seconds more than 0")
     machine = machine_line(os.getloadavg())  # before the bench itself is the load
-    with served_hub(env) as hub, _progress_bar(console) as progress:
-        task = progress.add_task("", total=len(sizes) * repeats * WAYS)
+    with (
+        served_hub(*map(offered, envs)) as hub,
+        _progress_bar(Console(stderr=True) if as_json else console) as progress,
+    ):
+        task = progress.add_task("", total=len(envs) * len(sizes) * repeats * WAYS)
         advance = partial(progress.update, task, advance=1, refresh=True)
-        results = [measure(env, size, hub, seconds, repeats, advance) for size in sizes]
-    console.print(table(f"{env}, {repeats} interleaved repeats of {seconds:g} s", results))
+        results = {env: [measure(env, size, hub, seconds, repeats, advance) for size in sizes] for env in envs}
+    if as_json:
+        for env, by_size in results.items():
+            for record in records(env, by_size):
+                console.print_json(json.dumps({**record, "machine": machine}), indent=None)
+        return
+    for env, by_size in results.items():
+        console.print(table(f"{env}, {repeats} interleaved repeats of {seconds:g} s", by_size))
     console.print(EXPLANATION, highlight=False)
     console.print(machine, highlight=False)
+
+
+def records(env: str, results: Sequence[Mapping[str, Result]]) -> Iterator[dict[str, Any]]:
+    """One record per number of envs and way, for programs."""
+    for by_way in results:
+        for way, result in by_way.items():
+            yield {
+                "env": env,
+                "num_envs": result.num_envs,
+                "way": way,
+                "processes": result.processes,
+                "cores": result.cores,
+                "to_async": result.summary.rate / by_way[ASYNC].summary.rate,
+                **asdict(result.summary),
+            }
 
 
 def measure(
@@ -60,6 +93,7 @@ def measure(
         contest.add_async()
         contest.add_sync()
         contest.add_private_hub()
+        contest.add_wire()
         contest.add_hub(IPC, hub.ipc)
         contest.add_hub(TCP, hub.tcp)
         contest.add_echo()
@@ -70,7 +104,7 @@ def table(title: str, results: Sequence[Mapping[str, Result]]) -> Table:
     """One row per number of envs and way; fits into 80 columns."""
     found = Table(title=title, box=box.SIMPLE, padding=0)
     found.add_column("stepped by", no_wrap=True)
-    for name in ("processes", "env-steps/s", "min-max", "µs p50", "µs p99", "to Async"):
+    for name in ("procs", "cores", "env-steps/s", "spread", "µs p50", "µs p99", "to Async"):
         found.add_column(name, justify="right", no_wrap=True)
     for by_way in results:
         num_envs = by_way[ASYNC].num_envs
@@ -86,9 +120,17 @@ def cells(result: Result, rate_of_async: float) -> list[str]:
     summary = result.summary
     latency = [f"{summary.p50_us:,.0f}", f"{summary.p99_us:,.0f}"]
     if result.processes is None:  # where nothing is stepped there are no env-steps/s
-        return ["", "", "", *latency, ""]
-    spread = f"{summary.slowest:,.0f}-{summary.fastest:,.0f}"
-    return [str(result.processes), f"{summary.rate:,.0f}", spread, *latency, f"{summary.rate / rate_of_async:.2f}x"]
+        return ["", f"{result.cores:.1f}", "", "", *latency, ""]
+    spread = f"{summary.slowest / summary.rate - 1:+.0%} {summary.fastest / summary.rate - 1:+.0%}"
+    cores = f"{result.cores:.1f}"
+    return [
+        str(result.processes),
+        cores,
+        f"{summary.rate:,.0f}",
+        spread,
+        *latency,
+        f"{summary.rate / rate_of_async:.2f}x",
+    ]
 
 
 def machine_line(load: tuple[float, float, float]) -> str:

@@ -38,7 +38,7 @@ def summarize(num_envs: int, repeats: list[np.ndarray]) -> Summary:
 
 
 def interleave(
-    ways: Mapping[str, Callable[[], object]], seconds: float, repeats: int, after_each: Callable[[], object]
+    ways: Mapping[str, Callable[[], object]], seconds: float, repeats: int, after_each: Callable[[str], object]
 ) -> dict[str, list[np.ndarray]]:
     """Time every way in turn, ``repeats`` times over.
 
@@ -46,7 +46,7 @@ def interleave(
         ways: by name, what makes one batched step.
         seconds: how long each way is timed in each turn, after a warm-up.
         repeats: how many turns.
-        after_each: called after each measurement.
+        after_each: called after each measurement with the way's name, and before the first with an empty one.
 
     Returns:
         By name, the seconds of every batched step, one array per repeat.
@@ -55,8 +55,9 @@ def interleave(
     for _ in range(repeats):
         for name, step in ways.items():
             step_times(step, WARM_UP * seconds)
+            after_each("")
             found[name].append(step_times(step, seconds))
-            after_each()
+            after_each(name)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from rich.console import Console
 def test_bench_prints_every_way_for_every_number_of_envs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENVHUB_ADDRESS", "tcp://127.0.0.1:1")  # not what is to be timed
     printed = io.StringIO()
-    bench.run(Console(file=printed, width=80), "CartPole-v1", [1, 3], seconds=0.01, repeats=2)
+    bench.run(Console(file=printed, width=80), ["CartPole-v1"], [1, 3], seconds=0.01, repeats=2)
     lines = [line.strip() for line in printed.getvalue().splitlines()]
     for size in ("1 env", "3 envs"):
         start = lines.index(size) + 1
@@ -22,19 +23,29 @@ def test_bench_prints_every_way_for_every_number_of_envs(monkeypatch: pytest.Mon
             "AsyncVectorEnv",
             "SyncVectorEnv",
             "private hub",
+            "private, wire",
             "hub over ipc",
             "hub over tcp",
             "pyzmq echo",
         ]
-        assert [line.split()[-1][-1] for line in lines[start : start + 5]] == ["x"] * 5
+        assert [line.split()[-1][-1] for line in lines[start : start + 6]] == ["x"] * 6
     assert "…" not in printed.getvalue()
     assert "cores" in printed.getvalue() and "gymnasium 1" in printed.getvalue()
+
+
+def test_bench_prints_json_of_envs_of_its_own() -> None:
+    printed = io.StringIO()
+    bench.run(Console(file=printed, width=1000), ["busy", "unequal", "images"], [2], 0.02, 1, as_json=True)
+    records = [json.loads(line) for line in printed.getvalue().splitlines()]
+    assert len(records) == 3 * bench.WAYS and {record["num_envs"] for record in records} == {2}
+    busy = {record["way"]: record["rate"] for record in records if record["env"] == "busy"}
+    assert busy["SyncVectorEnv"] < 1000 and all(record["cores"] >= 0 for record in records)
 
 
 @pytest.mark.parametrize(("sizes", "seconds", "repeats"), [([], 1.0, 1), ([0], 1.0, 1), ([1], 0.0, 1), ([1], 1.0, 0)])
 def test_bench_refuses_numbers_that_measure_nothing(sizes: list[int], seconds: float, repeats: int) -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        bench.run(Console(file=io.StringIO()), "CartPole-v1", sizes, seconds, repeats)
+        bench.run(Console(file=io.StringIO()), ["CartPole-v1"], sizes, seconds, repeats)
 
 
 def test_summary_is_the_median_of_repeats_and_percentiles_of_all_steps() -> None:
@@ -46,7 +57,9 @@ def test_summary_is_the_median_of_repeats_and_percentiles_of_all_steps() -> None
 
 def test_repeats_are_interleaved_and_every_way_steps_at_least_once() -> None:
     calls: list[str] = []
-    found = interleave({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 0.0, 3, lambda: None)
+    told: list[str] = []
+    found = interleave({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 0.0, 3, told.append)
     assert {way: len(repeats) for way, repeats in found.items()} == {"a": 3, "b": 3}
     # one warm-up and one timed step each time
     assert calls == ["a", "a", "b", "b"] * 3
+    assert told == ["", "a", "", "b"] * 3

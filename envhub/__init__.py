@@ -36,6 +36,7 @@ _ERRORS = [
     "HubLost",
     "HubTimeout",
     "HubUnreachable",
+    "ConnectionInUse",
     "LocalProtocolError",
     "ProtocolError",
     "RemoteProtocolError",

@@ -26,6 +26,7 @@ import numpy as np
 from envhub.layout import HEADER_WORDS, MAGIC, VERSION, Layout, split_results
 
 OP_STEP, OP_RESET, OP_BESIDE = 1, 2, 3  # the last two also come by the channel, which says the rest
+OP_PART = 4  # a step of some rows, each of which is told of when it is done
 STATUS_OK, STATUS_RAISED, STATUS_INFO = 0, 1, 2  # INFO: the row left one, whose length is in ``info_length``
 DRIVER_HUB, DRIVER_CLIENT = 1, 2
 _EPOCH, _DRIVER, _REVOKED = (HEADER_WORDS.index(name) for name in ("epoch", "driver", "revoked"))
@@ -64,10 +65,12 @@ class Arena:
         observations: per leaf, ``(2, rows, *shape)``.
     """
 
-    def __init__(self, layout: Layout, fd: int) -> None:
+    def __init__(self, layout: Layout, fd: int, in_children: bool = False) -> None:
+        """Map it; with ``in_children`` it stays mapped in processes that this one forks."""
         self.layout = layout
         self._memory = mmap.mmap(fd, layout.nbytes())
-        if hasattr(mmap, "MADV_DONTFORK"):
+        self._epoch = 0
+        if hasattr(mmap, "MADV_DONTFORK") and not in_children:
             # A child that an env forks must not keep the session's memory alive, nor write to it.
             self._memory.madvise(mmap.MADV_DONTFORK)
         self._fields = layout.fields()
@@ -101,6 +104,7 @@ class Arena:
 
     def format(self, epoch: int) -> None:
         """Write the header of a fresh arena, driven by the hub."""
+        self._epoch = epoch
         self.header[:] = [MAGIC, VERSION, self.layout.rows, epoch, DRIVER_HUB, 0]
 
     @property
@@ -110,7 +114,8 @@ class Arena:
 
     def hand_over(self, driver: int) -> None:
         """Let somebody else drive; only the hub says so, and only while no row is with a worker."""
-        self._header_words[_EPOCH] += 1
+        self._epoch += 1  # not what stands there: a client may have written over it
+        self._header_words[_EPOCH] = self._epoch
         self._header_words[_DRIVER] = driver
 
     def take_over(self) -> int:

@@ -10,7 +10,8 @@
     ├── SessionLost                        the hub no longer has this session: make again
     ├── RequestRefused                     the hub will not do this: read why, change the request or the hub's options
     ├── ProtocolError
-    │   ├── LocalProtocolError             used by two threads at once; if not, a bug: report it
+    │   ├── LocalProtocolError             this side broke PROTOCOL.md: a bug, report it
+    │   │   └── ConnectionInUse            by another thread: give each a vector env of its own
     │   ├── RemoteProtocolError            the other side broke PROTOCOL.md: a bug, or not an EnvHub
     │   └── VersionMismatch                upgrade one side
     ├── EnvRaised                          an env's own code raised: fix the env
@@ -58,7 +59,11 @@ class ProtocolError(EnvHubError):
 
 
 class LocalProtocolError(ProtocolError):
-    """This side was about to break the protocol, most likely because two threads used a connection at once."""
+    """This side broke the protocol, or was about to."""
+
+
+class ConnectionInUse(LocalProtocolError):
+    """Another thread is using this connection at this moment; nothing was done."""
 
 
 class RemoteProtocolError(ProtocolError):

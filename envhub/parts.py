@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from envhub.arena import OP_STEP, STATUS_RAISED, Arena
+from envhub.arena import OP_PART, STATUS_RAISED, Arena
 
 
 class Parts:
@@ -29,8 +29,9 @@ class Parts:
         Raises:
             ValueError: one of them is under way, or others are with actions of a dtype of another size.
         """
-        if self._sent[rows].any():
-            raise ValueError(f"envs {rows[self._sent[rows]].tolist()} are under way; receive them first")
+        under_way = self._sent | (self._arena.done != self._arena.request)
+        if under_way[rows].any():
+            raise ValueError(f"envs {rows[under_way[rows]].tolist()} are under way; receive them first")
         sizes = [batch.dtype.itemsize for batch in actions]
         if self._sent.any() and sizes != self._sizes:  # the place of an action follows from its size
             raise ValueError("other envs are under way with actions of a dtype of another size; receive them first")
@@ -41,24 +42,26 @@ class Parts:
         for column, code in zip(arena.action_codes, codes, strict=True):
             column[rows] = code
         self._sizes = sizes
-        self._sent[rows] = True
-        arena.post_rows(OP_STEP, 1 - arena.slot[rows], rows)
+        arena.post_rows(OP_PART, 1 - arena.slot[rows], rows)
+        self._sent[rows] = True  # not before: an interrupt in between must not pass old outcomes off as theirs
 
     def done(self) -> int:
         """How many of them are done."""
         return int((self._arena.done == self._arena.request)[self._sent].sum())
 
-    def take(self) -> tuple[np.ndarray, int | None]:
-        """The rows that are done, which are outstanding no more; or none, and the first that raised.
+    def ready(self) -> tuple[np.ndarray, int | None]:
+        """The rows that are done, to be ``taken``; or none, and the first that raised.
 
-        Of several that raised each is told by a call of its own, before any that did not.
+        Of several that raised each is told by itself, before any that did not.
         """
         arena = self._arena
         rows = np.flatnonzero(self._sent & (arena.done == arena.request))
         raised = rows[arena.status[rows] == STATUS_RAISED]
-        taken = raised[:1] if raised.size else rows
-        self._sent[taken] = False
         return (rows[:0], int(raised[0])) if raised.size else (rows, None)
+
+    def taken(self, rows: Any) -> None:
+        """Note that these rows are outstanding no more."""
+        self._sent[rows] = False
 
     def outcome(self, rows: np.ndarray) -> tuple[list[np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
         """Copies of these rows' observations by leaf, rewards, terminations and truncations."""

@@ -449,6 +449,10 @@ class ClientProtocol:
         if self._refused_since_s is None:
             self._refused_since_s = now_s
 
+    def lost(self, why: str) -> None:
+        """Somebody proved that the hub is gone."""
+        self._loss = self._loss or why
+
     def silent_s(self, now_s: float) -> float:
         """For how long a pending request has heard nothing from the hub, not even that it runs."""
         return 0.0 if self._pending is None or self._heard_s is None else now_s - self._heard_s

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -21,7 +21,16 @@ from zmq.utils.monitor import recv_monitor_message
 import envhub
 from envhub import address as envhub_address
 from envhub import protocol, wire
-from envhub.errors import AddressError, Forked, HubLost, HubTimeout, HubUnreachable, LocalProtocolError, RequestRefused
+from envhub.errors import (
+    AddressError,
+    ConnectionInUse,
+    Forked,
+    HubLost,
+    HubTimeout,
+    HubUnreachable,
+    LocalProtocolError,
+    RequestRefused,
+)
 from envhub.messages import Failure, Hello, Op, Welcome
 from envhub.protocol import ClientProtocol, Reply
 from envhub_client.failures import raise_failure
@@ -45,9 +54,7 @@ class _User:
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
-            raise LocalProtocolError(
-                "another thread is using this connection; give each thread a vector env of its own"
-            )
+            raise ConnectionInUse("another thread is using this connection; give each thread a vector env of its own")
 
     def __exit__(self, *exc_info: object) -> None:
         self._lock.release()
@@ -210,6 +217,15 @@ class Connection:
                     self._protocol.give_up()
                     raise HubLost(f"the hub of this program at {self.address} has ended")
             self._tick(deadline_s, timeout)
+
+    def lose(self, why: str) -> NoReturn:
+        """Know that the hub has ended, from somewhere else than this connection.
+
+        Raises:
+            HubLost: always, and by whatever is asked from now on.
+        """
+        self._protocol.lost(why)
+        raise HubLost(f"the hub at {self.address} has ended: {why}")
 
     def _tick(self, deadline_s: float | None, timeout: float | None) -> None:
         now_s = time.monotonic()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from envhub import codec, messages
-from envhub.errors import RemoteProtocolError
+from envhub.errors import RemoteProtocolError, RequestRefused
 from envhub.layout import Leaf, split_results
 from envhub.messages import Failure, Op, Receive, Reset, Send, Step
 from envhub.protocol import Frame, Reply
@@ -63,6 +64,7 @@ class WireLane:
         self._buffers = None if copy else [[np.zeros(shape, dtype) for dtype, shape in self._fields] for _ in range(2)]
         self._turn = 0
         self._sent = np.zeros(num_envs, bool)
+        self._received: list[Part] = []  # by waits that timed out before there were enough
 
     def post_reset(self, reset: Reset) -> None:
         """Begin a reset."""
@@ -76,7 +78,7 @@ class WireLane:
     @property
     def outstanding(self) -> int:
         """How many envs were posted by ``post_rows`` and not collected."""
-        return int(self._sent.sum())
+        return int(self._sent.sum()) + sum(len(part.env_ids) for part in self._received)
 
     def post_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs only.
@@ -86,17 +88,36 @@ class WireLane:
         """
         if self._sent[env_ids].any():
             raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
-        self._connection.ask(Op.SEND, Send(env_ids.tolist(), codes), [array.tobytes() for array in arrays])
-        self._sent[env_ids] = True
+        self._sent[env_ids] = True  # before it is known: at an interrupt, they may be under way
+        try:
+            self._connection.ask(Op.SEND, Send(env_ids.tolist(), codes), [array.tobytes() for array in arrays])
+        except RequestRefused as error:
+            self._sent[env_ids] = False
+            raise ValueError(str(error)) from error
+        except Exception:
+            self._sent[env_ids] = False
+            raise
 
     def collect_rows(self, min_envs: int, timeout: float | None) -> Part:
         """Wait until so many envs that are under way are done, and take all that are; errors as for ``collect``."""
-        if self._connection.pending is not Op.RECEIVE:  # else an earlier wait for it timed out
-            self._connection.send(Op.RECEIVE, Receive(min_envs))
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        # A wait that may time out asks for less at a time: the next may want less.
+        while not self._received or sum(len(part.env_ids) for part in self._received) < min_envs:
+            if self._connection.pending is not Op.RECEIVE:  # else an earlier wait for it timed out
+                missing = min_envs - sum(len(part.env_ids) for part in self._received)
+                self._connection.send(Op.RECEIVE, Receive(missing if timeout is None else 1))
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            self._received.append(self._receive(left_s))
+        parts, self._received = self._received, []
+        return _joined(parts)
+
+    def _receive(self, timeout: float | None) -> Part:
         reply = self._connection.wait(timeout)
         if isinstance(reply.message, Failure):
             if reply.message.env_index is not None:
                 self._sent[reply.message.env_index] = False
+            elif reply.message.code == "refused":  # none is under way: the SEND that was interrupted never arrived
+                self._sent[:] = False
             raise_failure(reply.message, self._connection.address)
         try:
             part = self._part(list(reply.frames))
@@ -154,6 +175,26 @@ class WireLane:
         for buffer, frame, (dtype, shape) in zip(buffers, frames, self._fields, strict=True):
             np.copyto(buffer, np.frombuffer(frame, dtype).reshape(shape))
         return buffers
+
+
+def _joined(parts: list[Part]) -> Part:
+    """One part of several, in the order of their envs."""
+    if len(parts) == 1:
+        return parts[0]
+    order = np.argsort(np.concatenate([part.env_ids for part in parts]))
+
+    def join(arrays: Sequence[np.ndarray]) -> np.ndarray:
+        joined: np.ndarray = np.concatenate(arrays)[order]
+        return joined
+
+    return Part(
+        join([part.env_ids for part in parts]),
+        [join(leaves) for leaves in zip(*(part.observations for part in parts), strict=True)],
+        join([part.rewards for part in parts]),
+        join([part.terminations for part in parts]),
+        join([part.truncations for part in parts]),
+        sorted(row for part in parts for row in part.rows),
+    )
 
 
 def _owned(frame: Frame, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:

@@ -17,7 +17,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from envhub import codec, spaces
-from envhub.errors import EnvHubError, EnvRaised, Forked, HubTimeout, LocalProtocolError
+from envhub.errors import ConnectionInUse, EnvHubError, EnvRaised, Forked, HubTimeout
 from envhub.messages import Close, Made, Make, Op, World
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
 from envhub_client.connection import CONNECT_TIMEOUT_S, Connection
@@ -169,7 +169,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
         try:
             post()
             self._state = state
-        except LocalProtocolError:
+        except ConnectionInUse:
             raise  # nothing was sent, and what another thread sent is not ours to give up
         except BaseException:
             self._connection.give_up()
@@ -192,7 +192,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
         """Only a wait that timed out, or was interrupted, leaves the request pending."""
         try:
             found = wait()
-        except (HubTimeout, LocalProtocolError):
+        except (HubTimeout, ConnectionInUse):
             raise
         except Exception:
             self._state = AsyncState.DEFAULT

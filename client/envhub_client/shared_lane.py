@@ -15,13 +15,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import numpy as np
 
 from envhub import address as envhub_address
 from envhub import codec, messages
-from envhub.arena import OP_STEP, STATUS_RAISED, Arena
-from envhub.errors import HubLost, HubTimeout
+from envhub.arena import DRIVER_CLIENT, OP_STEP, STATUS_RAISED, Arena
+from envhub.errors import HubLost, HubTimeout, LocalProtocolError
 from envhub.layout import SLOTS, Layout, Leaf
 from envhub.messages import Collect, Op, Reset, Shared
 from envhub.parts import Parts
@@ -31,6 +32,8 @@ from envhub_client.lanes import Outcome, Part, WireLane
 from envhub_client.private_hub import above_stdio
 
 ATTACH_TIMEOUT_S = 5.0
+PARK_S = 60.0  # at a time
+GIVEN_UP_S = 60.0
 DESCRIPTORS_MAX = 253  # that the kernel passes at a time
 HEAD_BYTES = 1 << 16  # of what comes before and with the first descriptors
 
@@ -101,7 +104,7 @@ class SharedLane:
         self._side = door.side
         self._bell, self._bells = door.bell, door.bells
         layout = Layout(wire.num_envs, tuple(wire.leaves), tuple(actions), door.shared.info_bytes)
-        self._arena = Arena(layout, door.memory)
+        self._arena = Arena(layout, door.memory, in_children=True)  # views of it may be read there
         os.close(door.memory)
         self._views = [[leaf[slot] for leaf in self._arena.observations] for slot in range(SLOTS)]
         self._spinner = Spinner(door.shared.spin_us, time.perf_counter_ns)
@@ -112,6 +115,7 @@ class SharedLane:
         self._slot = 0
         self._workers = np.repeat(np.arange(len(self._bells)), door.shared.blocks)  # by row
         self._parts = Parts(self._arena)
+        self._rung = True
         self._driving = False  # whether the pending step is ours
         self._fresh = False  # whether we know the arena as its last driver left it
         connection.on_close(self._close)
@@ -129,7 +133,8 @@ class SharedLane:
             return
         with self._connection.in_use():
             arena = self._arena
-            if arena.revoked or not arena.quiescent():  # what was interrupted before it was seen to end
+            self._await_drive()
+            if not arena.quiescent():  # what was interrupted before it was seen to end
                 self._ring()
                 self._await(None)
             if not self._fresh:
@@ -142,13 +147,14 @@ class SharedLane:
                     column[:] = code
                 self._codes = codes
             self._slot = 1 - self._slot
-            self._driving = True
+            self._driving, self._rung = True, False
             arena.post(OP_STEP, self._slot)
             self._ring()
 
     def _ring(self) -> None:
         for bell in self._bells:
             os.write(bell, _RING)
+        self._rung = True
 
     @property
     def outstanding(self) -> int:
@@ -162,21 +168,29 @@ class SharedLane:
             ValueError: one of them is under way, or others are with actions of a dtype of another size.
         """
         with self._connection.in_use():
+            self._await_drive()
+            self._codes, self._fresh, self._rung = b"", False, False
             self._parts.post(env_ids, codes, arrays)
-            self._codes, self._fresh = b"", False
             for worker in np.unique(self._workers[env_ids]):
                 os.write(self._bells[worker], _RING)
+            self._rung = True
 
     def collect_rows(self, min_envs: int, timeout: float | None) -> Part:
         """Wait until so many envs that are under way are done, and take all that are; errors as for ``collect``."""
         with self._connection.in_use():
             self._await(timeout, lambda: self._parts.done() >= min_envs)
-            env_ids, raised = self._parts.take()
+            env_ids, raised = self._parts.ready()
             if raised is not None:
-                self._ask_hub([raised])
+                try:
+                    self._ask_hub([raised])
+                finally:
+                    if not isinstance(sys.exc_info()[1], KeyboardInterrupt):  # else it is asked for again
+                        self._parts.taken(raised)
             rows, large = self._parts.infos(env_ids)
             rows.update(self._ask_hub(large) if large else ())
-            return Part(env_ids, *self._parts.outcome(env_ids), sorted(rows.items()))
+            part = Part(env_ids, *self._parts.outcome(env_ids), sorted(rows.items()))
+            self._parts.taken(env_ids)
+            return part
 
     def collect(self, timeout: float | None) -> Outcome:
         """Wait for what was begun; errors as for the wire lane."""
@@ -184,17 +198,22 @@ class SharedLane:
             return self._wire.collect(timeout)
         with self._connection.in_use():
             self._await(timeout)
-            self._driving = False
             arena, slot = self._arena, self._slot
-            rows = self._noted() if arena.noted() else []
+            try:
+                rows = self._noted() if arena.noted() else []
+            except Exception:  # what an env raised; after an interrupt, though, it is collected again
+                self._driving = False
+                raise
             seen = self._views[slot]
-            return Outcome(
+            outcome = Outcome(
                 [view.copy() for view in seen] if self._wire.copy else seen,
                 arena.rewards.copy(),
                 arena.terminations.copy(),
                 arena.truncations.copy(),
                 rows,
             )
+            self._driving = False
+            return outcome
 
     def _noted(self) -> list[tuple[int, bytes]]:
         """The infos, of which the hub holds the large ones; or what an env raised, which it holds, too."""
@@ -222,6 +241,8 @@ class SharedLane:
         """
         arena = self._arena
         ready = ready or arena.quiescent
+        if not self._rung:  # an interrupt came between the words and the bells
+            self._ring()
         if not self._spinner.spin(ready):
             deadline_s = math.inf if timeout is None else time.monotonic() + timeout
             while not ready() and not arena.revoked:
@@ -230,15 +251,36 @@ class SharedLane:
                     raise HubTimeout(
                         f"the envs did not finish their step within {timeout:g} s; it can be waited for again"
                     )
-                for descriptor, _ in self._poller.poll(None if left_s == math.inf else math.ceil(left_s * 1000)):
+                for descriptor, _ in self._poller.poll(math.ceil(min(left_s, PARK_S) * 1000)):
                     if descriptor == self._bell:
                         os.read(descriptor, 8)
                     elif not arena.revoked:
-                        raise HubLost(f"the hub at {self._connection.address} has ended")
-        if arena.revoked:
+                        self._connection.lose("its side socket has ended")
+        if not ready():
             self._driving = False
-            self._ask_hub([])
-            raise HubLost(f"the hub at {self._connection.address} has ended this session")
+            self._fail_as_revoked()
+
+    def _fail_as_revoked(self) -> NoReturn:
+        self._ask_hub([])
+        raise HubLost(f"the hub at {self._connection.address} has ended this session")
+
+    def _await_drive(self) -> None:
+        """Wait until the hub is done with what it was asked for and given up, at an interrupt.
+
+        Raises:
+            EnvHubError: the session has ended.
+            LocalProtocolError: that takes too long.
+        """
+        arena, until_s = self._arena, time.monotonic() + GIVEN_UP_S
+        while arena.driver != DRIVER_CLIENT and not arena.revoked:
+            if time.monotonic() > until_s:
+                raise LocalProtocolError(
+                    f"the hub at {self._connection.address} still carries out a request that was given up; close this"
+                )
+            if any(descriptor != self._bell for descriptor, _ in self._poller.poll(1)) and not arena.revoked:
+                self._connection.lose("its side socket has ended")
+        if arena.revoked:
+            self._fail_as_revoked()
 
     def _close(self) -> None:
         """Let go of memory and bells."""

@@ -86,7 +86,7 @@ class Built:
 
 @dataclass(frozen=True)
 class MapArena:
-    """Hub to worker, with the descriptors of arena, its bell and the bells of both drivers: the memory to step into.
+    """Hub to worker, with the descriptors of arena, the hub's and the client's bell for it, and its bells for them.
 
     The spaces are those of the session's first env, which those of the worker's envs must be equivalent to.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -93,8 +94,11 @@ class Host:
         self._parts: Parts | None = None
         self._side: socket.socket | None = None  # of the client, while it may drive
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # The hub itself never touches what it hands to a client, which could make it block in there.
         self._client_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        watch.watch(self._done_bell, self._on_done_bell)
+        self._client_bells: list[int] = []  # one per worker, for the client to ring
+        self._driver = DRIVER_HUB
+        watch.watch(self._done_bell, partial(self._guarded, self._on_done_bell))
 
     @property
     def pids(self) -> list[int]:
@@ -114,7 +118,8 @@ class Host:
     @property
     def idle(self) -> bool:
         """Whether no request is under way, whoever drives."""
-        return self.session.idle and (self._arena is None or self._arena.quiescent())
+        by_parts = self._parts is not None and self._parts.outstanding
+        return self.session.idle and not by_parts and (self._arena is None or self._arena.quiescent())
 
     # --- what the hub calls -----------------------------------------------------------------------------------------
 
@@ -149,11 +154,11 @@ class Host:
         if isinstance(request.message, messages.Step) and self._arena is not None:
             problem = self._step_problem(request.message.codes, request.frames)
             if problem:
-                self._outcomes.fail(request, Failure("bad_actions", "request", problem))
+                self._fail(Failure("bad_actions", "request", problem))
                 return
         problem = self._send_part(request) if isinstance(request.message, messages.Send) else ""
         if problem:
-            self._outcomes.fail(request, Failure("bad_actions", "request", problem))
+            self._fail(Failure("bad_actions", "request", problem))
             return
         self._apply(self.session.request(request.message))
         if isinstance(request.message, messages.Send) and not self.session.idle:
@@ -172,17 +177,25 @@ class Host:
         if self._parts is None or by_parts or not self._parts.outstanding or self.session.phase is not Phase.READY:
             return True
         text = "envs are under way that RECEIVE has not returned"
-        self._outcomes.fail(request, Failure("refused", "request", text))
+        self._fail(Failure("refused", "request", text))
         return False
+
+    def _fail(self, failure: Failure) -> None:
+        """Answer the request under way with a failure."""
+        assert self._request is not None
+        self._give_drive()
+        self._outcomes.fail(self._request, failure)
 
     def _send_part(self, request: Incoming) -> str:
         """Hand a part of the batch to its workers; what is wrong with it, if so."""
         message, arena = request.message, self._arena
         if arena is None or self.session.phase is not Phase.READY:
             return ""  # the session says why not
-        rows, layout = np.array(message.rows, np.int64), arena.layout
-        if not rows.size or rows.min() < 0 or rows.max() >= layout.rows or len(np.unique(rows)) < len(rows):
+        layout = arena.layout
+        wanted = {row for row in message.rows if 0 <= row < layout.rows}
+        if not wanted or len(wanted) < len(message.rows):
             return f"the rows are not different ones of {layout.rows}; no env has moved"
+        rows = np.array(message.rows, np.int64)
         try:
             sizes = actions.sizes(message.codes, layout.actions, len(rows))
         except ValueError as error:
@@ -220,7 +233,8 @@ class Host:
         if parts.done() < min(self._request.message.min_envs, parts.outstanding):
             return
         self._hear_workers()
-        rows, raised = parts.take()
+        rows, raised = parts.ready()
+        parts.taken(rows if raised is None else raised)
         small, large = parts.infos(rows)
         self._apply(self.session.event(-1, Received(tuple(rows.tolist()), tuple(small.items()), tuple(large), raised)))
 
@@ -233,8 +247,7 @@ class Host:
         self.ticket = b""
         blocks = [len(block) for block in self.session.blocks]
         body = messages.pack(messages.Shared(self._arena.layout.info_bytes, blocks, self.session.spin_us))
-        bells = [worker.bell for worker in self._workers.values()]
-        descriptors = [self._memory, self._client_bell, *bells]
+        descriptors = [self._memory, self._client_bell, *self._client_bells]
         try:
             for start in range(0, len(descriptors), DESCRIPTORS_MAX):
                 head = len(body).to_bytes(4, "little") + body if start == 0 else b"\0"
@@ -242,14 +255,19 @@ class Host:
         except OSError:  # it has gone, or does not read
             return False
         self._side = side
-        self._watch.watch(side.fileno(), self._on_side)
+        self._watch.watch(side.fileno(), partial(self._guarded, self._on_side))
         self._give_drive()
         return True
 
     def _give_drive(self) -> None:
         ready = self._side is not None and self.session.phase is Phase.READY
-        if ready and self._arena is not None and self._arena.driver == DRIVER_HUB:
-            self._arena.hand_over(DRIVER_CLIENT)
+        if ready and self._arena is not None and self._driver == DRIVER_HUB and self._arena.quiescent():
+            self._hand_over(DRIVER_CLIENT)
+
+    def _hand_over(self, driver: int) -> None:
+        assert self._arena is not None
+        self._driver = driver
+        self._arena.hand_over(driver)
 
     def _take_drive(self, request: Incoming) -> bool:
         """Drive from now on; a client that drives asks for nothing but CLOSE before its step has ended."""
@@ -257,7 +275,7 @@ class Host:
         if isinstance(request.message, messages.Collect):
             self._hear_workers()  # it asks for what they have said, whoever drives
             return True
-        if arena is None or arena.driver == DRIVER_HUB or self.session.phase is not Phase.READY:
+        if arena is None or self._driver == DRIVER_HUB or self.session.phase is not Phase.READY:
             return True
         if isinstance(request.message, messages.Close):
             return True
@@ -265,7 +283,7 @@ class Host:
             text = "a step that the client drives has not ended; wait for it"
             self._outcomes.fail(request, Failure("refused", "request", text))
             return False
-        arena.hand_over(DRIVER_HUB)
+        self._hand_over(DRIVER_HUB)
         self._slot = arena.take_over()
         self._posted_codes = b""
         return True
@@ -274,8 +292,8 @@ class Host:
         """The client says nothing here: it has closed the socket, or has ended."""
         self._close_side()
         arena = self._arena
-        if arena is not None and arena.driver == DRIVER_CLIENT and arena.quiescent():
-            arena.hand_over(DRIVER_HUB)
+        if arena is not None and self._driver == DRIVER_CLIENT and arena.quiescent():
+            self._hand_over(DRIVER_HUB)
 
     def _close_side(self) -> None:
         if self._side is not None:
@@ -287,7 +305,8 @@ class Host:
         """Send a client that waits for its step, or is about to drive one, to ask what became of its session."""
         if self._side is not None and self._arena is not None:
             self._arena.revoke()
-            os.eventfd_write(self._client_bell, 1)
+            with contextlib.suppress(OSError):  # it has gone
+                self._side.shutdown(socket.SHUT_RDWR)  # which wakes it
 
     def _hear_workers(self) -> None:
         for worker in list(self._workers.values()):
@@ -308,6 +327,13 @@ class Host:
             # What did not fit into the arena was sent by the channel before the rows were done, so it is here by now.
             self._hear_workers()
         self._apply(self.session.event(-1, Moved()))
+
+    def _guarded(self, handler: Callable[[], None]) -> None:
+        """Call it; should what a client wrote into its memory make it fail, its session pays for it and no other."""
+        try:
+            handler()
+        except Exception as error:
+            self._outcomes.broke(self, error)
 
     def _on_message(self, number: int, message: Any) -> None:
         try:
@@ -338,9 +364,7 @@ class Host:
             case Answer():
                 self._answer(instruction)
             case Fail(failure):
-                assert self._request is not None
-                self._give_drive()
-                self._outcomes.fail(self._request, failure)
+                self._fail(failure)
             case MakeArena(layout, message):
                 self._make_arena(layout, message)
             case Kill(number):
@@ -351,7 +375,8 @@ class Host:
                 self._revoke()
                 self._close_side()
                 os.close(self._done_bell)
-                os.close(self._client_bell)
+                for bell in (self._client_bell, *self._client_bells):
+                    os.close(bell)
                 if self._arena is not None:
                     os.close(self._memory)
                 self._arena = None
@@ -376,8 +401,9 @@ class Host:
             return
         self._arena, self._memory = Arena(layout, memory), memory
         self._arena.format(epoch=1)
-        for worker in self._workers.values():
-            worker.map_arena(message, memory, self._done_bell, self._client_bell)
+        self._client_bells = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in self._workers]
+        for bell, worker in zip(self._client_bells, self._workers.values(), strict=True):
+            worker.map_arena(message, memory, bell, self._done_bell, self._client_bell)
 
     def _step_problem(self, codes: bytes, frames: Sequence[Any]) -> str:
         """What is wrong with a step's frames; empty where they fit the arena."""
@@ -454,7 +480,7 @@ class Host:
             frames.append(messages.pack_rows(blobs))
             if len(frames[-1]) > FRAME_BYTES_MAX:
                 text = f"infos or results of {len(frames[-1])} bytes; a reply carries at most {FRAME_BYTES_MAX}"
-                self._outcomes.fail(self._request, Failure("limit", "hub", text))
+                self._fail(Failure("limit", "hub", text))
                 return
         self._give_drive()
         message = replace(answer.message, ticket=self.ticket) if isinstance(answer.message, Made) else answer.message

@@ -341,7 +341,7 @@ class Hub:
         host = self._hosts[request.token]
         if isinstance(request.message, messages.Close):
             self._set_deadline(host)
-        elif self._stops:
+        elif self._stops and not isinstance(request.message, (messages.Collect, messages.Receive)):
             self._fail(request, _STOPPING)
             return
         host.request(request)

@@ -260,8 +260,9 @@ class Session:
                 return self._set_attr(message)
 
     def _collect(self, rows: list[int]) -> Instructions:
-        failures = [self._left.pop(row) for row in sorted(rows) if row in self._left]
-        infos = tuple((row, self.infos.pop(row)) for row in sorted(rows) if row in self.infos)
+        # They are kept, for a client that was interrupted asks again; the next ones of a row take their place.
+        failures = [self._left[row] for row in sorted(rows) if row in self._left]
+        infos = tuple((row, self.infos[row]) for row in sorted(rows) if row in self.infos)
         return self._answered(Fail(failures[0]) if failures else Answer(messages.Done(), rows=infos))
 
     def _on_received(self, received: Received) -> Instructions:

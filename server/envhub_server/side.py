@@ -49,11 +49,11 @@ class SideDoor:
         path = side_path(parse(address))
         if path is None:
             return
-        if not path.startswith("@"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)  # a killed hub's: who listens on the address itself holds its lock
         listener = socket.socket(socket.AF_UNIX)
         try:
+            if not path.startswith("@"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)  # a killed hub's: who listens on the address itself holds its lock
             listener.setblocking(False)
             listener.bind(path.replace("@", "\0", 1) if path.startswith("@") else path)
             listener.listen(BACKLOG)

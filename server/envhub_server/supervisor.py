@@ -73,7 +73,6 @@ class WorkerProcess:
 
     Attributes:
         pid: its process id, which is also its process group's; None until it is born.
-        bell: the descriptor that wakes it.
     """
 
     def __init__(self, watch: Watch, handlers: Handlers, on_end: Callable[[WorkerProcess], None]) -> None:
@@ -92,7 +91,7 @@ class WorkerProcess:
         self._why = "what its zygote wrote to stderr says more"
         ours, self.far_end = socket.socketpair()
         try:
-            self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         except OSError:
             ours.close()
             self.far_end.close()
@@ -107,13 +106,13 @@ class WorkerProcess:
             self._channel.send(message, descriptors)
             self._watch.watch_writable(self._channel.fileno(), self._channel.backlogged)
 
-    def map_arena(self, message: control.MapArena, memory: int, *done_bells: int) -> None:
-        """Send the arena with the worker's own bell, which ``ring`` rings, and those by which it wakes drivers."""
-        self.tell(message, memory, self.bell, *done_bells)
+    def map_arena(self, message: control.MapArena, memory: int, *bells: int) -> None:
+        """Send the arena with the bell that ``ring`` rings, the client's, and those by which it wakes them."""
+        self.tell(message, memory, self._bell, *bells)
 
     def ring(self) -> None:
         """Wake the worker. Unconditional: knowing whether it sleeps would need a fence that Python lacks."""
-        os.write(self.bell, _RING)
+        os.write(self._bell, _RING)
 
     def kill(self) -> None:
         """End the worker and every process it started that stayed in its group."""
@@ -194,7 +193,7 @@ class WorkerProcess:
         self._watch.unwatch(self._channel.fileno())
         self._channel.close()
         self.far_end.close()
-        os.close(self.bell)
+        os.close(self._bell)
 
 
 class Zygote:

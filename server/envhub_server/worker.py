@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Callable
 
 from envhub import codec, messages, spaces
-from envhub.arena import DRIVER_CLIENT, DRIVER_HUB, OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, Arena
+from envhub.arena import DRIVER_CLIENT, DRIVER_HUB, OP_PART, OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, Arena
 from envhub.gym_api import api, registered
 from envhub.layout import OBJECT, Layout, Leaf
 from envhub.waiting import Spinner
@@ -48,7 +48,7 @@ class Worker:
         self._allow_pickle = False
         self._exact: codec.Unknown = codec.refuse
         self._arena: Any = None
-        self._bell = -1
+        self._bells: list[int] = []  # by which it is woken
         self._done_bells: dict[int, int] = {}  # by whom each wakes
         self._spinner = Spinner(0, time.perf_counter_ns)
         self._poller = select.poll()
@@ -61,7 +61,7 @@ class Worker:
                 while self._arena is not None and self._spinner.spin(self._has_work):
                     self._serve_rows()
                 for descriptor, _ in self._poller.poll():
-                    if descriptor == self._bell:
+                    if descriptor in self._bells:
                         os.read(descriptor, 8)
                     elif not all(self._handle(message) for message in self._channel.receive() or ()):
                         return
@@ -128,8 +128,8 @@ class Worker:
         return False
 
     def _on_MapArena(self, mapped: Any) -> bool | None:
-        memory, self._bell, *done_bells = self._channel.take_descriptors(4)
-        self._done_bells = dict(zip((DRIVER_HUB, DRIVER_CLIENT), done_bells))
+        memory, *bells = self._channel.take_descriptors(5)
+        self._bells, self._done_bells = bells[:2], dict(zip((DRIVER_HUB, DRIVER_CLIENT), bells[2:]))
         layout = Layout(
             mapped.num_envs,
             tuple(Leaf.from_wire(leaf) for leaf in mapped.observation_leaves),
@@ -157,7 +157,8 @@ class Worker:
             except BaseException as error:
                 self._report(error, row.index, "factory_failed")
                 return False
-        self._poller.register(self._bell, select.POLLIN)
+        for bell in self._bells:
+            self._poller.register(bell, select.POLLIN)
         self._channel.send(control.Mapped())
         return None
 
@@ -168,16 +169,21 @@ class Worker:
 
     def _is_to_step(self, row: Row) -> bool:
         index = row.index
-        return bool(self._request[index] != self._done[index] and self._op[index] == OP_STEP)
+        return bool(self._request[index] != self._done[index] and self._op[index] in (OP_STEP, OP_PART))
 
     def _serve_rows(self) -> None:
+        by_parts = False
         for row in self._rows:
             if self._is_to_step(row):
                 self._finish(row, row.step)
-        self._ring()
+                if self._op[row.index] == OP_PART:
+                    by_parts = True
+                    self._ring()
+        if not by_parts:
+            self._ring()
 
     def _ring(self) -> None:
-        os.write(self._done_bells[self._arena.driver], _ONE)
+        os.write(self._done_bells.get(self._arena.driver, self._done_bells[DRIVER_HUB]), _ONE)
 
     def _on_StepRows(self, step: Any) -> None:
         beside = dict(messages.unpack_rows(step.beside, self._arena.layout.rows))

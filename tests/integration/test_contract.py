@@ -183,7 +183,7 @@ def test_two_threads_at_once_are_refused_and_taking_turns_is_not() -> None:
     thread = threading.Thread(target=lambda: results.append(envs.step_wait()))
     thread.start()
     time.sleep(0.05)
-    with pytest.raises(envhub.LocalProtocolError, match="another thread"):
+    with pytest.raises(envhub.ConnectionInUse, match="another thread"):
         envs.step_wait()
     with pytest.raises(envhub.SessionBusy):
         envs.step([0])
@@ -205,7 +205,7 @@ def test_closing_while_another_thread_waits_is_refused_and_harms_nothing(lane: s
     thread.start()
     time.sleep(0.05)
     for refused in (envs.close, lambda: envs._connection.ask(Op.STATS, StatsRequest()), envs._connection.give_up):
-        with pytest.raises(envhub.LocalProtocolError, match="another thread"):
+        with pytest.raises(envhub.ConnectionInUse, match="another thread"):
             refused()
     thread.join()
     assert not envs.closed and results[0][1].tolist() == [6] and envs.step([9])[1].tolist() == [9]

@@ -165,3 +165,16 @@ def test_words_and_large_infos_belong_to_their_envs(lane: str) -> None:
         assert observations["word"] == tuple(f"{env}-{counts[env]}" for env in free)
         assert [text[-1] for text in infos["big"]] == [str(env) for env in free] and len(infos["_big"]) == len(free)
     envs.close()
+
+
+def test_next_wait_may_want_fewer(make: Make) -> None:
+    envs = make("naughty", sims.Naughty, 3, num_workers=3)
+    envs.reset()
+    envs.send([6, 0, 0])  # the first takes 0.2 s
+    with pytest.raises(envhub.HubTimeout):
+        envs.recv(3, timeout=0.05)
+    assert envs.recv(1, timeout=5)[-1].tolist() in ([1], [2], [1, 2])
+    while envs._lane.outstanding:
+        envs.recv(timeout=5)
+    envs.step([0, 0, 0])
+    envs.close()

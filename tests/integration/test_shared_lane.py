@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -237,4 +239,134 @@ def test_no_wake_up_is_lost(spin: str, monkeypatch: pytest.MonkeyPatch, tmp_path
             envs.step_async(batches[step % 50])
             observations, rewards, *_ = envs.step_wait(timeout=20)  # a lost one would end in this
             assert observations[0, 0] == observations[7, 0] == step + 1 and rewards[3] == 3 + step % 50
+        envs.close()
+
+
+SCRIBBLER = """
+import os, fcntl, signal, sys, envhub
+envs = envhub.make_vec("counter", 2, hub={hub!r})
+envs.reset()
+lane = envs._lane
+lane._arena.header[:] = 2**63 - 1
+lane._arena.request[:] = lane._arena.done[:] = 2**63 - 1
+lane._arena.slot[:] = lane._arena.info_length[:] = lane._arena.status[:] = 2**63 - 1
+for bell in (lane._bell, *lane._bells):
+    try:
+        os.write(bell, (2**64 - 2).to_bytes(8, sys.byteorder))
+    except BlockingIOError:
+        pass
+    fcntl.fcntl(bell, fcntl.F_SETFL, fcntl.fcntl(bell, fcntl.F_GETFL) & ~os.O_NONBLOCK)
+{then}
+"""
+
+
+@pytest.mark.parametrize("then", ["os._exit(0)", "envs.close()", "envs.call('pid')", "os.kill(envs.call('pid')[0], 9)"])
+def test_client_that_scribbles_over_its_memory_harms_only_itself(tmp_path: Path, then: str) -> None:
+    with serve(tmp_path, "counter=sims:counter", "--lease", "0.5") as served:
+        other = envhub.make_vec("counter", 2, hub=served.ipc)
+        other.reset()
+        program = [sys.executable, "-c", SCRIBBLER.format(hub=served.ipc, then=then)]
+        client = subprocess.Popen(program, stderr=subprocess.DEVNULL)
+        for number in range(60):
+            assert other.step([number, 1])[1].tolist() == [number, 1] and other.get_attr("count") == (number + 1,) * 2
+            time.sleep(0.02)
+        client.kill()
+        client.wait()
+        assert served.process.poll() is None
+        other.close()
+
+
+def test_step_after_an_interrupted_call_waits_for_its_end() -> None:
+    envs = envhub.make_vec([Sleepy] * 2, num_workers=2)
+    envs.reset()
+    with interrupted_after(0.05), pytest.raises(KeyboardInterrupt):
+        envs.set_attr("slow", 0.3)
+    envs.step_async([1, 2])
+    assert envs.step_wait(timeout=10)[1].tolist() == [1, 2]
+    envs.close()
+
+
+def test_interrupts_lose_nothing() -> None:
+    envs = envhub.make_vec([Large] * 3, num_workers=2)
+    envs.reset()
+    rng, count, interrupts = np.random.default_rng(1), 0, 0
+    while count < 300:
+        try:
+            with interrupted_after(rng.uniform(0.0003, 0.003)):
+                if envs._state.value == "default":
+                    envs.step_async([0, 0, 0])
+                observations, *_, infos = envs.step_wait(timeout=10)
+                assert len(infos["blob"][2]) == 9000
+                count = int(observations[2, 0])
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert interrupts > 5
+    envs.close()
+
+
+class Large(sims.Counter):
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], {"blob": "x" * 9000}
+
+
+class Sleepy(sims.Counter):
+    @property
+    def slow(self) -> float:
+        return 0.0
+
+    @slow.setter
+    def slow(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_step_that_is_done_is_had_though_its_hub_has_ended(tmp_path: Path) -> None:
+    with serve(tmp_path, "naughty=sims:naughty") as served:
+        envs = envhub.make_vec("naughty", 2, hub=served.ipc)
+        envs.reset()
+        envs.step_async([6, 6])
+        assert served.stop() == 0
+        assert envs.step_wait()[1].tolist() == [6, 6]
+        with pytest.raises(envhub.HubLost):
+            envs.step([0, 0])
+        envs.close()
+
+
+def test_views_can_be_read_in_a_forked_child() -> None:
+    envs = envhub.AsyncVectorEnv([sims.Counter] * 2, copy=False)
+    envs.reset()
+    seen = envs.step([0, 0])[0]
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if seen[0, 0] == 1 else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    envs.close()
+
+
+def test_endless_timeouts_are_no_error() -> None:
+    envs = envhub.make_vec(sims.Counter, 1)
+    envs.reset()
+    envs.step_async([3])
+    assert envs.step_wait(timeout=1e9)[1].tolist() == [3]
+    envs.close()
+
+
+def test_something_in_the_place_of_the_side_socket_leaves_the_wire(tmp_path: Path) -> None:
+    (tmp_path / "hub.sock.side").mkdir()
+    with serve(tmp_path, "counter=sims:counter") as served:
+        envs = envhub.make_vec("counter", 1, hub=served.ipc)
+        assert envs.lane == "wire"
         envs.close()

@@ -25,6 +25,11 @@ class Spinner:
         self._clock_ns = clock_ns
         self._skips = self._penalty = 0
 
+    @property
+    def looks(self) -> bool:
+        """Whether it looks at all."""
+        return self._limit_ns > 0
+
     def spin(self, ready: Callable[[], bool]) -> bool:
         """Whether it is ready, now or while we look."""
         if ready():

@@ -163,9 +163,12 @@ class Connection:
             LocalProtocolError: a request is pending, or another thread is using the connection.
         """
         with self.in_use():
-            if self.pending is not None:
-                raise LocalProtocolError(f"a {self.pending.name} is pending at the hub at {self.address}")
+            self._check_free()
             self._begin(op, message, frames)
+
+    def _check_free(self) -> None:
+        if self.pending is not None:
+            raise LocalProtocolError(f"a {self.pending.name} is pending at the hub at {self.address}")
 
     def _begin(self, op: Op, message: Any, frames: Sequence[Any]) -> None:
         try:
@@ -252,8 +255,9 @@ class Connection:
             EnvHubError: whatever the failure says, see ``envhub_client.failures``.
         """
         with self.in_use():
-            self.send(op, message, frames)
-            try:
+            self._check_free()
+            try:  # around all of it: an interrupt must not leave the request pending
+                self.send(op, message, frames)
                 reply = self.wait(timeout)
             except HubTimeout as error:
                 self.give_up()
@@ -311,9 +315,12 @@ class Connection:
             # Not connected just now. The protocol asks after the request once it is, and sends it again.
             logger.debug("a request to %s waits for the connection", self.address)
         except BaseException:  # an interrupt between two frames, and the next message would be taken for the rest
-            self._close_sockets()
-            self._open()
+            self._reopen()
             raise
+
+    def _reopen(self) -> None:
+        self._close_sockets()
+        self._open()
 
     def _receive(self) -> Reply | None:
         while True:
@@ -321,6 +328,9 @@ class Connection:
                 frames = wire.receive(self._socket)
             except zmq.Again:
                 return None
+            except BaseException:  # likewise: the rest would be taken for the next message
+                self._reopen()
+                raise
             reply = self._protocol.receive([frame.buffer for frame in frames], time.monotonic())
             if self._warned and self._protocol.silent_s(time.monotonic()) < 1:
                 self._warned = False
@@ -330,7 +340,11 @@ class Connection:
 
     def _on_monitor(self) -> None:
         while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)["event"]
+            try:
+                event = recv_monitor_message(self._monitor)["event"]
+            except BaseException:  # likewise
+                self._reopen()
+                raise
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._protocol.connected()
             elif event == zmq.EVENT_DISCONNECTED:

@@ -66,6 +66,9 @@ class WireLane:
         self._sent = np.zeros(num_envs, bool)
         self._received: list[Part] = []  # by waits that timed out before there were enough
 
+    def settle(self) -> None:
+        """Nothing is under way here that is not known."""
+
     def post_reset(self, reset: Reset) -> None:
         """Begin a reset."""
         self._connection.send(Op.RESET, reset)

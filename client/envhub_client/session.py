@@ -163,6 +163,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             raise SessionBusy(f"Calling `{what}` while waiting for a pending call to `{name}` to complete.", name)
         if self._lane.outstanding and not among_others:
             raise SessionBusy(f"Calling `{what}` while envs are under way that `recv` has not returned.", "recv")
+        self._lane.settle()
 
     def _post(self, state: AsyncState, post: Callable[[], None]) -> None:
         """Send a request. Interrupted in the middle it counts as never sent: whether it was, nobody knows."""

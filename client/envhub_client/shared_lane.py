@@ -116,6 +116,7 @@ class SharedLane:
         self._workers = np.repeat(np.arange(len(self._bells)), door.shared.blocks)  # by row
         self._parts = Parts(self._arena)
         self._rung = True
+        self._mixed = False  # whether rows differ in the slot that they used last
         self._driving = False  # whether the pending step is ours
         self._fresh = False  # whether we know the arena as its last driver left it
         connection.on_close(self._close)
@@ -134,11 +135,9 @@ class SharedLane:
         with self._connection.in_use():
             arena = self._arena
             self._await_drive()
-            if not arena.quiescent():  # what was interrupted before it was seen to end
-                self._ring()
-                self._await(None)
             if not self._fresh:
                 self._slot, self._codes = arena.take_over(), b""
+                self._mixed = bool((arena.slot != self._slot).any())
                 self._fresh = True
             for buffer, actions in zip(arena.actions, arrays, strict=True):
                 buffer[: actions.nbytes] = actions.reshape(-1).view(np.uint8)
@@ -148,8 +147,18 @@ class SharedLane:
                 self._codes = codes
             self._slot = 1 - self._slot
             self._driving, self._rung = True, False
-            arena.post(OP_STEP, self._slot)
+            if self._mixed:  # rows went by parts: each goes on with the slot that it did not use last
+                arena.post_rows(OP_STEP, 1 - arena.slot, np.arange(self.num_envs))
+            else:
+                arena.post(OP_STEP, self._slot)
             self._ring()
+
+    def settle(self) -> None:
+        """Wait for the end of a step that an interrupt kept from being known, if there is one."""
+        if not self._parts.outstanding and not self._arena.quiescent():
+            with self._connection.in_use():
+                self._ring()
+                self._await(None)
 
     def _ring(self) -> None:
         for bell in self._bells:
@@ -204,9 +213,9 @@ class SharedLane:
             except Exception:  # what an env raised; after an interrupt, though, it is collected again
                 self._driving = False
                 raise
-            seen = self._views[slot]
+            seen = self._parts.outcome(np.arange(self.num_envs))[0] if self._mixed else self._views[slot]
             outcome = Outcome(
-                [view.copy() for view in seen] if self._wire.copy else seen,
+                [view.copy() for view in seen] if self._wire.copy and not self._mixed else seen,
                 arena.rewards.copy(),
                 arena.terminations.copy(),
                 arena.truncations.copy(),
@@ -256,6 +265,8 @@ class SharedLane:
                         os.read(descriptor, 8)
                     elif not arena.revoked:
                         self._connection.lose("its side socket has ended")
+        if not self._spinner.looks:
+            self._poller.poll(0)  # on other machines than x86-64 what a word guards is read after a system call only
         if not ready():
             self._driving = False
             self._fail_as_revoked()

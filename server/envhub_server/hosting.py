@@ -94,9 +94,9 @@ class Host:
         self._parts: Parts | None = None
         self._side: socket.socket | None = None  # of the client, while it may drive
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # The hub itself never touches what it hands to a client, which could make it block in there.
-        self._client_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._client_bells: list[int] = []  # one per worker, for the client to ring
+        # The client's own and one per worker for it to ring. The hub itself never touches them: a client could make it
+        # block in there.
+        self._client_bells: list[int] = []
         self._driver = DRIVER_HUB
         watch.watch(self._done_bell, partial(self._guarded, self._on_done_bell))
 
@@ -232,8 +232,8 @@ class Host:
             return
         if parts.done() < min(self._request.message.min_envs, parts.outstanding):
             return
-        self._hear_workers()
         rows, raised = parts.ready()
+        self._hear_workers()  # what belongs to these rows was said before they were done
         parts.taken(rows if raised is None else raised)
         small, large = parts.infos(rows)
         self._apply(self.session.event(-1, Received(tuple(rows.tolist()), tuple(small.items()), tuple(large), raised)))
@@ -247,7 +247,7 @@ class Host:
         self.ticket = b""
         blocks = [len(block) for block in self.session.blocks]
         body = messages.pack(messages.Shared(self._arena.layout.info_bytes, blocks, self.session.spin_us))
-        descriptors = [self._memory, self._client_bell, *self._client_bells]
+        descriptors = [self._memory, *self._client_bells]
         try:
             for start in range(0, len(descriptors), DESCRIPTORS_MAX):
                 head = len(body).to_bytes(4, "little") + body if start == 0 else b"\0"
@@ -375,7 +375,7 @@ class Host:
                 self._revoke()
                 self._close_side()
                 os.close(self._done_bell)
-                for bell in (self._client_bell, *self._client_bells):
+                for bell in self._client_bells:
                     os.close(bell)
                 if self._arena is not None:
                     os.close(self._memory)
@@ -394,6 +394,8 @@ class Host:
             self._apply(self.session.event(-1, ArenaRefused(reason)))
             return
         try:
+            for _ in range(1 + len(self._workers)):
+                self._client_bells.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
             memory = allocate(layout)
         except OSError as error:
             reason = f"{wanted} bytes of shared memory cannot be had: {error}"
@@ -401,9 +403,9 @@ class Host:
             return
         self._arena, self._memory = Arena(layout, memory), memory
         self._arena.format(epoch=1)
-        self._client_bells = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in self._workers]
-        for bell, worker in zip(self._client_bells, self._workers.values(), strict=True):
-            worker.map_arena(message, memory, bell, self._done_bell, self._client_bell)
+        client_bell, *bells = self._client_bells
+        for bell, worker in zip(bells, self._workers.values(), strict=True):
+            worker.map_arena(message, memory, bell, self._done_bell, client_bell)
 
     def _step_problem(self, codes: bytes, frames: Sequence[Any]) -> str:
         """What is wrong with a step's frames; empty where they fit the arena."""

@@ -362,7 +362,11 @@ class Hub:
         spin = spin_us(min(workers, make.num_envs) + 1, usable_cpus(), has_quota())
         session = Session(make, found, workers, self.config.limits.info_bytes, spin)
         ticket = secrets.token_bytes(TICKET_BYTES) if self._side_door.open else b""
-        host = Host(request.token, session, self, self._supervisor, self._outcomes, ticket)
+        try:
+            host = Host(request.token, session, self, self._supervisor, self._outcomes, ticket)
+        except OSError as error:
+            self._refuse_make(request, Failure("limit", "hub", f"a session cannot be made: {error}"))
+            return
         self._hosts[request.token] = host
         log.info(
             "session_made",

@@ -7,6 +7,7 @@ session was given when it was made; the kernel says who the user is.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -37,6 +38,7 @@ class SideDoor:
         self._watch = watch
         self._admit = admit
         self._listeners: list[tuple[socket.socket, str]] = []
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._pending: OrderedDict[int, socket.socket] = OrderedDict()
 
     @property
@@ -67,7 +69,9 @@ class SideDoor:
     def _on_connection(self, listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
-        except OSError:  # it has gone again, or there is no descriptor for it: its client uses the wire
+        except OSError as error:  # it has gone again, or there is no descriptor for it: its client uses the wire
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._turn_away(listener)
             return
         connection.setblocking(False)
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
@@ -81,6 +85,13 @@ class SideDoor:
         descriptor = connection.fileno()
         self._pending[descriptor] = connection
         self._watch.watch(descriptor, lambda: self._on_ticket(descriptor))
+
+    def _turn_away(self, listener: socket.socket) -> None:
+        """Close a connection for which there is no descriptor, by the one that is kept for that."""
+        os.close(self._spare)
+        with contextlib.suppress(OSError):
+            listener.accept()[0].close()
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _on_ticket(self, descriptor: int) -> None:
         connection = self._pending[descriptor]
@@ -110,3 +121,4 @@ class SideDoor:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
         self._listeners.clear()
+        os.close(self._spare)

@@ -58,11 +58,13 @@ class Worker:
         """Serve until the hub says ``CloseEnvs`` or is gone."""
         try:
             while True:
-                while self._arena is not None and self._spinner.spin(self._has_work):
+                while self._spinner.looks and self._spinner.spin(self._has_work):
                     self._serve_rows()
                 for descriptor, _ in self._poller.poll():
                     if descriptor in self._bells:
                         os.read(descriptor, 8)
+                        if self._has_work():
+                            self._serve_rows()
                     elif not all(self._handle(message) for message in self._channel.receive() or ()):
                         return
         except ChannelClosed:

@@ -178,3 +178,18 @@ def test_next_wait_may_want_fewer(make: Make) -> None:
         envs.recv(timeout=5)
     envs.step([0, 0, 0])
     envs.close()
+
+
+def test_views_hold_where_parts_come_in_between() -> None:
+    envs = envhub.AsyncVectorEnv([sims.Counter] * 3, copy=False)
+    envs.reset()
+    first = envs.step([0, 0, 0])[0]
+    envs.send([0], [0])
+    assert envs.recv()[0][:, 0].tolist() == [2]
+    second = envs.step([0, 0, 0])[0]  # of the others, the next step after the first
+    assert first[1:, 0].tolist() == [1, 1] and second[:, 0].tolist() == [3, 2, 2]
+    for number in range(3, 9):
+        assert envs.step([0, 0, 0])[0][:, 0].tolist() == [number + 1, number, number]
+    assert envs.reset()[0][:, 0].tolist() == [0, 0, 0]
+    assert envs.step([0, 0, 0])[0][:, 0].tolist() == [1, 1, 1]
+    envs.close()

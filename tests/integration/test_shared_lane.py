@@ -286,20 +286,23 @@ def test_step_after_an_interrupted_call_waits_for_its_end() -> None:
     envs.close()
 
 
-def test_interrupts_lose_nothing() -> None:
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a destructor of zmq's
+def test_session_goes_on_after_interrupts_anywhere_in_a_step() -> None:
     envs = envhub.make_vec([Large] * 3, num_workers=2)
     envs.reset()
-    rng, count, interrupts = np.random.default_rng(1), 0, 0
-    while count < 300:
+    rng, interrupts = np.random.default_rng(1), 0
+    for _ in range(100):
         try:
-            with interrupted_after(rng.uniform(0.0003, 0.003)):
-                if envs._state.value == "default":
-                    envs.step_async([0, 0, 0])
-                observations, *_, infos = envs.step_wait(timeout=10)
-                assert len(infos["blob"][2]) == 9000
-                count = int(observations[2, 0])
+            with interrupted_after(rng.uniform(0.0002, 0.002)):
+                envs.step([0, 0, 0])
         except KeyboardInterrupt:
             interrupts += 1
+        if envs._state.value != "default":
+            with contextlib.suppress(envhub.LocalProtocolError):  # it was done, and interrupted when it said so
+                envs.step_wait(timeout=10)
+        before = envs.get_attr("count")
+        observations, *_, infos = envs.step([0, 0, 0])
+        assert observations[:, 0].tolist() == [count + 1 for count in before] and len(infos["blob"][2]) == 9000
     assert interrupts > 5
     envs.close()
 

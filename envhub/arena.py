@@ -23,6 +23,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from envhub.columns import Rows
 from envhub.layout import HEADER_WORDS, MAGIC, VERSION, Layout, split_results
 
 OP_STEP, OP_RESET, OP_BESIDE = 1, 2, 3  # the last two also come by the channel, which says the rest
@@ -58,7 +59,8 @@ class Arena:
     The arrays are views: they stay valid as long as somebody holds one of them.
 
     Attributes:
-        request, done, op, slot, needs_reset, status, info_length: int64 words, one per row.
+        request, done, op, slot, needs_reset, status, info_length, info_template: int64 words, one per row. A
+            template of 0 says that the info is an encoded map, else it is the values of one.
         rewards, terminations, truncations: one per row; ``results`` is the bytes of all three, as they travel.
         infos: uint8, ``(rows, info_bytes)``.
         actions: one uint8 array per action leaf; ``action_codes``, per leaf, how to read each row of it.
@@ -85,7 +87,7 @@ class Arena:
         self.status = self._view("status")
         self._request_words, self._done_words = self.words(self.request), self.words(self.done)
         self._slot_words = self.words(self.slot)
-        self.info_length = self._view("info_length")
+        self.info_length, self.info_template = self._view("info_length"), self._view("info_template")
         self.results = self._view("results")
         self.rewards, self.terminations, self.truncations = split_results(self.results, layout.rows)
         self.infos = self._view("infos")
@@ -165,9 +167,21 @@ class Arena:
     def small_infos(self) -> list[tuple[int, memoryview]]:
         """Row and encoded info of every row that left one in the arena; a larger one travels by the channel."""
         lengths = self.info_length
-        filled = lengths.nonzero()[0]
+        filled = ((lengths != 0) & (self.info_template == 0)).nonzero()[0]
         limit = self.layout.info_bytes
         return [(int(row), self.infos[row, : lengths[row]].data) for row in filled if 0 < lengths[row] <= limit]
+
+    def columns(self, rows: np.ndarray | None = None) -> list[Rows]:
+        """Copies of what these rows, or all of them, hold in columns."""
+        templates = self.info_template if rows is None else self.info_template[rows]
+        found = []
+        for template in np.unique(templates).tolist() if templates.any() else []:
+            where = np.flatnonzero(templates == template)
+            where = where if rows is None else rows[where]
+            nbytes = min(max(int(self.info_length[where[0]]), 0), self.layout.info_bytes)
+            if template > 0 and nbytes:
+                found.append(Rows(template, where, self.infos[where, :nbytes]))
+        return found
 
     def close(self) -> None:
         """Let go of the memory; it is unmapped when the last view of it is gone."""

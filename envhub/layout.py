@@ -3,7 +3,7 @@
 ::
 
     page 0      header words: magic, layout version, rows, epoch, driver, revoked
-    words       int64 per row: request, done, op, slot, needs_reset, status, info_length
+    words       int64 per row: request, done, op, slot, needs_reset, status, info_length, info_template
     results     rewards float64, then terminations, then truncations, bool; one piece, for it travels as one
     infos       ``info_bytes`` per row
     actions     per action leaf, room for eight bytes an element, so that any accepted dtype fits
@@ -21,13 +21,13 @@ from typing import Any, Sequence
 import numpy as np
 
 MAGIC = 0x31424E4855424E45
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 4096
 ALIGNMENT = 64
 SLOTS = 2
 ACTION_ITEM_BYTES = 8
 RESULT_BYTES = 10  # a reward and two flags
-ROW_WORDS = ("request", "done", "op", "slot", "needs_reset", "status", "info_length")
+ROW_WORDS = ("request", "done", "op", "slot", "needs_reset", "status", "info_length", "info_template")
 HEADER_WORDS = ("magic", "version", "rows", "epoch", "driver", "revoked")
 
 

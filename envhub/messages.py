@@ -36,13 +36,16 @@ class Op(IntEnum):
     COLLECT = 22
     SEND = 23
     RECEIVE = 24
+    TEMPLATES = 25
     PING = 64  # pushed by the hub to see whether a client is still there; asks for nothing
     GOODBYE = 65  # pushed by the hub when it ends a session that its client did not close
     FAILURE = 127
 
 
 REPLY = 128
-SESSION_OPS = frozenset([Op.MAKE, Op.RESET, Op.STEP, Op.CALL, Op.SET_ATTR, Op.CLOSE, Op.COLLECT, Op.SEND, Op.RECEIVE])
+SESSION_OPS = frozenset(
+    [Op.MAKE, Op.RESET, Op.STEP, Op.CALL, Op.SET_ATTR, Op.CLOSE, Op.COLLECT, Op.SEND, Op.RECEIVE, Op.TEMPLATES]
+)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------
@@ -106,6 +109,7 @@ class Make:
     runner: bytes = b""  # cloudpickle of a class or its name, private hubs only
     wrappers: List[str] = field(default_factory=list)  # entry points, innermost first
     wrapper_kwargs: List[bytes] = field(default_factory=list)
+    columns: bool = False  # whether infos may come in columns
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,11 @@ class Receive:
     """Tell the outcome of the rows that are done, of those sent, once there are so many."""
 
     min_envs: int
+
+
+@dataclass(frozen=True)
+class TemplatesRequest:
+    """What the infos that come in columns look like."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +238,14 @@ class Shared:
 
 
 @dataclass(frozen=True)
+class Templates:
+    """Every template that the session's infos have used so far: an encoded example, by number."""
+
+    numbers: List[int]
+    examples: List[bytes]
+
+
+@dataclass(frozen=True)
 class Done:
     """The request is carried out; what it returns is in the frames that follow."""
 
@@ -293,6 +310,7 @@ REQUESTS: Dict[int, Type[Any]] = {
     Op.COLLECT: Collect,
     Op.SEND: Send,
     Op.RECEIVE: Receive,
+    Op.TEMPLATES: TemplatesRequest,
 }
 REPLIES: Dict[int, Type[Any]] = {
     Op.HELLO: Welcome,
@@ -310,6 +328,7 @@ REPLIES: Dict[int, Type[Any]] = {
     Op.COLLECT: Done,
     Op.SEND: Done,
     Op.RECEIVE: Done,
+    Op.TEMPLATES: Templates,
     Op.FAILURE: Failure,
 }
 _HINTS: Dict[Type[Any], Dict[str, Any]] = {}

@@ -71,6 +71,7 @@ class Parts:
 
     def infos(self, rows: np.ndarray) -> tuple[dict[int, bytes], list[int]]:
         """The encoded infos of these rows that are in the arena, and the rows whose infos are too large for it."""
+        rows = rows[self._arena.info_template[rows] == 0]
         limit, lengths = self._arena.layout.info_bytes, self._arena.info_length[rows]
         pairs: list[tuple[int, Any]] = list(zip(rows.tolist(), lengths.tolist(), strict=True))
         small = {row: self._arena.infos[row, :length].tobytes() for row, length in pairs if 0 < length <= limit}

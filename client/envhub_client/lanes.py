@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from envhub import codec, messages
+from envhub.columns import unpack_columns
 from envhub.errors import RemoteProtocolError, RequestRefused
 from envhub.layout import Leaf, split_results
 from envhub.messages import Failure, Op, Receive, Reset, Send, Step
 from envhub.protocol import Frame, Reply
 from envhub_client.connection import Connection
 from envhub_client.failures import raise_failure
+from envhub_client.infos import Group, Templates
 
 # Up to here, copying a received frame costs less than keeping the whole receive buffer it stands in alive.
 KEEP_BYTES = 1 << 16
@@ -23,7 +25,8 @@ KEEP_BYTES = 1 << 16
 class Outcome(NamedTuple):
     """What a reset or step brought: arrays per fixed-size leaf, per-env results of a step, and blobs by row.
 
-    A row's blob is its encoded info, or, where observations have leaves of no fixed size, those and the info.
+    A row's blob is its encoded info, or, where observations have leaves of no fixed size, those and the info. Other
+    infos come in columns.
     """
 
     observations: list[np.ndarray]
@@ -31,6 +34,7 @@ class Outcome(NamedTuple):
     terminations: np.ndarray | None
     truncations: np.ndarray | None
     rows: list[tuple[int, bytes]]
+    columns: list[Group]
 
 
 class Part(NamedTuple):
@@ -42,6 +46,7 @@ class Part(NamedTuple):
     terminations: np.ndarray
     truncations: np.ndarray
     rows: list[tuple[int, bytes]]
+    columns: list[Group]
 
 
 class WireLane:
@@ -65,16 +70,20 @@ class WireLane:
         self._turn = 0
         self._sent = np.zeros(num_envs, bool)
         self._received: list[Part] = []  # by waits that timed out before there were enough
+        self._reply: Reply | None = None  # that has come and is not read yet, for reading it may take a question
+        self.templates = Templates(connection)
 
     def settle(self) -> None:
         """Nothing is under way here that is not known."""
 
     def post_reset(self, reset: Reset) -> None:
         """Begin a reset."""
+        self._reply = None
         self._connection.send(Op.RESET, reset)
 
     def post_step(self, codes: bytes, arrays: Sequence[np.ndarray], beside: bytes) -> None:
         """Begin a step. The arrays are copied: they may change while it runs, and the request may be sent again."""
+        self._reply = None
         frames = [array.tobytes() for array in arrays]
         self._connection.send(Op.STEP, Step(codes), [*frames, beside] if beside else frames)
 
@@ -106,7 +115,7 @@ class WireLane:
         deadline_s = None if timeout is None else time.monotonic() + timeout
         # A wait that may time out asks for less at a time: the next may want less.
         while not self._received or sum(len(part.env_ids) for part in self._received) < min_envs:
-            if self._connection.pending is not Op.RECEIVE:  # else an earlier wait for it timed out
+            if self._connection.pending is not Op.RECEIVE and self._reply is None:  # else an earlier wait timed out
                 missing = min_envs - sum(len(part.env_ids) for part in self._received)
                 self._connection.send(Op.RECEIVE, Receive(missing if timeout is None else 1))
             left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
@@ -115,23 +124,49 @@ class WireLane:
         return _joined(parts)
 
     def _receive(self, timeout: float | None) -> Part:
-        reply = self._connection.wait(timeout)
-        if isinstance(reply.message, Failure):
-            if reply.message.env_index is not None:
-                self._sent[reply.message.env_index] = False
-            elif reply.message.code == "refused":  # none is under way: the SEND that was interrupted never arrived
-                self._sent[:] = False
-            raise_failure(reply.message, self._connection.address)
-        try:
-            part = self._part(list(reply.frames))
-        except (ValueError, codec.DecodeError) as error:
-            raise RemoteProtocolError(f"a {reply.op.name} reply does not fit the session: {error}") from error
+        def read(reply: Reply) -> Part:
+            if isinstance(reply.message, Failure):
+                if reply.message.env_index is not None:
+                    self._sent[reply.message.env_index] = False
+                elif reply.message.code == "refused":  # none is under way: the SEND that was interrupted never arrived
+                    self._sent[:] = False
+            return self._part(self._frames(reply))
+
+        part: Part = self._read(timeout, read)
         self._sent[part.env_ids] = False
         return part
 
+    def _read(self, timeout: float | None, read: Callable[[Reply], Any]) -> Any:
+        """What ``read`` makes of the next reply. An interrupt leaves it to be read again."""
+        if self._reply is None:
+            self._reply = self._connection.wait(timeout)
+        reply = self._reply
+        try:
+            found = read(reply)
+        except Exception as error:
+            self._reply = None
+            if isinstance(error, (ValueError, codec.DecodeError)) and not isinstance(reply.message, Failure):
+                raise RemoteProtocolError(f"a {reply.op.name} reply does not fit the session: {error}") from error
+            raise
+        self._reply = None
+        return found
+
+    def _frames(self, reply: Reply) -> list[Frame]:
+        if isinstance(reply.message, Failure):
+            raise_failure(reply.message, self._connection.address)
+        return list(reply.frames)
+
+    def _infos(self, frames: Sequence[Frame]) -> tuple[list[tuple[int, bytes]], list[Group]]:
+        """The infos in the frames that follow the arrays."""
+        if len(frames) > 2:
+            raise ValueError(f"{len(frames)} frames of infos")
+        rows = messages.unpack_rows(frames[0], self.num_envs) if frames else []
+        found = unpack_columns(frames[1], self.num_envs) if len(frames) > 1 else []
+        return rows, self.templates.read(found)
+
     def _part(self, frames: list[Frame]) -> Part:
         count = len(self._fields)
-        if not count + 2 <= len(frames) <= count + 3:
+        if len(frames) < count + 2:
             raise ValueError(f"{len(frames)} frames")
         env_ids = np.frombuffer(frames[0], np.int64).copy()
         if not env_ids.size or env_ids.min() < 0 or env_ids.max() >= self.num_envs or not self._sent[env_ids].all():
@@ -139,8 +174,8 @@ class WireLane:
         fields = [(dtype, (len(env_ids), *shape[1:])) for dtype, shape in self._fields]
         seen = [_owned(frame, *field) for frame, field in zip(frames[1 : count + 1], fields, strict=True)]
         rewards, terminations, truncations = split_results(np.frombuffer(frames[count + 1], np.uint8), len(env_ids))
-        rows = messages.unpack_rows(frames[count + 2], self.num_envs) if len(frames) > count + 2 else []
-        return Part(env_ids, seen, rewards.copy(), terminations.copy(), truncations.copy(), rows)
+        infos = self._infos(frames[count + 2 :])
+        return Part(env_ids, seen, rewards.copy(), terminations.copy(), truncations.copy(), *infos)
 
     def collect(self, timeout: float | None) -> Outcome:
         """Wait for what was begun.
@@ -149,26 +184,21 @@ class WireLane:
             HubTimeout: not within ``timeout`` seconds; it can be collected later.
             EnvHubError: the reset or step failed, or the hub is lost.
         """
-        reply = self._connection.wait(timeout)
-        if isinstance(reply.message, Failure):
-            raise_failure(reply.message, self._connection.address)
-        try:
-            return self._outcome(reply)
-        except (ValueError, codec.DecodeError) as error:
-            raise RemoteProtocolError(f"a {reply.op.name} reply does not fit the session: {error}") from error
+        outcome: Outcome = self._read(timeout, self._outcome)
+        return outcome
 
     def _outcome(self, reply: Reply) -> Outcome:
-        frames = list(reply.frames)
+        frames = self._frames(reply)
         count = len(self._fields)
         results = 1 if reply.op == Op.STEP else 0
-        if not count + results <= len(frames) <= count + results + 1:
+        if len(frames) < count + results:
             raise ValueError(f"{len(frames)} frames")
+        infos = self._infos(frames[count + results :])
         observations = self._observations(frames[:count])
-        rows = messages.unpack_rows(frames[count + results], self.num_envs) if len(frames) > count + results else []
         if not results:
-            return Outcome(observations, None, None, None, rows)
+            return Outcome(observations, None, None, None, *infos)
         rewards, terminations, truncations = split_results(np.frombuffer(frames[count], np.uint8), self.num_envs)
-        return Outcome(observations, rewards.copy(), terminations.copy(), truncations.copy(), rows)
+        return Outcome(observations, rewards.copy(), terminations.copy(), truncations.copy(), *infos)
 
     def _observations(self, frames: Sequence[Frame]) -> list[np.ndarray]:
         if self._buffers is None:
@@ -197,6 +227,7 @@ def _joined(parts: list[Part]) -> Part:
         join([part.terminations for part in parts]),
         join([part.truncations for part in parts]),
         sorted(row for part in parts for row in part.rows),
+        [group for part in parts for group in part.columns],
     )
 
 

@@ -12,6 +12,8 @@ from gymnasium import Space
 from envhub import codec, spaces
 from envhub.errors import RemoteProtocolError
 from envhub.layout import OBJECT
+from envhub_client.infos import Infos
+from envhub_client.lanes import Outcome, Part
 
 REPRESENTED_MAX = 64  # names of info values that are kept, and warned of
 
@@ -35,26 +37,24 @@ class Observations:
         self._is_object = [leaf == OBJECT for leaf in leaves]
         self._objects: list[list[Any]] = [[None] * sum(self._is_object)] * num_envs
 
-    def take(
-        self, rows: Sequence[tuple[int, bytes]], env_ids: Sequence[int] | None = None
-    ) -> dict[int, dict[str, Any]]:
-        """Read what came by row, of all envs or of ``env_ids``; returns the infos that are not empty.
+    def take(self, outcome: Outcome | Part, env_ids: Sequence[int] | None = None) -> Infos:
+        """Read what came by row, of all envs or of ``env_ids``; returns the infos.
 
         Raises:
             RemoteProtocolError: a row does not hold what the space says.
         """
         loose = any(self._is_object)
-        if loose and len(rows) != len(self._objects if env_ids is None else env_ids):
-            raise RemoteProtocolError(f"a reply has observations of no fixed size of {len(rows)} envs")
+        if loose and len(outcome.rows) != len(self._objects if env_ids is None else env_ids):
+            raise RemoteProtocolError(f"a reply has observations of no fixed size of {len(outcome.rows)} envs")
         infos = {}
-        for row, blob in rows:
+        for row, blob in outcome.rows:
             try:
                 info = self._take_objects(row, blob) if loose else blob
                 if info:
                     infos[row] = self._info(row, info)
             except (ValueError, TypeError) as error:
                 raise RemoteProtocolError(f"row {row} of a reply cannot be read: {error}") from error
-        return infos
+        return Infos(infos, outcome.columns)
 
     def _take_objects(self, row: int, blob: bytes) -> bytes:
         """Keep the row's observations of no fixed size; returns its encoded info."""

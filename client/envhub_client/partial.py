@@ -27,13 +27,6 @@ class _Batch(VectorEnv[Any, Any, np.ndarray]):
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
 
-    def infos(self, infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        batch: dict[str, Any] = {}
-        for number, info in enumerate(infos):
-            if info:
-                batch = self._add_info(batch, info, number)
-        return batch
-
 
 class PartialBatches:
     """Steps of some envs of one vector env."""
@@ -71,7 +64,7 @@ class PartialBatches:
             raise ValueError(f"min_envs must be at least 1, got {min_envs}")
         part: Part = self._lane.collect_rows(min(min_envs or outstanding, outstanding), timeout)
         env_ids = part.env_ids.tolist()
-        infos = self._observations.take(part.rows, env_ids)
-        batched = _Batch(len(env_ids)).infos([infos.get(row, {}) for row in env_ids])
+        infos = self._observations.take(part, env_ids)
+        batched = infos.at(part.env_ids).batched(_Batch(len(env_ids)))
         observations = self._observations.batch(part.observations, env_ids)
         return observations, part.rewards, part.terminations, part.truncations, batched, part.env_ids

@@ -91,6 +91,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             runner=make.runner,
             wrappers=make.wrappers,
             wrapper_kwargs=make.wrapper_kwargs,
+            columns=True,
         )
 
     def _adopt(self, made: Made) -> None:

@@ -28,6 +28,7 @@ from envhub.messages import Collect, Op, Reset, Shared
 from envhub.parts import Parts
 from envhub.waiting import Spinner
 from envhub_client.connection import Connection
+from envhub_client.infos import Group
 from envhub_client.lanes import Outcome, Part, WireLane
 from envhub_client.private_hub import above_stdio
 
@@ -197,7 +198,8 @@ class SharedLane:
                         self._parts.taken(raised)
             rows, large = self._parts.infos(env_ids)
             rows.update(self._ask_hub(large) if large else ())
-            part = Part(env_ids, *self._parts.outcome(env_ids), sorted(rows.items()))
+            columns = self._wire.templates.read(self._arena.columns(env_ids))
+            part = Part(env_ids, *self._parts.outcome(env_ids), sorted(rows.items()), columns)
             self._parts.taken(env_ids)
             return part
 
@@ -209,7 +211,7 @@ class SharedLane:
             self._await(timeout)
             arena, slot = self._arena, self._slot
             try:
-                rows = self._noted() if arena.noted() else []
+                rows, columns = self._noted() if arena.noted() else ([], [])
             except Exception:  # what an env raised; after an interrupt, though, it is collected again
                 self._driving = False
                 raise
@@ -220,16 +222,19 @@ class SharedLane:
                 arena.terminations.copy(),
                 arena.truncations.copy(),
                 rows,
+                columns,
             )
             self._driving = False
             return outcome
 
-    def _noted(self) -> list[tuple[int, bytes]]:
+    def _noted(self) -> tuple[list[tuple[int, bytes]], list[Group]]:
         """The infos, of which the hub holds the large ones; or what an env raised, which it holds, too."""
         arena = self._arena
         rows = [(row, bytes(blob)) for row, blob in arena.small_infos()]
         left = (arena.status == STATUS_RAISED) | (arena.info_length > arena.layout.info_bytes)
-        return sorted([*rows, *self._ask_hub(np.flatnonzero(left).tolist())]) if left.any() else rows
+        if left.any():
+            rows = sorted([*rows, *self._ask_hub(np.flatnonzero(left).tolist())])
+        return rows, self._wire.templates.read(arena.columns())
 
     def _ask_hub(self, rows: list[int]) -> list[tuple[int, bytes]]:
         """What the hub has to say of these rows.

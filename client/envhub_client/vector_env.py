@@ -13,6 +13,7 @@ from envhub.actions import pack
 from envhub.messages import Call, Failure, Op, Reset, SetAttr, pack_rows, unpack_rows
 from envhub.vector_errors import SessionBusy
 from envhub_client.failures import raise_failure
+from envhub_client.infos import Infos
 from envhub_client.partial import PartialBatches, PartReturn
 from envhub_client.reset_arguments import seeds_of, split_mask
 from envhub_client.session import HubSession
@@ -91,13 +92,17 @@ class HubVectorEnv(HubSession):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no reset was begun.
         """
-        observations, infos = self.reset_wait_each(timeout)
-        return observations, self._batch_infos(infos)
+        observations, infos = self._reset_wait(timeout)
+        return observations, infos.batched(self)
 
     def reset_wait_each(self, timeout: float | None = None) -> tuple[Any, dict[int, dict[str, Any]]]:
         """As ``reset_wait``, but with the infos as each env gave them, by env; an empty one may be left out."""
+        observations, infos = self._reset_wait(timeout)
+        return observations, infos.by_env()
+
+    def _reset_wait(self, timeout: float | None) -> tuple[Any, Infos]:
         outcome = self._collect(AsyncState.WAITING_RESET, timeout)
-        infos = self._observations.take(outcome.rows)
+        infos = self._observations.take(outcome)
         return self._observations.batch(outcome.observations), infos
 
     # --- step ---------------------------------------------------------------------------------------------------------
@@ -140,16 +145,20 @@ class HubVectorEnv(HubSession):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no step was begun.
         """
-        *results, infos = self.step_wait_each(timeout)
-        return (*results, self._batch_infos(infos))
+        *results, infos = self._step_wait(timeout)
+        return (*results, infos.batched(self))
 
     def step_wait_each(
         self, timeout: float | None = None
     ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[int, dict[str, Any]]]:
         """As ``step_wait``, but with the infos as each env gave them, by env; an empty one may be left out."""
+        *results, infos = self._step_wait(timeout)
+        return (*results, infos.by_env())
+
+    def _step_wait(self, timeout: float | None) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, Infos]:
         outcome = self._collect(AsyncState.WAITING_STEP, timeout)
         assert outcome.rewards is not None and outcome.terminations is not None and outcome.truncations is not None
-        infos = self._observations.take(outcome.rows)
+        infos = self._observations.take(outcome)
         observations = self._observations.batch(outcome.observations)
         return observations, outcome.rewards, outcome.terminations, outcome.truncations, infos
 
@@ -211,12 +220,6 @@ class HubVectorEnv(HubSession):
 
     def _pack_beside(self, leaves: Sequence[Sequence[Any]]) -> bytes:
         return pack_rows((row, self._encode(list(parts))) for row, parts in enumerate(zip(*leaves, strict=True)))
-
-    def _batch_infos(self, infos: dict[int, dict[str, Any]]) -> dict[str, Any]:
-        batch: dict[str, Any] = {}
-        for row, info in infos.items():
-            batch = self._add_info(batch, info, row)
-        return batch
 
     # --- calls --------------------------------------------------------------------------------------------------------
 

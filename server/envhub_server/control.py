@@ -69,6 +69,7 @@ class Build:
     environ: Dict[str, str] = field(default_factory=dict)
     cwd: str = ""
     authkey: bytes = b""
+    columns: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,14 @@ class RowInfo:
 
 
 @dataclass(frozen=True)
+class InfoTemplate:
+    """Worker to hub: an encoded example of the infos that come in columns by this number; sent before the first."""
+
+    number: int
+    example: bytes
+
+
+@dataclass(frozen=True)
 class RowFailed:
     """Worker to hub: an env raised; sent before the row's ``done`` where a step or reset was under way."""
 
@@ -187,6 +196,7 @@ _CONTROL = (
     SetAttrRows,
     CallResults,
     RowInfo,
+    InfoTemplate,
     RowFailed,
     ListNames,
     EnvNames,

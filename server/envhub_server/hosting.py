@@ -14,6 +14,7 @@ import numpy as np
 
 from envhub import actions, codec, messages
 from envhub.arena import DRIVER_CLIENT, DRIVER_HUB, OP_BESIDE, OP_STEP, Arena, allocate
+from envhub.columns import Rows, pack_columns
 from envhub.layout import Layout
 from envhub.messages import Failure, Made, Make
 from envhub.parts import Parts
@@ -39,6 +40,8 @@ from envhub_server.session import (
     Tell,
 )
 from envhub_server.supervisor import Handlers, Supervisor, Watch, WorkerProcess
+
+ASIDE = (messages.Collect, messages.TemplatesRequest)  # what a client asks for while it drives
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,7 @@ class Host:
 
     def _may_interrupt(self, request: Incoming) -> bool:
         """Whether nothing is under way by parts that forbids the request; else it is refused."""
-        by_parts = isinstance(request.message, (messages.Send, messages.Receive, messages.Close, messages.Collect))
+        by_parts = isinstance(request.message, (messages.Send, messages.Receive, messages.Close, *ASIDE))
         if self._parts is None or by_parts or not self._parts.outstanding or self.session.phase is not Phase.READY:
             return True
         text = "envs are under way that RECEIVE has not returned"
@@ -272,7 +275,7 @@ class Host:
     def _take_drive(self, request: Incoming) -> bool:
         """Drive from now on; a client that drives asks for nothing but CLOSE before its step has ended."""
         arena = self._arena
-        if isinstance(request.message, messages.Collect):
+        if isinstance(request.message, ASIDE):
             self._hear_workers()  # it asks for what they have said, whoever drives
             return True
         if arena is None or self._driver == DRIVER_HUB or self.session.phase is not Phase.READY:
@@ -464,8 +467,9 @@ class Host:
         assert self._request is not None
         frames: list[Any] = []
         blobs: list[tuple[int, Any]] = list(answer.rows)
+        columns: list[Rows] = []
+        arena = self._arena
         if answer.arrays:
-            arena = self._arena
             assert arena is not None
             # Views, not copies: this slot is written again only at the request after the next.
             frames += [leaf[self._slot] for leaf in arena.observations]
@@ -473,17 +477,21 @@ class Host:
                 frames.append(arena.results.tobytes())
             if self._noted:
                 blobs = sorted([*arena.small_infos(), *self.session.infos.items()], key=lambda pair: pair[0])
-        if answer.part is not None and self._parts is not None:
+                columns = arena.columns()
+        if answer.part is not None and self._parts is not None and arena is not None:
+            columns = arena.columns(np.array(answer.part, np.int64))
             rows = np.array(answer.part, np.int64)
             seen, rewards, terminations, truncations = self._parts.outcome(rows)
             results = rewards.tobytes() + terminations.tobytes() + truncations.tobytes()
             frames += [rows.tobytes(), *(np.ascontiguousarray(leaf) for leaf in seen), results]
-        if blobs:
+        if blobs or columns:
             frames.append(messages.pack_rows(blobs))
             if len(frames[-1]) > FRAME_BYTES_MAX:
                 text = f"infos or results of {len(frames[-1])} bytes; a reply carries at most {FRAME_BYTES_MAX}"
                 self._fail(Failure("limit", "hub", text))
                 return
+        if columns:
+            frames.append(pack_columns(columns))
         self._give_drive()
         message = replace(answer.message, ticket=self.ticket) if isinstance(answer.message, Made) else answer.message
         self._outcomes.answer(self._request, message, frames)

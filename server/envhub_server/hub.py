@@ -34,7 +34,7 @@ from envhub_server import signals
 from envhub_server.admission import admitted
 from envhub_server.binding import Binding
 from envhub_server.config import HubConfig, has_quota, usable_cpus
-from envhub_server.hosting import Host, Outcomes
+from envhub_server.hosting import ASIDE, Host, Outcomes
 from envhub_server.lister import Lister
 from envhub_server.registry import Registry
 from envhub_server.session import Session
@@ -341,7 +341,7 @@ class Hub:
         host = self._hosts[request.token]
         if isinstance(request.message, messages.Close):
             self._set_deadline(host)
-        elif self._stops and not isinstance(request.message, (messages.Collect, messages.Receive)):
+        elif self._stops and not isinstance(request.message, (messages.Receive, *ASIDE)):
             self._fail(request, _STOPPING)
             return
         host.request(request)

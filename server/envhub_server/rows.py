@@ -13,12 +13,14 @@ import numpy as np
 
 from envhub import actions, codec, spaces
 from envhub.arena import Arena
+from envhub.columns import Writer
 from envhub.layout import OBJECT, SLOTS
 from envhub_server.runner import EnvRunner
 
 NEXT_STEP, SAME_STEP = "NextStep", "SameStep"
 
 SendInfo = Callable[[int, bytes], None]
+NOTHING = (0, 0)  # the template and the length of no info
 
 
 class Row:
@@ -33,11 +35,15 @@ class Row:
         self._lenient = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
         self._beside: Iterator[Any] = iter(())
 
-    def attach(self, arena: Arena, observation_space: Any, action_space: Any, send_info: SendInfo) -> None:
+    def attach(
+        self, arena: Arena, observation_space: Any, action_space: Any, send_info: SendInfo, columns: Writer | None
+    ) -> None:
         """Work in this row of ``arena``, whose leaves are those of the session's spaces.
 
         The env's own spaces may have their keys in another order. Infos that do not fit in go to ``send_info``.
         """
+        self._columns = columns
+        self._info_place = arena.infos[self.index].data
         layout = arena.layout
         self._observation_space, self._action_space = observation_space, action_space
         self._objects = [leaf == OBJECT for leaf in spaces.leaves(observation_space)]
@@ -56,7 +62,7 @@ class Row:
         self._rewards, self._terminations, self._truncations = arena.rewards, arena.terminations, arena.truncations
         self._needs_reset = arena.words(arena.needs_reset)
         self._slot = arena.words(arena.slot)
-        self._info_length = arena.words(arena.info_length)
+        self._info_length, self._info_template = arena.words(arena.info_length), arena.words(arena.info_template)
 
     def step(self, beside: Sequence[Any] = ()) -> None:
         """Step the env with the row's action, or reset it where NEXT_STEP owes one, and store the outcome.
@@ -91,7 +97,7 @@ class Row:
             for leaf in self._arena.observations:
                 leaf[slot, self.index] = leaf[self._last_slot, self.index]
             self._last_slot = slot
-        self._info_length[self.index] = self._put(_beside(self._last_objects, b"")) if self._loose else 0
+        self._note(self._put(_beside(self._last_objects, b"")) if self._loose else NOTHING)
 
     def _action(self) -> Any:
         for number, words in enumerate(self._code_words):
@@ -130,21 +136,28 @@ class Row:
         self._terminations[index] = terminated
         self._truncations[index] = truncated
         self._needs_reset[index] = 1 if terminated or truncated else 0
-        self._info_length[index] = self._store_info(info, objects) if info or objects else 0
+        self._note(self._store_info(info, objects) if info or objects else NOTHING)
 
-    def _store_info(self, info: dict[str, Any], objects: list[Any]) -> int:
+    def _note(self, what: tuple[int, int]) -> None:
+        self._info_template[self.index], self._info_length[self.index] = what
+
+    def _store_info(self, info: dict[str, Any], objects: list[Any]) -> tuple[int, int]:
+        if self._columns is not None and not objects and type(info) is dict:
+            written = self._columns.write(info, self._info_place)
+            if written != NOTHING:
+                return written
         blob = codec.encode(info, self._lenient) if info else b""
         if objects:
             self._last_objects = codec.encode(objects, self._exact)
             blob = _beside(self._last_objects, blob)
         return self._put(blob)
 
-    def _put(self, blob: bytes) -> int:
+    def _put(self, blob: bytes) -> tuple[int, int]:
         if len(blob) <= self._info_bytes:
             self._arena.infos[self.index, : len(blob)] = np.frombuffer(blob, np.uint8)
         else:
             self._send_info(self.index, blob)
-        return len(blob)
+        return 0, len(blob)
 
 
 def _beside(objects: bytes, info: bytes) -> bytes:

@@ -20,8 +20,23 @@ from typing import Any
 
 from envhub import messages
 from envhub.arena import OP_RESET, OP_STEP
+from envhub.columns import TEMPLATES_MAX
 from envhub.layout import Layout, Leaf
-from envhub.messages import Call, Close, Collect, Failure, Made, Make, Receive, Reset, Send, SetAttr, Step
+from envhub.messages import (
+    Call,
+    Close,
+    Collect,
+    Failure,
+    Made,
+    Make,
+    Receive,
+    Reset,
+    Send,
+    SetAttr,
+    Step,
+    Templates,
+    TemplatesRequest,
+)
 from envhub_server import control
 from envhub_server.registry import Recipe
 
@@ -152,6 +167,7 @@ class Session:
         self.phase = Phase.BUILDING
         self.blocks = _blocks(make.num_envs, max(1, min(workers, make.num_envs)))
         self.infos: dict[int, bytes] = {}
+        self._templates: dict[int, bytes] = {}
         self._recipe = recipe
         self._info_bytes = info_bytes
         self.spin_us = spin_us
@@ -191,6 +207,7 @@ class Session:
                     wrappers=make.wrappers,
                     wrapper_kwargs=make.wrapper_kwargs,
                     allow_pickle=make.world is not None,
+                    columns=make.columns,
                     **_surroundings(make.world),
                 ),
             )
@@ -230,7 +247,7 @@ class Session:
 
     # --- requests -------------------------------------------------------------------------------------------------
 
-    def request(self, message: Reset | Step | Call | SetAttr | Close | Collect | Send | Receive) -> Instructions:
+    def request(self, message: Any) -> Instructions:
         """What to do for the client's next request."""
         self._asked = True
         if isinstance(message, Close):
@@ -245,6 +262,8 @@ class Session:
             return []  # its host tells when it is carried out
         if isinstance(message, Collect):
             return self._collect(message.rows)
+        if isinstance(message, TemplatesRequest):
+            return self._answered(Answer(Templates(list(self._templates), list(self._templates.values()))))
         self._failure = None
         self._left.clear()
         self.infos.clear()
@@ -258,6 +277,8 @@ class Session:
                 return self._call([control.CallRows(message.name, message.args) for _ in self.blocks])
             case SetAttr():
                 return self._set_attr(message)
+            case _:
+                return self._answered(Fail(_refusal(f"a session does not carry out {type(message).__name__}")))
 
     def _collect(self, rows: list[int]) -> Instructions:
         # They are kept, for a client that was interrupted asks again; the next ones of a row take their place.
@@ -313,6 +334,10 @@ class Session:
             case control.RowInfo(row, info):
                 if row in self.blocks[worker]:
                     self.infos[row] = info
+                return []
+            case control.InfoTemplate(number, example):
+                if len(self._templates) < TEMPLATES_MAX * len(self.blocks):
+                    self._templates[number] = example
                 return []
             case Moved():
                 return self._on_moved()

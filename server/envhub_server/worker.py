@@ -21,6 +21,7 @@ from typing import Any, Callable
 
 from envhub import codec, messages, spaces
 from envhub.arena import DRIVER_CLIENT, DRIVER_HUB, OP_PART, OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, Arena
+from envhub.columns import Writer
 from envhub.gym_api import api, registered
 from envhub.layout import OBJECT, Layout, Leaf
 from envhub.waiting import Spinner
@@ -47,6 +48,7 @@ class Worker:
         self._rows: list[Row] = []
         self._allow_pickle = False
         self._exact: codec.Unknown = codec.refuse
+        self._in_columns = False
         self._arena: Any = None
         self._bells: list[int] = []  # by which it is woken
         self._done_bells: dict[int, int] = {}  # by whom each wakes
@@ -80,6 +82,7 @@ class Worker:
         self._number = build.worker
         self._allow_pickle = build.allow_pickle
         self._exact = codec.as_pickle if build.allow_pickle else codec.refuse
+        self._in_columns = build.columns
         row = build.rows[0]
         try:
             factories = self._factories(build)
@@ -151,11 +154,12 @@ class Worker:
             spaces.build(codec.decode(blob, self._allow_pickle))
             for blob in (mapped.observation_space, mapped.action_space)
         )
+        columns = Writer(layout.info_bytes, self._send_template) if self._in_columns else None
         for row in self._rows:
             try:
                 spaces.check_equivalent(row.env.observation_space, observation_space, mapped.observation_mode)
                 spaces.check_action_space(row.env.action_space, action_space)
-                row.attach(self._arena, observation_space, action_space, self._send_info)
+                row.attach(self._arena, observation_space, action_space, self._send_info, columns)
             except BaseException as error:
                 self._report(error, row.index, "factory_failed")
                 return False
@@ -221,6 +225,9 @@ class Worker:
 
     def _send_info(self, row: int, info: bytes) -> None:
         self._channel.send(control.RowInfo(row, info))
+
+    def _send_template(self, number: int, example: bytes) -> None:
+        self._channel.send(control.InfoTemplate(number, example))
 
     # --- calls ----------------------------------------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ class Template:
 
 
 def _filled(tree: Tree, record: Any) -> dict[str, Any]:
-    info: Dict[str, Any] = {}
+    info: dict[str, Any] = {}
     for key, found in tree.items():
         if isinstance(found, dict):
             info[key] = _filled(found, record)

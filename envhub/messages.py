@@ -233,7 +233,7 @@ class Shared:
     """What comes through the side socket with the descriptors of arena, client's bell and every worker's bell."""
 
     info_bytes: int
-    blocks: List[int]  # how many rows each worker has, in order
+    workers: int  # of which each has the rows whose remainder is its number
     spin_us: int
 
 

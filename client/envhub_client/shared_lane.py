@@ -64,7 +64,7 @@ class Door:
             self.side.sendall(ticket)
             body = self._receive(found)
             self.shared = messages.unpack(Shared, body)
-            while len(found) < 2 + len(self.shared.blocks):
+            while len(found) < 2 + self.shared.workers:
                 self._receive(found)
             self.side.setblocking(False)
         except BaseException:
@@ -114,7 +114,6 @@ class SharedLane:
         self._poller.register(self._side, select.POLLIN)
         self._codes = b""
         self._slot = 0
-        self._workers = np.repeat(np.arange(len(self._bells)), door.shared.blocks)  # by row
         self._parts = Parts(self._arena)
         self._rung = True
         self._mixed = False  # whether rows differ in the slot that they used last
@@ -181,7 +180,7 @@ class SharedLane:
             self._await_drive()
             self._codes, self._fresh, self._rung = b"", False, False
             self._parts.post(env_ids, codes, arrays)
-            for worker in np.unique(self._workers[env_ids]):
+            for worker in np.unique(env_ids % len(self._bells)):
                 os.write(self._bells[worker], _RING)
             self._rung = True
 

@@ -217,8 +217,7 @@ class Host:
             return f"{error}; no env has moved"
         self._posted_codes = b""
         for number, worker in self._workers.items():
-            block = self.session.blocks[number]
-            if ((rows >= block[0]) & (rows <= block[-1])).any():
+            if (rows % len(self.session.blocks) == number).any():
                 worker.ring()
         return ""
 
@@ -248,8 +247,8 @@ class Host:
         if self._arena is None or self._side is not None or self.session.phase is not Phase.READY or not self.idle:
             return False
         self.ticket = b""
-        blocks = [len(block) for block in self.session.blocks]
-        body = messages.pack(messages.Shared(self._arena.layout.info_bytes, blocks, self.session.spin_us))
+        workers = len(self.session.blocks)
+        body = messages.pack(messages.Shared(self._arena.layout.info_bytes, workers, self.session.spin_us))
         descriptors = [self._memory, *self._client_bells]
         try:
             for start in range(0, len(descriptors), DESCRIPTORS_MAX):
@@ -454,8 +453,8 @@ class Host:
             arena.post(OP_BESIDE if self._beside else OP_STEP, self._slot)
             if self._beside:
                 for number, worker in self._workers.items():
-                    block = self.session.blocks[number]
-                    worker.tell(control.StepRows(messages.pack_rows(self._beside_rows[block[0] : block[-1] + 1])))
+                    beside = [self._beside_rows[row] for row in self.session.blocks[number]]
+                    worker.tell(control.StepRows(messages.pack_rows(beside)))
                 self._beside_rows = []
                 return
             for worker in self._workers.values():

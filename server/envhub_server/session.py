@@ -14,7 +14,6 @@ request at a time is under way (the protocol sees to that), so the phases are fe
 from __future__ import annotations
 
 import enum
-import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -157,7 +156,7 @@ class Session:
 
     Attributes:
         phase: where it stands.
-        blocks: the rows of each worker; their numbers differ by at most one.
+        blocks: the rows of each worker, in turn, so that slow envs that stand side by side are not all one worker's.
         infos: infos of the move under way that were too large for the arena.
         spin_us: for how long its workers, and a client that drives them, look before they park.
     """
@@ -167,6 +166,7 @@ class Session:
         self.phase = Phase.BUILDING
         self.blocks = _blocks(make.num_envs, max(1, min(workers, make.num_envs)))
         self.infos: dict[int, bytes] = {}
+        self._rows = range(make.num_envs)
         self._templates: dict[int, bytes] = {}
         self._recipe = recipe
         self._info_bytes = info_bytes
@@ -313,7 +313,7 @@ class Session:
             return self._answered(Fail(_refusal(f"set_attr needs 1 or {self.make.num_envs} values, got {len(values)}")))
         if len(values) == 1:
             return self._call([control.SetAttrRows(wanted.name, values[0])] * len(self.blocks))
-        each = [values[block[0] : block[-1] + 1] for block in self.blocks]
+        each = [[values[row] for row in block] for block in self.blocks]
         return self._call([control.SetAttrRows(wanted.name, each=part) for part in each])
 
     def _call(self, wanted: list[control.CallRows] | list[control.SetAttrRows]) -> Instructions:
@@ -383,9 +383,6 @@ class Session:
         self._waiting = set(self._alive)
         return [MakeArena(layout, message)]
 
-    def _in_order(self) -> list[control.Built]:
-        return [self._built[worker] for worker in range(len(self.blocks))]
-
     def _on_mapped(self, worker: int) -> Instructions:
         if self.phase is not Phase.MAPPING:
             return []
@@ -393,12 +390,16 @@ class Session:
         if self._waiting:
             return []
         self.phase = Phase.READY
-        spaces = [space for built in self._in_order() for space in built.observation_spaces]
         first = self._built[0]
+        spaces = first.observation_spaces
+        if self.make.observation_mode != "same":
+            spaces = [
+                self._built[row % len(self.blocks)].observation_spaces[row // len(self.blocks)] for row in self._rows
+            ]
         made = Made(
             num_envs=self.make.num_envs,
             num_workers=len(self.blocks),
-            observation_spaces=spaces[:1] if self.make.observation_mode == "same" else spaces,
+            observation_spaces=spaces,
             action_space=first.action_space,
             metadata=first.metadata,
             render_mode=first.render_mode,
@@ -424,12 +425,9 @@ class Session:
         self.phase = Phase.READY
         if self._failure is not None:
             return self._answered(Fail(self._failure))
-        pairs = [
-            (row, blob)
-            for number, block in enumerate(self.blocks)
-            for row, blob in zip(block, self._results[number], strict=True)
-        ]
-        return self._answered(Answer(messages.Done(), rows=tuple(pairs)))
+        workers = len(self.blocks)
+        pairs = tuple((row, self._results[row % workers][row // workers]) for row in self._rows)
+        return self._answered(Answer(messages.Done(), rows=pairs))
 
     def _on_failed(self, worker: int, failure: Failure) -> Instructions:
         if self.phase in (Phase.BUILDING, Phase.MAPPING):
@@ -446,7 +444,7 @@ class Session:
         if self.phase is Phase.CLOSING:
             return [] if self._alive else self._ended()
         block = self.blocks[worker]
-        rows = f"env {block[0]}" if len(block) == 1 else f"envs {block[0]}-{block[-1]}"
+        rows = f"env {block[0]}" if len(block) == 1 else f"envs {', '.join(map(str, block))}"
         failure = Failure(
             "worker_died", "session", f"worker {worker} ({rows}) {how}", env_index=block[0], worker=worker
         )
@@ -480,6 +478,4 @@ def _refusal(message: str) -> Failure:
 
 
 def _blocks(rows: int, workers: int) -> list[list[int]]:
-    small, larger = divmod(rows, workers)
-    starts = [worker * small + min(worker, larger) for worker in range(workers + 1)]
-    return [list(range(start, end)) for start, end in itertools.pairwise(starts)]
+    return [list(range(worker, rows, workers)) for worker in range(workers)]

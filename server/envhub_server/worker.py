@@ -147,7 +147,8 @@ class Worker:
         self._request, self._done = self._arena.words(self._arena.request), self._arena.words(self._arena.done)
         self._op, self._status = self._arena.words(self._arena.op), self._arena.words(self._arena.status)
         self._info_length = self._arena.words(self._arena.info_length)
-        mine = slice(self._rows[0].index, self._rows[-1].index + 1)
+        indices = [row.index for row in self._rows]
+        mine = slice(indices[0], indices[-1] + 1, indices[1] - indices[0] if len(indices) > 1 else 1)
         self._my_request, self._my_done = self._request[mine], self._done[mine]
         self._spinner = Spinner(mapped.spin_us, time.perf_counter_ns)
         observation_space, action_space = (

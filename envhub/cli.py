@@ -7,7 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import cyclopts
 from cyclopts import Parameter
@@ -31,7 +31,7 @@ def serve(
     *env: str,
     bind: Annotated[list[str] | None, Parameter(negative="")] = None,
     max_envs: int = 4096,
-    workers: int | None = None,
+    workers: int | Literal["auto"] | None = None,
     lease: float = 60.0,
     insecure: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
@@ -47,7 +47,8 @@ def serve(
     max_envs
         How many envs may exist at one time.
     workers
-        How many workers a session gets that does not say; one per usable CPU but one by default.
+        How many workers a session gets that does not say; one per usable CPU but one by default. With auto, as many as
+        suit a step of one more env, which is made first and stepped at random.
     lease
         Seconds a session outlives the loss of its client.
     insecure
@@ -73,7 +74,7 @@ def serve(
         config = HubConfig(
             binds=tuple(bind or ()),
             envs=env,
-            workers=workers,
+            workers=_workers(workers),
             insecure=insecure,
             limits=Limits(envs_max=max_envs),
             timing=Timing(lease_s=lease),
@@ -183,6 +184,12 @@ def conformance(
     with _errors_told("conformance"):
         if not run(console, address, env or (), json, timeout):
             sys.exit(EXIT_FAILED)
+
+
+def _workers(told: int | str | None) -> int | None:
+    if isinstance(told, int) and told < 1:
+        raise ValueError(f"--workers must be at least 1, got {told}")
+    return 0 if told == "auto" else told  # type: ignore[return-value]
 
 
 def _refuse(command: str, why: object) -> NoReturn:

@@ -102,7 +102,7 @@ class Make:
     name: str = ""
     kwargs: bytes = b""
     factories: bytes = b""
-    num_workers: Optional[int] = None
+    num_workers: Optional[int] = None  # 0: as many as suit the envs, a step of one of which is measured first
     autoreset_mode: str = "NextStep"
     observation_mode: str = "same"
     world: Optional[World] = None
@@ -110,6 +110,8 @@ class Make:
     wrappers: List[str] = field(default_factory=list)  # entry points, innermost first
     wrapper_kwargs: List[bytes] = field(default_factory=list)
     columns: bool = False  # whether infos may come in columns
+    spin_us: Optional[int] = None  # for how long those who wait look before they park; None leaves it to the hub
+    pin: bool = False  # whether each worker keeps to one CPU
 
 
 @dataclass(frozen=True)
@@ -226,6 +228,7 @@ class Made:
     render_mode: Optional[str] = None
     spec: bytes = b""  # the env's EnvSpec, encoded; empty where it has none that can be carried
     ticket: bytes = b""  # for the hub's side socket, once; empty where it has none
+    step_s: Optional[float] = None  # how long a step of one env took, where it was measured
 
 
 @dataclass(frozen=True)

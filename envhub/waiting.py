@@ -66,17 +66,17 @@ def spin_us(processes: int, cpus: int, quota: bool) -> int:
     """
     told = os.environ.get(ENVIRONMENT_VARIABLE)
     if told is not None:
-        return checked_spin_us(int(told) if told.isdecimal() else -1)
+        return checked_spin_us(int(told) if told.isdecimal() else -1, ENVIRONMENT_VARIABLE)
     looks = processes <= cpus + 1 and not quota and platform.machine() in ("x86_64", "AMD64")
     return SPIN_US if looks else 0
 
 
-def checked_spin_us(wanted: int) -> int:
-    """The number itself.
+def checked_spin_us(wanted: int, name: str) -> int:
+    """The number itself, which is called so.
 
     Raises:
         ValueError: it is not between 0 and ``SPIN_US_MAX``.
     """
     if not 0 <= wanted <= SPIN_US_MAX:
-        raise ValueError(f"a spin of {ENVIRONMENT_VARIABLE} microseconds is between 0 and {SPIN_US_MAX}")
+        raise ValueError(f"{name} is a number of microseconds between 0 and {SPIN_US_MAX}")
     return wanted

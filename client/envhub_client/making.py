@@ -25,16 +25,18 @@ from envhub_client.vector_env import HubVectorEnv
 EnvLike = str | EnvSpec | Callable[[], Env[Any, Any]] | Sequence[Callable[[], Env[Any, Any]]]
 
 
-def make_vec(
+def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is positional
     env: EnvLike,
     num_envs: int = 1,
     *,
     hub: str | None = None,
-    num_workers: int | None = None,
+    num_workers: int | str | None = None,
     autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     observation_mode: ObservationMode = "same",
     copy: bool = True,
     lane: str = "auto",
+    spin_us: int | None = None,
+    pin: bool = False,
     env_kwargs: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> HubVectorEnv:
@@ -46,12 +48,17 @@ def make_vec(
         num_envs: how many; with a list of factories its length, if given at all.
         hub: a running hub's address. Without it ``ENVHUB_ADDRESS`` (not for factories); without that a private hub,
             which starts and ends with this program.
-        num_workers: processes that host the envs; one per usable CPU but one by default.
+        num_workers: processes that host the envs; one per usable CPU but one by default. ``"auto"`` makes one more
+            env first, steps it at random for some 50 ms, and chooses by what a step takes; not for an env that acts on
+            the world.
         autoreset_mode: as in Gymnasium.
         observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``.
         copy: whether returned observations are the caller's own, or two buffers that alternate.
         lane: ``"auto"`` steps in the workers' own memory where that can be had, on the hub's machine; ``"wire"`` by
             messages only.
+        spin_us: for how many microseconds whoever waits looks at a word before it parks, 0 to 1000; by default what
+            suits the machine. ``ENVHUB_SPIN_US`` says so for every session.
+        pin: whether each worker keeps to one CPU.
         env_kwargs: arguments for the env, for those whose names are taken by this function.
         **kwargs: further arguments for the env.
 
@@ -61,7 +68,15 @@ def make_vec(
         Exception: as for ``HubVectorEnv``.
     """
     num_envs = operator.index(num_envs)
-    options = SessionOptions(num_workers, autoreset_mode, observation_mode, copy, lane)  # type: ignore[arg-type]
+    options = SessionOptions(
+        num_workers,
+        autoreset_mode,  # type: ignore[arg-type]
+        observation_mode,
+        copy,
+        lane,
+        spin_us,
+        pin,
+    )
     arguments = {**kwargs, **(env_kwargs or {})}
     if isinstance(env, (str, EnvSpec)):
         address = hub or os.environ.get(ENVIRONMENT_VARIABLE) or None

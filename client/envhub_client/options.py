@@ -8,6 +8,8 @@ from typing import Any
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
+from envhub.waiting import checked_spin_us
+
 ObservationMode = str | tuple[Space[Any], Space[Any]]
 
 
@@ -17,19 +19,25 @@ class SessionOptions:
 
     Attributes:
         num_workers: processes that host the envs; None is one per CPU the hub may use but one. With as many as envs,
-            every env's crash is its own.
+            every env's crash is its own. With ``"auto"`` the hub makes one more env first, steps it at random for
+            some 50 ms, and chooses by what a step takes.
         autoreset_mode: as in Gymnasium; the enum, or its value.
         observation_mode: ``"same"``, ``"different"``, or ``(batched space, single space)``.
         copy: whether returned observations are the caller's to keep. If not, two buffers alternate, and what a step
             returned holds until the second next step.
         lane: ``"auto"`` is the shared lane where it can be had, on the hub's machine; ``"wire"`` never is.
+        spin_us: for how many microseconds whoever waits looks at a word before it parks; None is what suits the
+            machine, and 0 not at all.
+        pin: whether each worker keeps to one CPU.
     """
 
-    num_workers: int | None = None
+    num_workers: int | str | None = None
     autoreset_mode: AutoresetMode = field(default=AutoresetMode.NEXT_STEP)
     observation_mode: ObservationMode = "same"
     copy: bool = True
     lane: str = "auto"
+    spin_us: int | None = None
+    pin: bool = False
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -51,5 +59,8 @@ class SessionOptions:
             )
         if self.lane not in ("auto", "wire"):
             raise ValueError(f"lane must be 'auto' or 'wire', got {self.lane!r}")
-        if self.num_workers is not None and self.num_workers < 1:
-            raise ValueError(f"num_workers must be at least 1, got {self.num_workers}")
+        workers = self.num_workers
+        if not (workers is None or workers == "auto" or (isinstance(workers, int) and workers >= 1)):
+            raise ValueError(f"num_workers must be at least 1, 'auto' or None, got {workers!r}")
+        if self.spin_us is not None:
+            checked_spin_us(self.spin_us, "spin_us")

@@ -84,7 +84,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             name=make.name,
             kwargs=make.kwargs,
             factories=make.factories,
-            num_workers=options.num_workers,
+            num_workers=0 if options.num_workers == "auto" else options.num_workers,  # type: ignore[arg-type]
             autoreset_mode=options.autoreset_mode.value,
             observation_mode="same" if options.observation_mode == "same" else "different",
             world=surroundings,
@@ -92,11 +92,17 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             wrappers=make.wrappers,
             wrapper_kwargs=make.wrapper_kwargs,
             columns=True,
+            spin_us=options.spin_us,
+            pin=options.pin,
         )
 
     def _adopt(self, made: Made) -> None:
         self.num_envs = made.num_envs
         self.num_workers = made.num_workers
+        if made.step_s is not None:
+            log.info(
+                "%d workers for %d envs, since a step of one takes %.3g s", made.num_workers, made.num_envs, made.step_s
+            )
         self.metadata = {**self._decode(made.metadata), "autoreset_mode": self._options.autoreset_mode}
         self.render_mode = made.render_mode
         self.single_action_space = self._space(made.action_space)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from envhub.messages import Failure, Make
+from envhub.waiting import SPIN_US_MAX
 from envhub_server.config import HubConfig
 from envhub_server.registry import Recipe, Registry, namespace_modules
 
@@ -23,8 +24,10 @@ def admitted(make: Make, config: HubConfig, registry: Registry, envs: int) -> Re
     if envs + make.num_envs > limits.envs_max:
         text = f"{make.num_envs} more envs would exceed the hub's envs_max={limits.envs_max}; {envs} are in use"
         return Failure("limit", "hub", text)
-    if make.num_workers is not None and not 1 <= make.num_workers <= make.num_envs:
+    if make.num_workers is not None and not 0 <= make.num_workers <= make.num_envs:
         return Failure("refused", "request", f"num_workers={make.num_workers} is not between 1 and num_envs")
+    if make.spin_us is not None and not 0 <= make.spin_us <= SPIN_US_MAX:
+        return Failure("refused", "request", f"spin_us={make.spin_us} is not between 0 and {SPIN_US_MAX}")
     if make.autoreset_mode not in AUTORESET_MODES or make.observation_mode not in OBSERVATION_MODES:
         text = f"autoreset_mode={make.autoreset_mode!r}, observation_mode={make.observation_mode!r}: no such mode"
         return Failure("refused", "request", text)

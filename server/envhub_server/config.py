@@ -51,7 +51,7 @@ class HubConfig:
         binds: addresses to listen on, ``tcp://host:port`` or ``ipc://path``.
         envs: what may be made, in the forms of ``envhub_server.registry``.
         workers: how many workers a session gets that does not say; None is one per usable CPU
-            but one.
+            but one, and 0 as many as suit a step of one more env, which is measured first.
         insecure: allow an address that other machines can reach, though nothing guards it.
         python: the interpreter of the workers: Python 3.8 or later with NumPy, msgpack and Gymnasium (0.26 or later) or
             gym (0.21 or later).
@@ -68,7 +68,7 @@ class HubConfig:
     timing: Timing = Timing()
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
+        if self.workers is not None and self.workers < 0:
             raise ValueError(f"--workers must be at least 1, got {self.workers}")
         Registry(self.envs)
         if len(set(self.binds)) < len(self.binds):

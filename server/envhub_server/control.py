@@ -70,6 +70,8 @@ class Build:
     cwd: str = ""
     authkey: bytes = b""
     columns: bool = False
+    measure: bool = False  # only make one env, tell how long its steps take, and end
+    cpu: Optional[int] = None  # to run on, and on no other
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,13 @@ class Built:
     metadata: bytes
     render_mode: Optional[str]
     spec: bytes
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Worker to hub: how long a step of an env takes, on average."""
+
+    step_s: float
 
 
 @dataclass(frozen=True)
@@ -188,6 +197,7 @@ _CONTROL = (
     NotBorn,
     Build,
     Built,
+    Measured,
     MapArena,
     Mapped,
     ResetRows,

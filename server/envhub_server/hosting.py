@@ -37,6 +37,7 @@ from envhub_server.session import (
     Received,
     Sent,
     Session,
+    StartWorkers,
     Tell,
 )
 from envhub_server.supervisor import Handlers, Supervisor, Watch, WorkerProcess
@@ -129,8 +130,11 @@ class Host:
     def start(self, request: Incoming, make: Make) -> None:
         """Start the workers and have them build the envs."""
         self._request = request
-        environ = make.world.environ if make.world else None
-        numbers = range(len(self.session.blocks))
+        self._environ = make.world.environ if make.world else None
+        self._apply(self.session.start())
+
+    def _start_workers(self, count: int) -> None:
+        numbers = range(count)
         handlers = [
             Handlers(
                 partial(self._on_message, number),
@@ -140,14 +144,12 @@ class Host:
             for number in numbers
         ]
         try:
-            self._workers = dict(enumerate(self._supervisor.start(handlers, environ)))
+            self._workers = dict(enumerate(self._supervisor.start(handlers, self._environ)))
         except OSError as error:
             refusal = Failure("limit", "hub", f"a worker cannot be started: {error}")
             self._apply(self.session.abandon(refusal, terminate=True))
             for number in numbers:
                 self._apply(self.session.event(number, Exited("was not started")))
-            return
-        self._apply(self.session.start())
 
     def request(self, request: Incoming) -> None:
         """Carry out the client's next request."""
@@ -345,7 +347,7 @@ class Host:
 
     def _on_exit(self, number: int, how: str) -> None:
         del self._workers[number]
-        self._outcomes.worker_exited(self, number, how, self.session.phase is Phase.CLOSING)
+        self._outcomes.worker_exited(self, number, how, self.session.phase in (Phase.CLOSING, Phase.MEASURING))
         self._apply(self.session.event(number, Exited(how)))
 
     # --- instructions -----------------------------------------------------------------------------------------------
@@ -358,6 +360,8 @@ class Host:
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
+            case StartWorkers(count):
+                self._start_workers(count)
             case Tell(number, message):
                 if number in self._workers:  # else it has ended, as the session was or will be told
                     self._workers[number].tell(message)

@@ -29,7 +29,6 @@ import envhub
 from envhub import messages, protocol, wire
 from envhub.messages import Failure, Make, Op
 from envhub.protocol import HubProtocol, Incoming, Prelude
-from envhub.waiting import spin_us
 from envhub_server import signals
 from envhub_server.admission import admitted
 from envhub_server.binding import Binding
@@ -39,6 +38,7 @@ from envhub_server.lister import Lister
 from envhub_server.registry import Registry
 from envhub_server.session import Session
 from envhub_server.side import TICKET_BYTES, SideDoor
+from envhub_server.sizing import Sizing
 from envhub_server.supervisor import Supervisor
 
 RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
@@ -356,11 +356,9 @@ class Hub:
         if isinstance(found, Failure):
             self._refuse_make(request, found)
             return
-        # One CPU is left to who drives them, the client or this process: with it busy, too, every worker would wait.
-        workers = make.num_workers or self.config.workers or max(1, usable_cpus() - 1)
-        # Other sessions do not count: most are idle, and where they are not, spins are in vain and so become rare.
-        spin = spin_us(min(workers, make.num_envs) + 1, usable_cpus(), has_quota())
-        session = Session(make, found, workers, self.config.limits.info_bytes, spin)
+        sizing = Sizing(tuple(sorted(os.sched_getaffinity(0))), usable_cpus(), has_quota(), make.spin_us)
+        workers = next(wanted for wanted in (make.num_workers, self.config.workers, sizing.usual) if wanted is not None)
+        session = Session(make, found, workers, self.config.limits.info_bytes, sizing)
         ticket = secrets.token_bytes(TICKET_BYTES) if self._side_door.open else b""
         try:
             host = Host(request.token, session, self, self._supervisor, self._outcomes, ticket)
@@ -373,7 +371,6 @@ class Hub:
             session=request.token.hex()[:8],
             env=make.name or "factories",
             num_envs=make.num_envs,
-            num_workers=len(session.blocks),
         )
         host.start(request, make)
 
@@ -390,8 +387,10 @@ class Hub:
     # --- what hosts tell --------------------------------------------------------------------------------------------
 
     def _answer(self, request: Incoming, message: Any, frames: Sequence[Any]) -> None:
-        if request.op == Op.MAKE:
-            log.info("session_ready", session=request.token.hex()[:8])
+        if isinstance(message, messages.Made):
+            log.info(
+                "session_ready", session=request.token.hex()[:8], num_workers=message.num_workers, step_s=message.step_s
+            )
         self._protocol.answer(request, message, frames)
         self._flush()
 

@@ -4,8 +4,8 @@ It knows no socket, process, memory or clock; the hub does what the instructions
 request at a time is under way (the protocol sees to that), so the phases are few::
 
     BUILDING ──all Built──▶ MAPPING ──all Mapped──▶ READY ◀──▶ MOVING (reset, step)
-                                                      ▲ ▼
-                                                    CALLING (call, set_attr)
+      ▲                                               ▲ ▼
+    MEASURING (a step of one env, if asked for)     CALLING (call, set_attr)
 
     BUILDING, MAPPING ──failure──▶ CLOSING        READY, MOVING, CALLING ──a worker died──▶ BROKEN
     any ──close, lease expired, hub stopping──▶ CLOSING ──all workers gone──▶ ended
@@ -38,6 +38,7 @@ from envhub.messages import (
 )
 from envhub_server import control
 from envhub_server.registry import Recipe
+from envhub_server.sizing import Sizing
 
 # --- events besides the messages of clients and workers -------------------------------------------------------------
 
@@ -62,6 +63,13 @@ class ArenaRefused:
 
 
 # --- instructions ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StartWorkers:
+    """Start so many workers, with numbers from 0."""
+
+    count: int
 
 
 @dataclass(frozen=True)
@@ -135,13 +143,14 @@ class End:
     """The session is over: free what it holds."""
 
 
-Instruction = Tell | MakeArena | Drive | Answer | Fail | Kill | End
+Instruction = StartWorkers | Tell | MakeArena | Drive | Answer | Fail | Kill | End
 Instructions = list[Instruction]
 
 
 class Phase(enum.Enum):
     """Where a session stands."""
 
+    MEASURING = "measuring"
     BUILDING = "building"
     MAPPING = "mapping"
     READY = "ready"
@@ -159,19 +168,21 @@ class Session:
         blocks: the rows of each worker, in turn, so that slow envs that stand side by side are not all one worker's.
         infos: infos of the move under way that were too large for the arena.
         spin_us: for how long its workers, and a client that drives them, look before they park.
+        step_s: how long a step of one env takes; None where it was not measured.
     """
 
-    def __init__(self, make: Make, recipe: Recipe, workers: int, info_bytes: int, spin_us: int = 0) -> None:
+    def __init__(self, make: Make, recipe: Recipe, workers: int, info_bytes: int, sizing: Sizing) -> None:
+        """Of so many workers, or of as many as suit a measured step if that is 0."""
         self.make = make
-        self.phase = Phase.BUILDING
-        self.blocks = _blocks(make.num_envs, max(1, min(workers, make.num_envs)))
+        self.phase = Phase.BUILDING if workers else Phase.MEASURING
+        self.step_s: float | None = None
+        self._sizing = sizing
+        self._settle(workers or 1)
         self.infos: dict[int, bytes] = {}
         self._rows = range(make.num_envs)
         self._templates: dict[int, bytes] = {}
         self._recipe = recipe
         self._info_bytes = info_bytes
-        self.spin_us = spin_us
-        self._alive = set(range(len(self.blocks)))
         self._waiting: set[int] = set()  # workers whose part of the phase is outstanding
         self._built: dict[int, control.Built] = {}
         self._results: dict[int, list[bytes]] = {}
@@ -187,15 +198,16 @@ class Session:
     # --- the life of a session ------------------------------------------------------------------------------------
 
     def start(self) -> Instructions:
-        """What to do first; the workers are running."""
+        """What to do first."""
         make, recipe = self.make, self._recipe
+        measure = self.phase is Phase.MEASURING
         self._waiting = set(self._alive)
-        return [
+        builds = [
             Tell(
                 number,
                 control.Build(
                     worker=number,
-                    rows=rows,
+                    rows=rows[:1] if measure else rows,
                     name=recipe.name,
                     kwargs=make.kwargs,
                     factories=make.factories,
@@ -208,11 +220,20 @@ class Session:
                     wrapper_kwargs=make.wrapper_kwargs,
                     allow_pickle=make.world is not None,
                     columns=make.columns,
+                    measure=measure,
+                    cpu=self._sizing.cpu(number) if make.pin and not measure else None,
                     **_surroundings(make.world),
                 ),
             )
             for number, rows in enumerate(self.blocks)
         ]
+        return [StartWorkers(len(self.blocks)), *builds]
+
+    def _settle(self, workers: int) -> None:
+        workers = max(1, min(workers, self.make.num_envs))
+        self.blocks = _blocks(self.make.num_envs, workers)
+        self._alive = set(range(workers))
+        self.spin_us = self._sizing.look_us(workers)
 
     def close(self, terminate: bool = False) -> Instructions:
         """End the session.
@@ -331,6 +352,9 @@ class Session:
                 return self._on_built(worker, event)
             case control.Mapped():
                 return self._on_mapped(worker)
+            case control.Measured(step_s):
+                self.step_s = step_s
+                return []
             case control.RowInfo(row, info):
                 if row in self.blocks[worker]:
                     self.infos[row] = info
@@ -404,6 +428,7 @@ class Session:
             metadata=first.metadata,
             render_mode=first.render_mode,
             spec=first.spec,
+            step_s=self.step_s,
         )
         self._built.clear()
         return self._answered(Answer(made))
@@ -432,6 +457,8 @@ class Session:
     def _on_failed(self, worker: int, failure: Failure) -> Instructions:
         if self.phase in (Phase.BUILDING, Phase.MAPPING):
             return self._make_failed(failure)
+        if self.phase is Phase.MEASURING:
+            return []  # if it is not for the random actions, it will be told when the envs are made
         if self.phase is Phase.READY:
             self._left[failure.env_index or 0] = failure
             return []
@@ -443,6 +470,11 @@ class Session:
         self._alive.discard(worker)
         if self.phase is Phase.CLOSING:
             return [] if self._alive else self._ended()
+        if self.phase is Phase.MEASURING:
+            sizing, num_envs = self._sizing, self.make.num_envs
+            self._settle(sizing.usual if self.step_s is None else sizing.workers(num_envs, self.step_s))
+            self.phase = Phase.BUILDING
+            return self.start()
         block = self.blocks[worker]
         rows = f"env {block[0]}" if len(block) == 1 else f"envs {', '.join(map(str, block))}"
         failure = Failure(

@@ -28,6 +28,7 @@ from envhub.waiting import Spinner
 from envhub_server import control
 from envhub_server.channel import Channel, ChannelClosed
 from envhub_server.dialects import adapted, made
+from envhub_server.measuring import step_s
 from envhub_server.rows import Row
 from envhub_server.runner import EnvRunner
 
@@ -84,11 +85,17 @@ class Worker:
         self._exact = codec.as_pickle if build.allow_pickle else codec.refuse
         self._in_columns = build.columns
         row = build.rows[0]
+        if build.cpu is not None:
+            os.sched_setaffinity(0, [build.cpu])
         try:
             factories = self._factories(build)
             runner = _runner(build.runner)
             for row in build.rows:
                 env = adapted(factories[row]())
+                if build.measure:
+                    self._channel.send(control.Measured(step_s(runner(env))))
+                    env.close()
+                    return False
                 self._rows.append(Row(row, runner(env), build.autoreset_mode, build.allow_pickle))
             first = self._rows[0].env
             seen = self._rows[:1] if build.observation_mode == "same" else self._rows

@@ -45,7 +45,7 @@ def test_exception_in_step_is_raised_as_itself_and_reset_goes_on(address: str | 
     with pytest.raises(ValueError, match="one is not allowed") as caught:
         envs.step(actions(0, 0, 1))
     cause = caught.value.__cause__
-    assert isinstance(cause, envhub.EnvRaised) and cause.env_index == 2 and cause.worker == 1
+    assert isinstance(cause, envhub.EnvRaised) and cause.env_index == 2 and cause.worker == 0
     assert 'raise ValueError("one is not allowed")' in cause.remote_traceback
     observations, _ = envs.reset()
     assert observations[:, 0].tolist() == [0, 0, 0]

@@ -10,6 +10,7 @@ from envhub_server.control import (
     CloseEnvs,
     MapArena,
     Mapped,
+    Measured,
     ResetRows,
     RowFailed,
     RowInfo,
@@ -28,8 +29,10 @@ from envhub_server.session import (
     Moved,
     Phase,
     Session,
+    StartWorkers,
     Tell,
 )
+from envhub_server.sizing import Sizing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,6 +52,7 @@ from envhub.messages import (
     World,
 )
 
+SIZING = Sizing((0, 1, 2, 3), 4, spin_us=0)
 OBSERVATION, WIDER, ACTION = b"a space", b"a wider one of the same leaves", b"actions"
 INFO_BYTES = 64
 RAISED = Failure("env_raised", "env", "no", env_index=1, worker=0)
@@ -61,7 +65,7 @@ def built(*observations: bytes) -> Built:
 
 def begun(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
     """A session whose workers are building."""
-    session = Session(Make(num_envs, "CartPole-v1", **make), Recipe("CartPole-v1"), workers, INFO_BYTES)
+    session = Session(Make(num_envs, "CartPole-v1", **make), Recipe("CartPole-v1"), workers, INFO_BYTES, SIZING)
     session.start()
     return session
 
@@ -81,9 +85,9 @@ def ready(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
 
 
 @settings(deadline=None)
-@given(st.integers(1, 300), st.integers(-1, 400))
+@given(st.integers(1, 300), st.integers(1, 400))
 def test_blocks_hold_every_env_once_in_turn_and_differ_by_at_most_one(num_envs: int, workers: int) -> None:
-    blocks = Session(Make(num_envs), Recipe(""), workers, 0).blocks
+    blocks = Session(Make(num_envs), Recipe(""), workers, 0, SIZING).blocks
     assert all(row % len(blocks) == number for number, block in enumerate(blocks) for row in block)
     assert sorted(row for block in blocks for row in block) == list(range(num_envs))
     sizes = [len(block) for block in blocks]
@@ -91,13 +95,52 @@ def test_blocks_hold_every_env_once_in_turn_and_differ_by_at_most_one(num_envs: 
     assert len(blocks) == max(1, min(workers, num_envs))
 
 
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def measuring(num_envs: int = 16) -> Session:
+    session = Session(Make(num_envs, "CartPole-v1", pin=True), Recipe("CartPole-v1"), 0, INFO_BYTES, SIZING)
+    started, build = session.start()
+    assert started == StartWorkers(1) and isinstance(build, Tell)
+    assert build.message.measure and build.message.rows == [0] and build.message.cpu is None
+    assert session.phase is Phase.MEASURING
+    return session
+
+
+@pytest.mark.parametrize(("step_s", "workers"), [(10e-6, 3), (1e-3, 4)])
+def test_measured_step_decides_how_many_workers_build(step_s: float, workers: int) -> None:
+    session = measuring()
+    assert session.event(0, Measured(step_s)) == []
+    started, *builds = session.event(0, Exited("exited with status 0"))
+    assert started == StartWorkers(workers) and session.phase is Phase.BUILDING
+    assert [build.message.rows for build in builds if isinstance(build, Tell)] == session.blocks
+    assert [build.message.cpu for build in builds if isinstance(build, Tell)] == list(range(workers))
+    for event in (built(), Mapped()):
+        answers = [session.event(worker, event) for worker in range(workers)]
+    (answer,) = answers[-1]
+    assert isinstance(answer, Answer) and answer.message.step_s == step_s
+
+
+def test_env_that_cannot_be_stepped_at_random_gets_the_usual_workers() -> None:
+    session = measuring()
+    assert session.event(0, RowFailed(RAISED)) == []
+    assert session.event(0, Exited("exited with status 0"))[0] == StartWorkers(3)
+
+
+def test_session_that_is_abandoned_while_it_measures_ends_with_its_worker() -> None:
+    session = measuring()
+    assert session.abandon(STOPPING, terminate=True) == [Fail(STOPPING), Kill(0)]
+    assert session.event(0, Exited("was ended by SIGKILL")) == [End()]
+
+
 # --- making -----------------------------------------------------------------------------------------------------------
 
 
 def test_every_worker_is_told_to_build_its_block() -> None:
     make = Make(3, "CartPole-v1", kwargs=b"k", autoreset_mode="SameStep")
-    session = Session(make, Recipe("CartPole-v1", ("mine",), "m:f"), 2, INFO_BYTES)
-    first, second = session.start()
+    session = Session(make, Recipe("CartPole-v1", ("mine",), "m:f"), 2, INFO_BYTES, SIZING)
+    started, first, second = session.start()
+    assert started == StartWorkers(2)
     assert isinstance(first, Tell) and isinstance(second, Tell)
     assert (first.worker, first.message.rows, first.message.worker) == (0, [0, 2], 0)
     assert (second.worker, second.message.rows, second.message.worker) == (1, [1], 1)
@@ -107,8 +150,8 @@ def test_every_worker_is_told_to_build_its_block() -> None:
 
 
 def test_only_workers_of_a_private_hub_may_unpickle() -> None:
-    private = Session(Make(1, world=World(["/x"], "/", {}, b"r")), Recipe(""), 1, 0).start()[0]
-    public = Session(Make(1), Recipe(""), 1, 0).start()[0]
+    private = Session(Make(1, world=World(["/x"], "/", {}, b"r")), Recipe(""), 1, 0, SIZING).start()[1]
+    public = Session(Make(1), Recipe(""), 1, 0, SIZING).start()[1]
     assert isinstance(private, Tell) and isinstance(public, Tell)
     assert private.message.allow_pickle and private.message.sys_path == ["/x"]
     assert not public.message.allow_pickle and public.message.sys_path == []
@@ -208,8 +251,8 @@ def test_reset_drives_all_rows_and_tells_each_worker_its_seeds() -> None:
     session = ready()
     assert session.request(Reset([7, None, 9], [], b"options")) == [
         Drive(OP_RESET),
-        Tell(0, ResetRows([0, 1], [7, None], b"options")),
-        Tell(1, ResetRows([2], [9], b"options")),
+        Tell(0, ResetRows([0, 2], [7, 9], b"options")),
+        Tell(1, ResetRows([1], [None], b"options")),
     ]
     assert session.phase is Phase.MOVING
     assert session.event(-1, Moved()) == [Answer(Done(), arrays=True)]
@@ -220,8 +263,8 @@ def test_reset_with_a_mask_says_which_rows_every_worker_resets() -> None:
     session = ready(4, 2)
     assert session.request(Reset([1, 2, 3, 4], [False, True, False, False])) == [
         Drive(OP_RESET),
-        Tell(0, ResetRows([1], [2], b"")),
-        Tell(1, ResetRows([], [], b"")),
+        Tell(0, ResetRows([], [], b"")),
+        Tell(1, ResetRows([1], [2], b"")),
     ]
 
 
@@ -280,7 +323,7 @@ def test_of_several_exceptions_the_first_envs_is_told() -> None:
 def test_infos_too_large_for_the_arena_are_kept_until_the_next_request() -> None:
     session = ready()
     session.request(Step(b"\x04"))
-    assert session.event(1, RowInfo(2, b"large")) == []
+    assert session.event(0, RowInfo(2, b"large")) == []
     session.event(-1, Moved())
     assert session.infos == {2: b"large"}
     session.request(Step(b"\x04"))
@@ -298,7 +341,7 @@ def test_call_is_answered_with_one_result_per_env_in_order() -> None:
     ]
     assert session.phase is Phase.CALLING
     assert session.event(1, CallResults([b"c"])) == []
-    assert session.event(0, CallResults([b"a", b"b"])) == [Answer(Done(), rows=((0, b"a"), (1, b"b"), (2, b"c")))]
+    assert session.event(0, CallResults([b"a", b"b"])) == [Answer(Done(), rows=((0, b"a"), (1, b"c"), (2, b"b")))]
     assert session.phase is Phase.READY
 
 
@@ -317,14 +360,14 @@ def test_results_of_an_earlier_call_are_not_mixed_into_the_next() -> None:
     session.event(0, RowFailed(RAISED))
     session.request(Call("second", b""))
     session.event(0, CallResults([b"a", b"b"]))
-    assert session.event(1, CallResults([b"c"])) == [Answer(Done(), rows=((0, b"a"), (1, b"b"), (2, b"c")))]
+    assert session.event(1, CallResults([b"c"])) == [Answer(Done(), rows=((0, b"a"), (1, b"c"), (2, b"b")))]
 
 
 def test_set_attr_gives_each_worker_its_values() -> None:
     session = ready()
     assert session.request(SetAttr("gravity", [b"1", b"2", b"3"])) == [
-        Tell(0, SetAttrRows("gravity", each=[b"1", b"2"])),
-        Tell(1, SetAttrRows("gravity", each=[b"3"])),
+        Tell(0, SetAttrRows("gravity", each=[b"1", b"3"])),
+        Tell(1, SetAttrRows("gravity", each=[b"2"])),
     ]
     session.event(0, CallResults([b"", b""]))
     assert session.event(1, CallResults([b""])) == [Answer(Done(), rows=((0, b""), (1, b""), (2, b"")))]
@@ -531,7 +574,7 @@ REQUESTS = [Step(b"\x04"), Reset(), Reset([1]), Call("x", b""), SetAttr("x", [b"
 def test_every_request_gets_one_answer_and_every_session_one_end(
     num_envs: int, workers: int, data: st.DataObject
 ) -> None:
-    hub = FakeHub(Session(Make(num_envs), Recipe("x"), workers, 0))
+    hub = FakeHub(Session(Make(num_envs), Recipe("x"), workers, 0, SIZING))
     for _ in range(data.draw(st.integers(0, 25), label="events")):
         if hub.ends:
             break

@@ -60,7 +60,7 @@ def test_operator_may_have_every_session_measured(tmp_path: Path) -> None:
     ):
         assert envs.num_workers == 1
         envs.reset()
-    assert re.search(r"step_s=[0-9.e-]+", hub.log)
+    assert re.search(r"\"step_s\": [0-9.e-]+", hub.log)
 
 
 def test_pinned_workers_keep_to_one_cpu_each(hub: ServedHub) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from envhub import actions, codec, messages
+from envhub import actions, messages
 from envhub.arena import DRIVER_CLIENT, DRIVER_HUB, OP_BESIDE, OP_STEP, Arena, allocate
 from envhub.columns import Rows, pack_columns
 from envhub.layout import Layout
@@ -21,7 +21,7 @@ from envhub.parts import Parts
 from envhub.protocol import FRAME_BYTES_MAX, Incoming
 from envhub_server import control
 from envhub_server.channel import DESCRIPTORS_MAX
-from envhub_server.session import (
+from envhub_server.instructions import (
     Answer,
     ArenaRefused,
     Drive,
@@ -33,13 +33,13 @@ from envhub_server.session import (
     Kill,
     MakeArena,
     Moved,
-    Phase,
     Received,
     Sent,
-    Session,
     StartWorkers,
     Tell,
 )
+from envhub_server.session import Phase, Session
+from envhub_server.step_frames import StepFrames
 from envhub_server.supervisor import Handlers, Supervisor, Watch, WorkerProcess
 
 ASIDE = (messages.Collect, messages.TemplatesRequest)  # what a client asks for while it drives
@@ -89,12 +89,7 @@ class Host:
         self._arena: Arena | None = None
         self._slot = 0
         self._noted = False  # whether a row of the last move has something to say besides its arrays
-        # Mostly every step's actions are of the same kind, so what follows from it is worked out when it changes.
-        self._sized_codes = self._posted_codes = b""
-        self._sizes: list[int] = []
-        self._buffers: list[np.ndarray] = []
-        self._beside = False  # whether parts of the actions travel beside the arrays
-        self._beside_rows: list[tuple[int, bytes]] = []  # those of a step's
+        self._frames: StepFrames | None = None
         self._parts: Parts | None = None
         self._side: socket.socket | None = None  # of the client, while it may drive
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -156,8 +151,8 @@ class Host:
         self._request = request
         if not self._take_drive(request) or not self._may_interrupt(request):
             return
-        if isinstance(request.message, messages.Step) and self._arena is not None:
-            problem = self._step_problem(request.message.codes, request.frames)
+        if isinstance(request.message, messages.Step) and self._frames is not None:
+            problem = self._frames.problem(request.message.codes, request.frames)
             if problem:
                 self._fail(Failure("bad_actions", "request", problem))
                 return
@@ -217,7 +212,8 @@ class Host:
             self._parts.post(rows, message.codes, arrays)
         except ValueError as error:
             return f"{error}; no env has moved"
-        self._posted_codes = b""
+        assert self._frames is not None
+        self._frames.forget()
         for number, worker in self._workers.items():
             if (rows % len(self.session.blocks) == number).any():
                 worker.ring()
@@ -289,7 +285,8 @@ class Host:
             return False
         self._hand_over(DRIVER_HUB)
         self._slot = arena.take_over()
-        self._posted_codes = b""
+        assert self._frames is not None
+        self._frames.forget()
         return True
 
     def _on_side(self) -> None:
@@ -409,57 +406,23 @@ class Host:
             return
         self._arena, self._memory = Arena(layout, memory), memory
         self._arena.format(epoch=1)
+        self._frames = StepFrames(self._arena)
         client_bell, *bells = self._client_bells
         for bell, worker in zip(bells, self._workers.values(), strict=True):
             worker.map_arena(message, memory, bell, self._done_bell, client_bell)
 
-    def _step_problem(self, codes: bytes, frames: Sequence[Any]) -> str:
-        """What is wrong with a step's frames; empty where they fit the arena."""
-        assert self._arena is not None
-        layout = self._arena.layout
-        if len(codes) != len(layout.actions):
-            return f"{len(codes)} codes for {len(layout.actions)} action leaves"
-        if codes != self._sized_codes:
-            try:
-                sizes = actions.sizes(codes, layout.actions, layout.rows)
-            except ValueError as error:
-                return str(error)
-            self._sized_codes, self._sizes, self._beside = codes, sizes, actions.BESIDE in codes
-            with_array = zip(self._arena.actions, codes, strict=True)
-            self._buffers = [buffer for buffer, code in with_array if code != actions.BESIDE]
-        found = [len(frame) for frame in frames]
-        if found[: len(self._sizes)] != self._sizes or len(found) != len(self._sizes) + self._beside:
-            return f"action frames of {found} bytes where {self._sizes} are due; no env has moved"
-        return self._beside_problem(frames[-1]) if self._beside else ""
-
-    def _beside_problem(self, frame: Any) -> str:
-        assert self._arena is not None
-        try:
-            self._beside_rows = messages.unpack_rows(frame, self._arena.layout.rows)
-        except codec.DecodeError as error:
-            return f"{error}; no env has moved"
-        complete = [row for row, _ in self._beside_rows] == list(range(self._arena.layout.rows))
-        return "" if complete else "the actions beside the arrays are not one for each row; no env has moved"
-
     def _drive(self, drive: Drive) -> None:
-        arena = self._arena
-        assert arena is not None and self._request is not None
+        arena, frames = self._arena, self._frames
+        assert arena is not None and frames is not None and self._request is not None
         if self._parts is not None:  # rows that went by parts are not where the others are
             self._slot = arena.take_over()
         self._slot = 1 - self._slot
         if drive.op == OP_STEP:
-            for buffer, frame in zip(self._buffers, self._request.frames):  # noqa: B905  what is beside comes last
-                buffer.data[: len(frame)] = frame
-            if drive.codes != self._posted_codes:
-                self._posted_codes = drive.codes
-                for column, code in zip(arena.action_codes, drive.codes, strict=True):
-                    column[:] = code
-            arena.post(OP_BESIDE if self._beside else OP_STEP, self._slot)
-            if self._beside:
+            frames.load(drive.codes, self._request.frames)
+            arena.post(OP_BESIDE if frames.has_beside else OP_STEP, self._slot)
+            if frames.has_beside:
                 for number, worker in self._workers.items():
-                    beside = [self._beside_rows[row] for row in self.session.blocks[number]]
-                    worker.tell(control.StepRows(messages.pack_rows(beside)))
-                self._beside_rows = []
+                    worker.tell(control.StepRows(frames.beside(self.session.blocks[number])))
                 return
             for worker in self._workers.values():
                 worker.ring()

@@ -14,7 +14,7 @@ request at a time is under way (the protocol sees to that), so the phases are fe
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from envhub import messages
@@ -37,114 +37,24 @@ from envhub.messages import (
     TemplatesRequest,
 )
 from envhub_server import control
+from envhub_server.instructions import (
+    Answer,
+    ArenaRefused,
+    Drive,
+    End,
+    Exited,
+    Fail,
+    Instructions,
+    Kill,
+    MakeArena,
+    Moved,
+    Received,
+    Sent,
+    StartWorkers,
+    Tell,
+)
 from envhub_server.registry import Recipe
 from envhub_server.sizing import Sizing
-
-# --- events besides the messages of clients and workers -------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Exited:
-    """A worker's process has ended, and ``how``."""
-
-    how: str
-
-
-@dataclass(frozen=True)
-class Moved:
-    """No row is with a worker any more: the reset or step under way is complete."""
-
-
-@dataclass(frozen=True)
-class ArenaRefused:
-    """The memory the session asked for is not to be had."""
-
-    reason: str
-
-
-# --- instructions ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StartWorkers:
-    """Start so many workers, with numbers from 0."""
-
-    count: int
-
-
-@dataclass(frozen=True)
-class Tell:
-    """Send a control message to a worker."""
-
-    worker: int
-    message: Any
-
-
-@dataclass(frozen=True)
-class MakeArena:
-    """Allocate the session's memory and hand it to every worker, with this message."""
-
-    layout: Layout
-    message: control.MapArena
-
-
-@dataclass(frozen=True)
-class Drive:
-    """Hand all rows to their workers; the actions of a step are in the request's frames."""
-
-    op: int
-    codes: bytes = b""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Answer the request with this message and these rows of blobs.
-
-    Before them come the arrays of the arena, of the whole batch if ``arrays``, else of the rows in ``part``.
-    """
-
-    message: Any
-    arrays: bool = False
-    rows: tuple[tuple[int, bytes], ...] = ()
-    part: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Fail:
-    """Answer the request with a failure."""
-
-    failure: Failure
-
-
-@dataclass(frozen=True)
-class Kill:
-    """End a worker at once."""
-
-    worker: int
-
-
-@dataclass(frozen=True)
-class Sent:
-    """Event: a part of the batch was handed to its workers."""
-
-
-@dataclass(frozen=True)
-class Received:
-    """Event: so many rows are done as were waited for; or one of them ``raised``, and none is taken."""
-
-    rows: tuple[int, ...]
-    small: tuple[tuple[int, bytes], ...] = ()
-    large: tuple[int, ...] = ()
-    raised: int | None = None
-
-
-@dataclass(frozen=True)
-class End:
-    """The session is over: free what it holds."""
-
-
-Instruction = StartWorkers | Tell | MakeArena | Drive | Answer | Fail | Kill | End
-Instructions = list[Instruction]
 
 
 class Phase(enum.Enum):

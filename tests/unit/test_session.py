@@ -16,8 +16,7 @@ from envhub_server.control import (
     RowInfo,
     SetAttrRows,
 )
-from envhub_server.registry import Recipe
-from envhub_server.session import (
+from envhub_server.instructions import (
     Answer,
     ArenaRefused,
     Drive,
@@ -27,11 +26,11 @@ from envhub_server.session import (
     Kill,
     MakeArena,
     Moved,
-    Phase,
-    Session,
     StartWorkers,
     Tell,
 )
+from envhub_server.registry import Recipe
+from envhub_server.session import Phase, Session
 from envhub_server.sizing import Sizing
 from hypothesis import given, settings
 from hypothesis import strategies as st

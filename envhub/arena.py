@@ -59,8 +59,9 @@ class Arena:
     The arrays are views: they stay valid as long as somebody holds one of them.
 
     Attributes:
-        request, done, op, slot, needs_reset, status, info_length, info_template: int64 words, one per row. A
-            template of 0 says that the info is an encoded map, else it is the values of one.
+        request, done, op, slot, needs_reset, status, info_length: int64 words, one per row.
+        info_template: one per row; 0 says that the info is an encoded map, else it is the values of one.
+        began_ns, ended_ns: one per row; when its worker's whole batch did, in the worker's first row.
         rewards, terminations, truncations: one per row; ``results`` is the bytes of all three, as they travel.
         infos: uint8, ``(rows, info_bytes)``.
         actions: one uint8 array per action leaf; ``action_codes``, per leaf, how to read each row of it.
@@ -88,6 +89,7 @@ class Arena:
         self._request_words, self._done_words = self.words(self.request), self.words(self.done)
         self._slot_words = self.words(self.slot)
         self.info_length, self.info_template = self._view("info_length"), self._view("info_template")
+        self.began_ns, self.ended_ns = self._view("began_ns"), self._view("ended_ns")
         self.results = self._view("results")
         self.rewards, self.terminations, self.truncations = split_results(self.results, layout.rows)
         self.infos = self._view("infos")

@@ -129,6 +129,7 @@ def bench(
     seconds: float = 1.0,
     repeats: int = 3,
     json: Annotated[bool, Parameter(negative="")] = False,
+    budget: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Time stepping through a hub (embedded, ipc, tcp) beside AsyncVectorEnv and SyncVectorEnv, in one run.
 
@@ -145,8 +146,10 @@ def bench(
         How often every way is measured, in turn; medians are shown.
     json
         Print one JSON object per way and number of envs instead of a table.
+    budget
+        Print instead where the time of one step goes, hop by hop.
     """
-    from envhub_client.bench import run
+    from envhub_client.bench import run, run_budget
 
     try:
         sizes = [int(size) for size in n.split(",")]
@@ -155,7 +158,10 @@ def bench(
     if not sizes or min(sizes) < 1 or not 0 < seconds < math.inf or repeats < 1:
         _refuse("bench", "-n takes numbers of envs separated by commas, --seconds and --repeats positive ones")
     with _errors_told("bench"):
-        run(console, env or ["CartPole-v1"], sizes, seconds, repeats, json)
+        if budget:
+            run_budget(console, env or ["CartPole-v1"], sizes)
+        else:
+            run(console, env or ["CartPole-v1"], sizes, seconds, repeats, json)
 
 
 @app.command

@@ -3,7 +3,8 @@
 ::
 
     page 0      header words: magic, layout version, rows, epoch, driver, revoked
-    words       int64 per row: request, done, op, slot, needs_reset, status, info_length, info_template
+    words       int64 per row: request, done, op, slot, needs_reset, status, info_length, info_template,
+                began_ns, ended_ns
     results     rewards float64, then terminations, then truncations, bool; one piece, for it travels as one
     infos       ``info_bytes`` per row
     actions     per action leaf, room for eight bytes an element, so that any accepted dtype fits
@@ -27,7 +28,18 @@ ALIGNMENT = 64
 SLOTS = 2
 ACTION_ITEM_BYTES = 8
 RESULT_BYTES = 10  # a reward and two flags
-ROW_WORDS = ("request", "done", "op", "slot", "needs_reset", "status", "info_length", "info_template")
+ROW_WORDS = (
+    "request",
+    "done",
+    "op",
+    "slot",
+    "needs_reset",
+    "status",
+    "info_length",
+    "info_template",
+    "began_ns",
+    "ended_ns",
+)
 HEADER_WORDS = ("magic", "version", "rows", "epoch", "driver", "revoked")
 
 

@@ -37,6 +37,7 @@ class Op(IntEnum):
     SEND = 23
     RECEIVE = 24
     TEMPLATES = 25
+    HOPS = 26
     PING = 64  # pushed by the hub to see whether a client is still there; asks for nothing
     GOODBYE = 65  # pushed by the hub when it ends a session that its client did not close
     FAILURE = 127
@@ -44,7 +45,7 @@ class Op(IntEnum):
 
 REPLY = 128
 SESSION_OPS = frozenset(
-    [Op.MAKE, Op.RESET, Op.STEP, Op.CALL, Op.SET_ATTR, Op.CLOSE, Op.COLLECT, Op.SEND, Op.RECEIVE, Op.TEMPLATES]
+    [Op.MAKE, Op.RESET, Op.STEP, Op.CALL, Op.SET_ATTR, Op.CLOSE, Op.COLLECT, Op.SEND, Op.RECEIVE, Op.TEMPLATES, Op.HOPS]
 )
 
 
@@ -112,6 +113,7 @@ class Make:
     columns: bool = False  # whether infos may come in columns
     spin_us: Optional[int] = None  # for how long those who wait look before they park; None leaves it to the hub
     pin: bool = False  # whether each worker keeps to one CPU
+    compression: str = ""  # of observations, one of those in Welcome
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,11 @@ class TemplatesRequest:
 
 
 @dataclass(frozen=True)
+class HopsRequest:
+    """When the last step passed the hub and the workers."""
+
+
+@dataclass(frozen=True)
 class Call:
     """Call a method of every env, or read an attribute."""
 
@@ -193,6 +200,7 @@ class Welcome:
     limits: Dict[str, int]
     host: str = ""
     pid: int = 0
+    compressions: List[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -246,6 +254,21 @@ class Templates:
 
     numbers: List[int]
     examples: List[bytes]
+
+
+@dataclass(frozen=True)
+class Hops:
+    """When the last step passed what, in nanoseconds of the hub machine's monotonic clock.
+
+    The hub's four are 0 where its client drove. Of each worker there is when it began and when it ended.
+    """
+
+    heard: int
+    rung: int
+    woke: int
+    answered: int
+    began: List[int]
+    ended: List[int]
 
 
 @dataclass(frozen=True)
@@ -314,6 +337,7 @@ REQUESTS: Dict[int, Type[Any]] = {
     Op.SEND: Send,
     Op.RECEIVE: Receive,
     Op.TEMPLATES: TemplatesRequest,
+    Op.HOPS: HopsRequest,
 }
 REPLIES: Dict[int, Type[Any]] = {
     Op.HELLO: Welcome,
@@ -332,6 +356,7 @@ REPLIES: Dict[int, Type[Any]] = {
     Op.SEND: Done,
     Op.RECEIVE: Done,
     Op.TEMPLATES: Templates,
+    Op.HOPS: Hops,
     Op.FAILURE: Failure,
 }
 _HINTS: Dict[Type[Any], Dict[str, Any]] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import platform
@@ -17,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 import envhub
+from envhub_client.budget import MEANINGS, budget, budget_table
 from envhub_client.contest import ASYNC, ECHO, IPC, TCP, Contest, Result
 from envhub_client.served_hub import ServedHub, served_hub
 from envhub_client.workloads import offered
@@ -68,6 +71,29 @@ def run(
         console.print(table(f"{env}, {repeats} interleaved repeats of {seconds:g} s", by_size))
     console.print(EXPLANATION, highlight=False)
     console.print(machine, highlight=False)
+
+
+def run_budget(console: Console, envs: Sequence[str], sizes: list[int]) -> None:
+    """Print where the time of one step goes, on the shared lane, by wire over ipc, and over tcp.
+
+    Raises:
+        ValueError: a number of envs that is too small.
+        HubUnreachable: no hub can run here.
+        Exception: what Gymnasium raises for an env it cannot make.
+    """
+    if not sizes or min(sizes) < 1:
+        raise ValueError("numbers of envs must be at least 1")
+    with served_hub(*map(offered, envs)) as hub:
+        ways = [("shared", hub.ipc, "auto"), ("wire, ipc", hub.ipc, "wire"), ("wire, tcp", hub.tcp, "wire")]
+        for env, size in itertools.product(envs, sizes):
+            found = {}
+            for way, address, lane in ways:
+                with contextlib.closing(envhub.make_vec(env, size, hub=address, lane=lane)) as envs_of_way:
+                    found[way] = budget(envs_of_way)
+            console.print(budget_table(env, size, found))
+    for hop, meaning in MEANINGS.items():
+        console.print(f"{hop}: {meaning}", highlight=False)
+    console.print(machine_line(os.getloadavg()), highlight=False)
 
 
 def records(env: str, results: Sequence[Mapping[str, Result]]) -> Iterator[dict[str, Any]]:

@@ -66,6 +66,8 @@ class Connection:
     Attributes:
         address: the hub's.
         welcome: what the hub said of itself.
+        sent_ns: when the last request began to be sent, on the monotonic clock.
+        heard_ns: when the last message arrived.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Connection:
         self._pid = os.getpid()
         self._hub_pidfd = None if hub_pidfd is None else os.dup(hub_pidfd)
         self._warned = False
+        self.sent_ns = self.heard_ns = 0
         self._user = _User()
         self._frame_bytes_max = protocol.FRAME_BYTES_MAX
         self._closers: list[Callable[[], None]] = []
@@ -172,7 +175,8 @@ class Connection:
 
     def _begin(self, op: Op, message: Any, frames: Sequence[Any]) -> None:
         try:
-            sent = self._protocol.request(op, message, frames, time.monotonic())
+            self.sent_ns = time.monotonic_ns()
+            sent = self._protocol.request(op, message, frames, self.sent_ns / 1e9)
             largest = max(map(len, sent))
             if largest > self._frame_bytes_max:
                 raise RequestRefused(
@@ -331,7 +335,8 @@ class Connection:
             except BaseException:  # likewise: the rest would be taken for the next message
                 self._reopen()
                 raise
-            reply = self._protocol.receive([frame.buffer for frame in frames], time.monotonic())
+            self.heard_ns = time.monotonic_ns()
+            reply = self._protocol.receive([frame.buffer for frame in frames], self.heard_ns / 1e9)
             if self._warned and self._protocol.silent_s(time.monotonic()) < 1:
                 self._warned = False
                 logger.warning("the hub at %s answers again", self.address)

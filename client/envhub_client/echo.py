@@ -1,6 +1,6 @@
-"""The yardstick of ``envhub bench``: a DEALER/ROUTER round trip of raw pyzmq over loopback tcp, without EnvHub.
+"""The yardsticks of ``envhub bench``: what raw pyzmq does over loopback tcp, without EnvHub.
 
-The ROUTER is in a process of its own, as a hub is. Each message is a single frame.
+The other end is in a process of its own, as a hub is. Each message is a single frame.
 """
 
 from __future__ import annotations
@@ -12,29 +12,46 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-_PROGRAM = "from envhub_client.echo import answer; answer({})"
+QUEUE_MESSAGES_MAX = 4  # on the way; then the sender waits, and takes no CPU from whoever is measured meanwhile
 
 
 @contextlib.contextmanager
 def echo(request_bytes: int, reply_bytes: int) -> Iterator[Callable[[], object]]:
-    """One round trip per call, with a request and a reply of these sizes."""
+    """One DEALER/ROUTER round trip per call, with a request and a reply of these sizes."""
     import zmq
 
-    command = [sys.executable, "-c", _PROGRAM.format(reply_bytes)]
+    with _peer("answer", reply_bytes) as address, zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.connect(address)
+        request = bytes(request_bytes)
+
+        def round_trip() -> None:
+            dealer.send(request, copy=False)
+            dealer.recv(copy=False)
+
+        yield round_trip
+
+
+@contextlib.contextmanager
+def one_way(message_bytes: int) -> Iterator[Callable[[], object]]:
+    """One message of this size per call, of many that come one after another and ask for nothing."""
+    import zmq
+
+    with _peer("pour", message_bytes) as address, zmq.Context() as context, context.socket(zmq.PULL) as pull:
+        pull.setsockopt(zmq.LINGER, 0)
+        pull.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)
+        pull.connect(address)
+        yield lambda: pull.recv(copy=False)
+
+
+@contextlib.contextmanager
+def _peer(role: str, message_bytes: int) -> Iterator[str]:
+    """A process that plays this role until the block ends; its address."""
+    command = [sys.executable, "-c", f"from envhub_client.echo import {role}; {role}({message_bytes})"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
         try:
             assert process.stdout is not None
-            address = process.stdout.readline().decode().strip()
-            with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-                dealer.setsockopt(zmq.LINGER, 0)
-                dealer.connect(address)
-                request = bytes(request_bytes)
-
-                def round_trip() -> None:
-                    dealer.send(request, copy=False)
-                    dealer.recv(copy=False)
-
-                yield round_trip
+            yield process.stdout.readline().decode().strip()
         finally:
             process.terminate()
 
@@ -43,15 +60,34 @@ def answer(reply_bytes: int) -> None:
     """Be the ROUTER: print its address, then answer every request, until stdin ends."""
     import zmq
 
-    # A thread and not a poller, which every round trip would pay for.
-    threading.Thread(target=_exit_with_stdin, daemon=True).start()
     reply = bytes(reply_bytes)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        router.bind("tcp://127.0.0.1:*")
-        print(router.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
+        _announce(router)
         while True:
             peer, _ = router.recv_multipart(copy=False)
             router.send_multipart([peer, reply], copy=False)
+
+
+def pour(message_bytes: int) -> None:
+    """Be the PUSH: print its address, then send without end, until stdin ends."""
+    import zmq
+
+    message = bytes(message_bytes)
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        push.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES_MAX)
+        _announce(push)
+        while True:
+            push.send(message, copy=False)
+
+
+def _announce(socket: object) -> None:
+    import zmq
+
+    assert isinstance(socket, zmq.Socket)
+    # A thread and not a poller, which every message would pay for.
+    threading.Thread(target=_exit_with_stdin, daemon=True).start()
+    socket.bind("tcp://127.0.0.1:*")
+    print(socket.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
 
 
 def _exit_with_stdin() -> None:

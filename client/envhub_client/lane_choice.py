@@ -21,7 +21,12 @@ else:
 
 
 def lane(
-    connection: Connection, made: Made, observations: Sequence[Leaf], actions: Sequence[Leaf], options: SessionOptions
+    connection: Connection,
+    made: Made,
+    observations: Sequence[Leaf],
+    actions: Sequence[Leaf],
+    options: SessionOptions,
+    compression: str,
 ) -> Lane:
     """The shared lane where it is to be had, on the hub's machine, else the wire lane.
 
@@ -31,8 +36,9 @@ def lane(
         observations: leaves of fixed size, of one env.
         actions: leaves of one env.
         options: which may forbid the shared lane.
+        compression: of the observations on the wire lane; empty for none.
     """
-    wire = WireLane(connection, made.num_envs, observations, options.copy)
+    wire = WireLane(connection, made.num_envs, observations, options.copy, compression)
     if options.lane == "wire" or sys.platform != "linux":
         return wire
     from envhub_client.shared_lane import shared_lane  # of modules that only Linux has

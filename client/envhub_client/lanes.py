@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import numpy as np
 
 from envhub import codec, messages
 from envhub.columns import unpack_columns
+from envhub.compression import Decompressor
 from envhub.errors import RemoteProtocolError, RequestRefused
 from envhub.layout import Leaf, split_results
 from envhub.messages import Failure, Op, Receive, Reset, Send, Step
@@ -60,7 +62,9 @@ class WireLane:
 
     name = "wire"
 
-    def __init__(self, connection: Connection, num_envs: int, leaves: Sequence[Leaf], copy: bool) -> None:
+    def __init__(
+        self, connection: Connection, num_envs: int, leaves: Sequence[Leaf], copy: bool, compression: str = ""
+    ) -> None:
         self.num_envs = num_envs
         self.leaves = leaves
         self.copy = copy
@@ -72,6 +76,7 @@ class WireLane:
         self._received: list[Part] = []  # by waits that timed out before there were enough
         self._reply: Reply | None = None  # that has come and is not read yet, for reading it may take a question
         self.templates = Templates(connection)
+        self._decompress = Decompressor(compression).decompress if compression else None
 
     def settle(self) -> None:
         """Nothing is under way here that is not known."""
@@ -172,7 +177,7 @@ class WireLane:
         if not env_ids.size or env_ids.min() < 0 or env_ids.max() >= self.num_envs or not self._sent[env_ids].all():
             raise ValueError("rows that were not sent")
         fields = [(dtype, (len(env_ids), *shape[1:])) for dtype, shape in self._fields]
-        seen = [_owned(frame, *field) for frame, field in zip(frames[1 : count + 1], fields, strict=True)]
+        seen = self._all_owned(frames[1 : count + 1], fields)
         rewards, terminations, truncations = split_results(np.frombuffer(frames[count + 1], np.uint8), len(env_ids))
         infos = self._infos(frames[count + 2 :])
         return Part(env_ids, seen, rewards.copy(), terminations.copy(), truncations.copy(), *infos)
@@ -202,12 +207,20 @@ class WireLane:
 
     def _observations(self, frames: Sequence[Frame]) -> list[np.ndarray]:
         if self._buffers is None:
-            return [_owned(frame, *field) for frame, field in zip(frames, self._fields, strict=True)]
+            return self._all_owned(frames, self._fields)
         self._turn = 1 - self._turn
         buffers = self._buffers[self._turn]
         for buffer, frame, (dtype, shape) in zip(buffers, frames, self._fields, strict=True):
-            np.copyto(buffer, np.frombuffer(frame, dtype).reshape(shape))
+            np.copyto(buffer, np.frombuffer(self._whole(frame, dtype, shape), dtype).reshape(shape))
         return buffers
+
+    def _whole(self, frame: Frame, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Frame:
+        return frame if self._decompress is None else self._decompress(frame, math.prod(shape) * dtype.itemsize)
+
+    def _all_owned(
+        self, frames: Sequence[Frame], fields: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
+    ) -> list[np.ndarray]:
+        return [_owned(self._whole(frame, *field), *field) for frame, field in zip(frames, fields, strict=True)]
 
 
 def _joined(parts: list[Part]) -> Part:

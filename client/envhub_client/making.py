@@ -37,6 +37,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     lane: str = "auto",
     spin_us: int | None = None,
     pin: bool = False,
+    compression: str | None = None,
     env_kwargs: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> HubVectorEnv:
@@ -59,12 +60,14 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         spin_us: for how many microseconds whoever waits looks at a word before it parks, 0 to 1000; by default what
             suits the machine. ``ENVHUB_SPIN_US`` says so for every session.
         pin: whether each worker keeps to one CPU.
+        compression: of observations that come from another machine, ``"lz4"``, ``"zstd"``, or ``"auto"``, what both
+            sides have (``pip install "envhub-rl[compression]"``); for slow links.
         env_kwargs: arguments for the env, for those whose names are taken by this function.
         **kwargs: further arguments for the env.
 
     Raises:
         HubUnreachable: no hub answered, or none can run here.
-        RequestRefused: the hub does not make this.
+        RequestRefused: the hub does not make this, or one side cannot compress so.
         Exception: as for ``HubVectorEnv``.
     """
     num_envs = operator.index(num_envs)
@@ -76,6 +79,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         lane,
         spin_us,
         pin,
+        compression,
     )
     arguments = {**kwargs, **(env_kwargs or {})}
     if isinstance(env, (str, EnvSpec)):

@@ -8,6 +8,7 @@ from typing import Any
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
+from envhub.compression import METHODS
 from envhub.waiting import checked_spin_us
 
 ObservationMode = str | tuple[Space[Any], Space[Any]]
@@ -29,6 +30,8 @@ class SessionOptions:
         spin_us: for how many microseconds whoever waits looks at a word before it parks; None is what suits the
             machine, and 0 not at all.
         pin: whether each worker keeps to one CPU.
+        compression: of observations on the wire lane, ``"lz4"``, ``"zstd"``, or None. With ``"auto"`` what both sides
+            have, unless the hub is on this machine.
     """
 
     num_workers: int | str | None = None
@@ -38,6 +41,7 @@ class SessionOptions:
     lane: str = "auto"
     spin_us: int | None = None
     pin: bool = False
+    compression: str | None = None
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -59,6 +63,8 @@ class SessionOptions:
             )
         if self.lane not in ("auto", "wire"):
             raise ValueError(f"lane must be 'auto' or 'wire', got {self.lane!r}")
+        if self.compression not in (None, "auto", *METHODS):
+            raise ValueError(f"compression must be 'auto', 'lz4', 'zstd' or None, got {self.compression!r}")
         workers = self.num_workers
         if not (workers is None or workers == "auto" or (isinstance(workers, int) and workers >= 1)):
             raise ValueError(f"num_workers must be at least 1, 'auto' or None, got {workers!r}")

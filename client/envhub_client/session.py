@@ -17,7 +17,9 @@ from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from envhub import codec, spaces
-from envhub.errors import ConnectionInUse, EnvHubError, EnvRaised, Forked, HubTimeout
+from envhub.address import parse
+from envhub.compression import available
+from envhub.errors import ConnectionInUse, EnvHubError, EnvRaised, Forked, HubTimeout, RequestRefused
 from envhub.messages import Close, Made, Make, Op, World
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
 from envhub_client.connection import CONNECT_TIMEOUT_S, Connection
@@ -94,7 +96,27 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             columns=True,
             spin_us=options.spin_us,
             pin=options.pin,
+            compression=self._compression(),
         )
+
+    def _compression(self) -> str:
+        """What both sides have of what was asked for.
+
+        Raises:
+            RequestRefused: one of them lacks it.
+        """
+        wanted, address = self._options.compression, parse(self._connection.address)
+        if wanted is None or (wanted == "auto" and (address.is_ipc or address.is_loopback)):
+            return ""
+        theirs, ours = self._connection.welcome.compressions, available()
+        if wanted == "auto":
+            return next((method for method in ours if method in theirs), "")
+        for side, found in ((f"the hub at {address.text}", theirs), ("this client", ours)):
+            if wanted not in found:
+                raise RequestRefused(
+                    f'compression={wanted!r}: {side} lacks the library; pip install "envhub-rl[compression]" there'
+                )
+        return wanted
 
     def _adopt(self, made: Made) -> None:
         self.num_envs = made.num_envs
@@ -112,7 +134,9 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
         self.env_spec = self._spec(made.spec)
         self._action_leaves = spaces.leaves(self.single_action_space)
         self._observations = Observations(observation_spaces[0], self.num_envs, self._allow_pickle)
-        self._lane = lane(self._connection, made, self._observations.leaves, self._action_leaves, self._options)
+        self._lane = lane(
+            self._connection, made, self._observations.leaves, self._action_leaves, self._options, self._compression()
+        )
 
     def _space(self, blob: bytes) -> Space[Any]:
         space: Space[Any] = spaces.build(self._decode(blob))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from envhub import compression
 from envhub.messages import Failure, Make
 from envhub.waiting import SPIN_US_MAX
 from envhub_server.config import HubConfig
@@ -30,6 +31,9 @@ def admitted(make: Make, config: HubConfig, registry: Registry, envs: int) -> Re
         return Failure("refused", "request", f"spin_us={make.spin_us} is not between 0 and {SPIN_US_MAX}")
     if make.autoreset_mode not in AUTORESET_MODES or make.observation_mode not in OBSERVATION_MODES:
         text = f"autoreset_mode={make.autoreset_mode!r}, observation_mode={make.observation_mode!r}: no such mode"
+        return Failure("refused", "request", text)
+    if make.compression and make.compression not in compression.available():
+        text = f"this hub cannot compress by {make.compression!r}; it has {compression.available() or 'nothing to'}"
         return Failure("refused", "request", text)
     if len(make.wrappers) != len(make.wrapper_kwargs):
         text = f"{len(make.wrappers)} wrappers and arguments for {len(make.wrapper_kwargs)}"

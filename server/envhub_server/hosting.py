@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +16,7 @@ import numpy as np
 from envhub import actions, messages
 from envhub.arena import DRIVER_CLIENT, DRIVER_HUB, OP_BESIDE, OP_STEP, Arena, allocate
 from envhub.columns import Rows, pack_columns
+from envhub.compression import Compressor
 from envhub.layout import Layout
 from envhub.messages import Failure, Made, Make
 from envhub.parts import Parts
@@ -42,7 +44,7 @@ from envhub_server.session import Phase, Session
 from envhub_server.step_frames import StepFrames
 from envhub_server.supervisor import Handlers, Supervisor, Watch, WorkerProcess
 
-ASIDE = (messages.Collect, messages.TemplatesRequest)  # what a client asks for while it drives
+ASIDE = (messages.Collect, messages.TemplatesRequest, messages.HopsRequest)  # what a client asks for while it drives
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Host:
         token: the session's.
         session: its state machine.
         ticket: for the side socket, once; empty where there is none.
+        heard_ns: when the request under way arrived.
         close_by_s: when its workers are killed if they have not ended by themselves.
     """
 
@@ -80,6 +83,7 @@ class Host:
         self.token = token
         self.session = session
         self.ticket = ticket
+        self.heard_ns = 0
         self.close_by_s: float | None = None
         self._watch = watch
         self._supervisor = supervisor
@@ -88,9 +92,12 @@ class Host:
         self._workers: dict[int, WorkerProcess] = {}
         self._arena: Arena | None = None
         self._slot = 0
+        self._passed_ns = [0, 0, 0, 0]  # when the last step was heard, rung, done and answered
         self._noted = False  # whether a row of the last move has something to say besides its arrays
         self._frames: StepFrames | None = None
         self._parts: Parts | None = None
+        method = session.make.compression
+        self._compress = Compressor(method).compress if method else None
         self._side: socket.socket | None = None  # of the client, while it may drive
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # The client's own and one per worker for it to ring. The hub itself never touches them: a client could make it
@@ -149,6 +156,9 @@ class Host:
     def request(self, request: Incoming) -> None:
         """Carry out the client's next request."""
         self._request = request
+        if isinstance(request.message, messages.HopsRequest):
+            self._outcomes.answer(request, self._hops(), ())
+            return
         if not self._take_drive(request) or not self._may_interrupt(request):
             return
         if isinstance(request.message, messages.Step) and self._frames is not None:
@@ -168,6 +178,13 @@ class Host:
     def abandon(self, why: Failure, terminate: bool = False) -> None:
         """End the session without its client's wish."""
         self._apply(self.session.abandon(why, terminate))
+
+    def _hops(self) -> messages.Hops:
+        arena, workers = self._arena, len(self.session.blocks)
+        heard, rung, woke, answered = self._passed_ns
+        began = [] if arena is None else arena.began_ns[:workers].tolist()
+        ended = [] if arena is None else arena.ended_ns[:workers].tolist()
+        return messages.Hops(heard, rung, woke, answered, began, ended)
 
     # --- parts of a batch -------------------------------------------------------------------------------------------
 
@@ -323,6 +340,7 @@ class Host:
             self._receive_part()
         if arena is None or self.session.phase is not Phase.MOVING or not arena.quiescent():
             return
+        self._passed_ns[2] = time.monotonic_ns()
         self._noted = arena.noted()
         if self._noted:
             # What did not fit into the arena was sent by the channel before the rows were done, so it is here by now.
@@ -426,8 +444,12 @@ class Host:
                 return
             for worker in self._workers.values():
                 worker.ring()
+            self._passed_ns[:2] = self.heard_ns, time.monotonic_ns()
             return
         arena.post(drive.op, self._slot)
+
+    def _sendable(self, observations: list[np.ndarray]) -> list[Any]:
+        return observations if self._compress is None else [self._compress(leaf) for leaf in observations]
 
     def _answer(self, answer: Answer) -> None:
         assert self._request is not None
@@ -438,7 +460,7 @@ class Host:
         if answer.arrays:
             assert arena is not None
             # Views, not copies: this slot is written again only at the request after the next.
-            frames += [leaf[self._slot] for leaf in arena.observations]
+            frames += self._sendable([leaf[self._slot] for leaf in arena.observations])
             if isinstance(self._request.message, messages.Step):
                 frames.append(arena.results.tobytes())
             if self._noted:
@@ -449,7 +471,7 @@ class Host:
             rows = np.array(answer.part, np.int64)
             seen, rewards, terminations, truncations = self._parts.outcome(rows)
             results = rewards.tobytes() + terminations.tobytes() + truncations.tobytes()
-            frames += [rows.tobytes(), *(np.ascontiguousarray(leaf) for leaf in seen), results]
+            frames += [rows.tobytes(), *self._sendable([np.ascontiguousarray(leaf) for leaf in seen]), results]
         if blobs or columns:
             frames.append(messages.pack_rows(blobs))
             if len(frames[-1]) > FRAME_BYTES_MAX:
@@ -461,3 +483,4 @@ class Host:
         self._give_drive()
         message = replace(answer.message, ticket=self.ticket) if isinstance(answer.message, Made) else answer.message
         self._outcomes.answer(self._request, message, frames)
+        self._passed_ns[3] = time.monotonic_ns()

@@ -26,7 +26,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 import envhub
-from envhub import messages, protocol, wire
+from envhub import compression, messages, protocol, wire
 from envhub.messages import Failure, Make, Op
 from envhub.protocol import HubProtocol, Incoming, Prelude
 from envhub_server import signals
@@ -252,6 +252,7 @@ class Hub:
     # --- sockets ----------------------------------------------------------------------------------------------------
 
     def _on_router(self) -> None:
+        heard_ns = time.monotonic_ns()
         peer, *frames = wire.receive(self._router)
         away = list(self._protocol.leases)
         incoming = self._protocol.receive(peer.bytes, _connection_of(frames), [frame.buffer for frame in frames])
@@ -260,6 +261,8 @@ class Hub:
                 log.info("client_back", session=token.hex()[:8])
         if incoming is not None:
             self._requests += 1
+            if incoming.token in self._hosts:
+                self._hosts[incoming.token].heard_ns = heard_ns
             self._dispatch_guarded(incoming)
         self._flush()
 
@@ -432,6 +435,7 @@ class Hub:
             limits={"envs_per_session_max": limits.envs_per_session_max, "message_bytes_max": limits.message_bytes_max},
             host=socket.gethostname(),
             pid=os.getpid(),
+            compressions=compression.available(),
         )
 
     def _health(self) -> dict[str, Any]:

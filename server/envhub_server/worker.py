@@ -154,6 +154,7 @@ class Worker:
         self._request, self._done = self._arena.words(self._arena.request), self._arena.words(self._arena.done)
         self._op, self._status = self._arena.words(self._arena.op), self._arena.words(self._arena.status)
         self._info_length = self._arena.words(self._arena.info_length)
+        self._began_ns, self._ended_ns = map(self._arena.words, (self._arena.began_ns, self._arena.ended_ns))
         indices = [row.index for row in self._rows]
         mine = slice(indices[0], indices[-1] + 1, indices[1] - indices[0] if len(indices) > 1 else 1)
         self._my_request, self._my_done = self._request[mine], self._done[mine]
@@ -186,6 +187,7 @@ class Worker:
         return bool(self._request[index] != self._done[index] and self._op[index] in (OP_STEP, OP_PART))
 
     def _serve_rows(self) -> None:
+        self._began_ns[self._rows[0].index] = time.monotonic_ns()
         by_parts = False
         for row in self._rows:
             if self._is_to_step(row):
@@ -193,6 +195,7 @@ class Worker:
                 if self._op[row.index] == OP_PART:
                     by_parts = True
                     self._ring()
+        self._ended_ns[self._rows[0].index] = time.monotonic_ns()
         if not by_parts:
             self._ring()
 

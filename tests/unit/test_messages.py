@@ -188,7 +188,7 @@ def test_control_message_with_a_wrong_field_is_refused(name: str) -> None:
     fields = dataclasses.fields(CONTROL[name])
     if fields:
         with pytest.raises(codec.DecodeError, match=fields[0].name):
-            control.unpack(codec.encode([name, {fields[0].name: 1.5}]))
+            control.unpack(codec.encode([name, {fields[0].name: [[]]}]))
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

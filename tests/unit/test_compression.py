@@ -1,0 +1,71 @@
+"""Frames that are compressed arrive as they were, and claims of other sizes are refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envhub.codec import DecodeError
+from envhub.compression import LEAST_BYTES, METHODS, SKIPS_MAX, Compressor, Decompressor, available
+
+methods = pytest.mark.parametrize("method", METHODS)
+
+
+def test_both_libraries_are_here_for_the_tests() -> None:
+    assert available() == list(METHODS)
+
+
+@methods
+@given(data=st.binary(max_size=50), times=st.integers(0, 500))
+def test_frames_arrive_as_they_were(method: str, data: bytes, times: int) -> None:
+    frame = data * times
+    sent = Compressor(method).compress(frame)
+    assert len(sent) <= len(frame)
+    assert bytes(Decompressor(method).decompress(sent, len(frame))) == frame
+
+
+@methods
+def test_images_become_much_smaller(method: str) -> None:
+    frame = np.zeros((8, 84, 84, 4), np.uint8)
+    sent = Compressor(method).compress(frame)
+    assert len(sent) < frame.nbytes / 50
+    assert Decompressor(method).decompress(sent, frame.nbytes) == frame.tobytes()
+
+
+@methods
+def test_noise_is_sent_as_it_is_and_tried_ever_more_rarely(method: str) -> None:
+    noise = np.random.default_rng(1).bytes(LEAST_BYTES)
+    zeros = bytes(LEAST_BYTES)
+    compressor = Compressor(method)
+    assert compressor.compress(noise) is noise
+    assert compressor.compress(zeros) is zeros  # one is left out
+    assert len(compressor.compress(zeros)) < LEAST_BYTES
+    for _ in range(300):
+        compressor.compress(noise)
+    waits = next(count for count in range(2 * SKIPS_MAX) if len(compressor.compress(zeros)) < LEAST_BYTES)
+    assert 0 < waits <= SKIPS_MAX
+
+
+@methods
+@pytest.mark.parametrize("wrong", [b"", b"nonsense", bytes(100)])
+def test_nonsense_is_refused(method: str, wrong: bytes) -> None:
+    with pytest.raises(DecodeError):
+        Decompressor(method).decompress(wrong, 5000)
+
+
+@methods
+@pytest.mark.parametrize("due", [LEAST_BYTES - 1, LEAST_BYTES + 1, 10 * LEAST_BYTES, 1])
+def test_frames_of_another_size_than_is_due_are_refused(method: str, due: int) -> None:
+    sent = Compressor(method).compress(bytes(LEAST_BYTES))
+    with pytest.raises(DecodeError):
+        Decompressor(method).decompress(sent, due)
+
+
+def test_size_that_a_sender_claims_is_never_allocated() -> None:
+    import zstandard
+
+    claim = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 16))
+    with pytest.raises(DecodeError):
+        Decompressor("zstd").decompress(claim, 100)

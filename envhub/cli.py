@@ -207,11 +207,13 @@ def _refuse(command: str, why: object) -> NoReturn:
 def _errors_told(command: str) -> Iterator[None]:
     """What can go wrong with a hub or an env's name is told in a line; anything else is a bug and shows where."""
     import gymnasium
+    from envhub_client.progress import making_bar
 
     from envhub.errors import EnvHubError
 
     try:
-        yield
+        with making_bar(Console(stderr=True)):
+            yield
     except (EnvHubError, gymnasium.error.Error, ModuleNotFoundError) as error:
         errors.print(f"envhub {command}: {error}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(EXIT_FAILED)

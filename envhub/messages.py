@@ -222,6 +222,9 @@ class HeartbeatReply:
     """``state`` of the asked request: ``unknown`` (send it again), ``running`` or ``answered`` (send it again)."""
 
     state: str
+    phase: str = ""  # of a MAKE that runs
+    built: int = 0  # envs so far
+    num_envs: int = 0
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ asks after it while no answer comes, and never takes one reply for another. PROT
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -99,8 +99,16 @@ class HubProtocol:
         leases: when the lease runs out, by token, of the sessions whose client is not connected.
     """
 
-    def __init__(self, hub_id: int, lease_s: float = LEASE_S, sessions_max: int = SESSIONS_MAX) -> None:
+    def __init__(
+        self,
+        hub_id: int,
+        lease_s: float = LEASE_S,
+        sessions_max: int = SESSIONS_MAX,
+        running: Callable[[bytes], HeartbeatReply] = lambda token: HeartbeatReply("running"),
+    ) -> None:
+        """Be the hub of this id; ``running`` tells how far the request of a session is that runs."""
         self.hub_id = hub_id
+        self._running = running
         self.outgoing: list[tuple[bytes, Frames]] = []
         self.malformed = 0
         self.refused = 0
@@ -212,12 +220,12 @@ class HubProtocol:
 
     def _heartbeat(self, peer: bytes, connection: int, prelude: Prelude) -> None:
         link = self._links.get(prelude.token)
-        state = "unknown"
+        reply = HeartbeatReply("unknown")
         if link is not None:
             self._heard(link, peer, connection, prelude.token)
             if prelude.seq <= link.seq:
-                state = "running" if link.running else "answered"
-        self._send(peer, Prelude(REPLY | Op.HEARTBEAT, self.hub_id, prelude.token, prelude.seq), HeartbeatReply(state))
+                reply = self._running(prelude.token) if link.running else HeartbeatReply("answered")
+        self._send(peer, Prelude(REPLY | Op.HEARTBEAT, self.hub_id, prelude.token, prelude.seq), reply)
 
     def _heard(self, link: _Link, peer: bytes, connection: int, token: bytes) -> None:
         link.peer, link.connection = peer, connection
@@ -337,12 +345,14 @@ class ClientProtocol:
     Attributes:
         hub_id: the hub's id, 0 until it is known.
         dropped: how many late or foreign replies were thrown away.
+        progress: what the hub said last of the pending request, until somebody takes it away.
     """
 
     def __init__(self, token: bytes = NO_SESSION, reconnect_s: float = RECONNECT_S) -> None:
         self.hub_id = 0
         self.token = token
         self.dropped = 0
+        self.progress: HeartbeatReply | None = None
         self._session_seq = 0
         self._ticket = 0
         self._pending: _Pending | None = None
@@ -410,7 +420,9 @@ class ClientProtocol:
 
     def _heartbeat(self, body: Frame) -> None:
         assert self._pending is not None
-        if _read(Op.HEARTBEAT, body).state != "running":
+        found = _read(Op.HEARTBEAT, body)
+        self.progress = found if found.phase else None
+        if found.state != "running":
             self._pending.lost, self._pending.speak_s = True, float("-inf")
 
     def tick(self, now_s: float) -> list[Frames]:

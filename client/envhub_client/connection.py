@@ -337,11 +337,18 @@ class Connection:
                 raise
             self.heard_ns = time.monotonic_ns()
             reply = self._protocol.receive([frame.buffer for frame in frames], self.heard_ns / 1e9)
+            self._tell_progress()
             if self._warned and self._protocol.silent_s(time.monotonic()) < 1:
                 self._warned = False
                 logger.warning("the hub at %s answers again", self.address)
             if reply is not None:
                 return reply
+
+    def _tell_progress(self) -> None:
+        found, self._protocol.progress = self._protocol.progress, None
+        if found is not None:
+            place = ("the hub at %s is %s: %d of %d envs stand", self.address, found.phase, found.built, found.num_envs)
+            logger.info(*place, extra={"progress": (found.phase, found.built, found.num_envs)})
 
     def _on_monitor(self) -> None:
         while self._monitor.poll(0):

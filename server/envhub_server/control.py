@@ -88,6 +88,13 @@ class Built:
 
 
 @dataclass(frozen=True)
+class Building:
+    """Worker to hub, now and then: how many of its envs stand."""
+
+    built: int
+
+
+@dataclass(frozen=True)
 class Measured:
     """Worker to hub: how long a step of an env takes, on average."""
 
@@ -197,6 +204,7 @@ _CONTROL = (
     NotBorn,
     Build,
     Built,
+    Building,
     Measured,
     MapArena,
     Mapped,

@@ -60,7 +60,7 @@ class Hub:
         self.id = secrets.randbits(64) or 1
         self.addresses: list[str] = []
         self._registry = Registry(config.envs)
-        self._protocol = HubProtocol(self.id, config.timing.lease_s, config.limits.sessions_max)
+        self._protocol = HubProtocol(self.id, config.timing.lease_s, config.limits.sessions_max, self._running)
         self._hosts: dict[bytes, Host] = {}
         self._handlers: dict[int, Callable[[], object]] = {}
         self._epoll = select.epoll()  # of everything but the sockets of libzmq, which polls it as one descriptor
@@ -386,6 +386,17 @@ class Hub:
     def _refuse_make(self, request: Incoming, failure: Failure) -> None:
         self._fail(request, failure)
         self._protocol.forget(request.token)
+
+    def _running(self, token: bytes) -> messages.HeartbeatReply:
+        """How far a request is, for its client; of one that makes envs, the log says so, too."""
+        host = self._hosts.get(token)
+        if host is None or not host.session.making:
+            return messages.HeartbeatReply("running")
+        found = host.session.building
+        log.info(
+            "session_making", session=token.hex()[:8], phase=found.phase, built=found.built, num_envs=found.num_envs
+        )
+        return found
 
     # --- what hosts tell --------------------------------------------------------------------------------------------
 

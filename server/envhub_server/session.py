@@ -95,6 +95,7 @@ class Session:
         self._info_bytes = info_bytes
         self._waiting: set[int] = set()  # workers whose part of the phase is outstanding
         self._built: dict[int, control.Built] = {}
+        self._standing: dict[int, int] = {}  # envs, by worker
         self._results: dict[int, list[bytes]] = {}
         self._failure: Failure | None = None
         self._left: dict[int, Failure] = {}  # why rows failed that the hub did not drive, or not as a whole batch
@@ -104,6 +105,16 @@ class Session:
     def idle(self) -> bool:
         """Whether no request waits for its answer."""
         return not self._asked
+
+    @property
+    def making(self) -> bool:
+        """Whether its envs do not stand yet."""
+        return self.phase in (Phase.MEASURING, Phase.BUILDING, Phase.MAPPING)
+
+    @property
+    def building(self) -> messages.HeartbeatReply:
+        """How far the making of the envs is."""
+        return messages.HeartbeatReply("running", self.phase.value, sum(self._standing.values()), self.make.num_envs)
 
     # --- the life of a session ------------------------------------------------------------------------------------
 
@@ -262,6 +273,9 @@ class Session:
                 return self._on_built(worker, event)
             case control.Mapped():
                 return self._on_mapped(worker)
+            case control.Building(built):
+                self._standing[worker] = built
+                return []
             case control.Measured(step_s):
                 self.step_s = step_s
                 return []
@@ -295,6 +309,7 @@ class Session:
         if self.phase is not Phase.BUILDING:
             return []
         self._built[worker] = built
+        self._standing[worker] = len(self.blocks[worker])
         self._waiting.discard(worker)
         if self._waiting:
             return []

@@ -34,6 +34,7 @@ from envhub_server.runner import EnvRunner
 
 MESSAGE_CHARS_MAX = 1 << 16
 ARGUMENT_BYTES_MAX = 1 << 16  # of an exception, and as many of its attributes
+PROGRESS_S = 0.5  # how often a worker that builds envs tells how many stand
 TRACEBACK_CHARS_MAX = 16384
 RESERVED_CALLS = frozenset(["reset", "step", "close", "_setattr", "_check_spaces"])
 
@@ -84,7 +85,7 @@ class Worker:
         self._allow_pickle = build.allow_pickle
         self._exact = codec.as_pickle if build.allow_pickle else codec.refuse
         self._in_columns = build.columns
-        row = build.rows[0]
+        row, told_s = build.rows[0], time.monotonic()
         if build.cpu is not None:
             os.sched_setaffinity(0, [build.cpu])
         try:
@@ -97,6 +98,9 @@ class Worker:
                     env.close()
                     return False
                 self._rows.append(Row(row, runner(env), build.autoreset_mode, build.allow_pickle))
+                if time.monotonic() > told_s + PROGRESS_S:
+                    told_s = time.monotonic()
+                    self._channel.send(control.Building(len(self._rows)))
             first = self._rows[0].env
             seen = self._rows[:1] if build.observation_mode == "same" else self._rows
             leaves = spaces.leaves(first.observation_space)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
@@ -13,7 +14,9 @@ from typing import Any
 import psutil
 import pytest
 import sims
+from envhub_client.progress import making_bar
 from hubs import ServedHub, serve
+from rich.console import Console
 
 import envhub
 
@@ -44,6 +47,24 @@ def test_measured_step_decides_and_is_told(caplog: pytest.LogCaptureFixture) -> 
     assert f"{CPUS} workers for {2 * CPUS} envs, since a step of one takes 0.005" in caplog.text
     with closing(envhub.make_vec("CartPole-v1", 1, num_workers="auto")) as envs:
         assert envs.num_workers == 1
+
+
+class SlowlyMade(sims.Counter):
+    def __init__(self) -> None:
+        super().__init__()
+        time.sleep(0.6)
+
+
+def test_slow_making_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "envhub")
+    printed = io.StringIO()
+    with (
+        making_bar(Console(file=printed, force_terminal=True, width=80)),
+        closing(envhub.make_vec([SlowlyMade] * 3, num_workers=1)) as envs,
+    ):
+        envs.reset()
+    assert re.search(r"is building: [1-3] of 3 envs stand", caplog.text)
+    assert "building envs" in printed.getvalue() and "/3" in printed.getvalue()
 
 
 def test_env_that_takes_no_random_action_gets_the_usual_workers() -> None:

@@ -1,0 +1,53 @@
+"""A bar on the terminal while a hub makes envs slowly: what the library logs, as the ``envhub`` command shows it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+
+class _Bar(logging.Handler):
+    """Shows the records that tell of progress."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(logging.INFO)
+        self._progress = progress
+        self._task = progress.add_task("", visible=False)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show it."""
+        found = getattr(record, "progress", None)
+        if found is not None:
+            phase, built, num_envs = found
+            self._progress.start()
+            self._progress.update(
+                self._task, description=f"{phase} envs", completed=built, total=num_envs, visible=built < num_envs
+            )
+            self._progress.refresh()
+
+
+@contextlib.contextmanager
+def making_bar(console: Console) -> Iterator[None]:
+    """Show a bar whenever a hub that makes envs takes more than a second.
+
+    Args:
+        console: where; one of its own, for rich shows one bar per console.
+    """
+    logger = logging.getLogger("envhub")
+    level = logger.level
+    # No thread to refresh it: what runs meanwhile may fork.
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    progress = Progress(*columns, console=console, auto_refresh=False, transient=True)
+    bar = _Bar(progress)
+    logger.addHandler(bar)
+    logger.setLevel(min(level or logging.INFO, logging.INFO))
+    try:
+        yield
+    finally:
+        logger.removeHandler(bar)
+        logger.setLevel(level)
+        progress.stop()

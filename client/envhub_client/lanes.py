@@ -133,8 +133,8 @@ class WireLane:
             if isinstance(reply.message, Failure):
                 if reply.message.env_index is not None:
                     self._sent[reply.message.env_index] = False
-                elif reply.message.code == "refused":  # none is under way: the SEND that was interrupted never arrived
-                    self._sent[:] = False
+                elif reply.message.code == "refused" or reply.message.scope == "session":
+                    self._sent[:] = False  # none is under way: an interrupted SEND never arrived, or all is over
             return self._part(self._frames(reply))
 
         part: Part = self._read(timeout, read)

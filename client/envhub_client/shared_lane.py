@@ -23,9 +23,10 @@ from envhub import address as envhub_address
 from envhub import codec, messages
 from envhub.arena import DRIVER_CLIENT, OP_STEP, STATUS_RAISED, Arena
 from envhub.errors import HubLost, HubTimeout, LocalProtocolError
-from envhub.layout import SLOTS, Layout, Leaf
+from envhub.layout import Layout, Leaf
 from envhub.messages import Collect, Op, Reset, Shared
 from envhub.parts import Parts
+from envhub.slots import Slots
 from envhub.waiting import Spinner
 from envhub_client.connection import Connection
 from envhub_client.infos import Group
@@ -76,7 +77,7 @@ class Door:
 
     def _receive(self, found: list[int]) -> bytes:
         space = socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsize)
-        data, ancillary, _, _ = self.side.recvmsg(HEAD_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, flags, _ = self.side.recvmsg(HEAD_BYTES, space, socket.MSG_CMSG_CLOEXEC)
         for level, kind, raw in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 descriptors = array.array("i")
@@ -84,6 +85,8 @@ class Door:
                 found += map(above_stdio, descriptors)
         if not data:
             raise OSError("the hub closed its side socket")
+        if flags & socket.MSG_CTRUNC:
+            raise OSError("this process may have no more descriptors")
         return data[4:]
 
 
@@ -107,16 +110,14 @@ class SharedLane:
         layout = Layout(wire.num_envs, tuple(wire.leaves), tuple(actions), door.shared.info_bytes)
         self._arena = Arena(layout, door.memory, in_children=True)  # views of it may be read there
         os.close(door.memory)
-        self._views = [[leaf[slot] for leaf in self._arena.observations] for slot in range(SLOTS)]
+        self._slots = Slots(self._arena)
         self._spinner = Spinner(door.shared.spin_us, time.perf_counter_ns)
         self._poller = select.poll()
         self._poller.register(self._bell, select.POLLIN)
         self._poller.register(self._side, select.POLLIN)
         self._codes = b""
-        self._slot = 0
         self._parts = Parts(self._arena)
         self._rung = True
-        self._mixed = False  # whether rows differ in the slot that they used last
         self._driving = False  # whether the pending step is ours
         self._fresh = False  # whether we know the arena as its last driver left it
         connection.on_close(self._close)
@@ -136,21 +137,16 @@ class SharedLane:
             arena = self._arena
             self._await_drive()
             if not self._fresh:
-                self._slot, self._codes = arena.take_over(), b""
-                self._mixed = bool((arena.slot != self._slot).any())
-                self._fresh = True
+                self._slots.take_over()
+                self._codes, self._fresh = b"", True
             for buffer, actions in zip(arena.actions, arrays, strict=True):
                 buffer[: actions.nbytes] = actions.reshape(-1).view(np.uint8)
             if codes != self._codes:
                 for column, code in zip(arena.action_codes, codes, strict=True):
                     column[:] = code
                 self._codes = codes
-            self._slot = 1 - self._slot
             self._driving, self._rung = True, False
-            if self._mixed:  # rows went by parts: each goes on with the slot that it did not use last
-                arena.post_rows(OP_STEP, 1 - arena.slot, np.arange(self.num_envs))
-            else:
-                arena.post(OP_STEP, self._slot)
+            self._slots.post(OP_STEP)
             self._ring()
 
     def settle(self) -> None:
@@ -208,15 +204,15 @@ class SharedLane:
             return self._wire.collect(timeout)
         with self._connection.in_use():
             self._await(timeout)
-            arena, slot = self._arena, self._slot
+            arena, slots = self._arena, self._slots
             try:
                 rows, columns = self._noted() if arena.noted() else ([], [])
             except Exception:  # what an env raised; after an interrupt, though, it is collected again
                 self._driving = False
                 raise
-            seen = self._parts.outcome(np.arange(self.num_envs))[0] if self._mixed else self._views[slot]
+            seen = slots.observations()
             outcome = Outcome(
-                [view.copy() for view in seen] if self._wire.copy and not self._mixed else seen,
+                [view.copy() for view in seen] if self._wire.copy and not slots.mixed else seen,
                 arena.rewards.copy(),
                 arena.terminations.copy(),
                 arena.truncations.copy(),
@@ -276,6 +272,7 @@ class SharedLane:
             self._fail_as_revoked()
 
     def _fail_as_revoked(self) -> NoReturn:
+        self._parts.taken(slice(None))
         self._ask_hub([])
         raise HubLost(f"the hub at {self._connection.address} has ended this session")
 

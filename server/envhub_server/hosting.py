@@ -21,6 +21,7 @@ from envhub.layout import Layout
 from envhub.messages import Failure, Made, Make
 from envhub.parts import Parts
 from envhub.protocol import FRAME_BYTES_MAX, Incoming
+from envhub.slots import Slots
 from envhub_server import control
 from envhub_server.channel import DESCRIPTORS_MAX
 from envhub_server.instructions import (
@@ -91,7 +92,7 @@ class Host:
         self._request: Incoming | None = None
         self._workers: dict[int, WorkerProcess] = {}
         self._arena: Arena | None = None
-        self._slot = 0
+        self._slots: Slots | None = None
         self._passed_ns = [0, 0, 0, 0]  # when the last step was heard, rung, done and answered
         self._noted = False  # whether a row of the last move has something to say besides its arrays
         self._frames: StepFrames | None = None
@@ -301,8 +302,8 @@ class Host:
             self._outcomes.fail(request, Failure("refused", "request", text))
             return False
         self._hand_over(DRIVER_HUB)
-        self._slot = arena.take_over()
-        assert self._frames is not None
+        assert self._slots is not None and self._frames is not None
+        self._slots.take_over()
         self._frames.forget()
         return True
 
@@ -424,20 +425,19 @@ class Host:
             return
         self._arena, self._memory = Arena(layout, memory), memory
         self._arena.format(epoch=1)
-        self._frames = StepFrames(self._arena)
+        self._frames, self._slots = StepFrames(self._arena), Slots(self._arena)
         client_bell, *bells = self._client_bells
         for bell, worker in zip(bells, self._workers.values(), strict=True):
             worker.map_arena(message, memory, bell, self._done_bell, client_bell)
 
     def _drive(self, drive: Drive) -> None:
-        arena, frames = self._arena, self._frames
-        assert arena is not None and frames is not None and self._request is not None
-        if self._parts is not None:  # rows that went by parts are not where the others are
-            self._slot = arena.take_over()
-        self._slot = 1 - self._slot
+        frames, slots = self._frames, self._slots
+        assert slots is not None and frames is not None and self._request is not None
+        if self._parts is not None:
+            slots.take_over()
         if drive.op == OP_STEP:
             frames.load(drive.codes, self._request.frames)
-            arena.post(OP_BESIDE if frames.has_beside else OP_STEP, self._slot)
+            slots.post(OP_BESIDE if frames.has_beside else OP_STEP)
             if frames.has_beside:
                 for number, worker in self._workers.items():
                     worker.tell(control.StepRows(frames.beside(self.session.blocks[number])))
@@ -446,7 +446,7 @@ class Host:
                 worker.ring()
             self._passed_ns[:2] = self.heard_ns, time.monotonic_ns()
             return
-        arena.post(drive.op, self._slot)
+        slots.post(drive.op)
 
     def _sendable(self, observations: list[np.ndarray]) -> list[Any]:
         return observations if self._compress is None else [self._compress(leaf) for leaf in observations]
@@ -458,9 +458,8 @@ class Host:
         columns: list[Rows] = []
         arena = self._arena
         if answer.arrays:
-            assert arena is not None
-            # Views, not copies: this slot is written again only at the request after the next.
-            frames += self._sendable([leaf[self._slot] for leaf in arena.observations])
+            assert arena is not None and self._slots is not None
+            frames += self._sendable(self._slots.observations())
             if isinstance(self._request.message, messages.Step):
                 frames.append(arena.results.tobytes())
             if self._noted:

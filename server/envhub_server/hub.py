@@ -18,6 +18,7 @@ import secrets
 import select
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -462,6 +463,7 @@ class Hub:
             **self._health(),
             "envs": sum(host.session.make.num_envs for host in self._hosts.values()),
             "workers": sum(len(host.pids) for host in self._hosts.values()),
+            "lanes": dict(Counter(host.lane for host in self._hosts.values())),
             "arena_bytes": sum(host.arena_bytes for host in self._hosts.values()),
             "requests": self._requests,
             "replayed": self._protocol.replayed,

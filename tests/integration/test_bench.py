@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import re
 
 import numpy as np
 import pytest
 from envhub_client import bench
+from envhub_client.budget import SHARED_HOPS, WIRE_HOPS
 from envhub_client.timing import interleave, summarize
 from rich.console import Console
 
@@ -40,6 +42,18 @@ def test_bench_prints_json_of_envs_of_its_own() -> None:
     assert len(records) == 3 * bench.WAYS and {record["num_envs"] for record in records} == {2}
     busy = {record["way"]: record["rate"] for record in records if record["env"] == "busy"}
     assert busy["SyncVectorEnv"] < 1000 and all(record["cores"] >= 0 for record in records)
+
+
+def test_budget_tells_every_hop_of_every_lane() -> None:
+    printed = io.StringIO()
+    bench.run_budget(Console(file=printed, width=80), ["CartPole-v1"], [2])
+    found = {}
+    for hop in (*WIRE_HOPS, "step"):
+        row = re.search(rf"^ {hop} +([\d, ]+)$", printed.getvalue(), re.M)
+        assert row is not None
+        found[hop] = [float(number.replace(",", "")) for number in row[1].split()]
+        assert len(found[hop]) == (3 if hop in (*SHARED_HOPS, "step") else 2)
+    assert all(0 < total < 1e6 for total in found["step"])
 
 
 @pytest.mark.parametrize(("sizes", "seconds", "repeats"), [([], 1.0, 1), ([0], 1.0, 1), ([1], 0.0, 1), ([1], 1.0, 0)])

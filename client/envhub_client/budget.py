@@ -61,7 +61,8 @@ def _one_step(envs: HubVectorEnv) -> dict[str, int]:
     if envs.lane == "wire":
         names = WIRE_HOPS
         passed = [start, sent, hops.heard, hops.rung, began, ended, hops.woke, hops.answered, heard, end]
-    spent = [after - before for before, after in itertools.pairwise(passed)]
+    # What spins begins before the bell that would wake it: then a hop has taken no time.
+    spent = [after - before for before, after in itertools.pairwise(itertools.accumulate(passed, max))]
     return {**dict(zip(names, spent, strict=True)), "step": end - start}
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 
-
 from hubs import serve
 
 import envhub

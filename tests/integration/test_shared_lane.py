@@ -260,7 +260,15 @@ for bell in (lane._bell, *lane._bells):
 """
 
 
-@pytest.mark.parametrize("then", ["os._exit(0)", "envs.close()", "envs.call('pid')", "os.kill(envs.call('pid')[0], 9)"])
+@pytest.mark.parametrize(
+    "then",
+    [
+        "os._exit(0)",
+        "envs.call('pid')",
+        pytest.param("envs.close()", marks=pytest.mark.long),
+        pytest.param("os.kill(envs.call('pid')[0], 9)", marks=pytest.mark.long),
+    ],
+)
 def test_client_that_scribbles_over_its_memory_harms_only_itself(tmp_path: Path, then: str) -> None:
     with serve(tmp_path, "counter=sims:counter", "--lease", "0.5") as served:
         other = envhub.make_vec("counter", 2, hub=served.ipc)

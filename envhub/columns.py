@@ -89,7 +89,7 @@ class Template:
     def _grow(self, example: dict[str, Any], nesting: int) -> Tree:
         tree: Tree = {}
         for key, value in example.items():
-            if key in _OTHERWISE or type(key) is not str or f"_{key}" in example:
+            if key in _OTHERWISE or f"_{key}" in example:
                 raise NotInColumns(f"the key {key!r}")
             tree[key] = self._grow(value, nesting - 1) if type(value) is dict and nesting else self._column(value)
         return tree
@@ -169,6 +169,8 @@ def _signature(info: dict[str, Any], values: list[Any], nesting: int) -> Iterato
     if not nesting:
         raise NotInColumns("maps too deep")
     for key, value in info.items():
+        if type(key) is not str:
+            raise NotInColumns(f"the key {key!r}")
         kind = type(value)
         yield key
         if kind is dict:

@@ -156,7 +156,9 @@ class Receive:
 
 @dataclass(frozen=True)
 class TemplatesRequest:
-    """What the infos that come in columns look like."""
+    """What the infos look like that come in columns by these numbers."""
+
+    numbers: List[int]
 
 
 @dataclass(frozen=True)
@@ -253,7 +255,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Templates:
-    """Every template that the session's infos have used so far: an encoded example, by number."""
+    """An encoded example of each template that was asked for and that the session's infos have used."""
 
     numbers: List[int]
     examples: List[bytes]

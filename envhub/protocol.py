@@ -346,6 +346,7 @@ class ClientProtocol:
         hub_id: the hub's id, 0 until it is known.
         dropped: how many late or foreign replies were thrown away.
         progress: what the hub said last of the pending request, until somebody takes it away.
+        answer: the reply to the last request, until the next one; an interrupt may keep it from who waits for it.
     """
 
     def __init__(self, token: bytes = NO_SESSION, reconnect_s: float = RECONNECT_S) -> None:
@@ -353,6 +354,7 @@ class ClientProtocol:
         self.token = token
         self.dropped = 0
         self.progress: HeartbeatReply | None = None
+        self.answer: Reply | None = None
         self._session_seq = 0
         self._ticket = 0
         self._pending: _Pending | None = None
@@ -365,12 +367,12 @@ class ClientProtocol:
     @property
     def pending(self) -> Op | None:
         """The op of the request that waits for its reply."""
-        return None if self._pending is None else self._pending.op
+        return None if self._pending is None or self.answer is not None else self._pending.op
 
     def request(self, op: Op, message: Any, frames: Sequence[Frame], now_s: float) -> Frames:
         """The frames of a new request, which is pending from now on. ``Step`` and the arrays travel as they are."""
-        if self._pending is not None:
-            raise RuntimeError(f"{self._pending.op.name} is pending")
+        if self.pending is not None:
+            raise RuntimeError(f"{self.pending.name} is pending")
         if op in SESSION_OPS:
             self._session_seq += 1
             token, seq = self.token, self._session_seq
@@ -379,13 +381,14 @@ class ClientProtocol:
             token, seq = NO_SESSION, self._ticket
         body = message.codes if op == Op.STEP else messages.pack(message)
         sent = [Prelude(op, self.hub_id, token, seq).pack() + body, *frames]
+        self.answer = None
         self._pending = _Pending(op, token, seq, sent, now_s + HEARTBEAT_S)
         self._heard_s = now_s
         return sent
 
     def give_up(self) -> None:
         """Stop waiting for the pending request; its reply, should it come, is dropped."""
-        self._pending = None
+        self._pending = self.answer = None
 
     def receive(self, frames: Frames, now_s: float) -> Reply | None:
         """Take one message from the hub; returns the pending request's reply if this is it.
@@ -415,8 +418,9 @@ class ClientProtocol:
         message = kind() if kind is messages.Done else _read(op, body)
         if op == Op.HELLO:
             self.hub_id = prelude.hub_id
+        self.answer = Reply(pending.op, message, frames[1:])
         self._pending = None
-        return Reply(pending.op, message, frames[1:])
+        return self.answer
 
     def _heartbeat(self, body: Frame) -> None:
         assert self._pending is not None

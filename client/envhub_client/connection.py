@@ -158,8 +158,15 @@ class Connection:
         """The op of the request whose reply has not come."""
         return self._protocol.pending
 
-    def send(self, op: Op, message: Any, frames: Sequence[Any] = ()) -> None:
+    @property
+    def answer(self) -> Reply | None:
+        """The reply to the last request, if it has come."""
+        return self._protocol.answer
+
+    def send(self, op: Op, message: Any, frames: Sequence[Any] = (), keep: bool = False) -> None:
         """Begin a request; ``wait`` for its reply. The frames must not change until then.
+
+        With ``keep``, an interrupt meanwhile leaves it pending: the hub may have it, or is sent it once more.
 
         Raises:
             RequestRefused: it is larger than what the hub accepts; nothing was sent.
@@ -167,13 +174,13 @@ class Connection:
         """
         with self.in_use():
             self._check_free()
-            self._begin(op, message, frames)
+            self._begin(op, message, frames, keep)
 
     def _check_free(self) -> None:
         if self.pending is not None:
             raise LocalProtocolError(f"a {self.pending.name} is pending at the hub at {self.address}")
 
-    def _begin(self, op: Op, message: Any, frames: Sequence[Any]) -> None:
+    def _begin(self, op: Op, message: Any, frames: Sequence[Any], keep: bool) -> None:
         try:
             self.sent_ns = time.monotonic_ns()
             sent = self._protocol.request(op, message, frames, self.sent_ns / 1e9)
@@ -184,8 +191,9 @@ class Connection:
                     f"of the hub at {self.address}"
                 )
             self._send(sent)
-        except BaseException:
-            self.give_up()
+        except BaseException as error:
+            if not keep or isinstance(error, Exception):
+                self.give_up()
             raise
 
     def give_up(self) -> None:
@@ -194,7 +202,7 @@ class Connection:
             self._protocol.give_up()
 
     def wait(self, timeout: float | None = None) -> Reply:
-        """The pending request's reply, a failure included.
+        """The pending request's reply, a failure included; until the next request, it can be had again.
 
         Raises:
             HubTimeout: it did not come within ``timeout`` seconds; call again to go on waiting.
@@ -202,7 +210,7 @@ class Connection:
             LocalProtocolError: no request is pending, or another thread is using the connection.
         """
         with self.in_use():
-            return self._await(timeout)
+            return self._protocol.answer or self._await(timeout)
 
     def _await(self, timeout: float | None) -> Reply:
         deadline_s = None if timeout is None else time.monotonic() + timeout

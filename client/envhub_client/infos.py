@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from envhub.errors import RemoteProtocolError
 from envhub.messages import Op, TemplatesRequest
 from envhub_client.connection import Connection
 
+_ADD_INFO = VectorEnv._add_info
 _NUMPY_BOOLS = np.array([np.False_, np.True_], object)
 
 
@@ -39,12 +40,12 @@ class Templates:
             RemoteProtocolError: it does not know them, or they are not what is in the rows.
             EnvHubError: it does not answer.
         """
-        if any(rows.template not in self._known for rows in found):
-            told = self._connection.ask(Op.TEMPLATES, TemplatesRequest()).message
+        unknown = [rows.template for rows in found if rows.template not in self._known]
+        if unknown:
+            told = self._connection.ask(Op.TEMPLATES, TemplatesRequest(unknown)).message
             try:
                 for number, example in zip(told.numbers, told.examples, strict=True):
-                    if number not in self._known:
-                        self._known[number] = Template(codec.decode(example))
+                    self._known[number] = Template(codec.decode(example))
             except (ValueError, TypeError, AttributeError, NotInColumns) as error:
                 raise RemoteProtocolError(f"a template of infos cannot be read: {error}") from error
         return [self._group(*rows) for rows in found]
@@ -78,34 +79,26 @@ class Infos:
 
     def batched(self, envs: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
         """All of them as one, laid out by ``envs._add_info``, or as if it had."""
-        if type(envs)._add_info is not VectorEnv._add_info:
-            return _added({}, self.by_env(), envs)
         batch: dict[str, Any] = {}
+        if getattr(envs._add_info, "__func__", None) is not _ADD_INFO:
+            return self._one_by_one(envs)
         # The first env that says something decides on the form of its array, so everything is in the envs' order.
-        sources: list[tuple[int, Callable[[], dict[str, Any]]]] = [
-            (row, lambda row=row, info=info: _added(batch, {row: info}, envs))  # type: ignore[misc]
-            for row, info in self._maps.items()
-        ]
-        sources += [
-            (int(group.rows[0]), lambda group=group: _grouped(batch, group, envs))  # type: ignore[misc]
-            for group in self._groups
-        ]
-        for _, add in sorted(sources, key=lambda source: source[0]):
-            batch = add()
+        sources: list[tuple[int, dict[str, Any] | Group]] = [*self._maps.items()]
+        sources += [(int(group.rows[0]), group) for group in self._groups]
+        for row, source in sorted(sources, key=lambda source: source[0]):
+            if isinstance(source, dict):
+                batch = envs._add_info(batch, source, row)
+            elif not batch or _fits(source.template.tree, batch):
+                batch = _merged(source.template.tree, batch, source.rows, source.records, envs.num_envs)
+            else:
+                return self._one_by_one(envs)
         return batch
 
-
-def _added(batch: dict[str, Any], infos: dict[int, dict[str, Any]], envs: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
-    for row, info in infos.items():
-        batch = envs._add_info(batch, info, row)
-    return batch
-
-
-def _grouped(batch: dict[str, Any], group: Group, envs: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
-    template, rows, records = group
-    if batch and not _fits(template.tree, batch):
-        return _added(batch, dict(zip(rows.tolist(), map(template.info, records), strict=True)), envs)
-    return _merged(template.tree, batch, rows, records, envs.num_envs)
+    def _one_by_one(self, envs: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
+        batch: dict[str, Any] = {}
+        for row, info in self.by_env().items():
+            batch = envs._add_info(batch, info, row)
+        return batch
 
 
 def _form(column: Column) -> np.dtype[Any]:
@@ -143,7 +136,7 @@ def _merged(tree: Tree, batch: dict[str, Any], rows: np.ndarray, records: np.nda
                 if value.dtype == object:
                     value[:] = None
             column = records[found.name]
-            value[rows] = _NUMPY_BOOLS[column.view(np.uint8)] if value.dtype == object else column
+            value[rows] = _NUMPY_BOOLS[(column.view(np.uint8) != 0).astype(int)] if value.dtype == object else column
         mask = batch.get(f"_{key}")
         if mask is None:
             mask = np.zeros(num_envs, np.bool_)

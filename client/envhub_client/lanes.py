@@ -51,6 +51,20 @@ class Part(NamedTuple):
     columns: list[Group]
 
 
+class _Inbox(NamedTuple):
+    """What came for who waits. It is replaced as a whole: an interrupt must not come between its parts.
+
+    Attributes:
+        parts: of the batch, which came before there were enough.
+        unread: a reply that is being read, for which the hub may have to be asked for more.
+        read: the last reply of which a part was made.
+    """
+
+    parts: tuple[Part, ...] = ()
+    unread: Reply | None = None
+    read: Reply | None = None
+
+
 class WireLane:
     """Requests and replies over a connection.
 
@@ -73,8 +87,7 @@ class WireLane:
         self._buffers = None if copy else [[np.zeros(shape, dtype) for dtype, shape in self._fields] for _ in range(2)]
         self._turn = 0
         self._sent = np.zeros(num_envs, bool)
-        self._received: list[Part] = []  # by waits that timed out before there were enough
-        self._reply: Reply | None = None  # that has come and is not read yet, for reading it may take a question
+        self._inbox = _Inbox()
         self.templates = Templates(connection)
         self._decompress = Decompressor(compression).decompress if compression else None
 
@@ -83,19 +96,19 @@ class WireLane:
 
     def post_reset(self, reset: Reset) -> None:
         """Begin a reset."""
-        self._reply = None
+        self._begin()
         self._connection.send(Op.RESET, reset)
 
     def post_step(self, codes: bytes, arrays: Sequence[np.ndarray], beside: bytes) -> None:
         """Begin a step. The arrays are copied: they may change while it runs, and the request may be sent again."""
-        self._reply = None
+        self._begin()
         frames = [array.tobytes() for array in arrays]
         self._connection.send(Op.STEP, Step(codes), [*frames, beside] if beside else frames)
 
     @property
     def outstanding(self) -> int:
-        """How many envs were posted by ``post_rows`` and not collected."""
-        return int(self._sent.sum()) + sum(len(part.env_ids) for part in self._received)
+        """How many envs were posted by ``post_rows`` and not taken."""
+        return int(self._sent.sum())
 
     def post_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs only.
@@ -105,6 +118,8 @@ class WireLane:
         """
         if self._sent[env_ids].any():
             raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
+        if not self._sent.any():
+            self._inbox = _Inbox()
         self._sent[env_ids] = True  # before it is known: at an interrupt, they may be under way
         try:
             self._connection.ask(Op.SEND, Send(env_ids.tolist(), codes), [array.tobytes() for array in arrays])
@@ -116,17 +131,32 @@ class WireLane:
             raise
 
     def collect_rows(self, min_envs: int, timeout: float | None) -> Part:
-        """Wait until so many envs that are under way are done, and take all that are; errors as for ``collect``."""
+        """Wait until so many envs that are under way are done, and return all that are; errors as for ``collect``.
+
+        They are returned again until they are ``taken``.
+        """
         deadline_s = None if timeout is None else time.monotonic() + timeout
         # A wait that may time out asks for less at a time: the next may want less.
-        while not self._received or sum(len(part.env_ids) for part in self._received) < min_envs:
-            if self._connection.pending is not Op.RECEIVE and self._reply is None:  # else an earlier wait timed out
-                missing = min_envs - sum(len(part.env_ids) for part in self._received)
-                self._connection.send(Op.RECEIVE, Receive(missing if timeout is None else 1))
-            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-            self._received.append(self._receive(left_s))
-        parts, self._received = self._received, []
-        return _joined(parts)
+        while (missing := min_envs - sum(len(part.env_ids) for part in self._inbox.parts)) > 0:
+            if not self._receiving():
+                self._connection.send(Op.RECEIVE, Receive(missing if timeout is None else 1), keep=True)
+            part = self._receive(None if deadline_s is None else max(0.0, deadline_s - time.monotonic()))
+            self._inbox = _Inbox((*self._inbox.parts, part), None, self._inbox.unread)
+        return _joined(self._inbox.parts)
+
+    def _receiving(self) -> bool:
+        """Whether an earlier wait, which timed out or was interrupted, has asked already."""
+        answer, inbox = self._connection.answer, self._inbox
+        come = answer is not None and answer.op is Op.RECEIVE and answer is not inbox.read
+        return come or inbox.unread is not None or self._connection.pending is Op.RECEIVE
+
+    def taken(self, env_ids: np.ndarray) -> None:
+        """Know that whoever waited for these envs has them."""
+        self._sent[env_ids] = False
+        self._inbox = _Inbox((), None, self._inbox.read)
+
+    def _begin(self) -> None:
+        self._inbox, self._turn = _Inbox(), 1 - self._turn
 
     def _receive(self, timeout: float | None) -> Part:
         def read(reply: Reply) -> Part:
@@ -138,23 +168,19 @@ class WireLane:
             return self._part(self._frames(reply))
 
         part: Part = self._read(timeout, read)
-        self._sent[part.env_ids] = False
         return part
 
     def _read(self, timeout: float | None, read: Callable[[Reply], Any]) -> Any:
-        """What ``read`` makes of the next reply. An interrupt leaves it to be read again."""
-        if self._reply is None:
-            self._reply = self._connection.wait(timeout)
-        reply = self._reply
+        """What ``read`` makes of the reply, which can be read again until the next request."""
+        reply = self._inbox.unread or self._connection.wait(timeout)
+        self._inbox = self._inbox._replace(unread=reply)
         try:
-            found = read(reply)
+            return read(reply)
         except Exception as error:
-            self._reply = None
+            self._inbox = _Inbox(self._inbox.parts, None, reply)
             if isinstance(error, (ValueError, codec.DecodeError)) and not isinstance(reply.message, Failure):
                 raise RemoteProtocolError(f"a {reply.op.name} reply does not fit the session: {error}") from error
             raise
-        self._reply = None
-        return found
 
     def _frames(self, reply: Reply) -> list[Frame]:
         if isinstance(reply.message, Failure):
@@ -208,7 +234,6 @@ class WireLane:
     def _observations(self, frames: Sequence[Frame]) -> list[np.ndarray]:
         if self._buffers is None:
             return self._all_owned(frames, self._fields)
-        self._turn = 1 - self._turn
         buffers = self._buffers[self._turn]
         for buffer, frame, (dtype, shape) in zip(buffers, frames, self._fields, strict=True):
             np.copyto(buffer, np.frombuffer(self._whole(frame, dtype, shape), dtype).reshape(shape))
@@ -223,7 +248,7 @@ class WireLane:
         return [_owned(self._whole(frame, *field), *field) for frame, field in zip(frames, fields, strict=True)]
 
 
-def _joined(parts: list[Part]) -> Part:
+def _joined(parts: Sequence[Part]) -> Part:
     """One part of several, in the order of their envs."""
     if len(parts) == 1:
         return parts[0]

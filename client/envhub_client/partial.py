@@ -67,4 +67,5 @@ class PartialBatches:
         infos = self._observations.take(part, env_ids)
         batched = infos.at(part.env_ids).batched(_Batch(len(env_ids)))
         observations = self._observations.batch(part.observations, env_ids)
+        self._lane.taken(part.env_ids)
         return observations, part.rewards, part.terminations, part.truncations, batched, part.env_ids

@@ -215,10 +215,10 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             name = str(state.value)
             raise NothingPending(f"Calling `{name}_wait` without any prior call to `{name}_async`.", name)
 
-    def _collect(self, state: AsyncState, timeout: float | None) -> Outcome:
+    def _collect(self, state: AsyncState, timeout: float | None, finish: Callable[[Outcome], Any]) -> Any:
+        """Wait for what is pending, and finish it; interrupted anywhere in there, it can be waited for again."""
         self._awaiting(state)
-        outcome: Outcome = self._wait(lambda: self._lane.collect(timeout))
-        return outcome
+        return self._wait(lambda: finish(self._lane.collect(timeout)))
 
     def _wait(self, wait: Callable[[], Any]) -> Any:
         """Only a wait that timed out, or was interrupted, leaves the request pending."""

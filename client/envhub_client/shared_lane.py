@@ -118,7 +118,7 @@ class SharedLane:
         self._codes = b""
         self._parts = Parts(self._arena)
         self._rung = True
-        self._driving = False  # whether the pending step is ours
+        self._driving = False  # whether the last step or reset is a step of ours
         self._fresh = False  # whether we know the arena as its last driver left it
         connection.on_close(self._close)
 
@@ -181,7 +181,10 @@ class SharedLane:
             self._rung = True
 
     def collect_rows(self, min_envs: int, timeout: float | None) -> Part:
-        """Wait until so many envs that are under way are done, and take all that are; errors as for ``collect``."""
+        """Wait until so many envs that are under way are done, and return all that are; errors as for ``collect``.
+
+        They are returned again until they are ``taken``.
+        """
         with self._connection.in_use():
             self._await(timeout, lambda: self._parts.done() >= min_envs)
             env_ids, raised = self._parts.ready()
@@ -194,24 +197,22 @@ class SharedLane:
             rows, large = self._parts.infos(env_ids)
             rows.update(self._ask_hub(large) if large else ())
             columns = self._wire.templates.read(self._arena.columns(env_ids))
-            part = Part(env_ids, *self._parts.outcome(env_ids), sorted(rows.items()), columns)
-            self._parts.taken(env_ids)
-            return part
+            return Part(env_ids, *self._parts.outcome(env_ids), sorted(rows.items()), columns)
+
+    def taken(self, env_ids: np.ndarray) -> None:
+        """Know that whoever waited for these envs has them."""
+        self._parts.taken(env_ids)
 
     def collect(self, timeout: float | None) -> Outcome:
-        """Wait for what was begun; errors as for the wire lane."""
+        """Wait for what was begun, and return it, again if asked again; errors as for the wire lane."""
         if not self._driving:
             return self._wire.collect(timeout)
         with self._connection.in_use():
             self._await(timeout)
             arena, slots = self._arena, self._slots
-            try:
-                rows, columns = self._noted() if arena.noted() else ([], [])
-            except Exception:  # what an env raised; after an interrupt, though, it is collected again
-                self._driving = False
-                raise
+            rows, columns = self._noted() if arena.noted() else ([], [])
             seen = slots.observations()
-            outcome = Outcome(
+            return Outcome(
                 [view.copy() for view in seen] if self._wire.copy and not slots.mixed else seen,
                 arena.rewards.copy(),
                 arena.terminations.copy(),
@@ -219,8 +220,6 @@ class SharedLane:
                 rows,
                 columns,
             )
-            self._driving = False
-            return outcome
 
     def _noted(self) -> tuple[list[tuple[int, bytes]], list[Group]]:
         """The infos, of which the hub holds the large ones; or what an env raised, which it holds, too."""
@@ -268,7 +267,6 @@ class SharedLane:
         if not self._spinner.looks:
             self._poller.poll(0)  # on other machines than x86-64 what a word guards is read after a system call only
         if not ready():
-            self._driving = False
             self._fail_as_revoked()
 
     def _fail_as_revoked(self) -> NoReturn:

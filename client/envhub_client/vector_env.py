@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,12 @@ from envhub.messages import Call, Failure, Op, Reset, SetAttr, pack_rows, unpack
 from envhub.vector_errors import SessionBusy
 from envhub_client.failures import raise_failure
 from envhub_client.infos import Infos
+from envhub_client.lanes import Outcome
 from envhub_client.partial import PartialBatches, PartReturn
 from envhub_client.reset_arguments import seeds_of, split_mask
 from envhub_client.session import HubSession
 
-StepReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+StepReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]
 
 
 class HubVectorEnv(HubSession):
@@ -92,18 +93,20 @@ class HubVectorEnv(HubSession):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no reset was begun.
         """
-        observations, infos = self._reset_wait(timeout)
-        return observations, infos.batched(self)
+        found: tuple[Any, dict[str, Any]] = self._reset_wait(timeout, lambda infos: infos.batched(self))
+        return found
 
     def reset_wait_each(self, timeout: float | None = None) -> tuple[Any, dict[int, dict[str, Any]]]:
         """As ``reset_wait``, but with the infos as each env gave them, by env; an empty one may be left out."""
-        observations, infos = self._reset_wait(timeout)
-        return observations, infos.by_env()
+        found: tuple[Any, dict[int, dict[str, Any]]] = self._reset_wait(timeout, Infos.by_env)
+        return found
 
-    def _reset_wait(self, timeout: float | None) -> tuple[Any, Infos]:
-        outcome = self._collect(AsyncState.WAITING_RESET, timeout)
-        infos = self._observations.take(outcome)
-        return self._observations.batch(outcome.observations), infos
+    def _reset_wait(self, timeout: float | None, lay_out: Callable[[Infos], Any]) -> Any:
+        def finish(outcome: Outcome) -> tuple[Any, Any]:
+            infos = self._observations.take(outcome)
+            return self._observations.batch(outcome.observations), lay_out(infos)
+
+        return self._collect(AsyncState.WAITING_RESET, timeout, finish)
 
     # --- step ---------------------------------------------------------------------------------------------------------
 
@@ -145,22 +148,23 @@ class HubVectorEnv(HubSession):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no step was begun.
         """
-        *results, infos = self._step_wait(timeout)
-        return (*results, infos.batched(self))
+        found: StepReturn = self._step_wait(timeout, lambda infos: infos.batched(self))
+        return found
 
     def step_wait_each(
         self, timeout: float | None = None
-    ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[int, dict[str, Any]]]:
+    ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]:
         """As ``step_wait``, but with the infos as each env gave them, by env; an empty one may be left out."""
-        *results, infos = self._step_wait(timeout)
-        return (*results, infos.by_env())
+        found: StepReturn = self._step_wait(timeout, Infos.by_env)
+        return found
 
-    def _step_wait(self, timeout: float | None) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, Infos]:
-        outcome = self._collect(AsyncState.WAITING_STEP, timeout)
-        assert outcome.rewards is not None and outcome.terminations is not None and outcome.truncations is not None
-        infos = self._observations.take(outcome)
-        observations = self._observations.batch(outcome.observations)
-        return observations, outcome.rewards, outcome.terminations, outcome.truncations, infos
+    def _step_wait(self, timeout: float | None, lay_out: Callable[[Infos], Any]) -> Any:
+        def finish(outcome: Outcome) -> tuple[Any, ...]:
+            infos = self._observations.take(outcome)
+            observations = self._observations.batch(outcome.observations)
+            return observations, outcome.rewards, outcome.terminations, outcome.truncations, lay_out(infos)
+
+        return self._collect(AsyncState.WAITING_STEP, timeout, finish)
 
     # --- partial batches ----------------------------------------------------------------------------------------------
 

@@ -441,9 +441,9 @@ class Host:
             if frames.has_beside:
                 for number, worker in self._workers.items():
                     worker.tell(control.StepRows(frames.beside(self.session.blocks[number])))
-                return
-            for worker in self._workers.values():
-                worker.ring()
+            else:
+                for worker in self._workers.values():
+                    worker.ring()
             self._passed_ns[:2] = self.heard_ns, time.monotonic_ns()
             return
         slots.post(drive.op)

@@ -205,7 +205,8 @@ class Session:
         if isinstance(message, Collect):
             return self._collect(message.rows)
         if isinstance(message, TemplatesRequest):
-            return self._answered(Answer(Templates(list(self._templates), list(self._templates.values()))))
+            known = [number for number in message.numbers if number in self._templates]
+            return self._answered(Answer(Templates(known, [self._templates[number] for number in known])))
         self._failure = None
         self._left.clear()
         self.infos.clear()

@@ -13,6 +13,7 @@ import importlib
 import os
 import pickle
 import select
+import signal
 import sys
 import time
 import traceback
@@ -34,6 +35,7 @@ from envhub_server.runner import EnvRunner
 
 MESSAGE_CHARS_MAX = 1 << 16
 ARGUMENT_BYTES_MAX = 1 << 16  # of an exception, and as many of its attributes
+MEASURED_CLOSE_S = 5
 PROGRESS_S = 0.5  # how often a worker that builds envs tells how many stand
 TRACEBACK_CHARS_MAX = 16384
 RESERVED_CALLS = frozenset(["reset", "step", "close", "_setattr", "_check_spaces"])
@@ -86,15 +88,16 @@ class Worker:
         self._exact = codec.as_pickle if build.allow_pickle else codec.refuse
         self._in_columns = build.columns
         row, told_s = build.rows[0], time.monotonic()
-        if build.cpu is not None:
-            os.sched_setaffinity(0, [build.cpu])
         try:
+            if build.cpu is not None:
+                os.sched_setaffinity(0, [build.cpu])
             factories = self._factories(build)
             runner = _runner(build.runner)
             for row in build.rows:
                 env = adapted(factories[row]())
                 if build.measure:
                     self._channel.send(control.Measured(step_s(runner(env))))
+                    signal.alarm(MEASURED_CLOSE_S)  # nobody waits longer than that for the end of this process
                     env.close()
                     return False
                 self._rows.append(Row(row, runner(env), build.autoreset_mode, build.allow_pickle))
@@ -191,7 +194,7 @@ class Worker:
         return bool(self._request[index] != self._done[index] and self._op[index] in (OP_STEP, OP_PART))
 
     def _serve_rows(self) -> None:
-        self._began_ns[self._rows[0].index] = time.monotonic_ns()
+        self._stamp(self._began_ns)
         by_parts = False
         for row in self._rows:
             if self._is_to_step(row):
@@ -199,9 +202,12 @@ class Worker:
                 if self._op[row.index] == OP_PART:
                     by_parts = True
                     self._ring()
-        self._ended_ns[self._rows[0].index] = time.monotonic_ns()
+        self._stamp(self._ended_ns)
         if not by_parts:
             self._ring()
+
+    def _stamp(self, words: Any) -> None:
+        words[self._rows[0].index] = time.monotonic_ns()
 
     def _ring(self) -> None:
         os.write(self._done_bells.get(self._arena.driver, self._done_bells[DRIVER_HUB]), _ONE)
@@ -212,8 +218,10 @@ class Worker:
         def run(row: Row) -> None:
             row.step(codec.decode(beside[row.index], self._allow_pickle))
 
+        self._stamp(self._began_ns)
         for row in self._rows:
             self._finish(row, partial(run, row))
+        self._stamp(self._ended_ns)
         self._ring()
 
     def _on_ResetRows(self, reset: Any) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-
 from hubs import serve
 
 import envhub

@@ -22,6 +22,7 @@ import envhub
 from envhub_client.budget import MEANINGS, budget, budget_table
 from envhub_client.contest import ALONE, ASYNC, ECHO, IPC, ONE_WAY, TCP, Contest, Result
 from envhub_client.entrant import PROCESSES_MAX
+from envhub_client.rivals import FORKING, THREADED
 from envhub_client.served_hub import ServedHub, served_hub
 from envhub_client.workloads import offered
 
@@ -61,16 +62,28 @@ def run(
         served_hub(*map(offered, envs)) as hub,
         _progress_bar(Console(stderr=True) if as_json else console) as progress,
     ):
-        results = {env: [measure(env, size, hub, seconds, repeats, progress) for size in sizes] for env in envs}
+        results: dict[str, list[dict[str, Result]]] = {}
+        failures: list[str] = []
+        for env, size in itertools.product(envs, sizes):
+            found, failed = measure(env, size, hub, seconds, repeats, progress)
+            results.setdefault(env, []).append(found)
+            failures += [f"{rival} with {sized(size)} of {env}: {why}" for rival, why in failed.items()]
     if as_json:
         for env, by_size in results.items():
             for record in records(env, by_size):
                 console.print_json(json.dumps({**record, "machine": machine}), indent=None)
+        _tell(Console(stderr=True), failures)
         return
     for env, by_size in results.items():
         console.print(table(f"{env}, {repeats} interleaved repeats of {seconds:g} s", by_size), "", sep="\n")
+    _tell(console, failures)
     console.print(EXPLANATION, highlight=False)
     console.print(machine, highlight=False)
+
+
+def _tell(console: Console, failures: Sequence[str]) -> None:
+    for failure in failures:
+        console.print(failure, markup=False, highlight=False, soft_wrap=True)
 
 
 def run_budget(console: Console, envs: Sequence[str], sizes: list[int]) -> None:
@@ -114,24 +127,32 @@ def records(env: str, results: Sequence[Mapping[str, Result]]) -> Iterator[dict[
 
 def measure(
     env: str, num_envs: int, hub: ServedHub, seconds: float, repeats: int, progress: Progress
-) -> dict[str, Result]:
-    """Time every way to step ``num_envs`` envs, in turn; of one number of envs only, to bound the memory it takes."""
+) -> tuple[dict[str, Result], dict[str, str]]:
+    """Time every way to step ``num_envs`` envs, in turn; of one number of envs only, to bound the memory it takes.
+
+    Returns:
+        The results by way, and by rival why it could not take part.
+    """
     task = progress.add_task(f"{env}, {sized(num_envs)}", total=None)
     with Contest(env, num_envs) as contest:
         contest.add_alone()
         if num_envs <= PROCESSES_MAX:
             contest.add_async()
         contest.add_sync()
+        for rival in FORKING:
+            contest.add_rival(rival)
         contest.add_private_hub()
         contest.add_wire()
         contest.add_hub(IPC, hub.ipc, hub.pid)
         contest.add_hub(TCP, hub.tcp, hub.pid)
+        for rival in THREADED:
+            contest.add_rival(rival)
         contest.add_echo()
         contest.add_one_way()
         progress.update(task, total=len(contest.ways) * repeats)
         results = contest.run(seconds, repeats, partial(progress.update, task, advance=1, refresh=True))
     progress.remove_task(task)
-    return results
+    return results, contest.failures
 
 
 def to_async(result: Result, by_way: Mapping[str, Result]) -> float | None:

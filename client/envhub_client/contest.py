@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ import envhub
 from envhub import spaces
 from envhub.layout import RESULT_BYTES, Leaf
 from envhub_client.echo import echo, one_way
-from envhub_client.entrant import SEED, Entrant, Task, cycled, ended
+from envhub_client.entrant import PROCESSES_MAX, SEED, CannotHost, Entrant, Task, cycled, ended
 from envhub_client.memory import added_mb, memory_of_all
 from envhub_client.private_hub import private_hub
+from envhub_client.rivals import Rival
 from envhub_client.timing import Summary, interleave, step_times, summarize
 
 ASYNC, SYNC, ALONE = "AsyncVectorEnv", "SyncVectorEnv", "env alone"
@@ -52,6 +54,10 @@ class Contest(contextlib.ExitStack):
     """Ways to step ``num_envs`` envs of one kind; use it in ``with``, add the ways, then ``run`` it.
 
     Every way gets the same seeds and the same random actions, drawn beforehand.
+
+    Attributes:
+        task: what is stepped.
+        failures: by name of a rival, why it is not among the ways though it is installed.
     """
 
     def __init__(self, env: str, num_envs: int) -> None:
@@ -66,6 +72,7 @@ class Contest(contextlib.ExitStack):
         """
         super().__init__()
         self.task = Task(env, num_envs)
+        self.failures: dict[str, str] = {}
         self._entrants: dict[str, Entrant] = {}
         self._memory_mb: dict[str, float] = {}
 
@@ -116,6 +123,20 @@ class Contest(contextlib.ExitStack):
     def add_one_way(self) -> None:
         """Raw pyzmq as it hands over one batch of replies after the other, of which none was asked for."""
         self.add(ONE_WAY, self._without_envs(one_way(self._message_bytes()[1])))
+
+    def add_rival(self, rival: Rival) -> None:
+        """Another package's way, if that is installed and has such envs; why it failed to begin is kept."""
+        if rival.forks and self.task.num_envs > PROCESSES_MAX:
+            return
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # they would be about the package, and in the way of the table
+                if rival.installed():
+                    self.add(rival.name, rival.enter(self.task))
+        except CannotHost:
+            return
+        except Exception as error:  # whatever a foreign package raises; the bench goes on without it
+            self.failures[rival.name] = f"{type(error).__name__}: {error}".partition("\n")[0]
 
     def _message_bytes(self) -> tuple[int, int]:
         request, reply = wire_bytes(self.task.observation_space, self.task.action_space)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
+from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from envhub_client.workloads import Factory, factory
@@ -17,6 +18,10 @@ from envhub_client.workloads import Factory, factory
 PROCESSES_MAX = 256  # a way that takes a process for each env is left out where it would take more
 ACTION_BATCHES = 16
 SEED = 1
+
+
+class CannotHost(Exception):
+    """This entrant has no such envs."""
 
 
 class Task:
@@ -59,6 +64,12 @@ class Task:
         """Actions of a single env."""
         self.action_space.seed(SEED)
         return [self.action_space.sample() for _ in range(ACTION_BATCHES)]
+
+    def only_arrays(self) -> None:
+        """Raise ``CannotHost`` unless observations and actions are an array or a number each."""
+        arrays = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
+        if not isinstance(self.observation_space, arrays) or not isinstance(self.action_space, arrays):
+            raise CannotHost(self.env)
 
 
 @dataclass(frozen=True)

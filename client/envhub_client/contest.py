@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from envhub import spaces
 from envhub.layout import RESULT_BYTES, Leaf
 from envhub_client.echo import echo, one_way
 from envhub_client.entrant import PROCESSES_MAX, SEED, CannotHost, Entrant, Task, cycled, ended
-from envhub_client.memory import added_mb, memory_of_all
+from envhub_client.memory import added_mb, memory
 from envhub_client.private_hub import private_hub
 from envhub_client.rivals import Rival
 from envhub_client.timing import Summary, interleave, step_times, summarize
@@ -160,11 +161,13 @@ class Contest(contextlib.ExitStack):
             entrant: what makes it ready, and ends it after the contest.
             hub_pid: the hub that it goes through, asked once it is ready.
         """
-        before = memory_of_all()
+        gc.collect()  # beforehand only: it writes to what forked processes share with this one, which unshares it
+        before = memory()
         with contextlib.ExitStack() as stack:
             found = stack.enter_context(entrant)
             step_times(found.step, FIRST_STEPS_S)
-            self._memory_mb[way] = added_mb(before, memory_of_all(), hub_pid())
+            self._memory_mb[way] = added_mb(before, memory(), hub_pid())
+            found.pause()
             self._entrants[way] = found
             self.push(stack.pop_all())
 
@@ -189,8 +192,16 @@ class Contest(contextlib.ExitStack):
             before = time.process_time() + others
 
         steps = {way: entrant.step for way, entrant in self._entrants.items()}
-        times = interleave(steps, seconds, repeats, account)
+        times = interleave(steps, seconds, repeats, account, self._turn)
         return {way: self._result(way, found, cpu_s[way]) for way, found in times.items()}
+
+    @contextlib.contextmanager
+    def _turn(self, way: str) -> Iterator[None]:
+        self._entrants[way].resume()
+        try:
+            yield
+        finally:
+            self._entrants[way].pause()
 
     def _result(self, way: str, repeats: list[np.ndarray], cpu_s: float) -> Result:
         entrant = self._entrants[way]

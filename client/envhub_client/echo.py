@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 
 from envhub_client.peer import end_with_stdin, peer
 
-QUEUE_MESSAGES_MAX = 4  # on the way; then the sender waits, and takes no CPU from whoever is measured meanwhile
+# On the way; then the sender waits, and takes no CPU from whoever is measured meanwhile.
+QUEUE_MESSAGES_MAX = 4
+BUFFER_BYTES = 1 << 16  # of the kernel's for each side, which would hold small messages by the 100,000
 
 
 @contextlib.contextmanager
@@ -42,8 +44,14 @@ def one_way(message_bytes: int) -> Iterator[Callable[[], object]]:
     with peer(__name__, "pour", message_bytes) as address, zmq.Context() as context, context.socket(zmq.PULL) as pull:
         pull.setsockopt(zmq.LINGER, 0)
         pull.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)
+        pull.setsockopt(zmq.RCVBUF, buffer_bytes(message_bytes))
         pull.connect(address)
         yield lambda: pull.recv(copy=False)
+
+
+def buffer_bytes(message_bytes: int) -> int:
+    """How large a socket's buffer in the kernel is to be; -1 leaves it to the kernel, where the messages are large."""
+    return BUFFER_BYTES if QUEUE_MESSAGES_MAX * message_bytes < BUFFER_BYTES else -1
 
 
 def answer(reply_bytes: int) -> None:
@@ -65,6 +73,7 @@ def pour(message_bytes: int) -> None:
     message = bytes(message_bytes)
     with zmq.Context() as context, context.socket(zmq.PUSH) as push:
         push.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES_MAX)
+        push.setsockopt(zmq.SNDBUF, buffer_bytes(message_bytes))
         _announce(push)
         while True:
             push.send(message, copy=False)

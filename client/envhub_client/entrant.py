@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
+import psutil
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
@@ -80,11 +81,23 @@ class Entrant:
         step: makes one batched step.
         env_steps: how many steps of an env that is.
         processes: how many processes the envs are in; 0 is this one, None where there are no envs.
+        spinning: pids of processes that take a CPU each even while they have nothing to do.
     """
 
     step: Callable[[], object]
     env_steps: int
     processes: int | None
+    spinning: Sequence[int] = ()
+
+    def pause(self) -> None:
+        """Stop what spins, so that it takes no CPU from whoever is measured meanwhile."""
+        for pid in self.spinning:
+            psutil.Process(pid).suspend()
+
+    def resume(self) -> None:
+        """Let it go on."""
+        for pid in self.spinning:
+            psutil.Process(pid).resume()
 
 
 def cycled(step: Callable[[Any], object], choices: Sequence[Any]) -> Callable[[], object]:

@@ -3,39 +3,52 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import psutil
 
 MEGABYTE = 1e6
 
-BytesByPid = Mapping[int, int]
+
+@dataclass(frozen=True)
+class Memory:
+    """What this process and all that it started hold at one time.
+
+    Attributes:
+        own: bytes of this process, shared or not (RSS).
+        shares: by pid, bytes of each process, a shared page in equal parts (PSS).
+    """
+
+    own: int
+    shares: Mapping[int, int]
 
 
-def memory_of_all() -> BytesByPid:
-    """Bytes of this process and of each that it started and that still runs, by pid."""
-    gc.collect()
-    found = {}
+def memory() -> Memory:
+    """What is held now."""
+    shares = {}
     for process in (this := psutil.Process(), *this.children(recursive=True)):
         with contextlib.suppress(psutil.Error):  # it has just ended
-            found[process.pid] = int(process.memory_full_info().pss)
-    return found
+            shares[process.pid] = int(process.memory_full_info().pss)
+    return Memory(this.memory_info().rss, shares)
 
 
-def added_mb(before: BytesByPid, after: BytesByPid, hub_pid: int | None = None) -> float:
-    """Megabytes that all processes together hold more than before; 0 where freed memory was enough.
+def added_mb(before: Memory, after: Memory, hub_pid: int | None = None) -> float:
+    """Megabytes that are held more than before; 0 where freed memory was enough.
 
-    All, because what a forked process shares with this one is taken from this one's share.
+    With new processes, all of them together and with those that were there: what a forked process shares with this one
+    is taken from this one's share. Without, this one's own, as writing to what it shares only seems to take more.
 
     Args:
-        before: by pid, before something was added.
-        after: by pid, since.
+        before: what was held before something was added.
+        after: what is held since.
         hub_pid: of a hub that it is stepped through, which counts with its zygote even if both were there before.
     """
+    if not after.shares.keys() - before.shares.keys():
+        return max(0.0, (after.own - before.own) / MEGABYTE)
     counted = {hub_pid, *zygotes(hub_pid)} if hub_pid else set()
-    held = sum(size for pid, size in before.items() if pid not in counted)
-    return max(0.0, (sum(after.values()) - held) / MEGABYTE)
+    held = sum(size for pid, size in before.shares.items() if pid not in counted)
+    return max(0.0, (sum(after.shares.values()) - held) / MEGABYTE)
 
 
 def zygotes(hub_pid: int) -> list[int]:

@@ -95,7 +95,12 @@ def puffer(task: Task) -> Iterator[Entrant]:
     )
     with ended(envs.close, envs.processes):
         vector.reset(envs, SEED)
-        yield Entrant(cycled(partial(vector.step, envs), task.batches), task.num_envs, workers)
+        step = cycled(partial(vector.step, envs), task.batches)
+        found = Entrant(step, task.num_envs, workers, [process.pid for process in envs.processes])
+        try:
+            yield found
+        finally:
+            found.resume()  # what is stopped cannot end
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -22,6 +23,7 @@ import envhub
 from envhub_client.budget import MEANINGS, budget, budget_table
 from envhub_client.contest import ALONE, ASYNC, ECHO, IPC, ONE_WAY, TCP, Contest, Result
 from envhub_client.entrant import PROCESSES_MAX
+from envhub_client.plot import check, draw, times
 from envhub_client.rivals import FORKING, THREADED
 from envhub_client.served_hub import ServedHub, served_hub
 from envhub_client.workloads import offered
@@ -38,7 +40,13 @@ EXPLANATION = (
 
 
 def run(
-    console: Console, envs: Sequence[str], sizes: list[int], seconds: float, repeats: int, as_json: bool = False
+    console: Console,
+    envs: Sequence[str],
+    sizes: list[int],
+    seconds: float,
+    repeats: int,
+    as_json: bool = False,
+    picture: Path | None = None,
 ) -> None:
     """Time everything, and print a table per env with a line about the machine.
 
@@ -49,14 +57,18 @@ def run(
         seconds: how long each measurement lasts.
         repeats: how often every way is measured, in turn.
         as_json: print one JSON object per way and number of envs instead.
+        picture: a PNG or SVG to draw, besides.
 
     Raises:
-        ValueError: a number that is too small.
+        ValueError: a number that is too small, or a picture that cannot be drawn.
+        ModuleNotFoundError: a picture is wanted, but matplotlib is not installed.
         HubUnreachable: no hub can run here.
         Exception: what Gymnasium raises for an env it cannot make.
     """
     if not sizes or min(sizes) < 1 or repeats < 1 or seconds <= 0:
         raise ValueError("numbers of envs and repeats must be at least 1, and seconds more than 0")
+    if picture:
+        check(picture)
     machine = machine_line(os.getloadavg())  # before the bench itself is the load
     with (
         served_hub(*map(offered, envs)) as hub,
@@ -68,6 +80,8 @@ def run(
             found, failed = measure(env, size, hub, seconds, repeats, progress)
             results.setdefault(env, []).append(found)
             failures += [f"{rival} with {sized(size)} of {env}: {why}" for rival, why in failed.items()]
+    if picture:
+        draw(picture, results, f"{repeats} repeats of {seconds:g} s on {machine}")
     if as_json:
         for env, by_size in results.items():
             for record in records(env, by_size):
@@ -182,7 +196,7 @@ def cells(result: Result, ratio: float | None) -> list[str]:
     if result.processes is None:  # where nothing is stepped there are no env-steps/s
         return ["", *used, "", "", *latency, ""]
     spread = f"{summary.slowest / summary.rate - 1:+.0%} {summary.fastest / summary.rate - 1:+.0%}"
-    shown = "" if ratio is None else f"{ratio:.2f}x"
+    shown = "" if ratio is None else times(ratio)
     return [str(result.processes), *used, f"{summary.rate:,.0f}", spread, *latency, shown]
 
 

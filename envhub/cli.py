@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
 import cyclopts
@@ -129,27 +130,34 @@ def bench(
     seconds: float = 1.0,
     repeats: int = 3,
     json: Annotated[bool, Parameter(negative="")] = False,
+    plot: Path | None = None,
     budget: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Time stepping through a hub (embedded, ipc, tcp) beside AsyncVectorEnv and SyncVectorEnv, in one run.
 
+    Where they are installed, SB3, tianshou, PufferLib, EnvPool, dm_env_rpc and OpenEnv take part, too.
+
     Parameters
     ----------
     env
-        A Gymnasium id, or images, busy (1 ms) or unequal (0.1 to 2 ms); may be given more than once. CartPole-v1 by
-        default.
+        A Gymnasium id such as ALE/Pong-v5 or HalfCheetah-v5, or images (84 x 84 x 4 bytes at no cost), busy (1 ms) or
+        unequal (0.1 to 2 ms); may be given more than once. CartPole-v1 by default.
     n
-        Numbers of envs, separated by commas.
+        Numbers of envs, separated by commas: any from 1 up, such as 1,4,16,64,256,1024. Ways that take a process for
+        each env are left out above 256.
     seconds
         How long each measurement lasts.
     repeats
         How often every way is measured, in turn; medians are shown.
     json
         Print one JSON object per way and number of envs instead of a table.
+    plot
+        A PNG or SVG file to draw the results into, besides; needs the extra "bench".
     budget
         Print instead where the time of one step goes, hop by hop.
     """
     from envhub_client.bench import run, run_budget
+    from envhub_client.plot import check
 
     try:
         sizes = [int(size) for size in n.split(",")]
@@ -160,8 +168,13 @@ def bench(
     with _errors_told("bench"):
         if budget:
             run_budget(console, env or ["CartPole-v1"], sizes)
-        else:
-            run(console, env or ["CartPole-v1"], sizes, seconds, repeats, json)
+            return
+        if plot:
+            try:
+                check(plot)
+            except ValueError as error:
+                _refuse("bench", error)
+        run(console, env or ["CartPole-v1"], sizes, seconds, repeats, json, plot)
 
 
 @app.command

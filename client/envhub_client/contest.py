@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
+import gc
+import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +19,17 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 import envhub
 from envhub import spaces
 from envhub.layout import RESULT_BYTES, Leaf
-from envhub_client.echo import echo
-from envhub_client.timing import Summary, interleave, summarize
-from envhub_client.workloads import factory
+from envhub_client.echo import echo, one_way
+from envhub_client.entrant import PROCESSES_MAX, SEED, CannotHost, Entrant, Task, cycled, ended
+from envhub_client.memory import added_mb, memory
+from envhub_client.private_hub import private_hub
+from envhub_client.rivals import Rival
+from envhub_client.timing import Summary, interleave, step_times, summarize
 
-ASYNC, SYNC, ECHO = "AsyncVectorEnv", "SyncVectorEnv", "pyzmq echo"
+ASYNC, SYNC, ALONE = "AsyncVectorEnv", "SyncVectorEnv", "env alone"
 PRIVATE, WIRE, IPC, TCP = "private hub", "private, wire", "hub over ipc", "hub over tcp"
-ACTION_BATCHES = 16
-SEED = 1
+ECHO, ONE_WAY = "pyzmq echo", "pyzmq one-way"
+FIRST_STEPS_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -31,22 +37,28 @@ class Result:
     """What was found for one way.
 
     Attributes:
-        num_envs: how many envs it stepped.
+        num_envs: how many envs the contest was about.
         processes: how many processes those are in; 0 is this one, None where there are no envs.
         summary: the timing.
         cores: how many CPUs this program and all that it started kept busy meanwhile.
+        memory_mb: megabytes (PSS) that the way added, after its first steps.
     """
 
     num_envs: int
     processes: int | None
     summary: Summary
     cores: float
+    memory_mb: float
 
 
 class Contest(contextlib.ExitStack):
     """Ways to step ``num_envs`` envs of one kind; use it in ``with``, add the ways, then ``run`` it.
 
     Every way gets the same seeds and the same random actions, drawn beforehand.
+
+    Attributes:
+        task: what is stepped.
+        failures: by name of a rival, why it is not among the ways though it is installed.
     """
 
     def __init__(self, env: str, num_envs: int) -> None:
@@ -55,48 +67,109 @@ class Contest(contextlib.ExitStack):
         Args:
             env: a Gymnasium id, or one of ``envhub_client.workloads``.
             num_envs: how many.
+
+        Raises:
+            Exception: what Gymnasium raises for an env it cannot make.
         """
         super().__init__()
-        self.num_envs = num_envs
-        self._env = env
-        self._factories = [factory(env)] * num_envs
-        self._steps: dict[str, Callable[[], object]] = {}
-        self._processes: dict[str, int | None] = {}
+        self.task = Task(env, num_envs)
+        self.failures: dict[str, str] = {}
+        self._entrants: dict[str, Entrant] = {}
+        self._memory_mb: dict[str, float] = {}
+
+    @property
+    def ways(self) -> list[str]:
+        """What was added so far."""
+        return list(self._entrants)
+
+    def add_alone(self) -> None:
+        """One env, in this process, with nothing around it but what resets it."""
+        self.add(ALONE, _alone(self.task))
 
     def add_async(self) -> None:
         """Gymnasium's ``AsyncVectorEnv``. It forks: add it before the ways that start threads, which are the hubs."""
-        self._add(ASYNC, self.enter_context(_ending_its_workers(AsyncVectorEnv(self._factories))), self.num_envs)
+        self.add(ASYNC, _async(self.task))
 
     def add_sync(self) -> None:
         """Gymnasium's ``SyncVectorEnv``."""
-        self._add(SYNC, self.enter_context(contextlib.closing(SyncVectorEnv(self._factories))), 0)
+        self.add(SYNC, _vector(self.task, lambda: SyncVectorEnv(self.task.factories), 0))
 
     def add_private_hub(self) -> None:
         """The private hub of this program."""
         # By factory, which only a private hub runs: ENVHUB_ADDRESS may name another hub.
-        envs = self.enter_context(contextlib.closing(envhub.make_vec(self._factories)))
-        self._add(PRIVATE, envs, envs.num_workers)
+        self.add(
+            PRIVATE,
+            _vector(self.task, lambda: envhub.make_vec(self.task.factories)),
+            lambda: private_hub().pid,
+        )
 
     def add_wire(self) -> None:
         """The private hub of this program, but by messages, as if it were on another machine."""
-        envs = self.enter_context(contextlib.closing(envhub.make_vec(self._factories, lane="wire")))
-        self._add(WIRE, envs, envs.num_workers)
+        self.add(
+            WIRE,
+            _vector(self.task, lambda: envhub.make_vec(self.task.factories, lane="wire")),
+            lambda: private_hub().pid,
+        )
 
-    def add_hub(self, way: str, address: str) -> None:
-        """A running hub."""
-        envs = self.enter_context(contextlib.closing(envhub.make_vec(self._env, self.num_envs, hub=address)))
-        self._add(way, envs, envs.num_workers)
+    def add_hub(self, way: str, address: str, pid: int | None = None) -> None:
+        """A running hub; with its pid, its memory counts, too."""
+        task = self.task
+        self.add(way, _vector(task, lambda: envhub.make_vec(task.env, task.num_envs, hub=address)), lambda: pid)
 
     def add_echo(self) -> None:
         """The round trip of raw pyzmq with as many bytes as a batched step has, of which none are computed."""
-        with contextlib.closing(self._factories[0]()) as env:
-            request, reply = wire_bytes(env.observation_space, env.action_space)
-        self._steps[ECHO] = self.enter_context(echo(self.num_envs * request, self.num_envs * reply))
-        self._processes[ECHO] = None
+        request, reply = self._message_bytes()
+        self.add(ECHO, self._without_envs(echo(request, reply)))
 
-    def _add(self, way: str, envs: VectorEnv[Any, Any, Any], processes: int) -> None:
-        self._steps[way] = _stepping(envs)
-        self._processes[way] = processes
+    def add_one_way(self) -> None:
+        """Raw pyzmq as it hands over one batch of replies after the other, of which none was asked for."""
+        self.add(ONE_WAY, self._without_envs(one_way(self._message_bytes()[1])))
+
+    def add_rival(self, rival: Rival) -> None:
+        """Another package's way, if that is installed and has such envs; why it failed to begin is kept."""
+        if rival.forks and self.task.num_envs > PROCESSES_MAX:
+            return
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # they would be about the package, and in the way of the table
+                if rival.installed():
+                    self.add(rival.name, rival.enter(self.task))
+        except CannotHost:
+            return
+        except Exception as error:  # whatever a foreign package raises; the bench goes on without it
+            self.failures[rival.name] = f"{type(error).__name__}: {error}".partition("\n")[0]
+
+    def _message_bytes(self) -> tuple[int, int]:
+        request, reply = wire_bytes(self.task.observation_space, self.task.action_space)
+        return self.task.num_envs * request, self.task.num_envs * reply
+
+    @contextlib.contextmanager
+    def _without_envs(self, made: AbstractContextManager[Callable[[], object]]) -> Iterator[Entrant]:
+        with made as step:
+            yield Entrant(step, self.task.num_envs, None)
+
+    def add(
+        self,
+        way: str,
+        entrant: AbstractContextManager[Entrant],
+        hub_pid: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """Make a way ready, take its first steps, and see what memory that took.
+
+        Args:
+            way: its name.
+            entrant: what makes it ready, and ends it after the contest.
+            hub_pid: the hub that it goes through, asked once it is ready.
+        """
+        gc.collect()  # beforehand only: it writes to what forked processes share with this one, which unshares it
+        before = memory()
+        with contextlib.ExitStack() as stack:
+            found = stack.enter_context(entrant)
+            step_times(found.step, FIRST_STEPS_S)
+            self._memory_mb[way] = added_mb(before, memory(), hub_pid())
+            found.pause()
+            self._entrants[way] = found
+            self.push(stack.pop_all())
 
     def run(self, seconds: float, repeats: int, after_each: Callable[[], object] = lambda: None) -> dict[str, Result]:
         """Time every way in turn; results by way.
@@ -106,54 +179,80 @@ class Contest(contextlib.ExitStack):
             repeats: how many turns.
             after_each: called after each measurement.
         """
-        cpu_s: dict[str, float] = dict.fromkeys(self._steps, 0.0)
+        cpu_s: dict[str, float] = dict.fromkeys(self._entrants, 0.0)
         before = 0.0
 
         def account(way: str) -> None:
             nonlocal before
-            now = cpu_seconds()
+            own = time.process_time()  # before and after it looks at the others, which takes time of its own
+            others = cpu_seconds_of_others()
             if way:
-                cpu_s[way] += now - before
+                cpu_s[way] += own + others - before
                 after_each()
-            before = now
+            before = time.process_time() + others
 
-        times = interleave(self._steps, seconds, repeats, account)
-        return {
-            way: Result(
-                self.num_envs,
-                self._processes[way],
-                summarize(self.num_envs, found),
-                cpu_s[way] / sum(float(repeat.sum()) for repeat in found),
-            )
-            for way, found in times.items()
-        }
+        steps = {way: entrant.step for way, entrant in self._entrants.items()}
+        times = interleave(steps, seconds, repeats, account, self._turn)
+        return {way: self._result(way, found, cpu_s[way]) for way, found in times.items()}
 
+    @contextlib.contextmanager
+    def _turn(self, way: str) -> Iterator[None]:
+        self._entrants[way].resume()
+        try:
+            yield
+        finally:
+            self._entrants[way].pause()
 
-def _stepping(envs: VectorEnv[Any, Any, Any]) -> Callable[[], object]:
-    envs.action_space.seed(SEED)
-    batches = itertools.cycle([envs.action_space.sample() for _ in range(ACTION_BATCHES)])
-    envs.reset(seed=SEED)
-    return lambda: envs.step(next(batches))
+    def _result(self, way: str, repeats: list[np.ndarray], cpu_s: float) -> Result:
+        entrant = self._entrants[way]
+        return Result(
+            self.task.num_envs,
+            entrant.processes,
+            summarize(entrant.env_steps, repeats),
+            cpu_s / sum(float(repeat.sum()) for repeat in repeats),
+            self._memory_mb[way],
+        )
 
 
 @contextlib.contextmanager
-def _ending_its_workers(envs: AsyncVectorEnv) -> Iterator[AsyncVectorEnv]:
-    try:
-        yield envs
-    except BaseException:
-        # Ctrl-C has ended the workers, too, and closing in good order would wait for their answers.
-        for process in envs.processes:
-            process.terminate()
-            process.join()
-        envs.closed = True
-        raise
-    envs.close()
+def _alone(task: Task) -> Iterator[Entrant]:
+    with contextlib.closing(task.factories[0]()) as env:
+
+        def step(action: Any) -> None:
+            _, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                env.reset()
+
+        env.reset(seed=SEED)
+        yield Entrant(cycled(step, task.actions), 1, 0)
 
 
-def cpu_seconds() -> float:
-    """CPU time of this process and of all that it started and that still run."""
+@contextlib.contextmanager
+def _async(task: Task) -> Iterator[Entrant]:
+    envs = AsyncVectorEnv(task.factories)
+    with ended(envs.close, envs.processes):
+        try:
+            envs.reset(seed=SEED)
+            yield Entrant(cycled(envs.step, task.batches), task.num_envs, task.num_envs)
+        except BaseException:
+            envs.closed = True  # else it closes itself when it is collected, and waits for the answers
+            raise
+
+
+@contextlib.contextmanager
+def _vector(
+    task: Task, make: Callable[[], VectorEnv[Any, Any, Any]], processes: int | None = None
+) -> Iterator[Entrant]:
+    with contextlib.closing(make()) as envs:
+        envs.reset(seed=SEED)
+        workers = envs.num_workers if isinstance(envs, envhub.HubVectorEnv) else processes
+        yield Entrant(cycled(envs.step, task.batches), task.num_envs, workers)
+
+
+def cpu_seconds_of_others() -> float:
+    """CPU time of all processes that this one started and that still run."""
     total = 0.0
-    for process in (this := psutil.Process(), *this.children(recursive=True)):
+    for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it has just ended
             times = process.cpu_times()
             total += times.user + times.system

@@ -6,13 +6,13 @@ The other end is in a process of its own, as a hub is. Each message is a single 
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
 
-QUEUE_MESSAGES_MAX = 4  # on the way; then the sender waits, and takes no CPU from whoever is measured meanwhile
+from envhub_client.peer import end_with_stdin, peer
+
+# On the way; then the sender waits, and takes no CPU from whoever is measured meanwhile.
+QUEUE_MESSAGES_MAX = 4
+BUFFER_BYTES = 1 << 16  # of the kernel's for each side, which would hold small messages by the 100,000
 
 
 @contextlib.contextmanager
@@ -20,7 +20,11 @@ def echo(request_bytes: int, reply_bytes: int) -> Iterator[Callable[[], object]]
     """One DEALER/ROUTER round trip per call, with a request and a reply of these sizes."""
     import zmq
 
-    with _peer("answer", reply_bytes) as address, zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+    with (
+        peer(__name__, "answer", reply_bytes) as address,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as dealer,
+    ):
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.connect(address)
         request = bytes(request_bytes)
@@ -37,23 +41,17 @@ def one_way(message_bytes: int) -> Iterator[Callable[[], object]]:
     """One message of this size per call, of many that come one after another and ask for nothing."""
     import zmq
 
-    with _peer("pour", message_bytes) as address, zmq.Context() as context, context.socket(zmq.PULL) as pull:
+    with peer(__name__, "pour", message_bytes) as address, zmq.Context() as context, context.socket(zmq.PULL) as pull:
         pull.setsockopt(zmq.LINGER, 0)
         pull.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)
+        pull.setsockopt(zmq.RCVBUF, buffer_bytes(message_bytes))
         pull.connect(address)
         yield lambda: pull.recv(copy=False)
 
 
-@contextlib.contextmanager
-def _peer(role: str, message_bytes: int) -> Iterator[str]:
-    """A process that plays this role until the block ends; its address."""
-    command = [sys.executable, "-c", f"from envhub_client.echo import {role}; {role}({message_bytes})"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().decode().strip()
-        finally:
-            process.terminate()
+def buffer_bytes(message_bytes: int) -> int:
+    """How large a socket's buffer in the kernel is to be; -1 leaves it to the kernel, where the messages are large."""
+    return BUFFER_BYTES if QUEUE_MESSAGES_MAX * message_bytes < BUFFER_BYTES else -1
 
 
 def answer(reply_bytes: int) -> None:
@@ -75,6 +73,7 @@ def pour(message_bytes: int) -> None:
     message = bytes(message_bytes)
     with zmq.Context() as context, context.socket(zmq.PUSH) as push:
         push.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES_MAX)
+        push.setsockopt(zmq.SNDBUF, buffer_bytes(message_bytes))
         _announce(push)
         while True:
             push.send(message, copy=False)
@@ -84,12 +83,6 @@ def _announce(socket: object) -> None:
     import zmq
 
     assert isinstance(socket, zmq.Socket)
-    # A thread and not a poller, which every message would pay for.
-    threading.Thread(target=_exit_with_stdin, daemon=True).start()
+    end_with_stdin()
     socket.bind("tcp://127.0.0.1:*")
     print(socket.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
-
-
-def _exit_with_stdin() -> None:
-    sys.stdin.buffer.read()
-    os._exit(0)

@@ -38,6 +38,7 @@ class PrivateHub:
 
     Attributes:
         address: an abstract ipc name of 128 random bits that leaves no file; only this user's processes can connect.
+        pid: of the hub's process.
         pidfd: readable once the hub's process has ended.
     """
 
@@ -82,7 +83,8 @@ class PrivateHub:
             for descriptor in (owner, ready, theirs):
                 if descriptor >= 0:
                     os.close(descriptor)
-        self.pidfd = os.pidfd_open(self._process.pid)
+        self.pid = self._process.pid
+        self.pidfd = os.pidfd_open(self.pid)
 
     def _await(self, ready: int) -> None:
         poller = select.poll()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +39,11 @@ def summarize(num_envs: int, repeats: list[np.ndarray]) -> Summary:
 
 
 def interleave(
-    ways: Mapping[str, Callable[[], object]], seconds: float, repeats: int, after_each: Callable[[str], object]
+    ways: Mapping[str, Callable[[], object]],
+    seconds: float,
+    repeats: int,
+    after_each: Callable[[str], object],
+    turn: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> dict[str, list[np.ndarray]]:
     """Time every way in turn, ``repeats`` times over.
 
@@ -47,6 +52,7 @@ def interleave(
         seconds: how long each way is timed in each turn, after a warm-up.
         repeats: how many turns.
         after_each: called after each measurement with the way's name, and before the first with an empty one.
+        turn: what is entered for the time of a way's warm-up and measurement, by the way's name.
 
     Returns:
         By name, the seconds of every batched step, one array per repeat.
@@ -54,10 +60,11 @@ def interleave(
     found: dict[str, list[np.ndarray]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, step in ways.items():
-            step_times(step, WARM_UP * seconds)
-            after_each("")
-            found[name].append(step_times(step, seconds))
-            after_each(name)
+            with turn(name):
+                step_times(step, WARM_UP * seconds)
+                after_each("")
+                found[name].append(step_times(step, seconds))
+                after_each(name)
     return found
 
 

@@ -1,0 +1,56 @@
+"""How much memory processes take: PSS, where a page that several of them share counts once in all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import psutil
+
+MEGABYTE = 1e6
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What this process and all that it started hold at one time.
+
+    Attributes:
+        own: bytes of this process, shared or not (RSS).
+        shares: by pid, bytes of each process, a shared page in equal parts (PSS).
+    """
+
+    own: int
+    shares: Mapping[int, int]
+
+
+def memory() -> Memory:
+    """What is held now."""
+    shares = {}
+    for process in (this := psutil.Process(), *this.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            shares[process.pid] = int(process.memory_full_info().pss)
+    return Memory(this.memory_info().rss, shares)
+
+
+def added_mb(before: Memory, after: Memory, hub_pid: int | None = None) -> float:
+    """Megabytes that are held more than before; 0 where freed memory was enough.
+
+    With new processes, all of them together and with those that were there: what a forked process shares with this one
+    is taken from this one's share. Without, this one's own, as writing to what it shares only seems to take more.
+
+    Args:
+        before: what was held before something was added.
+        after: what is held since.
+        hub_pid: of a hub that it is stepped through, which counts with its zygote even if both were there before.
+    """
+    if not after.shares.keys() - before.shares.keys():
+        return max(0.0, (after.own - before.own) / MEGABYTE)
+    counted = {hub_pid, *zygotes(hub_pid)} if hub_pid else set()
+    held = sum(size for pid, size in before.shares.items() if pid not in counted)
+    return max(0.0, (sum(after.shares.values()) - held) / MEGABYTE)
+
+
+def zygotes(hub_pid: int) -> list[int]:
+    """The pid of what a hub forks its workers from: the first that it started; none where it has no workers yet."""
+    return [child.pid for child in sorted(psutil.Process(hub_pid).children(), key=psutil.Process.create_time)[:1]]

@@ -1,0 +1,177 @@
+"""What the design wants of speed, each measure beside its yardstick in the same run: ``pytest -m benchmark -s``.
+
+Ratios are printed with the target; none fails a test, for the machine and its noise are nobody's fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import pytest
+from envhub_client.contest import ASYNC, ECHO, ONE_WAY, PRIVATE, SYNC, TCP, Contest, Result, wire_bytes
+from envhub_client.served_hub import ServedHub, served_hub
+from envhub_client.workloads import BUSY_S, factory, offered
+from gymnasium.vector import AsyncVectorEnv
+
+import envhub
+
+pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1800)]
+
+REPEATS = 5
+SECONDS = 1.0
+CPUS = len(os.sched_getaffinity(0))
+HEAVY_ENVS = 16
+
+# A worker's share of heavy envs, stepped by itself as often as it can: so many steps in so many seconds.
+OWN_RATE = """
+import sys, time
+from envhub_client.workloads import busy
+envs = [busy() for _ in range(int(sys.argv[1]))]
+for env in envs:
+    env.reset()
+print("ready", flush=True)
+sys.stdin.readline()
+end_s, steps = time.perf_counter() + float(sys.argv[2]), 0
+while time.perf_counter() < end_s:
+    for env in envs:
+        if env.step(0)[3]:
+            env.reset()
+        steps += 1
+print(steps)
+"""
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[ServedHub]:
+    with served_hub("CartPole-v1", offered("images"), offered("busy")) as running:
+        yield running
+
+
+def told(measure: str, target: str, found: float, detail: str = "") -> None:
+    print(f"\n{measure}: {found:.2f} (target {target}){'; ' + detail if detail else ''}")
+
+
+def race(env: str, num_envs: int, hub: ServedHub) -> dict[str, Result]:
+    with Contest(env, num_envs) as contest:
+        contest.add_async()
+        contest.add_sync()
+        contest.add_private_hub()
+        contest.add_hub(TCP, hub.tcp)
+        contest.add_echo()
+        contest.add_one_way()
+        return contest.run(SECONDS, REPEATS)
+
+
+def of_async(found: dict[str, Result], way: str) -> float:
+    return found[way].summary.rate / found[ASYNC].summary.rate
+
+
+def test_cartpole(hub: ServedHub) -> None:
+    shared = {1: "5, stretch 7", 16: "4, stretch 5", 64: "8, stretch 12"}
+    wire = {16: "2", 64: "7"}
+    for num_envs in (1, 16, 64):
+        found = race("CartPole-v1", num_envs, hub)
+        told(f"shared lane to AsyncVectorEnv, {num_envs} envs", f">= {shared[num_envs]}", of_async(found, PRIVATE))
+        if num_envs in wire:
+            told(f"tcp to AsyncVectorEnv, {num_envs} envs", f">= {wire[num_envs]}", of_async(found, TCP))
+        if num_envs == 1:
+            ratio = found[TCP].summary.p50_us / found[ECHO].summary.p50_us
+            detail = f"{found[TCP].summary.p50_us:.0f} to {found[ECHO].summary.p50_us:.0f} µs"
+            told("tcp round trip of one env to raw pyzmq's", "<= 1.6", ratio, detail)
+        if num_envs == 64:
+            ratio = found[PRIVATE].summary.rate / (CPUS * found[SYNC].summary.rate)
+            told(f"shared lane, 64 envs, to {CPUS} x SyncVectorEnv", ">= 0.35, stretch 0.6", ratio)
+
+
+def test_images(hub: ServedHub) -> None:
+    found = race("images", 64, hub)
+    told("shared lane to AsyncVectorEnv, 64 image envs", ">= 5", of_async(found, PRIVATE))
+    _, reply = wire_bytes(factory("images")().observation_space, gym.spaces.Discrete(2))
+    steps, messages = found[TCP].summary.rate / 64, found[ONE_WAY].summary.rate / 64
+    detail = f"{steps * reply * 64 / 1e9:.2f} to {messages * reply * 64 / 1e9:.2f} GB/s"
+    told("tcp, 64 image envs, to raw pyzmq one way", ">= 0.75", steps / messages, detail)
+
+
+def test_heavy_envs() -> None:
+    workers = CPUS
+    share = HEAVY_ENVS // workers
+    with contextlib.closing(envhub.make_vec([factory("busy")] * HEAVY_ENVS, num_workers="auto")) as envs:
+        envs.reset(seed=1)
+        actions = np.zeros(HEAVY_ENVS, np.int64)
+        ratios = []
+        for _ in range(REPEATS):
+            own = own_rate(workers, share)
+            begun_s, steps = time.perf_counter(), 0
+            while time.perf_counter() - begun_s < SECONDS:
+                envs.step(actions)
+                steps += HEAVY_ENVS
+            ratios.append(steps / (time.perf_counter() - begun_s) / own)
+        detail = f"{envs.num_workers} workers, env of {BUSY_S * 1e3:g} ms"
+    told(f"{HEAVY_ENVS} heavy envs to the workers' own rates", ">= 0.93", float(np.median(ratios)), detail)
+
+
+def own_rate(workers: int, share: int) -> float:
+    """The steps that so many processes take in a second, each alone with its share of the envs, all at once."""
+    command = [sys.executable, "-c", OWN_RATE, str(share), str(SECONDS)]
+    processes = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(workers)
+    ]
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    return sum(int(process.communicate()[0]) for process in processes) / SECONDS
+
+
+def test_tail_with_as_many_workers_as_cores() -> None:
+    with contextlib.closing(envhub.make_vec("CartPole-v1", 64, num_workers=CPUS)) as envs:
+        envs.reset(seed=1)
+        envs.action_space.seed(1)
+        batches = [envs.action_space.sample() for _ in range(16)]
+        for number in range(500):
+            envs.step(batches[number % 16])
+        seconds = []
+        for number in range(5000):
+            begun_s = time.perf_counter()
+            envs.step(batches[number % 16])
+            seconds.append(time.perf_counter() - begun_s)
+    p50, p99 = np.percentile(seconds, [50, 99])
+    told("p99 to p50, 64 envs, workers = cores", "<= 4", p99 / p50, f"{p50 * 1e6:.0f} and {p99 * 1e6:.0f} µs")
+
+
+def test_start_and_memory(hub: ServedHub) -> None:
+    envhub.make_vec("CartPole-v1", 1, hub=hub.ipc).close()
+    taken_s = []
+    for _ in range(REPEATS):
+        begun_s = time.perf_counter()
+        envs = envhub.make_vec("CartPole-v1", 64, hub=hub.ipc, num_workers=4)
+        taken_s.append(time.perf_counter() - begun_s)
+        envs.reset(seed=1)
+        ours = pss_mb(psutil.Process(hub.pid))
+        envs.close()
+    told("seconds for 64 envs on a warm hub", "<= 0.5", float(np.median(taken_s)))
+    others = AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 64, context="fork")
+    others.reset(seed=1)
+    theirs = pss_mb(*(psutil.Process(process.pid) for process in others.processes))
+    others.close()
+    told("memory to fork-mode AsyncVectorEnv's workers", "<= 0.5", ours / theirs, f"{ours:.0f} to {theirs:.0f} MB PSS")
+    program = "import time; begun = time.perf_counter(); import envhub; envhub.make_vec('CartPole-v1', 64); "
+    program += "print(time.perf_counter() - begun)"
+    cold_s = [float(subprocess.check_output([sys.executable, "-c", program])) for _ in range(REPEATS)]
+    told("seconds for 64 envs from nothing", "<= 1.5", float(np.median(cold_s)))
+
+
+def pss_mb(*roots: psutil.Process) -> float:
+    """What these processes and all below them take of the memory, what they share divided among them."""
+    everybody = [process for root in roots for process in (root, *root.children(recursive=True))]
+    return sum(process.memory_full_info().pss for process in everybody) / 1e6

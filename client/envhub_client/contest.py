@@ -21,7 +21,7 @@ from envhub import spaces
 from envhub.layout import RESULT_BYTES, Leaf
 from envhub_client.echo import echo, one_way
 from envhub_client.entrant import PROCESSES_MAX, SEED, CannotHost, Entrant, Task, cycled, ended
-from envhub_client.memory import added_mb, memory
+from envhub_client.memory import Memory, added_mb, memory
 from envhub_client.private_hub import private_hub
 from envhub_client.rivals import Rival
 from envhub_client.timing import Summary, interleave, step_times, summarize
@@ -75,6 +75,7 @@ class Contest(contextlib.ExitStack):
         self.task = Task(env, num_envs)
         self.failures: dict[str, str] = {}
         self._entrants: dict[str, Entrant] = {}
+        self._memory: Memory | None = None  # after the last way was added
         self._memory_mb: dict[str, float] = {}
 
     @property
@@ -162,11 +163,12 @@ class Contest(contextlib.ExitStack):
             hub_pid: the hub that it goes through, asked once it is ready.
         """
         gc.collect()  # beforehand only: it writes to what forked processes share with this one, which unshares it
-        before = memory()
+        before = memory(self._memory)
         with contextlib.ExitStack() as stack:
             found = stack.enter_context(entrant)
             step_times(found.step, FIRST_STEPS_S)
-            self._memory_mb[way] = added_mb(before, memory(), hub_pid())
+            self._memory = memory()
+            self._memory_mb[way] = added_mb(before, self._memory, hub_pid())
             found.pause()
             self._entrants[way] = found
             self.push(stack.pop_all())

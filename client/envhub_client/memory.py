@@ -24,10 +24,11 @@ class Memory:
     shares: Mapping[int, int]
 
 
-def memory() -> Memory:
-    """What is held now."""
-    shares = {}
-    for process in (this := psutil.Process(), *this.children(recursive=True)):
+def memory(known: Memory | None = None) -> Memory:
+    """What is held now; of other processes what is known of them, if anything is: to ask hundreds takes seconds."""
+    this = psutil.Process()
+    shares = {} if known is None else dict(known.shares)
+    for process in (this, *(this.children(recursive=True) if known is None else ())):
         with contextlib.suppress(psutil.Error):  # it has just ended
             shares[process.pid] = int(process.memory_full_info().pss)
     return Memory(this.memory_info().rss, shares)

@@ -51,6 +51,11 @@ def side_path(address: Address) -> str | None:
     return path if address.is_ipc and len(os.fsencode(path)) <= IPC_PATH_BYTES_MAX else None
 
 
+def socket_name(path: str) -> str:
+    """The path as the kernel takes it: of an abstract socket, which is written with ``@``, with a zero byte."""
+    return f"\0{path[1:]}" if path.startswith("@") else path
+
+
 def parse(text: str) -> Address:
     """The address that ``text`` names.
 

@@ -165,6 +165,8 @@ def bench(
         sizes = []
     if not sizes or min(sizes) < 1 or not 0 < seconds < math.inf or repeats < 1:
         _refuse("bench", "-n takes numbers of envs separated by commas, --seconds and --repeats positive ones")
+    if budget and (json or plot):
+        _refuse("bench", "--budget goes with --env and -n only")
     with _errors_told("bench"):
         if budget:
             run_budget(console, env or ["CartPole-v1"], sizes)

@@ -7,10 +7,12 @@
                 began_ns, ended_ns
     results     rewards float64, then terminations, then truncations, bool; one piece, for it travels as one
     infos       ``info_bytes`` per row
-    actions     per action leaf, room for eight bytes an element, so that any accepted dtype fits
+    actions     per action leaf, room for eight bytes an element, so that any accepted dtype fits, in which the batch
+                stands as one contiguous array of the dtype that its code says; and then an int64 per row, the code
     observations   per leaf and slot, batch-major: ``[2][rows][*shape]``
 
-Every field starts on a 64-byte boundary. Row ``i`` of an observation field *is* the batched observation.
+The magic is the bytes ``ENBUHNB1``, read as a word. Every field starts on a 64-byte boundary.
+Row ``i`` of an observation field *is* the batched observation.
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ class Templates:
 class Hops:
     """When the last step passed what, in nanoseconds of the hub machine's monotonic clock.
 
-    The hub's four are 0 where its client drove. Of each worker there is when it began and when it ended.
+    The hub's four are of the last STEP, 0 where there was none. Of each worker: when it began, and when it ended.
     """
 
     heard: int

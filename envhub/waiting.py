@@ -64,11 +64,21 @@ def spin_us(processes: int, cpus: int, quota: bool) -> int:
     Raises:
         ValueError: ``ENVHUB_SPIN_US`` is no number of microseconds.
     """
-    told = os.environ.get(ENVIRONMENT_VARIABLE)
+    told = told_spin_us()
     if told is not None:
-        return checked_spin_us(int(told) if told.isdecimal() else -1, ENVIRONMENT_VARIABLE)
+        return told
     looks = processes <= cpus + 1 and not quota and platform.machine() in ("x86_64", "AMD64")
     return SPIN_US if looks else 0
+
+
+def told_spin_us() -> int | None:
+    """What ``ENVHUB_SPIN_US`` says; None where it is not set.
+
+    Raises:
+        ValueError: it is no number of microseconds.
+    """
+    told = os.environ.get(ENVIRONMENT_VARIABLE)
+    return None if told is None else checked_spin_us(int(told) if told.isdecimal() else -1, ENVIRONMENT_VARIABLE)
 
 
 def checked_spin_us(wanted: int, name: str) -> int:

@@ -17,7 +17,7 @@ STEPS = 300
 WARM_UP_STEPS = 50
 SEED = 1
 WIRE_HOPS = ("client encode", "wire", "hub", "wake", "env", "collect", "hub's reply", "wire back", "decode")
-SHARED_HOPS = ("client encode", "wake", "env", "decode")
+SHARED_HOPS = ("client encode", "wake", "env", "collect", "decode")
 MEANINGS = {
     "client encode": "the batch of actions becomes bytes",
     "wire": "from there until the hub is told of it",
@@ -57,7 +57,7 @@ def _one_step(envs: HubVectorEnv) -> dict[str, int]:
     hops: Hops = connection.ask(Op.HOPS, HopsRequest()).message
     began, ended = max(hops.began), max(hops.ended)
     names: tuple[str, ...] = SHARED_HOPS
-    passed = [start, posted, began, ended, end]
+    passed = [start, posted, began, ended, getattr(envs._lane, "woke_ns", end), end]
     if envs.lane == "wire":
         names = WIRE_HOPS
         passed = [start, sent, hops.heard, hops.rung, began, ended, hops.woke, hops.answered, heard, end]

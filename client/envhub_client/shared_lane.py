@@ -20,7 +20,7 @@ from typing import NoReturn
 import numpy as np
 
 from envhub import address as envhub_address
-from envhub import codec, messages
+from envhub import messages
 from envhub.arena import DRIVER_CLIENT, OP_STEP, STATUS_RAISED, Arena
 from envhub.errors import HubLost, HubTimeout, LocalProtocolError
 from envhub.layout import Layout, Leaf
@@ -61,7 +61,7 @@ class Door:
         found: list[int] = []
         try:
             self.side.settimeout(ATTACH_TIMEOUT_S)
-            self.side.connect(path.replace("@", "\0", 1) if path.startswith("@") else path)
+            self.side.connect(envhub_address.socket_name(path))
             self.side.sendall(ticket)
             body = self._receive(found)
             self.shared = messages.unpack(Shared, body)
@@ -74,6 +74,24 @@ class Door:
                 os.close(descriptor)
             raise
         self.memory, self.bell, *self.bells = found
+
+    def arena(self, layout: Layout) -> Arena:
+        """The memory, mapped; its descriptor is closed, and if it is not of this layout everything is.
+
+        Raises:
+            OSError, ValueError: it is of another layout, as of another version of EnvHub, or cannot be mapped.
+        """
+        try:
+            found = Arena(layout, self.memory, in_children=True)  # views of it may be read there
+            found.check()
+        except BaseException:
+            self.side.close()
+            for descriptor in (self.bell, *self.bells):
+                os.close(descriptor)
+            raise
+        finally:
+            os.close(self.memory)
+        return found
 
     def _receive(self, found: list[int]) -> bytes:
         space = socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsize)
@@ -97,19 +115,18 @@ class SharedLane:
 
     Attributes:
         num_envs: as of the wire lane.
+        woke_ns: when the last wait was over, on the monotonic clock.
     """
 
     name = "shared"
 
-    def __init__(self, wire: WireLane, connection: Connection, door: Door, actions: Sequence[Leaf]) -> None:
+    def __init__(self, wire: WireLane, connection: Connection, door: Door, arena: Arena) -> None:
         self.num_envs = wire.num_envs
         self._wire = wire
         self._connection = connection
         self._side = door.side
         self._bell, self._bells = door.bell, door.bells
-        layout = Layout(wire.num_envs, tuple(wire.leaves), tuple(actions), door.shared.info_bytes)
-        self._arena = Arena(layout, door.memory, in_children=True)  # views of it may be read there
-        os.close(door.memory)
+        self._arena = arena
         self._slots = Slots(self._arena)
         self._spinner = Spinner(door.shared.spin_us, time.perf_counter_ns)
         self._poller = select.poll()
@@ -117,6 +134,7 @@ class SharedLane:
         self._poller.register(self._side, select.POLLIN)
         self._codes = b""
         self._parts = Parts(self._arena)
+        self.woke_ns = 0
         self._rung = True
         self._driving = False  # whether the last step or reset is a step of ours
         self._fresh = False  # whether we know the arena as its last driver left it
@@ -264,6 +282,7 @@ class SharedLane:
                         os.read(descriptor, 8)
                     elif not arena.revoked:
                         self._connection.lose("its side socket has ended")
+        self.woke_ns = time.monotonic_ns()
         if not self._spinner.looks:
             self._poller.poll(0)  # on other machines than x86-64 what a word guards is read after a system call only
         if not ready():
@@ -305,7 +324,8 @@ def shared_lane(wire: WireLane, connection: Connection, ticket: bytes, actions: 
     """The shared lane to the session that the ticket is of; None where it cannot be had."""
     try:
         door = Door(connection.address, ticket)
-    except (OSError, codec.DecodeError) as error:
+        layout = Layout(wire.num_envs, tuple(wire.leaves), tuple(actions), door.shared.info_bytes)
+        return SharedLane(wire, connection, door, door.arena(layout))
+    except (OSError, ValueError) as error:
         log.debug("no shared lane to the hub at %s: %s", connection.address, error)
         return None
-    return SharedLane(wire, connection, door, actions)

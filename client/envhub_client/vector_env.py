@@ -184,7 +184,7 @@ class HubVectorEnv(HubSession):
         Raises:
             ValueError: an env is under way, or is none of these; no env has moved.
             SpaceMismatch: actions of the wrong count, shape or kind; no env has moved.
-            SessionBusy: another request is pending.
+            SessionBusy: another request is pending; on the wire lane also a ``recv`` that timed out.
             SessionClosed: after ``close``.
         """
         self._begin("send", among_others=True)

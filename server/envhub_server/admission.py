@@ -26,7 +26,11 @@ def admitted(make: Make, config: HubConfig, registry: Registry, envs: int) -> Re
         text = f"{make.num_envs} more envs would exceed the hub's envs_max={limits.envs_max}; {envs} are in use"
         return Failure("limit", "hub", text)
     if make.num_workers is not None and not 0 <= make.num_workers <= make.num_envs:
-        return Failure("refused", "request", f"num_workers={make.num_workers} is not between 1 and num_envs")
+        return Failure(
+            "refused",
+            "request",
+            f"num_workers={make.num_workers} is neither 0 nor up to num_envs",
+        )
     if make.spin_us is not None and not 0 <= make.spin_us <= SPIN_US_MAX:
         return Failure("refused", "request", f"spin_us={make.spin_us} is not between 0 and {SPIN_US_MAX}")
     if make.autoreset_mode not in AUTORESET_MODES or make.observation_mode not in OBSERVATION_MODES:

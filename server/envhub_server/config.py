@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from envhub.waiting import told_spin_us
 from envhub_server.registry import Registry
 
 MIB = 1 << 20
@@ -70,6 +71,7 @@ class HubConfig:
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 0:
             raise ValueError(f"--workers must be at least 1, got {self.workers}")
+        told_spin_us()
         Registry(self.envs)
         if len(set(self.binds)) < len(self.binds):
             raise ValueError(f"an address is given twice: {', '.join(self.binds)}")

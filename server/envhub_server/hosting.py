@@ -98,7 +98,8 @@ class Host:
         self._frames: StepFrames | None = None
         self._parts: Parts | None = None
         method = session.make.compression
-        self._compress = Compressor(method).compress if method else None
+        self._method = method
+        self._compressors: list[Compressor] = []  # per leaf: some leaves may be worth it, and others not
         self._side: socket.socket | None = None  # of the client, while it may drive
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # The client's own and one per worker for it to ring. The hub itself never touches them: a client could make it
@@ -341,12 +342,15 @@ class Host:
             self._receive_part()
         if arena is None or self.session.phase is not Phase.MOVING or not arena.quiescent():
             return
-        self._passed_ns[2] = time.monotonic_ns()
+        woke_ns = time.monotonic_ns()
         self._noted = arena.noted()
         if self._noted:
             # What did not fit into the arena was sent by the channel before the rows were done, so it is here by now.
             self._hear_workers()
+        stepped = self._request is not None and isinstance(self._request.message, messages.Step)
         self._apply(self.session.event(-1, Moved()))
+        if stepped:
+            self._passed_ns[2:] = woke_ns, time.monotonic_ns()
 
     def _guarded(self, handler: Callable[[], None]) -> None:
         """Call it; should what a client wrote into its memory make it fail, its session pays for it and no other."""
@@ -449,7 +453,10 @@ class Host:
         slots.post(drive.op)
 
     def _sendable(self, observations: list[np.ndarray]) -> list[Any]:
-        return observations if self._compress is None else [self._compress(leaf) for leaf in observations]
+        if not self._method:
+            return observations
+        self._compressors = self._compressors or [Compressor(self._method) for _ in observations]
+        return [each.compress(leaf) for each, leaf in zip(self._compressors, observations, strict=True)]
 
     def _answer(self, answer: Answer) -> None:
         assert self._request is not None
@@ -466,8 +473,8 @@ class Host:
                 blobs = sorted([*arena.small_infos(), *self.session.infos.items()], key=lambda pair: pair[0])
                 columns = arena.columns()
         if answer.part is not None and self._parts is not None and arena is not None:
-            columns = arena.columns(np.array(answer.part, np.int64))
             rows = np.array(answer.part, np.int64)
+            columns = arena.columns(rows)
             seen, rewards, terminations, truncations = self._parts.outcome(rows)
             results = rewards.tobytes() + terminations.tobytes() + truncations.tobytes()
             frames += [rows.tobytes(), *self._sendable([np.ascontiguousarray(leaf) for leaf in seen]), results]
@@ -482,4 +489,3 @@ class Host:
         self._give_drive()
         message = replace(answer.message, ticket=self.ticket) if isinstance(answer.message, Made) else answer.message
         self._outcomes.answer(self._request, message, frames)
-        self._passed_ns[3] = time.monotonic_ns()

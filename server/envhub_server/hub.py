@@ -314,6 +314,7 @@ class Hub:
                 self._broke(self._hosts[request.token], error)
                 return
             log.exception("internal_error", op=request.op.name)
+            self._protocol.forget(request.token)  # of a session that was never made
             self._fail(request, Failure("internal", "hub", f"a bug in the hub, which logged it: {error!r}"))
 
     def _dispatch(self, request: Incoming) -> None:

@@ -31,6 +31,21 @@ class ArenaRefused:
     reason: str
 
 
+@dataclass(frozen=True)
+class Sent:
+    """A part of the batch was handed to its workers."""
+
+
+@dataclass(frozen=True)
+class Received:
+    """So many rows are done as were waited for; or one of them ``raised``, and none is taken."""
+
+    rows: tuple[int, ...]
+    small: tuple[tuple[int, bytes], ...] = ()
+    large: tuple[int, ...] = ()
+    raised: int | None = None
+
+
 # --- instructions ---------------------------------------------------------------------------------------------------
 
 
@@ -90,21 +105,6 @@ class Kill:
     """End a worker at once."""
 
     worker: int
-
-
-@dataclass(frozen=True)
-class Sent:
-    """Event: a part of the batch was handed to its workers."""
-
-
-@dataclass(frozen=True)
-class Received:
-    """Event: so many rows are done as were waited for; or one of them ``raised``, and none is taken."""
-
-    rows: tuple[int, ...]
-    small: tuple[tuple[int, bytes], ...] = ()
-    large: tuple[int, ...] = ()
-    raised: int | None = None
 
 
 @dataclass(frozen=True)

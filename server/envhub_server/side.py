@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import structlog
 
-from envhub.address import parse, side_path
+from envhub.address import parse, side_path, socket_name
 from envhub_server.supervisor import Watch
 
 TICKET_BYTES = 16
@@ -57,7 +57,7 @@ class SideDoor:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)  # a killed hub's: who listens on the address itself holds its lock
             listener.setblocking(False)
-            listener.bind(path.replace("@", "\0", 1) if path.startswith("@") else path)
+            listener.bind(socket_name(path))
             listener.listen(BACKLOG)
         except OSError as error:
             listener.close()

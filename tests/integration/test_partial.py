@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -74,16 +73,15 @@ def test_slow_env_stalls_nobody_else(make: Make) -> None:
     envs = make("naughty", sims.Naughty, 4, num_workers=4)
     envs.reset()
     envs.send([6, 0, 0, 0])  # the first takes 0.2 s
-    begun, steps = time.monotonic(), 0
-    late: list[int] = []
-    while time.monotonic() - begun < 0.15:
-        env_ids = envs.recv(min_envs=1, timeout=5)[-1]
-        assert 0 not in env_ids
+    steps, env_ids = 0, np.zeros(0, int)
+    while 0 not in env_ids:
+        env_ids = envs.recv(min_envs=1, timeout=20)[-1]
         envs.send(np.zeros(len(env_ids), int), env_ids)
         steps += len(env_ids)
+    late: list[int] = []
     while len(late) < 4:
-        late += envs.recv(timeout=5)[-1].tolist()
-    assert steps > 30 and sorted(late) == [0, 1, 2, 3]
+        late += envs.recv(timeout=20)[-1].tolist()
+    assert steps > 4 and sorted(late) == [0, 1, 2, 3]
     with pytest.raises(envhub.NothingPending):
         envs.recv()
     envs.close()

@@ -29,6 +29,7 @@ REPEATS = 5
 SECONDS = 1.0
 CPUS = len(os.sched_getaffinity(0))
 HEAVY_ENVS = 16
+IDLE_SESSIONS, IDLE_S = 8, 10.0
 
 # A worker's share of heavy envs, stepped by itself as often as it can: so many steps in so many seconds.
 OWN_RATE = """
@@ -102,7 +103,7 @@ def test_images(hub: ServedHub) -> None:
 
 def test_heavy_envs() -> None:
     workers = CPUS
-    share = HEAVY_ENVS // workers
+    share = -(-HEAVY_ENVS // workers)
     with contextlib.closing(envhub.make_vec([factory("busy")] * HEAVY_ENVS, num_workers="auto")) as envs:
         envs.reset(seed=1)
         actions = np.zeros(HEAVY_ENVS, np.int64)
@@ -147,6 +148,24 @@ def test_tail_with_as_many_workers_as_cores() -> None:
             seconds.append(time.perf_counter() - begun_s)
     p50, p99 = np.percentile(seconds, [50, 99])
     told("p99 to p50, 64 envs, workers = cores", "<= 4", p99 / p50, f"{p50 * 1e6:.0f} and {p99 * 1e6:.0f} µs")
+
+
+def test_idle_sessions(hub: ServedHub) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(IDLE_SESSIONS):
+            envs = stack.enter_context(contextlib.closing(envhub.make_vec("CartPole-v1", 8, hub=hub.ipc)))
+            envs.reset()
+            envs.step(envs.action_space.sample())
+        before_s = cpu_s(hub.pid)
+        time.sleep(IDLE_S)
+        share = (cpu_s(hub.pid) - before_s) / IDLE_S
+    told(f"cores that a hub with {IDLE_SESSIONS} idle sessions keeps busy, workers included", "<= 0.01", share)
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process and of all below it."""
+    root = psutil.Process(pid)
+    return sum(sum(each.cpu_times()[:2]) for each in (root, *root.children(recursive=True)))
 
 
 def test_start_and_memory(hub: ServedHub) -> None:

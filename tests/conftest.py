@@ -1,0 +1,21 @@
+"""Options of the whole suite."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--lane", choices=["auto", "wire"], default="auto", help="the lane of tests that choose none")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--lane") == "wire":
+        from envhub_client import making
+        from envhub_client.options import SessionOptions
+
+        defaults = SessionOptions.__init__.__defaults__
+        assert defaults is not None and defaults.count("auto") == 1
+        SessionOptions.__init__.__defaults__ = tuple("wire" if value == "auto" else value for value in defaults)
+        assert making.make_vec.__kwdefaults__ is not None
+        making.make_vec.__kwdefaults__["lane"] = "wire"

@@ -52,6 +52,7 @@ def draw(path: Path, results: Results, caption: str) -> None:
         results: by env, for each number of envs the results by way.
         caption: what stands below: of which machine they are.
     """
+    import matplotlib
     from matplotlib.figure import Figure
 
     columns = max(len(by_size) for by_size in results.values())
@@ -68,7 +69,8 @@ def draw(path: Path, results: Results, caption: str) -> None:
         for axes in row[len(by_size) :]:
             axes.set_axis_off()
     _legend(figure, caption, height)
-    figure.savefig(path, dpi=130)
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # letters, which are smaller than their outlines
+        figure.savefig(path, dpi=130)
 
 
 def _stepping(by_way: Mapping[str, Result]) -> dict[str, Result]:

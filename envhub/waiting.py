@@ -67,7 +67,7 @@ def spin_us(processes: int, cpus: int, quota: bool) -> int:
     told = told_spin_us()
     if told is not None:
         return told
-    looks = processes <= cpus + 1 and not quota and platform.machine() in ("x86_64", "AMD64")
+    looks = processes <= cpus and not quota and platform.machine() in ("x86_64", "AMD64")
     return SPIN_US if looks else 0
 
 

@@ -20,6 +20,7 @@ _HOMES = {
     "AsyncVectorEnv": "envhub_client.async_vector_env",
     "EnvRunner": "envhub_server.runner",
     "Client": "envhub_client.client",
+    "EnvFailure": "envhub.env_failure",
     "HubEnv": "envhub_client.single_env",
     "HubVectorEnv": "envhub_client.vector_env",
     "SessionOptions": "envhub_client.options",

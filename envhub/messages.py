@@ -114,6 +114,7 @@ class Make:
     spin_us: Optional[int] = None  # for how long those who wait look before they park; None leaves it to the hub
     pin: bool = False  # whether each worker keeps to one CPU
     compression: str = ""  # of observations, one of those in Welcome
+    fresh: bool = False  # whether the session takes the place of a lost one: its first step is a reset
 
 
 @dataclass(frozen=True)

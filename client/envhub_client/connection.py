@@ -21,6 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 import envhub
 from envhub import address as envhub_address
 from envhub import protocol, wire
+from envhub.client_protocol import ClientProtocol, Reply
 from envhub.errors import (
     AddressError,
     ConnectionInUse,
@@ -32,7 +33,6 @@ from envhub.errors import (
     RequestRefused,
 )
 from envhub.messages import Failure, Hello, Op, Welcome
-from envhub.protocol import ClientProtocol, Reply
 from envhub_client.failures import raise_failure
 
 CONNECT_TIMEOUT_S = 10.0

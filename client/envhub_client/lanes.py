@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envhub import codec, messages
+from envhub.client_protocol import Reply
 from envhub.columns import unpack_columns
 from envhub.compression import Decompressor
 from envhub.errors import RemoteProtocolError, RequestRefused
 from envhub.layout import Leaf, split_results
 from envhub.messages import Failure, Op, Receive, Reset, Send, Step
-from envhub.protocol import Frame, Reply
+from envhub.protocol import Frame
 from envhub_client.connection import Connection
 from envhub_client.failures import raise_failure
 from envhub_client.infos import Group, Templates

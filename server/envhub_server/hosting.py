@@ -17,10 +17,11 @@ from envhub import actions, messages
 from envhub.arena import DRIVER_CLIENT, DRIVER_HUB, OP_BESIDE, OP_STEP, Arena, allocate
 from envhub.columns import Rows, pack_columns
 from envhub.compression import Compressor
+from envhub.hub_protocol import Incoming
 from envhub.layout import Layout
 from envhub.messages import Failure, Made, Make
 from envhub.parts import Parts
-from envhub.protocol import FRAME_BYTES_MAX, Incoming
+from envhub.protocol import FRAME_BYTES_MAX
 from envhub.slots import Slots
 from envhub_server import control
 from envhub_server.channel import DESCRIPTORS_MAX

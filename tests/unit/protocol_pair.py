@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from envhub import messages
+from envhub.client_protocol import ClientProtocol, Reply
+from envhub.hub_protocol import HubProtocol, Incoming
 from envhub.messages import Call, Close, Done, EnvNames, Hello, Made, Make, Op, Reset, Step, Welcome
-from envhub.protocol import LEASE_S, SESSIONS_MAX, ClientProtocol, HubProtocol, Incoming, Reply
+from envhub.protocol import LEASE_S, SESSIONS_MAX
 
 TOKEN = bytes(range(16))
 HUB_ID = 0x0123456789ABCDEF

@@ -9,9 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from protocol_pair import HUB_ID, SESSION_REQUESTS, TOKEN, Packet, ProtocolPair, failure_in, joined
 
 from envhub import messages, protocol
+from envhub.client_protocol import ClientProtocol
 from envhub.errors import RemoteProtocolError
+from envhub.hub_protocol import HubProtocol
 from envhub.messages import Close, Done, Failure, HeartbeatReply, Hello, ListEnvs, Make, Op, Reset, Step
-from envhub.protocol import NO_SESSION, ClientProtocol, HubProtocol, Prelude
+from envhub.protocol import NO_SESSION, Prelude
 
 REPLY = messages.REPLY
 

@@ -97,6 +97,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             spin_us=options.spin_us,
             pin=options.pin,
             compression=self._compression(),
+            faults=options.faults.wire(),
         )
 
     def _compression(self) -> str:

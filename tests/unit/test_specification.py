@@ -168,6 +168,7 @@ LIMITS = {
     "requests to end when the hub stops": Timing().drain_s,
     "heartbeat": protocol.HEARTBEAT_S,
     "silence before a client warns": protocol.SILENCE_WARNING_S,
+    "time without a connection before a client warns": protocol.AWAY_WARNING_S,
     "refused connections before the hub is lost": protocol.REFUSED_S,
     "out of reach before the hub is lost": protocol.RECONNECT_S,
 }

@@ -143,7 +143,7 @@ class WireLane:
                 self._connection.send(Op.RECEIVE, Receive(missing if timeout is None else 1), keep=True)
             part = self._receive(None if deadline_s is None else max(0.0, deadline_s - time.monotonic()))
             self._inbox = _Inbox((*self._inbox.parts, part), None, self._inbox.unread)
-        return _joined(self._inbox.parts)
+        return joined(self._inbox.parts)
 
     def _receiving(self) -> bool:
         """Whether an earlier wait, which timed out or was interrupted, has asked already."""
@@ -249,7 +249,7 @@ class WireLane:
         return [_owned(self._whole(frame, *field), *field) for frame, field in zip(frames, fields, strict=True)]
 
 
-def _joined(parts: Sequence[Part]) -> Part:
+def joined(parts: Sequence[Part]) -> Part:
     """One part of several, in the order of their envs."""
     if len(parts) == 1:
         return parts[0]

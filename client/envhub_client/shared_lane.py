@@ -114,14 +114,14 @@ class SharedLane:
     With ``copy`` every observation array is the caller's own. Without, it is one of the arena's two slots.
 
     Attributes:
-        num_envs: as of the wire lane.
+        num_envs, leaves: as of the wire lane.
         woke_ns: when the last wait was over, on the monotonic clock.
     """
 
     name = "shared"
 
     def __init__(self, wire: WireLane, connection: Connection, door: Door, arena: Arena) -> None:
-        self.num_envs = wire.num_envs
+        self.num_envs, self.leaves = wire.num_envs, wire.leaves
         self._wire = wire
         self._connection = connection
         self._side = door.side

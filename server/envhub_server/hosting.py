@@ -16,9 +16,10 @@ import structlog
 from envhub import messages
 from envhub.arena import DRIVER_CLIENT, DRIVER_HUB, OP_BESIDE, OP_STEP, Arena, allocate
 from envhub.compression import Compressor
+from envhub.hub_protocol import Incoming
 from envhub.messages import Failure, Made, Make
 from envhub.parts import Parts
-from envhub.protocol import FRAME_BYTES_MAX, Incoming
+from envhub.protocol import FRAME_BYTES_MAX
 from envhub.slots import Slots
 from envhub.standing_in import FRESH
 from envhub_server import control

@@ -24,6 +24,7 @@ from envhub.protocol import FRAME_BYTES_MAX, Incoming
 from envhub.slots import Slots
 from envhub_server import control
 from envhub_server.channel import DESCRIPTORS_MAX
+from envhub_server.ending import Ending
 from envhub_server.instructions import (
     Answer,
     ArenaRefused,
@@ -43,7 +44,9 @@ from envhub_server.instructions import (
 )
 from envhub_server.session import Phase, Session
 from envhub_server.step_frames import StepFrames
-from envhub_server.supervisor import Handlers, Supervisor, Watch, WorkerProcess
+from envhub_server.supervisor import Supervisor
+from envhub_server.watch import Watch
+from envhub_server.worker_process import Handlers, WorkerProcess
 
 ASIDE = (messages.Collect, messages.TemplatesRequest, messages.HopsRequest)  # what a client asks for while it drives
 
@@ -365,10 +368,11 @@ class Host:
         except Exception as error:  # it was well-formed and yet could not be dealt with
             self._outcomes.broke(self, error)
 
-    def _on_exit(self, number: int, how: str) -> None:
+    def _on_exit(self, number: int, ending: Ending) -> None:
         del self._workers[number]
-        self._outcomes.worker_exited(self, number, how, self.session.phase in (Phase.CLOSING, Phase.MEASURING))
-        self._apply(self.session.event(number, Exited(how)))
+        expected = self.session.phase in (Phase.CLOSING, Phase.MEASURING)
+        self._outcomes.worker_exited(self, number, ending.how, expected)
+        self._apply(self.session.event(number, Exited(ending.how)))
 
     # --- instructions -----------------------------------------------------------------------------------------------
 

@@ -26,9 +26,10 @@ from envhub.columns import Writer
 from envhub.gym_api import api, registered
 from envhub.layout import OBJECT, Layout, Leaf
 from envhub.waiting import Spinner
-from envhub_server import control
+from envhub_server import control, leftovers
 from envhub_server.channel import Channel, ChannelClosed
 from envhub_server.dialects import adapted, made
+from envhub_server.dumps import Dumps
 from envhub_server.measuring import step_s
 from envhub_server.rows import Row
 from envhub_server.runner import EnvRunner
@@ -46,8 +47,9 @@ _ONE = (1).to_bytes(8, sys.byteorder)
 class Worker:
     """The envs of this process and the loop that serves them."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, dumps: Dumps) -> None:
         self._channel = channel
+        self._dumps = dumps
         self._number = -1
         self._rows: list[Row] = []
         self._allow_pickle = False
@@ -120,6 +122,7 @@ class Worker:
         except BaseException as error:
             self._report(error, row, "factory_failed")
             return False
+        self._dumps.arm()  # an env may have taken the signals
         self._channel.send(built)
         return None
 
@@ -356,8 +359,9 @@ def _load(entry: str) -> Any:
 def _enter_world(build: Any) -> None:
     """Be where the program is, as far as a process can that has started already."""
     sys.path[:] = build.sys_path
+    own = {leftovers.VARIABLE: os.environ[leftovers.VARIABLE]}
     os.environ.clear()
-    os.environ.update(build.environ)
+    os.environ.update({**build.environ, **own})
     os.chdir(build.cwd)
     if build.authkey:
         importlib.import_module("multiprocessing.process").current_process().authkey = build.authkey
@@ -382,9 +386,9 @@ def _register(registrations: bytes) -> None:
         api.registry[spec.id] = spec
 
 
-def main(channel: Channel) -> None:
+def main(channel: Channel, dumps: Dumps) -> None:
     """Run the worker on this control channel until its end; it does not return."""
-    Worker(channel).run()
+    Worker(channel, dumps).run()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # an env may have closed or replaced it
             stream.flush()

@@ -53,9 +53,10 @@ def signal_name(number: int) -> str:
 class MemoryKills:
     """Counts the processes that the kernel killed for want of memory."""
 
-    def __init__(self) -> None:
-        self._file = _counter_file()
-        self._seen, self._everywhere = _oom_kills(self._file), _oom_kills(VMSTAT)
+    def __init__(self, own: Path | None, everywhere: Path = VMSTAT) -> None:
+        """Read the counters of this process's cgroup, as ``own_counters`` finds them, and of the whole machine."""
+        self._own_file, self._everywhere_file = own, everywhere
+        self._own, self._everywhere = _oom_kills(own), _oom_kills(everywhere)
         self._unexplained = 0
 
     def forget(self) -> None:
@@ -74,10 +75,27 @@ class MemoryKills:
         return OutOfMemory.PERHAPS if before is None or before != self._everywhere else OutOfMemory.NO
 
     def _look(self) -> None:
-        seen = _oom_kills(self._file)
-        if seen is not None and self._seen is not None:
-            self._unexplained += max(0, seen - self._seen)
-        self._seen, self._everywhere = seen, _oom_kills(VMSTAT)
+        own = _oom_kills(self._own_file)
+        if own is not None and self._own is not None:
+            self._unexplained += max(0, own - self._own)
+        self._own, self._everywhere = own, _oom_kills(self._everywhere_file)
+
+
+def own_counters(own_cgroups: Path = OWN_CGROUPS, cgroups: Path = CGROUPS) -> Path | None:
+    """Where the cgroup of this process counts: of cgroup v2 or v1, seen from within a container or from outside."""
+    try:
+        lines = [line.split(":", 2) for line in own_cgroups.read_text().splitlines()]
+    except OSError:
+        return None
+    candidates = []
+    for _, controllers, path in lines:
+        place = path.lstrip("/")
+        if not controllers:
+            candidates += [cgroups / place / "memory.events", cgroups / "memory.events"]
+        if "memory" in controllers.split(","):
+            folder = cgroups / "memory"
+            candidates += [folder / place / "memory.oom_control", folder / "memory.oom_control"]
+    return next((file for file in candidates if _oom_kills(file) is not None), None)
 
 
 def _oom_kills(file: Path | None) -> int | None:
@@ -87,20 +105,3 @@ def _oom_kills(file: Path | None) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
-
-
-def _counter_file() -> Path | None:
-    """Where the cgroup of this process counts: of cgroup v2 or v1, seen from within a container or from outside."""
-    try:
-        lines = [line.split(":", 2) for line in OWN_CGROUPS.read_text().splitlines()]
-    except OSError:
-        return None
-    candidates = []
-    for _, controllers, path in lines:
-        place = path.lstrip("/")
-        if not controllers:
-            candidates += [CGROUPS / place / "memory.events", CGROUPS / "memory.events"]
-        if "memory" in controllers.split(","):
-            folder = CGROUPS / "memory"
-            candidates += [folder / place / "memory.oom_control", folder / "memory.oom_control"]
-    return next((file for file in candidates if _oom_kills(file) is not None), None)

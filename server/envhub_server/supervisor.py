@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from envhub_server.ending import MemoryKills, OutOfMemory
+from envhub_server.ending import MemoryKills, OutOfMemory, own_counters
 from envhub_server.orphans import Orphans
 from envhub_server.output import Streams
 from envhub_server.watch import Watch
@@ -44,7 +44,7 @@ class Supervisor:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._watch = watch
         self._streams = Streams(watch)
-        self._memory_kills = MemoryKills()
+        self._memory_kills = MemoryKills(own_counters())
         self._zygotes: list[Zygote] = []  # the last is the one in use, the others are about to end
         self._replaced_s: deque[float] = deque(maxlen=ZYGOTES_MAX)  # when a zygote was started for one that ended
         self._workers: set[WorkerProcess] = set()

@@ -25,10 +25,14 @@ class Dumps:
             os.close(pipe)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(line_buffering=True)  # what a worker printed is to be seen if it is killed
+                # What a worker printed is to be seen if it is killed, and no other's word in the middle of a line.
+                stream.reconfigure(line_buffering=True, write_through=False)
         self.arm()
 
     def arm(self) -> None:
         """Be ready; once more after code has run that may have changed how signals are handled."""
+        # What it is ready for already, it would not look at again.
+        faulthandler.disable()
+        faulthandler.unregister(signal.SIGUSR1)
         faulthandler.enable(self._descriptor)
         faulthandler.register(signal.SIGUSR1, self._descriptor, all_threads=True)

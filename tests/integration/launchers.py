@@ -111,8 +111,23 @@ class Stuck(sims.Counter):
 
     def act(self, action: int) -> None:
         if action:
-            print("about to sleep")
-            self.sleep_with_the_lock()
+            sleep_with_the_lock()
 
-    def sleep_with_the_lock(self) -> None:
-        ctypes.PyDLL(None).sleep(600)
+
+def sleep_with_the_lock() -> None:
+    print("about to sleep")
+    ctypes.PyDLL(None).sleep(600)
+
+
+def made_stuck() -> Any:
+    sleep_with_the_lock()
+
+
+def segfault() -> Any:
+    ctypes.string_at(0)
+
+
+def exit_with_3() -> Any:
+    print("-" * 20000)
+    print("so long", file=sys.stderr)
+    os._exit(3)

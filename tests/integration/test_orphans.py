@@ -21,6 +21,8 @@ import envhub
 
 GONE_S = 2.0  # promised within 1 s; this machine may be slow
 READY_S = 30.0
+LEASE_S = 0.5
+CLOSE_S = 5.0  # for envs, of which those that hang need all
 FUNCTIONS = ["init", "reset", "step", "idle"]
 OFFERED = [f"{name.lower()}=launchers:{name}" for name in ("Launcher", "Passing")]
 
@@ -106,7 +108,7 @@ def gone(processes: list[psutil.Process]) -> bool:
 @contextlib.contextmanager
 def scene(folder: Path, hangs: str, private: bool = False) -> Iterator[Scene]:
     with contextlib.ExitStack() as stack:
-        hub = None if private else stack.enter_context(serve(folder, *OFFERED, "--lease", "0.5"))
+        hub = None if private else stack.enter_context(serve(folder, *OFFERED, "--lease", str(LEASE_S)))
         made = Scene(folder / "launched", hangs, hub)
         stack.callback(made.end)
         yield made
@@ -176,7 +178,8 @@ def test_killed_client_leaves_nothing_after_its_lease(tmp_path: Path, hangs: str
     with scene(tmp_path, hangs) as found:
         found.end()
         ended = [process for process in found.everything if process not in (found.hub, *found.zygotes)]
-        assert wait_until(lambda: not any(map(lives, ended)), 0.5 + GONE_S) and holds_nothing(found)
+        closing_s = 0.0 if hangs == "idle" else CLOSE_S
+        assert wait_until(lambda: not any(map(lives, ended)), LEASE_S + closing_s + GONE_S) and holds_nothing(found)
 
 
 @in_("step")

@@ -115,12 +115,13 @@ def end(pid: int) -> None:
 def end_all(hub: str, workers: set[int]) -> None:
     """Kill the workers and whatever is theirs or of that hub, again and again until there is nothing left to kill."""
     deadline_s = time.monotonic() + END_TIMEOUT_S
-    while time.monotonic() < deadline_s:
+    looks_in_vain = 0
+    # One is not enough: a process that is just about to exec shows no environment.
+    while looks_in_vain < 2 and time.monotonic() < deadline_s:
         found = [pid for pid in _pids() if pid != os.getpid() and _is_left(pid, hub, workers)]
-        if not found:
-            return
         for pid in found:
             end(pid)
+        looks_in_vain = 0 if found else looks_in_vain + 1
         time.sleep(END_POLL_S)
 
 

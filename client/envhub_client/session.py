@@ -32,7 +32,7 @@ from envhub.errors import (
 )
 from envhub.messages import Close, Made, Make, Op, World
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
-from envhub_client.connection import CONNECT_TIMEOUT_S, Connection
+from envhub_client.connection import CONNECT_TIMEOUT_S, HEARTBEAT_MS, Connection
 from envhub_client.lane_choice import PlainLane, lane
 from envhub_client.lanes import Outcome
 from envhub_client.lasting_lane import LastingLane
@@ -123,6 +123,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             compression=self._compression(connection),
             fresh=fresh,
             faults=options.faults.wire(),
+            beat_s=HEARTBEAT_MS / 1000,
         )
 
     def _compression(self, connection: Connection) -> str:

@@ -167,6 +167,7 @@ LIMITS = {
     "envs to close": Timing().close_s,
     "requests to end when the hub stops": Timing().drain_s,
     "heartbeat": protocol.HEARTBEAT_S,
+    "beats that do not come": protocol.BEATS_MAX,
     "silence before a client warns": protocol.SILENCE_WARNING_S,
     "time without a connection before a client warns": protocol.AWAY_WARNING_S,
     "refused connections before the hub is lost": protocol.REFUSED_S,

@@ -19,6 +19,7 @@ from launchers import KINDS
 
 import envhub
 
+HERE = Path(__file__).parent
 GONE_S = 2.0  # promised within 1 s; this machine may be slow
 READY_S = 30.0
 LEASE_S = 0.5
@@ -56,11 +57,12 @@ class Scene:
         place.mkdir()
         address = None if hub is None else hub.ipc
         code = CLIENT.format(place=str(place), hangs=hangs, hub=address)
-        self.client = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent)
+        self.client = subprocess.Popen([sys.executable, "-c", code], cwd=HERE, stderr=subprocess.DEVNULL)
         self.place = place
         try:
             assert wait_until(lambda: len(self.noted()) == 2, READY_S)
-            assert hangs != "idle" or wait_until((place / "stepped").exists, READY_S)
+            there = "stepped" if hangs == "idle" else "*.hangs"
+            assert wait_until(lambda: len(list(place.glob(there))) == (1 if hangs == "idle" else 2), READY_S)
             hub_process = psutil.Process(self.client.pid).children()[0] if hub is None else hub.process
             self.hub = psutil.Process(hub_process.pid)
             self.workers = [psutil.Process(pid) for pid in self.noted()]
@@ -237,7 +239,7 @@ def test_hub_that_is_init_reaps_what_envs_leave_behind(tmp_path: Path) -> None:
         pytest.skip("a namespace of process numbers cannot be had here")
     address = f"ipc://{tmp_path}/hub.sock"
     command = [*apart, sys.executable, "-m", "envhub", "serve", *OFFERED, "--bind", address]
-    outside = subprocess.Popen(command, cwd=Path(__file__).parent, stdout=subprocess.DEVNULL)
+    outside = subprocess.Popen(command, cwd=HERE, stdout=subprocess.DEVNULL)
     try:
         assert wait_until((tmp_path / "hub.sock").exists, READY_S)
         (hub,) = psutil.Process(outside.pid).children()

@@ -30,19 +30,14 @@ log = structlog.get_logger("envhub.output")
 
 
 class Tail:
-    """The last of what a worker printed."""
+    """The last of what came by one pipe."""
 
     def __init__(self) -> None:
-        self._kept = b""
+        self.kept = b""
 
     def add(self, chunk: bytes) -> None:
         """Keep ``chunk``, and of what came before it as much as there is room for."""
-        self._kept = (self._kept + chunk)[-TAIL_BYTES:]
-
-    @property
-    def text(self) -> str:
-        """It as text, whatever bytes there are in it."""
-        return self._kept.decode("utf-8", "backslashreplace")
+        self.kept = (self.kept + chunk)[-TAIL_BYTES:]
 
 
 class Timer:
@@ -214,25 +209,29 @@ class Output:
         Raises:
             OSError: no descriptors are to be had; nothing is left behind.
         """
-        self._tail = Tail()
+        self._tails = Tail(), Tail()
         self._readers: list[tuple[Stream, int]] = []
         self.far_ends: list[int] = []
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            for stream in (streams.output, streams.error):
+            for stream, tail in zip((streams.output, streams.error), self._tails, strict=True):
                 ours, theirs = os.pipe()
                 self.far_ends.append(theirs)
                 self._readers.append((stream, ours))
                 os.set_blocking(ours, False)
-                stream.add(ours, self._tail)
+                stream.add(ours, tail)
             undo.pop_all()
 
     @property
     def tail(self) -> str:
-        """The last of what it printed until now, to its standard error last of all."""
+        """The last of what it printed until now, to its standard output and then to its standard error.
+
+        Nobody knows what of the two came first, and a stack that was asked for is to stand at the end.
+        """
         for stream, pipe in self._readers:
             stream.drain(pipe)
-        return self._tail.text
+        kept = b"".join(tail.kept for tail in self._tails)[-TAIL_BYTES:]
+        return kept.decode("utf-8", "backslashreplace")
 
     def close_far_ends(self) -> None:
         """Leave them to the worker."""

@@ -119,7 +119,8 @@ class Stuck(sims.Counter):
 
 def sleep_with_the_lock() -> None:
     print("about to sleep")
-    ctypes.PyDLL(None).sleep(600)
+    while True:  # a signal wakes it
+        ctypes.PyDLL(None).sleep(600)
 
 
 def made_stuck() -> Any:

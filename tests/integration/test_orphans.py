@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hubs import ServedHub, lives, serve, wait_until
+from hubs import ServedHub, below, lives, serve, wait_until
 from launchers import KINDS
 
 import envhub
@@ -164,15 +164,6 @@ def test_killed_zygote_is_replaced_by_one_that_guards_the_workers(tmp_path: Path
         assert all(map(lives, found.everything[2:]))
         found.hub.kill()
         assert gone(found.everything) and holds_nothing(found)
-
-
-def below(hub: psutil.Process, name: str = "envhub-zygote") -> list[tuple[int, str]]:
-    """Number and name of the hub's children of that name; of all without one."""
-    found = []
-    for child in hub.children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found.append((child.pid, child.name()))
-    return [child for child in found if name in child[1]]
 
 
 @in_("idle")

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import select
+import time
 
 import structlog
 
@@ -23,6 +24,7 @@ PIPES_PER_TURN = 8
 DRAIN_BYTES_MAX = 1 << 17  # of a worker that has ended; what it started may go on printing, and a pipe holds 64 KiB
 HELD_BYTES_MAX = 1 << 18
 PATIENCE_S = 1  # with a reader that reads nothing
+LAST_S = 0.5  # for a slow reader to take the last of it when the hub ends
 
 _NAMES = {1: "stdout", 2: "stderr"}
 
@@ -176,8 +178,12 @@ class Stream:
             self._told = self.dropped
 
     def close(self) -> None:
-        """Pass on what can be, and stop."""
-        self._sink.write(self._held)
+        """Pass on what was read, as far as somebody takes it in time, and stop."""
+        self._timer.start(0)
+        deadline_s = time.monotonic() + LAST_S
+        while self._held and not self._sink.gone and (left_s := deadline_s - time.monotonic()) > 0:
+            self._room.poll(left_s)
+            self._held = self._held[self._sink.write(self._held) :]
         for waited in (self._pipes, self._room):
             self._watch.unwatch(waited.fileno())
             waited.close()

@@ -75,7 +75,7 @@ def act(loop: Loop, worker: WorkerProcess, how: str, endings: list[Ending]) -> N
         loop.run(lambda: "about to" in worker.log_tail, START_TIMEOUT_S)
     if how == "dump":
         worker.dump()
-        loop.run(lambda: "most recent call first" in worker.log_tail, START_TIMEOUT_S)
+        loop.run(lambda: "in main" in worker.log_tail, START_TIMEOUT_S)
     if how in ("dump", "kill"):
         worker.kill()
 

@@ -169,31 +169,38 @@ def test_delayed_replies_are_those_of_their_own_steps(hub: ServedHub) -> None:
 # --- a client that is stopped, or busy --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("after_s", [0.1, pytest.param(1.3, marks=pytest.mark.long)])
-@pytest.mark.parametrize(
-    ("kind", "lane"), [("tcp", "wire"), ("ipc", "wire"), pytest.param("ipc", "auto", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("after_s", [0.1, 1.3])
+@pytest.mark.parametrize(("kind", "lane"), [("tcp", "wire"), ("ipc", "wire"), ("ipc", "auto")])
 def test_stopped_client_is_noticed_and_goes_on_in_the_same_episode(
     tmp_path: Path, kind: str, lane: str, after_s: float
 ) -> None:
-    with serve(tmp_path, "counter=sims:counter") as hub, envhub.connect(hub.ipc) as client:
-        with stepping(getattr(hub, kind), lane) as program:
-            time.sleep(after_s)
-            program.send_signal(signal.SIGSTOP)
-            assert wait_until(lambda: leased(client), NOTICE_S + SLOW_S)
-            program.send_signal(signal.SIGCONT)
-            assert wait_until(lambda: not leased(client), 10)
-            time.sleep(0.5)
-            assert program.poll() is None
+    with (
+        serve(tmp_path, "counter=sims:counter") as hub,
+        envhub.connect(hub.ipc) as client,
+        stepping(getattr(hub, kind), lane) as program,
+    ):
+        time.sleep(after_s)
+        program.send_signal(signal.SIGSTOP)
+        assert wait_until(lambda: leased(client), NOTICE_S + SLOW_S)
+        program.send_signal(signal.SIGCONT)
+        assert wait_until(lambda: not leased(client), 10)
+        time.sleep(0.5)
+        assert program.poll() is None
 
 
+@pytest.mark.long
 def test_stopped_client_frees_everything_at_the_end_of_its_lease(tmp_path: Path) -> None:
-    with serve(tmp_path, "counter=sims:counter", "--lease", "0.5") as hub, envhub.connect(hub.ipc) as client:
-        with stepping(hub.ipc) as program:
-            program.send_signal(signal.SIGSTOP)
-            assert wait_until(lambda: not client.sessions() and not hub.workers(), NOTICE_S + 0.5 + SLOW_S)
+    with (
+        serve(tmp_path, "counter=sims:counter", "--lease", "0.5") as hub,
+        envhub.connect(hub.ipc) as client,
+        stepping(hub.ipc) as program,
+    ):
+        program.send_signal(signal.SIGSTOP)
+        assert wait_until(lambda: not client.sessions() and not hub.workers(), NOTICE_S + 0.5 + SLOW_S)
 
 
+@pytest.mark.long
 def test_client_that_is_busy_keeps_its_session_for_longer_than_its_lease(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter", "--lease", "0.5") as hub:
         for address in (hub.tcp, hub.ipc):
@@ -206,6 +213,7 @@ def test_client_that_is_busy_keeps_its_session_for_longer_than_its_lease(tmp_pat
         assert "client_lost" not in hub.log
 
 
+@pytest.mark.long
 def test_client_that_is_busy_elsewhere_while_its_connection_is_cut_keeps_its_session(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter", "--lease", "1.5") as hub, proxy(hub.tcp) as wire:
         envs = envhub.make_vec("counter", 2, hub=wire.address)
@@ -224,6 +232,7 @@ def test_client_that_is_busy_elsewhere_while_its_connection_is_cut_keeps_its_ses
 # --- a hub that is stopped --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_stopped_hub_is_told_while_the_shared_lane_steps_on(hub: ServedHub, caplog: pytest.LogCaptureFixture) -> None:
     envs = envhub.make_vec("counter", 2, hub=hub.ipc)
     assert envs.lane == "shared"

@@ -176,6 +176,11 @@ class Connection:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     @property
+    def token(self) -> bytes:
+        """Of the session that it carries."""
+        return self._protocol.token
+
+    @property
     def pending(self) -> Op | None:
         """The op of the request whose reply has not come."""
         return self._protocol.pending

@@ -8,6 +8,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,13 +31,14 @@ from envhub.errors import (
     HubUnreachable,
     RequestRefused,
 )
-from envhub.messages import Close, Made, Make, Op, World
+from envhub.messages import Attach, Close, Made, Make, Observe, Op, World
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
 from envhub_client.connection import CONNECT_TIMEOUT_S, HEARTBEAT_MS, Connection
 from envhub_client.lane_choice import PlainLane, lane
 from envhub_client.lanes import Outcome
 from envhub_client.lasting_lane import LastingLane
 from envhub_client.observations import Observations
+from envhub_client.observer import Seen, seen
 from envhub_client.options import SessionOptions
 from envhub_client.private_hub import private_hub, world
 
@@ -57,13 +59,13 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
     """
 
     def __init__(
-        self, address: str | None, make: Make, options: SessionOptions, timeout: float = CONNECT_TIMEOUT_S
+        self, address: str | None, make: Make | Attach, options: SessionOptions, timeout: float = CONNECT_TIMEOUT_S
     ) -> None:
-        """Make a session and wait until its envs are built.
+        """Make a session and wait until its envs are built, or take one over.
 
         Args:
             address: the hub's; None for this program's private hub.
-            make: which envs; what ``options`` says is filled in here.
+            make: which envs; what ``options`` says is filled in here. Or which session, whose options are its own.
             options: the session's.
             timeout: seconds for the connection. Building the envs is not timed.
 
@@ -97,14 +99,16 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             self._options.reconnect_timeout,
         )
         try:
-            make = self._filled_in(connection, world() if private else None, fresh)
+            if isinstance(self._make, Attach):
+                return connection, connection.ask(Op.ATTACH, self._make).message
+            make = self._filled_in(connection, self._make, world() if private else None, fresh)
             return connection, connection.ask(Op.MAKE, make).message
         except BaseException:
             _end(connection, terminate=True)
             raise
 
-    def _filled_in(self, connection: Connection, surroundings: World | None, fresh: bool) -> Make:
-        make, options = self._make, self._options
+    def _filled_in(self, connection: Connection, make: Make, surroundings: World | None, fresh: bool) -> Make:
+        options = self._options
         return Make(
             num_envs=make.num_envs,
             name=make.name,
@@ -146,6 +150,12 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
         return wanted
 
     def _adopt(self, made: Made) -> None:
+        if made.autoreset_mode:
+            self._options = replace(
+                self._options,
+                autoreset_mode=AutoresetMode(made.autoreset_mode),
+                observation_mode=made.observation_mode,
+            )
         self.num_envs = made.num_envs
         self.num_workers = made.num_workers
         if made.step_s is not None:
@@ -313,6 +323,44 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             raise
         self._state = AsyncState.DEFAULT
         return found
+
+    @property
+    def token(self) -> str:
+        """The key to this session: with it, ``Client.attach`` takes it over or looks at it. Keep it as a password."""
+        return self._connection.token.hex()
+
+    def detach(self) -> str:
+        """Leave the session as it is, for another process to take it over by ``Client.attach`` within the hub's lease.
+
+        This vector env is closed then; the envs are not.
+
+        Returns:
+            The session's ``token``.
+
+        Raises:
+            RequestRefused: the envs are this program's private hub's, which ends with it.
+            SessionBusy: a request is pending, or envs are under way.
+            SessionClosed: after ``close``.
+        """
+        self._begin("detach")
+        if self._address is None:
+            raise RequestRefused(
+                "the envs of a private hub end with its program; make them on a hub of its own to leave them to another"
+            )
+        token = self.token
+        self.closed = True
+        self._connection.close()
+        return token
+
+    def observe(self) -> Seen:
+        """What the envs showed last, such as what another process left; nothing is stepped.
+
+        Raises:
+            SessionLost: the session has ended, or was taken over.
+        """
+        self._begin("observe")
+        reply = self._connection.ask(Op.OBSERVE, Observe(self._connection.token, described=True))
+        return seen(reply, self._observations)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """End the session; ``close`` calls this once.

@@ -18,7 +18,6 @@ import random
 import secrets
 import socket
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -31,13 +30,14 @@ from envhub import compression, messages, protocol, wire
 from envhub.hub_protocol import HubProtocol, Incoming
 from envhub.messages import Failure, Make, Op
 from envhub.protocol import Prelude
-from envhub_server import signals
+from envhub_server import signals, tables
 from envhub_server.admission import admitted
 from envhub_server.binding import Binding
 from envhub_server.clock import Clock
 from envhub_server.config import HubConfig, has_quota, usable_cpus
-from envhub_server.hosting import ASIDE, Host, Outcomes
+from envhub_server.hosting import ASIDE, Host
 from envhub_server.lister import Lister
+from envhub_server.outcomes import Outcomes
 from envhub_server.presence import Presence
 from envhub_server.registry import Registry
 from envhub_server.restart import RestartPolicy, Restarts
@@ -309,11 +309,17 @@ class Hub:
             case Op.LIST:
                 self._list(request)
             case Op.STATS:
-                self._answer(request, messages.Table([self._stats()]), ())
+                counters = tables.stats(self._hosts.values(), self._protocol, self._requests)
+                self._answer(request, messages.Table([{**self._health(), **counters}]), ())
             case Op.HEALTH:
                 self._answer(request, messages.Table([self._health()]), ())
             case Op.SESSIONS:
-                self._answer(request, messages.Table([self._describe(host) for host in self._hosts.values()]), ())
+                found = [tables.described(host, self._protocol.leased(token)) for token, host in self._hosts.items()]
+                self._answer(request, messages.Table(found), ())
+            case Op.OBSERVE:
+                self._observe(request)
+            case Op.ATTACH:
+                self._attach(request)
             case _:
                 self._to_session(request)
 
@@ -362,6 +368,27 @@ class Hub:
             num_envs=make.num_envs,
         )
         host.start(request, make)
+
+    def _attach(self, request: Incoming) -> None:
+        host = self._hosts.pop(request.message.session, None)
+        if host is None or host.session.making or host.close_by_s is not None:
+            if host is not None:
+                self._hosts[host.token] = host
+            why = "this hub has no such session to take over: its lease ran out, it was closed or taken over"
+            self._refuse_make(request, Failure("session_lost", "session", why))
+            return
+        log.info("session_taken_over", session=host.token.hex()[:8], by=request.token.hex()[:8])
+        self._protocol.forget(host.token)
+        self._hosts[request.token] = host
+        host.attach(request)
+
+    def _observe(self, request: Incoming) -> None:
+        host = self._hosts.get(request.message.session)
+        found = None if host is None else host.observe(request.message.described)
+        if found is None:
+            self._fail(request, Failure("session_lost", "session", "this hub has no such session to observe"))
+        else:
+            self._answer(request, *found)
 
     def _admit(self, ticket: bytes, side: socket.socket) -> None:
         for host in self._hosts.values():
@@ -441,30 +468,6 @@ class Hub:
             "hub": f"{self.id:016x}",
             "uptime_s": time.monotonic() - self._started_s,
             "sessions": len(self._hosts),
-        }
-
-    def _stats(self) -> dict[str, Any]:
-        return {
-            **self._health(),
-            "envs": sum(host.session.make.num_envs for host in self._hosts.values()),
-            "workers": sum(len(host.pids) for host in self._hosts.values()),
-            "lanes": dict(Counter(host.lane for host in self._hosts.values())),
-            "arena_bytes": sum(host.arena_bytes for host in self._hosts.values()),
-            "requests": self._requests,
-            "replayed": self._protocol.replayed,
-            "refused": self._protocol.refused,
-            "malformed": self._protocol.malformed,
-        }
-
-    def _describe(self, host: Host) -> dict[str, Any]:
-        return {
-            "session": host.token.hex()[:8],  # enough to tell sessions apart; the whole token is a key to it
-            "env": host.session.make.name or "factories",
-            "num_envs": host.session.make.num_envs,
-            "workers": host.pids,
-            "phase": host.session.phase.value,
-            "lane": host.lane,
-            "leased": self._protocol.leased(host.token),
         }
 
 

@@ -76,7 +76,7 @@ def truncated(outcome: Any, count: int) -> None:
 # --- told -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lane", ["auto", "wire"])
+@pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.long)])
 def test_end_of_a_private_hub_is_told_at_once(lane: str) -> None:
     with closing(envhub.make_vec([sims.Naughty] * 2, lane=lane)) as envs:
         envs.reset()
@@ -90,6 +90,7 @@ def test_end_of_a_private_hub_is_told_at_once(lane: str) -> None:
         assert time.monotonic() - begun < TELL_S
 
 
+@pytest.mark.long
 def test_end_of_a_served_hub_is_told_at_once_on_the_shared_lane(tmp_path: Path) -> None:
     with serve(tmp_path, *ENVS) as hub, closing(envhub.make_vec("naughty", 2, hub=hub.ipc)) as envs:
         envs.reset()
@@ -166,8 +167,8 @@ def envhub_pid(address: str) -> int:
 @pytest.mark.parametrize(
     ("kind", "number"),
     [
-        ("tcp", signal.SIGKILL),
         ("ipc", signal.SIGTERM),
+        pytest.param("tcp", signal.SIGKILL, marks=pytest.mark.long),
         pytest.param("tcp", signal.SIGTERM, marks=pytest.mark.long),
         pytest.param("ipc", signal.SIGKILL, marks=pytest.mark.long),
         pytest.param("wire", signal.SIGKILL, marks=pytest.mark.long),
@@ -206,10 +207,11 @@ def test_private_hub_that_was_killed_is_replaced(lane: str) -> None:
     envs.close()
 
 
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-def test_step_after_the_truncation_returns_the_first_observation_whatever_the_actions(mode: str) -> None:
-    for lane in ("auto", "wire"):
-        envs = envhub.make_vec([sims.Naughty] * 2, lane=lane, on_hub_loss="recreate", autoreset_mode=mode)
+@pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=pytest.mark.long)])
+@pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.long)])
+def test_step_after_the_truncation_returns_the_first_observation_whatever_the_actions(lane: str, mode: str) -> None:
+    options: dict[str, Any] = {"lane": lane, "autoreset_mode": mode, "on_hub_loss": "recreate"}
+    with closing(envhub.make_vec([sims.Naughty] * 2, **options)) as envs:
         envs.reset()
         envs.step([0, 0])
         kill_private_hub()
@@ -218,7 +220,6 @@ def test_step_after_the_truncation_returns_the_first_observation_whatever_the_ac
         assert observations[:, 0].tolist() == [0, 0] and rewards.tolist() == [0, 0] and infos == {}
         assert not terminations.any() and not truncations.any()
         assert envs.step([7, 7])[0][:, 0].tolist() == [1, 1]
-        envs.close()
 
 
 def test_last_observation_is_the_final_one_in_same_step_mode() -> None:
@@ -277,7 +278,7 @@ def test_call_raises_and_the_next_step_tells_the_truncation(what: str) -> None:
         assert envs.step([5, 5])[0][:, 0].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("lane", ["auto", "wire"])
+@pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.long)])
 def test_parts_under_way_are_truncated_and_the_others_when_they_are_sent(lane: str) -> None:
     with closing(envhub.make_vec([sims.Naughty] * 4, num_workers=4, lane=lane, on_hub_loss="recreate")) as envs:
         envs.reset()
@@ -302,6 +303,7 @@ def test_parts_under_way_are_truncated_and_the_others_when_they_are_sent(lane: s
         assert envs.step([0, 0, 0, 0])[0][:, 0].tolist() == [1, 1, 1, 1]
 
 
+@pytest.mark.long
 def test_no_hub_in_its_place_is_told_and_one_that_comes_later_is_found(tmp_path: Path) -> None:
     with serve(tmp_path, *ENVS) as first:
         address = first.ipc
@@ -321,6 +323,7 @@ def test_no_hub_in_its_place_is_told_and_one_that_comes_later_is_found(tmp_path:
         assert time.monotonic() - begun < TELL_S
 
 
+@pytest.mark.long
 def test_hub_that_makes_other_envs_does_not_take_its_place(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", "same=sims:counter") as first:
         address = first.ipc
@@ -336,6 +339,7 @@ def test_hub_that_makes_other_envs_does_not_take_its_place(tmp_path: Path) -> No
         assert second.process.poll() is None
 
 
+@pytest.mark.long
 def test_single_env_is_truncated_and_goes_on() -> None:
     env: gym.Env[Any, Any] = envhub.make(sims.Counter, on_hub_loss="recreate")
     env.reset()

@@ -369,8 +369,8 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             SessionLost: the session has ended, or was taken over.
         """
         self._begin("observe")
-        reply = self._connection.ask(Op.OBSERVE, Observe(self._connection.token, described=True))
-        return seen(reply, self._observations)
+        wanted = Observe(self._connection.token, described=True)
+        return seen(self._asking(lambda: self._connection.ask(Op.OBSERVE, wanted)), self._observations)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """End the session; ``close`` calls this once.

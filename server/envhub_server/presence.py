@@ -32,14 +32,50 @@ _UCRED = struct.Struct("3i")
 log = structlog.get_logger("envhub.hub")
 
 
+def silent_s(descriptor: int) -> float:
+    """For how many seconds the peer of this connection has sent nothing; 0 where that is not known.
+
+    Of a peer on this machine only whether it is stopped is known, and then it is for ever. The descriptor is libzmq's:
+    it may be closed by now, or another connection's; ``Presence.ended`` sets right what that makes wrong.
+    """
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.family == socket.AF_UNIX:
+                pid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
+                return math.inf if _stopped(pid) else 0.0
+            told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECV.size)
+            return float(_LAST_DATA_RECV.unpack(told)[0]) / 1000
+    except (OSError, struct.error):
+        return 0.0
+
+
+def _stopped(pid: int) -> bool:
+    """Whether this process is stopped; of one in another namespace, whose number is 0, nothing is known."""
+    return pid > 0 and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 class Presence:
     """Looks after the clients of one hub's sessions."""
 
-    def __init__(self, protocol: HubProtocol, reaches: Callable[[bytes], bool], lease_s: float) -> None:
-        """Tell ``protocol`` whose client is gone or back; ``reaches`` says whether there still is such a peer."""
+    def __init__(
+        self,
+        protocol: HubProtocol,
+        reaches: Callable[[bytes], bool],
+        lease_s: float,
+        silence_s: Callable[[int], float] = silent_s,
+    ) -> None:
+        """Tell ``protocol`` whose client is gone or back.
+
+        Args:
+            protocol: knows the sessions, and who was heard last for each.
+            reaches: whether there still is such a peer.
+            lease_s: for the log.
+            silence_s: for how many seconds a connection has been silent.
+        """
         self._protocol = protocol
         self._reaches = reaches
         self._lease_s = lease_s
+        self._silence_s = silence_s
         self._suspects: list[tuple[float, bytes, bytes]] = []  # when to see whether a session's peer is still there
         self._silent: dict[bytes, int] = {}  # the connections of sessions whose lease runs because they are silent
         self._look_s = 0.0
@@ -79,7 +115,7 @@ class Presence:
         connection = self._protocol.connection_of(token)
         if connection < 0:
             return
-        silent = silent_s(connection) > limit_s
+        silent = self._silence_s(connection) > limit_s
         if silent and not self._protocol.leased(token):
             self._silent[token] = connection
             self._lose(token, now_s, "nothing came from it any more")
@@ -90,25 +126,3 @@ class Presence:
     def _lose(self, token: bytes, now_s: float, why: str) -> None:
         self._protocol.connection_lost(token, now_s)
         log.warning("client_lost", session=token.hex()[:8], why=why, lease_s=self._lease_s)
-
-
-def silent_s(descriptor: int) -> float:
-    """For how many seconds the peer of this connection has sent nothing; 0 where that is not known.
-
-    Of a peer on this machine only whether it is stopped is known, and then it is for ever. The descriptor is libzmq's:
-    it may be closed by now, or another connection's; ``Presence.ended`` sets right what that makes wrong.
-    """
-    try:
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
-            if connection.family == socket.AF_UNIX:
-                pid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
-                return math.inf if _stopped(pid) else 0.0
-            told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECV.size)
-            return float(_LAST_DATA_RECV.unpack(told)[0]) / 1000
-    except (OSError, struct.error):
-        return 0.0
-
-
-def _stopped(pid: int) -> bool:
-    """Whether this process is stopped; of one in another namespace, whose number is 0, nothing is known."""
-    return pid > 0 and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"

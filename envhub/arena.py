@@ -62,6 +62,7 @@ class Arena:
         request, done, op, slot, needs_reset, status, info_length: int64 words, one per row.
         info_template: one per row; 0 says that the info is an encoded map, else it is the values of one.
         began_ns, ended_ns: one per row; when its worker's whole batch did, in the worker's first row.
+        turn: one per row; in a worker's first row, which env it is at, as ``Turn`` says.
         rewards, terminations, truncations: one per row; ``results`` is the bytes of all three, as they travel.
         infos: uint8, ``(rows, info_bytes)``.
         actions: one uint8 array per action leaf; ``action_codes``, per leaf, how to read each row of it.

@@ -16,6 +16,8 @@
     │   └── VersionMismatch                upgrade one side
     ├── EnvRaised                          an env's own code raised: fix the env
     ├── WorkerDied                         a worker process ended: look at its log
+    │   └── RestartsExhausted              so often that it is not started again: fix the env, make again
+    ├── EnvTimeout (TimeoutError)          an env hung, and its worker was ended: see where it stood
     ├── AddressError (ValueError)          not an address, or not one to listen on
     ├── SpaceMismatch (ValueError)         actions that do not fit the action space
     ├── UnsupportedSpace (TypeError)       a space EnvHub cannot carry
@@ -112,7 +114,15 @@ class EnvRaised(EnvHubError):
 
 
 class WorkerDied(EnvHubError):
-    """A worker process of the session ended; its envs are gone, the hub and other sessions are not."""
+    """A worker process of the session ended; its envs are made anew, other envs go on."""
+
+
+class RestartsExhausted(WorkerDied):
+    """A worker ended so often, or could not build its envs so often, that the session is given up; the hub is not."""
+
+
+class EnvTimeout(EnvHubError, TimeoutError):
+    """An env did not finish in time. Its worker was ended; the message has the stacks of its threads."""
 
 
 class AddressError(EnvHubError, ValueError):

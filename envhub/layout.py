@@ -4,7 +4,7 @@
 
     page 0      header words: magic, layout version, rows, epoch, driver, revoked
     words       int64 per row: request, done, op, slot, needs_reset, status, info_length, info_template,
-                began_ns, ended_ns
+                began_ns, ended_ns, turn
     results     rewards float64, then terminations, then truncations, bool; one piece, for it travels as one
     infos       ``info_bytes`` per row
     actions     per action leaf, room for eight bytes an element, so that any accepted dtype fits, in which the batch
@@ -24,7 +24,7 @@ from typing import Any, Sequence
 import numpy as np
 
 MAGIC = 0x31424E4855424E45
-VERSION = 2
+VERSION = 3
 HEADER_BYTES = 4096
 ALIGNMENT = 64
 SLOTS = 2
@@ -41,6 +41,7 @@ ROW_WORDS = (
     "info_template",
     "began_ns",
     "ended_ns",
+    "turn",
 )
 HEADER_WORDS = ("magic", "version", "rows", "epoch", "driver", "revoked")
 

@@ -96,6 +96,23 @@ class World:
 
 
 @dataclass(frozen=True)
+class Faults:
+    """What becomes of envs that fail, and after how many seconds one is taken to hang."""
+
+    on_crash: str = "truncate"  # or "raise": when its worker ends
+    on_timeout: str = "truncate"  # when it hangs, and its worker is ended for it
+    on_exception: str = "raise"  # when its step raises
+    on_invalid: str = "pass"  # when an observation or reward is not finite
+    restart_wait_s: float = 5.0  # for how long a step waits for envs that are made anew
+    restarts_max: int = 5  # of a worker, within a minute
+    init_s: float = 300.0  # for making one env, and for its first step
+    reset_s: float = 120.0
+    step_s: float = 300.0
+    call_s: float = 300.0  # of one env
+    close_s: float = 5.0  # of all envs together
+
+
+@dataclass(frozen=True)
 class Make:
     """A new session of ``num_envs`` envs: by name, or (private hubs only) by a pickled list of factories."""
 
@@ -114,6 +131,8 @@ class Make:
     spin_us: Optional[int] = None  # for how long those who wait look before they park; None leaves it to the hub
     pin: bool = False  # whether each worker keeps to one CPU
     compression: str = ""  # of observations, one of those in Welcome
+    fresh: bool = False  # whether the session takes the place of a lost one: its first step is a reset
+    faults: Faults = Faults()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 from envhub.errors import EnvRaised
 from envhub.messages import Make
+from envhub_client.faults import FaultOptions
 from envhub_client.options import SessionOptions
 from envhub_client.private_hub import pickled_factories
 from envhub_client.vector_env import HubVectorEnv
@@ -40,6 +41,7 @@ class AsyncVectorEnv(HubVectorEnv):
         observation_mode: Any = "same",
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         max_concurrency: int | None = None,
+        **faults: Any,
     ) -> None:
         """Make one env per factory.
 
@@ -54,8 +56,10 @@ class AsyncVectorEnv(HubVectorEnv):
             observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``.
             autoreset_mode: the enum, or its value.
             max_concurrency: at most so many envs run at any one time.
+            **faults: what is done about envs that fail, see ``envhub.FaultOptions``.
 
         Raises:
+            TypeError, ValueError: no such option.
             ValueError: ``worker`` is a function, ``max_concurrency`` no positive integer, or ``shared_memory`` meets
                 a space that is no kind of Gymnasium's.
             Exception: as for ``HubVectorEnv``.
@@ -85,6 +89,7 @@ class AsyncVectorEnv(HubVectorEnv):
             autoreset_mode=autoreset_mode,  # type: ignore[arg-type]  # the options accept the enum's value, too
             observation_mode=observation_mode,
             copy=copy,
+            faults=FaultOptions(**faults),
         )
         self.autoreset_mode = options.autoreset_mode
         make = Make(

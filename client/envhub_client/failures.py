@@ -15,9 +15,11 @@ from envhub import codec
 from envhub.errors import (
     EnvHubError,
     EnvRaised,
+    EnvTimeout,
     HubLost,
     LocalProtocolError,
     RequestRefused,
+    RestartsExhausted,
     SessionLost,
     SpaceMismatch,
     UnsupportedSpace,
@@ -30,7 +32,9 @@ _CLASSES: dict[str, type[Exception]] = {
     "bad_actions": SpaceMismatch,
     "bad_seq": LocalProtocolError,
     "draining": HubLost,
+    "env_timeout": EnvTimeout,
     "malformed": LocalProtocolError,
+    "restarts_exhausted": RestartsExhausted,
     "session_lost": SessionLost,
     "stale_hub": HubLost,
     "unsupported_version": VersionMismatch,
@@ -47,7 +51,8 @@ def raise_failure(failure: Failure, address: str) -> NoReturn:
     """
     if failure.scope != "env":
         kind = _CLASSES.get(failure.code, RequestRefused)
-        raise kind(f"{failure.message} (hub at {address})")
+        said = f"\n\nLast output of its worker:\n{failure.log_tail.rstrip()}" if failure.log_tail else ""
+        raise kind(f"{failure.message} (hub at {address}){said}")
     remote = EnvRaised(failure.env_index, failure.type, failure.message, failure.traceback, failure.worker, address)
     original = _original(failure)
     if original is None:

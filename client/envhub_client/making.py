@@ -17,6 +17,7 @@ from envhub import codec
 from envhub.address import ENVIRONMENT_VARIABLE
 from envhub.errors import RequestRefused
 from envhub.messages import Make
+from envhub_client.faults import split
 from envhub_client.options import ObservationMode, SessionOptions
 from envhub_client.private_hub import pickled_factories
 from envhub_client.single_env import HubEnv
@@ -63,7 +64,8 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         compression: of observations that come from another machine, ``"lz4"``, ``"zstd"``, or ``"auto"``, what both
             sides have (``pip install "envhub-rl[compression]"``); for slow links.
         env_kwargs: arguments for the env, for those whose names are taken by this function.
-        **kwargs: further arguments for the env.
+        **kwargs: what is done about envs that fail, see ``envhub.FaultOptions``, such as ``on_crash="raise"`` or
+            ``step_timeout=10``; and further arguments for the env.
 
     Raises:
         HubUnreachable: no hub answered, or none can run here.
@@ -71,6 +73,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         Exception: as for ``HubVectorEnv``.
     """
     num_envs = operator.index(num_envs)
+    faults, arguments = split(kwargs)
     options = SessionOptions(
         num_workers,
         autoreset_mode,  # type: ignore[arg-type]
@@ -80,8 +83,9 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         spin_us,
         pin,
         compression,
+        faults,
     )
-    arguments = {**kwargs, **(env_kwargs or {})}
+    arguments = {**arguments, **(env_kwargs or {})}
     if isinstance(env, (str, EnvSpec)):
         address = hub or os.environ.get(ENVIRONMENT_VARIABLE) or None
         return _by_name(env, num_envs, address, options, arguments)

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import Space
 
 from envhub import codec, spaces
+from envhub.env_failure import EnvFailure
 from envhub.errors import RemoteProtocolError
 from envhub.layout import OBJECT
 from envhub_client.infos import Infos
@@ -28,8 +29,10 @@ class Observations:
         represented: where in the infos a ``repr`` stood in for a value that could not be carried, and the first one's.
     """
 
-    def __init__(self, single_space: Space[Any], num_envs: int, allow_pickle: bool) -> None:
+    def __init__(self, single_space: Space[Any], num_envs: int, allow_pickle: bool, same_step: bool = False) -> None:
+        """Of so many envs; with ``same_step`` an env's last observation of an episode is in its infos, too."""
         self._space = single_space
+        self._same_step = same_step
         self._allow_pickle = allow_pickle
         self.represented: dict[str, str] = {}
         leaves = spaces.leaves(single_space)
@@ -49,29 +52,46 @@ class Observations:
         infos = {}
         for row, blob in outcome.rows:
             try:
-                info = self._take_objects(row, blob) if loose else blob
-                if info:
-                    infos[row] = self._info(row, info)
+                encoded = self._take_objects(row, blob) if loose else blob
+                if encoded:
+                    infos[row] = info = self._info(row, encoded)
+                    if self._same_step and info.get("invalid_transition"):
+                        info.setdefault("final_obs", self._value(outcome.observations, row, env_ids))
+                        info.setdefault("final_info", {})
             except (ValueError, TypeError) as error:
                 raise RemoteProtocolError(f"row {row} of a reply cannot be read: {error}") from error
         return Infos(infos, outcome.columns)
 
     def _take_objects(self, row: int, blob: bytes) -> bytes:
-        """Keep the row's observations of no fixed size; returns its encoded info."""
+        """Keep the row's observations of no fixed size, or its last ones where there are none; returns its info."""
         objects, info = codec.decode(blob)
+        if not objects:
+            return bytes(info)
         self._objects[row] = list(codec.decode(objects, self._allow_pickle))
         if len(self._objects[row]) != sum(self._is_object):
             raise ValueError(f"{len(self._objects[row])} observations of no fixed size")
         return bytes(info)
 
-    def _info(self, row: int, blob: bytes) -> Any:
+    def _info(self, row: int, blob: bytes) -> dict[str, Any]:
         info, represented = codec.decode_leniently(blob, self._allow_pickle)
+        if not isinstance(info, dict):
+            raise TypeError(f"an info that is a {type(info).__name__}")
         if represented:
             for place, text in _places(info, "infos"):
                 if place not in self.represented and len(self.represented) < REPRESENTED_MAX:
                     self.represented[place] = str(text)
                     log.warning("%s of env %d cannot be carried; its repr stands in for it: %s", place, row, text)
+        failure = info.get("env_failure")
+        if isinstance(failure, dict) and "cause" in failure:
+            info["env_failure"] = EnvFailure.from_map(failure)
         return info
+
+    def _value(self, arrays: Sequence[np.ndarray], row: int, env_ids: Sequence[int] | None) -> Any:
+        """The observation of one env, which is the caller's own."""
+        place = row if env_ids is None else list(env_ids).index(row)
+        fixed, objects = iter(arrays), iter(self._objects[row])
+        parts = (next(objects) if is_object else next(fixed)[place].copy() for is_object in self._is_object)
+        return spaces.assemble(self._space, parts)
 
     def batch(self, arrays: Sequence[np.ndarray], env_ids: Sequence[int] | None = None) -> Any:
         """The batched observation, of all envs or of ``env_ids``: these arrays, and of each other leaf a tuple."""

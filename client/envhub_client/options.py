@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode
 
 from envhub.compression import METHODS
 from envhub.waiting import checked_spin_us
+from envhub_client.faults import FaultOptions
 
 ObservationMode = str | tuple[Space[Any], Space[Any]]
 
@@ -32,6 +33,7 @@ class SessionOptions:
         pin: whether each worker keeps to one CPU.
         compression: of observations on the wire lane, ``"lz4"``, ``"zstd"``, or None. With ``"auto"`` what both sides
             have, unless the hub is on this machine.
+        faults: what is done about envs that fail.
     """
 
     num_workers: int | str | None = None
@@ -42,6 +44,7 @@ class SessionOptions:
     spin_us: int | None = None
     pin: bool = False
     compression: str | None = None
+    faults: FaultOptions = field(default_factory=FaultOptions)
 
     def __post_init__(self) -> None:
         """Check every field.

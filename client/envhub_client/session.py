@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, logger
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
@@ -97,6 +97,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             spin_us=options.spin_us,
             pin=options.pin,
             compression=self._compression(),
+            faults=options.faults.wire(),
         )
 
     def _compression(self) -> str:
@@ -133,7 +134,8 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
         self._adopt_observation_spaces(observation_spaces)
         self.env_spec = self._spec(made.spec)
         self._action_leaves = spaces.leaves(self.single_action_space)
-        self._observations = Observations(observation_spaces[0], self.num_envs, self._allow_pickle)
+        same_step = self._options.autoreset_mode is AutoresetMode.SAME_STEP
+        self._observations = Observations(observation_spaces[0], self.num_envs, self._allow_pickle, same_step)
         self._lane = lane(
             self._connection, made, self._observations.leaves, self._action_leaves, self._options, self._compression()
         )

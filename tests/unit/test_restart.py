@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import random
+
+from envhub_server.restart import RestartPolicy, Restarts, reseeded
+from hypothesis import given
+from hypothesis import strategies as st
+
+STEADY = RestartPolicy(jitter=0.0)
+
+
+def restarts(policy: RestartPolicy = STEADY) -> Restarts:
+    return Restarts(policy, random.Random(0))
+
+
+def serve_and_end(found: Restarts, now_s: float, served_s: float, worker: int = 0) -> float | None:
+    found.serves(worker, now_s - served_s)
+    return found.ended(worker, now_s)
+
+
+def test_one_that_ends_at_once_waits_twice_as_long_each_time_and_is_then_given_up() -> None:
+    found = restarts()
+    delays = [serve_and_end(found, 10.0 + number, served_s=0.1) for number in range(6)]
+    assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, None]
+    assert found.count(0) == 6
+
+
+def test_delay_has_a_limit() -> None:
+    found = restarts(RestartPolicy(restarts_max=1000, all_max=1000, jitter=0.0))
+    assert [serve_and_end(found, 1.0 + number, 0.1) for number in range(100)][-1] == 10.0
+
+
+def test_one_that_served_for_a_while_is_started_again_at_once() -> None:
+    found = restarts(RestartPolicy(restarts_max=100, all_max=100, jitter=0.0))
+    assert [serve_and_end(found, 10.0 * number, served_s=5) for number in range(1, 20)] == [0.1] * 19
+
+
+def test_ends_count_for_as_long_as_the_window() -> None:
+    found = restarts()
+    assert all(serve_and_end(found, 12.5 * number, served_s=5) is not None for number in range(1, 100))
+    crowded = restarts()
+    found = [serve_and_end(crowded, 10.0 * number, served_s=5) for number in range(1, 7)]  # type: ignore[assignment]
+    assert found == [0.1] * 5 + [None]  # type: ignore[comparison-overlap]
+
+
+def test_workers_have_budgets_of_their_own_and_one_of_all() -> None:
+    found = restarts()
+    delays = [serve_and_end(found, 10.0, served_s=5, worker=worker) for worker in range(11)]
+    assert delays == [0.1] * 10 + [None]
+
+
+def test_one_that_cannot_build_its_envs_gets_three_tries() -> None:
+    found = restarts(RestartPolicy(restarts_max=1000, all_max=1000, jitter=0.0))
+    assert [found.ended(0, float(number)) for number in range(3)] == [0.1, 0.2, None]
+
+
+def test_tries_count_anew_once_it_served() -> None:
+    found = restarts(RestartPolicy(restarts_max=1000, all_max=1000, jitter=0.0))
+    for number in range(10):
+        assert found.ended(0, number) is not None
+        assert found.ended(0, number) is not None
+        found.serves(0, number)
+
+
+def test_envs_made_anew_in_their_worker_count_as_well() -> None:
+    found = restarts()
+    found.serves(0, 0.0)
+    assert [found.faulted(0, 1.0) for _ in range(6)] == [True] * 5 + [False]
+
+
+@given(st.integers(0, 2**32), st.floats(0, 1))
+def test_jitter_stays_within_its_part(seed: int, jitter: float) -> None:
+    found = Restarts(RestartPolicy(jitter=jitter), random.Random(seed))
+    delay_s = serve_and_end(found, 1.0, 0.1)
+    assert delay_s is not None and 0.1 * (1 - jitter) - 1e-9 <= delay_s <= 0.1 * (1 + jitter) + 1e-9
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(1, 1000))
+def test_seed_of_another_incarnation_is_another_and_always_the_same(seed: int, incarnation: int) -> None:
+    assert reseeded(seed, incarnation) == reseeded(seed, incarnation)
+    assert reseeded(seed, incarnation) not in (seed, reseeded(seed, incarnation + 1))
+    assert reseeded(None, incarnation) is None and reseeded(seed, 0) == seed

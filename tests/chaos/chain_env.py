@@ -12,6 +12,7 @@ the env it was meant for, and that nobody read the row while it was written, if 
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -44,14 +45,20 @@ def reward_of(link: int) -> float:
     return float(link % _REWARDS)
 
 
+@functools.lru_cache
+def _space(elements: int) -> Box:
+    """One for all envs of a process: its bounds are as large as an observation, each."""
+    limits = np.iinfo(np.int64)
+    return Box(limits.min, limits.max, (HEAD + elements,), np.int64)
+
+
 class ChainEnv(gym.Env[np.ndarray, np.ndarray]):
     """Episodes of ``length`` steps, which are terminated and truncated in turn; ``elements`` numbers in the tail."""
 
     action_space = Box(0, 1 << 46, (2,), np.int64)
 
     def __init__(self, elements: int = 60, length: int = 50) -> None:
-        limits = np.iinfo(np.int64)
-        self.observation_space = Box(limits.min, limits.max, (HEAD + elements,), np.int64)
+        self.observation_space = _space(elements)
         self._length = length
         self._row = UNOWNED
         self._incarnation = int.from_bytes(os.urandom(7), "little")

@@ -17,7 +17,7 @@ import time
 
 import numpy as np
 
-from envhub_server import control, worker
+from envhub_server import control, crash_points, worker
 from envhub_server.boot import die_with_hub
 from envhub_server.channel import Channel, ChannelClosed
 
@@ -28,6 +28,7 @@ PR_SET_NAME = 15
 def main(descriptor: int, hub: int) -> None:
     """Fork workers until the hub closes its end of the control descriptor."""
     name_process("envhub-zygote")
+    crash_points.install("zygote")
     gc.freeze()  # a collection in a worker would write to pages that all of them share
     channel = Channel(socket.socket(fileno=descriptor))
     try:
@@ -73,6 +74,7 @@ def become_worker(channel: Channel, parent: int, hub: int) -> None:
         time.sleep(ADOPTION_POLL_S)
     die_with_hub(hub)
     name_process("envhub-worker")
+    crash_points.install("worker")
     np.random.seed()  # ``random`` does so by itself; envs of two workers must not draw the same numbers
     try:
         channel.send(control.Born(os.getpid()))

@@ -113,6 +113,7 @@ class Scene:
         self._undo: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._hoarding: threading.Thread | None = None
+        self._ending = threading.Event()
         self.problems: list[str] = []
         self._hub_stack = stack.enter_context(contextlib.ExitStack())
         self.hub = self._serve(None)
@@ -233,6 +234,8 @@ class Scene:
     def _fill_memory(self, address: str) -> None:
         with contextlib.ExitStack() as stack:
             for _ in range(HOARD_SESSIONS_MAX):
+                if self._ending.is_set():
+                    return
                 try:
                     large = {"elements": HOARD_ELEMENTS}
                     envs = envhub.make_vec("chain", HOARD_ENVS, hub=address, env_kwargs=large, num_workers=1)
@@ -291,6 +294,7 @@ class Scene:
         """Undo everything, let the trainers end, and see that nothing is left."""
         self.undo(float("inf"))
         if self._hoarding is not None:
+            self._ending.set()
             self._hoarding.join(60)
         assert not self.problems, self.problems
         for trainer in self.trainers.values():

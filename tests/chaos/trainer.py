@@ -99,6 +99,7 @@ class Trainer:
                 self._step(envs)
                 if self._chance.random() < 1 / RESET_EVERY:
                     self._reset(envs)
+            envs.close()
         except ENDINGS as error:
             self.endings[type(error).__name__] += 1
         finally:

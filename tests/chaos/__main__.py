@@ -25,7 +25,7 @@ def main() -> None:
     print(f"seed {seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="envhub-chaos-") as folder:
         found = run(
-            Path(folder), seed, told.steps, told.lanes.split(","), told.pace, lambda text: print(text, flush=True)
+            Path(folder), seed, told.steps, told.lanes.split(","), told.pace, say=lambda text: print(text, flush=True)
         )
     print(found.text())
     sys.exit(1 if found.total.wrong else 0)

@@ -74,9 +74,10 @@ def run(
     steps: int,
     lanes: Sequence[str] = LANES,
     pace_s: float = 1.0,
+    seconds: float = 0.0,
     say: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
-    """Let the nemesis of this seed loose until so many steps were acknowledged on these lanes together."""
+    """Let the nemesis of this seed loose for so many acknowledged steps, and seconds, at least."""
     tasks = {
         lane: Task(seed + number, UNBOUNDED, mode=MODES[lane], options={"restarts_max": RESTARTS_MAX})
         for number, lane in enumerate(lanes)
@@ -87,7 +88,8 @@ def run(
         for pause_s, act in acts(seed, lanes, pace_s):
             found.pass_time(time.monotonic() + pause_s)
             total = _total(found)
-            if total.acknowledged >= steps or total.wrong:
+            enough = total.acknowledged >= steps and time.monotonic() >= begun_s + seconds
+            if enough or total.wrong:
                 break
             if time.monotonic() > said_s + REPORT_S:
                 said_s = time.monotonic()

@@ -30,6 +30,9 @@ OP_STEP, OP_RESET, OP_BESIDE = 1, 2, 3  # the last two also come by the channel,
 OP_PART = 4  # a step of some rows, each of which is told of when it is done
 STATUS_OK, STATUS_RAISED, STATUS_INFO = 0, 1, 2  # INFO: the row left one, whose length is in ``info_length``
 DRIVER_HUB, DRIVER_CLIENT = 1, 2
+# Of a ``turn`` word: the row that the worker is at or was at last, whether that is an env's first step, and above them
+# a number that is another each time.
+TURN_ROW, TURN_FIRST, TURN_ONE = (1 << 20) - 1, 1 << 20, 1 << 21
 _EPOCH, _DRIVER, _REVOKED = (HEADER_WORDS.index(name) for name in ("epoch", "driver", "revoked"))
 
 # From linux/fcntl.h; Python's fcntl module names them only on some builds.
@@ -93,6 +96,7 @@ class Arena:
         self.began_ns, self.ended_ns = self._view("began_ns"), self._view("ended_ns")
         self.results = self._view("results")
         self.rewards, self.terminations, self.truncations = split_results(self.results, layout.rows)
+        self.turn = self._view("turn")
         self.infos = self._view("infos")
         self.actions = [self._view(f"action/{i}") for i in range(len(layout.actions))]
         self.action_codes = [self._view(f"action_code/{i}") for i in range(len(layout.actions))]

@@ -72,6 +72,8 @@ class Build:
     columns: bool = False
     measure: bool = False  # only make one env, tell how long its steps take, and end
     cpu: Optional[int] = None  # to run on, and on no other
+    on_exception: str = "raise"
+    on_invalid: str = "pass"
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Built:
     metadata: bytes
     render_mode: Optional[str]
     spec: bytes
+    loose: bool = False  # whether observations have leaves of no fixed size, too
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,35 @@ class MapArena:
 @dataclass(frozen=True)
 class Mapped:
     """Worker to hub: the arena is mapped, steps may come."""
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Hub to worker: the rows are yours from now on, as they stand.
+
+    Where they were another worker's before, ``seeds`` are for the resets that they begin with, one per row, and what
+    became of that one is still to be told by those whose ``needs_reset`` says so: a failure to raise, or an info.
+    """
+
+    seeds: List[Optional[int]] = field(default_factory=list)
+    failure: Optional[Failure] = None
+    info: bytes = b""
+
+
+@dataclass(frozen=True)
+class Faulted:
+    """Worker to hub: an env raised where that is a truncation; it is made anew in the same process."""
+
+    row: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Suspicious:
+    """Worker to hub, once per env: an observation is out of its space."""
+
+    row: int
+    what: str
 
 
 @dataclass(frozen=True)
@@ -208,6 +240,9 @@ _CONTROL = (
     Measured,
     MapArena,
     Mapped,
+    Serve,
+    Faulted,
+    Suspicious,
     ResetRows,
     StepRows,
     CallRows,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import time
@@ -12,18 +11,20 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import structlog
 
-from envhub import actions, messages
+from envhub import messages
 from envhub.arena import DRIVER_CLIENT, DRIVER_HUB, OP_BESIDE, OP_STEP, Arena, allocate
-from envhub.columns import Rows, pack_columns
 from envhub.compression import Compressor
-from envhub.layout import Layout
 from envhub.messages import Failure, Made, Make
 from envhub.parts import Parts
 from envhub.protocol import FRAME_BYTES_MAX, Incoming
 from envhub.slots import Slots
+from envhub.standing_in import FRESH
 from envhub_server import control
-from envhub_server.channel import DESCRIPTORS_MAX
+from envhub_server.crew import Crew, ring
+from envhub_server.driving import Driving
+from envhub_server.ends import Ending
 from envhub_server.instructions import (
     Answer,
     ArenaRefused,
@@ -31,21 +32,28 @@ from envhub_server.instructions import (
     End,
     Exited,
     Fail,
+    HandOver,
     Instruction,
     Instructions,
     Kill,
     MakeArena,
+    MapArena,
     Moved,
     Received,
     Sent,
     StartWorkers,
+    TakeOver,
     Tell,
 )
+from envhub_server.reply_frames import ReplyFrames
 from envhub_server.session import Phase, Session
 from envhub_server.step_frames import StepFrames
-from envhub_server.supervisor import Handlers, Supervisor, Watch, WorkerProcess
+from envhub_server.supervisor import Handlers, Supervisor
+from envhub_server.watch import Watch
 
 ASIDE = (messages.Collect, messages.TemplatesRequest, messages.HopsRequest)  # what a client asks for while it drives
+
+log = structlog.get_logger("envhub.hub")
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,7 @@ class Outcomes:
     ended: Callable[[Host], None]
     broke: Callable[[Host, Exception], None]
     memory_left: Callable[[], int]
+    now_s: Callable[[], float]
 
 
 class Host:
@@ -90,7 +99,7 @@ class Host:
         self._supervisor = supervisor
         self._outcomes = outcomes
         self._request: Incoming | None = None
-        self._workers: dict[int, WorkerProcess] = {}
+        self._crew = Crew(session.make, watch, self._on_message, outcomes.now_s, log.bind(session=token.hex()[:8]))
         self._arena: Arena | None = None
         self._slots: Slots | None = None
         self._passed_ns = [0, 0, 0, 0]  # when the last step was heard, rung, done and answered
@@ -100,18 +109,14 @@ class Host:
         method = session.make.compression
         self._method = method
         self._compressors: list[Compressor] = []  # per leaf: some leaves may be worth it, and others not
-        self._side: socket.socket | None = None  # of the client, while it may drive
+        self._driving = Driving(watch, partial(self._guarded, self._on_side))
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # The client's own and one per worker for it to ring. The hub itself never touches them: a client could make it
-        # block in there.
-        self._client_bells: list[int] = []
-        self._driver = DRIVER_HUB
         watch.watch(self._done_bell, partial(self._guarded, self._on_done_bell))
 
     @property
     def pids(self) -> list[int]:
         """The process ids of the workers that run."""
-        return [worker.pid for worker in self._workers.values() if worker.pid is not None]
+        return [worker.pid for worker in self._crew.processes.values() if worker.pid is not None]
 
     @property
     def arena_bytes(self) -> int:
@@ -121,7 +126,7 @@ class Host:
     @property
     def lane(self) -> str:
         """How its client steps it."""
-        return "wire" if self._side is None else "shared"
+        return "shared" if self._driving.shared else "wire"
 
     @property
     def idle(self) -> bool:
@@ -137,8 +142,9 @@ class Host:
         self._environ = make.world.environ if make.world else None
         self._apply(self.session.start())
 
-    def _start_workers(self, count: int) -> None:
-        numbers = range(count)
+    def _start_workers(self, numbers: Sequence[int]) -> None:
+        if self._arena is None:
+            self._crew.settle(len(self.session.blocks))
         handlers = [
             Handlers(
                 partial(self._on_message, number),
@@ -148,12 +154,16 @@ class Host:
             for number in numbers
         ]
         try:
-            self._workers = dict(enumerate(self._supervisor.start(handlers, self._environ)))
+            started = self._supervisor.start(handlers, self._environ)
         except OSError as error:
-            refusal = Failure("limit", "hub", f"a worker cannot be started: {error}")
-            self._apply(self.session.abandon(refusal, terminate=True))
+            if self.session.making:
+                refusal = Failure("limit", "hub", f"a worker cannot be started: {error}")
+                self._apply(self.session.abandon(refusal, terminate=True))
             for number in numbers:
-                self._apply(self.session.event(number, Exited("was not started")))
+                self._on_exit(number, Ending(f"cannot be started: {error}"))
+            return
+        for number, process in zip(numbers, started, strict=True):
+            self._crew.started(number, process)
 
     def request(self, request: Incoming) -> None:
         """Carry out the client's next request."""
@@ -207,36 +217,25 @@ class Host:
 
     def _send_part(self, request: Incoming) -> str:
         """Hand a part of the batch to its workers; what is wrong with it, if so."""
-        message, arena = request.message, self._arena
-        if arena is None or self.session.phase is not Phase.READY:
+        arena, frames = self._arena, self._frames
+        if arena is None or frames is None or self.session.phase is not Phase.READY:
             return ""  # the session says why not
-        layout = arena.layout
-        wanted = {row for row in message.rows if 0 <= row < layout.rows}
-        if not wanted or len(wanted) < len(message.rows):
-            return f"the rows are not different ones of {layout.rows}; no env has moved"
-        rows = np.array(message.rows, np.int64)
-        try:
-            sizes = actions.sizes(message.codes, layout.actions, len(rows))
-        except ValueError as error:
-            return f"{error}; no env has moved"
-        if len(sizes) != len(layout.actions) or [len(frame) for frame in request.frames] != sizes:
-            return f"action frames of other than {sizes} bytes; no env has moved"
-        dtypes = [actions.DTYPES[code & ~actions.PYTHON] for code in message.codes]
-        arrays = [
-            np.frombuffer(frame, dtype).reshape(len(rows), *leaf.shape)
-            for frame, dtype, leaf in zip(request.frames, dtypes, layout.actions, strict=True)
-        ]
         self._parts = self._parts or Parts(arena)
         try:
-            self._parts.post(rows, message.codes, arrays)
+            rows, arrays = frames.part(request.message.rows, request.message.codes, request.frames)
+            self._parts.post(rows, request.message.codes, arrays)
         except ValueError as error:
             return f"{error}; no env has moved"
-        assert self._frames is not None
-        self._frames.forget()
-        for number, worker in self._workers.items():
-            if (rows % len(self.session.blocks) == number).any():
-                worker.ring()
+        frames.forget()
+        self._wake({int(number) for number in np.unique(rows % len(self.session.blocks))})
         return ""
+
+    def _wake(self, numbers: set[int]) -> None:
+        """Ring these workers, and see to the rows of those that have ended."""
+        for number, process in self._crew.processes.items():
+            if number in numbers:
+                process.ring()
+        self._crew.posted(*numbers)
 
     def _receive_part(self) -> None:
         """Answer a RECEIVE that waits, if enough of the envs are done."""
@@ -261,32 +260,18 @@ class Host:
 
     def share(self, side: socket.socket) -> bool:
         """Let the client that is behind this socket drive; whether it may."""
-        if self._arena is None or self._side is not None or self.session.phase is not Phase.READY or not self.idle:
+        if self._arena is None or self._driving.shared or self.session.phase is not Phase.READY or not self.idle:
             return False
         self.ticket = b""
-        workers = len(self.session.blocks)
-        body = messages.pack(messages.Shared(self._arena.layout.info_bytes, workers, self.session.spin_us))
-        descriptors = [self._memory, *self._client_bells]
-        try:
-            for start in range(0, len(descriptors), DESCRIPTORS_MAX):
-                head = len(body).to_bytes(4, "little") + body if start == 0 else b"\0"
-                socket.send_fds(side, [head], descriptors[start : start + DESCRIPTORS_MAX])
-        except OSError:  # it has gone, or does not read
+        shared = messages.Shared(self._arena.layout.info_bytes, len(self.session.blocks), self.session.spin_us)
+        if not self._driving.share(side, shared, [self._memory, *self._crew.bells]):
             return False
-        self._side = side
-        self._watch.watch(side.fileno(), partial(self._guarded, self._on_side))
         self._give_drive()
         return True
 
     def _give_drive(self) -> None:
-        ready = self._side is not None and self.session.phase is Phase.READY
-        if ready and self._arena is not None and self._driver == DRIVER_HUB and self._arena.quiescent():
-            self._hand_over(DRIVER_CLIENT)
-
-    def _hand_over(self, driver: int) -> None:
-        assert self._arena is not None
-        self._driver = driver
-        self._arena.hand_over(driver)
+        if self._arena is not None and self.session.phase is Phase.READY:
+            self._driving.give(self._arena)
 
     def _take_drive(self, request: Incoming) -> bool:
         """Drive from now on; a client that drives asks for nothing but CLOSE before its step has ended."""
@@ -294,15 +279,14 @@ class Host:
         if isinstance(request.message, ASIDE):
             self._hear_workers()  # it asks for what they have said, whoever drives
             return True
-        if arena is None or self._driver == DRIVER_HUB or self.session.phase is not Phase.READY:
+        if arena is None or self._driving.driver == DRIVER_HUB or self.session.phase is not Phase.READY:
             return True
         if isinstance(request.message, messages.Close):
             return True
-        if not arena.quiescent():
+        if not self._driving.take(arena):
             text = "a step that the client drives has not ended; wait for it"
             self._outcomes.fail(request, Failure("refused", "request", text))
             return False
-        self._hand_over(DRIVER_HUB)
         assert self._slots is not None and self._frames is not None
         self._slots.take_over()
         self._frames.forget()
@@ -310,26 +294,16 @@ class Host:
 
     def _on_side(self) -> None:
         """The client says nothing here: it has closed the socket, or has ended."""
-        self._close_side()
-        arena = self._arena
-        if arena is not None and self._driver == DRIVER_CLIENT and arena.quiescent():
-            self._hand_over(DRIVER_HUB)
-
-    def _close_side(self) -> None:
-        if self._side is not None:
-            self._watch.unwatch(self._side.fileno())
-            self._side.close()
-            self._side = None
+        self._driving.close()
+        if self._arena is not None and self._driving.driver == DRIVER_CLIENT:
+            self._driving.take(self._arena)
 
     def _revoke(self) -> None:
-        """Send a client that waits for its step, or is about to drive one, to ask what became of its session."""
-        if self._side is not None and self._arena is not None:
-            self._arena.revoke()
-            with contextlib.suppress(OSError):  # it has gone
-                self._side.shutdown(socket.SHUT_RDWR)  # which wakes it
+        if self._arena is not None:
+            self._driving.revoke(self._arena)
 
     def _hear_workers(self) -> None:
-        for worker in list(self._workers.values()):
+        for worker in list(self._crew.processes.values()):
             while worker.hear():
                 pass
 
@@ -361,14 +335,30 @@ class Host:
 
     def _on_message(self, number: int, message: Any) -> None:
         try:
-            self._apply(self.session.event(number, message))
+            self._crew.on_message(number, message)
+            self._apply(self.session.event(number, message, self._outcomes.now_s()))
         except Exception as error:  # it was well-formed and yet could not be dealt with
             self._outcomes.broke(self, error)
 
-    def _on_exit(self, number: int, how: str) -> None:
-        del self._workers[number]
-        self._outcomes.worker_exited(self, number, how, self.session.phase in (Phase.CLOSING, Phase.MEASURING))
-        self._apply(self.session.event(number, Exited(how)))
+    def _on_exit(self, number: int, ending: Ending) -> None:
+        late = self._crew.ended(number)
+        expected = self.session.phase in (Phase.CLOSING, Phase.MEASURING)
+        self._outcomes.worker_exited(self, number, ending.how, expected)
+        self._apply(self.session.event(number, Exited(ending, late), self._outcomes.now_s()))
+
+    def tick(self, now_s: float) -> None:
+        """See what has come by the passing of time alone."""
+        self._guarded(partial(self._tick, now_s))
+
+    def _tick(self, now_s: float) -> None:
+        self._crew.tick(now_s)
+        self._apply(self.session.tick(now_s))
+
+    def _ring_driver(self) -> None:
+        if self._driving.driver == DRIVER_CLIENT:
+            ring(self._crew.bells[0])
+        else:
+            ring(self._done_bell)
 
     # --- instructions -----------------------------------------------------------------------------------------------
 
@@ -380,35 +370,40 @@ class Host:
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
-            case StartWorkers(count):
-                self._start_workers(count)
+            case StartWorkers(numbers):
+                self._start_workers(numbers)
             case Tell(number, message):
-                if number in self._workers:  # else it has ended, as the session was or will be told
-                    self._workers[number].tell(message)
+                self._crew.tell(number, message)
+            case MapArena(number, message):
+                self._map_arena(number, message)
+            case TakeOver(number, outcome):
+                self._crew.take_over(number, outcome)
+            case HandOver(number, message):
+                self._crew.hand_over(number, message)
             case Drive():
                 self._drive(instruction)
             case Answer():
                 self._answer(instruction)
             case Fail(failure):
                 self._fail(failure)
-            case MakeArena(layout, message):
-                self._make_arena(layout, message)
+            case MakeArena():
+                self._make_arena(instruction)
             case Kill(number):
-                if number in self._workers:
-                    self._workers[number].kill()
+                if number in self._crew.processes:
+                    self._crew.processes[number].kill()
             case End():
                 self._watch.unwatch(self._done_bell)
                 self._revoke()
-                self._close_side()
+                self._driving.close()
+                self._crew.close()
                 os.close(self._done_bell)
-                for bell in self._client_bells:
-                    os.close(bell)
                 if self._arena is not None:
                     os.close(self._memory)
                 self._arena = None
                 self._outcomes.ended(self)
 
-    def _make_arena(self, layout: Layout, message: control.MapArena) -> None:
+    def _make_arena(self, instruction: MakeArena) -> None:
+        layout, message = instruction.layout, instruction.message
         wanted, left = layout.nbytes(), self._outcomes.memory_left()
         batch = max((layout.batch_bytes(leaf) for leaf in layout.observations), default=0)
         reason = ""
@@ -420,8 +415,8 @@ class Host:
             self._apply(self.session.event(-1, ArenaRefused(reason)))
             return
         try:
-            for _ in range(1 + len(self._workers)):
-                self._client_bells.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+            for _ in range(1 + len(self.session.blocks)):
+                self._crew.bells.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
             memory = allocate(layout)
         except OSError as error:
             reason = f"{wanted} bytes of shared memory cannot be had: {error}"
@@ -430,9 +425,17 @@ class Host:
         self._arena, self._memory = Arena(layout, memory), memory
         self._arena.format(epoch=1)
         self._frames, self._slots = StepFrames(self._arena), Slots(self._arena)
-        client_bell, *bells = self._client_bells
-        for bell, worker in zip(bells, self._workers.values(), strict=True):
-            worker.map_arena(message, memory, bell, self._done_bell, client_bell)
+        if self.session.make.fresh:
+            self._arena.needs_reset[:] = FRESH
+        self._crew.join(self._arena, instruction.loose, self._ring_driver)
+        for number in range(len(self.session.blocks)):
+            self._map_arena(number, message)
+
+    def _map_arena(self, number: int, message: control.MapArena) -> None:
+        process = self._crew.processes.get(number)
+        if process is not None:  # else it has ended, as the session was or will be told
+            client_bell, bell = self._crew.bells[0], self._crew.bells[1 + number]
+            process.map_arena(message, self._memory, bell, self._done_bell, client_bell)
 
     def _drive(self, drive: Drive) -> None:
         frames, slots = self._frames, self._slots
@@ -443,11 +446,12 @@ class Host:
             frames.load(drive.codes, self._request.frames)
             slots.post(OP_BESIDE if frames.has_beside else OP_STEP)
             if frames.has_beside:
-                for number, worker in self._workers.items():
-                    worker.tell(control.StepRows(frames.beside(self.session.blocks[number])))
+                for number, rows in enumerate(self.session.blocks):
+                    self._crew.tell(number, control.StepRows(frames.beside(rows)))
             else:
-                for worker in self._workers.values():
+                for worker in self._crew.processes.values():
                     worker.ring()
+            self._crew.posted()
             self._passed_ns[:2] = self.heard_ns, time.monotonic_ns()
             return
         slots.post(drive.op)
@@ -461,31 +465,20 @@ class Host:
     def _answer(self, answer: Answer) -> None:
         assert self._request is not None
         frames: list[Any] = []
-        blobs: list[tuple[int, Any]] = list(answer.rows)
-        columns: list[Rows] = []
-        arena = self._arena
-        if answer.arrays:
-            assert arena is not None and self._slots is not None
-            frames += self._sendable(self._slots.observations())
-            if isinstance(self._request.message, messages.Step):
-                frames.append(arena.results.tobytes())
-            if self._noted:
-                blobs = sorted([*arena.small_infos(), *self.session.infos.items()], key=lambda pair: pair[0])
-                columns = arena.columns()
-        if answer.part is not None and self._parts is not None and arena is not None:
-            rows = np.array(answer.part, np.int64)
-            columns = arena.columns(rows)
-            seen, rewards, terminations, truncations = self._parts.outcome(rows)
-            results = rewards.tobytes() + terminations.tobytes() + truncations.tobytes()
-            frames += [rows.tobytes(), *self._sendable([np.ascontiguousarray(leaf) for leaf in seen]), results]
-        if blobs or columns:
-            frames.append(messages.pack_rows(blobs))
-            if len(frames[-1]) > FRAME_BYTES_MAX:
-                text = f"infos or results of {len(frames[-1])} bytes; a reply carries at most {FRAME_BYTES_MAX}"
-                self._fail(Failure("limit", "hub", text))
-                return
-        if columns:
-            frames.append(pack_columns(columns))
+        if self._arena is not None and self._slots is not None:
+            reply = ReplyFrames(self._arena, self._slots, self._sendable)
+            if answer.arrays:
+                results = isinstance(self._request.message, messages.Step)
+                reply.batch(results, self.session.infos if self._noted else None)
+            elif answer.part is not None and self._parts is not None:
+                reply.part(self._parts, np.array(answer.part, np.int64))
+            reply.rows += answer.rows
+            frames = reply.frames()
+        if frames and max(map(len, frames)) > FRAME_BYTES_MAX:
+            text = f"infos or results of {max(map(len, frames))} bytes; a reply carries at most {FRAME_BYTES_MAX}"
+            self._fail(Failure("limit", "hub", text))
+            return
+        self._crew.rest()
         self._give_drive()
         message = replace(answer.message, ticket=self.ticket) if isinstance(answer.message, Made) else answer.message
         self._outcomes.answer(self._request, message, frames)

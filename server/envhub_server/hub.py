@@ -14,12 +14,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import random
 import secrets
-import select
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import structlog
@@ -33,18 +33,21 @@ from envhub.protocol import HubProtocol, Incoming, Prelude
 from envhub_server import signals
 from envhub_server.admission import admitted
 from envhub_server.binding import Binding
+from envhub_server.clock import Clock
 from envhub_server.config import HubConfig, has_quota, usable_cpus
 from envhub_server.hosting import ASIDE, Host, Outcomes
 from envhub_server.lister import Lister
 from envhub_server.registry import Registry
+from envhub_server.restart import RestartPolicy, Restarts
 from envhub_server.session import Session
 from envhub_server.side import TICKET_BYTES, SideDoor
 from envhub_server.sizing import Sizing
 from envhub_server.supervisor import Supervisor
+from envhub_server.watch import Watch
 
 RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
 LINGER_MS = 2000
-DRAIN_LOOK_S = 0.05
+LOOK_S = 0.1  # how often sessions are looked after while there are any
 
 # A monitor tells of an ended connection by a descriptor, which may be another's by now, and before the ROUTER itself
 # knows: so the peers that used it are asked for, at once and again.
@@ -63,9 +66,10 @@ class Hub:
         self._registry = Registry(config.envs)
         self._protocol = HubProtocol(self.id, config.timing.lease_s, config.limits.sessions_max, self._running)
         self._hosts: dict[bytes, Host] = {}
-        self._handlers: dict[int, Callable[[], object]] = {}
-        self._epoll = select.epoll()  # of everything but the sockets of libzmq, which polls it as one descriptor
-        self._supervisor = Supervisor(self, config.python)
+        self._clock = Clock()
+        self._wake_s = math.inf  # when something happens by the passing of time alone
+        self._watch = Watch()
+        self._supervisor = Supervisor(self._watch, config.python)
         self._lister = Lister(self._supervisor, self._registry)
         self._outcomes = Outcomes(
             self._answer,
@@ -75,6 +79,7 @@ class Hub:
             self._ended,
             self._broke,
             self._memory_left,
+            self._clock.now_s,
         )
         self._started_s = time.monotonic()
         self._stops = 0
@@ -82,7 +87,7 @@ class Hub:
         self._end_by_s = math.inf  # when, once it is told to stop, no env gets more time to close
         self._requests = 0
         self._binding: Binding | None = None
-        self._side_door = SideDoor(self, self._admit)
+        self._side_door = SideDoor(self._watch, self._admit)
         self._closing: set[bytes] = set()  # sessions whose time for closing runs
         self._suspects: list[tuple[float, bytes, bytes]] = []  # when to see whether a session's peer is still there
 
@@ -95,7 +100,7 @@ class Hub:
         Raises:
             AddressError: an address is malformed, in use, or open to other machines without ``insecure``.
         """
-        with self._epoll, signals.watched(self, self.stop, self._supervisor.reap_orphans):
+        with contextlib.closing(self._watch), signals.watched(self._watch, self.stop, self._supervisor.reap_orphans):
             try:
                 self._open()
                 yield
@@ -121,10 +126,10 @@ class Hub:
         for address in self.addresses:
             self._side_door.listen(address)
         self._poller = zmq.Poller()
-        for source in (router, self._monitor, self._epoll.fileno()):
+        for source in (router, self._monitor, self._watch.fileno()):
             self._poller.register(source, zmq.POLLIN)
         if self.config.owner is not None:
-            self.watch(self.config.owner, self._on_owner_gone)
+            self._watch.watch(self.config.owner, self._on_owner_gone)
         else:
             self._lister.start()  # also so that the first client finds a zygote; a program's has a world of its own
 
@@ -149,38 +154,38 @@ class Hub:
         self._flush()
 
     def _turn(self) -> None:
-        timeout_ms = self._timeout_ms()
-        for source, _ in self._poller.poll(timeout_ms):
+        wait_s = max(0.0, self._wake_s - self._clock.now_s())
+        for source, _ in self._poller.poll(None if wait_s == math.inf else math.ceil(wait_s * 1000)):
             if source is self._router:
                 self._on_router()
             elif source is self._monitor:
                 self._on_monitor()
             else:
-                self._on_descriptors()
-        if timeout_ms is not None or self._stops:
-            self._on_time(time.monotonic())
+                self._watch.handle()
+        if self._wake_s < math.inf:
+            self._on_clock()
 
-    def _on_descriptors(self) -> None:
-        for descriptor, handler in [(found, self._handlers.get(found)) for found, _ in self._epoll.poll(0)]:
-            # An earlier handler of this turn may have ended it, and its number may be another's by now.
-            if handler is not None and self._handlers.get(descriptor) is handler:
-                handler()
+    def _wake_by(self, at_s: float) -> None:
+        """See what has come by the passing of time at this time, at the latest."""
+        self._wake_s = min(self._wake_s, at_s)
 
-    def _timeout_ms(self) -> int | None:
-        """Until when nothing happens by the passing of time alone; None where nothing ever does, as mostly."""
-        if not (self._stops or self._suspects or self._closing or self._protocol.leases):
-            return None
-        times = [self._hosts[token].close_by_s for token in self._closing]
-        times += [at_s for at_s, _, _ in self._suspects]
-        times += [self._stop_by_s] if self._stops else []
-        # A client that drives tells nobody when its step has ended.
-        times += [time.monotonic() + DRAIN_LOOK_S] if self._stops and self._hosts else []
-        times += [self._protocol.next_expiry_s()]
-        first_s = min(at_s for at_s in times if at_s is not None)
-        return max(0, math.ceil((first_s - time.monotonic()) * 1000))
+    def _on_clock(self) -> None:
+        if stopped_s := self._clock.woke(self._wake_s):
+            log.warning("hub_was_stopped", stopped_s=round(stopped_s, 1), note="no deadline runs meanwhile")
+        now_s = self._clock.now_s()
+        if now_s < self._wake_s:
+            return
+        self._wake_s = math.inf
+        self._on_time(now_s)
+        times = [self._hosts[token].close_by_s for token in self._closing] + [at_s for at_s, _, _ in self._suspects]
+        times += [self._stop_by_s if self._stops else None, self._protocol.next_expiry_s()]
+        times += [now_s + LOOK_S if self._hosts else None]
+        self._wake_by(min((at_s for at_s in times if at_s is not None), default=math.inf))
 
     def _on_time(self, now_s: float) -> None:
         self._check_suspects(now_s)
+        for host in list(self._hosts.values()):
+            host.tick(now_s)
         for token in self._protocol.expired(now_s):
             log.info("session_expired", session=token.hex()[:8], lease_s=self.config.timing.lease_s)
             self._protocol.forget(token)
@@ -189,28 +194,13 @@ class Hub:
         for token in list(self._closing):
             host = self._hosts[token]
             if host.close_by_s is not None and host.close_by_s <= now_s:
-                close_s = self.config.timing.close_s
+                close_s = host.session.make.faults.close_s
                 log.warning("session_killed", session=token.hex()[:8], close_s=close_s)
                 self._closing.discard(token)
-                late = f"its envs did not close within close_s={close_s:g} s and were killed"
+                late = f"its envs did not close within close_timeout={close_s:g} s and were killed"
                 host.abandon(Failure("session_lost", "session", late), terminate=True)
         if self._stops:
             self._drain(now_s)
-
-    def watch(self, descriptor: int, handler: Callable[[], object]) -> None:
-        """Call ``handler`` whenever the descriptor is readable."""
-        self._handlers[descriptor] = handler
-        self._epoll.register(descriptor, select.EPOLLIN)
-
-    def watch_writable(self, descriptor: int, wanted: bool) -> None:
-        """Call the descriptor's handler when it is writable, too."""
-        if descriptor in self._handlers:
-            self._epoll.modify(descriptor, select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
-
-    def unwatch(self, descriptor: int) -> None:
-        """Stop calling; the descriptor is still open."""
-        if self._handlers.pop(descriptor, None) is not None:
-            self._epoll.unregister(descriptor)
 
     # --- stopping ---------------------------------------------------------------------------------------------------
 
@@ -218,7 +208,8 @@ class Hub:
         """Begin to drain: running requests end and are answered, then envs are closed; asked twice, kill at once."""
         self._stops += 1
         self._protocol.draining = True
-        timing, now_s = self.config.timing, time.monotonic()
+        timing, now_s = self.config.timing, self._clock.now_s()
+        self._wake_by(now_s)
         self._stop_by_s = now_s + (timing.drain_s if self._stops == 1 else 0.0)
         self._end_by_s = min(self._end_by_s, now_s + timing.drain_s + timing.close_after_drain_s)
         log.info("stopping", why=why, sessions=len(self._hosts))
@@ -236,12 +227,12 @@ class Hub:
 
     def _on_owner_gone(self) -> None:
         assert self.config.owner is not None
-        self.unwatch(self.config.owner)
+        self._watch.unwatch(self.config.owner)
         self._stops = 1  # nobody is left to answer, so there is nothing to drain
         self.stop("its program ended")
 
     def _set_deadline(self, host: Host) -> None:
-        host.close_by_s = min(time.monotonic() + self.config.timing.close_s, self._end_by_s)
+        host.close_by_s = min(self._clock.now_s() + host.session.make.faults.close_s, self._end_by_s)
         self._closing.add(host.token)
 
     def _abandon(self, host: Host, why: Failure, terminate: bool = False) -> None:
@@ -269,9 +260,13 @@ class Hub:
 
     def _on_monitor(self) -> None:
         event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
-        now_s = time.monotonic()
         for token, peer in self._protocol.peers_of(event["value"]):
-            self._suspects += [(now_s + delay_s, token, peer) for delay_s in SUSPICION_S]
+            self._suspect(token, peer, SUSPICION_S)
+
+    def _suspect(self, token: bytes, peer: bytes, delays_s: Sequence[float] = (0.0,)) -> None:
+        now_s = self._clock.now_s()
+        self._suspects += [(now_s + delay_s, token, peer) for delay_s in delays_s]
+        self._wake_by(now_s + min(delays_s))
 
     def _check_suspects(self, now_s: float) -> None:
         due = [suspect for suspect in self._suspects if suspect[0] <= now_s]
@@ -299,7 +294,8 @@ class Hub:
                 wire.send(self._router, [peer, *frames])
             except zmq.ZMQError as error:
                 # The peer is gone or does not read. Its reply is kept, and sent when it asks after it.
-                self._suspects += [(time.monotonic(), token, peer) for token in self._protocol.sessions_of(peer)]
+                for token in self._protocol.sessions_of(peer):
+                    self._suspect(token, peer)
                 log.debug("reply_parked", error=str(error))
         outgoing.clear()
 
@@ -363,14 +359,17 @@ class Hub:
             return
         sizing = Sizing(tuple(sorted(os.sched_getaffinity(0))), usable_cpus(), has_quota(), make.spin_us)
         workers = next(wanted for wanted in (make.num_workers, self.config.workers, sizing.usual) if wanted is not None)
-        session = Session(make, found, workers, self.config.limits.info_bytes, sizing)
+        policy = RestartPolicy(make.faults.restarts_max, all_max=max(10, make.num_envs))
+        restarts = Restarts(policy, random.Random())
+        session = Session(make, found, workers, self.config.limits.info_bytes, sizing, restarts)
         ticket = secrets.token_bytes(TICKET_BYTES) if self._side_door.open else b""
         try:
-            host = Host(request.token, session, self, self._supervisor, self._outcomes, ticket)
+            host = Host(request.token, session, self._watch, self._supervisor, self._outcomes, ticket)
         except OSError as error:
             self._refuse_make(request, Failure("limit", "hub", f"a session cannot be made: {error}"))
             return
         self._hosts[request.token] = host
+        self._wake_by(self._clock.now_s() + LOOK_S)
         log.info(
             "session_made",
             session=request.token.hex()[:8],

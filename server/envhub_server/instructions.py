@@ -8,15 +8,18 @@ from typing import Any
 from envhub.layout import Layout
 from envhub.messages import Failure
 from envhub_server import control
+from envhub_server.ends import Ending, Outcome
+from envhub_server.watchdog import Late
 
 # --- events besides the messages of clients and workers -------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Exited:
-    """A worker's process has ended, and ``how``."""
+    """A worker's process has ended, perhaps because one of its envs was ``late``."""
 
-    how: str
+    ending: Ending
+    late: Late | None = None
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,9 @@ class Received:
 
 @dataclass(frozen=True)
 class StartWorkers:
-    """Start so many workers, with numbers from 0."""
+    """Start workers of these numbers."""
 
-    count: int
+    numbers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,31 @@ class MakeArena:
 
     layout: Layout
     message: control.MapArena
+    loose: bool  # whether observations have leaves beside it
+
+
+@dataclass(frozen=True)
+class MapArena:
+    """Hand the session's memory to a worker that takes another one's place."""
+
+    worker: int
+    message: control.MapArena
+
+
+@dataclass(frozen=True)
+class TakeOver:
+    """The rows of a worker that ended are the hub's: finish its step, so that nobody waits for it."""
+
+    worker: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """A worker's rows are its own from now on."""
+
+    worker: int
+    message: control.Serve
 
 
 @dataclass(frozen=True)
@@ -112,5 +140,5 @@ class End:
     """The session is over: free what it holds."""
 
 
-Instruction = StartWorkers | Tell | MakeArena | Drive | Answer | Fail | Kill | End
+Instruction = StartWorkers | Tell | MakeArena | MapArena | TakeOver | HandOver | Drive | Answer | Fail | Kill | End
 Instructions = list[Instruction]

@@ -9,6 +9,7 @@ import structlog
 
 from envhub import messages
 from envhub_server import control
+from envhub_server.ends import Ending
 from envhub_server.registry import Registry
 from envhub_server.supervisor import Handlers, Supervisor
 
@@ -58,9 +59,9 @@ class Lister:
             for entry in self._registry.unmatched(message.names):
                 log.warning("env_unknown", env=entry, why="no such id is registered here; clients cannot make it")
 
-    def _on_exit(self, how: str) -> None:
+    def _on_exit(self, ending: Ending) -> None:
         if self._known is None:
-            log.warning("names_unknown", why=f"the worker that lists them {how}")
+            log.warning("names_unknown", why=f"the worker that lists them {ending.how}")
         asking, self._asking = self._asking or [], None
         for tell in asking:
             tell(self._known or [])

@@ -15,12 +15,20 @@ from envhub import actions, codec, spaces
 from envhub.arena import Arena
 from envhub.columns import Writer
 from envhub.layout import OBJECT, SLOTS
+from envhub.standing_in import ENDED, FRESH, ONGOING, OWED, beside, put_info, repeat_observation, truncate
 from envhub_server.runner import EnvRunner
 
-NEXT_STEP, SAME_STEP = "NextStep", "SameStep"
+NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
 SendInfo = Callable[[int, bytes], None]
+SendSuspicion = Callable[[int, str], None]
+ALWAYS_LOOKED_AT = 100  # steps; of those after them, one in LOOKED_AT_ONE_IN
+LOOKED_AT_ONE_IN = 256
 NOTHING = (0, 0)  # the template and the length of no info
+
+
+class NotFinite(ValueError):
+    """An observation or a reward that is not a number, or infinite."""
 
 
 class Row:
@@ -34,6 +42,18 @@ class Row:
         self._exact = codec.as_pickle if allow_pickle else codec.refuse
         self._lenient = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
         self._beside: Iterator[Any] = iter(())
+        self.stepped = False
+        self._finite_only = False
+        self._suspect: SendSuspicion | None = None
+        self._looks = 0
+        self._seed: Any = None
+        self._owed: Any = None
+        self._owed_info = b""
+
+    def rebuilt(self, runner: EnvRunner) -> None:
+        """Have another env from now on, whose first step is its reset."""
+        self.env, self._runner = runner.env, runner
+        self.stepped, self._seed = False, None
 
     def attach(
         self, arena: Arena, observation_space: Any, action_space: Any, send_info: SendInfo, columns: Writer | None
@@ -49,7 +69,7 @@ class Row:
         self._objects = [leaf == OBJECT for leaf in spaces.leaves(observation_space)]
         self._loose = any(self._objects)
         self._last_slot = 0
-        self._last_objects = codec.encode([None] * sum(self._objects))
+        self._last_objects = b""  # nothing: whoever reads it goes on with what it had
         self._arena = arena
         self._send_info = send_info
         self._info_bytes = layout.info_bytes
@@ -64,6 +84,45 @@ class Row:
         self._slot = arena.words(arena.slot)
         self._info_length, self._info_template = arena.words(arena.info_length), arena.words(arena.info_template)
 
+    def look_after(self, finite_only: bool, suspect: SendSuspicion) -> None:
+        """Refuse what is not finite, if so; and tell ``suspect`` of the first observation that is out of its space."""
+        self._finite_only, self._suspect, self._looks = finite_only, suspect, 0
+
+    def _look(self, observation: Any) -> None:
+        """See, of the first steps and of some later ones, whether the observation is in its space."""
+        self._looks += 1
+        if self._looks > ALWAYS_LOOKED_AT and self._looks % LOOKED_AT_ONE_IN:
+            return
+        assert self._suspect is not None
+        try:
+            problem = "" if self.env.observation_space.contains(observation) else "an observation out of its space"
+        except Exception as error:  # of a space of the env's own, which we do not need
+            problem = f"its space cannot tell whether it contains an observation: {error!r}"
+        if problem:
+            self._suspect(self.index, problem)
+            self._suspect = None
+
+    def _check_finite(self, observation: Any, reward: Any) -> None:
+        if not np.isfinite(reward):
+            raise NotFinite(f"a reward of {reward}")
+        for number, part in enumerate(spaces.flatten(self._observation_space, observation)):
+            if isinstance(part, (float, np.ndarray, np.floating)) and np.asarray(part).dtype.kind in "fc":
+                wrong = np.size(part) - np.count_nonzero(np.isfinite(part))
+                if wrong:
+                    raise NotFinite(f"{wrong} values of part {number} of an observation are not finite")
+
+    def take(self, seed: int | None, owed: Exception | None, owed_info: bytes) -> None:
+        """Go on from what stands in the arena.
+
+        Args:
+            seed: of the reset that the env begins with, if it is to begin with one.
+            owed: what to raise, where nobody was told yet what became of the env before this one.
+            owed_info: the info of the truncation, where that is to be none.
+        """
+        pending = self._arena.request[self.index] != self._arena.done[self.index]
+        self._last_slot = (int(self._arena.slot[self.index]) & 1) ^ int(pending)
+        self._seed, self._owed, self._owed_info = seed, owed, owed_info
+
     def step(self, beside: Sequence[Any] = ()) -> None:
         """Step the env with the row's action, or reset it where NEXT_STEP owes one, and store the outcome.
 
@@ -71,19 +130,51 @@ class Row:
             beside: the parts of the action that are not in the arena, in the order of the leaves.
         """
         self._beside = iter(beside)
-        if self._needs_reset[self.index] and self._mode == NEXT_STEP:
+        owed = self._needs_reset[self.index]
+        if owed > ENDED:
+            self._begin(owed)
+            return
+        self.stepped = True
+        if owed and self._mode == NEXT_STEP:
             observation, info = self._runner.autoreset()
             self._store(observation, 0.0, False, False, info)
             return
         observation, reward, terminated, truncated, info = self._runner.step(self._action())
+        if self._suspect is not None:
+            self._look(observation)
+        if self._finite_only:
+            self._check_finite(observation, reward)
         if (terminated or truncated) and self._mode == SAME_STEP:
             # The env may write its next observation over this one, so the final one is copied before the reset.
             ended = {"final_obs": copy.deepcopy(observation), "final_info": _copied(info)}
             observation, info = self._runner.autoreset()
             self._store(observation, reward, terminated, truncated, {**ended, **info})
-            self._needs_reset[self.index] = 0
+            self._needs_reset[self.index] = ONGOING
             return
         self._store(observation, reward, terminated, truncated, info)
+
+    def _begin(self, owed: int) -> None:
+        """In place of the first step of an env that is new."""
+        if owed == OWED:
+            self._needs_reset[self.index] = FRESH
+            if self._owed is not None:
+                raise self._owed
+            self.truncate(self._owed_info)
+        elif self._mode == DISABLED:
+            self.truncate(codec.encode({"invalid_transition": True}))
+        else:
+            observation, info = self._runner.reset(self._seed, None)
+            self._seed = None
+            self._store(observation, 0.0, False, False, info)
+
+    def truncate(self, info: bytes) -> None:
+        """End the episode without a transition of the env's, which is to be reset before its next step."""
+        if self._loose:
+            info = beside(b"", info)
+        if not put_info(self._arena, self.index, info):
+            self._send_info(self.index, info)
+        truncate(self._arena, self.index, len(info))
+        self._last_slot = self._slot[self.index]
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Reset the env and store its first observation."""
@@ -94,10 +185,9 @@ class Row:
         """Leave the env as it is: its last observation is the outcome, too, without an info."""
         slot = self._slot[self.index]
         if slot != self._last_slot:
-            for leaf in self._arena.observations:
-                leaf[slot, self.index] = leaf[self._last_slot, self.index]
+            repeat_observation(self._arena, self.index)
             self._last_slot = slot
-        self._note(self._put(_beside(self._last_objects, b"")) if self._loose else NOTHING)
+        self._note(self._put(beside(self._last_objects, b"")) if self._loose else NOTHING)
 
     def _action(self) -> Any:
         for number, words in enumerate(self._code_words):
@@ -135,7 +225,7 @@ class Row:
         self._rewards[index] = reward
         self._terminations[index] = terminated
         self._truncations[index] = truncated
-        self._needs_reset[index] = 1 if terminated or truncated else 0
+        self._needs_reset[index] = ENDED if terminated or truncated else ONGOING
         self._note(self._store_info(info, objects) if info or objects else NOTHING)
 
     def _note(self, what: tuple[int, int]) -> None:
@@ -149,7 +239,7 @@ class Row:
         blob = codec.encode(info, self._lenient) if info else b""
         if objects:
             self._last_objects = codec.encode(objects, self._exact)
-            blob = _beside(self._last_objects, blob)
+            blob = beside(self._last_objects, blob)
         return self._put(blob)
 
     def _put(self, blob: bytes) -> tuple[int, int]:
@@ -158,10 +248,6 @@ class Row:
         else:
             self._send_info(self.index, blob)
         return 0, len(blob)
-
-
-def _beside(objects: bytes, info: bytes) -> bytes:
-    return codec.encode([objects, info])
 
 
 def _copied(info: dict[str, Any]) -> dict[str, Any]:

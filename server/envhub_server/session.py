@@ -7,7 +7,7 @@ request at a time is under way (the protocol sees to that), so the phases are fe
       ▲                                               ▲ ▼
     MEASURING (a step of one env, if asked for)     CALLING (call, set_attr)
 
-    BUILDING, MAPPING ──failure──▶ CLOSING        READY, MOVING, CALLING ──a worker died──▶ BROKEN
+    BUILDING, MAPPING ──failure──▶ CLOSING        READY, MOVING, CALLING ──a worker died too often──▶ BROKEN
     any ──close, lease expired, hub stopping──▶ CLOSING ──all workers gone──▶ ended
 """
 
@@ -36,7 +36,8 @@ from envhub.messages import (
     Templates,
     TemplatesRequest,
 )
-from envhub_server import control
+from envhub_server import control, ends
+from envhub_server.builds import build
 from envhub_server.instructions import (
     Answer,
     ArenaRefused,
@@ -44,16 +45,20 @@ from envhub_server.instructions import (
     End,
     Exited,
     Fail,
+    HandOver,
     Instructions,
     Kill,
     MakeArena,
+    MapArena,
     Moved,
     Received,
     Sent,
     StartWorkers,
+    TakeOver,
     Tell,
 )
 from envhub_server.registry import Recipe
+from envhub_server.restart import Restarts, reseeded
 from envhub_server.sizing import Sizing
 
 
@@ -81,7 +86,9 @@ class Session:
         step_s: how long a step of one env takes; None where it was not measured.
     """
 
-    def __init__(self, make: Make, recipe: Recipe, workers: int, info_bytes: int, sizing: Sizing) -> None:
+    def __init__(
+        self, make: Make, recipe: Recipe, workers: int, info_bytes: int, sizing: Sizing, restarts: Restarts
+    ) -> None:
         """Of so many workers, or of as many as suit a measured step if that is 0."""
         self.make = make
         self.phase = Phase.BUILDING if workers else Phase.MEASURING
@@ -100,6 +107,12 @@ class Session:
         self._failure: Failure | None = None
         self._left: dict[int, Failure] = {}  # why rows failed that the hub did not drive, or not as a whole batch
         self._asked = True  # a request waits for its answer; the first one is the make
+        self._map: control.MapArena | None = None  # what a worker is told when it gets the arena
+        self._restarts = restarts
+        self._away: dict[int, float] = {}  # when workers that ended are started again; until they serve
+        self._boots: dict[int, Failure] = {}  # why they could not build their envs
+        self._outcomes: dict[int, ends.Outcome] = {}
+        self._seeds: list[int | None] = [None] * make.num_envs  # what each env was last seeded with
 
     @property
     def idle(self) -> bool:
@@ -120,35 +133,13 @@ class Session:
 
     def start(self) -> Instructions:
         """What to do first."""
-        make, recipe = self.make, self._recipe
-        measure = self.phase is Phase.MEASURING
         self._waiting = set(self._alive)
-        builds = [
-            Tell(
-                number,
-                control.Build(
-                    worker=number,
-                    rows=rows[:1] if measure else rows,
-                    name=recipe.name,
-                    kwargs=make.kwargs,
-                    factories=make.factories,
-                    entry=recipe.entry,
-                    modules=list(recipe.modules),
-                    autoreset_mode=make.autoreset_mode,
-                    observation_mode=make.observation_mode,
-                    runner=make.runner,
-                    wrappers=make.wrappers,
-                    wrapper_kwargs=make.wrapper_kwargs,
-                    allow_pickle=make.world is not None,
-                    columns=make.columns,
-                    measure=measure,
-                    cpu=self._sizing.cpu(number) if make.pin and not measure else None,
-                    **_surroundings(make.world),
-                ),
-            )
-            for number, rows in enumerate(self.blocks)
-        ]
-        return [StartWorkers(len(self.blocks)), *builds]
+        return [StartWorkers(tuple(range(len(self.blocks)))), *map(self._build, range(len(self.blocks)))]
+
+    def _build(self, worker: int) -> Tell:
+        measure = self.phase is Phase.MEASURING
+        cpu = self._sizing.cpu(worker) if self.make.pin and not measure else None
+        return Tell(worker, build(self.make, self._recipe, worker, self.blocks[worker], cpu, measure))
 
     def _settle(self, workers: int) -> None:
         workers = max(1, min(workers, self.make.num_envs))
@@ -243,6 +234,7 @@ class Session:
         if len(seeds) != num_envs or len(mask) != num_envs or not any(mask):
             return self._answered(Fail(_refusal(f"a reset needs {num_envs} seeds and a mask of {num_envs}, some True")))
         self.phase = Phase.MOVING
+        self._seeds = [self._seeds[row] if seeds[row] is None or not mask[row] else seeds[row] for row in self._rows]
         instructions: Instructions = [Drive(OP_RESET)]
         for worker, block in enumerate(self.blocks):
             rows = [row for row in block if mask[row]]
@@ -262,18 +254,18 @@ class Session:
     def _call(self, wanted: list[control.CallRows] | list[control.SetAttrRows]) -> Instructions:
         self.phase = Phase.CALLING
         self._results.clear()
-        self._waiting = set(self._alive)
+        self._waiting = set(range(len(self.blocks)))
         return [Tell(worker, message) for worker, message in enumerate(wanted)]
 
     # --- events ---------------------------------------------------------------------------------------------------
 
-    def event(self, worker: int, event: Any) -> Instructions:
+    def event(self, worker: int, event: Any, now_s: float = 0.0) -> Instructions:
         """What to do now that ``worker`` sent this message, or that this happened."""
         match event:
             case control.Built():
                 return self._on_built(worker, event)
             case control.Mapped():
-                return self._on_mapped(worker)
+                return self._on_mapped(worker, now_s)
             case control.Building(built):
                 self._standing[worker] = built
                 return []
@@ -301,14 +293,18 @@ class Session:
                 return self._on_failed(worker, failure)
             case ArenaRefused(reason):
                 return self._make_failed(Failure("limit", "hub", reason))
-            case Exited(how):
-                return self._on_exited(worker, how)
+            case control.Faulted(row, message):
+                return self._on_faulted(worker, row, message, now_s)
+            case Exited():
+                return self._on_exited(worker, event, now_s)
+            case control.Suspicious():
+                return []
             case _:
                 return self._make_failed(_refusal(f"worker {worker} sent a {type(event).__name__}"))
 
     def _on_built(self, worker: int, built: control.Built) -> Instructions:
         if self.phase is not Phase.BUILDING:
-            return []
+            return [MapArena(worker, self._map)] if self._map is not None and worker in self._away else []
         self._built[worker] = built
         self._standing[worker] = len(self.blocks[worker])
         self._waiting.discard(worker)
@@ -319,7 +315,7 @@ class Session:
             tuple(Leaf.from_wire(leaf) for leaf in found) for found in (first.observation_leaves, first.action_leaves)
         )
         layout = Layout(self.make.num_envs, observations, actions, self._info_bytes)
-        message = control.MapArena(
+        self._map = control.MapArena(
             layout.rows,
             first.observation_leaves,
             first.action_leaves,
@@ -331,11 +327,12 @@ class Session:
         )
         self.phase = Phase.MAPPING
         self._waiting = set(self._alive)
-        return [MakeArena(layout, message)]
+        return [MakeArena(layout, self._map, first.loose)]
 
-    def _on_mapped(self, worker: int) -> Instructions:
+    def _on_mapped(self, worker: int, now_s: float) -> Instructions:
+        self._restarts.serves(worker, now_s)
         if self.phase is not Phase.MAPPING:
-            return []
+            return [HandOver(worker, self._serve(worker))] if worker in self._away else []
         self._waiting.discard(worker)
         if self._waiting:
             return []
@@ -357,7 +354,8 @@ class Session:
             step_s=self.step_s,
         )
         self._built.clear()
-        return self._answered(Answer(made))
+        served: Instructions = [HandOver(worker, control.Serve()) for worker in sorted(self._alive)]
+        return [*served, *self._answered(Answer(made))]
 
     def _on_moved(self) -> Instructions:
         if self.phase is not Phase.MOVING:
@@ -385,6 +383,9 @@ class Session:
             return self._make_failed(failure)
         if self.phase is Phase.MEASURING:
             return []  # if it is not for the random actions, it will be told when the envs are made
+        if worker in self._away and failure.code == "factory_failed":
+            self._boots[worker] = failure
+            return []
         if self.phase is Phase.READY:
             self._left[failure.env_index or 0] = failure
             return []
@@ -392,7 +393,7 @@ class Session:
             self._failure = failure  # of several, the first env's is told
         return self._on_called(worker)
 
-    def _on_exited(self, worker: int, how: str) -> Instructions:
+    def _on_exited(self, worker: int, exited: Exited, now_s: float) -> Instructions:
         self._alive.discard(worker)
         if self.phase is Phase.CLOSING:
             return [] if self._alive else self._ended()
@@ -401,34 +402,67 @@ class Session:
             self._settle(sizing.usual if self.step_s is None else sizing.workers(num_envs, self.step_s))
             self.phase = Phase.BUILDING
             return self.start()
-        block = self.blocks[worker]
-        rows = f"env {block[0]}" if len(block) == 1 else f"envs {', '.join(map(str, block))}"
-        failure = Failure(
-            "worker_died", "session", f"worker {worker} ({rows}) {how}", env_index=block[0], worker=worker
-        )
+        if self.phase is Phase.BROKEN:
+            return []
+        told = ends.failure(worker, self.blocks[worker], exited.ending, exited.late)
         if self.phase in (Phase.BUILDING, Phase.MAPPING):
-            text = f"{failure.message} while it built its envs; its output, on the hub's stderr, may say why"
-            return self._make_failed(replace(failure, message=text))
-        self._failure = replace(failure, message=f"{failure.message}; the session cannot go on, close it, make another")
+            text = f"{told.message} while it built its envs" if exited.late is None else told.message
+            return self._make_failed(replace(told, message=text))
+        return self._on_lost(worker, told, exited.ending, now_s)
+
+    # --- workers that end while the session stands ------------------------------------------------------------------
+
+    def _on_lost(self, worker: int, told: Failure, ending: ends.Ending, now_s: float) -> Instructions:
+        """Its rows are the hub's until another worker has taken its place, if one is to."""
+        served = worker not in self._away
+        if worker in self._boots:
+            told = replace(told, message=f"{told.message}; before that: {self._boots.pop(worker).message}")
+        delay_s = self._restarts.ended(worker, now_s)
+        count = self._restarts.count(worker)
+        if delay_s is None:
+            return self._break(ends.exhausted(told, count))
+        self._away[worker] = now_s + delay_s
+        self._outcomes[worker] = ends.outcome(told, ending, count - 1, self.make.faults)
+        taken: Instructions = [TakeOver(worker, self._outcomes[worker])]
+        if self.phase is Phase.CALLING and served and worker in self._waiting:
+            self._failure = self._failure or replace(told, message=f"{told.message} during a call")
+            return [*taken, *self._on_called(worker)]
+        return taken
+
+    def _break(self, failure: Failure) -> Instructions:
+        self._failure = failure
         self.phase = Phase.BROKEN
-        return self._answered(Fail(self._failure))
+        return self._answered(Fail(failure))
+
+    def _on_faulted(self, worker: int, row: int, message: str, now_s: float) -> Instructions:
+        if self.phase in (Phase.CLOSING, Phase.BROKEN) or self._restarts.faulted(worker, now_s):
+            return []
+        told = Failure("worker_died", "request", f"env {row} raised {message}", env_index=row, worker=worker)
+        return self._break(ends.exhausted(told, self._restarts.count(worker)))
+
+    def tick(self, now_s: float) -> Instructions:
+        """Start the workers whose time has come."""
+        due = tuple(
+            sorted(worker for worker, at_s in self._away.items() if at_s <= now_s and worker not in self._alive)
+        )
+        if not due or self.phase in (Phase.CLOSING, Phase.BROKEN):
+            return []
+        self._alive.update(due)
+        return [StartWorkers(due), *map(self._build, due)]
+
+    def _serve(self, worker: int) -> control.Serve:
+        """What a worker is told that takes another one's place."""
+        outcome = self._outcomes.pop(worker)
+        del self._away[worker]
+        self._boots.pop(worker, None)
+        count = self._restarts.count(worker)
+        seeds = [reseeded(self._seeds[row], count) for row in self.blocks[worker]]
+        return control.Serve(seeds, outcome.failure if outcome.raises else None, outcome.info)
 
     def _make_failed(self, failure: Failure) -> Instructions:
         """The session cannot be made: say so, and end its workers at once."""
         answer = self._answered(Fail(failure))
         return [*answer, *self.close(terminate=True)]
-
-
-def _surroundings(world: messages.World | None) -> dict[str, Any]:
-    if world is None:
-        return {}
-    return {
-        "sys_path": world.sys_path,
-        "registrations": world.registrations,
-        "environ": {**world.environ, **control.ONE_THREAD},
-        "cwd": world.cwd,
-        "authkey": world.authkey,
-    }
 
 
 def _refusal(message: str) -> Failure:

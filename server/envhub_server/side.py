@@ -17,7 +17,7 @@ from collections.abc import Callable
 import structlog
 
 from envhub.address import parse, side_path, socket_name
-from envhub_server.supervisor import Watch
+from envhub_server.watch import Watch
 
 TICKET_BYTES = 16
 PENDING_MAX = 64  # connections that have said no ticket yet; the oldest makes room

@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 
-from envhub_server.supervisor import Watch
+from envhub_server.watch import Watch
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -64,6 +64,26 @@ class StepFrames:
             for column, code in zip(self._arena.action_codes, codes, strict=True):
                 column[:] = code
 
+    def part(self, rows: Sequence[int], codes: bytes, frames: Sequence[Any]) -> tuple[np.ndarray, list[np.ndarray]]:
+        """The rows of a part of the batch, and their actions, one array per leaf.
+
+        Raises:
+            ValueError: they do not fit the arena.
+        """
+        layout = self._arena.layout
+        wanted = {row for row in rows if 0 <= row < layout.rows}
+        if not wanted or len(wanted) < len(rows):
+            raise ValueError(f"the rows are not different ones of {layout.rows}")
+        sizes = actions.sizes(codes, layout.actions, len(rows))
+        if len(sizes) != len(layout.actions) or [len(frame) for frame in frames] != sizes:
+            raise ValueError(f"action frames of other than {sizes} bytes")
+        dtypes = [actions.DTYPES[code & ~actions.PYTHON] for code in codes]
+        arrays = [
+            np.frombuffer(frame, dtype).reshape(len(rows), *leaf.shape)
+            for frame, dtype, leaf in zip(frames, dtypes, layout.actions, strict=True)
+        ]
+        return np.array(rows, np.int64), arrays
+
     def forget(self) -> None:
         """Know that somebody else has written actions."""
         self._posted_codes = b""

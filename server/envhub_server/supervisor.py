@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
@@ -26,6 +26,8 @@ import envhub_server
 from envhub import codec
 from envhub_server import control
 from envhub_server.channel import DESCRIPTORS_MAX, Channel, ChannelClosed
+from envhub_server.ends import Ending
+from envhub_server.watch import Watch
 
 _RING = (1).to_bytes(8, sys.byteorder)
 PR_SET_CHILD_SUBREAPER = 36
@@ -39,25 +41,12 @@ START_VARIABLES = (
 )
 
 
-class Watch(Protocol):
-    """The hub's loop, as far as what it watches needs it."""
-
-    def watch(self, descriptor: int, handler: Callable[[], object]) -> None:
-        """Call ``handler`` whenever the descriptor is readable."""
-
-    def watch_writable(self, descriptor: int, wanted: bool) -> None:
-        """Call the descriptor's handler when it is writable, too."""
-
-    def unwatch(self, descriptor: int) -> None:
-        """Stop calling."""
-
-
 @dataclass(frozen=True)
 class Handlers:
     """Who is told of a worker: each of its messages, at the very end how it ended, and first of all its process id."""
 
     message: Callable[[Any], None]
-    exited: Callable[[str], None]
+    exited: Callable[[Ending], None]
     born: Callable[[int], None] = lambda pid: None
 
 
@@ -180,12 +169,18 @@ class WorkerProcess:
         os.close(self._pidfd)
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
-        self._end(how + self._nonsense)
+        ended_by = signal.Signals(-code).name if code < 0 else ""
+        self._end(how + self._nonsense, ended_by, None if code < 0 else code)
 
-    def _end(self, how: str) -> None:
+    def _end(self, how: str, ended_by: str = "", status: int | None = None) -> None:
         self.discard()
         self._on_end(self)
-        self._handlers.exited(how)
+        self._handlers.exited(Ending(how, ended_by, status))
+
+    def dump(self) -> None:
+        """Have the worker write where its threads are."""
+        if not self._over and self._pidfd >= 0:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGUSR1)
 
     def discard(self) -> None:
         """Free what the hub holds of it; its process has ended or was never asked for."""

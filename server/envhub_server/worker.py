@@ -9,9 +9,9 @@ control channel, by which everything else comes. Whatever the env's code raises 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import os
-import pickle
 import select
 import signal
 import sys
@@ -21,23 +21,32 @@ from functools import partial
 from typing import Any, Callable
 
 from envhub import codec, messages, spaces
-from envhub.arena import DRIVER_CLIENT, DRIVER_HUB, OP_PART, OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, Arena
+from envhub.arena import (
+    DRIVER_CLIENT,
+    DRIVER_HUB,
+    OP_PART,
+    OP_STEP,
+    STATUS_INFO,
+    STATUS_OK,
+    STATUS_RAISED,
+    TURN_FIRST,
+    TURN_ONE,
+    Arena,
+)
 from envhub.columns import Writer
-from envhub.gym_api import api, registered
+from envhub.gym_api import registered
 from envhub.layout import OBJECT, Layout, Leaf
 from envhub.waiting import Spinner
 from envhub_server import control
 from envhub_server.channel import Channel, ChannelClosed
-from envhub_server.dialects import adapted, made
+from envhub_server.dialects import adapted
 from envhub_server.measuring import step_s
-from envhub_server.rows import Row
-from envhub_server.runner import EnvRunner
+from envhub_server.reports import Owed, carried, describe_failure
+from envhub_server.rows import NotFinite, Row
+from envhub_server.surroundings import factories, runner_class
 
-MESSAGE_CHARS_MAX = 1 << 16
-ARGUMENT_BYTES_MAX = 1 << 16  # of an exception, and as many of its attributes
 MEASURED_CLOSE_S = 5
 PROGRESS_S = 0.5  # how often a worker that builds envs tells how many stand
-TRACEBACK_CHARS_MAX = 16384
 RESERVED_CALLS = frozenset(["reset", "step", "close", "_setattr", "_check_spaces"])
 
 _ONE = (1).to_bytes(8, sys.byteorder)
@@ -57,6 +66,10 @@ class Worker:
         self._bells: list[int] = []  # by which it is woken
         self._done_bells: dict[int, int] = {}  # by whom each wakes
         self._spinner = Spinner(0, time.perf_counter_ns)
+        self._spin_us = 0
+        self._on_exception, self._on_invalid = "raise", "pass"
+        self._broken: list[Row] = []  # whose env raised, and is to be made anew
+        self._mended = 0
         self._poller = select.poll()
         self._poller.register(channel.fileno(), select.POLLIN)
 
@@ -87,14 +100,15 @@ class Worker:
         self._allow_pickle = build.allow_pickle
         self._exact = codec.as_pickle if build.allow_pickle else codec.refuse
         self._in_columns = build.columns
+        self._on_exception, self._on_invalid = build.on_exception, build.on_invalid
         row, told_s = build.rows[0], time.monotonic()
         try:
             if build.cpu is not None:
                 os.sched_setaffinity(0, [build.cpu])
-            factories = self._factories(build)
-            runner = _runner(build.runner)
+            self._factories = made = factories(build)
+            self._runner = runner = runner_class(build.runner)
             for row in build.rows:
-                env = adapted(factories[row]())
+                env = adapted(made[row]())
                 if build.measure:
                     self._channel.send(control.Measured(step_s(runner(env))))
                     signal.alarm(MEASURED_CLOSE_S)  # nobody waits longer than that for the end of this process
@@ -115,7 +129,8 @@ class Worker:
                 action_leaves=[leaf.wire() for leaf in spaces.leaves(first.action_space)],
                 metadata=codec.encode(dict(first.metadata or {}), unknown),
                 render_mode=first.render_mode,
-                spec=b"" if first.spec is None else _carried(lambda: first.spec, self._exact),
+                spec=b"" if first.spec is None else carried(lambda: first.spec, self._exact),
+                loose=OBJECT in leaves,
             )
         except BaseException as error:
             self._report(error, row, "factory_failed")
@@ -125,17 +140,6 @@ class Worker:
 
     def _described(self, space: Any) -> bytes:
         return codec.encode(spaces.describe(space, self._allow_pickle), self._exact)
-
-    def _factories(self, build: Any) -> Any:
-        if build.sys_path:
-            _enter_world(build)
-        for module in build.modules:
-            importlib.import_module(module)
-        if build.registrations:
-            _register(build.registrations)
-        if build.factories:
-            return pickle.loads(build.factories)  # noqa: S301  only ever sent to workers, never read by the hub
-        return dict.fromkeys(build.rows, _named_factory(build))
 
     def _on_ListNames(self, wanted: Any) -> bool:
         for module in wanted.modules:
@@ -165,7 +169,7 @@ class Worker:
         indices = [row.index for row in self._rows]
         mine = slice(indices[0], indices[-1] + 1, indices[1] - indices[0] if len(indices) > 1 else 1)
         self._my_request, self._my_done = self._request[mine], self._done[mine]
-        self._spinner = Spinner(mapped.spin_us, time.perf_counter_ns)
+        self._spin_us = mapped.spin_us
         observation_space, action_space = (
             spaces.build(codec.decode(blob, self._allow_pickle))
             for blob in (mapped.observation_space, mapped.action_space)
@@ -176,13 +180,25 @@ class Worker:
                 spaces.check_equivalent(row.env.observation_space, observation_space, mapped.observation_mode)
                 spaces.check_action_space(row.env.action_space, action_space)
                 row.attach(self._arena, observation_space, action_space, self._send_info, columns)
+                row.look_after(self._on_invalid != "pass", self._suspect)
             except BaseException as error:
                 self._report(error, row.index, "factory_failed")
                 return False
-        for bell in self._bells:
-            self._poller.register(bell, select.POLLIN)
+        self._turns = self._arena.words(self._arena.turn)
+        self._turn_at = self._rows[0].index
+        self._turn = self._turns[self._turn_at] & ~(TURN_ONE - 1)
         self._channel.send(control.Mapped())
         return None
+
+    def _on_Serve(self, serve: Any) -> None:
+        owed = None if serve.failure is None else Owed(serve.failure)
+        for number, row in enumerate(self._rows):
+            row.take(serve.seeds[number] if serve.seeds else None, owed, serve.info)
+        for bell in self._bells:
+            self._poller.register(bell, select.POLLIN)
+        self._spinner = Spinner(self._spin_us, time.perf_counter_ns)  # not before: till now the rows were the hub's
+        if self._has_work():  # it was posted, and rung for, before there was anybody to hear
+            self._serve_rows()
 
     # --- stepping -------------------------------------------------------------------------------------------------
 
@@ -193,18 +209,24 @@ class Worker:
         index = row.index
         return bool(self._request[index] != self._done[index] and self._op[index] in (OP_STEP, OP_PART))
 
+    def _begin(self, row: Row) -> None:
+        """Say which row is served from now on: the hub looks whether that goes on."""
+        self._turn += TURN_ONE
+        self._turns[self._turn_at] = self._turn | row.index | (0 if row.stepped else TURN_FIRST)
+
     def _serve_rows(self) -> None:
         self._stamp(self._began_ns)
         by_parts = False
         for row in self._rows:
             if self._is_to_step(row):
-                self._finish(row, row.step)
+                self._finish(row, row.step, steps=True)
                 if self._op[row.index] == OP_PART:
                     by_parts = True
                     self._ring()
         self._stamp(self._ended_ns)
         if not by_parts:
             self._ring()
+        self._mend()
 
     def _stamp(self, words: Any) -> None:
         words[self._rows[0].index] = time.monotonic_ns()
@@ -220,9 +242,10 @@ class Worker:
 
         self._stamp(self._began_ns)
         for row in self._rows:
-            self._finish(row, partial(run, row))
+            self._finish(row, partial(run, row), steps=True)
         self._stamp(self._ended_ns)
         self._ring()
+        self._mend()
 
     def _on_ResetRows(self, reset: Any) -> None:
         seeds = dict(zip(reset.rows, reset.seeds))
@@ -235,19 +258,58 @@ class Worker:
             self._finish(row, partial(run, row) if row.index in seeds else row.stay)
         self._ring()
 
-    def _finish(self, row: Any, run: Callable[[], None]) -> None:
+    def _finish(self, row: Any, run: Callable[[], None], steps: bool = False) -> None:
         """Run one row's step or reset, store its status, and last of all that it is done."""
+        self._begin(row)
         try:
             run()
             self._status[row.index] = STATUS_INFO if self._info_length[row.index] else STATUS_OK
         except BaseException as error:
-            self._report(error, row.index, "env_raised")
-            row.stay()
-            self._status[row.index] = STATUS_RAISED
+            if steps and not isinstance(error, Owed) and self._policy(error) == "truncate":
+                self._truncate(row, error)
+            else:
+                self._report(error, row.index, "env_raised")
+                row.stay()
+                self._status[row.index] = STATUS_RAISED
         self._done[row.index] = self._request[row.index]
+
+    def _policy(self, error: BaseException) -> str:
+        return self._on_invalid if isinstance(error, NotFinite) else self._on_exception
+
+    def _truncate(self, row: Row, error: BaseException) -> None:
+        """Have the row's step be the end of its episode, though its env gave none; the env is made anew soon."""
+        told = describe_failure(error, "env_raised", row.index, self._number)
+        failure = {
+            "cause": "nan" if isinstance(error, NotFinite) else "exception",
+            "message": told.message,
+            "exception": told.type,
+            "traceback": told.traceback,
+            "restarts": self._mended,
+        }
+        row.truncate(codec.encode({"env_failure": failure, "invalid_transition": True}))
+        self._channel.send(control.Faulted(row.index, f"{told.type}: {told.message[:1024]}"))
+        self._broken.append(row)
+
+    def _mend(self) -> None:
+        """Make those envs anew that raised, now that nobody waits for them."""
+        while self._broken:
+            row = self._broken.pop()
+            self._mended += 1
+            try:
+                row.env.close()
+            except BaseException:
+                traceback.print_exc()  # it is in the worker's log; the env is broken anyhow
+            try:
+                row.rebuilt(self._runner(adapted(self._factories[row.index]())))
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)  # as one that crashed: it is the hub that knows how often to try
 
     def _send_info(self, row: int, info: bytes) -> None:
         self._channel.send(control.RowInfo(row, info))
+
+    def _suspect(self, row: int, what: str) -> None:
+        self._channel.send(control.Suspicious(row, what))
 
     def _send_template(self, number: int, example: bytes) -> None:
         self._channel.send(control.InfoTemplate(number, example))
@@ -279,6 +341,7 @@ class Worker:
     def _for_each_env(self, run: Callable[[int, Any], bytes]) -> None:
         results = []
         for number, row in enumerate(self._rows):
+            self._begin(row)
             try:
                 results.append(run(number, row.env))
             except BaseException as error:
@@ -297,93 +360,13 @@ class Worker:
         return False
 
     def _report(self, error: BaseException, row: int | None, code: str) -> None:
-        self._channel.send(control.RowFailed(describe_failure(error, code, row, self._number)))
-
-
-def describe_failure(error: BaseException, code: str, row: int | None, worker: int) -> Any:
-    """A ``Failure`` that says everything about ``error`` in strings; it never raises, whatever the error is."""
-    try:
-        message = str(error)
-    except BaseException:  # an exception whose own text raises is still worth reporting
-        message = f"<{type(error).__name__}, whose text cannot be read>"
-    # An OSError keeps the file's name apart; the class takes it as a third argument.
-    file = [error.filename] if isinstance(error, OSError) and len(error.args) == 2 and error.filename else []
-    try:
-        lines = traceback.format_exception(type(error), error, error.__traceback__)
-    except BaseException:
-        lines = traceback.format_tb(error.__traceback__)
-    return messages.Failure(
-        code=code,
-        scope="env",
-        message=message if len(message) <= MESSAGE_CHARS_MAX else f"{message[:MESSAGE_CHARS_MAX]} ... (cut)",
-        env_index=row,
-        worker=worker,
-        type=f"{type(error).__module__}.{type(error).__qualname__}",
-        args=_carried(lambda: [*error.args, *file]),
-        attributes=_carried(lambda: dict(vars(error))),
-        traceback="".join(lines)[-TRACEBACK_CHARS_MAX:],
-    )
-
-
-def _carried(read: Callable[[], Any], unknown: codec.Unknown = codec.refuse) -> bytes:
-    """The encoded value; nothing where it cannot travel or is too large: the other side goes without."""
-    try:
-        blob = codec.encode(read(), unknown)
-    except Exception:  # anything may raise in a foreign class
-        return b""
-    return blob if len(blob) <= ARGUMENT_BYTES_MAX else b""
-
-
-def _named_factory(build: Any) -> Callable[[], Any]:
-    def make() -> Any:
-        kwargs: dict[str, Any] = codec.decode(build.kwargs, build.allow_pickle) if build.kwargs else {}
-        env = _load(build.entry)(**kwargs) if build.entry else made(build.name, kwargs)
-        for entry, arguments in zip(build.wrappers, build.wrapper_kwargs):
-            wrapper = _load(entry)
-            if not (isinstance(wrapper, type) and issubclass(wrapper, api.Wrapper)):
-                raise TypeError(f"{entry} is no wrapper")
-            env = wrapper(env, **codec.decode(arguments, build.allow_pickle))
-        return env
-
-    return make
-
-
-def _load(entry: str) -> Any:
-    module, _, name = entry.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-def _enter_world(build: Any) -> None:
-    """Be where the program is, as far as a process can that has started already."""
-    sys.path[:] = build.sys_path
-    os.environ.clear()
-    os.environ.update(build.environ)
-    os.chdir(build.cwd)
-    if build.authkey:
-        importlib.import_module("multiprocessing.process").current_process().authkey = build.authkey
-
-
-def _runner(pickled: bytes) -> Any:
-    """The class that runs each env: the usual one, the program's, or one by the name of its module and its own."""
-    chosen = pickle.loads(pickled) if pickled else EnvRunner  # noqa: S301  from the owner of this private hub
-    found = _load(chosen) if isinstance(chosen, str) else chosen
-    if not (isinstance(found, type) and issubclass(found, EnvRunner)):
-        raise TypeError(f"worker={chosen!r} is no subclass of envhub.EnvRunner")
-    return found
-
-
-def _register(registrations: bytes) -> None:
-    for pickled in pickle.loads(registrations):  # noqa: S301  from the owner of this private hub, read only here
-        try:
-            spec = pickle.loads(pickled)  # noqa: S301
-        except Exception as error:  # most programs never make this one: it must not keep them from the others
-            api.logger.warn(f"a registration of the program cannot be loaded in a worker: {error!r}")
-            continue
-        api.registry[spec.id] = spec
+        told = error.failure_of(row) if isinstance(error, Owed) else describe_failure(error, code, row, self._number)
+        self._channel.send(control.RowFailed(told))
 
 
 def main(channel: Channel) -> None:
     """Run the worker on this control channel until its end; it does not return."""
+    faulthandler.register(signal.SIGUSR1)
     Worker(channel).run()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # an env may have closed or replaced it

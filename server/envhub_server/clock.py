@@ -1,0 +1,33 @@
+"""The hub's time: monotonic, and standing still while the hub itself does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+STOPPED_S = 2.0  # woken so much later than planned, the hub was stopped and not merely busy
+
+
+class Clock:
+    """Seconds that this process could have used.
+
+    A hub that was suspended (SIGSTOP, a paused machine) must not find, when it wakes, that every lease and every
+    deadline has passed meanwhile: those whom it would judge had no chance to be heard.
+    """
+
+    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        """Of this clock, without the times in which the process was stopped."""
+        self._monotonic_s = monotonic_s
+        self._stopped_s = 0.0
+
+    def now_s(self) -> float:
+        """The time."""
+        return self._monotonic_s() - self._stopped_s
+
+    def woke(self, planned_s: float) -> float:
+        """Know that a wait is over that was to end by ``planned_s``; for how long the process was stopped."""
+        late_s = self.now_s() - planned_s
+        if late_s < STOPPED_S:
+            return 0.0
+        self._stopped_s += late_s
+        return late_s

@@ -1,0 +1,300 @@
+"""The workers of one session, and the hub in the place of those that have ended.
+
+A row's words and results are its worker's from the moment that one serves until it is reaped; then they are the hub's,
+until the next one serves. Meanwhile the hub hears the worker's doorbell: a step that a client or the hub itself posts
+is finished here, so that whoever waits sees a completed step, on either lane.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from envhub.arena import OP_RESET, STATUS_RAISED, TURN_FIRST, TURN_ROW, Arena
+from envhub.messages import Make
+from envhub.standing_in import ENDED, FRESH, OWED, beside, put_info, stay, truncate
+from envhub_server import control
+from envhub_server.ends import Outcome
+from envhub_server.supervisor import WorkerProcess
+from envhub_server.watch import Watch
+from envhub_server.watchdog import Late, Watchdog
+
+DUMP_S = 0.2  # for a worker to write where its threads are, before it is killed
+
+CALLS = (control.CallRows, control.SetAttrRows)
+
+_RING = (1).to_bytes(8, sys.byteorder)
+
+
+@dataclass
+class _Post:
+    """What is known of one worker.
+
+    Attributes:
+        rows: its rows.
+        watchdog: looks at it.
+        process: it, unless it has ended.
+        serves: whether its rows are its own.
+        built: how many envs it has made.
+        under_way: what it was told for the request under way, if that is not said by the words in the arena.
+        late: the env for which it is to be killed, and when.
+        outcome: what its rows are told, once it has ended.
+        asked_s: since when rows wait for the one that is to take its place.
+        heard: whether its doorbell is heard here.
+    """
+
+    rows: np.ndarray
+    watchdog: Watchdog
+    process: WorkerProcess | None = None
+    serves: bool = False
+    built: int = 0
+    under_way: Any = None
+    late: tuple[Late, float] | None = None
+    outcome: Outcome | None = None
+    asked_s: float | None = None
+    heard: bool = False
+
+
+class Crew:
+    """The workers of one session.
+
+    Attributes:
+        bells: the eventfds of the client, by which it is woken, and of each worker, by which the client wakes it.
+    """
+
+    def __init__(
+        self, make: Make, watch: Watch, tell: Callable[[int, Any], None], now_s: Callable[[], float], log: Any
+    ) -> None:
+        """Of this session; ``tell`` hears what the hub has to say in the place of a worker."""
+        self.bells: list[int] = []
+        self._num_envs = make.num_envs
+        self._faults = make.faults
+        self._log = log
+        self._watch = watch
+        self._tell = tell
+        self._now_s = now_s
+        self._posts: list[_Post] = []
+        self._arena: Arena | None = None
+        self._loose = False
+        self._ring_driver: Callable[[], None] = lambda: None
+
+    # --- processes --------------------------------------------------------------------------------------------------
+
+    def settle(self, workers: int) -> None:
+        """Be of so many workers; none of them runs."""
+        rows = [np.arange(number, self._num_envs, workers) for number in range(workers)]
+        self._posts = [_Post(mine, Watchdog(self._faults)) for mine in rows]
+
+    def started(self, number: int, process: WorkerProcess) -> None:
+        """A process that is to be this worker was asked for."""
+        post = self._posts[number]
+        post.process, post.built, post.late = process, 0, None
+        post.watchdog.rest()
+
+    @property
+    def processes(self) -> dict[int, WorkerProcess]:
+        """Those that run, by their worker's number."""
+        return {number: post.process for number, post in enumerate(self._posts) if post.process is not None}
+
+    def ended(self, number: int) -> Late | None:
+        """The process has been reaped; the env for which it was killed, if it was."""
+        post = self._posts[number]
+        late, post.process, post.late = post.late, None, None
+        return None if late is None else late[0]
+
+    def tell(self, number: int, message: Any) -> None:
+        """Send a message; to a worker that does not serve yet, once it does."""
+        post = self._posts[number]
+        if isinstance(message, (control.ResetRows, control.StepRows, *CALLS)):
+            post.under_way = message
+            if not post.serves:
+                self._stay(post, message)
+                return
+        if post.process is not None:
+            post.process.tell(message)
+
+    def on_message(self, number: int, message: Any) -> None:
+        """Note what a worker's message says of where it is."""
+        post = self._posts[number]
+        if isinstance(message, control.Building):
+            post.built = message.built
+        elif isinstance(message, control.Suspicious):
+            self._log.warning("env_suspicious", env=message.row, why=message.what)
+        elif isinstance(message, control.Faulted):
+            self._log.warning("env_made_anew", env=message.row, why=message.message[:200])
+        elif isinstance(message, (control.CallResults, control.RowFailed)) and isinstance(post.under_way, CALLS):
+            post.under_way = None
+
+    # --- the arena --------------------------------------------------------------------------------------------------
+
+    def join(self, arena: Arena, loose: bool, ring_driver: Callable[[], None]) -> None:
+        """Work in this arena, beside which observations have leaves if ``loose``; ``ring_driver`` wakes its driver."""
+        self._arena, self._loose, self._ring_driver = arena, loose, ring_driver
+
+    def hand_over(self, number: int, message: control.Serve) -> None:
+        """Give a worker its rows, and what it missed."""
+        post = self._posts[number]
+        post.serves, post.outcome, post.asked_s = True, None, None
+        self._deaf(number)
+        assert post.process is not None
+        post.process.tell(message)
+        if post.under_way is not None:
+            post.process.tell(post.under_way)
+
+    def take_over(self, number: int, outcome: Outcome) -> None:
+        """Finish the step of a worker that has ended, and listen in its place."""
+        post, arena = self._posts[number], self._arena
+        post.outcome = outcome
+        if arena is None or not post.serves:
+            return
+        post.serves = False
+        self._hear(number)
+        outstanding = self._outstanding(post)
+        resets = outstanding[arena.op[outstanding] == OP_RESET]
+        if not resets.size or outcome.raises or not isinstance(post.under_way, control.ResetRows):
+            post.under_way, resets = None, outstanding[:0]
+        idle = np.setdiff1d(post.rows, outstanding)
+        steps = np.setdiff1d(outstanding, resets)
+        # Rows that had completed are told by their next step, unless the one error of this step says it of all.
+        lost, owed = arena.needs_reset[idle], FRESH if outcome.raises and steps.size else OWED
+        arena.needs_reset[idle] = np.where((lost == ENDED) | (lost == FRESH), FRESH, owed)
+        arena.needs_reset[resets] = FRESH
+        self._finish(post, steps)
+
+    def _hear(self, number: int) -> None:
+        if self.bells and not self._posts[number].heard:
+            self._posts[number].heard = True
+            # Never read here: its client could make that block. By edges each ring is heard once all the same.
+            self._watch.watch_edges(self.bells[1 + number], lambda: self.posted(number))
+
+    def _deaf(self, number: int) -> None:
+        if self._posts[number].heard:
+            self._posts[number].heard = False
+            self._watch.unwatch(self.bells[1 + number])
+
+    def posted(self, *numbers: int) -> None:
+        """Rows may have been posted: answer in the place of those of these workers, or all, that do not serve."""
+        for number in numbers or range(len(self._posts)):
+            post = self._posts[number]
+            if post.serves or post.outcome is None or self._arena is None:
+                continue
+            steps = self._steps(post)
+            self._finish(post, steps[self._arena.needs_reset[steps] == OWED])
+            if post.asked_s is None and self._steps(post).size:
+                post.asked_s = self._now_s()
+
+    def _outstanding(self, post: _Post) -> np.ndarray:
+        assert self._arena is not None
+        found: np.ndarray = post.rows[self._arena.request[post.rows] != self._arena.done[post.rows]]
+        return found
+
+    def _steps(self, post: _Post) -> np.ndarray:
+        """The rows that wait for a step; those that wait for a reset get one from the next worker."""
+        assert self._arena is not None
+        rows = self._outstanding(post)
+        found: np.ndarray = rows[self._arena.op[rows] != OP_RESET]
+        return found
+
+    def _finish(self, post: _Post, rows: np.ndarray) -> None:
+        """Complete these rows in the place of their worker."""
+        arena, outcome = self._arena, post.outcome
+        assert arena is not None and outcome is not None
+        info = beside(b"", outcome.info) if self._loose else outcome.info
+        for row in rows.tolist():
+            if outcome.raises:
+                self._tell(row % len(self._posts), control.RowFailed(replace(outcome.failure, env_index=row)))
+                self._leave(row)
+                arena.needs_reset[row] = FRESH
+                arena.status[row] = STATUS_RAISED
+            else:
+                if not put_info(arena, row, info):
+                    self._tell(row % len(self._posts), control.RowInfo(row, info))
+                truncate(arena, row, len(info))
+            arena.done[row] = arena.request[row]
+        if rows.size:
+            self._ring_driver()
+
+    def _stay(self, post: _Post, message: Any) -> None:
+        """Let no reset wait for envs that it leaves out."""
+        if isinstance(message, control.ResetRows) and not message.rows and self._arena is not None:
+            for row in self._outstanding(post).tolist():
+                self._leave(row)
+                self._arena.done[row] = self._arena.request[row]
+            post.under_way = None
+            self._ring_driver()
+
+    def _leave(self, row: int) -> None:
+        assert self._arena is not None
+        info = beside(b"", b"") if self._loose else b""
+        put_info(self._arena, row, info)
+        stay(self._arena, row, len(info))
+
+    def rest(self) -> None:
+        """No request is under way any more."""
+        for post in self._posts:
+            post.under_way = None
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> None:
+        """Look after envs that are late, and after steps that have waited long enough."""
+        for number, post in enumerate(self._posts):
+            if post.late is not None:
+                if post.process is not None and now_s >= post.late[1]:
+                    post.process.kill()
+                continue
+            if post.asked_s is not None and now_s >= post.asked_s + self._faults.restart_wait_s:
+                post.asked_s = None
+                self._finish(post, self._steps(post))
+            late = None if post.process is None else self._look(number, post, now_s)
+            if late is not None:
+                self._on_late(post, late, now_s)
+
+    def _on_late(self, post: _Post, late: Late, now_s: float) -> None:
+        tell = self._log.error if late.over else self._log.warning
+        tell("env_late", env=late.row, at=late.kind, waited_s=round(late.waited_s, 1), limit_s=late.limit_s)
+        if late.over and post.process is not None:
+            post.process.dump()
+            post.late = (late, now_s + DUMP_S)
+
+    def _look(self, number: int, post: _Post, now_s: float) -> Late | None:
+        if not post.serves:
+            row = int(post.rows[min(post.built, len(post.rows) - 1)])
+            return post.watchdog.look(now_s, "init", row, post.built)
+        assert self._arena is not None
+        outstanding = self._outstanding(post)
+        calls = isinstance(post.under_way, CALLS)
+        if not outstanding.size and not calls:
+            post.watchdog.rest()
+            return None
+        turn = int(self._arena.turn[number])
+        row = turn & TURN_ROW
+        if calls:
+            return post.watchdog.look(now_s, "call", row if row in post.rows else int(post.rows[0]), turn)
+        if row not in outstanding:
+            row = int(outstanding[0])  # it has not begun with the one it was asked for
+        kind = "reset" if self._arena.op[row] == OP_RESET else "init" if turn & TURN_FIRST else "step"
+        return post.watchdog.look(now_s, kind, row, turn)
+
+    def close(self) -> None:
+        """Let go of the arena and the bells."""
+        for number in range(len(self._posts)):
+            self._deaf(number)
+        for bell in self.bells:
+            os.close(bell)
+        self.bells.clear()
+        self._arena = None
+
+
+def ring(bell: int) -> None:
+    """Wake whoever waits for this eventfd, unless its owner has filled it up: the hub waits for nobody."""
+    poller = select.poll()
+    poller.register(bell, select.POLLOUT)
+    if poller.poll(0):
+        os.write(bell, _RING)

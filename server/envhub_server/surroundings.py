@@ -1,0 +1,75 @@
+"""Where a worker's envs come from: factories, registrations, and the world of the program they belong to."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import sys
+from typing import Any, Callable
+
+from envhub import codec
+from envhub.gym_api import api
+from envhub_server.dialects import made
+from envhub_server.runner import EnvRunner
+
+
+def factories(build: Any) -> Any:
+    """A factory for each row that is to be built, by row, in a world made fit for them."""
+    if build.sys_path:
+        _enter_world(build)
+    for module in build.modules:
+        importlib.import_module(module)
+    if build.registrations:
+        _register(build.registrations)
+    if build.factories:
+        return pickle.loads(build.factories)  # noqa: S301  only ever sent to workers, never read by the hub
+    return dict.fromkeys(build.rows, _named_factory(build))
+
+
+def _named_factory(build: Any) -> Callable[[], Any]:
+    def make() -> Any:
+        kwargs: dict[str, Any] = codec.decode(build.kwargs, build.allow_pickle) if build.kwargs else {}
+        env = _load(build.entry)(**kwargs) if build.entry else made(build.name, kwargs)
+        for entry, arguments in zip(build.wrappers, build.wrapper_kwargs):
+            wrapper = _load(entry)
+            if not (isinstance(wrapper, type) and issubclass(wrapper, api.Wrapper)):
+                raise TypeError(f"{entry} is no wrapper")
+            env = wrapper(env, **codec.decode(arguments, build.allow_pickle))
+        return env
+
+    return make
+
+
+def _load(entry: str) -> Any:
+    module, _, name = entry.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _enter_world(build: Any) -> None:
+    """Be where the program is, as far as a process can that has started already."""
+    sys.path[:] = build.sys_path
+    os.environ.clear()
+    os.environ.update(build.environ)
+    os.chdir(build.cwd)
+    if build.authkey:
+        importlib.import_module("multiprocessing.process").current_process().authkey = build.authkey
+
+
+def runner_class(pickled: bytes) -> Any:
+    """The class that runs each env: the usual one, the program's, or one by the name of its module and its own."""
+    chosen = pickle.loads(pickled) if pickled else EnvRunner  # noqa: S301  from the owner of this private hub
+    found = _load(chosen) if isinstance(chosen, str) else chosen
+    if not (isinstance(found, type) and issubclass(found, EnvRunner)):
+        raise TypeError(f"worker={chosen!r} is no subclass of envhub.EnvRunner")
+    return found
+
+
+def _register(registrations: bytes) -> None:
+    for pickled in pickle.loads(registrations):  # noqa: S301  from the owner of this private hub, read only here
+        try:
+            spec = pickle.loads(pickled)  # noqa: S301
+        except Exception as error:  # most programs never make this one: it must not keep them from the others
+            api.logger.warn(f"a registration of the program cannot be loaded in a worker: {error!r}")
+            continue
+        api.registry[spec.id] = spec

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import math
+
+from envhub_server.clock import Clock
+from envhub_server.watchdog import Late, Watchdog
+
+from envhub.messages import Faults
+
+FAULTS = Faults(step_s=60.0, reset_s=10.0, init_s=100.0, call_s=20.0)
+
+
+def test_env_that_stays_at_the_same_turn_is_told_of_as_slow_and_then_as_over() -> None:
+    watchdog = Watchdog(FAULTS)
+    found = [watchdog.look(float(now_s), "step", 3, turn=7) for now_s in range(0, 61, 10)]
+    assert found[:3] == [None] * 3
+    assert found[3] == Late("step", 3, 30.0, 60.0) and not found[3].over
+    assert found[4:6] == [None] * 2
+    assert found[6] is not None and found[6].over
+
+
+def test_worker_that_goes_on_is_never_late_however_long_its_batch_takes() -> None:
+    watchdog = Watchdog(FAULTS)
+    assert not any(watchdog.look(50.0 * turn, "step", turn % 16, turn) for turn in range(1000))
+
+
+def test_rest_between_two_steps_does_not_count() -> None:
+    watchdog = Watchdog(FAULTS)
+    assert watchdog.look(0.0, "step", 0, 1) is None
+    watchdog.rest()
+    assert watchdog.look(1000.0, "step", 0, 1) is None
+    assert watchdog.look(1059.0, "step", 0, 1) is not None  # slow
+
+
+def test_each_kind_has_its_own_time() -> None:
+    for kind, limit_s in {"init": 100.0, "reset": 10.0, "step": 60.0, "call": 20.0}.items():
+        watchdog = Watchdog(FAULTS)
+        watchdog.look(0.0, kind, 0, 1)
+        early, late = watchdog.look(limit_s - 0.1, kind, 0, 1), watchdog.look(limit_s, kind, 0, 1)
+        assert (early is None or not early.over) and late is not None and late.over
+
+
+def test_time_stands_still_while_the_hub_is_stopped() -> None:
+    now_s = 100.0
+    clock = Clock(lambda: now_s)
+    planned_s = clock.now_s() + 0.1
+    now_s = 100.5
+    assert clock.woke(planned_s) == 0.0 and clock.now_s() == 100.5
+    now_s = 160.5
+    assert math.isclose(clock.woke(100.6), 59.9) and math.isclose(clock.now_s(), 100.6)
+    now_s = 161.0
+    assert math.isclose(clock.now_s(), 101.1)
+    assert clock.woke(math.inf) == 0.0

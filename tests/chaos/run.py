@@ -87,6 +87,7 @@ def run(
         said_s = begun_s
         for pause_s, act in acts(seed, lanes, pace_s):
             found.pass_time(time.monotonic() + pause_s)
+            found.check()
             total = _total(found)
             enough = total.acknowledged >= steps and time.monotonic() >= begun_s + seconds
             if enough or total.wrong:

@@ -128,6 +128,13 @@ class Scene:
         offered = ("chain=chaos.chain_env:ChainEnv", "--lease", "20")
         return self._hub_stack.enter_context(serve(self._folder, *offered, binds=binds, cwd=TESTS))
 
+    def check(self) -> None:
+        """See that nobody has ended who was not told to."""
+        for lane, trainer in self.trainers.items():
+            assert trainer.process.poll() is None or trainer.tally.wrong, f"the trainer on {lane} has ended"
+        assert self.hub.process.poll() is None, f"the hub has ended:\n{self.hub.log[-4000:]}"
+        assert not self.problems, self.problems
+
     # --- acts ---------------------------------------------------------------------------------------------------------
 
     def act(self, act: Act) -> None:

@@ -6,7 +6,6 @@ Each line it prints is a JSON map, of which the last one counts.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 import signal
@@ -154,9 +153,8 @@ class Trainer:
 
 def told(trainer: Trainer) -> str:
     """The line that says how far it is."""
-    tally = dataclasses.asdict(trainer.checker.tally)
-    for found in tally["findings"]:
-        found["kind"] = found["kind"].value
+    tally = {**vars(trainer.checker.tally)}
+    tally["findings"] = [(found.kind.value, found.row, found.text) for found in tally["findings"]]
     return json.dumps({"tally": tally, "endings": trainer.endings})
 
 
@@ -165,10 +163,7 @@ def heard(line: str) -> tuple[Tally, Counter[str]]:
     found = json.loads(line)
     tally = Tally(**found["tally"])
     tally.truncations, tally.wrong = Counter(tally.truncations), Counter(tally.wrong)
-    tally.findings = [
-        Finding(Kind(each["kind"]), each["row"], each["text"])  # type: ignore[index]
-        for each in tally.findings
-    ]
+    tally.findings = [Finding(Kind(kind), row, text) for kind, row, text in found["tally"]["findings"]]
     return tally, Counter(found["endings"])
 
 

@@ -24,6 +24,7 @@ HEAD = 4  # elements before the tail
 UNOWNED, STRAYED = -1, -2
 ROWS_MAX = 1 << 16
 RESET = 0
+MISSTEP = 1 << 40  # an action at which the env raises
 
 _MODULUS = (1 << 61) - 1
 _FACTOR = 0x9E3779B97F4A7C15 % _MODULUS
@@ -76,6 +77,8 @@ class ChainEnv(gym.Env[np.ndarray, np.ndarray]):
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         row, number = map(int, action)
+        if number == MISSTEP:
+            raise ArithmeticError("a misstep")
         if self._row != row:
             self._row = row if self._row == UNOWNED else STRAYED
         self._steps += 1

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from chaos.checker import DISABLED, NEXT_STEP, SAME_STEP, Tally
 from chaos.nemesis import EMBEDDED, IPC, LANES, RELAY, TCP, acts
@@ -15,6 +16,12 @@ from chaos.trainer import Task
 
 REPORT_S = 10.0
 MODES = {EMBEDDED: NEXT_STEP, IPC: SAME_STEP, TCP: NEXT_STEP, RELAY: DISABLED}
+OPTIONS: dict[str, dict[str, Any]] = {
+    EMBEDDED: {"on_exception": "truncate"},
+    IPC: {"restart_wait": 0.05, "step_timeout": 1.0},
+    TCP: {"step_timeout": 2.0, "on_exception": "truncate"},
+    RELAY: {},
+}
 RESTARTS_MAX = 100_000
 UNBOUNDED = 1 << 60
 
@@ -79,7 +86,7 @@ def run(
 ) -> Outcome:
     """Let the nemesis of this seed loose for so many acknowledged steps, and seconds, at least."""
     tasks = {
-        lane: Task(seed + number, UNBOUNDED, mode=MODES[lane], options={"restarts_max": RESTARTS_MAX})
+        lane: Task(seed + number, UNBOUNDED, mode=MODES[lane], options={"restarts_max": RESTARTS_MAX, **OPTIONS[lane]})
         for number, lane in enumerate(lanes)
     }
     begun_s = time.monotonic()

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from chaos.chain_env import ChainEnv
+from chaos.chain_env import MISSTEP, ChainEnv
 from chaos.checker import DISABLED, NEXT_STEP, Batch, Checker, Finding, Kind, Tally
 
 import envhub
@@ -26,6 +26,7 @@ import envhub
 REPORT_S = 0.2
 RETRY_S = 0.05
 RESET_EVERY = 700  # steps, on average: the trainer's own resets
+MISSTEP_EVERY = 5000  # of one env, where that is not the end
 # What a faultless hub may say while it or its workers are being killed; anything else is a finding.
 ENDINGS = (envhub.HubUnreachable, envhub.SessionLost, envhub.RestartsExhausted, envhub.RequestRefused)
 
@@ -73,6 +74,7 @@ class Trainer:
         self._chance = random.Random(task.seed)
         self._report = report
         self._reported_s = 0.0
+        self._missteps = task.options.get("on_exception") == "truncate"
 
     @property
     def done(self) -> bool:
@@ -129,6 +131,8 @@ class Trainer:
     def _step(self, envs: Any) -> None:
         rows = self.task.rows
         numbers = [self._chance.getrandbits(30) for _ in range(rows)]
+        if self._missteps and self._chance.random() < rows / MISSTEP_EVERY:
+            numbers[self._chance.randrange(rows)] = MISSTEP
         envs.step_async(np.array(list(enumerate(numbers)), np.int64))
         batch = Batch(*self._waited(envs.step_wait, "step"))
         self.checker.step(numbers, batch)

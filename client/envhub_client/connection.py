@@ -21,6 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 import envhub
 from envhub import address as envhub_address
 from envhub import protocol, wire
+from envhub.client_protocol import ClientProtocol, Reply
 from envhub.errors import (
     AddressError,
     ConnectionInUse,
@@ -32,12 +33,12 @@ from envhub.errors import (
     RequestRefused,
 )
 from envhub.messages import Failure, Hello, Op, Welcome
-from envhub.protocol import ClientProtocol, Reply
 from envhub_client.failures import raise_failure
 
 CONNECT_TIMEOUT_S = 10.0
 RECEIVE_QUEUE_MESSAGES_MAX = 1000  # it must never fill up: libzmq (4.3.5) may abort if the connection ends then
-HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HEARTBEAT_TTL_MS = 1000, 3000, 4000
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HEARTBEAT_TTL_MS = 1000, 2000, 4000
+TEND_S = 0.5  # how often a connection is looked after that nobody waits on
 PROBE_S = 0.2
 RECONNECT_MS, RECONNECT_MAX_MS = 20, 500
 
@@ -68,6 +69,7 @@ class Connection:
         welcome: what the hub said of itself.
         sent_ns: when the last request began to be sent, on the monotonic clock.
         heard_ns: when the last message arrived.
+        tend_ns: when it is to be tended next, by who uses it but does not wait on it.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Connection:
         token: bytes = protocol.NO_SESSION,
         timeout: float = CONNECT_TIMEOUT_S,
         hub_pidfd: int | None = None,
+        reconnect_timeout: float = protocol.RECONNECT_S,
     ) -> None:
         """Connect and say hello.
 
@@ -84,6 +87,7 @@ class Connection:
             token: of the session this connection is to carry.
             timeout: seconds to wait for the hub.
             hub_pidfd: of the hub's process, where it is this program's own; its end is the hub's.
+            reconnect_timeout: seconds that the hub may be out of reach while a request is pending.
 
         Raises:
             AddressError: not an address.
@@ -98,12 +102,12 @@ class Connection:
         self._pid = os.getpid()
         self._hub_pidfd = None if hub_pidfd is None else os.dup(hub_pidfd)
         self._warned = False
-        self.sent_ns = self.heard_ns = 0
+        self.sent_ns = self.heard_ns = self.tend_ns = 0
         self._user = _User()
         self._frame_bytes_max = protocol.FRAME_BYTES_MAX
         self._closers: list[Callable[[], None]] = []
         self._context = zmq.Context()
-        self._protocol = ClientProtocol(token)
+        self._protocol = ClientProtocol(token, reconnect_timeout)
         try:
             self._open()
             self.welcome: Welcome = self._hello(timeout)
@@ -183,14 +187,17 @@ class Connection:
     def _begin(self, op: Op, message: Any, frames: Sequence[Any], keep: bool) -> None:
         try:
             self.sent_ns = time.monotonic_ns()
+            self._check_found(self.sent_ns / 1e9)
             sent = self._protocol.request(op, message, frames, self.sent_ns / 1e9)
             largest = max(map(len, sent))
             if largest > self._frame_bytes_max:
+                self._protocol.withdraw()
                 raise RequestRefused(
                     f"a {op.name} request of {largest} bytes is more than message_bytes_max={self._frame_bytes_max} "
                     f"of the hub at {self.address}"
                 )
-            self._send(sent)
+            if not self._protocol.held:
+                self._send(sent)
         except BaseException as error:
             if not keep or isinstance(error, Exception):
                 self.give_up()
@@ -221,17 +228,44 @@ class Connection:
             wait_s = self._protocol.next_tick_s(now_s)
             if deadline_s is not None:
                 wait_s = min(wait_s, max(0.0, deadline_s - now_s))
-            for source, _ in self._poller.poll(math.ceil(wait_s * 1000)):
-                if source is self._socket:
-                    reply = self._receive()
-                    if reply is not None:
-                        return reply
-                elif source is self._monitor:
-                    self._on_monitor()
-                else:
-                    self._protocol.give_up()
-                    raise HubLost(f"the hub of this program at {self.address} has ended")
-            self._tick(deadline_s, timeout)
+            reply = self._turn(wait_s)
+            if reply is not None:
+                return reply
+            if deadline_s is not None and time.monotonic() >= deadline_s:
+                raise HubTimeout(
+                    f"no reply from the hub at {self.address} within {timeout:g} s; it can be waited for again"
+                )
+
+    def _turn(self, wait_s: float) -> Reply | None:
+        """Take what has come, or comes within so many seconds, and say what is due; returns the pending reply."""
+        for source, _ in self._poller.poll(math.ceil(wait_s * 1000)):
+            if source is self._socket:
+                reply = self._receive()
+                if reply is not None:
+                    return reply
+            elif source is self._monitor:
+                self._on_monitor()
+            else:
+                self._protocol.give_up()
+                self.lose("its process has ended")
+        now_s = time.monotonic()
+        self._check_found(now_s)
+        for frames in self._protocol.tick(now_s):
+            self._send(frames)
+        self._tell_trouble(now_s)
+        return None
+
+    def tend(self) -> None:
+        """Look after the connection while nobody waits on it: reconnect, warn, tell the hub that it is this session's.
+
+        Whoever uses the session in another way calls this every ``TEND_S``, as ``tend_ns`` says.
+
+        Raises:
+            HubLost: the hub is gone.
+        """
+        with self.in_use():
+            self._turn(0)
+            self.tend_ns = time.monotonic_ns() + int(TEND_S * 1e9)
 
     def lose(self, why: str) -> NoReturn:
         """Know that the hub has ended, from somewhere else than this connection.
@@ -240,24 +274,33 @@ class Connection:
             HubLost: always, and by whatever is asked from now on.
         """
         self._protocol.lost(why)
-        raise HubLost(f"the hub at {self.address} has ended: {why}")
+        raise HubLost(f"the hub at {self.address} is lost: {why}")
 
-    def _tick(self, deadline_s: float | None, timeout: float | None) -> None:
-        now_s = time.monotonic()
-        if loss := self._protocol.loss(now_s):
-            self._protocol.give_up()
-            raise HubLost(f"the hub at {self.address} is lost: {loss}")
-        for frames in self._protocol.tick(now_s):
-            self._send(frames)
-        if self._protocol.silent_s(now_s) > protocol.SILENCE_WARNING_S and not self._warned:
-            self._warned = True
-            logger.warning(
-                "the hub at %s has been silent for %.0f s; waiting", self.address, protocol.SILENCE_WARNING_S
-            )
-        if deadline_s is not None and now_s >= deadline_s:
-            raise HubTimeout(
-                f"no reply from the hub at {self.address} within {timeout:g} s; it can be waited for again"
-            )
+    def _check_found(self, now_s: float) -> None:
+        """Whether the hub is still there.
+
+        Raises:
+            HubLost: it is gone.
+            SessionLost: it has ended the session.
+        """
+        loss = self._protocol.loss(now_s)
+        if not loss:
+            return
+        self._protocol.give_up()
+        if self._protocol.goodbye is not None:
+            raise_failure(self._protocol.goodbye, self.address)
+        raise HubLost(f"the hub at {self.address} is lost: {loss}")
+
+    def _tell_trouble(self, now_s: float) -> None:
+        trouble = self._protocol.trouble(now_s)
+        if bool(trouble) is self._warned:
+            return
+        self._warned = bool(trouble)
+        if trouble:
+            found = (self.address, trouble, self._protocol.reconnect_s)
+            logger.warning("the hub at %s is out of reach: %s; it is tried for reconnect_timeout=%g s", *found)
+        else:
+            logger.warning("the hub at %s is within reach again", self.address)
 
     def ask(self, op: Op, message: Any, frames: Sequence[Any] = (), timeout: float | None = None) -> Reply:
         """Send a request and wait for its reply; a failure is raised.
@@ -346,9 +389,8 @@ class Connection:
             self.heard_ns = time.monotonic_ns()
             reply = self._protocol.receive([frame.buffer for frame in frames], self.heard_ns / 1e9)
             self._tell_progress()
-            if self._warned and self._protocol.silent_s(time.monotonic()) < 1:
-                self._warned = False
-                logger.warning("the hub at %s answers again", self.address)
+            if self._warned:
+                self._tell_trouble(self.heard_ns / 1e9)
             if reply is not None:
                 return reply
 

@@ -15,9 +15,9 @@ from envhub_client.options import SessionOptions
 if TYPE_CHECKING:
     from envhub_client.shared_lane import SharedLane
 
-    Lane = WireLane | SharedLane
+    PlainLane = WireLane | SharedLane
 else:
-    Lane = WireLane
+    PlainLane = WireLane
 
 
 def lane(
@@ -27,7 +27,7 @@ def lane(
     actions: Sequence[Leaf],
     options: SessionOptions,
     compression: str,
-) -> Lane:
+) -> PlainLane:
     """The shared lane where it is to be had, on the hub's machine, else the wire lane.
 
     Args:

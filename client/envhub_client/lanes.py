@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envhub import codec, messages
+from envhub.client_protocol import Reply
 from envhub.columns import unpack_columns
 from envhub.compression import Decompressor
 from envhub.errors import RemoteProtocolError, RequestRefused
 from envhub.layout import Leaf, split_results
 from envhub.messages import Failure, Op, Receive, Reset, Send, Step
-from envhub.protocol import Frame, Reply
+from envhub.protocol import Frame
 from envhub_client.connection import Connection
 from envhub_client.failures import raise_failure
 from envhub_client.infos import Group, Templates
@@ -142,7 +143,7 @@ class WireLane:
                 self._connection.send(Op.RECEIVE, Receive(missing if timeout is None else 1), keep=True)
             part = self._receive(None if deadline_s is None else max(0.0, deadline_s - time.monotonic()))
             self._inbox = _Inbox((*self._inbox.parts, part), None, self._inbox.unread)
-        return _joined(self._inbox.parts)
+        return joined(self._inbox.parts)
 
     def _receiving(self) -> bool:
         """Whether an earlier wait, which timed out or was interrupted, has asked already."""
@@ -248,7 +249,7 @@ class WireLane:
         return [_owned(self._whole(frame, *field), *field) for frame, field in zip(frames, fields, strict=True)]
 
 
-def _joined(parts: Sequence[Part]) -> Part:
+def joined(parts: Sequence[Part]) -> Part:
     """One part of several, in the order of their envs."""
     if len(parts) == 1:
         return parts[0]

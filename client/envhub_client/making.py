@@ -17,6 +17,7 @@ from envhub import codec
 from envhub.address import ENVIRONMENT_VARIABLE
 from envhub.errors import RequestRefused
 from envhub.messages import Make
+from envhub.protocol import RECONNECT_S
 from envhub_client.faults import split
 from envhub_client.options import ObservationMode, SessionOptions
 from envhub_client.private_hub import pickled_factories
@@ -39,6 +40,8 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     spin_us: int | None = None,
     pin: bool = False,
     compression: str | None = None,
+    reconnect_timeout: float = RECONNECT_S,
+    on_hub_loss: str = "raise",
     env_kwargs: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> HubVectorEnv:
@@ -63,6 +66,9 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         pin: whether each worker keeps to one CPU.
         compression: of observations that come from another machine, ``"lz4"``, ``"zstd"``, or ``"auto"``, what both
             sides have (``pip install "envhub-rl[compression]"``); for slow links.
+        reconnect_timeout: for how many seconds a hub that is out of reach is tried, before it is taken for lost.
+        on_hub_loss: ``"raise"`` ``HubLost``; or ``"recreate"``: go on in a new session on the hub that comes back
+            at the same address, or on a new private hub. The step under way then returns every env truncated.
         env_kwargs: arguments for the env, for those whose names are taken by this function.
         **kwargs: what is done about envs that fail, see ``envhub.FaultOptions``, such as ``on_crash="raise"`` or
             ``step_timeout=10``; and further arguments for the env.
@@ -84,6 +90,8 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         pin,
         compression,
         faults,
+        reconnect_timeout,
+        on_hub_loss,
     )
     arguments = {**arguments, **(env_kwargs or {})}
     if isinstance(env, (str, EnvSpec)):

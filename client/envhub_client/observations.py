@@ -25,19 +25,22 @@ class Observations:
     """The observations of one vector env, of which some leaves may be of no fixed size, and the infos beside them.
 
     Attributes:
+        space: of one env.
         leaves: those of fixed size, which come as arrays.
+        loose: whether there are others.
         represented: where in the infos a ``repr`` stood in for a value that could not be carried, and the first one's.
     """
 
     def __init__(self, single_space: Space[Any], num_envs: int, allow_pickle: bool, same_step: bool = False) -> None:
         """Of so many envs; with ``same_step`` an env's last observation of an episode is in its infos, too."""
-        self._space = single_space
+        self.space = single_space
         self._same_step = same_step
         self._allow_pickle = allow_pickle
         self.represented: dict[str, str] = {}
         leaves = spaces.leaves(single_space)
         self.leaves = [leaf for leaf in leaves if leaf != OBJECT]
         self._is_object = [leaf == OBJECT for leaf in leaves]
+        self.loose = any(self._is_object)
         self._objects: list[list[Any]] = [[None] * sum(self._is_object)] * num_envs
 
     def take(self, outcome: Outcome | Part, env_ids: Sequence[int] | None = None) -> Infos:
@@ -46,13 +49,12 @@ class Observations:
         Raises:
             RemoteProtocolError: a row does not hold what the space says.
         """
-        loose = any(self._is_object)
-        if loose and len(outcome.rows) != len(self._objects if env_ids is None else env_ids):
+        if self.loose and len(outcome.rows) != len(self._objects if env_ids is None else env_ids):
             raise RemoteProtocolError(f"a reply has observations of no fixed size of {len(outcome.rows)} envs")
         infos = {}
         for row, blob in outcome.rows:
             try:
-                encoded = self._take_objects(row, blob) if loose else blob
+                encoded = self._take_objects(row, blob) if self.loose else blob
                 if encoded:
                     infos[row] = info = self._info(row, encoded)
                     if self._same_step and info.get("invalid_transition"):
@@ -91,16 +93,16 @@ class Observations:
         place = row if env_ids is None else list(env_ids).index(row)
         fixed, objects = iter(arrays), iter(self._objects[row])
         parts = (next(objects) if is_object else next(fixed)[place].copy() for is_object in self._is_object)
-        return spaces.assemble(self._space, parts)
+        return spaces.assemble(self.space, parts)
 
     def batch(self, arrays: Sequence[np.ndarray], env_ids: Sequence[int] | None = None) -> Any:
         """The batched observation, of all envs or of ``env_ids``: these arrays, and of each other leaf a tuple."""
-        if not any(self._is_object):
-            return spaces.assemble(self._space, iter(arrays))
+        if not self.loose:
+            return spaces.assemble(self.space, iter(arrays))
         rows = self._objects if env_ids is None else [self._objects[row] for row in env_ids]
         fixed, objects = iter(arrays), zip(*rows, strict=True)
         parts = (next(objects) if is_object else next(fixed) for is_object in self._is_object)
-        return spaces.assemble(self._space, parts)
+        return spaces.assemble(self.space, parts)
 
 
 def _places(value: Any, place: str) -> Iterator[tuple[str, codec.Represented]]:

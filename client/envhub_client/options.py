@@ -9,8 +9,9 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from envhub.compression import METHODS
+from envhub.protocol import RECONNECT_S
 from envhub.waiting import checked_spin_us
-from envhub_client.faults import FaultOptions
+from envhub_client.faults import TIMEOUT_S_MAX, FaultOptions
 
 ObservationMode = str | tuple[Space[Any], Space[Any]]
 
@@ -34,6 +35,8 @@ class SessionOptions:
         compression: of observations on the wire lane, ``"lz4"``, ``"zstd"``, or None. With ``"auto"`` what both sides
             have, unless the hub is on this machine.
         faults: what is done about envs that fail.
+        reconnect_timeout: for how many seconds a hub that is out of reach is tried, before it is taken for lost.
+        on_hub_loss: ``"raise"``, or ``"recreate"``: the envs go on in a new session on the hub that takes its place.
     """
 
     num_workers: int | str | None = None
@@ -45,6 +48,8 @@ class SessionOptions:
     pin: bool = False
     compression: str | None = None
     faults: FaultOptions = field(default_factory=FaultOptions)
+    reconnect_timeout: float = RECONNECT_S
+    on_hub_loss: str = "raise"
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -71,5 +76,11 @@ class SessionOptions:
         workers = self.num_workers
         if not (workers is None or workers == "auto" or (isinstance(workers, int) and workers >= 1)):
             raise ValueError(f"num_workers must be at least 1, 'auto' or None, got {workers!r}")
+        if not 0 <= self.reconnect_timeout <= TIMEOUT_S_MAX:  # NaN, too, is not between them
+            raise ValueError(
+                f"reconnect_timeout must be between 0 and {TIMEOUT_S_MAX} seconds, got {self.reconnect_timeout}"
+            )
+        if self.on_hub_loss not in ("raise", "recreate"):
+            raise ValueError(f"on_hub_loss must be 'raise' or 'recreate', got {self.on_hub_loss!r}")
         if self.spin_us is not None:
             checked_spin_us(self.spin_us, "spin_us")

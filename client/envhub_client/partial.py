@@ -14,8 +14,9 @@ from envhub.actions import pack
 from envhub.errors import SpaceMismatch
 from envhub.layout import Leaf
 from envhub.vector_errors import NothingPending
-from envhub_client.lane_choice import Lane
+from envhub_client.lane_choice import PlainLane
 from envhub_client.lanes import Part
+from envhub_client.lasting_lane import LastingLane
 from envhub_client.observations import Observations
 
 PartReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any], np.ndarray]
@@ -32,7 +33,11 @@ class PartialBatches:
     """Steps of some envs of one vector env."""
 
     def __init__(
-        self, lane: Lane, action_space: Space[Any], leaves: Sequence[Leaf], observations: Observations
+        self,
+        lane: PlainLane | LastingLane,
+        action_space: Space[Any],
+        leaves: Sequence[Leaf],
+        observations: Observations,
     ) -> None:
         self._lane = lane
         self._action_space = action_space

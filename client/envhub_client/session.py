@@ -6,6 +6,7 @@ import copy
 import logging
 import secrets
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,18 +20,29 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space
 from envhub import codec, spaces
 from envhub.address import parse
 from envhub.compression import available
-from envhub.errors import ConnectionInUse, EnvHubError, EnvRaised, Forked, HubTimeout, RequestRefused
+from envhub.errors import (
+    ConnectionInUse,
+    EnvHubError,
+    EnvRaised,
+    Forked,
+    HubLost,
+    HubTimeout,
+    HubUnreachable,
+    RequestRefused,
+)
 from envhub.messages import Close, Made, Make, Op, World
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
 from envhub_client.connection import CONNECT_TIMEOUT_S, Connection
-from envhub_client.lane_choice import lane
+from envhub_client.lane_choice import PlainLane, lane
 from envhub_client.lanes import Outcome
+from envhub_client.lasting_lane import LastingLane
 from envhub_client.observations import Observations
 from envhub_client.options import SessionOptions
 from envhub_client.private_hub import private_hub, world
 
 CLOSE_TIMEOUT_S = 30.0  # for the hub's own budget for closing envs, and a slow connection
 KILL_TIMEOUT_S = 2.0
+RENEW_S = 0.2  # between tries for another session, where a hub refuses at once
 
 log = logging.getLogger("envhub")
 
@@ -64,23 +76,35 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
         """
         self._options = options
         self._state = AsyncState.DEFAULT
-        private = private_hub() if address is None else None
-        self._allow_pickle = private is not None
-        self._connection = Connection(
-            address or (private.address if private else ""),
-            secrets.token_bytes(16),
-            timeout,
-            private.pidfd if private else None,
-        )
+        self._address = address
+        self._make = make
+        self._allow_pickle = address is None
+        self._connection, made = self._open(timeout)
         try:
-            made = self._connection.ask(Op.MAKE, self._filled_in(make, world() if private else None)).message
             self._adopt(made)
         except BaseException:  # an interrupt, too, must not leave the hub with envs that nobody will use
             self._end_session(terminate=True)
             raise
 
-    def _filled_in(self, make: Make, surroundings: World | None) -> Make:
-        options = self._options
+    def _open(self, timeout: float, fresh: bool = False) -> tuple[Connection, Made]:
+        """A connection with a session on it, which if ``fresh`` takes a lost one's place; errors as ``__init__``."""
+        private = private_hub() if self._address is None else None
+        connection = Connection(
+            self._address or (private.address if private else ""),
+            secrets.token_bytes(16),
+            timeout,
+            private.pidfd if private else None,
+            self._options.reconnect_timeout,
+        )
+        try:
+            make = self._filled_in(connection, world() if private else None, fresh)
+            return connection, connection.ask(Op.MAKE, make).message
+        except BaseException:
+            _end(connection, terminate=True)
+            raise
+
+    def _filled_in(self, connection: Connection, surroundings: World | None, fresh: bool) -> Make:
+        make, options = self._make, self._options
         return Make(
             num_envs=make.num_envs,
             name=make.name,
@@ -96,20 +120,21 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             columns=True,
             spin_us=options.spin_us,
             pin=options.pin,
-            compression=self._compression(),
+            compression=self._compression(connection),
+            fresh=fresh,
             faults=options.faults.wire(),
         )
 
-    def _compression(self) -> str:
+    def _compression(self, connection: Connection) -> str:
         """What both sides have of what was asked for.
 
         Raises:
             RequestRefused: one of them lacks it.
         """
-        wanted, address = self._options.compression, parse(self._connection.address)
+        wanted, address = self._options.compression, parse(connection.address)
         if wanted is None or (wanted == "auto" and (address.is_ipc or address.is_loopback)):
             return ""
-        theirs, ours = self._connection.welcome.compressions, available()
+        theirs, ours = connection.welcome.compressions, available()
         if wanted == "auto":
             return next((method for method in ours if method in theirs), "")
         for side, found in ((f"the hub at {address.text}", theirs), ("this client", ours)):
@@ -136,9 +161,63 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
         self._action_leaves = spaces.leaves(self.single_action_space)
         same_step = self._options.autoreset_mode is AutoresetMode.SAME_STEP
         self._observations = Observations(observation_spaces[0], self.num_envs, self._allow_pickle, same_step)
-        self._lane = lane(
-            self._connection, made, self._observations.leaves, self._action_leaves, self._options, self._compression()
-        )
+        first = self._plain_lane(self._connection, made)
+        self._lane: PlainLane | LastingLane = first
+        if self._options.on_hub_loss == "recreate":
+            self._lane = LastingLane(first, self._renew, self._observations.loose)
+
+    def _plain_lane(self, connection: Connection, made: Made) -> PlainLane:
+        compression = self._compression(connection)
+        return lane(connection, made, self._observations.leaves, self._action_leaves, self._options, compression)
+
+    def _renew(self, loss: HubLost, adopt: Callable[[PlainLane], None]) -> None:
+        """Go on in a new session, on the hub that has taken the place of the lost one, and ``adopt`` its lane.
+
+        Raises:
+            HubLost: there was none within ``reconnect_timeout``, or its envs are others.
+            Exception: as at the first making.
+        """
+        log.warning("%s; its envs are made anew on the hub that takes its place", loss)
+        connection, made = self._open_again(loss)
+        try:
+            self._check_same(made, loss)
+            adopt(self._plain_lane(connection, made))
+        except BaseException:
+            _end(connection, terminate=True)
+            raise
+        old, self._connection = self._connection, connection
+        self.num_workers = made.num_workers
+        log.warning("%d envs stand again on the hub at %s", self.num_envs, connection.address)
+        old.close()
+
+    def _open_again(self, loss: HubLost) -> tuple[Connection, Made]:
+        timeout = self._options.reconnect_timeout
+        until_s = time.monotonic() + timeout
+        while True:
+            left_s = max(1.0, until_s - time.monotonic())
+            try:
+                return self._open(min(CONNECT_TIMEOUT_S, left_s), fresh=True)
+            except HubUnreachable as error:
+                if time.monotonic() + RENEW_S >= until_s:
+                    raise HubLost(
+                        f"{loss}; and no hub made its envs anew within reconnect_timeout={timeout:g} s: {error}"
+                    ) from error
+            time.sleep(RENEW_S)
+
+    def _check_same(self, made: Made, loss: HubLost) -> None:
+        wanted = [self.single_action_space, self._observations.space]
+        found = [self._space(blob) for blob in (made.action_space, made.observation_spaces[0])]
+        if [*map(spaces.structure, found)] != [*map(spaces.structure, wanted)]:
+            raise HubLost(f"{loss}; the hub that took its place makes envs of other spaces: {found}, not {wanted}")
+
+    def _asking(self, ask: Callable[[], Any]) -> Any:
+        """What ``ask`` returns; should it find the hub lost, what follows goes to the next one, if that is wanted."""
+        try:
+            return ask()
+        except HubLost as error:
+            if isinstance(self._lane, LastingLane):
+                self._lane.lose(error)
+            raise
 
     def _space(self, blob: bytes) -> Space[Any]:
         space: Space[Any] = spaces.build(self._decode(blob))
@@ -251,6 +330,8 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
         except Forked:
             return  # the session is the parent's
         with alone:
+            if isinstance(self._lane, LastingLane):
+                self._lane.stop()
             try:
                 if self._state is not AsyncState.DEFAULT:
                     terminate = not self._finish_pending(0 if terminate else timeout) or terminate
@@ -262,18 +343,10 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
                 self._end_session(terminate)
 
     def _end_session(self, terminate: bool) -> None:
-        timeout = KILL_TIMEOUT_S if terminate else CLOSE_TIMEOUT_S
         try:
-            self._connection.give_up()
-            self._connection.ask(Op.CLOSE, Close(terminate), timeout=timeout)
-        except Exception as error:
-            told = error.__cause__ or error
-            # Any other error of a hub says that the session is gone already, which is what was to be had.
-            level = logging.ERROR if isinstance(told, EnvRaised) else logging.DEBUG
-            log.log(level, "closing a session of the hub at %s: %s", self._connection.address, told)
+            _end(self._connection, terminate)
         finally:
             self.closed = True
-            self._connection.close()
 
     def _finish_pending(self, timeout: float | None) -> bool:
         name = self._state.value
@@ -296,3 +369,18 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
         """Free the session of a vector env that nobody closed; at the program's end its connection's end does it."""
         if not sys.is_finalizing() and not getattr(self, "closed", True) and hasattr(self, "_lane"):
             self.close(terminate=True)
+
+
+def _end(connection: Connection, terminate: bool) -> None:
+    """End the session of a connection, and the connection."""
+    timeout = KILL_TIMEOUT_S if terminate else CLOSE_TIMEOUT_S
+    try:
+        connection.give_up()
+        connection.ask(Op.CLOSE, Close(terminate), timeout=timeout)
+    except Exception as error:
+        told = error.__cause__ or error
+        # Any other error of a hub says that the session is gone already, which is what was to be had.
+        level = logging.ERROR if isinstance(told, EnvRaised) else logging.DEBUG
+        log.log(level, "closing a session of the hub at %s: %s", connection.address, told)
+    finally:
+        connection.close()

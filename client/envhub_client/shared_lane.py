@@ -28,13 +28,13 @@ from envhub.messages import Collect, Op, Reset, Shared
 from envhub.parts import Parts
 from envhub.slots import Slots
 from envhub.waiting import Spinner
-from envhub_client.connection import Connection
+from envhub_client.connection import TEND_S, Connection
 from envhub_client.infos import Group
 from envhub_client.lanes import Outcome, Part, WireLane
 from envhub_client.private_hub import above_stdio
 
 ATTACH_TIMEOUT_S = 5.0
-PARK_S = 60.0  # at a time
+PARK_S = TEND_S  # at a time: a lost connection is to be told while a long step goes on
 GIVEN_UP_S = 60.0
 DESCRIPTORS_MAX = 253  # that the kernel passes at a time
 HEAD_BYTES = 1 << 16  # of what comes before and with the first descriptors
@@ -114,14 +114,14 @@ class SharedLane:
     With ``copy`` every observation array is the caller's own. Without, it is one of the arena's two slots.
 
     Attributes:
-        num_envs: as of the wire lane.
+        num_envs, leaves: as of the wire lane.
         woke_ns: when the last wait was over, on the monotonic clock.
     """
 
     name = "shared"
 
     def __init__(self, wire: WireLane, connection: Connection, door: Door, arena: Arena) -> None:
-        self.num_envs = wire.num_envs
+        self.num_envs, self.leaves = wire.num_envs, wire.leaves
         self._wire = wire
         self._connection = connection
         self._side = door.side
@@ -153,6 +153,7 @@ class SharedLane:
             return
         with self._connection.in_use():
             arena = self._arena
+            self._tend()
             self._await_drive()
             if not self._fresh:
                 self._slots.take_over()
@@ -174,6 +175,10 @@ class SharedLane:
                 self._ring()
                 self._await(None)
 
+    def _tend(self) -> None:
+        if time.monotonic_ns() >= self._connection.tend_ns:
+            self._connection.tend()
+
     def _ring(self) -> None:
         for bell in self._bells:
             os.write(bell, _RING)
@@ -191,6 +196,7 @@ class SharedLane:
             ValueError: one of them is under way, or others are with actions of a dtype of another size.
         """
         with self._connection.in_use():
+            self._tend()
             self._await_drive()
             self._codes, self._fresh, self._rung = b"", False, False
             self._parts.post(env_ids, codes, arrays)
@@ -282,6 +288,8 @@ class SharedLane:
                         os.read(descriptor, 8)
                     elif not arena.revoked:
                         self._connection.lose("its side socket has ended")
+                if not arena.revoked:  # else the hub says why
+                    self._tend()
         self.woke_ns = time.monotonic_ns()
         if not self._spinner.looks:
             self._poller.poll(0)  # on other machines than x86-64 what a word guards is read after a system call only

@@ -10,6 +10,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 
 from envhub import spaces
 from envhub.actions import pack
+from envhub.client_protocol import Reply
 from envhub.messages import Call, Failure, Op, Reset, SetAttr, pack_rows, unpack_rows
 from envhub.vector_errors import SessionBusy
 from envhub_client.failures import raise_failure
@@ -248,7 +249,7 @@ class HubVectorEnv(HubSession):
         self._begin("call_async")
         _check_name(name)
         call = Call(name, self._encode([list(args), kwargs]))
-        self._post(AsyncState.WAITING_CALL, lambda: self._connection.send(Op.CALL, call))
+        self._asking(lambda: self._post(AsyncState.WAITING_CALL, lambda: self._connection.send(Op.CALL, call)))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for the call begun by ``call_async``.
@@ -258,10 +259,14 @@ class HubVectorEnv(HubSession):
             NothingPending: no call was begun.
         """
         self._awaiting(AsyncState.WAITING_CALL)
-        reply = self._wait(lambda: self._connection.wait(timeout))
+        reply = self._asking(lambda: self._wait(lambda: self._called(timeout)))
+        return tuple(self._decode(blob) for _, blob in unpack_rows(reply.frames[0], self.num_envs))
+
+    def _called(self, timeout: float | None) -> Reply:
+        reply = self._connection.wait(timeout)
         if isinstance(reply.message, Failure):
             raise_failure(reply.message, self._connection.address)
-        return tuple(self._decode(blob) for _, blob in unpack_rows(reply.frames[0], self.num_envs))
+        return reply
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """An attribute of every env; a method is called. The same as ``call(name)``."""
@@ -282,7 +287,8 @@ class HubVectorEnv(HubSession):
                 "Values must be a list or tuple with length equal to the number of environments. "
                 f"Got `{len(values)}` values for {self.num_envs} environments."
             )
-        self._connection.ask(Op.SET_ATTR, SetAttr(name, [self._encode(value) for value in values]))
+        wanted = SetAttr(name, [self._encode(value) for value in values])
+        self._asking(lambda: self._connection.ask(Op.SET_ATTR, wanted))
 
     def render(self) -> tuple[Any, ...]:
         """Every env's rendered frame."""

@@ -28,9 +28,28 @@ ONE_THREAD = dict.fromkeys(
 
 @dataclass(frozen=True)
 class StartWorkers:
-    """Hub to zygote, with one control channel per worker: fork that many workers."""
+    """Hub to zygote: fork that many workers. With each one's control channel, standard output and standard error."""
 
     count: int
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Hub to zygote: these workers live; should the hub be killed, end them and all that is theirs."""
+
+    pids: List[int]
+
+
+@dataclass(frozen=True)
+class Reaped:
+    """Hub to zygote: this worker lives no more, and its number may become another process's."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class Retire:
+    """Hub to zygote: end, once what was asked for is forked; workers live on."""
 
 
 @dataclass(frozen=True)
@@ -232,6 +251,9 @@ class CloseEnvs:
 
 _CONTROL = (
     StartWorkers,
+    Guard,
+    Reaped,
+    Retire,
     Born,
     NotBorn,
     Build,

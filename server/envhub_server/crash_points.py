@@ -30,7 +30,7 @@ POINTS = {
         "envhub_server.worker:Worker._finish",
         "envhub_server.worker:Worker._ring",
     ),
-    "zygote": (*_CHANNEL, "envhub_server.zygote:fork_worker"),
+    "zygote": (*_CHANNEL, "envhub_server.zygote:Zygote._fork_worker"),
     "hub": (
         *_CHANNEL,
         "envhub.wire:receive",

@@ -21,9 +21,9 @@ from envhub.messages import Make
 from envhub.standing_in import ENDED, FRESH, OWED, beside, put_info, stay, truncate
 from envhub_server import control
 from envhub_server.ends import Outcome
-from envhub_server.supervisor import WorkerProcess
 from envhub_server.watch import Watch
 from envhub_server.watchdog import Late, Watchdog
+from envhub_server.worker_process import WorkerProcess
 
 DUMP_S = 0.2  # for a worker to write where its threads are, before it is killed
 

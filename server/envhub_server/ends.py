@@ -9,28 +9,12 @@ from typing import Any
 
 from envhub import codec
 from envhub.messages import Failure, Faults
+from envhub_server.ending import Ending
 from envhub_server.watchdog import Late
 
 LOG_TAIL_CHARS_MAX = 4096
 _STACKS = re.compile(r"^(Current thread|Thread) 0x", re.MULTILINE)
 _WHAT = {"init": "its making or its first step", "reset": "its reset", "step": "its step", "call": "a call"}
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How a process ended.
-
-    Attributes:
-        how: in words that follow its name.
-        signal: the name of the signal that ended it, if one did.
-        status: the status that it exited with, if it did.
-        log_tail: what it wrote last.
-    """
-
-    how: str
-    signal: str = ""
-    status: int | None = None
-    log_tail: str = ""
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,16 @@ import structlog
 from envhub import messages
 from envhub.arena import DRIVER_CLIENT, DRIVER_HUB, OP_BESIDE, OP_STEP, Arena, allocate
 from envhub.compression import Compressor
+from envhub.hub_protocol import Incoming
 from envhub.messages import Failure, Made, Make
 from envhub.parts import Parts
-from envhub.protocol import FRAME_BYTES_MAX, Incoming
+from envhub.protocol import FRAME_BYTES_MAX
 from envhub.slots import Slots
 from envhub.standing_in import FRESH
 from envhub_server import control
 from envhub_server.crew import Crew, ring
 from envhub_server.driving import Driving
-from envhub_server.ends import Ending
+from envhub_server.ending import Ending
 from envhub_server.instructions import (
     Answer,
     ArenaRefused,
@@ -48,8 +49,9 @@ from envhub_server.instructions import (
 from envhub_server.reply_frames import ReplyFrames
 from envhub_server.session import Phase, Session
 from envhub_server.step_frames import StepFrames
-from envhub_server.supervisor import Handlers, Supervisor
+from envhub_server.supervisor import Supervisor
 from envhub_server.watch import Watch
+from envhub_server.worker_process import Handlers
 
 ASIDE = (messages.Collect, messages.TemplatesRequest, messages.HopsRequest)  # what a client asks for while it drives
 
@@ -399,7 +401,8 @@ class Host:
                 os.close(self._done_bell)
                 if self._arena is not None:
                     os.close(self._memory)
-                self._arena = None
+                # Whoever keeps a view of the memory keeps the memory.
+                self._arena = self._slots = self._frames = self._parts = None
                 self._outcomes.ended(self)
 
     def _make_arena(self, instruction: MakeArena) -> None:

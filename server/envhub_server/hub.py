@@ -28,8 +28,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 import envhub
 from envhub import compression, messages, protocol, wire
+from envhub.hub_protocol import HubProtocol, Incoming
 from envhub.messages import Failure, Make, Op
-from envhub.protocol import HubProtocol, Incoming, Prelude
+from envhub.protocol import Prelude
 from envhub_server import signals
 from envhub_server.admission import admitted
 from envhub_server.binding import Binding

@@ -8,7 +8,8 @@ from typing import Any
 from envhub.layout import Layout
 from envhub.messages import Failure
 from envhub_server import control
-from envhub_server.ends import Ending, Outcome
+from envhub_server.ending import Ending
+from envhub_server.ends import Outcome
 from envhub_server.watchdog import Late
 
 # --- events besides the messages of clients and workers -------------------------------------------------------------

@@ -9,9 +9,10 @@ import structlog
 
 from envhub import messages
 from envhub_server import control
-from envhub_server.ends import Ending
+from envhub_server.ending import Ending
 from envhub_server.registry import Registry
-from envhub_server.supervisor import Handlers, Supervisor
+from envhub_server.supervisor import Supervisor
+from envhub_server.worker_process import Handlers
 
 Tell = Callable[[list[str]], None]
 

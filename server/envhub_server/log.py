@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 
 import structlog
+
+from envhub_server.sink import Sink
 
 
 class Stderr:
@@ -18,22 +19,13 @@ class Stderr:
 
     def __init__(self) -> None:
         self.dropped = 0
-        self._poll = select.poll()
-        self._poll.register(2, select.POLLOUT)
+        self._sink = Sink(2)
 
     def write(self, text: str) -> None:
         """Write ``text``, as far as a reader has room for it now."""
         raw = text.encode("utf-8", "backslashreplace")
-        for start in range(0, len(raw), select.PIPE_BUF):  # of a pipe that is ready, so much never waits
-            if not self._written(raw[start : start + select.PIPE_BUF]):
-                self.dropped += 1
-                return
-
-    def _written(self, piece: bytes) -> bool:
-        try:
-            return self._poll.poll(0) == [(2, select.POLLOUT)] and os.write(2, piece) == len(piece)
-        except OSError:  # stderr is closed, or its terminal is gone
-            return False
+        if self._sink.write(raw) < len(raw):
+            self.dropped += 1
 
     def flush(self) -> None:
         """Nothing is kept back."""

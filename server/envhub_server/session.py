@@ -38,6 +38,7 @@ from envhub.messages import (
 )
 from envhub_server import control, ends
 from envhub_server.builds import build
+from envhub_server.ending import Ending
 from envhub_server.instructions import (
     Answer,
     ArenaRefused,
@@ -412,7 +413,7 @@ class Session:
 
     # --- workers that end while the session stands ------------------------------------------------------------------
 
-    def _on_lost(self, worker: int, told: Failure, ending: ends.Ending, now_s: float) -> Instructions:
+    def _on_lost(self, worker: int, told: Failure, ending: Ending, now_s: float) -> Instructions:
         """Its rows are the hub's until another worker has taken its place, if one is to."""
         served = worker not in self._away
         if worker in self._boots:

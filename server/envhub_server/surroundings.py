@@ -10,6 +10,7 @@ from typing import Any, Callable
 
 from envhub import codec
 from envhub.gym_api import api
+from envhub_server import leftovers
 from envhub_server.dialects import made
 from envhub_server.runner import EnvRunner
 
@@ -49,8 +50,9 @@ def _load(entry: str) -> Any:
 def _enter_world(build: Any) -> None:
     """Be where the program is, as far as a process can that has started already."""
     sys.path[:] = build.sys_path
+    own = {leftovers.VARIABLE: os.environ[leftovers.VARIABLE]}
     os.environ.clear()
-    os.environ.update(build.environ)
+    os.environ.update({**build.environ, **own})
     os.chdir(build.cwd)
     if build.authkey:
         importlib.import_module("multiprocessing.process").current_process().authkey = build.authkey

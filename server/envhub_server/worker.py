@@ -9,7 +9,6 @@ control channel, by which everything else comes. Whatever the env's code raises 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import importlib
 import os
 import select
@@ -40,6 +39,7 @@ from envhub.waiting import Spinner
 from envhub_server import control
 from envhub_server.channel import Channel, ChannelClosed
 from envhub_server.dialects import adapted
+from envhub_server.dumps import Dumps
 from envhub_server.measuring import step_s
 from envhub_server.reports import Owed, carried, describe_failure
 from envhub_server.rows import NotFinite, Row
@@ -55,8 +55,9 @@ _ONE = (1).to_bytes(8, sys.byteorder)
 class Worker:
     """The envs of this process and the loop that serves them."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, dumps: Dumps) -> None:
         self._channel = channel
+        self._dumps = dumps
         self._number = -1
         self._rows: list[Row] = []
         self._allow_pickle = False
@@ -135,6 +136,7 @@ class Worker:
         except BaseException as error:
             self._report(error, row, "factory_failed")
             return False
+        self._dumps.arm()  # an env may have taken the signals
         self._channel.send(built)
         return None
 
@@ -364,10 +366,9 @@ class Worker:
         self._channel.send(control.RowFailed(told))
 
 
-def main(channel: Channel) -> None:
+def main(channel: Channel, dumps: Dumps) -> None:
     """Run the worker on this control channel until its end; it does not return."""
-    faulthandler.register(signal.SIGUSR1)
-    Worker(channel).run()
+    Worker(channel, dumps).run()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # an env may have closed or replaced it
             stream.flush()

@@ -5,84 +5,143 @@ the pages of what it imported. ``boot.py`` starts it, on Python 3.8 and later.
 
 A worker is forked twice and its parent ends, so that it becomes the child of the hub, which is a subreaper: the hub
 gets its exit status, and the zygote's end is not the worker's.
+
+It is also the hub's janitor. A channel that ends without ``Retire`` means that the hub was killed: the kernel ends the
+workers then, and the zygote what these had started.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
+import resource
+import signal
 import socket
 import time
+import traceback
+from typing import Any
 
 import numpy as np
 
-from envhub_server import control, crash_points, worker
-from envhub_server.boot import die_with_hub
+from envhub_server import control, crash_points, leftovers, worker
+from envhub_server.boot import PR_SET_PDEATHSIG, die_with_hub
 from envhub_server.channel import Channel, ChannelClosed
+from envhub_server.dumps import Dumps
 
 ADOPTION_POLL_S = 0.0002
+OOM_SCORE = 500  # more than the hub's: of the two a worker is the one to end when memory is short
 PR_SET_NAME = 15
 
 
 def main(descriptor: int, hub: int) -> None:
-    """Fork workers until the hub closes its end of the control descriptor."""
+    """Fork workers until the hub lets this process go, or is killed."""
     name_process("envhub-zygote")
     crash_points.install("zygote")
+    # A janitor that somebody has stopped must go on when the hub ends.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     gc.freeze()  # a collection in a worker would write to pages that all of them share
+    Zygote(Channel(socket.socket(fileno=descriptor)), hub).run()
+
+
+class Zygote:
+    """This process, as far as it forks and guards workers."""
+
+    def __init__(self, channel: Channel, hub: int) -> None:
+        self._channel = channel
+        self._hub = hub
+        self._mark = leftovers.Mark()
+        self._guarded: set[int] = set()
+
+    def run(self) -> None:
+        """Do what the hub says until it lets this process go, or is killed."""
+        try:
+            while all(self._handle(message) for message in self._channel.receive() or ()):
+                pass
+        except ChannelClosed:
+            leftovers.end_all(self._mark.hub, self._guarded)
+
+    def _handle(self, message: Any) -> bool:
+        if isinstance(message, control.StartWorkers):
+            for _ in range(message.count):
+                # One at a time, for ``close`` to free those of the others in the worker: a worker's end that
+                # another holds, too, would hide from the hub that it is gone.
+                self._fork_worker(self._channel.take_descriptors(3))
+        elif isinstance(message, control.Guard):
+            self._guarded.update(message.pids)
+        elif isinstance(message, control.Reaped):
+            self._guarded.discard(message.pid)
+        return not isinstance(message, control.Retire)
+
+    def _fork_worker(self, ends: list[int]) -> None:
+        """Fork a worker that serves these descriptors, which are closed here."""
+        try:
+            middle = os.fork()
+        except OSError as error:
+            refuse(ends.pop(0), error)
+        else:
+            if not middle:
+                self._be_middle(ends)
+            os.waitpid(middle, 0)
+        for end in ends:
+            os.close(end)
+
+    def _be_middle(self, ends: list[int]) -> None:
+        """Fork the worker and end; in the worker, be it. Neither comes back to what this process was forked from."""
+        try:
+            parent = os.getpid()
+            self._channel.close()
+            try:
+                grown = os.fork()
+            except OSError as error:
+                refuse(ends[0], error)
+                os._exit(1)
+            if not grown:
+                self._become_worker(parent, ends)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+    def _become_worker(self, parent: int, ends: list[int]) -> None:
+        """Be a worker of the hub, in this process that ``parent`` just forked and then ended; it does not return."""
+        os.setsid()  # a process group of its own, with all that its envs start
+        self._mark.renew(os.getpid())
+        while os.getppid() == parent:
+            time.sleep(ADOPTION_POLL_S)
+        die_with_hub(self._hub)
+        name_process("envhub-worker")
+        crash_points.install("worker")
+        dumps = Dumps(*ends[1:])
+        yield_memory()
+        np.random.seed()  # ``random`` does so by itself; envs of two workers must not draw the same numbers
+        channel = Channel(socket.socket(fileno=ends[0]))
+        try:
+            channel.send(control.Born(os.getpid()))
+        except ChannelClosed:
+            os._exit(0)  # the hub does not want it any more
+        worker.main(channel, dumps)
+
+
+def refuse(descriptor: int, error: OSError) -> None:
+    """Say why a worker could not be forked, and close its end of the channel."""
     channel = Channel(socket.socket(fileno=descriptor))
-    try:
-        while True:
-            for request in channel.receive() or ():
-                for _ in range(request.count):
-                    # One at a time, for ``close`` to free those of the others in the worker: a worker's end that
-                    # another holds, too, would hide from the hub that it is gone.
-                    (end,) = channel.take_descriptors(1)
-                    fork_worker(channel, end, hub)
-    except ChannelClosed:
-        return
-
-
-def fork_worker(channel: Channel, descriptor: int, hub: int) -> None:
-    """Fork a worker that serves the descriptor, which is closed here."""
-    try:
-        middle = os.fork()
-    except OSError as error:
-        Channel(socket.socket(fileno=descriptor)).send(control.NotBorn(str(error)))
-        return
-    if middle:
-        os.close(descriptor)
-        os.waitpid(middle, 0)
-        return
-    parent = os.getpid()
+    with contextlib.suppress(ChannelClosed):
+        channel.send(control.NotBorn(str(error)))
     channel.close()
-    connection = Channel(socket.socket(fileno=descriptor))
-    try:
-        grown = os.fork()
-    except OSError as error:
-        connection.send(control.NotBorn(str(error)))
-        os._exit(1)
-    if grown:
-        os._exit(0)
-    become_worker(connection, parent, hub)
-
-
-def become_worker(channel: Channel, parent: int, hub: int) -> None:
-    """Be a worker of the hub, in this process that ``parent`` just forked and then ended; it does not return."""
-    os.setsid()  # a process group of its own, with all that its envs start
-    while os.getppid() == parent:
-        time.sleep(ADOPTION_POLL_S)
-    die_with_hub(hub)
-    name_process("envhub-worker")
-    crash_points.install("worker")
-    np.random.seed()  # ``random`` does so by itself; envs of two workers must not draw the same numbers
-    try:
-        channel.send(control.Born(os.getpid()))
-    except ChannelClosed:
-        os._exit(0)  # the hub does not want it any more
-    worker.main(channel)
 
 
 def name_process(name: str) -> None:
     """Give this process the name that ``ps`` and ``top`` show; at most 15 bytes."""
     ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
+
+
+def yield_memory() -> None:
+    """Be what the kernel ends first when memory is short, and write no core to the disk; an env may allow it again."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:  # which may be read-only
+        score = min(1000, int(file.read()) + OOM_SCORE)
+        file.seek(0)
+        file.write(str(score))

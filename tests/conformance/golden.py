@@ -13,9 +13,11 @@ from gymnasium import spaces as gym_spaces
 from gymnasium.envs.registration import EnvSpec
 
 from envhub import actions, codec, messages, spaces
+from envhub.client_protocol import ClientProtocol
+from envhub.hub_protocol import HubProtocol
 from envhub.layout import OBJECT, Leaf
 from envhub.messages import Op
-from envhub.protocol import ClientProtocol, HubProtocol, Prelude
+from envhub.protocol import Prelude
 
 HUB_ID = 0x0123456789ABCDEF
 TOKEN = bytes(range(16))

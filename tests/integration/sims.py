@@ -119,6 +119,15 @@ class Naughty(Counter):
         if action == 8:
             time.sleep(3600)
 
+    @property
+    def nap(self) -> float:
+        """Setting it takes as long as it says."""
+        return 0.0
+
+    @nap.setter
+    def nap(self, seconds: float) -> None:
+        time.sleep(seconds)
+
     def read_file(self) -> None:
         open("/no/such/file").close()
 

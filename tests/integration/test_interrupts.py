@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from types import FrameType
 from typing import Any
 
@@ -84,3 +89,80 @@ def test_interrupt_anywhere_in_a_wait_loses_nothing(lane: str, by_parts: bool, s
                 break
     assert not interrupt.raised and count * stride > 100
     assert lost <= RETURNING
+
+
+class Slow(sims.Counter):
+    """Takes its time for action 6, so that it is under way when its step is given up."""
+
+    def act(self, action: int) -> None:
+        if action == 6:
+            time.sleep(0.03)
+
+
+def interrupted(envs: envhub.HubVectorEnv, dice: random.Random) -> bool:
+    """Work until SIGINT comes at some moment; whether it was raised here, and not where nothing can be raised."""
+    actions = np.full(3, dice.choice([0, 6]))
+
+    def by_parts() -> None:
+        envs.send(actions)
+        envs.recv()
+
+    work = dice.choice([lambda: envs.step(actions), envs.reset, lambda: envs.call("pid"), by_parts])
+    timer = threading.Timer(dice.random() * 0.012, os.kill, (os.getpid(), signal.SIGINT))
+    try:
+        timer.start()
+        while timer.is_alive():
+            work()
+        timer.join()
+        time.sleep(0.001)  # the handler runs now, if not before
+    except KeyboardInterrupt:
+        timer.join()
+        return True
+    return False
+
+
+def settle(envs: envhub.HubVectorEnv) -> None:
+    """Wait for whatever is still under way."""
+    for wait in (envs.step_wait, envs.reset_wait, envs.call_wait):
+        with suppress(NothingPending):
+            wait(timeout=20)
+    with suppress(NothingPending):
+        while True:
+            with suppress(envhub.RequestRefused):  # a SEND that was interrupted has never arrived
+                envs.recv(timeout=20)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in zmq's own destructors
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+@pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.long)])
+def test_interrupt_at_any_moment_leaves_a_session_that_goes_on(lane: str, count: int) -> None:
+    dice, raised = random.Random(7), 0
+    with closing(envhub.make_vec([Slow] * 3, num_workers=2, lane=lane)) as envs:
+        envs.reset()
+        for _ in range(count):
+            raised += interrupted(envs, dice)
+            settle(envs)
+            assert envs.reset()[0][:, 0].tolist() == [0, 0, 0]
+            assert envs.step(np.ones(3, np.int64))[0][:, 0].tolist() == [1, 1, 1]
+            assert len(envs.call("pid")) == 3
+        assert raised > count / 2
+        interrupted(envs, dice)
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 1.0
+
+
+def test_request_after_one_that_was_given_up_waits_for_its_end() -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with closing(envhub.make_vec([sims.Naughty], lane="wire")) as envs:
+        envs.reset()
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            for _ in range(3):
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
+                with pytest.raises(KeyboardInterrupt):
+                    envs.set_attr("nap", 0.3)
+                assert envs.step([7])[1].tolist() == [7]
+        finally:
+            signal.signal(signal.SIGALRM, before)

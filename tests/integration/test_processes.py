@@ -81,6 +81,18 @@ def test_variable_that_any_process_may_change_needs_no_new_zygote(monkeypatch: p
         assert zygotes_of_ours() == before
 
 
+def test_workers_outlive_the_change_to_another_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(envhub.make_vec([sims.Counter], 1)) as before:
+        before.reset()
+        (hub,) = [child for child in psutil.Process().children() if "envhub_server.private" in str(child.cmdline())]
+        (old,) = [child for child in hub.children() if child.name() == "envhub-zygote"]
+        monkeypatch.setenv("LD_TEST_ANOTHER_WORLD", "1")
+        with closing(envhub.make_vec([sims.Counter], 1)) as after:
+            after.reset()
+            assert wait_until(lambda: not old.is_running())
+            assert before.step([0])[0][:, 0].tolist() == after.step([0])[0][:, 0].tolist() == [1]
+
+
 def test_proxy_of_multiprocessing_works_in_a_factory() -> None:
     with multiprocessing.get_context("spawn").Manager() as manager:
         seen = manager.list()

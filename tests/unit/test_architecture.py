@@ -25,6 +25,8 @@ PURE = [
     "envhub/layout.py",
     "envhub/messages.py",
     "envhub/protocol.py",
+    "envhub/hub_protocol.py",
+    "envhub/client_protocol.py",
     "envhub/spaces.py",
     "server/envhub_server/registry.py",
     "server/envhub_server/session.py",
@@ -133,7 +135,7 @@ def test_pure_modules_know_no_clock_no_chance_and_no_outside(name: str) -> None:
     assert not impure & packages_imported(name)
 
 
-@pytest.mark.parametrize("name", ["envhub/messages.py", "envhub/protocol.py"])
+@pytest.mark.parametrize("name", [name for name in PURE if "protocol" in name or "messages" in name])
 def test_protocol_knows_no_gymnasium(name: str) -> None:
     assert "gymnasium" not in packages_imported(name)
 

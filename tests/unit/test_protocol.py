@@ -9,9 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from protocol_pair import HUB_ID, SESSION_REQUESTS, TOKEN, Packet, ProtocolPair, failure_in, joined
 
 from envhub import messages, protocol
+from envhub.client_protocol import ClientProtocol
 from envhub.errors import RemoteProtocolError
+from envhub.hub_protocol import HubProtocol
 from envhub.messages import Close, Done, Failure, HeartbeatReply, Hello, ListEnvs, Make, Op, Reset, Step
-from envhub.protocol import NO_SESSION, ClientProtocol, HubProtocol, Prelude
+from envhub.protocol import NO_SESSION, Prelude
 
 REPLY = messages.REPLY
 
@@ -529,8 +531,100 @@ def test_reply_to_an_abandoned_request_is_dropped() -> None:
     assert pair.deliver_to_client() is None
     assert pair.client.dropped == 1
     assert pair.client.pending is Op.RESET
+    pair.advance(0)
     pair.settle()
     assert pair.replies[-1].op is Op.RESET
+
+
+# --- requests that were given up --------------------------------------------------------------------------------------
+
+
+def given_up() -> ProtocolPair:
+    """A pair whose hub carries out a step that nobody waits for, and whose client wants a reset."""
+    pair = joined()
+    step_on_its_way(pair)
+    pair.deliver_to_hub()
+    pair.client.give_up()
+    assert pair.client.pending is None
+    pair.request(Op.RESET, Reset())
+    return pair
+
+
+def test_request_is_held_back_until_the_one_that_was_given_up_has_ended() -> None:
+    pair = given_up()
+    for _ in range(3):
+        pair.advance(protocol.HEARTBEAT_S)
+        (question,) = pair.to_hub
+        assert Prelude.unpack(question.frames[0])[:4] == (Op.HEARTBEAT, HUB_ID, TOKEN, 2)
+        pair.deliver_to_hub()
+        pair.deliver_to_client()
+        assert pair.client.held and pair.client.loss(pair.now_s) == ""
+    pair.finish()
+    pair.deliver_to_client()
+    assert not pair.client.held and pair.client.pending is Op.RESET
+    pair.advance(0)
+    pair.settle()
+    assert pair.replies[-1].op is Op.RESET and [request.seq for request in pair.carried_out[1:]] == [1, 2, 3]
+
+
+def test_request_is_sent_at_once_if_the_one_that_was_given_up_never_arrived() -> None:
+    pair = joined()
+    step_on_its_way(pair)
+    pair.to_hub.clear()
+    pair.client.give_up()
+    pair.request(Op.RESET, Reset())
+    assert pair.to_hub == []
+    pair.advance(0)  # it asks
+    pair.deliver_to_hub()
+    pair.deliver_to_client()
+    pair.advance(0)
+    pair.settle()
+    assert pair.replies[-1].op is Op.RESET and [request.seq for request in pair.carried_out[1:]] == [1, 3]
+
+
+def test_copy_of_a_given_up_request_that_comes_late_delays_the_next_one_only() -> None:
+    pair = joined()
+    step_on_its_way(pair)
+    late = pair.to_hub.pop()
+    pair.client.give_up()
+    pair.request(Op.RESET, Reset())
+    pair.advance(0)
+    pair.deliver_to_hub()
+    pair.deliver_to_client()  # the hub knows nothing of the step
+    pair.advance(0)
+    pair.to_hub.insert(0, late)
+    pair.deliver_to_hub()
+    assert pair.deliver_to_hub() is None  # bad_seq, while the step runs
+    pair.deliver_to_client()
+    assert pair.client.pending is Op.RESET
+    pair.finish()
+    pair.advance(protocol.HEARTBEAT_S)
+    pair.settle()
+    assert pair.replies[-1].op is Op.RESET and [request.seq for request in pair.carried_out[1:]] == [1, 2, 3]
+
+
+def test_close_does_not_wait_for_what_was_given_up() -> None:
+    pair = given_up()
+    pair.client.give_up()
+    pair.request(Op.CLOSE, Close())
+    assert pair.deliver_to_hub() is not None
+    pair.settle()
+    assert pair.replies[-1].op is Op.CLOSE
+
+
+def test_request_that_was_refused_before_it_was_sent_is_not_waited_for() -> None:
+    pair = joined()
+    pair.client.request(Op.CALL, SESSION_REQUESTS[Op.CALL], [], pair.now_s)
+    pair.client.withdraw()
+    pair.client.give_up()
+    assert pair.step(b"left").frames == [b"did left"]
+
+
+def test_given_up_question_without_a_session_holds_nothing_back() -> None:
+    pair = joined()
+    pair.request(Op.LIST, ListEnvs())
+    pair.client.give_up()
+    assert pair.step(b"left").frames == [b"did left"]
 
 
 def test_reply_that_nobody_waits_for_is_dropped() -> None:
@@ -557,9 +651,9 @@ def test_ping_is_a_sign_of_life() -> None:
     pair = joined()
     step_on_its_way(pair)
     pair.now_s += 50.0
-    assert pair.client.silent_s(pair.now_s) == 50.0
+    assert "silent" in pair.client.trouble(pair.now_s)
     pair.client.receive([Prelude(Op.PING, HUB_ID, NO_SESSION, 0).pack()], pair.now_s)
-    assert pair.client.silent_s(pair.now_s) == 0.0
+    assert pair.client.trouble(pair.now_s) == ""
 
 
 @pytest.mark.parametrize(
@@ -690,7 +784,6 @@ def test_hub_that_is_connected_but_silent_is_lost_after_the_reconnect_timeout() 
     pair.deliver_to_hub()
     pair.advance(30.0)  # its question is not answered
     assert pair.client.loss(pair.now_s) == ""
-    assert pair.client.silent_s(pair.now_s) == 30.0
     assert "reconnect_timeout" in pair.client.loss(pair.now_s + 30.0)
 
 
@@ -702,16 +795,56 @@ def test_hub_that_answers_heartbeats_is_not_lost_however_long_a_step_takes() -> 
         pair.advance(protocol.HEARTBEAT_S)
         pair.deliver_to_hub()
         pair.deliver_to_client()
-        assert pair.client.loss(pair.now_s) == ""
-        assert pair.client.silent_s(pair.now_s) == 0.0
+        assert pair.client.loss(pair.now_s) == pair.client.trouble(pair.now_s) == ""
     pair.settle()
     assert pair.replies[-1].frames == [b"did left"]
 
 
 def test_client_that_waits_for_nothing_does_not_lose_its_hub_by_time_alone() -> None:
     pair = joined()
-    assert pair.client.loss(pair.now_s + 1e6) == ""
-    assert pair.client.silent_s(pair.now_s + 1e6) == 0.0
+    assert pair.client.loss(pair.now_s + 1e6) == pair.client.trouble(pair.now_s + 1e6) == ""
+
+
+def test_reconnect_timeout_is_the_clients_own() -> None:
+    pair = joined()
+    pair.client.reconnect_s = 2.0
+    step_on_its_way(pair)
+    assert pair.client.loss(pair.now_s + 1.9) == ""
+    assert "reconnect_timeout=2" in pair.client.loss(pair.now_s + 2.0)
+
+
+def test_lost_connection_is_told_within_four_seconds_also_where_nothing_is_pending() -> None:
+    pair = joined()
+    pair.disconnect()
+    assert pair.client.trouble(pair.now_s + 0.2) == ""  # most are back by then
+    assert pair.client.next_tick_s(pair.now_s) == pytest.approx(protocol.AWAY_WARNING_S)
+    assert "lost" in pair.client.trouble(pair.now_s + protocol.AWAY_WARNING_S + 0.01)
+    pair.reconnect()
+    assert pair.client.trouble(pair.now_s + 9.0) == ""
+
+
+def test_silent_hub_is_told_within_four_seconds_by_who_waits_for_it() -> None:
+    pair = joined()
+    step_on_its_way(pair)
+    waited_s = 0.0
+    while not pair.client.trouble(pair.now_s):
+        waits_s = max(pair.client.next_tick_s(pair.now_s), 0.001)
+        waited_s += waits_s
+        pair.advance(waits_s)
+    assert 3.0 < waited_s < 4.0
+
+
+def test_idle_client_tells_the_hub_when_it_is_connected_again() -> None:
+    pair = joined()
+    pair.step(b"left")
+    pair.disconnect()
+    assert pair.hub.leased(TOKEN)
+    pair.reconnect()
+    pair.advance(0)
+    pair.settle()
+    assert not pair.hub.leased(TOKEN)
+    pair.advance(10)
+    assert pair.to_hub == []  # once is enough
 
 
 def test_goodbye_says_why_the_session_is_lost() -> None:
@@ -740,6 +873,7 @@ class AnyNetwork(RuleBasedStateMachine):
         self.pair = ProtocolPair(lease_s=float("inf"))
         self.pair.hello()
         self.payloads: dict[int, bytes] = {}  # by the request's number
+        self.given_up: set[int] = set()
         self.closing = False
 
     @property
@@ -756,6 +890,12 @@ class AnyNetwork(RuleBasedStateMachine):
             return
         self.closing = op is Op.CLOSE
         self.pair.request(op, SESSION_REQUESTS[op], payload)
+
+    @precondition(lambda self: self.seq > 1 and self.pair.client.pending is not None and not self.closing)
+    @rule()
+    def give_up(self) -> None:
+        self.given_up.add(self.seq)
+        self.pair.client.give_up()
 
     @rule(seconds=st.sampled_from([0.0, 0.3, 1.0, 5.0]))
     def wait(self, seconds: float) -> None:
@@ -811,10 +951,11 @@ class AnyNetwork(RuleBasedStateMachine):
     @invariant()
     def every_request_is_carried_out_once_and_in_order(self) -> None:
         done = [request for request in self.pair.carried_out if request.token == TOKEN]
-        assert [request.seq for request in done] == list(range(1, len(done) + 1))
-        assert [request.frames[0] for request in done] == [self.payloads[request.seq] for request in done]
-        answered = self.seq - (self.pair.client.pending is not None)
-        assert answered <= len(done) <= self.seq
+        numbers = [request.seq for request in done]
+        assert numbers == sorted(set(numbers))
+        assert [request.frames[0] for request in done] == [self.payloads[number] for number in numbers]
+        answered = set(range(1, self.seq + (self.pair.client.pending is None))) - self.given_up
+        assert answered <= set(numbers)
 
     def teardown(self) -> None:
         """Once the network works again, the pending request gets its reply."""
@@ -822,7 +963,7 @@ class AnyNetwork(RuleBasedStateMachine):
             return
         if not self.pair.connected:
             self.pair.reconnect()
-        for _ in range(4):
+        for _ in range(6):
             self.pair.advance(protocol.HEARTBEAT_S)
             while self.pair.to_hub or self.pair.running or self.pair.to_client:
                 if self.pair.to_client:

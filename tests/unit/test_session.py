@@ -19,7 +19,8 @@ from envhub_server.control import (
     Serve,
     SetAttrRows,
 )
-from envhub_server.ends import Ending, Outcome
+from envhub_server.ending import Ending
+from envhub_server.ends import Outcome
 from envhub_server.instructions import (
     Answer,
     ArenaRefused,

@@ -17,9 +17,10 @@ from envhub_server import hub
 from envhub_server.config import HubConfig, Limits, Timing
 
 from envhub import actions, codec, messages, protocol, wire
+from envhub.client_protocol import ClientProtocol
+from envhub.hub_protocol import HubProtocol
 from envhub.layout import Leaf
 from envhub.messages import REPLIES, REQUESTS, Done, Failure, Hello, Op, Shared, Step, Welcome, World
-from envhub.protocol import ClientProtocol, HubProtocol
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "envhub/PROTOCOL.md").read_text()
@@ -167,6 +168,7 @@ LIMITS = {
     "requests to end when the hub stops": Timing().drain_s,
     "heartbeat": protocol.HEARTBEAT_S,
     "silence before a client warns": protocol.SILENCE_WARNING_S,
+    "time without a connection before a client warns": protocol.AWAY_WARNING_S,
     "refused connections before the hub is lost": protocol.REFUSED_S,
     "out of reach before the hub is lost": protocol.RECONNECT_S,
 }

@@ -1,0 +1,281 @@
+"""The hub's half of the protocol: frames in, events and frames out.
+
+``HubProtocol`` finds sessions by token and sees to it that every request gets exactly one reply and is carried out at
+most once, whatever the network drops, delays or doubles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from envhub import codec, messages
+from envhub.errors import RemoteProtocolError
+from envhub.messages import REPLY, SESSION_OPS, Failure, HeartbeatReply, Op, Step
+from envhub.protocol import (
+    ENDED_MAX,
+    FRAMES_MAX,
+    LEASE_S,
+    NO_SESSION,
+    PRELUDE,
+    SESSIONS_MAX,
+    VERSION,
+    Frame,
+    Frames,
+    Prelude,
+)
+
+_OPS = {int(op): op for op in Op}  # looking an op up is quicker than making it
+
+
+class Incoming(NamedTuple):
+    """A request that is new and is to be carried out and answered."""
+
+    peer: bytes
+    op: Op
+    token: bytes
+    seq: int
+    message: Any
+    frames: Sequence[Frame]
+
+
+@dataclass
+class _Link:
+    """What the hub's half knows of one session."""
+
+    peer: bytes
+    connection: int
+    seq: int = 0
+    running: bool = False
+    reply: Frames | None = None
+
+
+class HubProtocol:
+    """The hub's half.
+
+    Attributes:
+        outgoing: ``(peer, frames)`` to send, in order; the caller empties it.
+        leases: when the lease runs out, by token, of the sessions whose client is not connected.
+    """
+
+    def __init__(
+        self,
+        hub_id: int,
+        lease_s: float = LEASE_S,
+        sessions_max: int = SESSIONS_MAX,
+        running: Callable[[bytes], HeartbeatReply] = lambda token: HeartbeatReply("running"),
+    ) -> None:
+        """Be the hub of this id; ``running`` tells how far the request of a session is that runs."""
+        self.hub_id = hub_id
+        self._running = running
+        self.outgoing: list[tuple[bytes, Frames]] = []
+        self.malformed = 0
+        self.refused = 0
+        self.replayed = 0
+        self.draining = False
+        self._lease_s = lease_s
+        self._sessions_max = sessions_max
+        self._links: dict[bytes, _Link] = {}
+        self.leases: dict[bytes, float] = {}
+        self._ended: dict[bytes, _Link] = {}  # the last ENDED_MAX that ended
+
+    # --- in -------------------------------------------------------------------------------------------------------
+
+    def receive(self, peer: bytes, connection: int, frames: Frames) -> Incoming | None:
+        """Take one message from ``peer``; returns the request in it if that is new and has to be carried out.
+
+        Args:
+            peer: the ROUTER's routing id.
+            connection: names the transport connection, for ``connection_lost``.
+            frames: the message's frames without the routing id.
+        """
+        try:
+            prelude = Prelude.unpack(frames[0] if frames else b"")
+        except RemoteProtocolError:
+            self.malformed += 1  # without a prelude there is nothing an answer could refer to
+            return None
+        refusal = self._refusal(prelude)
+        if refusal is not None:
+            self._refuse(peer, prelude, refusal)
+            return None
+        op = _OPS[prelude.op]
+        if op == Op.HEARTBEAT:
+            self._heartbeat(peer, connection, prelude)
+            return None
+        if op in SESSION_OPS and not self._admit(peer, connection, prelude):
+            return None
+        try:
+            message = _read_request(op, frames)
+        except codec.DecodeError as error:
+            self.malformed += 1
+            failure = Failure("malformed", "request", f"the request cannot be read: {error}")
+            self.fail(Incoming(peer, op, prelude.token, prelude.seq, None, ()), failure)
+            if op == Op.MAKE:
+                self.forget(prelude.token)  # nobody else knows of this session
+            return None
+        return Incoming(peer, op, prelude.token, prelude.seq, message, frames[1:])
+
+    def _refusal(self, prelude: Prelude) -> Failure | None:
+        if prelude.major != VERSION[0]:
+            spoken = f"{VERSION[0]}.{VERSION[1]}"
+            text = f"this hub speaks protocol {spoken}, the client {prelude.major}.{prelude.minor}; upgrade the older"
+            return Failure("unsupported_version", "hub", text)
+        if prelude.op not in messages.REQUESTS and prelude.op != Op.STEP:
+            return Failure("malformed", "request", f"this hub knows no request with op {prelude.op}")
+        if prelude.op in SESSION_OPS and prelude.token == NO_SESSION:
+            return Failure("malformed", "request", "a session's token must not be all zero")
+        if prelude.op != Op.HELLO and prelude.hub_id != self.hub_id:
+            return Failure("stale_hub", "hub", "the request was meant for a hub that has ended; nothing was done")
+        return None
+
+    def _admit(self, peer: bytes, connection: int, prelude: Prelude) -> bool:
+        """Whether the session request is the next of its session; answers it here where it is not."""
+        link = self._links.get(prelude.token)
+        if link is None:
+            return self._admit_first(peer, connection, prelude)
+        self._heard(link, peer, connection, prelude.token)
+        if prelude.seq == link.seq:
+            self.replayed += 1
+            if link.reply is not None:
+                self.outgoing.append((peer, link.reply))
+            return False  # with no reply yet it joins the running one, whose reply now goes to this peer
+        # A client that gave requests up goes on with a later seq, and may close while one of them still runs.
+        follows = prelude.seq > link.seq and (not link.running or prelude.op == Op.CLOSE)
+        if not follows or prelude.op == Op.MAKE:
+            text = f"request {prelude.seq} does not follow request {link.seq}{', which runs' if link.running else ''}"
+            if prelude.op == Op.MAKE:
+                text = "the session is made already; another one needs a token of its own"
+            self._refuse(peer, prelude, Failure("bad_seq", "request", text))
+            return False
+        link.seq, link.running, link.reply = prelude.seq, True, None
+        return True
+
+    def _admit_first(self, peer: bytes, connection: int, prelude: Prelude) -> bool:
+        """Whether the request begins a session; a late copy of a request of one that ended is not carried out again."""
+        ended = self._ended.get(prelude.token)
+        if ended is not None and ended.reply is not None and prelude.seq == ended.seq:
+            self.replayed += 1
+            self.outgoing.append((peer, ended.reply))
+            return False
+        if prelude.op != Op.MAKE or (ended is not None and prelude.seq <= ended.seq):
+            text = "this hub has no such session: its lease ran out, it was closed, or it never was"
+            self._refuse(peer, prelude, Failure("session_lost", "session", text))
+            return False
+        if refusal := self._make_refusal():
+            self._refuse(peer, prelude, refusal)
+            return False
+        self._links[prelude.token] = _Link(peer, connection, prelude.seq, running=True)
+        return True
+
+    def _make_refusal(self) -> Failure | None:
+        if self.draining:
+            return Failure("draining", "hub", "the hub is shutting down and takes no new sessions")
+        if len(self._links) >= self._sessions_max:
+            text = (
+                f"the hub already has sessions_max={self._sessions_max} sessions; close one, or wait for a lease to end"
+            )
+            return Failure("limit", "hub", text)
+        return None
+
+    def _heartbeat(self, peer: bytes, connection: int, prelude: Prelude) -> None:
+        link = self._links.get(prelude.token)
+        reply = HeartbeatReply("unknown")
+        if link is not None:
+            self._heard(link, peer, connection, prelude.token)
+            if prelude.seq <= link.seq:
+                reply = self._running(prelude.token) if link.running else HeartbeatReply("answered")
+        self._send(peer, Prelude(REPLY | Op.HEARTBEAT, self.hub_id, prelude.token, prelude.seq), reply)
+
+    def _heard(self, link: _Link, peer: bytes, connection: int, token: bytes) -> None:
+        link.peer, link.connection = peer, connection
+        self.leases.pop(token, None)
+
+    # --- out ------------------------------------------------------------------------------------------------------
+
+    def answer(self, request: Incoming, message: Any, frames: Sequence[Frame] = ()) -> None:
+        """Send the one reply to ``request``; of a session's request it is kept until the next request arrives.
+
+        The frames are sent as they are: who gives views of changing memory must leave it be until the session's
+        next request.
+        """
+        self._reply(request, REPLY | request.op, message, frames)
+
+    def fail(self, request: Incoming, failure: Failure) -> None:
+        """Send a failure as the one reply to ``request``."""
+        self._reply(request, REPLY | Op.FAILURE, failure, ())
+
+    def _reply(self, request: Incoming, op: int, message: Any, frames: Sequence[Frame]) -> None:
+        link = self._links.get(request.token) if request.op in SESSION_OPS else None
+        prelude = Prelude(op, self.hub_id, request.token, request.seq)
+        if link is None or link.seq != request.seq:
+            self._send(request.peer, prelude, message, frames)
+            return
+        link.running = False
+        link.reply = self._send(link.peer, prelude, message, frames)
+
+    def _refuse(self, peer: bytes, prelude: Prelude, failure: Failure) -> None:
+        self.refused += 1
+        self._send(peer, Prelude(REPLY | Op.FAILURE, self.hub_id, prelude.token, prelude.seq), failure)
+
+    def _send(self, peer: bytes, prelude: Prelude, message: Any, frames: Sequence[Frame] = ()) -> Frames:
+        head = prelude.pack()
+        reply = [head if isinstance(message, messages.Done) else head + messages.pack(message), *frames]
+        self.outgoing.append((peer, reply))
+        return reply
+
+    def goodbye(self, token: bytes, why: Failure) -> None:
+        """Tell a session's client, unasked, that the hub ends the session."""
+        link = self._links.get(token)
+        if link is not None:
+            self._send(link.peer, Prelude(Op.GOODBYE, self.hub_id, token, 0), why)
+
+    # --- sessions and leases --------------------------------------------------------------------------------------
+
+    def forget(self, token: bytes) -> None:
+        """Drop a session that has ended; later requests for it are told ``session_lost``, save a repeated last one."""
+        link = self._links.pop(token, None)
+        self.leases.pop(token, None)
+        if link is None:
+            return
+        if link.reply is not None and len(link.reply) > 1:
+            link.reply = None  # its frames are views of memory that the session had
+        self._ended[token] = link
+        if len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
+
+    def peers_of(self, connection: int) -> list[tuple[bytes, bytes]]:
+        """``(token, peer)`` of the sessions last heard of on this connection."""
+        return [(token, link.peer) for token, link in self._links.items() if link.connection == connection]
+
+    def sessions_of(self, peer: bytes) -> list[bytes]:
+        """Tokens of the sessions whose client was last heard as this peer."""
+        return [token for token, link in self._links.items() if link.peer == peer and token not in self.leases]
+
+    def peer_of(self, token: bytes) -> bytes | None:
+        """Where the session's client was last heard, or None where there is no such session."""
+        link = self._links.get(token)
+        return None if link is None or token in self.leases else link.peer
+
+    def connection_lost(self, token: bytes, now_s: float) -> None:
+        """The session's client is gone: its lease runs from now on."""
+        self.leases[token] = now_s + self._lease_s
+
+    def expired(self, now_s: float) -> list[bytes]:
+        """Tokens of the sessions whose lease has run out."""
+        return [token for token, until_s in self.leases.items() if until_s <= now_s]
+
+    def next_expiry_s(self) -> float | None:
+        """When the first lease runs out, if one is running."""
+        return min(self.leases.values(), default=None)
+
+    def leased(self, token: bytes) -> bool:
+        """Whether the session's client is away and its lease is running."""
+        return token in self.leases
+
+
+def _read_request(op: Op, frames: Frames) -> Any:
+    if len(frames) > FRAMES_MAX:
+        raise codec.DecodeError(f"{len(frames)} frames where at most {FRAMES_MAX} are accepted")
+    body = memoryview(frames[0])[PRELUDE.size :]
+    return Step(bytes(body)) if op == Op.STEP else messages.unpack(messages.REQUESTS[op], body)

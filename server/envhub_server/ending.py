@@ -1,0 +1,107 @@
+"""How a worker ended, and whether the kernel did it for want of memory."""
+
+from __future__ import annotations
+
+import enum
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+VMSTAT = Path("/proc/vmstat")
+
+
+class OutOfMemory(enum.Enum):
+    """Whether a SIGKILL that nobody here sent came of want of memory."""
+
+    NO = ""
+    PERHAPS = ", perhaps out of memory"
+    YES = ": the kernel killed it, out of memory"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a worker ended.
+
+    Attributes:
+        how: in words that follow the worker's name, such as "exited with status 3".
+        signal: the name of the signal that ended it, or nothing.
+        status: the exit status of one that exited by itself.
+        log_tail: the last of what it wrote to stdout and stderr.
+    """
+
+    how: str
+    signal: str = ""
+    status: int | None = None
+    log_tail: str = ""
+
+
+def ending(code: int, out_of_memory: OutOfMemory, remark: str, log_tail: str) -> Ending:
+    """The ending of a process by its exit code as of ``os.waitstatus_to_exitcode``."""
+    if code >= 0:
+        return Ending(f"exited with status {code}{remark}", "", code, log_tail)
+    name = signal_name(-code)
+    return Ending(f"was ended by {name}{out_of_memory.value}{remark}", name, None, log_tail)
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal; most real-time signals have none."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
+class MemoryKills:
+    """Counts the processes that the kernel killed for want of memory."""
+
+    def __init__(self, own: Path | None, everywhere: Path = VMSTAT) -> None:
+        """Read the counters of this process's cgroup, as ``own_counters`` finds them, and of the whole machine."""
+        self._own_file, self._everywhere_file = own, everywhere
+        self._own, self._everywhere = _oom_kills(own), _oom_kills(everywhere)
+        self._unexplained = 0
+
+    def forget(self) -> None:
+        """What has been killed so far was none of the workers that are about to start."""
+        self._look()
+        self._unexplained = 0
+
+    def explain(self) -> OutOfMemory:
+        """Whether the worker that was just found killed was one of those; every kill explains one worker."""
+        before = self._everywhere
+        self._look()
+        if self._unexplained:
+            self._unexplained -= 1
+            return OutOfMemory.YES
+        # The whole machine's counter may have counted another container's process, but never misses one.
+        return OutOfMemory.PERHAPS if before is None or before != self._everywhere else OutOfMemory.NO
+
+    def _look(self) -> None:
+        own = _oom_kills(self._own_file)
+        if own is not None and self._own is not None:
+            self._unexplained += max(0, own - self._own)
+        self._own, self._everywhere = own, _oom_kills(self._everywhere_file)
+
+
+def own_counters(own_cgroups: Path = OWN_CGROUPS, cgroups: Path = CGROUPS) -> Path | None:
+    """Where the cgroup of this process counts: of cgroup v2 or v1, seen from within a container or from outside."""
+    try:
+        lines = [line.split(":", 2) for line in own_cgroups.read_text().splitlines()]
+    except OSError:
+        return None
+    candidates = []
+    for _, controllers, path in lines:
+        place = path.lstrip("/")
+        if not controllers:
+            candidates += [cgroups / place / "memory.events", cgroups / "memory.events"]
+        if "memory" in controllers.split(","):
+            folder = cgroups / "memory"
+            candidates += [folder / place / "memory.oom_control", folder / "memory.oom_control"]
+    return next((file for file in candidates if _oom_kills(file) is not None), None)
+
+
+def _oom_kills(file: Path | None) -> int | None:
+    """The counter ``oom_kill`` of a file of counters."""
+    try:
+        lines = [] if file is None else file.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)

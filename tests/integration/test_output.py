@@ -1,0 +1,166 @@
+"""What workers print, how much of it, and how they tell of their end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import sims
+from hubs import serve, wait_until
+
+import envhub
+
+HERE = Path(__file__).parent
+MIB = 1 << 20
+OFFERED = [
+    "counter=sims:counter",
+    "naughty=sims:naughty",
+    *(f"{name.lower()}=launchers:{name}" for name in ("Loud", "Shut", "Stuck")),
+]
+
+
+def test_prints_of_a_served_hubs_workers_go_to_its_own_streams(tmp_path: Path) -> None:
+    with serve(tmp_path, *OFFERED) as hub:
+        with closing(envhub.make_vec("counter", 2, hub=hub.ipc, num_workers=2)) as envs:
+            envs.call("say", "a word")
+        assert hub.process.stdout is not None
+        heard = b""
+        while heard.count(b"a word\n") < 2:
+            heard += os.read(hub.process.stdout.fileno(), 4096)
+
+
+def test_env_that_prints_what_nobody_reads_holds_nobody_up(tmp_path: Path) -> None:
+    flood(tmp_path, 50)
+
+
+@pytest.mark.long
+def test_env_that_prints_a_gigabyte_holds_nobody_up(tmp_path: Path) -> None:
+    flood(tmp_path, 1000)
+
+
+def flood(tmp_path: Path, megabytes: int) -> None:
+    """Print so much into a pipe that nobody reads, while another session steps."""
+    with (
+        serve(tmp_path, *OFFERED) as hub,
+        closing(envhub.make_vec("loud", 1, hub=hub.tcp)) as loud,
+        closing(envhub.make_vec("counter", 1, hub=hub.tcp)) as other,
+    ):
+        loud.reset()
+        other.reset()
+        process = psutil.Process(hub.process.pid)
+        before = process.memory_info().rss
+        loud.step_async([megabytes])
+        steps, ended = 0, False
+        while not ended:
+            other.step([0])
+            steps += 1
+            with contextlib.suppress(TimeoutError):
+                loud.step_wait(timeout=0)
+                ended = True
+        assert steps > 20
+        assert process.memory_info().rss < before + 16 * MIB
+        assert loud.step([0])[0][:, 0].tolist() == [2]
+
+
+def test_dropped_output_is_told_of_once_somebody_reads_again(tmp_path: Path) -> None:
+    with serve(tmp_path, *OFFERED) as hub, closing(envhub.make_vec("loud", 1, hub=hub.ipc)) as envs:
+        envs.reset()
+        envs.step([2])
+        assert hub.process.stdout is not None
+        os.set_blocking(hub.process.stdout.fileno(), False)
+        with contextlib.suppress(BlockingIOError):
+            while os.read(hub.process.stdout.fileno(), MIB):
+                pass
+        envs.step([1])
+        assert wait_until(lambda: "output_dropped" in hub.log)
+
+
+PRINTING = """
+import envhub, launchers
+envs = envhub.make_vec([launchers.Loud] * 2, num_workers=2)
+envs.reset()
+envs.step([3, 3])
+envs.close()
+"""
+
+
+def test_slow_reader_of_a_programs_output_gets_all_of_it() -> None:
+    program = subprocess.Popen([sys.executable, "-c", PRINTING], cwd=HERE, stdout=subprocess.PIPE)
+    assert program.stdout is not None
+    heard = 0
+    while chunk := os.read(program.stdout.fileno(), 50_000):
+        heard += len(chunk)
+        time.sleep(0.002)
+    assert program.wait(10) == 0 and heard == 6_000_000
+
+
+def test_worker_without_standard_streams_whose_env_forks_does_its_work(tmp_path: Path) -> None:
+    with serve(tmp_path, *OFFERED) as hub:
+        with closing(envhub.make_vec("shut", 2, hub=hub.ipc, num_workers=1)) as envs:
+            envs.reset()
+            for count in range(1, 5):
+                assert envs.step([0, 0])[0][:, 0].tolist() == [count] * 2
+        assert wait_until(
+            lambda: [child.name() for child in psutil.Process(hub.process.pid).children()] == ["envhub-zygote"]
+        )
+
+
+@pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
+def test_env_that_hangs_with_the_interpreters_lock_dumps_its_stack(tmp_path: Path) -> None:
+    with serve(tmp_path, *OFFERED) as hub:
+        envs = envhub.make_vec("stuck", 1, hub=hub.ipc)
+        envs.reset()
+        (pid,) = envs.call("pid")
+        envs.step_async([1])
+        assert wait_until(lambda: asks_for_its_stack(pid) and "in sleep_with_the_lock" in hub.log)
+        envs.close(terminate=True)
+
+
+def asks_for_its_stack(pid: int) -> bool:
+    os.kill(pid, signal.SIGUSR1)
+    time.sleep(0.05)
+    return True
+
+
+def ended(env: str, how: str) -> dict[str, Any]:
+    """How the supervisor tells of the end of a worker that makes this env."""
+    ran = subprocess.run(
+        [sys.executable, str(HERE / "supervised.py"), env, how], capture_output=True, text=True, timeout=60, cwd=HERE
+    )
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def test_log_tail_of_a_worker_that_is_killed_for_hanging_ends_in_its_stack() -> None:
+    ending = ended("launchers:made_stuck", "dump")
+    assert (ending["how"], ending["signal"], ending["status"]) == ("was ended by SIGKILL", "SIGKILL", None)
+    before, _, stack = ending["log_tail"].partition("about to sleep\n")
+    assert before == "" and "in sleep_with_the_lock" in stack.splitlines()[1]
+
+
+def test_ending_tells_signal_status_and_the_last_words() -> None:
+    ending = ended("launchers:segfault", "wait")
+    assert (ending["how"], ending["signal"], ending["status"]) == ("was ended by SIGSEGV", "SIGSEGV", None)
+    assert "Fatal Python error: Segmentation fault" in ending["log_tail"] and "in segfault" in ending["log_tail"]
+    ending = ended("launchers:exit_with_3", "wait")
+    assert (ending["how"], ending["signal"], ending["status"]) == ("exited with status 3", "", 3)
+    assert ending["log_tail"].endswith("so long\n") and len(ending["log_tail"]) == 16384
+
+
+def test_worker_is_what_the_kernel_ends_first_and_writes_no_core() -> None:
+    with closing(envhub.make_vec([sims.Counter])) as envs:
+        (pid,) = envs.call("pid")
+        own = int(Path("/proc/self/oom_score_adj").read_text())
+        assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) == min(1000, own + 500)
+        assert psutil.Process(pid).rlimit(psutil.RLIMIT_CORE)[0] == 0

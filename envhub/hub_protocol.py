@@ -40,6 +40,9 @@ class Incoming(NamedTuple):
     frames: Sequence[Frame]
 
 
+FIRST_OPS = frozenset([Op.MAKE, Op.ATTACH])  # of a token, which they give to a session
+
+
 @dataclass
 class _Link:
     """What the hub's half knows of one session."""
@@ -111,7 +114,7 @@ class HubProtocol:
             self.malformed += 1
             failure = Failure("malformed", "request", f"the request cannot be read: {error}")
             self.fail(Incoming(peer, op, prelude.token, prelude.seq, None, ()), failure)
-            if op == Op.MAKE:
+            if op in FIRST_OPS:
                 self.forget(prelude.token)  # nobody else knows of this session
             return None
         return Incoming(peer, op, prelude.token, prelude.seq, message, frames[1:])
@@ -142,9 +145,9 @@ class HubProtocol:
             return False  # with no reply yet it joins the running one, whose reply now goes to this peer
         # A client that gave requests up goes on with a later seq, and may close while one of them still runs.
         follows = prelude.seq > link.seq and (not link.running or prelude.op == Op.CLOSE)
-        if not follows or prelude.op == Op.MAKE:
+        if not follows or prelude.op in FIRST_OPS:
             text = f"request {prelude.seq} does not follow request {link.seq}{', which runs' if link.running else ''}"
-            if prelude.op == Op.MAKE:
+            if prelude.op in FIRST_OPS:
                 text = "the session is made already; another one needs a token of its own"
             self._refuse(peer, prelude, Failure("bad_seq", "request", text))
             return False
@@ -158,20 +161,20 @@ class HubProtocol:
             self.replayed += 1
             self.outgoing.append((peer, ended.reply))
             return False
-        if prelude.op != Op.MAKE or (ended is not None and prelude.seq <= ended.seq):
-            text = "this hub has no such session: its lease ran out, it was closed, or it never was"
+        if prelude.op not in FIRST_OPS or (ended is not None and prelude.seq <= ended.seq):
+            text = "this hub has no such session: its lease ran out, it was closed or taken over, or it never was"
             self._refuse(peer, prelude, Failure("session_lost", "session", text))
             return False
-        if refusal := self._make_refusal():
+        if refusal := self._make_refusal(prelude.op):
             self._refuse(peer, prelude, refusal)
             return False
         self._links[prelude.token] = _Link(peer, connection, prelude.seq, running=True)
         return True
 
-    def _make_refusal(self) -> Failure | None:
+    def _make_refusal(self, op: int) -> Failure | None:
         if self.draining:
             return Failure("draining", "hub", "the hub is shutting down and takes no new sessions")
-        if len(self._links) >= self._sessions_max:
+        if op == Op.MAKE and len(self._links) >= self._sessions_max:
             text = (
                 f"the hub already has sessions_max={self._sessions_max} sessions; close one, or wait for a lease to end"
             )

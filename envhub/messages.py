@@ -27,6 +27,7 @@ class Op(IntEnum):
     HEALTH = 4
     SESSIONS = 5
     HEARTBEAT = 6
+    OBSERVE = 7
     MAKE = 16
     RESET = 17
     STEP = 18
@@ -38,15 +39,14 @@ class Op(IntEnum):
     RECEIVE = 24
     TEMPLATES = 25
     HOPS = 26
+    ATTACH = 27
     PING = 64  # pushed by the hub to see whether a client is still there; asks for nothing
     GOODBYE = 65  # pushed by the hub when it ends a session that its client did not close
     FAILURE = 127
 
 
 REPLY = 128
-SESSION_OPS = frozenset(
-    [Op.MAKE, Op.RESET, Op.STEP, Op.CALL, Op.SET_ATTR, Op.CLOSE, Op.COLLECT, Op.SEND, Op.RECEIVE, Op.TEMPLATES, Op.HOPS]
-)
+SESSION_OPS = frozenset(op for op in Op if Op.MAKE <= op < Op.PING)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------
@@ -82,6 +82,21 @@ class SessionsRequest:
 @dataclass(frozen=True)
 class HeartbeatRequest:
     """Asks where the request ``seq`` of the prelude's session stands; also tells the hub where to send its reply."""
+
+
+@dataclass(frozen=True)
+class Observe:
+    """The last observations of a session, which does not notice."""
+
+    session: bytes  # its token
+    described: bool = False  # whether the client knows the spaces
+
+
+@dataclass(frozen=True)
+class Attach:
+    """Take a session over, which goes on under the token of the prelude; whoever held it has lost it."""
+
+    session: bytes  # the token it had
 
 
 @dataclass(frozen=True)
@@ -261,6 +276,19 @@ class Made:
     spec: bytes = b""  # the env's EnvSpec, encoded; empty where it has none that can be carried
     ticket: bytes = b""  # for the hub's side socket, once; empty where it has none
     step_s: Optional[float] = None  # how long a step of one env took, where it was measured
+    autoreset_mode: str = ""  # of Make, for who takes the session over
+    observation_mode: str = ""
+    steps: List[int] = field(default_factory=list)  # then also each row's number of steps and resets so far
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a session showed last: for each row, how many steps and resets it has had, and whether it is given here."""
+
+    num_envs: int
+    steps: List[int]
+    given: List[bool]
+    observation_spaces: List[bytes] = field(default_factory=list)  # as in Made, unless they are known
 
 
 @dataclass(frozen=True)
@@ -362,6 +390,8 @@ REQUESTS: Dict[int, Type[Any]] = {
     Op.RECEIVE: Receive,
     Op.TEMPLATES: TemplatesRequest,
     Op.HOPS: HopsRequest,
+    Op.OBSERVE: Observe,
+    Op.ATTACH: Attach,
 }
 REPLIES: Dict[int, Type[Any]] = {
     Op.HELLO: Welcome,
@@ -381,6 +411,8 @@ REPLIES: Dict[int, Type[Any]] = {
     Op.RECEIVE: Done,
     Op.TEMPLATES: Templates,
     Op.HOPS: Hops,
+    Op.OBSERVE: Observed,
+    Op.ATTACH: Made,
     Op.FAILURE: Failure,
 }
 _HINTS: Dict[Type[Any], Dict[str, Any]] = {}

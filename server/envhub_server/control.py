@@ -156,6 +156,7 @@ class Serve:
     seeds: List[Optional[int]] = field(default_factory=list)
     failure: Optional[Failure] = None
     info: bytes = b""
+    moved: bool = False  # they were this worker's before, in another arena
 
 
 @dataclass(frozen=True)

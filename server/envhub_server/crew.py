@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,9 +21,10 @@ from envhub.messages import Make
 from envhub.standing_in import ENDED, FRESH, OWED, beside, put_info, stay, truncate
 from envhub_server import control
 from envhub_server.ends import Outcome
+from envhub_server.supervisor import Supervisor
 from envhub_server.watch import Watch
 from envhub_server.watchdog import Late, Watchdog
-from envhub_server.worker_process import WorkerProcess
+from envhub_server.worker_process import Handlers, WorkerProcess
 
 DUMP_S = 0.2  # for a worker to write where its threads are, before it is killed
 
@@ -69,15 +70,32 @@ class Crew:
     """
 
     def __init__(
-        self, make: Make, watch: Watch, tell: Callable[[int, Any], None], now_s: Callable[[], float], log: Any
+        self,
+        make: Make,
+        watch: Watch,
+        supervisor: Supervisor,
+        handlers: Callable[[int], Handlers],
+        now_s: Callable[[], float],
+        log: Any,
     ) -> None:
-        """Of this session; ``tell`` hears what the hub has to say in the place of a worker."""
+        """Of this session.
+
+        Args:
+            make: what it is made of.
+            watch: where to listen.
+            supervisor: starts the processes.
+            handlers: of a worker's messages and its end; also of what is said here in its place.
+            now_s: the hub's time.
+            log: the session's.
+        """
         self.bells: list[int] = []
         self._num_envs = make.num_envs
         self._faults = make.faults
+        self._world = make.world
         self._log = log
         self._watch = watch
-        self._tell = tell
+        self._supervisor = supervisor
+        self._handlers = handlers
         self._now_s = now_s
         self._posts: list[_Post] = []
         self._arena: Arena | None = None
@@ -91,11 +109,36 @@ class Crew:
         rows = [np.arange(number, self._num_envs, workers) for number in range(workers)]
         self._posts = [_Post(mine, Watchdog(self._faults)) for mine in rows]
 
-    def started(self, number: int, process: WorkerProcess) -> None:
-        """A process that is to be this worker was asked for."""
-        post = self._posts[number]
-        post.process, post.built, post.late = process, 0, None
-        post.watchdog.rest()
+    def start(self, numbers: Sequence[int]) -> None:
+        """Ask for the processes of these workers.
+
+        Raises:
+            OSError: there are no descriptors or processes left; none was started.
+        """
+        environ = None if self._world is None else self._world.environ
+        started = self._supervisor.start([self._handlers(number) for number in numbers], environ)
+        for number, process in zip(numbers, started, strict=True):
+            post = self._posts[number]
+            post.process, post.built, post.late = process, 0, None
+            post.watchdog.rest()
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of those that run."""
+        return [process.pid for process in self.processes.values() if process.pid is not None]
+
+    def hear(self) -> None:
+        """Deal with all that they have said."""
+        for process in list(self.processes.values()):
+            while process.hear():
+                pass
+
+    def ring(self, *numbers: int) -> None:
+        """Wake these workers, or all, and see to the rows of those that have ended: something was posted."""
+        for number, post in enumerate(self._posts):
+            if post.process is not None and (not numbers or number in numbers):
+                post.process.ring()
+        self.posted(*numbers)
 
     @property
     def processes(self) -> dict[int, WorkerProcess]:
@@ -136,6 +179,12 @@ class Crew:
     def join(self, arena: Arena, loose: bool, ring_driver: Callable[[], None]) -> None:
         """Work in this arena, beside which observations have leaves if ``loose``; ``ring_driver`` wakes its driver."""
         self._arena, self._loose, self._ring_driver = arena, loose, ring_driver
+
+    def map_arena(self, number: int, message: control.MapArena, memory: int, done_bell: int) -> None:
+        """Hand the arena to a worker; of one that has ended, somebody was or will be told."""
+        process = self._posts[number].process
+        if process is not None:
+            process.map_arena(message, memory, self.bells[1 + number], done_bell, self.bells[0])
 
     def hand_over(self, number: int, message: control.Serve) -> None:
         """Give a worker its rows, and what it missed."""
@@ -208,13 +257,13 @@ class Crew:
         info = beside(b"", outcome.info) if self._loose else outcome.info
         for row in rows.tolist():
             if outcome.raises:
-                self._tell(row % len(self._posts), control.RowFailed(replace(outcome.failure, env_index=row)))
+                self._say(row, control.RowFailed(replace(outcome.failure, env_index=row)))
                 self._leave(row)
                 arena.needs_reset[row] = FRESH
                 arena.status[row] = STATUS_RAISED
             else:
                 if not put_info(arena, row, info):
-                    self._tell(row % len(self._posts), control.RowInfo(row, info))
+                    self._say(row, control.RowInfo(row, info))
                 truncate(arena, row, len(info))
             arena.done[row] = arena.request[row]
         if rows.size:
@@ -228,6 +277,9 @@ class Crew:
                 self._arena.done[row] = self._arena.request[row]
             post.under_way = None
             self._ring_driver()
+
+    def _say(self, row: int, message: Any) -> None:
+        self._handlers(row % len(self._posts)).message(message)
 
     def _leave(self, row: int) -> None:
         assert self._arena is not None

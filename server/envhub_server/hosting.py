@@ -98,10 +98,10 @@ class Host:
         self.heard_ns = 0
         self.close_by_s: float | None = None
         self._watch = watch
-        self._supervisor = supervisor
         self._outcomes = outcomes
         self._request: Incoming | None = None
-        self._crew = Crew(session.make, watch, self._on_message, outcomes.now_s, log.bind(session=token.hex()[:8]))
+        told = log.bind(session=token.hex()[:8])
+        self._crew = Crew(session.make, watch, supervisor, self._handlers, outcomes.now_s, told)
         self._arena: Arena | None = None
         self._slots: Slots | None = None
         self._passed_ns = [0, 0, 0, 0]  # when the last step was heard, rung, done and answered
@@ -118,7 +118,7 @@ class Host:
     @property
     def pids(self) -> list[int]:
         """The process ids of the workers that run."""
-        return [worker.pid for worker in self._crew.processes.values() if worker.pid is not None]
+        return self._crew.pids
 
     @property
     def arena_bytes(self) -> int:
@@ -141,31 +141,26 @@ class Host:
     def start(self, request: Incoming, make: Make) -> None:
         """Start the workers and have them build the envs."""
         self._request = request
-        self._environ = make.world.environ if make.world else None
         self._apply(self.session.start())
 
     def _start_workers(self, numbers: Sequence[int]) -> None:
         if self._arena is None:
             self._crew.settle(len(self.session.blocks))
-        handlers = [
-            Handlers(
-                partial(self._on_message, number),
-                partial(self._on_exit, number),
-                partial(self._outcomes.worker_started, self, number),
-            )
-            for number in numbers
-        ]
         try:
-            started = self._supervisor.start(handlers, self._environ)
+            self._crew.start(numbers)
         except OSError as error:
             if self.session.making:
                 refusal = Failure("limit", "hub", f"a worker cannot be started: {error}")
                 self._apply(self.session.abandon(refusal, terminate=True))
             for number in numbers:
                 self._on_exit(number, Ending(f"cannot be started: {error}"))
-            return
-        for number, process in zip(numbers, started, strict=True):
-            self._crew.started(number, process)
+
+    def _handlers(self, number: int) -> Handlers:
+        return Handlers(
+            partial(self._on_message, number),
+            partial(self._on_exit, number),
+            partial(self._outcomes.worker_started, self, number),
+        )
 
     def request(self, request: Incoming) -> None:
         """Carry out the client's next request."""
@@ -229,15 +224,8 @@ class Host:
         except ValueError as error:
             return f"{error}; no env has moved"
         frames.forget()
-        self._wake({int(number) for number in np.unique(rows % len(self.session.blocks))})
+        self._crew.ring(*np.unique(rows % len(self.session.blocks)).tolist())
         return ""
-
-    def _wake(self, numbers: set[int]) -> None:
-        """Ring these workers, and see to the rows of those that have ended."""
-        for number, process in self._crew.processes.items():
-            if number in numbers:
-                process.ring()
-        self._crew.posted(*numbers)
 
     def _receive_part(self) -> None:
         """Answer a RECEIVE that waits, if enough of the envs are done."""
@@ -253,7 +241,7 @@ class Host:
         if parts.done() < min(self._request.message.min_envs, parts.outstanding):
             return
         rows, raised = parts.ready()
-        self._hear_workers()  # what belongs to these rows was said before they were done
+        self._crew.hear()  # what belongs to these rows was said before they were done
         parts.taken(rows if raised is None else raised)
         small, large = parts.infos(rows)
         self._apply(self.session.event(-1, Received(tuple(rows.tolist()), tuple(small.items()), tuple(large), raised)))
@@ -279,7 +267,7 @@ class Host:
         """Drive from now on; a client that drives asks for nothing but CLOSE before its step has ended."""
         arena = self._arena
         if isinstance(request.message, ASIDE):
-            self._hear_workers()  # it asks for what they have said, whoever drives
+            self._crew.hear()  # it asks for what they have said, whoever drives
             return True
         if arena is None or self._driving.driver == DRIVER_HUB or self.session.phase is not Phase.READY:
             return True
@@ -304,11 +292,6 @@ class Host:
         if self._arena is not None:
             self._driving.revoke(self._arena)
 
-    def _hear_workers(self) -> None:
-        for worker in list(self._crew.processes.values()):
-            while worker.hear():
-                pass
-
     # --- events -----------------------------------------------------------------------------------------------------
 
     def _on_done_bell(self) -> None:
@@ -322,7 +305,7 @@ class Host:
         self._noted = arena.noted()
         if self._noted:
             # What did not fit into the arena was sent by the channel before the rows were done, so it is here by now.
-            self._hear_workers()
+            self._crew.hear()
         stepped = self._request is not None and isinstance(self._request.message, messages.Step)
         self._apply(self.session.event(-1, Moved()))
         if stepped:
@@ -435,10 +418,7 @@ class Host:
             self._map_arena(number, message)
 
     def _map_arena(self, number: int, message: control.MapArena) -> None:
-        process = self._crew.processes.get(number)
-        if process is not None:  # else it has ended, as the session was or will be told
-            client_bell, bell = self._crew.bells[0], self._crew.bells[1 + number]
-            process.map_arena(message, self._memory, bell, self._done_bell, client_bell)
+        self._crew.map_arena(number, message, self._memory, self._done_bell)
 
     def _drive(self, drive: Drive) -> None:
         frames, slots = self._frames, self._slots
@@ -451,10 +431,9 @@ class Host:
             if frames.has_beside:
                 for number, rows in enumerate(self.session.blocks):
                     self._crew.tell(number, control.StepRows(frames.beside(rows)))
+                self._crew.posted()
             else:
-                for worker in self._crew.processes.values():
-                    worker.ring()
-            self._crew.posted()
+                self._crew.ring()
             self._passed_ns[:2] = self.heard_ns, time.monotonic_ns()
             return
         slots.post(drive.op)

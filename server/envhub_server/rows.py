@@ -111,16 +111,19 @@ class Row:
                 if wrong:
                     raise NotFinite(f"{wrong} values of part {number} of an observation are not finite")
 
-    def take(self, seed: int | None, owed: Exception | None, owed_info: bytes) -> None:
-        """Go on from what stands in the arena.
+    def go_on(self) -> None:
+        """Go on from what stands in the arena."""
+        pending = self._arena.request[self.index] != self._arena.done[self.index]
+        self._last_slot = (int(self._arena.slot[self.index]) & 1) ^ int(pending)
+
+    def owe(self, seed: int | None, owed: Exception | None, owed_info: bytes) -> None:
+        """Begin in the place of another env, as far as ``needs_reset`` says so.
 
         Args:
-            seed: of the reset that the env begins with, if it is to begin with one.
+            seed: of the reset that the env begins with.
             owed: what to raise, where nobody was told yet what became of the env before this one.
             owed_info: the info of the truncation, where that is to be none.
         """
-        pending = self._arena.request[self.index] != self._arena.done[self.index]
-        self._last_slot = (int(self._arena.slot[self.index]) & 1) ^ int(pending)
         self._seed, self._owed, self._owed_info = seed, owed, owed_info
 
     def step(self, beside: Sequence[Any] = ()) -> None:

@@ -154,6 +154,11 @@ class Worker:
 
     def _on_MapArena(self, mapped: Any) -> bool | None:
         memory, *bells = self._channel.take_descriptors(5)
+        for bell in (*self._bells, *self._done_bells.values()):  # of an arena that this one takes the place of
+            with contextlib.suppress(KeyError):
+                self._poller.unregister(bell)
+            os.close(bell)
+        self._spinner = Spinner(0, time.perf_counter_ns)
         self._bells, self._done_bells = bells[:2], dict(zip((DRIVER_HUB, DRIVER_CLIENT), bells[2:]))
         layout = Layout(
             mapped.num_envs,
@@ -195,7 +200,9 @@ class Worker:
     def _on_Serve(self, serve: Any) -> None:
         owed = None if serve.failure is None else Owed(serve.failure)
         for number, row in enumerate(self._rows):
-            row.take(serve.seeds[number] if serve.seeds else None, owed, serve.info)
+            row.go_on()
+            if not serve.moved:
+                row.owe(serve.seeds[number] if serve.seeds else None, owed, serve.info)
         for bell in self._bells:
             self._poller.register(bell, select.POLLIN)
         self._spinner = Spinner(self._spin_us, time.perf_counter_ns)  # not before: till now the rows were the hub's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +22,7 @@ def main() -> None:
     parser.add_argument("--lanes", default=",".join(LANES))
     parser.add_argument("--pace", type=float, default=1.0, help="seconds between two acts, on average")
     told = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     seed = secrets.randbits(32) if told.seed is None else told.seed
     print(f"seed {seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="envhub-chaos-") as folder:

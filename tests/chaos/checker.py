@@ -8,7 +8,7 @@ reset. A request that got no answer may have been carried out, once, or not at a
 from __future__ import annotations
 
 import enum
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -17,7 +17,8 @@ import numpy as np
 from chaos.chain_env import HEAD, RESET, UNOWNED, advance, reward_of, token
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
-FINDINGS_MAX = 20  # the rest is counted
+FINDINGS_MAX = 10  # the rest is counted
+TRAIL = 4  # requests before a finding that it tells of
 
 Head = tuple[int, int, int, int]
 
@@ -123,6 +124,7 @@ class Checker:
         self._length = length
         self._owners: dict[int, int] = {}  # the row of every incarnation that was seen
         self._chains = [Chain() for _ in range(rows)]
+        self._trail: deque[tuple[Any, ...]] = deque(maxlen=TRAIL)
 
     def session(self) -> None:
         """A new session begins: what stood in the old one has ended, and must not come back."""
@@ -130,6 +132,7 @@ class Checker:
 
     def reset(self, observations: np.ndarray, infos: Mapping[str, Any], mask: Sequence[bool] | None = None) -> None:
         """A reset of all rows, or of those of the mask, returned this."""
+        self._trail.append(("reset", mask, _heads(observations), infos))
         self._check_tails(observations)
         for row, head in enumerate(_heads(observations)):
             chain = self._chains[row]
@@ -144,6 +147,7 @@ class Checker:
 
     def step(self, numbers: Sequence[int], batch: Batch) -> None:
         """A step with the actions ``[row, numbers[row]]`` returned this."""
+        self._trail.append(("step", numbers, _heads(batch.observations), batch.infos))
         self._check_tails(batch.observations)
         failed = _mask(batch.infos, "env_failure", self._rows)
         invalid = _mask(batch.infos, "invalid_transition", self._rows)
@@ -195,6 +199,10 @@ class Checker:
     def _advance(self, row: int, chain: Chain, number: int, head: Head, batch: Batch) -> None:
         if not chain.candidates:
             self._find(Kind.BROKEN, row, "stepped before it was reset")
+            return
+        if self._mode == NEXT_STEP and chain.candidates[0].owes_reset and head[1] not in self._owners:
+            self._begin(row, chain, head)  # it died between two episodes, of which neither was cut short
+            self._expect_outcome(row, batch, 0.0, False, False)
             return
         outcomes = [self._stepped(state, row, number) for state in chain.candidates]
         state = self._match(row, chain, [state for state, _ in outcomes], head)
@@ -253,7 +261,8 @@ class Checker:
                 self._adopt(row, chain, state)
                 return state
         self._find(self._difference(row, expected[0].head, head), row, f"shows {head} instead of {expected[0].head}")
-        state = replace(expected[0], head=head)
+        anew = State((UNOWNED, head[1], 0, 0), 0).reset()
+        state = anew if head == anew.head else replace(expected[0], head=head)
         self._adopt(row, chain, state)
         return state
 
@@ -279,7 +288,9 @@ class Checker:
     def _find(self, kind: Kind, row: int, text: str) -> None:
         self.tally.wrong[kind.value] += 1
         if len(self.tally.findings) < FINDINGS_MAX:
-            self.tally.findings.append(Finding(kind, row, f"at batch {self.tally.batches}: {text}"))
+            trail = [f"{what} {told}: {heads[row]} {_failures(infos)}" for what, told, heads, infos in self._trail]
+            text = f"at batch {self.tally.batches}: {text}; before and then: {'; '.join(trail)}"
+            self.tally.findings.append(Finding(kind, row, text))
 
 
 def _heads(observations: np.ndarray) -> list[Head]:
@@ -293,6 +304,10 @@ def _mask(infos: Mapping[str, Any], name: str, rows: int) -> Any:
 def _cause(infos: Mapping[str, Any], row: int) -> str:
     failures = infos.get("env_failure")
     return "unsaid" if failures is None or failures[row] is None else str(failures[row]["cause"])
+
+
+def _failures(infos: Mapping[str, Any]) -> str:
+    return ", ".join(str(failure) for failure in infos.get("env_failure", ()) if failure is not None)
 
 
 def _final(batch: Batch, row: int) -> np.ndarray | None:

@@ -17,9 +17,9 @@ from chaos.trainer import Task
 REPORT_S = 10.0
 MODES = {EMBEDDED: NEXT_STEP, IPC: SAME_STEP, TCP: NEXT_STEP, RELAY: DISABLED}
 OPTIONS: dict[str, dict[str, Any]] = {
-    EMBEDDED: {"on_exception": "truncate"},
-    IPC: {"restart_wait": 0.05, "step_timeout": 1.0},
-    TCP: {"step_timeout": 2.0, "on_exception": "truncate"},
+    EMBEDDED: {"on_exception": "truncate", "on_hub_loss": "recreate"},
+    IPC: {"restart_wait": 0.05, "step_timeout": 1.0, "on_hub_loss": "recreate"},
+    TCP: {"step_timeout": 2.0, "on_exception": "truncate", "on_hub_loss": "recreate"},
     RELAY: {},
 }
 RESTARTS_MAX = 100_000

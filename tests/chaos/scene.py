@@ -181,6 +181,7 @@ class Scene:
             self._later(seconds, lambda: self._signal(process, signal.SIGCONT, 0))
 
     def _kill_trainer(self, act: Act) -> None:
+        self.undo(float("inf"))  # its private hub may be stopped, and could not notice
         self.trainers[act.lane].kill()
 
     def _stop_trainer(self, act: Act) -> None:

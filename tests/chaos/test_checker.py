@@ -98,6 +98,14 @@ def test_reset_of_the_trainers_own_is_accepted_and_may_find_a_new_incarnation() 
     assert kinds(checker) == {} and checker.tally.incarnations == ROWS + 1
 
 
+def test_env_that_dies_between_two_episodes_cuts_none_short() -> None:
+    hub, checker = history(batches=LENGTH)
+    hub.dead[1] = True
+    checker.step([9] * ROWS, hub.step(9))
+    checker.step([10] * ROWS, hub.step(10))
+    assert kinds(checker) == {} and checker.tally.incarnations == ROWS + 1
+
+
 def with_step_left_out(hub: FaultlessHub) -> Batch:
     before = hub.last.copy()
     return hub.step(2)._replace(observations=before)

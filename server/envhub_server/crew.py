@@ -43,7 +43,7 @@ class _Post:
         watchdog: looks at it.
         process: it, unless it has ended.
         serves: whether its rows are its own.
-        built: how many envs it has made.
+        built: how many envs it has made; one more once it has said so.
         under_way: what it was told for the request under way, if that is not said by the words in the arena.
         late: the env for which it is to be killed, and when.
         outcome: what its rows are told, once it has ended.
@@ -163,7 +163,9 @@ class Crew:
         if isinstance(message, (control.ResetRows, control.StepRows, *CALLS)):
             post.under_way = message
             if not post.serves:
-                self._stay(post, message)
+                if isinstance(message, control.ResetRows) and not message.rows and self._arena is not None:
+                    post.under_way = None
+                    self._stay(self._outstanding(post))
                 return
         if post.process is not None:
             post.process.tell(message)
@@ -173,6 +175,8 @@ class Crew:
         post = self._posts[number]
         if isinstance(message, control.Building):
             post.built = message.built
+        elif isinstance(message, control.Built):
+            post.built = len(post.rows) + 1
         elif isinstance(message, control.Suspicious):
             self._log.warning("env_suspicious", env=message.row, why=message.what)
         elif isinstance(message, control.Faulted):
@@ -243,16 +247,21 @@ class Crew:
         post.serves = False
         self._hear(number)
         outstanding = self._outstanding(post)
-        resets = outstanding[arena.op[outstanding] == OP_RESET]
-        if not resets.size or outcome.raises or not isinstance(post.under_way, control.ResetRows):
-            post.under_way, resets = None, outstanding[:0]
-        idle = np.setdiff1d(post.rows, outstanding)
-        steps = np.setdiff1d(outstanding, resets)
+        resets, stays = outstanding[:0], outstanding[:0]
+        if isinstance(post.under_way, control.ResetRows) and not outcome.raises:
+            resets = np.intersect1d(outstanding, np.array(post.under_way.rows, np.int64))
+            stays = np.setdiff1d(outstanding, resets)
+        if not resets.size:
+            post.under_way = None
+        idle = np.setdiff1d(post.rows, np.setdiff1d(outstanding, stays))
+        steps = np.setdiff1d(outstanding, np.union1d(resets, stays))
         # Rows that had completed are told by their next step, unless the one error of this step says it of all.
         lost, owed = arena.needs_reset[idle], FRESH if outcome.raises and steps.size else OWED
         arena.needs_reset[idle] = np.where((lost == ENDED) | (lost == FRESH), FRESH, owed)
         arena.needs_reset[resets] = FRESH
         self._finish(post, steps)
+        if not resets.size:
+            self._stay(stays)
 
     def _hear(self, number: int) -> None:
         if self._memory is not None and not self._posts[number].heard:
@@ -307,13 +316,13 @@ class Crew:
         if rows.size:
             self._ring_driver()
 
-    def _stay(self, post: _Post, message: Any) -> None:
+    def _stay(self, rows: np.ndarray) -> None:
         """Let no reset wait for envs that it leaves out."""
-        if isinstance(message, control.ResetRows) and not message.rows and self._arena is not None:
-            for row in self._outstanding(post).tolist():
-                self._leave(row)
-                self._arena.done[row] = self._arena.request[row]
-            post.under_way = None
+        assert self._arena is not None
+        for row in rows.tolist():
+            self._leave(row)
+            self._arena.done[row] = self._arena.request[row]
+        if rows.size:
             self._ring_driver()
 
     def _say(self, row: int, message: Any) -> None:
@@ -355,9 +364,14 @@ class Crew:
 
     def _look(self, number: int, post: _Post, now_s: float) -> Late | None:
         if not post.serves:
+            if post.built > len(post.rows) and not post.mapped:
+                post.watchdog.rest()  # it waits for the others
+                return None
             row = int(post.rows[min(post.built, len(post.rows) - 1)])
-            return post.watchdog.look(now_s, "init", row, post.built)
+            return post.watchdog.look(now_s, "init", row, post.built + post.mapped)
         assert self._arena is not None
+        if post.moving:
+            return post.watchdog.look(now_s, "init", int(post.rows[0]), -1)
         outstanding = self._outstanding(post)
         calls = isinstance(post.under_way, CALLS)
         if not outstanding.size and not calls:
@@ -367,7 +381,7 @@ class Crew:
         row = turn & TURN_ROW
         if calls:
             return post.watchdog.look(now_s, "call", row if row in post.rows else int(post.rows[0]), turn)
-        if row not in outstanding:
+        if row not in outstanding and not turn & TURN_FIRST:  # which is said also while an env is made anew
             row = int(outstanding[0])  # it has not begun with the one it was asked for
         kind = "reset" if self._arena.op[row] == OP_RESET else "init" if turn & TURN_FIRST else "step"
         return post.watchdog.look(now_s, kind, row, turn)

@@ -54,7 +54,10 @@ class ReplyFrames:
         if results:
             self._arrays.append(self._arena.results.tobytes())
         if infos is not None:
-            self.rows = sorted([*self._arena.small_infos(), *infos.items()], key=lambda pair: pair[0])
+            # A worker may have sent one and then ended, so that the row's outcome is another.
+            limit, lengths = self._arena.layout.info_bytes, self._arena.info_length
+            large = [(row, info) for row, info in infos.items() if lengths[row] > limit]
+            self.rows = sorted([*self._arena.small_infos(), *large], key=lambda pair: pair[0])
             self._columns = self._arena.columns()
 
     def part(self, rows: np.ndarray) -> None:

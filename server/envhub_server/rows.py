@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterator, Sequence
 import numpy as np
 
 from envhub import actions, codec, spaces
-from envhub.arena import Arena
+from envhub.arena import TURN_FIRST, Arena
 from envhub.columns import Writer
 from envhub.layout import OBJECT, SLOTS
 from envhub.standing_in import ENDED, FRESH, ONGOING, OWED, beside, put_info, repeat_observation, truncate
@@ -32,20 +32,24 @@ class NotFinite(ValueError):
 
 
 class Row:
-    """One env of this worker."""
+    """One env of this worker.
+
+    Attributes:
+        turn: how it is called in its worker's ``turn`` word.
+    """
 
     def __init__(self, index: int, runner: EnvRunner, autoreset_mode: str, allow_pickle: bool) -> None:
         self.index = index
+        self.turn = index | TURN_FIRST
         self.env = runner.env
         self._runner = runner
         self._mode = autoreset_mode
         self._exact = codec.as_pickle if allow_pickle else codec.refuse
         self._lenient = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
         self._beside: Iterator[Any] = iter(())
-        self.stepped = False
         self._finite_only = False
-        self._suspect: SendSuspicion | None = None
         self._looks = 0
+        self._until_look = 0  # steps; never, where it is not positive
         self._seed: Any = None
         self._owed: Any = None
         self._owed_info = b""
@@ -53,7 +57,7 @@ class Row:
     def rebuilt(self, runner: EnvRunner) -> None:
         """Have another env from now on, whose first step is its reset."""
         self.env, self._runner = runner.env, runner
-        self.stepped, self._seed = False, None
+        self.turn, self._seed = self.index | TURN_FIRST, None
 
     def attach(
         self, arena: Arena, observation_space: Any, action_space: Any, send_info: SendInfo, columns: Writer | None
@@ -86,21 +90,19 @@ class Row:
 
     def look_after(self, finite_only: bool, suspect: SendSuspicion) -> None:
         """Refuse what is not finite, if so; and tell ``suspect`` of the first observation that is out of its space."""
-        self._finite_only, self._suspect, self._looks = finite_only, suspect, 0
+        self._finite_only, self._suspect, self._until_look = finite_only, suspect, 1
 
     def _look(self, observation: Any) -> None:
-        """See, of the first steps and of some later ones, whether the observation is in its space."""
+        """See whether the observation is in its space; of the first steps always, and then now and then."""
         self._looks += 1
-        if self._looks > ALWAYS_LOOKED_AT and self._looks % LOOKED_AT_ONE_IN:
-            return
-        assert self._suspect is not None
+        self._until_look = 1 if self._looks < ALWAYS_LOOKED_AT else LOOKED_AT_ONE_IN
         try:
             problem = "" if self.env.observation_space.contains(observation) else "an observation out of its space"
         except Exception as error:  # of a space of the env's own, which we do not need
             problem = f"its space cannot tell whether it contains an observation: {error!r}"
         if problem:
             self._suspect(self.index, problem)
-            self._suspect = None
+            self._until_look = 0
 
     def _check_finite(self, observation: Any, reward: Any) -> None:
         if not np.isfinite(reward):
@@ -137,13 +139,14 @@ class Row:
         if owed > ENDED:
             self._begin(owed)
             return
-        self.stepped = True
+        self.turn = self.index
         if owed and self._mode == NEXT_STEP:
             observation, info = self._runner.autoreset()
             self._store(observation, 0.0, False, False, info)
             return
         observation, reward, terminated, truncated, info = self._runner.step(self._action())
-        if self._suspect is not None:
+        self._until_look -= 1
+        if not self._until_look:
             self._look(observation)
         if self._finite_only:
             self._check_finite(observation, reward)

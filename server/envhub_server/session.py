@@ -284,6 +284,7 @@ class Session:
             case control.RowInfo(row, info):
                 if row in self.blocks[worker]:
                     self.infos[row] = info
+                    self._left.pop(row, None)
                 return []
             case control.InfoTemplate(number, example):
                 if len(self._templates) < TEMPLATES_MAX * len(self.blocks):
@@ -398,6 +399,7 @@ class Session:
             return []
         if self.phase is Phase.READY:
             self._left[failure.env_index or 0] = failure
+            self.infos.pop(failure.env_index or 0, None)
             return []
         if self._failure is None or (failure.env_index or 0) < (self._failure.env_index or 0):
             self._failure = failure  # of several, the first env's is told

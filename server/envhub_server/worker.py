@@ -221,7 +221,7 @@ class Worker:
     def _begin(self, row: Row) -> None:
         """Say which row is served from now on: the hub looks whether that goes on."""
         self._turn += TURN_ONE
-        self._turns[self._turn_at] = self._turn | row.index | (0 if row.stepped else TURN_FIRST)
+        self._turns[self._turn_at] = self._turn | row.turn
 
     def _serve_rows(self) -> None:
         self._stamp(self._began_ns)
@@ -251,7 +251,8 @@ class Worker:
 
         self._stamp(self._began_ns)
         for row in self._rows:
-            self._finish(row, partial(run, row), steps=True)
+            if self._request[row.index] != self._done[row.index]:  # else the hub did it, before there was this worker
+                self._finish(row, partial(run, row), steps=True)
         self._stamp(self._ended_ns)
         self._ring()
         self._mend()
@@ -304,6 +305,8 @@ class Worker:
         while self._broken:
             row = self._broken.pop()
             self._mended += 1
+            row.turn |= TURN_FIRST  # as at the first making: so long it may take
+            self._begin(row)
             try:
                 row.env.close()
             except BaseException:

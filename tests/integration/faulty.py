@@ -42,6 +42,10 @@ class Faulty(gym.Env[np.ndarray, int]):
         super().reset(seed=seed)
         for act in (options or {}).get("act", ()):
             self.act(act)
+        once = Path((options or {}).get("die_unless", __file__))
+        if not once.exists():
+            once.touch()
+            self.act(KILL)
         self.steps, self.drawn = 0, float(self.np_random.integers(10**6))
         return self.seen(), {}
 
@@ -80,6 +84,31 @@ class Faulty(gym.Env[np.ndarray, int]):
 
 def faulty(**kwargs: Any) -> gym.Env[Any, Any]:
     return Faulty(**kwargs)
+
+
+class Wordy(Faulty):
+    """Says more of each step than has room beside it."""
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return (*super().step(action)[:4], {"story": "x" * 5000})
+
+
+def wordy() -> gym.Env[Any, Any]:
+    return Wordy()
+
+
+class Spoken(Faulty):
+    """Takes words for actions: "end" ends the episode, a digit is an action of ``Faulty``."""
+
+    action_space = spaces.Text(10)  # type: ignore[assignment]
+
+    def step(self, action: str) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
+        seen, reward, _, truncated, info = super().step(0 if action == "end" else int(action))
+        return seen, reward, action == "end", truncated, info
+
+
+def spoken() -> gym.Env[Any, Any]:
+    return Spoken()
 
 
 class FaultyParts(Faulty):

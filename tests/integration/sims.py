@@ -372,6 +372,6 @@ OFFERED = [
         )
     ),
     "faulty=faulty:faulty",
-    "faulty_parts=faulty:faulty_parts",
+    *(f"{name}=faulty:{name}" for name in ("faulty_parts", "wordy", "spoken")),
     "missing=no_such_module:factory",
 ]

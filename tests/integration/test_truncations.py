@@ -180,6 +180,47 @@ def test_env_that_dies_in_every_reset_exhausts_its_restarts(address: str | None)
             envs.reset(options={"act": [KILL]})
 
 
+def test_env_that_a_reset_left_out_is_truncated_though_its_worker_died_in_that_reset(
+    address: str | None, tmp_path: Path
+) -> None:
+    with made(address, 2, num_workers=1) as envs:
+        envs.reset()
+        step(envs, 0, 0)
+        mask = np.array([True, False])
+        seen, _ = envs.reset(options={"reset_mask": mask, "die_unless": str(tmp_path / "died")})
+        assert seen[:, 0].tolist() == [0, 1]
+        seen, _, _, truncations, infos = step(envs, 0, 0)
+        assert seen[:, 0].tolist() == [1, 1] and truncations.tolist() == [False, True]
+        assert infos["env_failure"][1].cause == "crash"
+        assert step(envs, 0, 0)[0][:, 0].tolist() == [2, 0]
+
+
+def test_actions_beside_the_arrays_are_carried_out_once_around_a_death(address: str | None) -> None:
+    with made(address, 2, "spoken", num_workers=1) as envs:
+        envs.reset()
+        assert envs.step(("end", "0"))[2].tolist() == [True, False]
+        os.kill(envs.call("pid")[0], signal.SIGKILL)
+        time.sleep(0.1)
+        # The first env's episode had ended, so nothing of it was lost; the other's is cut short.
+        seen, _, _, truncations, infos = envs.step(("0", "0"))
+        assert seen[:, 0].tolist() == [0, 1] and truncations.tolist() == [False, True]
+        assert infos["env_failure"][1].cause == "crash"
+        assert envs.step(("0", "0"))[0][:, 0].tolist() == [1, 0]
+        assert envs.step(("0", str(KILL)))[3].tolist() == [False, True]
+        assert envs.step(("0", "0"))[3].tolist() == [True, False]
+
+
+def test_error_is_told_once_whatever_infos_follow(address: str | None) -> None:
+    with made(address, 2, "wordy") as envs:
+        envs.reset()
+        with pytest.raises(KeyError):
+            step(envs, 0, RAISE)
+        for count in (2, 3):
+            assert step(envs, 0, 0)[4]["story"].tolist() == ["x" * 5000] * 2, count
+        _, _, _, truncations, infos = step(envs, KILL, 0)
+        assert truncations.tolist() == [True, False] and infos["_story"].tolist() == [False, True]
+
+
 def test_parts_of_a_batch_go_on_around_an_env_that_dies(address: str | None) -> None:
     with made(address) as envs:
         envs.reset()
@@ -355,8 +396,22 @@ def test_making_that_hangs_fails_and_names_the_env(tmp_path: Path) -> None:
 
 
 def test_many_envs_that_are_slow_to_make_are_not_stuck() -> None:
-    with made(None, 4, num_workers=1, build_s=0.6, init_timeout=1.5) as envs:
+    with made(None, 4, num_workers=1, build_s=0.6, init_timeout=1.8) as envs:
         envs.reset()
+
+
+def test_worker_that_has_made_its_envs_is_not_stuck_while_it_waits_for_another() -> None:
+    slow = [functools.partial(faulty.faulty, build_s=0.8 if number % 2 else 0.0) for number in range(6)]
+    with contextlib.closing(envhub.make_vec(slow, num_workers=2, init_timeout=1.8)) as envs:
+        envs.reset()
+
+
+def test_env_that_is_made_anew_in_its_process_has_the_time_of_its_making() -> None:
+    with made(None, 2, num_workers=1, build_s=0.8, step_timeout=0.4, on_exception="truncate") as envs:
+        envs.reset()
+        assert step(envs, RAISE, 0)[3].tolist() == [True, False]
+        seen, _, _, truncations, _ = step(envs, 0, 0)
+        assert seen[:, 0].tolist() == [0, 2] and not truncations.any()
 
 
 # --- restarts ---------------------------------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
         lane: how the envs are stepped, ``"shared"``, in their workers' own memory, or ``"wire"``, by messages.
         num_workers: how many processes host the envs.
         env_spec: the ``EnvSpec`` of a single env, or None where it has none that can be carried.
+        compression: how observations are compressed on the wire lane; empty for not at all.
     """
 
     def __init__(
@@ -188,8 +189,9 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             self._lane = LastingLane(first, self._renew, self._observations.loose)
 
     def _plain_lane(self, connection: Connection, made: Made) -> PlainLane:
-        compression = self._compression(connection)
-        return lane(connection, made, self._observations.leaves, self._action_leaves, self._options, compression)
+        self.compression = self._compression(connection)
+        leaves = self._observations.leaves
+        return lane(connection, made, leaves, self._action_leaves, self._options, self.compression)
 
     def _renew(self, loss: HubLost, adopt: Callable[[PlainLane], None]) -> None:
         """Go on in a new session, on the hub that has taken the place of the lost one, and ``adopt`` its lane.

@@ -40,7 +40,7 @@ from envhub_client.lasting_lane import LastingLane
 from envhub_client.observations import Observations
 from envhub_client.observer import Seen, seen
 from envhub_client.options import SessionOptions
-from envhub_client.private_hub import private_hub, world
+from envhub_client.private_hub import PrivateHub, private_hub, world
 
 CLOSE_TIMEOUT_S = 30.0  # for the hub's own budget for closing envs, and a slow connection
 KILL_TIMEOUT_S = 2.0
@@ -90,7 +90,17 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
 
     def _open(self, timeout: float, fresh: bool = False) -> tuple[Connection, Made]:
         """A connection with a session on it, which if ``fresh`` takes a lost one's place; errors as ``__init__``."""
-        private = private_hub() if self._address is None else None
+        if self._address is not None:
+            return self._open_on(None, timeout, fresh)
+        private = private_hub()
+        try:
+            return self._open_on(private, timeout, fresh)
+        except HubUnreachable:
+            if private.alive:
+                raise
+            return self._open_on(private_hub(), timeout, fresh)  # it had just been killed
+
+    def _open_on(self, private: PrivateHub | None, timeout: float, fresh: bool) -> tuple[Connection, Made]:
         connection = Connection(
             self._address or (private.address if private else ""),
             secrets.token_bytes(16),

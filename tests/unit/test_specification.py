@@ -164,7 +164,7 @@ LIMITS = {
     "dimensions of an array in a value": codec.NDIM_MAX,
     "a REPR": codec.REPR_CHARS_MAX,
     "lease": Timing().lease_s,
-    "envs to close": Timing().close_s,
+    "envs to close": messages.Faults().close_s,
     "requests to end when the hub stops": Timing().drain_s,
     "heartbeat": protocol.HEARTBEAT_S,
     "beats that do not come": protocol.BEATS_MAX,

@@ -7,6 +7,8 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--lane", choices=["auto", "wire"], default="auto", help="the lane of tests that choose none")
+    parser.addoption("--seed", type=int, default=1, help="of the long run of tests/chaos")
+    parser.addoption("--steps", type=int, default=10**6, help="to be acknowledged in it")
 
 
 def pytest_configure(config: pytest.Config) -> None:

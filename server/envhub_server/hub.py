@@ -188,7 +188,9 @@ class Hub:
             log.info("session_expired", session=token.hex()[:8], lease_s=self.config.timing.lease_s)
             self._protocol.forget(token)
             if token in self._hosts:
-                self._abandon(self._hosts[token], Failure("session_lost", "session", "its lease ran out"))
+                host = self._hosts[token]
+                # An env that hangs does not close, either.
+                self._abandon(host, Failure("session_lost", "session", "its lease ran out"), terminate=not host.idle)
         for token in list(self._closing):
             host = self._hosts[token]
             if host.close_by_s is not None and host.close_by_s <= now_s:

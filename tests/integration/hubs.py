@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -48,7 +48,13 @@ class ServedHub:
 
 
 @contextlib.contextmanager
-def serve(folder: Path, *arguments: str, binds: Sequence[str] | None = None) -> Iterator[ServedHub]:
+def serve(
+    folder: Path,
+    *arguments: str,
+    binds: Sequence[str] | None = None,
+    cwd: Path = HERE,
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[ServedHub]:
     """Run ``envhub serve`` until the block ends; its stderr goes to a file in ``folder``."""
     if binds is None:
         binds = ["tcp://127.0.0.1:0", f"ipc://{folder}/hub.sock"]
@@ -61,8 +67,8 @@ def serve(folder: Path, *arguments: str, binds: Sequence[str] | None = None) -> 
             stderr=stderr,
             stdin=subprocess.DEVNULL,
             bufsize=0,
-            cwd=HERE,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            cwd=cwd,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environ or {})},
         )
     try:
         addresses = _addresses(process, len(binds), log)

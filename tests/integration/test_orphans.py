@@ -147,6 +147,14 @@ def test_killed_hub_leaves_neither_process_nor_memory(tmp_path: Path, hangs: str
             assert client.health()["status"] == "ok"
 
 
+def test_hub_that_is_killed_while_its_zygote_starts_leaves_none(tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1") as hub:
+        below_it = psutil.Process(hub.process.pid).children(recursive=True)
+        assert below_it
+        hub.stop(signal.SIGKILL)
+        assert gone(below_it)
+
+
 @in_()
 def test_hub_and_worker_killed_together_leave_neither_process_nor_memory(tmp_path: Path, hangs: str) -> None:
     with scene(tmp_path, hangs) as found:

@@ -1,0 +1,116 @@
+"""A run of the nemesis against trainers on every lane, and what is said of it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chaos.checker import DISABLED, NEXT_STEP, SAME_STEP, Tally
+from chaos.nemesis import EMBEDDED, IPC, LANES, RELAY, TCP, acts
+from chaos.scene import Scene, scene
+from chaos.trainer import Task
+
+REPORT_S = 10.0
+MODES = {EMBEDDED: NEXT_STEP, IPC: SAME_STEP, TCP: NEXT_STEP, RELAY: DISABLED}
+OPTIONS: dict[str, dict[str, Any]] = {
+    EMBEDDED: {"on_exception": "truncate", "on_hub_loss": "recreate"},
+    IPC: {"restart_wait": 0.05, "step_timeout": 1.0, "on_hub_loss": "recreate"},
+    TCP: {"step_timeout": 2.0, "on_exception": "truncate", "on_hub_loss": "recreate"},
+    RELAY: {},
+}
+RESTARTS_MAX = 100_000
+UNBOUNDED = 1 << 60
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run.
+
+    Attributes:
+        by_lane: what each lane's trainers saw.
+        endings: how their sessions ended.
+        acts: what the nemesis did.
+        relayed: what the relay did.
+    """
+
+    seed: int
+    seconds: float
+    by_lane: dict[str, Tally]
+    endings: Counter[str]
+    acts: Counter[str]
+    relayed: Counter[str]
+
+    @property
+    def total(self) -> Tally:
+        """What was seen on all lanes."""
+        found = Tally()
+        for tally in self.by_lane.values():
+            found.add(tally)
+        return found
+
+    def text(self) -> str:
+        """All of it, for people."""
+        total = self.total
+        lines = [
+            f"seed {self.seed}: {total.acknowledged:,} steps acknowledged in {total.batches:,} batches"
+            f" and {self.seconds:.0f} s",
+            f"incarnations {total.incarnations}, resets {total.resets}, truncations {_counts(total.truncations)},"
+            f" while down {total.standins}",
+            f"nemesis: {_counts(self.acts)}",
+            f"relay: {_counts(self.relayed)}",
+            f"sessions that ended: {_counts(self.endings)}",
+            "by lane: " + ", ".join(f"{lane} {tally.acknowledged:,}" for lane, tally in self.by_lane.items()),
+            ", ".join(f"{kind} {total.wrong[kind]}" for kind in ("lost", "doubled", "reordered", "torn", "crossed"))
+            + f", broken {total.wrong['broken']}, hung {total.wrong['hung']}",
+            *(f"  {each.kind.value}, row {each.row}, {each.text}" for each in total.findings),
+        ]
+        return "\n".join(lines)
+
+
+def _counts(found: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(found.items())) or "none"
+
+
+def run(
+    folder: Path,
+    seed: int,
+    steps: int,
+    lanes: Sequence[str] = LANES,
+    pace_s: float = 1.0,
+    seconds: float = 0.0,
+    say: Callable[[str], None] = lambda text: None,
+) -> Outcome:
+    """Let the nemesis of this seed loose for so many acknowledged steps, and seconds, at least."""
+    tasks = {
+        lane: Task(seed + number, UNBOUNDED, mode=MODES[lane], options={"restarts_max": RESTARTS_MAX, **OPTIONS[lane]})
+        for number, lane in enumerate(lanes)
+    }
+    begun_s = time.monotonic()
+    with scene(folder, seed, tasks) as found:
+        said_s = begun_s
+        for pause_s, act in acts(seed, lanes, pace_s):
+            found.pass_time(time.monotonic() + pause_s)
+            found.check()
+            total = _total(found)
+            enough = total.acknowledged >= steps and time.monotonic() >= begun_s + seconds
+            if enough or total.wrong:
+                break
+            if time.monotonic() > said_s + REPORT_S:
+                said_s = time.monotonic()
+                say(f"{total.acknowledged:,} steps after {said_s - begun_s:.0f} s; {_counts(found.done)}")
+            found.act(act)
+        found.end()
+        endings: Counter[str] = sum((trainer.endings for trainer in found.trainers.values()), Counter())
+        tallies = {lane: trainer.tally for lane, trainer in found.trainers.items()}
+        return Outcome(seed, time.monotonic() - begun_s, tallies, endings, found.done, found.relayed())
+
+
+def _total(found: Scene) -> Tally:
+    total = Tally()
+    for trainer in found.trainers.values():
+        total.add(trainer.tally)
+    return total

@@ -1,0 +1,92 @@
+"""Whichever process of a hub is killed, and wherever in the protocol: no trainer hangs, and none is told a lie."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chaos.trainer import Task, Trainer
+from envhub_server.crash_points import VARIABLE
+from hubs import ServedHub, serve, wait_until
+
+TESTS = Path(__file__).parent.parent
+STEPS, ROWS, WORKERS, LENGTH = 24, 4, 2, 3
+PATIENCE_S = 40.0
+LANES = ["ipc", "tcp"]
+POINTS_MAX = 1000
+
+
+@contextlib.contextmanager
+def kept_up(folder: Path, crash_at: str) -> Iterator[list[ServedHub]]:
+    """A hub that is started again, at the same addresses, whenever it has ended; the last one is the one that runs."""
+    closing = threading.Event()
+    with contextlib.ExitStack() as stack:
+
+        def start(binds: list[str] | None = None) -> ServedHub:
+            environ = {VARIABLE: crash_at}
+            offered = "chain=chaos.chain_env:ChainEnv"
+            crashed = Path(crash_at.split(":")[2])
+            for lives in (crashed.exists(), True):
+                with contextlib.suppress(*([] if lives else [RuntimeError])):  # its point came before it listened
+                    return stack.enter_context(serve(folder, offered, binds=binds, cwd=TESTS, environ=environ))
+            raise AssertionError
+
+        def keep() -> None:
+            while not closing.wait(0.02):
+                if hubs[-1].process.poll() is not None:
+                    hubs.append(start(hubs[-1].addresses))
+
+        hubs = [start()]
+        keeper = threading.Thread(target=keep)
+        keeper.start()
+        try:
+            yield hubs
+        finally:
+            closing.set()
+            keeper.join()
+
+
+def crash(folder: Path, role: str, number: int, lane: str) -> str:
+    """Train with one process killed at its ``number``-th point; returns the point, or nothing if there are fewer."""
+    folder.mkdir()
+    file = folder / "crashed"
+    with kept_up(folder, f"{role}:{number}:{file}") as hubs:
+        task = Task(number, STEPS, getattr(hubs[0], lane), ROWS, WORKERS, length=LENGTH, patience_s=PATIENCE_S)
+        trainer = Trainer(task)
+        trainer.run()
+        told = f"{role} {number}, {lane}: {trainer.checker.tally}, {trainer.endings}\n{hubs[-1].log[-3000:]}"
+        assert not trainer.checker.tally.wrong, told
+        assert trainer.checker.tally.acknowledged >= STEPS, told
+        assert wait_until(lambda: not hubs[-1].workers(), 10), told
+    point = file.read_text() if file.exists() else ""
+    at_its_end = bool(point) and role == "hub" and len(hubs) == 1  # the point came when it was told to stop
+    assert hubs[-1].process.returncode == (-signal.SIGKILL if at_its_end else 0), told
+    return point
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize(
+    ("role", "number"), [("worker", 3), ("worker", 13), ("worker", 22), ("worker", 31), ("hub", 20), ("zygote", 2)]
+)
+def test_kill_at_one_point_of_the_protocol(tmp_path: Path, role: str, number: int, lane: str) -> None:
+    assert crash(tmp_path / "hub", role, number, lane)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("role", ["worker", "hub", "zygote"])
+def test_kill_at_every_point_of_the_protocol(tmp_path: Path, role: str, lane: str) -> None:
+    points = []
+    for number in itertools.count(1):
+        point = crash(tmp_path / str(number), role, number, lane)
+        if not point:
+            break
+        points.append(point)
+        assert number < POINTS_MAX, "there is no end to the points"
+    print(f"{role}, {lane}: {len(points)} points, from {points[0]!r} to {points[-1]!r}")

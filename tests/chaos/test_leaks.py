@@ -1,0 +1,125 @@
+"""Whoever comes and goes, and whoever dies: afterwards the hub holds what it held before."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from chaos.trainer import Task, Trainer
+from hubs import ServedHub, serve, wait_until
+
+import envhub
+
+TESTS = Path(__file__).parent.parent
+WARM_UP = 20  # what is allocated once and kept
+RSS_GROWTH_MAX = 4 << 20  # two are allowed for a thousand; an allocator does as it likes
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a hub holds."""
+
+    descriptors: int
+    threads: int
+    processes: int
+    files: int
+    shared_files: int
+    rss: int
+
+    @classmethod
+    def of(cls, hub: ServedHub, folder: Path) -> Holdings:
+        process = psutil.Process(hub.process.pid)
+        return cls(
+            process.num_fds(),
+            process.num_threads(),
+            len(process.children(recursive=True)),
+            len([path for path in folder.iterdir() if path.suffix != ".log"]),
+            len(os.listdir("/dev/shm")),
+            process.memory_info().rss,
+        )
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """All but the memory, which is never quite the same."""
+        return self.descriptors, self.threads, self.processes, self.files, self.shared_files
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[ServedHub]:
+    """A hub of the test's own, which knows no other sessions."""
+    with serve(tmp_path, "chain=chaos.chain_env:ChainEnv", cwd=TESTS) as served:
+        yield served
+
+
+def make_and_close(hub: ServedHub, count: int) -> None:
+    """Sessions on both lanes in turn; some are closed at once, some in the middle of a step."""
+    for number in range(count):
+        address = hub.ipc if number % 2 else hub.tcp
+        envs = envhub.make_vec("chain", 2, hub=address, num_workers=2, elements=1000)
+        envs.reset()
+        if number % 3 == 0:
+            envs.step_async([[0, number], [1, number]])
+        envs.close(terminate=number % 5 == 0)
+
+
+def kill_workers(hub: ServedHub, count: int) -> None:
+    """Worker after worker, each once its session has been stepped again."""
+    killed = 0
+    trainer = Trainer(Task(1, 1 << 60, hub.ipc, rows=4, workers=4, options={"restarts_max": 100_000}))
+    thread = threading.Thread(target=trainer.run)
+    thread.start()
+    try:
+        while killed < count and thread.is_alive():
+            seen = trainer.checker.tally.acknowledged
+            for worker in hub.workers():
+                killed += 1
+                worker.kill()
+            # Who has served for a second is started again at once.
+            assert wait_until(lambda: len(hub.workers()) == 4 and trainer.checker.tally.acknowledged > seen, 30)  # noqa: B023
+            time.sleep(1.1)
+    finally:
+        trainer.stopped = True
+        thread.join(60)
+    assert killed >= count and not trainer.checker.tally.wrong, trainer.checker.tally
+
+
+def settled(hub: ServedHub, folder: Path, wanted: tuple[int, ...] | None) -> Holdings:
+    """What it holds once it has come to rest."""
+    wait_until(lambda: not hub.workers() and Holdings.of(hub, folder).counted == wanted, 5 if wanted else 1)
+    return Holdings.of(hub, folder)
+
+
+def check(hub: ServedHub, folder: Path, what: str, act: object, count: int) -> None:
+    act(hub, WARM_UP)  # type: ignore[operator]
+    before = settled(hub, folder, None)
+    act(hub, count)  # type: ignore[operator]
+    after = settled(hub, folder, before.counted)
+    print(f"{count} {what}: before {before}, after {after}, rss {(after.rss - before.rss) / 2**20:+.1f} MiB")
+    assert after.counted == before.counted
+    assert after.rss - before.rss <= RSS_GROWTH_MAX
+
+
+def test_fifty_sessions_leave_nothing(hub: ServedHub, tmp_path: Path) -> None:
+    check(hub, tmp_path, "sessions", make_and_close, 50)
+
+
+def test_forty_killed_workers_leave_nothing(hub: ServedHub, tmp_path: Path) -> None:
+    check(hub, tmp_path, "killed workers", kill_workers, 40)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(7200)
+def test_thousand_sessions_leave_nothing(hub: ServedHub, tmp_path: Path) -> None:
+    check(hub, tmp_path, "sessions", make_and_close, 1000)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(7200)
+def test_thousand_killed_workers_leave_nothing(hub: ServedHub, tmp_path: Path) -> None:
+    check(hub, tmp_path, "killed workers", kill_workers, 1000)

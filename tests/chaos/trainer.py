@@ -1,0 +1,187 @@
+"""One trainer under chaos: it steps chains, checks all that it sees, and says from time to time how far it is.
+
+A process of its own, so that it can be killed: ``python -m chaos.trainer TASK``, a JSON map of the fields of ``Task``.
+Each line it prints is a JSON map, of which the last one counts.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from chaos.chain_env import MISSTEP, ChainEnv
+from chaos.checker import DISABLED, NEXT_STEP, Batch, Checker, Finding, Kind, Tally
+
+import envhub
+
+REPORT_S = 0.2
+RETRY_S = 0.05
+RESET_EVERY = 700  # steps, on average: the trainer's own resets
+MISSTEP_EVERY = 5000  # of one env, where that is not the end
+# What a faultless hub may say while it or its workers are being killed; anything else is a finding.
+ENDINGS = (envhub.HubUnreachable, envhub.SessionLost, envhub.RestartsExhausted, envhub.RequestRefused)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a trainer is to do.
+
+    Attributes:
+        hub: the address; None for a private hub.
+        steps: of single envs, all sessions together.
+        patience_s: for any one answer; who waits longer hangs.
+        options: of ``make_vec``.
+    """
+
+    seed: int
+    steps: int
+    hub: str | None = None
+    rows: int = 4
+    workers: int = 2
+    mode: str = NEXT_STEP
+    elements: int = 60
+    length: int = 50
+    patience_s: float = 60.0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class Hung(Exception):
+    """An answer took longer than the trainer's patience."""
+
+
+class Trainer:
+    """Goes from session to session until its steps are made.
+
+    Attributes:
+        checker: of all that it saw.
+        endings: by which errors its sessions ended.
+    """
+
+    def __init__(self, task: Task, report: Callable[[Trainer], None] = lambda trainer: None) -> None:
+        self.task = task
+        self.checker = Checker(task.rows, task.mode, task.length)
+        self.endings: Counter[str] = Counter()
+        self.stopped = False
+        self._chance = random.Random(task.seed)
+        self._report = report
+        self._reported_s = 0.0
+        self._missteps = task.options.get("on_exception") == "truncate"
+
+    @property
+    def done(self) -> bool:
+        """Whether it has nothing left to do."""
+        return self.stopped or self.checker.tally.acknowledged >= self.task.steps
+
+    def run(self) -> None:
+        """Train to the end; what was wrong is in the checker's tally."""
+        try:
+            while not self.done:
+                self._session()
+        except Hung as error:
+            self.checker.hung(str(error))
+        except Exception as error:
+            self.checker.broke(f"{type(error).__name__}: {error}")
+
+    def _session(self) -> None:
+        envs = self._make()
+        self.checker.session()
+        try:
+            self._reset(envs)
+            while not self.done:
+                self._step(envs)
+                if self._chance.random() < 1 / RESET_EVERY:
+                    self._reset(envs)
+            envs.close()
+        except ENDINGS as error:
+            self.endings[type(error).__name__] += 1
+        finally:
+            envs.close(terminate=True)
+
+    def _make(self) -> Any:
+        """A session; while the hub is being started again there is nobody to make one."""
+        task, until_s = self.task, time.monotonic() + self.task.patience_s
+        arguments = {"elements": task.elements, "length": task.length}
+        options = {"num_workers": task.workers, "autoreset_mode": task.mode, **task.options}
+        while True:
+            try:
+                if task.hub is None:
+                    return envhub.make_vec(partial(ChainEnv, **arguments), task.rows, **options)
+                return envhub.make_vec("chain", task.rows, hub=task.hub, env_kwargs=arguments, **options)
+            except (*ENDINGS, envhub.WorkerDied) as error:
+                self.endings[f"{type(error).__name__} of make"] += 1
+                if time.monotonic() > until_s:
+                    raise Hung(f"no session within {task.patience_s:g} s: {error}") from error
+                self._tell()
+                time.sleep(RETRY_S)
+
+    def _reset(self, envs: Any, mask: np.ndarray | None = None) -> None:
+        envs.reset_async(options=None if mask is None else {"reset_mask": mask})
+        observations, infos = self._waited(envs.reset_wait, "reset")
+        self.checker.reset(observations, infos, None if mask is None else mask.tolist())
+
+    def _step(self, envs: Any) -> None:
+        rows = self.task.rows
+        numbers = [self._chance.getrandbits(30) for _ in range(rows)]
+        if self._missteps and self._chance.random() < rows / MISSTEP_EVERY:
+            numbers[self._chance.randrange(rows)] = MISSTEP
+        envs.step_async(np.array(list(enumerate(numbers)), np.int64))
+        batch = Batch(*self._waited(envs.step_wait, "step"))
+        self.checker.step(numbers, batch)
+        over = batch.terminations | batch.truncations
+        if self.task.mode == DISABLED and over.any():
+            self._reset(envs, over)
+        self._tell()
+
+    def _waited(self, wait: Callable[[float], Any], what: str) -> Any:
+        begun_s = time.monotonic()
+        try:
+            return wait(self.task.patience_s)
+        except envhub.HubTimeout as error:
+            raise Hung(f"a {what} was not answered in {time.monotonic() - begun_s:.0f} s: {error}") from error
+
+    def _tell(self) -> None:
+        now_s = time.monotonic()
+        if now_s > self._reported_s + REPORT_S:
+            self._reported_s = now_s
+            self._report(self)
+
+
+def told(trainer: Trainer) -> str:
+    """The line that says how far it is."""
+    tally = {**vars(trainer.checker.tally)}
+    tally["findings"] = [(found.kind.value, found.row, found.text) for found in tally["findings"]]
+    return json.dumps({"tally": tally, "endings": trainer.endings})
+
+
+def heard(line: str) -> tuple[Tally, Counter[str]]:
+    """What such a line says."""
+    found = json.loads(line)
+    tally = Tally(**found["tally"])
+    tally.truncations, tally.wrong = Counter(tally.truncations), Counter(tally.wrong)
+    tally.findings = [Finding(Kind(kind), row, text) for kind, row, text in found["tally"]["findings"]]
+    return tally, Counter(found["endings"])
+
+
+def arguments(task: Task) -> list[str]:
+    """The command that starts a trainer with this task."""
+    return [sys.executable, "-m", "chaos.trainer", json.dumps(asdict(task))]
+
+
+def main() -> None:
+    trainer = Trainer(Task(**json.loads(sys.argv[1])), lambda trainer: print(told(trainer), flush=True))
+    signal.signal(signal.SIGTERM, lambda *_: setattr(trainer, "stopped", True))
+    trainer.run()
+    print(told(trainer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -35,13 +35,13 @@ def test_compressed_observations_are_the_same(hub: ServedHub, compression: str, 
 def test_auto_leaves_this_machine_alone(hub: ServedHub) -> None:
     with closing(envhub.make_vec("counter", 2, hub=hub.tcp, compression="auto")) as envs:
         envs.reset()
-        assert envs._compression() == ""
+        assert envs._compression(envs._connection) == ""
 
 
 def test_auto_takes_what_both_sides_have(hub: ServedHub, monkeypatch: pytest.MonkeyPatch) -> None:
     address = hub.tcp.replace("127.0.0.1", "0.0.0.0")  # not known to be this machine
     with closing(envhub.make_vec("counter", 2, hub=address, compression="auto")) as envs:
-        assert envs._compression() == "lz4"
+        assert envs._compression(envs._connection) == "lz4"
         envs.reset()
         assert envs.step([1, 1])[0][:, 0].tolist() == [1, 1]
 

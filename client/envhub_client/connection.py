@@ -190,6 +190,11 @@ class Connection:
         """The reply to the last request, if it has come."""
         return self._protocol.answer
 
+    @property
+    def out_of_reach(self) -> bool:
+        """Whether the hub has not been heard for so long that it was warned of."""
+        return bool(self._protocol.trouble(time.monotonic()))
+
     def send(self, op: Op, message: Any, frames: Sequence[Any] = (), keep: bool = False) -> None:
         """Begin a request; ``wait`` for its reply. The frames must not change until then.
 

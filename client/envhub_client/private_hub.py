@@ -137,8 +137,9 @@ def private_hub() -> PrivateHub:
     global _hub
     with _lock:
         if _hub is None or not _hub.alive:
-            if _hub is not None and _hub.owner_pid == os.getpid():
-                _hub.forget()
+            dead, _hub = _hub, None  # first: an interrupt must not have it forgotten twice
+            if dead is not None and dead.owner_pid == os.getpid():
+                dead.forget()
             _hub = PrivateHub()
             atexit.register(_hub.stop)
         return _hub

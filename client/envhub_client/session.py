@@ -434,7 +434,8 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
 
 def _end(connection: Connection, terminate: bool) -> None:
     """End the session of a connection, and the connection."""
-    timeout = KILL_TIMEOUT_S if terminate else CLOSE_TIMEOUT_S
+    # A hub that is out of reach ends the session by its lease.
+    timeout = KILL_TIMEOUT_S if terminate or connection.out_of_reach else CLOSE_TIMEOUT_S
     try:
         connection.give_up()
         connection.ask(Op.CLOSE, Close(terminate), timeout=timeout)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -350,3 +352,33 @@ def test_single_env_is_truncated_and_goes_on() -> None:
     assert info["env_failure"].cause == "hub_lost" and info["invalid_transition"] is True
     assert env.reset()[0][0] == 0 and env.step(1)[0][0] == 1
     env.close()
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in zmq's own destructors
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_interrupt_while_the_envs_are_made_anew_loses_no_truncation(lane: str) -> None:
+    dice, interrupted = random.Random(5), 0
+    with closing(envhub.make_vec([sims.Counter] * 2, lane=lane, on_hub_loss="recreate")) as envs:
+        envs.reset()
+        for _ in range(8):
+            envs.step([0, 0])
+            kill_private_hub()
+            timer = threading.Timer(dice.random(), os.kill, (os.getpid(), signal.SIGINT))
+            outcome: Any = None
+            try:
+                timer.start()
+                outcome = envs.step([0, 0])
+                timer.join()
+                time.sleep(0.001)  # the handler runs now, if not before
+            except KeyboardInterrupt:
+                timer.join()
+                interrupted += 1
+            if outcome is None:
+                try:
+                    outcome = envs.step_wait()
+                except envhub.NothingPending:
+                    outcome = envs.step([0, 0])
+            truncated(outcome, 1)
+            assert envs.step([0, 0])[0][:, 0].tolist() == [0, 0]
+        assert interrupted > 4

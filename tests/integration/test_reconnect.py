@@ -251,6 +251,24 @@ def test_stopped_hub_is_told_while_the_shared_lane_steps_on(hub: ServedHub, capl
 
 
 @pytest.mark.long
+def test_envs_of_a_hub_that_is_out_of_reach_are_closed_without_waiting_for_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serve(tmp_path, "counter=sims:counter", "--lease", "0.5") as hub:
+        envs = envhub.make_vec("counter", 2, hub=hub.tcp)
+        envs.reset()
+        hub.process.send_signal(signal.SIGSTOP)
+        try:
+            assert wait_until(lambda: warned(caplog, "out of reach"), NOTICE_S + SLOW_S)
+            begun = time.monotonic()
+            envs.close()
+            assert time.monotonic() - begun < 2.0 + SLOW_S
+        finally:
+            hub.process.send_signal(signal.SIGCONT)
+        assert wait_until(lambda: not hub.workers(), 10)
+
+
+@pytest.mark.long
 def test_hub_that_was_stopped_for_ten_seconds_has_lost_nothing(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter", "--lease", "3") as hub:
         idle = envhub.make_vec("counter", 2, hub=hub.tcp)

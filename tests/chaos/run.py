@@ -89,9 +89,9 @@ def run(
         lane: Task(seed + number, UNBOUNDED, mode=MODES[lane], options={"restarts_max": RESTARTS_MAX, **OPTIONS[lane]})
         for number, lane in enumerate(lanes)
     }
-    begun_s = time.monotonic()
     with scene(folder, seed, tasks) as found:
-        said_s = begun_s
+        found.await_trainers()
+        said_s = begun_s = time.monotonic()
         for pause_s, act in acts(seed, lanes, pace_s):
             found.pass_time(time.monotonic() + pause_s)
             found.check()

@@ -30,6 +30,7 @@ TESTS = Path(__file__).parent.parent
 FLOOD_CONNECTIONS = 200
 HOARD_ENVS, HOARD_ELEMENTS = 64, 250_000  # a quarter of a gigabyte
 HOARD_SESSIONS_MAX = 12
+START_S = 60.0
 GONE_S = 3.0  # one second is promised; the rest is for a machine on which everything happens at once
 
 
@@ -127,6 +128,11 @@ class Scene:
     def _serve(self, binds: Sequence[str] | None) -> ServedHub:
         offered = ("chain=chaos.chain_env:ChainEnv", "--lease", "20")
         return self._hub_stack.enter_context(serve(self._folder, *offered, binds=binds, cwd=TESTS))
+
+    def await_trainers(self) -> None:
+        """See that all of them are on their way."""
+        under_way = wait_until(lambda: all(trainer.tally.batches for trainer in self.trainers.values()), START_S)
+        assert under_way, f"a trainer did not start within {START_S:g} s; the hub says:\n{self.hub.log[-4000:]}"
 
     def check(self) -> None:
         """See that nobody has ended who was not told to."""

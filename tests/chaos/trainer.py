@@ -7,6 +7,7 @@ Each line it prints is a JSON map, of which the last one counts.
 from __future__ import annotations
 
 import json
+import logging
 import random
 import signal
 import sys
@@ -178,6 +179,7 @@ def arguments(task: Task) -> list[str]:
 
 def main() -> None:
     trainer = Trainer(Task(**json.loads(sys.argv[1])), lambda trainer: print(told(trainer), flush=True))
+    logging.getLogger("envhub").setLevel(logging.ERROR)
     signal.signal(signal.SIGTERM, lambda *_: setattr(trainer, "stopped", True))
     trainer.run()
     print(told(trainer), flush=True)

@@ -33,6 +33,8 @@ DRIVER_HUB, DRIVER_CLIENT = 1, 2
 # Of a ``turn`` word: the row that the worker is at or was at last, whether that is an env's first step, and above them
 # a number that is another each time.
 TURN_ROW, TURN_FIRST, TURN_ONE = (1 << 20) - 1, 1 << 20, 1 << 21
+OBSERVE_TRIES = 10
+
 _EPOCH, _DRIVER, _REVOKED = (HEADER_WORDS.index(name) for name in ("epoch", "driver", "revoked"))
 
 # From linux/fcntl.h; Python's fcntl module names them only on some builds.
@@ -131,6 +133,34 @@ class Arena:
         """Go on from where the last driver was; returns the slot that it used last."""
         self._posts = int(self.request.max())
         return int(self._slot_words[0]) & 1
+
+    def move_from(self, other: Arena) -> None:
+        """Be in the place of another arena of the same layout, in which no row is with a worker."""
+        self._memory[:] = other._memory[:]
+        self._posts = other._posts
+        self.format(other._epoch + 1)
+
+    def last_observations(self) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+        """What each row showed last, whoever drives: its number of steps, whether it is given, and copies by leaf.
+
+        A row is not where its worker was quicker each time than the copy.
+        """
+        given = np.zeros(self.layout.rows, bool)
+        steps = np.zeros(self.layout.rows, np.int64)
+        found = [np.zeros(leaf.shape[1:], leaf.dtype) for leaf in self.observations]
+        for _ in range(OBSERVE_TRIES):
+            rows = np.flatnonzero(~given)
+            if not rows.size:
+                break
+            before = [column[rows] for column in (self.done, self.request, self.slot)]
+            done, request, slot = before
+            shown = (slot & 1) ^ (done != request)
+            for copied, leaf in zip(found, self.observations):
+                copied[rows] = leaf[shown, rows]
+            steps[rows] = done
+            after = [column[rows] for column in (self.done, self.request, self.slot)]
+            given[rows] = np.all([x == y for x, y in zip(before, after)], axis=0)
+        return steps, given, found
 
     @property
     def revoked(self) -> bool:

@@ -28,6 +28,7 @@ from envhub.protocol import (
 )
 
 _AT_ONCE = float("-inf")
+_UNHELD = (Op.MAKE, Op.ATTACH, Op.CLOSE)  # the hub takes them whatever runs
 
 
 class Reply(NamedTuple):
@@ -105,7 +106,7 @@ class ClientProtocol:
             token, seq = NO_SESSION, self._ticket
         body = message.codes if op == Op.STEP else messages.pack(message)
         sent = [Prelude(op, self.hub_id, token, seq).pack() + body, *frames]
-        held = bool(self._given_up) and op in SESSION_OPS and op not in (Op.MAKE, Op.CLOSE)
+        held = bool(self._given_up) and op in SESSION_OPS and op not in _UNHELD
         self.answer = None
         self._pending = _Pending(op, token, seq, sent, _AT_ONCE if held else now_s + HEARTBEAT_S, held, held)
         self._heard_s = now_s

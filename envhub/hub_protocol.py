@@ -260,6 +260,15 @@ class HubProtocol:
         link = self._links.get(token)
         return None if link is None or token in self.leases else link.peer
 
+    def connection_of(self, token: bytes) -> int:
+        """The connection that the session's client was last heard on; -1 where none is known."""
+        link = self._links.get(token)
+        return -1 if link is None else link.connection
+
+    def connection_back(self, token: bytes) -> None:
+        """The session's client is there after all: its lease ends."""
+        self.leases.pop(token, None)
+
     def connection_lost(self, token: bytes, now_s: float) -> None:
         """The session's client is gone: its lease runs from now on."""
         self.leases[token] = now_s + self._lease_s

@@ -148,6 +148,7 @@ class Make:
     compression: str = ""  # of observations, one of those in Welcome
     fresh: bool = False  # whether the session takes the place of a lost one: its first step is a reset
     faults: Faults = Faults()
+    beat_s: float = 0.0  # how often the client's connection shows a sign of life, as by ZMTP heartbeats; 0 is never
 
 
 @dataclass(frozen=True)

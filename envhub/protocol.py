@@ -23,6 +23,7 @@ ENDED_MAX = 256
 LEASE_S = 60.0
 
 HEARTBEAT_S = 1.0
+BEATS_MAX = 3  # of a client's connection that do not come before its lease runs
 SILENCE_WARNING_S = 3.5  # while a request is pending and its hub is asked after it every second
 AWAY_WARNING_S = 0.3  # most connections that end are back before that
 REFUSED_S = 5.0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from envhub import address as addresses
-from envhub.messages import HealthRequest, ListEnvs, Op, SessionsRequest, StatsRequest
+from envhub.messages import Attach, HealthRequest, ListEnvs, Op, SessionsRequest, StatsRequest
 from envhub_client.connection import CONNECT_TIMEOUT_S, Connection
+from envhub_client.observer import Observer, token_bytes
 
 if TYPE_CHECKING:
     from envhub_client.vector_env import HubVectorEnv
@@ -60,6 +61,39 @@ class Client:
         from envhub_client.making import make_vec
 
         return make_vec(env, num_envs, hub=self.address, **options)
+
+    @overload
+    def attach(self, token: str, *, observe: Literal[False] = False, **options: Any) -> HubVectorEnv: ...
+
+    @overload
+    def attach(self, token: str, *, observe: Literal[True]) -> Observer: ...
+
+    def attach(self, token: str, *, observe: bool = False, **options: Any) -> HubVectorEnv | Observer:
+        """Take over a session of this hub that another process made, or look at it.
+
+        The envs go on in the same episodes. Whoever held the session has lost it: its next call raises ``SessionLost``.
+        A step that was under way is finished first, and its outcome is in ``observe()`` only.
+
+        Args:
+            token: of the session, as ``HubVectorEnv.detach`` returned it, or its ``token``.
+            observe: only look, by an ``Observer``; nobody loses anything.
+            **options: ``copy``, ``lane``, ``compression`` and ``reconnect_timeout``, as for ``make_vec``.
+
+        Raises:
+            ValueError: this is no token.
+            SessionLost: there is no such session (any longer).
+            HubUnreachable: no hub answered.
+        """
+        from envhub_client.options import SessionOptions
+        from envhub_client.vector_env import HubVectorEnv
+
+        session = token_bytes(token)
+        if observe:
+            return Observer(Connection(self.address, timeout=self._timeout), session, self._timeout)
+        unknown = options.keys() - {"copy", "lane", "compression", "reconnect_timeout"}
+        if unknown:
+            raise TypeError(f"attach takes no {', '.join(sorted(unknown))}; the session was made already")
+        return HubVectorEnv(self.address, Attach(session), SessionOptions(**options), self._timeout)
 
     def sessions(self) -> list[dict[str, Any]]:
         """One description per session: env, number of envs, process ids of its workers, phase."""

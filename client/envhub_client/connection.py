@@ -30,15 +30,17 @@ from envhub.errors import (
     HubTimeout,
     HubUnreachable,
     LocalProtocolError,
+    RemoteProtocolError,
     RequestRefused,
 )
 from envhub.messages import Failure, Hello, Op, Welcome
+from envhub_client import keeper as keeping
 from envhub_client.failures import raise_failure
+from envhub_client.keeper import TEND_S
 
 CONNECT_TIMEOUT_S = 10.0
 RECEIVE_QUEUE_MESSAGES_MAX = 1000  # it must never fill up: libzmq (4.3.5) may abort if the connection ends then
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HEARTBEAT_TTL_MS = 1000, 2000, 4000
-TEND_S = 0.5  # how often a connection is looked after that nobody waits on
 PROBE_S = 0.2
 RECONNECT_MS, RECONNECT_MAX_MS = 20, 500
 
@@ -52,13 +54,27 @@ class _User:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._keeping = threading.Lock()  # held while it is the keeper that has the other one, for an instant
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise ConnectionInUse("another thread is using this connection; give each thread a vector env of its own")
+        if self._lock.acquire(blocking=False):
+            return
+        with self._keeping:
+            if self._lock.acquire(blocking=False):
+                return
+        raise ConnectionInUse("another thread is using this connection; give each thread a vector env of its own")
 
     def __exit__(self, *exc_info: object) -> None:
         self._lock.release()
+
+    def while_idle(self, work: Callable[[], None]) -> None:
+        """Do this, unless a thread is using the connection; one that is about to waits."""
+        with self._keeping:
+            if self._lock.acquire(blocking=False):
+                try:
+                    work()
+                finally:
+                    self._lock.release()
 
 
 class Connection:
@@ -112,6 +128,8 @@ class Connection:
             self._open()
             self.welcome: Welcome = self._hello(timeout)
             self._frame_bytes_max = self.welcome.limits.get("message_bytes_max", protocol.FRAME_BYTES_MAX)
+            if token != protocol.NO_SESSION:
+                keeping.keeper.add(self)
         except BaseException:
             self.close()
             raise
@@ -156,6 +174,11 @@ class Connection:
         return reply.message
 
     # --- requests ---------------------------------------------------------------------------------------------------
+
+    @property
+    def token(self) -> bytes:
+        """Of the session that it carries."""
+        return self._protocol.token
 
     @property
     def pending(self) -> Op | None:
@@ -238,6 +261,14 @@ class Connection:
 
     def _turn(self, wait_s: float) -> Reply | None:
         """Take what has come, or comes within so many seconds, and say what is due; returns the pending reply."""
+        reply = self._hear(wait_s)
+        if reply is None:
+            now_s = time.monotonic()
+            self._check_found(now_s)
+            self._say(now_s)
+        return reply
+
+    def _hear(self, wait_s: float) -> Reply | None:
         for source, _ in self._poller.poll(math.ceil(wait_s * 1000)):
             if source is self._socket:
                 reply = self._receive()
@@ -246,14 +277,13 @@ class Connection:
             elif source is self._monitor:
                 self._on_monitor()
             else:
-                self._protocol.give_up()
-                self.lose("its process has ended")
-        now_s = time.monotonic()
-        self._check_found(now_s)
+                self._protocol.lost("its process has ended")
+        return None
+
+    def _say(self, now_s: float) -> None:
         for frames in self._protocol.tick(now_s):
             self._send(frames)
         self._tell_trouble(now_s)
-        return None
 
     def tend(self) -> None:
         """Look after the connection while nobody waits on it: reconnect, warn, tell the hub that it is this session's.
@@ -266,6 +296,22 @@ class Connection:
         with self.in_use():
             self._turn(0)
             self.tend_ns = time.monotonic_ns() + int(TEND_S * 1e9)
+
+    def keep(self) -> None:
+        """Look after the connection while its program is busy elsewhere; what is wrong is raised at its next use."""
+        if os.getpid() == self._pid:
+            self._user.while_idle(self._keep)
+
+    def _keep(self) -> None:
+        if self._context.closed:
+            return
+        try:
+            self._hear(0)
+        except RemoteProtocolError as error:  # the hub is asked again for what this was to be
+            logger.warning("a message from the hub at %s was thrown away: %s", self.address, error)
+        now_s = time.monotonic()
+        if not self._protocol.loss(now_s):
+            self._say(now_s)
 
     def lose(self, why: str) -> NoReturn:
         """Know that the hub has ended, from somewhere else than this connection.
@@ -340,6 +386,7 @@ class Connection:
         """Close the sockets; in a forked child, where they are not ours, do nothing."""
         if os.getpid() != self._pid or self._context.closed:
             return
+        keeping.keeper.drop(self)
         with self.in_use():
             for closer in self._closers:
                 closer()
@@ -401,18 +448,20 @@ class Connection:
             logger.info(*place, extra={"progress": (found.phase, found.built, found.num_envs)})
 
     def _on_monitor(self) -> None:
+        closed = False
         while self._monitor.poll(0):
             try:
                 event = recv_monitor_message(self._monitor)["event"]
             except BaseException:  # likewise
                 self._reopen()
                 raise
+            closed = event == zmq.EVENT_CLOSED
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._protocol.connected()
             elif event == zmq.EVENT_DISCONNECTED:
                 self._protocol.disconnected(time.monotonic())
-            elif event == zmq.EVENT_CLOSED and self._refuses():
-                self._protocol.refused(time.monotonic())
+        if closed and self._refuses():  # once, however many attempts failed since somebody looked
+            self._protocol.refused(time.monotonic())
 
     def _refuses(self) -> bool:
         """Whether nobody listens at the address, which is proof; that the network does not get there is none."""

@@ -8,6 +8,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,15 +31,16 @@ from envhub.errors import (
     HubUnreachable,
     RequestRefused,
 )
-from envhub.messages import Close, Made, Make, Op, World
+from envhub.messages import Attach, Close, Made, Make, Observe, Op, World
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
-from envhub_client.connection import CONNECT_TIMEOUT_S, Connection
+from envhub_client.connection import CONNECT_TIMEOUT_S, HEARTBEAT_MS, Connection
 from envhub_client.lane_choice import PlainLane, lane
 from envhub_client.lanes import Outcome
 from envhub_client.lasting_lane import LastingLane
 from envhub_client.observations import Observations
+from envhub_client.observer import Seen, seen
 from envhub_client.options import SessionOptions
-from envhub_client.private_hub import private_hub, world
+from envhub_client.private_hub import PrivateHub, private_hub, world
 
 CLOSE_TIMEOUT_S = 30.0  # for the hub's own budget for closing envs, and a slow connection
 KILL_TIMEOUT_S = 2.0
@@ -57,13 +59,13 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
     """
 
     def __init__(
-        self, address: str | None, make: Make, options: SessionOptions, timeout: float = CONNECT_TIMEOUT_S
+        self, address: str | None, make: Make | Attach, options: SessionOptions, timeout: float = CONNECT_TIMEOUT_S
     ) -> None:
-        """Make a session and wait until its envs are built.
+        """Make a session and wait until its envs are built, or take one over.
 
         Args:
             address: the hub's; None for this program's private hub.
-            make: which envs; what ``options`` says is filled in here.
+            make: which envs; what ``options`` says is filled in here. Or which session, whose options are its own.
             options: the session's.
             timeout: seconds for the connection. Building the envs is not timed.
 
@@ -88,7 +90,17 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
 
     def _open(self, timeout: float, fresh: bool = False) -> tuple[Connection, Made]:
         """A connection with a session on it, which if ``fresh`` takes a lost one's place; errors as ``__init__``."""
-        private = private_hub() if self._address is None else None
+        if self._address is not None:
+            return self._open_on(None, timeout, fresh)
+        private = private_hub()
+        try:
+            return self._open_on(private, timeout, fresh)
+        except HubUnreachable:
+            if private.alive:
+                raise
+            return self._open_on(private_hub(), timeout, fresh)  # it had just been killed
+
+    def _open_on(self, private: PrivateHub | None, timeout: float, fresh: bool) -> tuple[Connection, Made]:
         connection = Connection(
             self._address or (private.address if private else ""),
             secrets.token_bytes(16),
@@ -97,14 +109,16 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             self._options.reconnect_timeout,
         )
         try:
-            make = self._filled_in(connection, world() if private else None, fresh)
+            if isinstance(self._make, Attach):
+                return connection, connection.ask(Op.ATTACH, self._make).message
+            make = self._filled_in(connection, self._make, world() if private else None, fresh)
             return connection, connection.ask(Op.MAKE, make).message
         except BaseException:
             _end(connection, terminate=True)
             raise
 
-    def _filled_in(self, connection: Connection, surroundings: World | None, fresh: bool) -> Make:
-        make, options = self._make, self._options
+    def _filled_in(self, connection: Connection, make: Make, surroundings: World | None, fresh: bool) -> Make:
+        options = self._options
         return Make(
             num_envs=make.num_envs,
             name=make.name,
@@ -123,6 +137,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             compression=self._compression(connection),
             fresh=fresh,
             faults=options.faults.wire(),
+            beat_s=HEARTBEAT_MS / 1000,
         )
 
     def _compression(self, connection: Connection) -> str:
@@ -145,6 +160,12 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
         return wanted
 
     def _adopt(self, made: Made) -> None:
+        if made.autoreset_mode:
+            self._options = replace(
+                self._options,
+                autoreset_mode=AutoresetMode(made.autoreset_mode),
+                observation_mode=made.observation_mode,
+            )
         self.num_envs = made.num_envs
         self.num_workers = made.num_workers
         if made.step_s is not None:
@@ -312,6 +333,44 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             raise
         self._state = AsyncState.DEFAULT
         return found
+
+    @property
+    def token(self) -> str:
+        """The key to this session: with it, ``Client.attach`` takes it over or looks at it. Keep it as a password."""
+        return self._connection.token.hex()
+
+    def detach(self) -> str:
+        """Leave the session as it is, for another process to take it over by ``Client.attach`` within the hub's lease.
+
+        This vector env is closed then; the envs are not.
+
+        Returns:
+            The session's ``token``.
+
+        Raises:
+            RequestRefused: the envs are this program's private hub's, which ends with it.
+            SessionBusy: a request is pending, or envs are under way.
+            SessionClosed: after ``close``.
+        """
+        self._begin("detach")
+        if self._address is None:
+            raise RequestRefused(
+                "the envs of a private hub end with its program; make them on a hub of its own to leave them to another"
+            )
+        token = self.token
+        self.closed = True
+        self._connection.close()
+        return token
+
+    def observe(self) -> Seen:
+        """What the envs showed last, such as what another process left; nothing is stepped.
+
+        Raises:
+            SessionLost: the session has ended, or was taken over.
+        """
+        self._begin("observe")
+        wanted = Observe(self._connection.token, described=True)
+        return seen(self._asking(lambda: self._connection.ask(Op.OBSERVE, wanted)), self._observations)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """End the session; ``close`` calls this once.

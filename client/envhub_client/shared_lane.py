@@ -28,8 +28,9 @@ from envhub.messages import Collect, Op, Reset, Shared
 from envhub.parts import Parts
 from envhub.slots import Slots
 from envhub.waiting import Spinner
-from envhub_client.connection import TEND_S, Connection
+from envhub_client.connection import Connection
 from envhub_client.infos import Group
+from envhub_client.keeper import TEND_S
 from envhub_client.lanes import Outcome, Part, WireLane
 from envhub_client.private_hub import above_stdio
 

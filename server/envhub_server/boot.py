@@ -1,7 +1,8 @@
-"""The first lines of a zygote: ``python boot.py CONTROL_FD HUB_PID NAME=LOCATION …``.
+"""The first lines of a zygote: ``python boot.py CONTROL_FD HUB_PID WORKERS NAME=LOCATION …``.
 
-Each location says where a package or module that the workers import stands, so that nothing else of the hub's
-installation comes into the envs' ``sys.path``: an interpreter of another version must not find the hub's NumPy.
+``WORKERS`` is how many live already, which the zygote is to guard. Each location says where a package or module stands
+that the workers import, so that nothing else of the hub's installation comes into the envs' ``sys.path``: an
+interpreter of another version must not find the hub's NumPy.
 """
 
 import ctypes
@@ -34,9 +35,11 @@ def expose(name: str, location: str) -> None:
 
 
 if __name__ == "__main__":
-    control, hub = int(sys.argv[1]), int(sys.argv[2])
+    control, hub, workers = map(int, sys.argv[1:4])
+    if not workers:  # nobody needs it if the hub ends before it is ready
+        die_with_hub(hub)
     sys.path[0] = ""  # Python put this file's folder there; its module names are not the env's business
-    for place in sys.argv[3:]:
+    for place in sys.argv[4:]:
         expose(*place.split("=", 1))
     from envhub_server import zygote
 

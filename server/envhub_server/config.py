@@ -34,7 +34,6 @@ class Timing:
     """How long a hub waits for what, in seconds."""
 
     lease_s: float = 60.0  # for a client that lost its connection
-    close_s: float = 5.0  # for the envs of a session to close, before their workers are killed
     drain_s: float = 5.0  # for running requests to end, once the hub is told to stop
     close_after_drain_s: float = 2.0  # for envs to close after that; `docker stop` kills after 10
 

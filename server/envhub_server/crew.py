@@ -21,6 +21,7 @@ from envhub.messages import Make
 from envhub.standing_in import ENDED, FRESH, OWED, beside, put_info, stay, truncate
 from envhub_server import control
 from envhub_server.ends import Outcome
+from envhub_server.memory import Memory
 from envhub_server.supervisor import Supervisor
 from envhub_server.watch import Watch
 from envhub_server.watchdog import Late, Watchdog
@@ -48,6 +49,8 @@ class _Post:
         outcome: what its rows are told, once it has ended.
         asked_s: since when rows wait for the one that is to take its place.
         heard: whether its doorbell is heard here.
+        mapped: whether it has been given an arena.
+        moving: whether it was given another arena and has not said yet that it works there.
     """
 
     rows: np.ndarray
@@ -60,14 +63,12 @@ class _Post:
     outcome: Outcome | None = None
     asked_s: float | None = None
     heard: bool = False
+    moving: bool = False
+    mapped: bool = False
 
 
 class Crew:
-    """The workers of one session.
-
-    Attributes:
-        bells: the eventfds of the client, by which it is woken, and of each worker, by which the client wakes it.
-    """
+    """The workers of one session."""
 
     def __init__(
         self,
@@ -88,7 +89,6 @@ class Crew:
             now_s: the hub's time.
             log: the session's.
         """
-        self.bells: list[int] = []
         self._num_envs = make.num_envs
         self._faults = make.faults
         self._world = make.world
@@ -98,11 +98,15 @@ class Crew:
         self._handlers = handlers
         self._now_s = now_s
         self._posts: list[_Post] = []
-        self._arena: Arena | None = None
+        self._memory: Memory | None = None
         self._loose = False
         self._ring_driver: Callable[[], None] = lambda: None
 
     # --- processes --------------------------------------------------------------------------------------------------
+
+    @property
+    def _arena(self) -> Arena | None:
+        return None if self._memory is None else self._memory.arena
 
     def settle(self, workers: int) -> None:
         """Be of so many workers; none of them runs."""
@@ -120,6 +124,7 @@ class Crew:
         for number, process in zip(numbers, started, strict=True):
             post = self._posts[number]
             post.process, post.built, post.late = process, 0, None
+            post.mapped = post.moving = False
             post.watchdog.rest()
 
     @property
@@ -149,6 +154,7 @@ class Crew:
         """The process has been reaped; the env for which it was killed, if it was."""
         post = self._posts[number]
         late, post.process, post.late = post.late, None, None
+        post.moving = False
         return None if late is None else late[0]
 
     def tell(self, number: int, message: Any) -> None:
@@ -176,15 +182,47 @@ class Crew:
 
     # --- the arena --------------------------------------------------------------------------------------------------
 
-    def join(self, arena: Arena, loose: bool, ring_driver: Callable[[], None]) -> None:
-        """Work in this arena, beside which observations have leaves if ``loose``; ``ring_driver`` wakes its driver."""
-        self._arena, self._loose, self._ring_driver = arena, loose, ring_driver
+    def join(self, memory: Memory, loose: bool, ring_driver: Callable[[], None]) -> None:
+        """Work in this memory, beside which observations have leaves if ``loose``; ``ring_driver`` wakes its driver."""
+        self._memory, self._loose, self._ring_driver = memory, loose, ring_driver
 
-    def map_arena(self, number: int, message: control.MapArena, memory: int, done_bell: int) -> None:
+    def map_arena(self, number: int, message: control.MapArena, done_bell: int) -> None:
         """Hand the arena to a worker; of one that has ended, somebody was or will be told."""
+        self._posts[number].mapped = True
         process = self._posts[number].process
         if process is not None:
-            process.map_arena(message, memory, self.bells[1 + number], done_bell, self.bells[0])
+            assert self._memory is not None
+            client_bell, *bells = self._memory.bells
+            process.map_arena(message, self._memory.descriptor, bells[number], done_bell, client_bell)
+
+    def move(self, memory: Memory) -> list[int]:
+        """Work in other memory; the workers that are to be given it."""
+        for number, post in enumerate(self._posts):
+            heard = post.heard
+            self._deaf(number)
+            post.heard = heard
+        self._memory = memory
+        for number, post in enumerate(self._posts):
+            if post.heard:
+                post.heard = False
+                self._hear(number)
+            post.moving = post.mapped and post.process is not None
+        return [number for number, post in enumerate(self._posts) if post.moving]
+
+    @property
+    def moving(self) -> bool:
+        """Whether a worker is on its way to another arena."""
+        return any(post.moving for post in self._posts)
+
+    def moved(self, number: int) -> bool:
+        """Whether the worker's word that it has mapped an arena is of the one it was to move to."""
+        post = self._posts[number]
+        if not post.moving:
+            return False
+        post.moving = False
+        if post.process is not None:
+            post.process.tell(control.Serve(moved=True))
+        return True
 
     def hand_over(self, number: int, message: control.Serve) -> None:
         """Give a worker its rows, and what it missed."""
@@ -217,15 +255,15 @@ class Crew:
         self._finish(post, steps)
 
     def _hear(self, number: int) -> None:
-        if self.bells and not self._posts[number].heard:
+        if self._memory is not None and not self._posts[number].heard:
             self._posts[number].heard = True
             # Never read here: its client could make that block. By edges each ring is heard once all the same.
-            self._watch.watch_edges(self.bells[1 + number], lambda: self.posted(number))
+            self._watch.watch_edges(self._memory.bells[1 + number], lambda: self.posted(number))
 
     def _deaf(self, number: int) -> None:
-        if self._posts[number].heard:
+        if self._memory is not None and self._posts[number].heard:
             self._posts[number].heard = False
-            self._watch.unwatch(self.bells[1 + number])
+            self._watch.unwatch(self._memory.bells[1 + number])
 
     def posted(self, *numbers: int) -> None:
         """Rows may have been posted: answer in the place of those of these workers, or all, that do not serve."""
@@ -335,13 +373,10 @@ class Crew:
         return post.watchdog.look(now_s, kind, row, turn)
 
     def close(self) -> None:
-        """Let go of the arena and the bells."""
+        """Let go of the memory."""
         for number in range(len(self._posts)):
             self._deaf(number)
-        for bell in self.bells:
-            os.close(bell)
-        self.bells.clear()
-        self._arena = None
+        self._memory = None
 
 
 def ring(bell: int) -> None:

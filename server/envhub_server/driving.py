@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Callable, Sequence
 
@@ -11,12 +12,15 @@ from envhub.arena import DRIVER_CLIENT, DRIVER_HUB, Arena
 from envhub_server.channel import DESCRIPTORS_MAX
 from envhub_server.watch import Watch
 
+SO_PEERPIDFD = 77  # of Linux 6.5; Python's socket module does not name it
+
 
 class Driving:
     """The drive of one session, which only the hub hands over, and only while no row is with a worker.
 
     Attributes:
         driver: who has it.
+        lent: whether a client has ever had the memory.
     """
 
     def __init__(self, watch: Watch, on_gone: Callable[[], None]) -> None:
@@ -25,6 +29,8 @@ class Driving:
         self._watch = watch
         self._on_gone = on_gone
         self._side: socket.socket | None = None  # of the client, while it may drive
+        self._client = -1  # a pidfd of its process: a child that it forked may hold its end of the socket
+        self.lent = False
 
     @property
     def shared(self) -> bool:
@@ -40,8 +46,12 @@ class Driving:
                 socket.send_fds(side, [head], descriptors[start : start + DESCRIPTORS_MAX])
         except OSError:
             return False
-        self._side = side
+        self._side, self.lent = side, True
         self._watch.watch(side.fileno(), self._on_gone)
+        with contextlib.suppress(OSError):  # an older kernel
+            self._client = side.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+            os.set_inheritable(self._client, False)
+            self._watch.watch(self._client, self._on_gone)
         return True
 
     def give(self, arena: Arena) -> None:
@@ -73,3 +83,7 @@ class Driving:
             self._watch.unwatch(self._side.fileno())
             self._side.close()
             self._side = None
+        if self._client >= 0:
+            self._watch.unwatch(self._client)
+            os.close(self._client)
+            self._client = -1

@@ -28,7 +28,7 @@ class Ending:
         how: in words that follow the worker's name, such as "exited with status 3".
         signal: the name of the signal that ended it, or nothing.
         status: the exit status of one that exited by itself.
-        log_tail: the last of what it wrote to stdout and stderr.
+        log_tail: the last of what it wrote to stdout and then to stderr.
     """
 
     how: str

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,13 +15,11 @@ import numpy as np
 import structlog
 
 from envhub import messages
-from envhub.arena import DRIVER_CLIENT, DRIVER_HUB, OP_BESIDE, OP_STEP, Arena, allocate
-from envhub.compression import Compressor
+from envhub.arena import DRIVER_CLIENT, DRIVER_HUB, OP_BESIDE, OP_STEP, Arena
 from envhub.hub_protocol import Incoming
 from envhub.messages import Failure, Made, Make
 from envhub.parts import Parts
 from envhub.protocol import FRAME_BYTES_MAX
-from envhub.slots import Slots
 from envhub.standing_in import FRESH
 from envhub_server import control
 from envhub_server.crew import Crew, ring
@@ -46,9 +45,11 @@ from envhub_server.instructions import (
     TakeOver,
     Tell,
 )
-from envhub_server.reply_frames import ReplyFrames
+from envhub_server.memory import Memory
+from envhub_server.outcomes import Outcomes
+from envhub_server.reply_frames import ReplyFrames, Sender
 from envhub_server.session import Phase, Session
-from envhub_server.step_frames import StepFrames
+from envhub_server.side import TICKET_BYTES
 from envhub_server.supervisor import Supervisor
 from envhub_server.watch import Watch
 from envhub_server.worker_process import Handlers
@@ -56,20 +57,6 @@ from envhub_server.worker_process import Handlers
 ASIDE = (messages.Collect, messages.TemplatesRequest, messages.HopsRequest)  # what a client asks for while it drives
 
 log = structlog.get_logger("envhub.hub")
-
-
-@dataclass(frozen=True)
-class Outcomes:
-    """What a host tells the hub."""
-
-    answer: Callable[[Incoming, Any, Sequence[Any]], None]
-    fail: Callable[[Incoming, Failure], None]
-    worker_started: Callable[[Host, int, int], None]
-    worker_exited: Callable[[Host, int, str, bool], None]
-    ended: Callable[[Host], None]
-    broke: Callable[[Host, Exception], None]
-    memory_left: Callable[[], int]
-    now_s: Callable[[], float]
 
 
 class Host:
@@ -100,20 +87,25 @@ class Host:
         self._watch = watch
         self._outcomes = outcomes
         self._request: Incoming | None = None
+        self._heir: Incoming | None = None  # who asked to take the session over
+        self._tickets = bool(ticket)
         told = log.bind(session=token.hex()[:8])
         self._crew = Crew(session.make, watch, supervisor, self._handlers, outcomes.now_s, told)
-        self._arena: Arena | None = None
-        self._slots: Slots | None = None
+        self._memory: Memory | None = None
         self._passed_ns = [0, 0, 0, 0]  # when the last step was heard, rung, done and answered
         self._noted = False  # whether a row of the last move has something to say besides its arrays
-        self._frames: StepFrames | None = None
-        self._parts: Parts | None = None
-        method = session.make.compression
-        self._method = method
-        self._compressors: list[Compressor] = []  # per leaf: some leaves may be worth it, and others not
+        self._sender = Sender(session.make.compression)
         self._driving = Driving(watch, partial(self._guarded, self._on_side))
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         watch.watch(self._done_bell, partial(self._guarded, self._on_done_bell))
+
+    @property
+    def _arena(self) -> Arena | None:
+        return None if self._memory is None else self._memory.arena
+
+    @property
+    def _parts(self) -> Parts | None:
+        return None if self._memory is None else self._memory.parts
 
     @property
     def pids(self) -> list[int]:
@@ -166,12 +158,14 @@ class Host:
         """Carry out the client's next request."""
         self._request = request
         if isinstance(request.message, messages.HopsRequest):
-            self._outcomes.answer(request, self._hops(), ())
+            heard, rung, woke, answered = self._passed_ns
+            began, ended = ([], []) if self._memory is None else self._memory.batches()
+            self._outcomes.answer(request, messages.Hops(heard, rung, woke, answered, began, ended), ())
             return
         if not self._take_drive(request) or not self._may_interrupt(request):
             return
-        if isinstance(request.message, messages.Step) and self._frames is not None:
-            problem = self._frames.problem(request.message.codes, request.frames)
+        if isinstance(request.message, messages.Step) and self._memory is not None:
+            problem = self._memory.frames.problem(request.message.codes, request.frames)
             if problem:
                 self._fail(Failure("bad_actions", "request", problem))
                 return
@@ -184,16 +178,65 @@ class Host:
             self._apply(self.session.event(-1, Sent()))
         self._receive_part()
 
+    # --- takeover ---------------------------------------------------------------------------------------------------
+
+    def attach(self, request: Incoming) -> None:
+        """Go on for another client, as soon as nothing is under way; the one before is locked out from now on."""
+        self.token, self._heir = request.token, request
+        self.ticket = secrets.token_bytes(TICKET_BYTES) if self._tickets else b""
+        if self._arena is not None:
+            self._driving.revoke(self._arena)
+            self._driving.close()
+            self._crew.ring()  # a client that ended may have posted rows and not have rung
+        self._settle()
+
+    def _settle(self) -> None:
+        """Go on with a takeover, as far as it goes now."""
+        heir, arena = self._heir, self._arena
+        if heir is None or arena is None or self._crew.moving:
+            return
+        if self.session.phase in (Phase.BROKEN, Phase.CLOSING):
+            self._heir = None
+            self._outcomes.fail(heir, Failure("session_lost", "session", "the session has broken; make another"))
+            return
+        if self.session.phase is not Phase.READY or not arena.quiescent() or not self.session.idle:
+            return
+        if self._driving.lent:
+            self._move(heir)
+            return
+        assert self.session.made is not None and self._memory is not None
+        self._memory.take_over()
+        self._heir, self._memory.parts, self._request = None, None, heir
+        made = replace(self.session.made, ticket=self.ticket, steps=arena.done.tolist())
+        self._outcomes.answer(heir, made, ())
+
+    def _move(self, heir: Incoming) -> None:
+        """Leave the arena that another client still has, and the bells that it can ring."""
+        old = self._memory
+        assert old is not None and self.session.mapped is not None
+        try:
+            self._memory = old.moved()
+        except OSError as error:
+            self._heir = None
+            self._outcomes.fail(heir, Failure("limit", "hub", f"no memory for a takeover is to be had: {error}"))
+            return
+        self._driving = Driving(self._watch, partial(self._guarded, self._on_side))
+        for number in self._crew.move(self._memory):
+            self._map_arena(number, self.session.mapped)
+        old.close()
+        self._settle()
+
+    def observe(self, described: bool) -> tuple[messages.Observed, list[Any]] | None:
+        """What its envs showed last; None before they have."""
+        if self._arena is None or self.session.made is None:
+            return None
+        steps, given, found = self._arena.last_observations()
+        spaces = [] if described else self.session.made.observation_spaces
+        return messages.Observed(self.session.make.num_envs, steps.tolist(), given.tolist(), spaces), found
+
     def abandon(self, why: Failure, terminate: bool = False) -> None:
         """End the session without its client's wish."""
         self._apply(self.session.abandon(why, terminate))
-
-    def _hops(self) -> messages.Hops:
-        arena, workers = self._arena, len(self.session.blocks)
-        heard, rung, woke, answered = self._passed_ns
-        began = [] if arena is None else arena.began_ns[:workers].tolist()
-        ended = [] if arena is None else arena.ended_ns[:workers].tolist()
-        return messages.Hops(heard, rung, woke, answered, began, ended)
 
     # --- parts of a batch -------------------------------------------------------------------------------------------
 
@@ -214,16 +257,16 @@ class Host:
 
     def _send_part(self, request: Incoming) -> str:
         """Hand a part of the batch to its workers; what is wrong with it, if so."""
-        arena, frames = self._arena, self._frames
-        if arena is None or frames is None or self.session.phase is not Phase.READY:
+        memory = self._memory
+        if memory is None or self.session.phase is not Phase.READY:
             return ""  # the session says why not
-        self._parts = self._parts or Parts(arena)
+        memory.parts = memory.parts or Parts(memory.arena)
         try:
-            rows, arrays = frames.part(request.message.rows, request.message.codes, request.frames)
-            self._parts.post(rows, request.message.codes, arrays)
+            rows, arrays = memory.frames.part(request.message.rows, request.message.codes, request.frames)
+            memory.parts.post(rows, request.message.codes, arrays)
         except ValueError as error:
             return f"{error}; no env has moved"
-        frames.forget()
+        memory.frames.forget()
         self._crew.ring(*np.unique(rows % len(self.session.blocks)).tolist())
         return ""
 
@@ -250,11 +293,11 @@ class Host:
 
     def share(self, side: socket.socket) -> bool:
         """Let the client that is behind this socket drive; whether it may."""
-        if self._arena is None or self._driving.shared or self.session.phase is not Phase.READY or not self.idle:
+        if self._memory is None or self._driving.shared or self.session.phase is not Phase.READY or not self.idle:
             return False
         self.ticket = b""
-        shared = messages.Shared(self._arena.layout.info_bytes, len(self.session.blocks), self.session.spin_us)
-        if not self._driving.share(side, shared, [self._memory, *self._crew.bells]):
+        shared = messages.Shared(self._memory.arena.layout.info_bytes, len(self.session.blocks), self.session.spin_us)
+        if not self._driving.share(side, shared, [self._memory.descriptor, *self._memory.bells]):
             return False
         self._give_drive()
         return True
@@ -277,14 +320,14 @@ class Host:
             text = "a step that the client drives has not ended; wait for it"
             self._outcomes.fail(request, Failure("refused", "request", text))
             return False
-        assert self._slots is not None and self._frames is not None
-        self._slots.take_over()
-        self._frames.forget()
+        assert self._memory is not None
+        self._memory.take_over()
         return True
 
     def _on_side(self) -> None:
         """The client says nothing here: it has closed the socket, or has ended."""
         self._driving.close()
+        self._crew.ring()  # it may have posted rows and not have rung
         if self._arena is not None and self._driving.driver == DRIVER_CLIENT:
             self._driving.take(self._arena)
 
@@ -321,12 +364,16 @@ class Host:
     def _on_message(self, number: int, message: Any) -> None:
         try:
             self._crew.on_message(number, message)
+            if isinstance(message, control.Mapped) and self._crew.moved(number):
+                self._settle()
+                return
             self._apply(self.session.event(number, message, self._outcomes.now_s()))
         except Exception as error:  # it was well-formed and yet could not be dealt with
             self._outcomes.broke(self, error)
 
     def _on_exit(self, number: int, ending: Ending) -> None:
         late = self._crew.ended(number)
+        self._settle()
         expected = self.session.phase in (Phase.CLOSING, Phase.MEASURING)
         self._outcomes.worker_exited(self, number, ending.how, expected)
         self._apply(self.session.event(number, Exited(ending, late), self._outcomes.now_s()))
@@ -337,13 +384,12 @@ class Host:
 
     def _tick(self, now_s: float) -> None:
         self._crew.tick(now_s)
+        self._settle()
         self._apply(self.session.tick(now_s))
 
     def _ring_driver(self) -> None:
-        if self._driving.driver == DRIVER_CLIENT:
-            ring(self._crew.bells[0])
-        else:
-            ring(self._done_bell)
+        client = self._memory is not None and self._driving.driver == DRIVER_CLIENT
+        ring(self._memory.bells[0] if self._memory is not None and client else self._done_bell)
 
     # --- instructions -----------------------------------------------------------------------------------------------
 
@@ -382,10 +428,9 @@ class Host:
                 self._driving.close()
                 self._crew.close()
                 os.close(self._done_bell)
-                if self._arena is not None:
-                    os.close(self._memory)
-                # Whoever keeps a view of the memory keeps the memory.
-                self._arena = self._slots = self._frames = self._parts = None
+                if self._memory is not None:
+                    self._memory.close()
+                    self._memory = None  # whoever keeps a view of it keeps it
                 self._outcomes.ended(self)
 
     def _make_arena(self, instruction: MakeArena) -> None:
@@ -401,28 +446,23 @@ class Host:
             self._apply(self.session.event(-1, ArenaRefused(reason)))
             return
         try:
-            for _ in range(1 + len(self.session.blocks)):
-                self._crew.bells.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-            memory = allocate(layout)
+            self._memory = Memory(layout, len(self.session.blocks))
         except OSError as error:
             reason = f"{wanted} bytes of shared memory cannot be had: {error}"
             self._apply(self.session.event(-1, ArenaRefused(reason)))
             return
-        self._arena, self._memory = Arena(layout, memory), memory
-        self._arena.format(epoch=1)
-        self._frames, self._slots = StepFrames(self._arena), Slots(self._arena)
         if self.session.make.fresh:
-            self._arena.needs_reset[:] = FRESH
-        self._crew.join(self._arena, instruction.loose, self._ring_driver)
+            self._memory.arena.needs_reset[:] = FRESH
+        self._crew.join(self._memory, instruction.loose, self._ring_driver)
         for number in range(len(self.session.blocks)):
             self._map_arena(number, message)
 
     def _map_arena(self, number: int, message: control.MapArena) -> None:
-        self._crew.map_arena(number, message, self._memory, self._done_bell)
+        self._crew.map_arena(number, message, self._done_bell)
 
     def _drive(self, drive: Drive) -> None:
-        frames, slots = self._frames, self._slots
-        assert slots is not None and frames is not None and self._request is not None
+        assert self._memory is not None and self._request is not None
+        frames, slots = self._memory.frames, self._memory.slots
         if self._parts is not None:
             slots.take_over()
         if drive.op == OP_STEP:
@@ -438,22 +478,16 @@ class Host:
             return
         slots.post(drive.op)
 
-    def _sendable(self, observations: list[np.ndarray]) -> list[Any]:
-        if not self._method:
-            return observations
-        self._compressors = self._compressors or [Compressor(self._method) for _ in observations]
-        return [each.compress(leaf) for each, leaf in zip(self._compressors, observations, strict=True)]
-
     def _answer(self, answer: Answer) -> None:
         assert self._request is not None
         frames: list[Any] = []
-        if self._arena is not None and self._slots is not None:
-            reply = ReplyFrames(self._arena, self._slots, self._sendable)
+        if self._memory is not None:
+            reply = ReplyFrames(self._memory, self._sender.sendable)
             if answer.arrays:
                 results = isinstance(self._request.message, messages.Step)
                 reply.batch(results, self.session.infos if self._noted else None)
-            elif answer.part is not None and self._parts is not None:
-                reply.part(self._parts, np.array(answer.part, np.int64))
+            elif answer.part is not None:
+                reply.part(np.array(answer.part, np.int64))
             reply.rows += answer.rows
             frames = reply.frames()
         if frames and max(map(len, frames)) > FRAME_BYTES_MAX:

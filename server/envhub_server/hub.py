@@ -18,7 +18,6 @@ import random
 import secrets
 import socket
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -31,13 +30,15 @@ from envhub import compression, messages, protocol, wire
 from envhub.hub_protocol import HubProtocol, Incoming
 from envhub.messages import Failure, Make, Op
 from envhub.protocol import Prelude
-from envhub_server import signals
+from envhub_server import signals, tables
 from envhub_server.admission import admitted
 from envhub_server.binding import Binding
 from envhub_server.clock import Clock
 from envhub_server.config import HubConfig, has_quota, usable_cpus
-from envhub_server.hosting import ASIDE, Host, Outcomes
+from envhub_server.hosting import ASIDE, Host
 from envhub_server.lister import Lister
+from envhub_server.outcomes import Outcomes
+from envhub_server.presence import Presence
 from envhub_server.registry import Registry
 from envhub_server.restart import RestartPolicy, Restarts
 from envhub_server.session import Session
@@ -49,10 +50,6 @@ from envhub_server.watch import Watch
 RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
 LINGER_MS = 2000
 LOOK_S = 0.1  # how often sessions are looked after while there are any
-
-# A monitor tells of an ended connection by a descriptor, which may be another's by now, and before the ROUTER itself
-# knows: so the peers that used it are asked for, at once and again.
-SUSPICION_S = (0.0, 0.1, 1.0)
 
 log = structlog.get_logger("envhub.hub")
 
@@ -66,6 +63,7 @@ class Hub:
         self.addresses: list[str] = []
         self._registry = Registry(config.envs)
         self._protocol = HubProtocol(self.id, config.timing.lease_s, config.limits.sessions_max, self._running)
+        self._presence = Presence(self._protocol, self._reaches, config.timing.lease_s)
         self._hosts: dict[bytes, Host] = {}
         self._clock = Clock()
         self._wake_s = math.inf  # when something happens by the passing of time alone
@@ -90,7 +88,6 @@ class Hub:
         self._binding: Binding | None = None
         self._side_door = SideDoor(self._watch, self._admit)
         self._closing: set[bytes] = set()  # sessions whose time for closing runs
-        self._suspects: list[tuple[float, bytes, bytes]] = []  # when to see whether a session's peer is still there
 
     # --- opening and closing ----------------------------------------------------------------------------------------
 
@@ -178,20 +175,22 @@ class Hub:
             return
         self._wake_s = math.inf
         self._on_time(now_s)
-        times = [self._hosts[token].close_by_s for token in self._closing] + [at_s for at_s, _, _ in self._suspects]
+        times = [self._hosts[token].close_by_s for token in self._closing] + [self._presence.next_s]
         times += [self._stop_by_s if self._stops else None, self._protocol.next_expiry_s()]
         times += [now_s + LOOK_S if self._hosts else None]
         self._wake_by(min((at_s for at_s in times if at_s is not None), default=math.inf))
 
     def _on_time(self, now_s: float) -> None:
-        self._check_suspects(now_s)
+        self._presence.look(now_s, {token: host.session.make.beat_s for token, host in self._hosts.items()})
         for host in list(self._hosts.values()):
             host.tick(now_s)
         for token in self._protocol.expired(now_s):
             log.info("session_expired", session=token.hex()[:8], lease_s=self.config.timing.lease_s)
             self._protocol.forget(token)
             if token in self._hosts:
-                self._abandon(self._hosts[token], Failure("session_lost", "session", "its lease ran out"))
+                host = self._hosts[token]
+                # An env that hangs does not close, either.
+                self._abandon(host, Failure("session_lost", "session", "its lease ran out"), terminate=not host.idle)
         for token in list(self._closing):
             host = self._hosts[token]
             if host.close_by_s is not None and host.close_by_s <= now_s:
@@ -261,22 +260,8 @@ class Hub:
 
     def _on_monitor(self) -> None:
         event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
-        for token, peer in self._protocol.peers_of(event["value"]):
-            self._suspect(token, peer, SUSPICION_S)
-
-    def _suspect(self, token: bytes, peer: bytes, delays_s: Sequence[float] = (0.0,)) -> None:
-        now_s = self._clock.now_s()
-        self._suspects += [(now_s + delay_s, token, peer) for delay_s in delays_s]
-        self._wake_by(now_s + min(delays_s))
-
-    def _check_suspects(self, now_s: float) -> None:
-        due = [suspect for suspect in self._suspects if suspect[0] <= now_s]
-        self._suspects = [suspect for suspect in self._suspects if suspect[0] > now_s]
-        for _, token, peer in due:
-            if self._protocol.peer_of(token) == peer and not self._reaches(peer):
-                self._suspects = [suspect for suspect in self._suspects if suspect[1] != token]
-                self._protocol.connection_lost(token, now_s)
-                log.warning("client_lost", session=token.hex()[:8], lease_s=self.config.timing.lease_s)
+        self._presence.ended(event["value"], self._clock.now_s())
+        self._wake_by(self._presence.next_s)
 
     def _reaches(self, peer: bytes) -> bool:
         try:
@@ -296,7 +281,8 @@ class Hub:
             except zmq.ZMQError as error:
                 # The peer is gone or does not read. Its reply is kept, and sent when it asks after it.
                 for token in self._protocol.sessions_of(peer):
-                    self._suspect(token, peer)
+                    self._presence.suspect(token, peer, self._clock.now_s())
+                self._wake_by(self._presence.next_s)
                 log.debug("reply_parked", error=str(error))
         outgoing.clear()
 
@@ -325,11 +311,17 @@ class Hub:
             case Op.LIST:
                 self._list(request)
             case Op.STATS:
-                self._answer(request, messages.Table([self._stats()]), ())
+                counters = tables.stats(self._hosts.values(), self._protocol, self._requests)
+                self._answer(request, messages.Table([{**self._health(), **counters}]), ())
             case Op.HEALTH:
                 self._answer(request, messages.Table([self._health()]), ())
             case Op.SESSIONS:
-                self._answer(request, messages.Table([self._describe(host) for host in self._hosts.values()]), ())
+                found = [tables.described(host, self._protocol.leased(token)) for token, host in self._hosts.items()]
+                self._answer(request, messages.Table(found), ())
+            case Op.OBSERVE:
+                self._observe(request)
+            case Op.ATTACH:
+                self._attach(request)
             case _:
                 self._to_session(request)
 
@@ -378,6 +370,27 @@ class Hub:
             num_envs=make.num_envs,
         )
         host.start(request, make)
+
+    def _attach(self, request: Incoming) -> None:
+        host = self._hosts.pop(request.message.session, None)
+        if host is None or host.session.making or host.close_by_s is not None:
+            if host is not None:
+                self._hosts[host.token] = host
+            why = "this hub has no such session to take over: its lease ran out, it was closed or taken over"
+            self._refuse_make(request, Failure("session_lost", "session", why))
+            return
+        log.info("session_taken_over", session=host.token.hex()[:8], by=request.token.hex()[:8])
+        self._protocol.forget(host.token)
+        self._hosts[request.token] = host
+        host.attach(request)
+
+    def _observe(self, request: Incoming) -> None:
+        host = self._hosts.get(request.message.session)
+        found = None if host is None else host.observe(request.message.described)
+        if found is None:
+            self._fail(request, Failure("session_lost", "session", "this hub has no such session to observe"))
+        else:
+            self._answer(request, *found)
 
     def _admit(self, ticket: bytes, side: socket.socket) -> None:
         for host in self._hosts.values():
@@ -457,30 +470,6 @@ class Hub:
             "hub": f"{self.id:016x}",
             "uptime_s": time.monotonic() - self._started_s,
             "sessions": len(self._hosts),
-        }
-
-    def _stats(self) -> dict[str, Any]:
-        return {
-            **self._health(),
-            "envs": sum(host.session.make.num_envs for host in self._hosts.values()),
-            "workers": sum(len(host.pids) for host in self._hosts.values()),
-            "lanes": dict(Counter(host.lane for host in self._hosts.values())),
-            "arena_bytes": sum(host.arena_bytes for host in self._hosts.values()),
-            "requests": self._requests,
-            "replayed": self._protocol.replayed,
-            "refused": self._protocol.refused,
-            "malformed": self._protocol.malformed,
-        }
-
-    def _describe(self, host: Host) -> dict[str, Any]:
-        return {
-            "session": host.token.hex()[:8],  # enough to tell sessions apart; the whole token is a key to it
-            "env": host.session.make.name or "factories",
-            "num_envs": host.session.make.num_envs,
-            "workers": host.pids,
-            "phase": host.session.phase.value,
-            "lane": host.lane,
-            "leased": self._protocol.leased(host.token),
         }
 
 

@@ -90,7 +90,7 @@ def children(pid: int) -> list[int]:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
                 found += map(int, file.read().split())
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
         # It has ended, or this kernel keeps no such lists.
         every = map(look, _pids()) if os.path.exists(f"/proc/{pid}") else ()
         return [process.pid for process in every if process is not None and process.parent == pid]

@@ -37,7 +37,8 @@ class Orphans:
         Args:
             known: children that somebody else reaps.
             workers: those that live.
-            births: whether there may be workers whose number the hub does not know yet.
+            births: whether there may be workers whose number the hub does not know yet. Then nothing is reaped, and
+                only what belonged to workers that ended lately is ended.
         """
         now_s = time.monotonic()
         self._ended = {pid: until for pid, until in self._ended.items() if until > now_s and pid not in workers}
@@ -47,7 +48,8 @@ class Orphans:
                 continue
             worker = before[pid] if pid in before else self._worker_of(pid, workers)
             self._adopted[pid] = worker
-            if worker not in (leftovers.NO_WORKER, pid) and worker not in workers:
+            # Of a worker that was just born there may be orphans before the hub knows its number.
+            if worker in self._ended or not (births or worker in workers or worker in (leftovers.NO_WORKER, pid)):
                 leftovers.end(pid)
 
     def _worker_of(self, pid: int, workers: Collection[int]) -> int:

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import select
+import time
 
 import structlog
 
@@ -23,6 +24,7 @@ PIPES_PER_TURN = 8
 DRAIN_BYTES_MAX = 1 << 17  # of a worker that has ended; what it started may go on printing, and a pipe holds 64 KiB
 HELD_BYTES_MAX = 1 << 18
 PATIENCE_S = 1  # with a reader that reads nothing
+LAST_S = 0.5  # for a slow reader to take the last of it when the hub ends
 
 _NAMES = {1: "stdout", 2: "stderr"}
 
@@ -30,19 +32,14 @@ log = structlog.get_logger("envhub.output")
 
 
 class Tail:
-    """The last of what a worker printed."""
+    """The last of what came by one pipe."""
 
     def __init__(self) -> None:
-        self._kept = b""
+        self.kept = b""
 
     def add(self, chunk: bytes) -> None:
         """Keep ``chunk``, and of what came before it as much as there is room for."""
-        self._kept = (self._kept + chunk)[-TAIL_BYTES:]
-
-    @property
-    def text(self) -> str:
-        """It as text, whatever bytes there are in it."""
-        return self._kept.decode("utf-8", "backslashreplace")
+        self.kept = (self.kept + chunk)[-TAIL_BYTES:]
 
 
 class Timer:
@@ -181,8 +178,12 @@ class Stream:
             self._told = self.dropped
 
     def close(self) -> None:
-        """Pass on what can be, and stop."""
-        self._sink.write(self._held)
+        """Pass on what was read, as far as somebody takes it in time, and stop."""
+        self._timer.start(0)
+        deadline_s = time.monotonic() + LAST_S
+        while self._held and not self._sink.gone and (left_s := deadline_s - time.monotonic()) > 0:
+            self._room.poll(left_s)
+            self._held = self._held[self._sink.write(self._held) :]
         for waited in (self._pipes, self._room):
             self._watch.unwatch(waited.fileno())
             waited.close()
@@ -214,25 +215,29 @@ class Output:
         Raises:
             OSError: no descriptors are to be had; nothing is left behind.
         """
-        self._tail = Tail()
+        self._tails = Tail(), Tail()
         self._readers: list[tuple[Stream, int]] = []
         self.far_ends: list[int] = []
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            for stream in (streams.output, streams.error):
+            for stream, tail in zip((streams.output, streams.error), self._tails, strict=True):
                 ours, theirs = os.pipe()
                 self.far_ends.append(theirs)
                 self._readers.append((stream, ours))
                 os.set_blocking(ours, False)
-                stream.add(ours, self._tail)
+                stream.add(ours, tail)
             undo.pop_all()
 
     @property
     def tail(self) -> str:
-        """The last of what it printed until now, to its standard error last of all."""
+        """The last of what it printed until now, to its standard output and then to its standard error.
+
+        Nobody knows what of the two came first, and a stack that was asked for is to stand at the end.
+        """
         for stream, pipe in self._readers:
             stream.drain(pipe)
-        return self._tail.text
+        kept = b"".join(tail.kept for tail in self._tails)[-TAIL_BYTES:]
+        return kept.decode("utf-8", "backslashreplace")
 
     def close_far_ends(self) -> None:
         """Leave them to the worker."""

@@ -11,7 +11,7 @@ import logging
 import os
 
 from envhub_server import log
-from envhub_server.config import MIB, HubConfig, Limits
+from envhub_server.config import MIB, HubConfig, Limits, Timing
 from envhub_server.hub import Hub
 from envhub_server.process import run_hub
 
@@ -33,4 +33,6 @@ def main(address: str, owner: int, ready_fd: int) -> None:
         arena_bytes_max=1 << 50,
         message_bytes_max=1024 * MIB,
     )
-    run_hub(HubConfig(binds=(address,), owner=owner, limits=limits), ready)
+    # It ends with the program, which may be stopped for as long as somebody looks at it in a debugger.
+    timing = Timing(lease_s=3600.0)
+    run_hub(HubConfig(binds=(address,), owner=owner, limits=limits, timing=timing), ready)

@@ -85,6 +85,8 @@ class Session:
         infos: infos of the move under way that were too large for the arena.
         spin_us: for how long its workers, and a client that drives them, look before they park.
         step_s: how long a step of one env takes; None where it was not measured.
+        made: what is to be known of it, once it is made.
+        mapped: what a worker is told with the arena.
     """
 
     def __init__(
@@ -107,13 +109,19 @@ class Session:
         self._results: dict[int, list[bytes]] = {}
         self._failure: Failure | None = None
         self._left: dict[int, Failure] = {}  # why rows failed that the hub did not drive, or not as a whole batch
+        self.made: Made | None = None
         self._asked = True  # a request waits for its answer; the first one is the make
-        self._map: control.MapArena | None = None  # what a worker is told when it gets the arena
+        self.mapped: control.MapArena | None = None  # what a worker is told when it gets the arena
         self._restarts = restarts
         self._away: dict[int, float] = {}  # when workers that ended are started again; until they serve
         self._boots: dict[int, Failure] = {}  # why they could not build their envs
         self._outcomes: dict[int, ends.Outcome] = {}
         self._seeds: list[int | None] = [None] * make.num_envs  # what each env was last seeded with
+
+    @property
+    def restarts(self) -> int:
+        """How often its workers have ended, or made an env anew."""
+        return sum(map(self._restarts.count, range(len(self.blocks))))
 
     @property
     def idle(self) -> bool:
@@ -305,7 +313,7 @@ class Session:
 
     def _on_built(self, worker: int, built: control.Built) -> Instructions:
         if self.phase is not Phase.BUILDING:
-            return [MapArena(worker, self._map)] if self._map is not None and worker in self._away else []
+            return [MapArena(worker, self.mapped)] if self.mapped is not None and worker in self._away else []
         self._built[worker] = built
         self._standing[worker] = len(self.blocks[worker])
         self._waiting.discard(worker)
@@ -316,7 +324,7 @@ class Session:
             tuple(Leaf.from_wire(leaf) for leaf in found) for found in (first.observation_leaves, first.action_leaves)
         )
         layout = Layout(self.make.num_envs, observations, actions, self._info_bytes)
-        self._map = control.MapArena(
+        self.mapped = control.MapArena(
             layout.rows,
             first.observation_leaves,
             first.action_leaves,
@@ -328,7 +336,7 @@ class Session:
         )
         self.phase = Phase.MAPPING
         self._waiting = set(self._alive)
-        return [MakeArena(layout, self._map, first.loose)]
+        return [MakeArena(layout, self.mapped, first.loose)]
 
     def _on_mapped(self, worker: int, now_s: float) -> Instructions:
         self._restarts.serves(worker, now_s)
@@ -354,6 +362,7 @@ class Session:
             spec=first.spec,
             step_s=self.step_s,
         )
+        self.made = replace(made, autoreset_mode=self.make.autoreset_mode, observation_mode=self.make.observation_mode)
         self._built.clear()
         served: Instructions = [HandOver(worker, control.Serve()) for worker in sorted(self._alive)]
         return [*served, *self._answered(Answer(made))]

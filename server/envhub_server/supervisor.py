@@ -84,8 +84,7 @@ class Supervisor:
         return zygote
 
     def _start_zygote(self, environ: Mapping[str, str] | None) -> Zygote:
-        zygote = Zygote(self._watch, self._python, self._hub, environ, self._on_zygote_end)
-        zygote.guard(self._pids())
+        zygote = Zygote(self._watch, self._python, self._hub, environ, self._pids(), self._on_zygote_end)
         self._zygotes.append(zygote)
         return zygote
 

@@ -90,7 +90,7 @@ class WorkerProcess:
 
     @property
     def log_tail(self) -> str:
-        """The last of what it has written to stdout and stderr, at most 16 KiB."""
+        """The last of what it has written to stdout and then to stderr, 16 KiB in all."""
         return self._output.tail
 
     def tell(self, message: Any, *descriptors: int) -> None:

@@ -39,7 +39,7 @@ def main(descriptor: int, hub: int) -> None:
     """Fork workers until the hub lets this process go, or is killed."""
     name_process("envhub-zygote")
     crash_points.install("zygote")
-    # A janitor that somebody has stopped must go on when the hub ends.
+    # From now on it outlives the hub; should somebody have stopped it, it must go on when the hub ends.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     gc.freeze()  # a collection in a worker would write to pages that all of them share
     Zygote(Channel(socket.socket(fileno=descriptor)), hub).run()

@@ -53,9 +53,10 @@ class Zygote:
         python: str,
         hub: str,
         environ: Mapping[str, str] | None,
+        workers: Sequence[int],
         on_end: Callable[[Zygote], None],
     ) -> None:
-        """Start the process with this interpreter, and have ``on_end`` called once it has ended.
+        """Start the process with this interpreter, and have ``on_end`` called once it has ended; it guards ``workers``.
 
         Raises:
             OSError: no process or descriptor is to be had; nothing is left behind.
@@ -77,6 +78,7 @@ class Zygote:
                         os.path.join(os.path.dirname(__file__), "boot.py"),
                         str(theirs.fileno()),
                         str(os.getpid()),
+                        str(len(workers)),
                         *_locations(),
                     ],
                     stdin=subprocess.DEVNULL,
@@ -91,6 +93,7 @@ class Zygote:
             undo.pop_all()
         watch.watch(self._pidfd, self.reap)
         watch.watch(ours.fileno(), self._on_channel)
+        self.guard(workers)
 
     @property
     def pid(self) -> int:

@@ -98,6 +98,15 @@ def _addresses(process: subprocess.Popen[bytes], count: int, log: Path) -> list[
     return [line.removeprefix("listening on ") for line in printed.decode().splitlines()[:count]]
 
 
+def below(hub: psutil.Process, name: str = "envhub-zygote") -> list[tuple[int, str]]:
+    """Number and name of the hub's children of that name, or, if it is empty, of all of them."""
+    found = []
+    for child in hub.children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append((child.pid, child.name()))
+    return [child for child in found if name in child[1]]
+
+
 def worker_processes(parent: int) -> list[psutil.Process]:
     """The workers below a process, living ones only."""
     try:

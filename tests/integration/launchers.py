@@ -53,7 +53,7 @@ class Launcher(sims.Counter):
 
     def __init__(self, place: str, hangs: str = "") -> None:
         super().__init__()
-        self.hangs = hangs
+        self.place, self.hangs = place, hangs
         noted = Path(place, f"{os.getpid()}.new")
         noted.write_text(" ".join(str(launch(kind)) for kind in KINDS))
         noted.rename(Path(place, str(os.getpid())))
@@ -61,6 +61,7 @@ class Launcher(sims.Counter):
 
     def hang(self, function: str) -> None:
         if self.hangs == function:
+            Path(self.place, f"{os.getpid()}.hangs").touch()
             time.sleep(600)
 
     def reset(self, **arguments: Any) -> tuple[np.ndarray, dict[str, Any]]:
@@ -118,7 +119,8 @@ class Stuck(sims.Counter):
 
 def sleep_with_the_lock() -> None:
     print("about to sleep")
-    ctypes.PyDLL(None).sleep(600)
+    while True:  # a signal wakes it
+        ctypes.PyDLL(None).sleep(600)
 
 
 def made_stuck() -> Any:

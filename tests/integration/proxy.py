@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that can cut its connections, refuse new ones, and hold traffic back."""
+"""A TCP proxy on loopback that can cut its connections, and hold traffic back or delay it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import selectors
 import socket
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 
 
@@ -22,6 +24,8 @@ class Proxy:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._lock = threading.Lock()
         self._held = False
+        self._delay_s = 0.0
+        self._late: deque[tuple[float, socket.socket, bytes]] = deque()  # when to forward what
         self._closing = False
         self.cuts = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -29,9 +33,11 @@ class Proxy:
 
     def _run(self) -> None:
         while not self._closing:
-            for key, _ in self._selector.select(0.02):
+            for key, _ in self._selector.select(0.02 if not self._late else 0.001):
                 with self._lock:
                     self._serve(key.fileobj)  # type: ignore[arg-type]
+            with self._lock:
+                self._forward_late()
 
     def _serve(self, source: socket.socket) -> None:
         if source is self._listener:
@@ -43,11 +49,23 @@ class Proxy:
         try:
             chunk = source.recv(1 << 16)
             if chunk:
-                self._peers[source].sendall(chunk)
+                if self._delay_s or self._late:
+                    self._late.append((time.monotonic() + self._delay_s, source, chunk))
+                else:
+                    self._peers[source].sendall(chunk)
                 return
         except OSError:
             pass  # a reset ends a connection as an end of file does
         self._drop(source)
+
+    def _forward_late(self) -> None:
+        while self._late and self._late[0][0] <= time.monotonic() and not self._held:
+            _, source, chunk = self._late.popleft()
+            if source in self._peers:
+                try:
+                    self._peers[source].sendall(chunk)
+                except OSError:
+                    self._drop(source)
 
     def _join(self, left: socket.socket, right: socket.socket) -> None:
         self._peers[left], self._peers[right] = right, left
@@ -72,6 +90,11 @@ class Proxy:
         """Forward nothing until it is called with False: the connections stay and are silent."""
         with self._lock:
             self._held = held
+
+    def delay(self, seconds: float) -> None:
+        """Forward everything so much later."""
+        with self._lock:
+            self._delay_s = seconds
 
     def close(self) -> None:
         self._closing = True

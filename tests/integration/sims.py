@@ -371,5 +371,7 @@ OFFERED = [
             "own_space",
         )
     ),
+    "faulty=faulty:faulty",
+    "faulty_parts=faulty:faulty_parts",
     "missing=no_such_module:factory",
 ]

@@ -20,7 +20,6 @@ from envhub_server.supervisor import Supervisor
 from envhub_server.worker_process import Handlers, WorkerProcess
 
 START_TIMEOUT_S = 30.0
-DUMP_S = 0.2
 
 
 class Loop:
@@ -76,7 +75,7 @@ def act(loop: Loop, worker: WorkerProcess, how: str, endings: list[Ending]) -> N
         loop.run(lambda: "about to" in worker.log_tail, START_TIMEOUT_S)
     if how == "dump":
         worker.dump()
-        loop.run(lambda: False, DUMP_S)
+        loop.run(lambda: "in main" in worker.log_tail, START_TIMEOUT_S)
     if how in ("dump", "kill"):
         worker.kill()
 

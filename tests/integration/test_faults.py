@@ -276,6 +276,7 @@ def test_private_hub_that_is_killed_is_told_at_once_and_replaced() -> None:
     (hub,) = [child for child in children if any("envhub_server.private" in part for part in child.cmdline())]
     hub.kill()
     begun = time.monotonic()
+    assert wait_until(lambda: not lives(hub))
     with pytest.raises(envhub.HubLost, match="has ended"):
         while True:  # the kill and a step may cross
             envs.step(actions(0, 0))

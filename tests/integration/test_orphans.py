@@ -14,11 +14,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hubs import ServedHub, lives, serve, wait_until
+from hubs import ServedHub, below, lives, serve, wait_until
 from launchers import KINDS
 
 import envhub
 
+HERE = Path(__file__).parent
 GONE_S = 2.0  # promised within 1 s; this machine may be slow
 READY_S = 30.0
 LEASE_S = 0.5
@@ -56,11 +57,12 @@ class Scene:
         place.mkdir()
         address = None if hub is None else hub.ipc
         code = CLIENT.format(place=str(place), hangs=hangs, hub=address)
-        self.client = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent)
+        self.client = subprocess.Popen([sys.executable, "-c", code], cwd=HERE, stderr=subprocess.DEVNULL)
         self.place = place
         try:
             assert wait_until(lambda: len(self.noted()) == 2, READY_S)
-            assert hangs != "idle" or wait_until((place / "stepped").exists, READY_S)
+            there = "stepped" if hangs == "idle" else "*.hangs"
+            assert wait_until(lambda: len(list(place.glob(there))) == (1 if hangs == "idle" else 2), READY_S)
             hub_process = psutil.Process(self.client.pid).children()[0] if hub is None else hub.process
             self.hub = psutil.Process(hub_process.pid)
             self.workers = [psutil.Process(pid) for pid in self.noted()]
@@ -145,6 +147,14 @@ def test_killed_hub_leaves_neither_process_nor_memory(tmp_path: Path, hangs: str
             assert client.health()["status"] == "ok"
 
 
+def test_hub_that_is_killed_while_its_zygote_starts_leaves_none(tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1") as hub:
+        below_it = psutil.Process(hub.process.pid).children(recursive=True)
+        assert below_it
+        hub.stop(signal.SIGKILL)
+        assert gone(below_it)
+
+
 @in_()
 def test_hub_and_worker_killed_together_leave_neither_process_nor_memory(tmp_path: Path, hangs: str) -> None:
     with scene(tmp_path, hangs) as found:
@@ -162,15 +172,6 @@ def test_killed_zygote_is_replaced_by_one_that_guards_the_workers(tmp_path: Path
         assert all(map(lives, found.everything[2:]))
         found.hub.kill()
         assert gone(found.everything) and holds_nothing(found)
-
-
-def below(hub: psutil.Process, name: str = "envhub-zygote") -> list[tuple[int, str]]:
-    """Number and name of the hub's children of that name; of all without one."""
-    found = []
-    for child in hub.children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found.append((child.pid, child.name()))
-    return [child for child in found if name in child[1]]
 
 
 @in_("idle")
@@ -237,7 +238,7 @@ def test_hub_that_is_init_reaps_what_envs_leave_behind(tmp_path: Path) -> None:
         pytest.skip("a namespace of process numbers cannot be had here")
     address = f"ipc://{tmp_path}/hub.sock"
     command = [*apart, sys.executable, "-m", "envhub", "serve", *OFFERED, "--bind", address]
-    outside = subprocess.Popen(command, cwd=Path(__file__).parent, stdout=subprocess.DEVNULL)
+    outside = subprocess.Popen(command, cwd=HERE, stdout=subprocess.DEVNULL)
     try:
         assert wait_until((tmp_path / "hub.sock").exists, READY_S)
         (hub,) = psutil.Process(outside.pid).children()

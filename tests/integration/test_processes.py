@@ -112,6 +112,20 @@ def test_process_that_an_env_leaves_behind_is_reaped(hub: ServedHub) -> None:
         assert wait_until(lambda: not psutil.pid_exists(pid))
 
 
+def test_session_that_finds_too_few_descriptors_is_refused_and_leaves_none(tmp_path: Path) -> None:
+    with serve(tmp_path, "counter=sims:counter") as hub, closing(envhub.make_vec("counter", 1, hub=hub.ipc)) as envs:
+        process = psutil.Process(hub.process.pid)
+        envs.reset()
+        before = process.num_fds()
+        process.rlimit(psutil.RLIMIT_NOFILE, (before + 50, before + 50))
+        with pytest.raises(envhub.RequestRefused, match="Too many open files"):
+            envhub.make_vec("counter", 100, hub=hub.ipc, num_workers=100)
+        with closing(envhub.make_vec("counter", 2, hub=hub.ipc, num_workers=2)) as others:
+            others.reset()
+        assert wait_until(lambda: process.num_fds() <= before + 1)  # one is the latest client's connection
+        assert envs.step([0])[0][:, 0].tolist() == [1]
+
+
 def test_hub_ends_while_its_zygote_hangs(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter") as hub:
         with closing(envhub.make_vec("counter", 1, hub=hub.ipc)) as envs:

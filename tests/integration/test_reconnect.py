@@ -2,17 +2,62 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hubs import ServedHub, serve
+from hubs import HERE, ServedHub, serve, wait_until
 from proxy import proxy
 
 import envhub
+
+NOTICE_S = 4.0  # within which a connection that is black-holed is noticed, on both sides
+SLOW_S = 1.5  # more of it for a slow machine
+
+CLIENT = """
+import sys, time, envhub
+address, lane, pause = sys.argv[1:]
+envs = envhub.make_vec("counter", 2, hub=address, lane=lane)
+envs.reset()
+count = 0
+while True:
+    count += 1
+    assert envs.step([0, 0])[0][:, 0].tolist() == [count, count], count
+    print(count, flush=True)
+    time.sleep(float(pause))
+"""
+
+
+@contextlib.contextmanager
+def stepping(address: str, lane: str = "wire", pause: float = 0.001) -> Iterator[subprocess.Popen[str]]:
+    """A program that steps and counts aloud; it ends where a step was lost, doubled or in another episode."""
+    arguments = [sys.executable, "-c", CLIENT, address, lane, str(pause)]
+    program = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    try:
+        assert program.stdout is not None and program.stdout.readline() == "1\n"
+        threading.Thread(target=program.stdout.read, daemon=True).start()
+        yield program
+    finally:
+        program.kill()
+        program.wait()
+
+
+def warned(caplog: pytest.LogCaptureFixture, text: str) -> bool:
+    return any(text in record.getMessage() for record in caplog.records)
+
+
+def leased(client: envhub.Client) -> bool:
+    return any(session["leased"] for session in client.sessions())
 
 
 def test_step_under_way_is_answered_after_its_connection_was_cut(hub: ServedHub) -> None:
@@ -51,22 +96,6 @@ def test_steps_between_cuts_run_exactly_once(hub: ServedHub) -> None:
         envs.close()
 
 
-@pytest.mark.long
-def test_silent_connection_is_warned_of_and_recovers(hub: ServedHub, caplog: pytest.LogCaptureFixture) -> None:
-    with proxy(hub.tcp) as wire, caplog.at_level(logging.WARNING, "envhub"):
-        envs = envhub.make_vec("counter", 2, hub=wire.address)
-        envs.reset()
-        wire.hold()
-        envs.step_async(np.array([1, 1]))
-        with pytest.raises(envhub.HubTimeout):
-            envs.step_wait(timeout=4.8)
-        assert any("out of reach" in record.getMessage() for record in caplog.records)
-        wire.hold(False)
-        assert envs.step_wait(timeout=20)[0][:, 0].tolist() == [1, 1]
-        assert envs.step(np.array([1, 1]))[0][:, 0].tolist() == [2, 2]
-        envs.close()
-
-
 def test_session_whose_lease_ran_out_is_told_so(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter", "--lease", "0.3") as hub, proxy(hub.tcp) as wire:
         envs = envhub.make_vec("counter", 2, hub=wire.address)
@@ -80,3 +109,221 @@ def test_session_whose_lease_ran_out_is_told_so(tmp_path: Path) -> None:
         with pytest.raises(envhub.SessionLost, match="its lease ran out"):
             envs.step(np.array([1, 1]))
         envs.close()
+
+
+# --- a connection that is silent --------------------------------------------------------------------------------------
+
+
+def test_black_hole_is_noticed_on_both_sides_and_the_step_is_answered_after_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serve(tmp_path, "counter=sims:counter") as hub, proxy(hub.tcp) as wire, envhub.connect(hub.ipc) as client:
+        envs = envhub.make_vec("counter", 2, hub=wire.address)
+        envs.reset()
+        for _ in range(3):
+            envs.step([1, 1])
+        begun = time.monotonic()
+        wire.hold()
+        envs.step_async([1, 1])
+        with pytest.raises(envhub.HubTimeout):
+            envs.step_wait(timeout=NOTICE_S)
+        assert warned(caplog, "out of reach")
+        assert wait_until(lambda: leased(client), begun + NOTICE_S + SLOW_S - time.monotonic())
+        wire.hold(False)
+        assert envs.step_wait(timeout=20)[0][:, 0].tolist() == [4, 4]
+        assert envs.step([1, 1])[0][:, 0].tolist() == [5, 5]
+        assert warned(caplog, "within reach again") and not leased(client)
+        envs.close()
+
+
+@pytest.mark.long
+def test_black_hole_is_noticed_by_a_program_that_is_busy_elsewhere(
+    hub: ServedHub, caplog: pytest.LogCaptureFixture
+) -> None:
+    with proxy(hub.tcp) as wire:
+        envs = envhub.make_vec("counter", 2, hub=wire.address)
+        envs.reset()
+        wire.hold()
+        assert wait_until(lambda: warned(caplog, "out of reach"), NOTICE_S + SLOW_S)
+        wire.hold(False)
+        assert wait_until(lambda: warned(caplog, "within reach again"), 10)
+        assert envs.step([1, 1])[0][:, 0].tolist() == [1, 1]
+        envs.close()
+
+
+def test_delayed_replies_are_those_of_their_own_steps(hub: ServedHub) -> None:
+    with proxy(hub.tcp) as wire:
+        envs = envhub.make_vec("counter", 2, hub=wire.address)
+        envs.reset()
+        wire.delay(0.15)
+        for count in range(1, 4):
+            envs.step_async([count, count])
+            with pytest.raises(envhub.HubTimeout):
+                envs.step_wait(timeout=0.05)
+            observations, rewards, *_ = envs.step_wait(timeout=20)
+            assert observations[:, 0].tolist() == rewards.tolist() == [count, count]
+        wire.delay(0)
+        envs.close()
+
+
+# --- a client that is stopped, or busy --------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("after_s", [0.1, 1.3])
+@pytest.mark.parametrize(("kind", "lane"), [("tcp", "wire"), ("ipc", "wire"), ("ipc", "auto")])
+def test_stopped_client_is_noticed_and_goes_on_in_the_same_episode(
+    tmp_path: Path, kind: str, lane: str, after_s: float
+) -> None:
+    with (
+        serve(tmp_path, "counter=sims:counter") as hub,
+        envhub.connect(hub.ipc) as client,
+        stepping(getattr(hub, kind), lane) as program,
+    ):
+        time.sleep(after_s)
+        program.send_signal(signal.SIGSTOP)
+        assert wait_until(lambda: leased(client), NOTICE_S + SLOW_S)
+        program.send_signal(signal.SIGCONT)
+        assert wait_until(lambda: not leased(client), 10)
+        time.sleep(0.5)
+        assert program.poll() is None
+
+
+@pytest.mark.long
+def test_stopped_client_frees_everything_at_the_end_of_its_lease(tmp_path: Path) -> None:
+    with (
+        serve(tmp_path, "counter=sims:counter", "--lease", "0.5") as hub,
+        envhub.connect(hub.ipc) as client,
+        stepping(hub.ipc) as program,
+    ):
+        program.send_signal(signal.SIGSTOP)
+        assert wait_until(lambda: not client.sessions() and not hub.workers(), NOTICE_S + 0.5 + SLOW_S)
+
+
+@pytest.mark.long
+def test_client_that_is_busy_keeps_its_session_for_longer_than_its_lease(tmp_path: Path) -> None:
+    with serve(tmp_path, "counter=sims:counter", "--lease", "0.5") as hub:
+        for address in (hub.tcp, hub.ipc):
+            envs = envhub.make_vec("counter", 2, hub=address, lane="wire")
+            envs.reset()
+            envs.step([0, 0])
+            ctypes.PyDLL(None).usleep(int(4.5e6 if address == hub.tcp else 2e6))  # no other thread of Python runs
+            assert envs.step([0, 0])[0][:, 0].tolist() == [2, 2]
+            envs.close()
+        assert "client_lost" not in hub.log
+
+
+@pytest.mark.long
+def test_client_that_is_busy_elsewhere_while_its_connection_is_cut_keeps_its_session(tmp_path: Path) -> None:
+    with serve(tmp_path, "counter=sims:counter", "--lease", "1.5") as hub, proxy(hub.tcp) as wire:
+        envs = envhub.make_vec("counter", 2, hub=wire.address)
+        envs.reset()
+        envs.step([0, 0])
+        wire.cut()
+        with envhub.connect(hub.ipc) as client:
+            assert wait_until(lambda: "client_lost" in hub.log)
+            assert wait_until(lambda: not leased(client), 1.5)  # a thread of the library says that it is back
+            time.sleep(2.0)
+            assert not leased(client)
+        assert envs.step([0, 0])[0][:, 0].tolist() == [2, 2]
+        envs.close()
+
+
+# --- a hub that is stopped --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_stopped_hub_is_told_while_the_shared_lane_steps_on(hub: ServedHub, caplog: pytest.LogCaptureFixture) -> None:
+    envs = envhub.make_vec("counter", 2, hub=hub.ipc)
+    assert envs.lane == "shared"
+    envs.reset()
+    begun, count = time.monotonic(), 0
+    hub.process.send_signal(signal.SIGSTOP)
+    try:
+        while not warned(caplog, "out of reach") and time.monotonic() - begun < NOTICE_S + SLOW_S:
+            count += 1
+            assert envs.step([0, 0])[0][:, 0].tolist() == [count, count]
+        assert warned(caplog, "out of reach")
+    finally:
+        hub.process.send_signal(signal.SIGCONT)
+    assert envs.get_attr("count") == (count, count)
+    envs.close()
+
+
+@pytest.mark.long
+def test_hub_that_was_stopped_for_ten_seconds_has_lost_nothing(tmp_path: Path) -> None:
+    with serve(tmp_path, "counter=sims:counter", "--lease", "3") as hub:
+        idle = envhub.make_vec("counter", 2, hub=hub.tcp)
+        idle.reset()
+        idle.step([0, 0])
+        with stepping(hub.tcp) as wire, stepping(hub.ipc, "wire") as local, stepping(hub.ipc, "auto") as shared:
+            hub.process.send_signal(signal.SIGSTOP)
+            time.sleep(10)
+            hub.process.send_signal(signal.SIGCONT)
+            time.sleep(5)  # longer than the lease
+            assert [program.poll() for program in (wire, local, shared)] == [None] * 3
+            with envhub.connect(hub.ipc) as client:
+                assert len(client.sessions()) == 4 and wait_until(lambda: not leased(client))
+        assert idle.step([0, 0])[0][:, 0].tolist() == [2, 2]
+        idle.close()
+
+
+# --- a network that drops everything ----------------------------------------------------------------------------------
+
+DROPPING = """
+import logging, subprocess, sys, threading, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import envhub
+from hubs import serve
+
+told = []
+class Told(logging.Handler):
+    def emit(self, record):
+        told.append((time.monotonic(), record.getMessage()))
+logging.getLogger("envhub").addHandler(Told())
+
+def firewall(action):
+    for way in ("--dport", "--sport"):
+        rule = ["INPUT", "-p", "tcp", way, port, "-j", "DROP"]
+        subprocess.run(["iptables", action, *rule], check=True)
+
+with serve(Path(sys.argv[2]), "counter=sims:counter") as hub:
+    port = hub.tcp.rpartition(":")[2]
+    envs = envhub.make_vec("counter", 2, hub=hub.tcp)
+    envs.reset()
+    dropped = []
+    def nemesis():
+        time.sleep(0.5)
+        firewall("-I")
+        dropped.append(time.monotonic())
+        time.sleep(5)
+        firewall("-D")
+        dropped.append(time.monotonic())
+    thread = threading.Thread(target=nemesis)
+    thread.start()
+    count = 0
+    while thread.is_alive() or time.monotonic() < dropped[1] + 1:
+        count += 1
+        assert envs.step([0, 0])[0][:, 0].tolist() == [count, count]
+    assert told and told[0][0] - dropped[0] < 5.5 and "out of reach" in told[0][1], (told, dropped)
+    assert "client_lost" in hub.log and "client_back" in hub.log
+    envs.close()
+print("steps", count)
+"""
+
+
+def _may_drop() -> bool:
+    """Whether this user may have a network of its own, with a firewall."""
+    if os.getuid() != 0 or not all(map(shutil.which, ("unshare", "ip", "iptables"))):
+        return False
+    tried = subprocess.run(["unshare", "-n", "iptables", "-L"], capture_output=True)
+    return tried.returncode == 0
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not _may_drop(), reason="needs root, a network namespace and iptables")
+def test_steps_go_on_after_a_firewall_dropped_everything_for_five_seconds(tmp_path: Path) -> None:
+    script = f'ip link set lo up && exec {sys.executable} -c "$0" {HERE} {tmp_path}'
+    ran = subprocess.run(["unshare", "-n", "sh", "-c", script, DROPPING], capture_output=True, text=True, timeout=90)
+    assert ran.returncode == 0 and "steps" in ran.stdout, ran.stderr

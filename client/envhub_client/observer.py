@@ -1,0 +1,107 @@
+"""Looking at a session that somebody else holds: what its envs showed last, without touching anything."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from envhub import codec, spaces
+from envhub.client_protocol import Reply
+from envhub.errors import RemoteProtocolError
+from envhub.messages import Observe, Observed, Op
+from envhub_client.connection import Connection
+from envhub_client.observations import Observations
+
+
+class Seen(NamedTuple):
+    """What the envs of a session showed last.
+
+    Attributes:
+        observations: batched as by ``step``, and the caller's own; leaves of no fixed size are None.
+        steps: int64 ``(num_envs,)``: how many steps and resets each env has had.
+        given: bool ``(num_envs,)``: an env that stepped too quickly to be read is not given, and its part is zero.
+    """
+
+    observations: Any
+    steps: np.ndarray
+    given: np.ndarray
+
+
+class Observer:
+    """A look at a session, usable in ``with``. The trainer that holds it neither notices nor waits.
+
+    Attributes:
+        num_envs: how many envs it has.
+        single_observation_space: of one env.
+    """
+
+    def __init__(self, connection: Connection, token: bytes, timeout: float) -> None:
+        """Look at the session of this token by a connection that is the observer's from now on.
+
+        Raises:
+            SessionLost: there is no such session, or it is not made yet.
+            UnsupportedSpace: its observations have no form on the network.
+        """
+        self._connection = connection
+        self._token = token
+        self._timeout = timeout
+        found: Observed = self._ask(described=False).message
+        space = spaces.build(codec.decode(found.observation_spaces[0]))
+        self.num_envs = found.num_envs
+        self.single_observation_space = space
+        self._observations = Observations(space, found.num_envs, allow_pickle=False)
+
+    def _ask(self, described: bool) -> Reply:
+        return self._connection.ask(Op.OBSERVE, Observe(self._token, described), timeout=self._timeout)
+
+    def observe(self) -> Seen:
+        """What the envs show now.
+
+        Raises:
+            SessionLost: the session has ended, or was taken over and goes by another token.
+            HubTimeout, HubLost: as every question to a hub.
+        """
+        return seen(self._ask(described=True), self._observations)
+
+    def close(self) -> None:
+        """Look no more; the session does not notice."""
+        self._connection.close()
+
+    def __enter__(self) -> Observer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def seen(reply: Reply, observations: Observations) -> Seen:
+    """What a reply to OBSERVE says.
+
+    Raises:
+        RemoteProtocolError: it does not fit the session.
+    """
+    found: Observed = reply.message
+    try:
+        arrays = [
+            np.frombuffer(frame, leaf.dtype).reshape(found.num_envs, *leaf.shape).copy()
+            for frame, leaf in zip(reply.frames, observations.leaves, strict=True)
+        ]
+    except ValueError as error:
+        raise RemoteProtocolError(f"what was observed does not fit the session: {error}") from error
+    return Seen(observations.batch(arrays), np.array(found.steps, np.int64), np.array(found.given, np.bool_))
+
+
+def token_bytes(token: str) -> bytes:
+    """The bytes of a session's token as ``detach`` returned it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        found = bytes.fromhex(token)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"a session's token is 32 hexadecimal digits, got {token!r}") from error
+    if len(found) != 16:
+        raise ValueError(f"a session's token is 32 hexadecimal digits, got {token!r}")
+    return found

@@ -1,0 +1,27 @@
+"""What the host of a session tells its hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from envhub.hub_protocol import Incoming
+from envhub.messages import Failure
+
+if TYPE_CHECKING:
+    from envhub_server.hosting import Host
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Whom it tells: of a request's one answer, of workers, of the session's end; and what it asks."""
+
+    answer: Callable[[Incoming, Any, Sequence[Any]], None]
+    fail: Callable[[Incoming, Failure], None]
+    worker_started: Callable[[Host, int, int], None]
+    worker_exited: Callable[[Host, int, str, bool], None]
+    ended: Callable[[Host], None]
+    broke: Callable[[Host, Exception], None]
+    memory_left: Callable[[], int]
+    now_s: Callable[[], float]

@@ -1,0 +1,95 @@
+"""An env that fails in whatever way its action says."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+KILL, SEGFAULT, EXIT, SLEEP, HOLD_GIL, RAISE, NAN_SEEN, NAN_REWARD, FORK_HANG = range(1, 10)
+
+
+class Faulty(gym.Env[np.ndarray, int]):
+    """Observes its steps since the reset, a number drawn at the reset, and its process."""
+
+    observation_space = spaces.Box(-1e9, 1e9, (3,), np.float64)
+    action_space = spaces.Discrete(10)
+
+    def __init__(self, marks: str = "", build_s: float = 0.0, fail_from: int = 10**9, wider_from: int = 10**9) -> None:
+        """Leave a file in ``marks`` for each time one is made; from some on, making fails or has another space."""
+        self.steps, self.drawn = 0, 0.0
+        self.slow_reset_s = 0.0
+        if marks:
+            made = len(list(Path(marks).iterdir()))
+            (Path(marks) / f"{made}-{os.getpid()}-{time.monotonic_ns()}").touch()
+            if made >= fail_from:
+                raise RuntimeError("the simulator's licence has expired")
+            if made >= wider_from:
+                self.observation_space = spaces.Box(-1e9, 1e9, (4,), np.float64)
+        time.sleep(build_s)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        for act in (options or {}).get("act", ()):
+            self.act(act)
+        self.steps, self.drawn = 0, float(self.np_random.integers(10**6))
+        return self.seen(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        self.act(int(action))
+        seen = self.seen() if action != NAN_SEEN else np.array([0.0, np.nan, np.inf])
+        return seen, float("nan") if action == NAN_REWARD else 1.0, False, False, {"steps": self.steps}
+
+    def seen(self) -> np.ndarray:
+        return np.array([self.steps, self.drawn, os.getpid()], np.float64)
+
+    def act(self, action: int) -> None:
+        if action == KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == SEGFAULT:
+            ctypes.string_at(0)
+        if action == EXIT:
+            os._exit(7)
+        if action == SLEEP:
+            time.sleep(3600)
+        if action == HOLD_GIL:
+            re.match("(a+)+$", "a" * 64 + "b")  # for years, in C
+        if action == RAISE:
+            raise KeyError("no such joint")
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def faulty(**kwargs: Any) -> gym.Env[Any, Any]:
+    return Faulty(**kwargs)
+
+
+class FaultyParts(Faulty):
+    """Observes a text besides, which has no fixed size."""
+
+    observation_space = spaces.Dict({"steps": Faulty.observation_space, "said": spaces.Text(20)})  # type: ignore[assignment]
+
+    def seen(self) -> Any:
+        return {"steps": super().seen(), "said": f"step {self.steps}"}
+
+
+def faulty_parts(**kwargs: Any) -> gym.Env[Any, Any]:
+    return FaultyParts(**kwargs)

@@ -1,0 +1,352 @@
+"""A hub that goes away is told at once; with ``on_hub_loss="recreate"`` its envs were truncated and go on elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import sims
+from envhub_client.private_hub import private_hub
+from gymnasium import spaces
+from hubs import ServedHub, lives, serve, wait_until, worker_processes
+
+import envhub
+
+TELL_S = 5.0  # "at once", with room for a slow machine
+ENVS = ("counter=sims:counter", "naughty=sims:naughty")
+
+
+class Spelling(sims.Counter):
+    """Observes a word, too, which is of no fixed size."""
+
+    observation_space = spaces.Dict({"count": spaces.Discrete(10**6), "word": spaces.Text(9)})  # type: ignore[assignment]
+
+    def observation(self) -> Any:
+        return {"count": self.count, "word": "x" * self.count}
+
+
+@contextlib.contextmanager
+def hubs_in_turn(folder: Path, kind: str) -> Iterator[Any]:
+    """The address of a hub, and a function that kills it and starts another one in its place."""
+    with contextlib.ExitStack() as running:
+        first = running.enter_context(serve(folder, *ENVS))
+        address = first.tcp if kind == "tcp" else first.ipc
+        hubs: list[ServedHub] = [first]
+
+        def replace(number: int = signal.SIGKILL, wait_s: float = 0.0) -> ServedHub:
+            hubs[-1].stop(number)
+            time.sleep(wait_s)
+            hubs.append(running.enter_context(serve(folder, *ENVS, binds=[address])))
+            return hubs[-1]
+
+        yield address, replace
+
+
+def kill_private_hub() -> None:
+    """Kill it, and see it and its workers end: else a step may just be carried out."""
+    hub = private_hub()
+    workers = worker_processes(hub.pid)
+    os.kill(hub.pid, signal.SIGKILL)
+    assert wait_until(lambda: not hub.alive and not any(map(lives, workers)))
+
+
+def truncated(outcome: Any, count: int) -> None:
+    """Check that a step told the loss of the hub, after so many steps."""
+    observations, rewards, terminations, truncations, infos = outcome[:5]
+    rows = len(rewards)
+    assert observations[:, 0].tolist() == [count] * rows
+    assert rewards.tolist() == [0.0] * rows and rewards.dtype == np.float64
+    assert truncations.tolist() == [True] * rows and terminations.tolist() == [False] * rows
+    assert [failure.cause for failure in infos["env_failure"]] == ["hub_lost"] * rows
+    assert infos["env_failure"][0].message.endswith("the env was made anew")
+    for key in ("_env_failure", "invalid_transition", "_invalid_transition"):
+        assert infos[key].dtype == bool and infos[key].tolist() == [True] * rows
+
+
+# --- told -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.long)])
+def test_end_of_a_private_hub_is_told_at_once(lane: str) -> None:
+    with closing(envhub.make_vec([sims.Naughty] * 2, lane=lane)) as envs:
+        envs.reset()
+        envs.step_async([6, 6])
+        begun = time.monotonic()
+        os.kill(private_hub().pid, signal.SIGKILL)
+        with pytest.raises(envhub.HubLost, match="has ended"):
+            envs.step_wait()
+        with pytest.raises(envhub.HubLost):
+            envs.reset()
+        assert time.monotonic() - begun < TELL_S
+
+
+@pytest.mark.long
+def test_end_of_a_served_hub_is_told_at_once_on_the_shared_lane(tmp_path: Path) -> None:
+    with serve(tmp_path, *ENVS) as hub, closing(envhub.make_vec("naughty", 2, hub=hub.ipc)) as envs:
+        envs.reset()
+        envs.step_async([6, 6])
+        begun = time.monotonic()
+        hub.stop(signal.SIGKILL)
+        with pytest.raises(envhub.HubLost, match="side socket has ended"):
+            envs.step_wait()
+        assert time.monotonic() - begun < TELL_S
+
+
+@pytest.mark.long
+def test_hub_out_of_reach_for_the_reconnect_timeout_is_lost(tmp_path: Path) -> None:
+    with serve(tmp_path, *ENVS) as hub:
+        envs = envhub.make_vec("naughty", 2, hub=hub.tcp, reconnect_timeout=1.0)
+        envs.reset()
+        hub.process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(envhub.HubLost, match="reconnect_timeout=1 s"):
+                envs.step([0, 0])
+        finally:
+            hub.process.send_signal(signal.SIGCONT)
+        assert envs.step([0, 0])[0][:, 0].tolist() == [2, 2]  # the one that was given up has been carried out
+        envs.close()
+
+
+def test_absent_hub_is_told_when_the_time_to_connect_is_over(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    silent = socket.create_server(("127.0.0.1", 0))  # somebody who is no hub
+    mute = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+    for address in (f"tcp://127.0.0.1:{port}", mute, f"ipc://{tmp_path}/nobody.sock"):
+        begun = time.monotonic()
+        with pytest.raises(
+            envhub.HubUnreachable, match=rf"no hub answered at {address} within 0.5 s: is .*running there"
+        ):
+            envhub.connect(address, timeout=0.5)
+        assert 0.4 < time.monotonic() - begun < TELL_S
+    silent.close()
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    for wrong in ({"on_hub_loss": "ignore"}, {"reconnect_timeout": -1.0}, {"reconnect_timeout": float("nan")}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            envhub.make_vec("CartPole-v1", 1, **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["tcp", pytest.param("ipc", marks=pytest.mark.long)])
+def test_step_that_was_queued_for_a_dead_hub_is_not_run_by_the_next(tmp_path: Path, kind: str) -> None:
+    with hubs_in_turn(tmp_path, kind) as (address, replace):
+        envs = envhub.make_vec("counter", 2, hub=address, lane="wire", on_hub_loss="recreate")
+        envs.reset()
+        os.kill(envhub_pid(address), signal.SIGKILL)
+        time.sleep(0.2)  # the connection has ended, and what is sent now waits for the next
+        envs.step_async([5, 5])
+        replace()
+        truncated(envs.step_wait(), 0)
+        with envhub.connect(address) as client:
+            assert client.stats()["refused"] >= 1  # stale_hub
+            assert len(client.sessions()) == 1
+        assert envs.get_attr("count") == (0, 0) and envs.get_attr("last_action") == (None, None)
+        envs.close()
+
+
+def envhub_pid(address: str) -> int:
+    """The process id of the hub there."""
+    with envhub.connect(address) as client:
+        return client._connection.welcome.pid
+
+
+# --- recreated --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        ("ipc", signal.SIGTERM),
+        pytest.param("tcp", signal.SIGKILL, marks=pytest.mark.long),
+        pytest.param("tcp", signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param("ipc", signal.SIGKILL, marks=pytest.mark.long),
+        pytest.param("wire", signal.SIGKILL, marks=pytest.mark.long),
+        pytest.param("wire", signal.SIGTERM, marks=pytest.mark.long),
+    ],
+)
+def test_envs_go_on_truncated_on_the_hub_that_takes_its_place(tmp_path: Path, kind: str, number: int) -> None:
+    lane = "wire" if kind == "wire" else "auto"
+    with hubs_in_turn(tmp_path, kind) as (address, replace):
+        envs = envhub.make_vec("counter", 2, hub=address, lane=lane, on_hub_loss="recreate", reconnect_timeout=30)
+        envs.reset()
+        for count in range(1, 4):
+            assert envs.step([count, 0])[0][:, 0].tolist() == [count, count]
+        before = envs.lane
+        replace(number)
+        truncated(envs.step([1, 1]), 3)
+        assert envs.lane == before
+        assert envs.reset()[0][:, 0].tolist() == [0, 0]
+        assert envs.step([1, 1])[0][:, 0].tolist() == [1, 1]
+        envs.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_private_hub_that_was_killed_is_replaced(lane: str) -> None:
+    envs = envhub.make_vec([sims.Naughty] * 2, lane=lane, on_hub_loss="recreate")
+    envs.reset()
+    for _ in range(3):
+        envs.step([0, 0])
+        envs.step_async([6, 6])
+        kill_private_hub()
+        truncated(envs.step_wait(), 1)
+        envs.reset()
+        assert envs.step([7, 9])[1].tolist() == [7, 9]
+        envs.reset()
+    envs.close()
+
+
+@pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=pytest.mark.long)])
+@pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.long)])
+def test_step_after_the_truncation_returns_the_first_observation_whatever_the_actions(lane: str, mode: str) -> None:
+    options: dict[str, Any] = {"lane": lane, "autoreset_mode": mode, "on_hub_loss": "recreate"}
+    with closing(envhub.make_vec([sims.Naughty] * 2, **options)) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        kill_private_hub()
+        truncated(envs.step([0, 0]), 1)
+        observations, rewards, terminations, truncations, infos = envs.step([1, 1])  # which no env would take
+        assert observations[:, 0].tolist() == [0, 0] and rewards.tolist() == [0, 0] and infos == {}
+        assert not terminations.any() and not truncations.any()
+        assert envs.step([7, 7])[0][:, 0].tolist() == [1, 1]
+
+
+def test_last_observation_is_the_final_one_in_same_step_mode() -> None:
+    with closing(envhub.make_vec([Spelling] * 2, autoreset_mode="SameStep", on_hub_loss="recreate")) as envs:
+        envs.reset()
+        for _ in range(3):
+            last = envs.step([0, 0])[0]
+        last["count"][:] = 77  # the caller's own
+        kill_private_hub()
+        observations, *_, infos = envs.step([0, 0])
+        assert observations["count"].tolist() == [3, 3] and observations["word"] == ("xxx", "xxx")
+        assert infos["final_obs"][1] == {"count": 3, "word": "xxx"} and infos["_final_obs"].tolist() == [True, True]
+        assert envs.reset()[0]["word"] == ("", "")
+
+
+def test_reset_under_way_is_done_again() -> None:
+    with closing(envhub.make_vec([sims.Counter] * 2, on_hub_loss="recreate")) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        kill_private_hub()
+        observations, infos = envs.reset(seed=3)
+        assert observations[:, 0].tolist() == [0, 0] and infos == {}
+        assert envs.step([0, 0])[0][:, 0].tolist() == [1, 1]
+
+
+def test_envs_that_a_reset_leaves_out_are_truncated_by_the_next_step() -> None:
+    with closing(envhub.make_vec([Spelling] * 3, autoreset_mode="Disabled", on_hub_loss="recreate")) as envs:
+        envs.reset()
+        for _ in range(2):
+            envs.step([0, 0, 0])
+        kill_private_hub()
+        mask = np.array([True, False, False])
+        observations, _ = envs.reset(options={"reset_mask": mask})
+        assert observations["count"].tolist() == [0, 2, 2] and observations["word"] == ("", "xx", "xx")
+        observations, *_, truncations, infos = envs.step([0, 0, 0])
+        assert observations["count"].tolist() == [0, 2, 2] and truncations.all() and infos["invalid_transition"].all()
+        assert envs.reset()[0]["count"].tolist() == [0, 0, 0]
+        assert envs.step([0, 0, 0])[0]["count"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "what", ["call", *(pytest.param(what, marks=pytest.mark.long) for what in ("set_attr", "render"))]
+)
+def test_call_raises_and_the_next_step_tells_the_truncation(what: str) -> None:
+    with closing(envhub.make_vec([sims.Counter] * 2, on_hub_loss="recreate")) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        kill_private_hub()
+        with pytest.raises(envhub.HubLost):
+            {"call": lambda: envs.call("pid"), "set_attr": lambda: envs.set_attr("note", 1), "render": envs.render}[
+                what
+            ]()
+        assert envs.get_attr("count") == (0, 0)  # in the new session
+        truncated(envs.step([0, 0]), 1)
+        envs.reset()
+        assert envs.step([5, 5])[0][:, 0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.long)])
+def test_parts_under_way_are_truncated_and_the_others_when_they_are_sent(lane: str) -> None:
+    with closing(envhub.make_vec([sims.Naughty] * 4, num_workers=4, lane=lane, on_hub_loss="recreate")) as envs:
+        envs.reset()
+        envs.step([0, 0, 0, 0])
+        envs.send(np.array([0, 6]), [0, 2])
+        assert envs.recv(1)[5].tolist() == [0]
+        kill_private_hub()
+        outcome = envs.recv()
+        assert outcome[5].tolist() == [2]
+        truncated(outcome, 1)
+        envs.async_reset(options={"reset_mask": np.array([False, False, True, True])})
+        assert envs.recv()[0][:, 0].tolist() == [2, 1, 0, 0]
+        envs.send(np.array([0, 0, 0]), [0, 2, 3])  # the first is still owed its truncation
+        with pytest.raises(ValueError, match="under way"):
+            envs.send(np.array([0]), [0])
+        observations, _, _, truncations, infos, env_ids = envs.recv(3)
+        assert env_ids.tolist() == [0, 2, 3] and truncations.tolist() == [True, False, False]
+        assert observations[:, 0].tolist() == [2, 1, 1] and infos["_env_failure"].tolist() == [True, False, False]
+        envs.send(np.array([0]), [1])
+        assert envs.recv()[3].tolist() == [True]
+        envs.reset()
+        assert envs.step([0, 0, 0, 0])[0][:, 0].tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.long
+def test_no_hub_in_its_place_is_told_and_one_that_comes_later_is_found(tmp_path: Path) -> None:
+    with serve(tmp_path, *ENVS) as first:
+        address = first.ipc
+        envs = envhub.make_vec("counter", 2, hub=address, on_hub_loss="recreate", reconnect_timeout=1.0)
+        envs.reset()
+        first.stop(signal.SIGKILL)
+    for attempt in (lambda: envs.step([0, 0]), envs.reset, lambda: envs.call("pid")):
+        with pytest.raises(envhub.HubLost, match="no hub made its envs anew within reconnect_timeout=1 s"):
+            attempt()
+    with serve(tmp_path, *ENVS, binds=[address]) as second:
+        truncated(envs.step([0, 0]), 0)
+        envs.reset()
+        assert envs.step([1, 1])[0][:, 0].tolist() == [1, 1]
+        second.stop(signal.SIGKILL)
+        begun = time.monotonic()
+        envs.close()
+        assert time.monotonic() - begun < TELL_S
+
+
+@pytest.mark.long
+def test_hub_that_makes_other_envs_does_not_take_its_place(tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1", "same=sims:counter") as first:
+        address = first.ipc
+        envs = envhub.make_vec("same", 2, hub=address, on_hub_loss="recreate")
+        envs.reset()
+        first.stop(signal.SIGKILL)
+    with serve(tmp_path, "same=sims:nested", binds=[address]) as second:
+        with pytest.raises(envhub.HubLost, match="other spaces"):
+            envs.step([0, 0])
+        with envhub.connect(address) as client:
+            assert client.sessions() == []
+        envs.close()
+        assert second.process.poll() is None
+
+
+@pytest.mark.long
+def test_single_env_is_truncated_and_goes_on() -> None:
+    env: gym.Env[Any, Any] = envhub.make(sims.Counter, on_hub_loss="recreate")
+    env.reset()
+    env.step(1)
+    kill_private_hub()
+    observation, reward, terminated, cut, info = env.step(1)
+    assert (observation[0], reward, terminated, cut) == (1, 0.0, False, True)
+    assert info["env_failure"].cause == "hub_lost" and info["invalid_transition"] is True
+    assert env.reset()[0][0] == 0 and env.step(1)[0][0] == 1
+    env.close()

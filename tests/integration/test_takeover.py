@@ -1,0 +1,233 @@
+"""A session left by one process and taken over by another, and sessions that are looked at."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hubs import HERE, ServedHub, serve, wait_until
+
+import envhub
+
+LANES = ["auto", "wire"]
+ZEROS = np.zeros(3, np.int64)
+
+
+@pytest.fixture
+def client(hub: ServedHub, request: pytest.FixtureRequest) -> envhub.Client:
+    found = envhub.connect(hub.ipc)
+    request.addfinalizer(found.close)
+    return found
+
+
+@pytest.mark.parametrize("after", LANES)
+@pytest.mark.parametrize("before", LANES)
+def test_session_that_was_left_goes_on_in_the_same_episode(client: envhub.Client, before: str, after: str) -> None:
+    left = client.make_vec("faulty", 3, num_workers=2, lane=before, autoreset_mode="SameStep")
+    first = left.reset(seed=1)[0]
+    left.step(ZEROS)
+    token = left.detach()
+    assert left.closed
+    with pytest.raises(envhub.SessionClosed):
+        left.step(ZEROS)
+    assert wait_until(lambda: bool(client.sessions()[-1]["leased"]))
+    envs = client.attach(token, lane=after)
+    try:
+        assert envs.lane == ("shared" if after == "auto" else "wire")
+        assert envs.token != token and envs.num_envs == 3 and envs.num_workers == 2
+        assert envs.metadata["autoreset_mode"].value == "SameStep"
+        seen = envs.observe()
+        assert seen.observations[:, 0].tolist() == [1, 1, 1] and seen.steps.tolist() == [2, 2, 2] and seen.given.all()
+        for count in (2, 3, 4):
+            found = envs.step(ZEROS)
+            assert found[0][:, 0].tolist() == [count] * 3 and found[0][:, 1:].tolist() == first[:, 1:].tolist()
+            assert found[4]["steps"].tolist() == [count] * 3
+        envs.send(np.array([0]), [1])
+        assert envs.recv()[0][:, 0].tolist() == [5]
+        assert envs.call("pid") == tuple(first[:, 2].astype(int))
+        assert not client.sessions()[-1]["leased"]
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_old_holder_is_locked_out_and_its_step_is_finished(client: envhub.Client, lane: str) -> None:
+    old = client.make_vec("naughty", 3, num_workers=3, lane=lane)
+    old.reset()
+    old.step_async(np.array([6, 0, 0]))  # sleeps
+    envs = client.attach(old.token)
+    assert envs.observe().observations[:, 0].tolist() == [1, 1, 1]
+    if lane == "wire":
+        assert old.step_wait()[0][:, 0].tolist() == [1, 1, 1]  # it was under way, so its reply is the old holder's
+        with pytest.raises(envhub.SessionLost, match="taken over"):
+            old.step(ZEROS)
+    else:
+        with pytest.raises(envhub.SessionLost, match="taken over"):
+            old.step_wait()
+            old.step(ZEROS)
+    for attempt in (lambda: old.call("pid"), old.reset, old.observe):
+        with pytest.raises(envhub.SessionLost):
+            attempt()
+    assert envs.step(ZEROS)[0][:, 0].tolist() == [2, 2, 2]
+    old.close()  # which ends nothing of the new holder's
+    assert envs.step(ZEROS)[0][:, 0].tolist() == [3, 3, 3]
+    envs.close()
+
+
+def test_holder_that_steps_without_pause_is_taken_over_all_the_same(client: envhub.Client) -> None:
+    old = client.make_vec("counter", 3, num_workers=2)
+    old.reset()
+    stepped, ended = [0], []
+
+    def step_on() -> None:
+        try:
+            while True:
+                old.step(ZEROS)
+                stepped[0] += 1
+        except envhub.SessionLost as error:
+            ended.append(error)
+
+    trainer = threading.Thread(target=step_on)
+    trainer.start()
+    assert wait_until(lambda: stepped[0] > 100)
+    begun = time.monotonic()
+    envs = client.attach(old.token)
+    assert time.monotonic() - begun < 2
+    trainer.join(5)
+    assert len(ended) == 1
+    # The last step may have ended when its holder had lost it; none came after it, and none was lost.
+    shown = envs.observe().observations[:, 0]
+    assert len(set(shown)) == 1 and shown[0] - stepped[0] in (0, 1)
+    assert (envs.step(ZEROS)[0][:, 0] == shown + 1).all()
+    old.close()
+    envs.close()
+
+
+def test_of_two_that_attach_at_once_the_last_has_it(client: envhub.Client) -> None:
+    first = client.make_vec("counter", 3)
+    first.reset()
+    token = first.detach()
+    second = client.attach(token)
+    with pytest.raises(envhub.SessionLost, match="no such session to take over"):
+        client.attach(token)
+    third = client.attach(second.token)
+    with pytest.raises(envhub.SessionLost):
+        second.step(ZEROS)
+    assert third.step(ZEROS)[0][:, 0].tolist() == [1, 1, 1]
+    second.close()
+    third.close()
+    assert client.sessions() == []
+
+
+@pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
+def test_envs_that_die_around_a_takeover_are_truncated_and_made_anew(client: envhub.Client) -> None:
+    old = client.make_vec("faulty", 3, num_workers=3)
+    old.reset()
+    old.step_async(np.array([1, 0, 0]))  # the first is killed
+    envs = client.attach(old.token)
+    shown = envs.observe().observations[:, 0].tolist()
+    assert shown in ([0, 1, 1], [0, 0, 0])
+    old.close()
+    seen, _, _, truncations, _ = envs.step(ZEROS)
+    assert seen[0, 0] == 0 and not truncations[1:].any()
+    envs.step(np.array([0, 0, 1]))
+    assert envs.step(ZEROS)[0][2, 0] == 0
+    assert envs.step(ZEROS)[0][2, 0] == 1
+    assert envs.lane == "shared"
+    envs.close()
+
+
+def test_session_can_be_looked_at_while_it_is_stepped(client: envhub.Client) -> None:
+    envs = client.make_vec("counter", 3, num_workers=2)
+    envs.reset()
+    done = threading.Event()
+
+    def step_on() -> None:
+        while not done.is_set():
+            envs.step(ZEROS)
+
+    trainer = threading.Thread(target=step_on)
+    trainer.start()
+    try:
+        with client.attach(envs.token, observe=True) as observer:
+            assert observer.num_envs == 3 and observer.single_observation_space == envs.single_observation_space
+            last = 0.0
+            for _ in range(100):
+                seen = observer.observe()
+                counts = seen.observations[:, 0][seen.given]
+                assert (counts == seen.steps[seen.given] - 1).all()  # a reset is one, too
+                assert counts.size == 0 or counts.min() >= last
+                last = counts.min() if counts.size else last
+            assert last > 0
+    finally:
+        done.set()
+        trainer.join()
+    assert client.sessions()[-1]["lane"] == "shared"
+    token = envs.token
+    envs.close()
+    with pytest.raises(envhub.SessionLost):
+        client.attach(token, observe=True)
+
+
+@pytest.mark.parametrize("token", ["", "xyz", "00" * 15, 7])
+def test_what_is_no_token_is_refused_here(client: envhub.Client, token: str) -> None:
+    with pytest.raises(ValueError, match="32 hexadecimal digits"):
+        client.attach(token)
+
+
+def test_token_of_nothing_and_options_of_the_envs_are_refused(client: envhub.Client) -> None:
+    for observe in (False, True):
+        with pytest.raises(envhub.SessionLost):
+            client.attach("00" * 15 + "01", observe=observe)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="num_workers"):
+        client.attach("00" * 16, num_workers=3)
+
+
+def test_envs_of_a_private_hub_cannot_be_left() -> None:
+    envs = envhub.make_vec("CartPole-v1", 1)
+    with pytest.raises(envhub.RequestRefused, match="end with its program"):
+        envs.detach()
+    envs.reset()
+    envs.close()
+
+
+TRAINER = """
+import sys
+import envhub
+envs = envhub.make_vec("counter", 3, hub={hub!r}, lane={lane!r})
+envs.reset()
+for _ in range(5):
+    envs.step([0, 0, 0])
+print(envs.token, flush=True)
+{end}
+"""
+ENDS = {"detaches": "envs.detach()", "is killed": "import os; os.kill(os.getpid(), 9)"}
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("how", ENDS)
+def test_trainer_that_ends_is_followed_by_another_process(tmp_path: Path, lane: str, how: str) -> None:
+    with serve(tmp_path, "counter=sims:counter", "--lease", "3") as served:
+        code = TRAINER.format(hub=served.ipc, lane=lane, end=ENDS[how])
+        ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=HERE, text=True, check=False)
+        with envhub.connect(served.tcp) as client:
+            envs = client.attach(ended.stdout.strip())
+            assert envs.lane == "wire" and envs.observe().observations[:, 0].tolist() == [5, 5, 5]
+            assert envs.step(ZEROS)[0][:, 0].tolist() == [6, 6, 6]
+            envs.close()
+            assert wait_until(lambda: not served.workers())
+
+
+def test_session_that_nobody_takes_over_ends_with_its_lease(tmp_path: Path) -> None:
+    with serve(tmp_path, "counter=sims:counter", "--lease", "0.5") as served, envhub.connect(served.tcp) as client:
+        envs = client.make_vec("counter", 3)
+        envs.reset()
+        token = envs.detach()
+        assert served.workers() and wait_until(lambda: not served.workers(), 5)
+        with pytest.raises(envhub.SessionLost):
+            client.attach(token)

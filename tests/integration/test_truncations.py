@@ -1,0 +1,416 @@
+"""An env's death is a truncation: what a trainer sees of envs that crash, hang or raise, on every lane."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pickle
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import faulty
+import numpy as np
+import psutil
+import pytest
+from faulty import EXIT, HOLD_GIL, KILL, NAN_REWARD, NAN_SEEN, RAISE, SEGFAULT, SLEEP
+from hubs import ServedHub, wait_until
+
+import envhub
+
+AT_ONCE_S = 2.0  # with room for a slow machine; the figures are in tests/benchmarks
+MODES = ["NextStep", "SameStep", "Disabled"]
+
+
+@contextlib.contextmanager
+def made(address: str | None, num_envs: int = 3, name: str = "faulty", **options: Any) -> Iterator[envhub.HubVectorEnv]:
+    """Envs of which each has a worker of its own, from a served hub by name, else by factory."""
+    options = {"num_workers": num_envs, **options}
+    if address is None:
+        kwargs = {key: options.pop(key) for key in ("marks", "build_s", "fail_from", "wider_from") if key in options}
+        envs = envhub.make_vec([functools.partial(getattr(faulty, name), **kwargs)] * num_envs, **options)
+    else:
+        envs = envhub.make_vec(name, num_envs, hub=address, **options)
+    try:
+        yield envs
+    finally:
+        envs.close()
+
+
+def step(envs: envhub.HubVectorEnv, *actions: int) -> tuple[Any, ...]:
+    return envs.step(np.array(actions))
+
+
+# --- crashes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [(KILL, ("SIGKILL", None)), (SEGFAULT, ("SIGSEGV", None)), (EXIT, ("", 7))],
+)
+def test_env_that_dies_is_truncated_at_its_last_observation_and_the_others_go_on(
+    address: str | None, action: int, told: tuple[str, int | None]
+) -> None:
+    with made(address) as envs:
+        first = envs.reset(seed=3)[0]
+        step(envs, 0, 0, 0)
+        begun = time.monotonic()
+        seen, rewards, terminations, truncations, infos = step(envs, 0, action, 0)
+        assert time.monotonic() - begun < AT_ONCE_S
+        assert seen[:, 0].tolist() == [2, 1, 2] and seen[:, 1].tolist() == first[:, 1].tolist()
+        assert rewards.tolist() == [1, 0, 1] and not terminations.any()
+        assert truncations.tolist() == [False, True, False]
+        assert infos["_env_failure"].tolist() == infos["_invalid_transition"].tolist() == [False, True, False]
+        assert infos["invalid_transition"].tolist() == [False, True, False]
+        assert len(infos["env_failure"]) == 3 and infos["env_failure"][0] is None
+        failure = infos["env_failure"][1]
+        assert isinstance(failure, envhub.EnvFailure) and pickle.loads(pickle.dumps(failure)) == failure
+        assert (failure["cause"], failure["restarts"]) == ("crash", 0)
+        assert (failure["signal"], failure["exit_status"]) == told and "worker 1 (env 1)" in failure.message
+        assert ("Segmentation fault" in failure.log_tail) == (action == SEGFAULT)
+        seen, rewards, terminations, truncations, infos = step(envs, 0, 0, 0)
+        assert seen[:, 0].tolist() == [3, 0, 3] and rewards.tolist() == [1, 0, 1]
+        assert not truncations.any() and "env_failure" not in infos
+        assert seen[1, 1] != first[1, 1]  # another incarnation's seed
+        assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [4, 1, 4]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_failing_step_and_the_one_after_it_obey_the_autoreset_mode(address: str | None, mode: str) -> None:
+    with made(address, autoreset_mode=mode) as envs:
+        envs.reset(seed=3)
+        step(envs, 0, 0, 0)
+        seen, _, _, truncations, infos = step(envs, KILL, 0, 0)
+        assert seen[:, 0].tolist() == [1, 2, 2] and truncations.tolist() == [True, False, False]
+        if mode == "SameStep":
+            assert infos["final_obs"][0].tolist() == seen[0].tolist() and infos["_final_obs"].tolist() == [
+                True,
+                False,
+                False,
+            ]
+        else:
+            assert "final_obs" not in infos
+        if mode == "Disabled":
+            for count in (3, 4):  # not before a reset is it stepped again
+                seen, rewards, _, truncations, infos = step(envs, 0, 0, 0)
+                assert seen[:, 0].tolist() == [1, count, count] and rewards.tolist() == [0, 1, 1]
+                assert truncations.tolist() == infos["invalid_transition"].tolist() == [True, False, False]
+            seen, _ = envs.reset(options={"reset_mask": np.array([True, False, False])})
+            assert seen[:, 0].tolist() == [0, 4, 4]
+            assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [1, 5, 5]
+        else:
+            assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [0, 3, 3]
+            assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [1, 4, 4]
+
+
+def test_all_envs_of_a_dead_worker_are_concerned_each_in_its_time(address: str | None) -> None:
+    with made(address, 4, num_workers=2) as envs:
+        envs.reset()
+        # Env 0 had finished its step when env 2, of the same worker, died in its own.
+        seen, _, _, truncations, _ = step(envs, 0, 0, KILL, 0)
+        assert seen[:, 0].tolist() == [1, 1, 0, 1] and truncations.tolist() == [False, False, True, False]
+        seen, _, _, truncations, infos = step(envs, 0, 0, 0, 0)
+        assert seen[:, 0].tolist() == [1, 2, 0, 2] and truncations.tolist() == [True, False, False, False]
+        assert infos["env_failure"][0].cause == "crash"
+        assert step(envs, 0, 0, 0, 0)[0][:, 0].tolist() == [0, 3, 1, 3]
+
+
+def test_env_that_dies_between_two_steps_is_truncated_by_the_next(address: str | None) -> None:
+    with made(address) as envs:
+        envs.reset()
+        step(envs, 0, 0, 0)
+        os.kill(envs.call("pid")[2], signal.SIGKILL)
+        time.sleep(0.1)
+        seen, _, _, truncations, infos = step(envs, 0, 0, 0)
+        assert seen[:, 0].tolist() == [2, 2, 1] and truncations.tolist() == [False, False, True]
+        assert infos["env_failure"][2].signal == "SIGKILL"
+        assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [3, 3, 0]
+
+
+def test_observations_of_no_fixed_size_stay_what_they_were(address: str | None) -> None:
+    for mode in MODES:
+        with made(address, 2, "faulty_parts", autoreset_mode=mode) as envs:
+            envs.reset()
+            step(envs, 0, 0)
+            seen, _, _, truncations, infos = step(envs, 0, KILL)
+            assert seen["said"] == ("step 2", "step 1") and truncations.tolist() == [False, True]
+            if mode == "SameStep":
+                assert infos["final_obs"][1]["said"] == "step 1"
+            if mode == "Disabled":
+                envs.reset(options={"reset_mask": np.array([False, True])})
+            else:
+                assert step(envs, 0, 0)[0]["said"] == ("step 3", "step 0")
+            assert step(envs, 0, 0)[0]["said"][1] == "step 1"
+
+
+def test_new_incarnations_are_seeded_by_the_seed_and_their_number(address: str | None) -> None:
+    def drawn() -> list[float]:
+        with made(address) as envs:
+            found = [float(envs.reset(seed=11)[0][1, 1])]
+            for _ in range(2):
+                step(envs, 0, KILL, 0)
+                found.append(float(step(envs, 0, 0, 0)[0][1, 1]))
+            return found
+
+    first = drawn()
+    assert len(set(first)) == 3 and drawn() == first
+
+
+def test_reset_in_which_an_env_dies_waits_for_the_next_one(address: str | None) -> None:
+    with made(address) as envs:
+        envs.reset()
+        pids = envs.call("pid")
+        envs.reset_async(seed=4)
+        seen, _ = envs.reset_wait()
+        expected = seen[:, 1].tolist()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pids[0], signal.SIGKILL)
+        seen, _ = envs.reset(seed=4)
+        assert seen[:, 0].tolist() == [0, 0, 0] and seen[:, 1].tolist() == expected
+        assert envs.call("pid")[0] != pids[0]
+
+
+def test_env_that_dies_in_every_reset_exhausts_its_restarts(address: str | None) -> None:
+    with made(address, restarts_max=2) as envs:
+        envs.reset()
+        with pytest.raises(envhub.RestartsExhausted, match="is not started again"):
+            envs.reset(options={"act": [KILL]})
+
+
+def test_parts_of_a_batch_go_on_around_an_env_that_dies(address: str | None) -> None:
+    with made(address) as envs:
+        envs.reset()
+        envs.send(np.array([0, KILL, 0]))
+        seen, _, _, truncations, infos, env_ids = envs.recv()
+        assert env_ids.tolist() == [0, 1, 2] and seen[:, 0].tolist() == [1, 0, 1]
+        assert truncations.tolist() == [False, True, False] and infos["env_failure"][1].cause == "crash"
+        envs.send(np.array([0]), [1])
+        envs.send(np.array([0]), [2])
+        found = {}
+        while len(found) < 2:
+            seen, _, _, _, _, env_ids = envs.recv(1)
+            found.update(zip(env_ids.tolist(), seen[:, 0].tolist(), strict=True))
+        assert found == {1: 0, 2: 2}
+
+
+# --- the policies -----------------------------------------------------------------------------------------------------
+
+
+def test_crash_can_be_raised_and_the_session_goes_on(address: str | None) -> None:
+    with made(address, on_crash="raise") as envs:
+        envs.reset()
+        with pytest.raises(envhub.WorkerDied, match=r"worker 0 \(env 0\) was ended by SIGKILL"):
+            step(envs, KILL, 0, 0)
+        assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [0, 2, 2]
+        os.kill(envs.call("pid")[1], signal.SIGKILL)
+        time.sleep(0.1)
+        with pytest.raises(envhub.WorkerDied, match="worker 1"):
+            step(envs, 0, 0, 0)
+        assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [2, 0, 4]
+
+
+def test_exception_can_be_a_truncation_and_the_env_is_made_anew(address: str | None) -> None:
+    with made(address, on_exception="truncate") as envs:
+        envs.reset()
+        pids = envs.call("pid")
+        seen, rewards, _, truncations, infos = step(envs, 0, RAISE, 0)
+        assert seen[:, 0].tolist() == [1, 0, 1] and rewards.tolist() == [1, 0, 1]
+        assert truncations.tolist() == [False, True, False]
+        failure = infos["env_failure"][1]
+        assert (failure.cause, failure.exception) == ("exception", "builtins.KeyError")
+        assert "no such joint" in failure.message and 'raise KeyError("no such joint")' in failure.traceback
+        assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [2, 0, 2]
+        assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [3, 1, 3]
+        assert envs.call("pid") == pids  # in the same process
+        with pytest.raises(envhub.RestartsExhausted, match="KeyError"):
+            for _ in range(20):
+                step(envs, 0, RAISE, 0)
+
+
+def test_exception_is_raised_unless_asked_otherwise(address: str | None) -> None:
+    with made(address) as envs:
+        envs.reset()
+        with pytest.raises(KeyError, match="no such joint"):
+            step(envs, 0, RAISE, 0)
+
+
+@pytest.mark.parametrize("action", [NAN_SEEN, NAN_REWARD])
+def test_what_is_not_finite_passes_or_is_told_as_the_policy_says(address: str | None, action: int) -> None:
+    with made(address) as envs:
+        envs.reset()
+        seen, rewards, _, truncations, _ = step(envs, 0, action, 0)
+        assert not truncations.any() and np.isnan(rewards[1] if action == NAN_REWARD else seen[1, 1])
+    with made(address, on_invalid="raise") as envs:
+        envs.reset()
+        with pytest.raises(envhub.EnvRaised, match=r"not finite|a reward of nan"):
+            step(envs, 0, action, 0)
+    with made(address, on_invalid="truncate") as envs:
+        envs.reset()
+        seen, rewards, _, truncations, infos = step(envs, 0, action, 0)
+        assert truncations.tolist() == [False, True, False] and infos["env_failure"][1].cause == "nan"
+        assert np.isfinite(seen).all() and np.isfinite(rewards).all()
+        assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [2, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"on_crash": "ignore"}, ValueError),
+        ({"on_exception": "pass"}, ValueError),
+        ({"restarts_max": -1}, ValueError),
+        ({"restarts_max": 1.5}, TypeError),
+        ({"step_timeout": float("inf")}, ValueError),
+        ({"step_timeout": 0}, ValueError),
+        ({"restart_wait": "soon"}, TypeError),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_here(options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error, match=next(iter(options))):
+        envhub.make_vec("CartPole-v1", **options)
+
+
+# --- hangs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", [SLEEP, HOLD_GIL])
+def test_env_that_hangs_is_ended_at_its_deadline_and_says_where_it_stood(address: str | None, action: int) -> None:
+    with made(address, step_timeout=0.5) as envs:
+        envs.reset()
+        step(envs, 0, 0, 0)
+        begun = time.monotonic()
+        seen, _, _, truncations, infos = step(envs, 0, 0, action)
+        assert 0.4 < time.monotonic() - begun < 0.5 + 1 + AT_ONCE_S
+        assert seen[:, 0].tolist() == [2, 2, 1] and truncations.tolist() == [False, False, True]
+        failure = infos["env_failure"][2]
+        assert (
+            failure.cause == "timeout" and "env 2 did not finish its step within step_timeout=0.5 s" in failure.message
+        )
+        assert "faulty.py" in failure.traceback and "in act" in failure.traceback
+        assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [3, 3, 0]
+
+
+def test_hang_can_be_raised_with_the_stack(address: str | None) -> None:
+    with made(address, step_timeout=0.5, on_timeout="raise") as envs:
+        envs.reset()
+        step(envs, 0, 0, 0)
+        with pytest.raises(envhub.EnvTimeout, match=r"(?s)env 1 did not finish its step.*faulty\.py"):
+            step(envs, 0, SLEEP, 0)
+        assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [3, 0, 3]
+
+
+def test_worker_of_many_slow_envs_is_not_stuck(address: str | None) -> None:
+    with made(address, 8, num_workers=1, call_timeout=0.6, step_timeout=0.6) as envs:
+        envs.reset()
+        envs.call("sleep", 0.2)  # 1.6 s in all
+        assert step(envs, *[0] * 8)[0][:, 0].tolist() == [1] * 8
+
+
+def test_first_step_has_the_time_of_the_making(address: str | None) -> None:
+    with made(address, step_timeout=0.3, init_timeout=1.5) as envs:
+        envs.reset()
+        begun = time.monotonic()
+        _, _, _, truncations, infos = step(envs, 0, 0, SLEEP)
+        assert time.monotonic() - begun > 1.4 and truncations[2]
+        assert "init_timeout=1.5" in infos["env_failure"][2].message
+
+
+def test_call_that_hangs_fails_and_the_session_goes_on(address: str | None) -> None:
+    with made(address, call_timeout=0.5) as envs:
+        envs.reset()
+        step(envs, 0, 0, 0)
+        with pytest.raises(envhub.EnvTimeout, match=r"a call within call_timeout=0\.5 s.*during a call"):
+            envs.call("sleep", 3600)
+        _, _, _, truncations, _ = step(envs, 0, 0, 0)
+        assert truncations.all()
+        assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [0, 0, 0]
+
+
+def test_env_that_dies_in_a_call_fails_it_and_the_session_goes_on(address: str | None) -> None:
+    with made(address, 2) as envs:
+        envs.reset()
+        with pytest.raises(envhub.WorkerDied, match="during a call"):
+            envs.call("die")
+        assert envs.call("pid") and step(envs, 0, 0)[3].all()
+        assert step(envs, 0, 0)[0][:, 0].tolist() == [0, 0]
+
+
+def test_reset_that_hangs_is_tried_again_until_the_budget_is_spent(address: str | None) -> None:
+    with made(address, 1, reset_timeout=0.3, restarts_max=1) as envs:
+        envs.reset()
+        with pytest.raises(envhub.RestartsExhausted, match=r"its reset within reset_timeout=0\.3 s"):
+            envs.reset(options={"act": [SLEEP]})
+
+
+def test_making_that_hangs_fails_and_names_the_env(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    with (
+        pytest.raises(envhub.EnvTimeout, match="env 0 did not finish its making"),
+        made(None, build_s=60, init_timeout=0.7),
+    ):
+        pass
+    assert time.monotonic() - begun < 0.7 + 1 + AT_ONCE_S
+
+
+def test_many_envs_that_are_slow_to_make_are_not_stuck() -> None:
+    with made(None, 4, num_workers=1, build_s=0.6, init_timeout=1.5) as envs:
+        envs.reset()
+
+
+# --- restarts ---------------------------------------------------------------------------------------------------------
+
+
+def test_env_that_dies_at_every_step_ends_in_one_clear_error_and_the_hub_lives(address: str | None) -> None:
+    with made(address) as envs:
+        envs.reset()
+        with pytest.raises(envhub.RestartsExhausted, match="it ended 6 times and is not started again"):
+            for _ in range(50):
+                step(envs, 0, KILL, 0)
+        with pytest.raises(envhub.RestartsExhausted):
+            envs.reset()
+    with made(address, 1) as envs:
+        envs.reset()
+
+
+def test_step_waits_for_the_new_env_only_so_long_and_is_then_truncated_again(tmp_path: Path) -> None:
+    with made(None, 2, marks=str(tmp_path), build_s=1.5, restart_wait=0.4, restarts_max=1) as envs:
+        envs.reset()
+        step(envs, KILL, 0)
+        begun = time.monotonic()
+        seen, rewards, _, truncations, infos = step(envs, 0, 0)
+        assert 0.3 < time.monotonic() - begun < 1.4
+        assert seen[:, 0].tolist() == [0, 2] and rewards.tolist() == [0, 1] and truncations.tolist() == [True, False]
+        assert infos["invalid_transition"].tolist() == [True, False]
+        assert wait_until(lambda: step(envs, 0, 0)[3].tolist() == [False, False], 10)
+        assert step(envs, 0, 0)[0][0, 0] == 1
+
+
+def test_env_that_cannot_be_made_anew_is_given_up_with_the_reason(tmp_path: Path) -> None:
+    with made(None, 1, marks=str(tmp_path), fail_from=1) as envs:
+        envs.reset()
+        step(envs, KILL)
+        with pytest.raises(envhub.RestartsExhausted, match="the simulator's licence has expired"):
+            for _ in range(50):
+                step(envs, 0)
+        assert len(list(tmp_path.iterdir())) == 4  # the first, and three tries
+
+
+def test_env_that_comes_back_with_another_space_is_given_up(tmp_path: Path) -> None:
+    with made(None, 1, marks=str(tmp_path), wider_from=1) as envs:
+        envs.reset()
+        step(envs, KILL)
+        with pytest.raises(envhub.RestartsExhausted, match="space"):
+            for _ in range(50):
+                step(envs, 0)
+
+
+def test_killed_worker_is_replaced_and_counted(hub: ServedHub) -> None:
+    with made(hub.ipc) as envs, envhub.connect(hub.ipc) as client:
+        envs.reset()
+        before = set(client.sessions()[-1]["workers"])
+        (killed,) = [pid for pid in before if pid == envs.call("pid")[0]]
+        os.kill(killed, signal.SIGKILL)
+        assert wait_until(lambda: len(set(client.sessions()[-1]["workers"]) - before) == 1, 5)
+        assert client.sessions()[-1]["restarts"] == 1 and not psutil.pid_exists(killed)

@@ -1,0 +1,225 @@
+"""What a trainer is told when hubs are lost in turn: every episode's end once, and never two episodes as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from envhub_client.lanes import Outcome, Part
+from envhub_client.lasting_lane import RESETS_MAX, LastingLane
+
+from envhub import codec
+from envhub.errors import HubLost
+from envhub.layout import Leaf
+from envhub.messages import Reset
+
+ROWS = 3
+
+
+class Hub:
+    """A lane whose envs count their steps from ``first``, until it is ``lost``."""
+
+    name = "wire"
+    num_envs = ROWS
+    leaves = (Leaf("<i8", ()),)
+
+    def __init__(self, first: int) -> None:
+        self.counts = np.full(ROWS, first)
+        self.lost = False
+        self.posted: list[str] = []
+        self.sent = np.zeros(ROWS, bool)
+
+    def _check(self, what: str) -> None:
+        if self.lost:
+            raise HubLost("lost")
+        self.posted.append(what)
+
+    def settle(self) -> None:
+        pass
+
+    def post_reset(self, reset: Reset) -> None:
+        self._check("reset")
+        self.counts[reset.mask or slice(None)] = 0
+
+    def post_step(self, codes: bytes, arrays: object, beside: bytes) -> None:
+        self._check("step")
+        self.counts += 1
+
+    def collect(self, timeout: float | None) -> Outcome:
+        self._check("collect")
+        flags = np.zeros(ROWS, bool)
+        return Outcome([self.counts.copy()], np.ones(ROWS), flags, flags, [], [])
+
+    @property
+    def outstanding(self) -> int:
+        return int(self.sent.sum())
+
+    def post_rows(self, env_ids: np.ndarray, codes: bytes, arrays: object) -> None:
+        self._check("send")
+        self.counts[env_ids] += 1
+        self.sent[env_ids] = True
+
+    def collect_rows(self, min_envs: int, timeout: float | None) -> Part:
+        self._check("recv")
+        env_ids = np.flatnonzero(self.sent)
+        flags = np.zeros(len(env_ids), bool)
+        return Part(env_ids, [self.counts[env_ids]], np.ones(len(env_ids)), flags, flags, [], [])
+
+    def taken(self, env_ids: np.ndarray) -> None:
+        self.sent[env_ids] = False
+
+
+class Hubs:
+    """One hub after another, and the lane that outlives them."""
+
+    def __init__(self, count: int = 9) -> None:
+        self.left = [Hub(100 * number) for number in range(count)]
+        self.now = self.left.pop(0)
+        self.lane = LastingLane(self.now, self._renew, loose=False)  # type: ignore[arg-type]
+
+    def _renew(self, loss: HubLost, adopt: Callable[[Hub], None]) -> None:
+        if not self.left:
+            raise HubLost(f"{loss}, and no other")
+        self.now = self.left.pop(0)
+        adopt(self.now)
+
+    def step(self) -> Outcome:
+        self.lane.settle()
+        self.lane.post_step(b"", [np.zeros(ROWS)], b"")
+        return self.lane.collect(None)
+
+    def reset(self, *mask: bool) -> Outcome:
+        self.lane.settle()
+        self.lane.post_reset(Reset(mask=list(mask)))
+        return self.lane.collect(None)
+
+    def send(self, *env_ids: int) -> None:
+        self.lane.settle()
+        self.lane.post_rows(np.array(env_ids), b"", [np.zeros(len(env_ids))])
+
+    def receive(self, min_envs: int) -> Part:
+        part = self.lane.collect_rows(min_envs, None)
+        self.lane.taken(part.env_ids)
+        return part
+
+
+def seen(outcome: Outcome | Part) -> list[int]:
+    found: list[int] = outcome.observations[0].tolist()
+    return found
+
+
+def told(outcome: Outcome | Part) -> list[int]:
+    """The rows that are truncated, each of which must say why."""
+    for _, blob in outcome.rows:
+        info = codec.decode(blob)
+        assert info["env_failure"]["cause"] == "hub_lost" and info["invalid_transition"] is True
+    return [row for row, _ in outcome.rows]
+
+
+def test_step_under_way_is_a_truncation_and_the_next_one_goes_to_the_next_hub() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    assert seen(hubs.step()) == [1, 1, 1]
+    hubs.lane.post_step(b"", [], b"")
+    hubs.now.lost = True
+    outcome = hubs.lane.collect(None)
+    assert seen(outcome) == [1, 1, 1] and told(outcome) == [0, 1, 2]
+    assert outcome.truncations is not None and outcome.truncations.all() and hubs.now.posted == []
+    assert seen(hubs.lane.collect(None)) == [1, 1, 1]  # asked again, as after an interrupt
+    after = hubs.step()
+    assert seen(after) == [101, 101, 101] and told(after) == []
+
+
+def test_loss_that_something_else_found_is_told_by_the_next_step() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    hubs.now.lost = True
+    hubs.lane.lose(HubLost("lost"))
+    assert told(hubs.step()) == [0, 1, 2] and hubs.now.posted == []
+    assert told(hubs.step()) == []
+
+
+def test_reset_begins_episodes_that_the_loss_is_no_matter_of() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    hubs.now.lost = True
+    assert seen(hubs.reset()) == [0, 0, 0] and hubs.now.posted == ["reset", "collect"]
+    assert told(hubs.step()) == []
+
+
+def test_envs_left_out_of_a_reset_keep_their_last_observation_and_are_truncated_next() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    hubs.step()
+    hubs.now.lost = True
+    assert seen(hubs.reset(False, True, False)) == [1, 0, 1]
+    outcome = hubs.step()
+    assert told(outcome) == [0, 1, 2] and seen(outcome) == [1, 0, 1]
+    assert told(hubs.step()) == []
+
+
+def test_reset_that_no_hub_survives_is_given_up() -> None:
+    hubs = Hubs()
+    for hub in (hubs.now, *hubs.left):
+        hub.lost = True
+    with pytest.raises(HubLost):
+        hubs.reset()
+    assert len(hubs.left) == 8 - RESETS_MAX
+
+
+def test_two_losses_in_a_row_are_two_truncations() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    for _ in range(2):
+        hubs.now.lost = True
+        assert told(hubs.step()) == [0, 1, 2]
+
+
+def test_without_another_hub_it_is_raised_and_tried_again() -> None:
+    hubs = Hubs(count=1)
+    hubs.reset()
+    hubs.now.lost = True
+    for _ in range(2):
+        with pytest.raises(HubLost, match="no other"):
+            hubs.step()
+    hubs.left.append(Hub(500))
+    assert told(hubs.step()) == [0, 1, 2]
+    assert seen(hubs.step()) == [501, 501, 501]
+
+
+def test_envs_under_way_by_parts_are_truncated_and_the_others_when_they_are_sent() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    hubs.send(0, 2)
+    hubs.now.lost = True
+    part = hubs.receive(1)
+    assert part.env_ids.tolist() == told(part) == [0, 2] and seen(part) == [0, 0]
+    hubs.send(0, 1)
+    assert hubs.lane.outstanding == 2 and hubs.now.outstanding == 1
+    with pytest.raises(ValueError, match="under way"):
+        hubs.send(1)
+    part = hubs.receive(2)
+    assert part.env_ids.tolist() == [0, 1] and told(part) == [1] and seen(part) == [101, 0]
+    hubs.send(0, 1, 2)
+    part = hubs.receive(3)
+    assert told(part) == [] and seen(part) == [102, 101, 101]
+
+
+def test_send_that_finds_the_hub_lost_is_told_by_the_next_receive() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    hubs.now.lost = True
+    hubs.send(1)
+    assert hubs.lane.outstanding == 1
+    part = hubs.receive(1)
+    assert told(part) == [1] and hubs.lane.outstanding == 0
+
+
+def test_stopped_lane_looks_for_no_other_hub() -> None:
+    hubs = Hubs()
+    hubs.now.lost = True
+    hubs.lane.stop()
+    with pytest.raises(HubLost):
+        hubs.step()
+    assert len(hubs.left) == 8

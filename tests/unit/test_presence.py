@@ -1,0 +1,115 @@
+"""From when a client counts as gone, and as back."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from envhub_server.presence import Presence, silent_s
+from protocol_pair import TOKEN, ProtocolPair, joined
+
+CONNECTION = 1  # as ``ProtocolPair`` numbers its first one
+
+
+class Fixture:
+    """A session's client, of which a test says when its connection was last heard and whether it is reached."""
+
+    def __init__(self) -> None:
+        self.pair: ProtocolPair = joined()
+        self.silent_s = 0.0
+        self.reached = True
+        self.now_s = 100.0
+        self.presence = Presence(self.pair.hub, lambda peer: self.reached, 60.0, lambda connection: self.silent_s)
+
+    def look(self, seconds: float = 1.0, beat_s: float = 1.0) -> bool:
+        """Let so much time pass; whether the session's lease runs then."""
+        self.now_s += seconds
+        self.presence.look(self.now_s, {TOKEN: beat_s})
+        return self.pair.hub.leased(TOKEN)
+
+
+@pytest.fixture
+def client() -> Fixture:
+    return Fixture()
+
+
+def test_client_is_gone_when_three_beats_did_not_come_and_back_with_the_next(client: Fixture) -> None:
+    client.silent_s = 2.9
+    assert not client.look()
+    client.silent_s = 3.1
+    assert client.look() and client.pair.hub.next_expiry_s() == client.now_s + 60.0
+    since_s = client.now_s
+    assert client.look() and client.pair.hub.next_expiry_s() == since_s + 60.0  # the lease began once
+    client.silent_s = 0.1
+    assert not client.look()
+
+
+def test_client_that_promised_no_beats_may_be_silent(client: Fixture) -> None:
+    client.silent_s = math.inf
+    assert not client.look(beat_s=0.0)
+
+
+def test_client_whose_connection_has_ended_is_not_back_when_its_descriptor_is_heard(client: Fixture) -> None:
+    client.silent_s = 5.0
+    assert client.look()
+    client.reached = False
+    client.presence.ended(CONNECTION, client.now_s)
+    client.silent_s = 0.0  # of another connection, which has the same number now
+    assert client.look() and client.look()
+
+
+def test_client_of_an_ended_connection_is_gone_once_it_is_not_reached(client: Fixture) -> None:
+    client.presence.ended(CONNECTION, client.now_s)
+    assert client.presence.next_s == client.now_s
+    assert not client.look(0.05)  # another connection may have had that number
+    client.reached = False
+    assert client.look(0.1)
+
+
+def test_client_that_is_heard_elsewhere_is_not_looked_for_where_it_was(client: Fixture) -> None:
+    client.pair.connection = 2
+    client.pair.step(b"left")
+    client.reached = False
+    client.presence.ended(CONNECTION, client.now_s)
+    assert not client.look()
+
+
+def test_kernel_says_for_how_long_nothing_came() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        peer = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+    with peer, accepted:
+        peer.send(b"x")
+        accepted.recv(1)
+        time.sleep(0.3)
+        silent = silent_s(accepted.fileno())
+        assert 0.2 < silent < 5.0
+        peer.send(b"x")
+        accepted.recv(1)
+        assert silent_s(accepted.fileno()) < silent
+    assert silent_s(accepted.fileno()) == 0.0  # closed: nothing is known
+    with open(os.devnull) as no_socket:
+        assert silent_s(no_socket.fileno()) == 0.0
+
+
+def test_kernel_says_whether_a_process_of_this_machine_is_stopped(tmp_path: Path) -> None:
+    path = f"{tmp_path}/socket"
+    program = "import socket, sys\ns = socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])\nsys.stdin.read()"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        peer = subprocess.Popen([sys.executable, "-c", program, path], stdin=subprocess.PIPE)
+        accepted, _ = listener.accept()
+    with accepted, peer:
+        assert silent_s(accepted.fileno()) == 0.0
+        peer.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, peer.pid, os.WSTOPPED | os.WNOWAIT)
+        assert silent_s(accepted.fileno()) == math.inf
+        peer.kill()

@@ -171,8 +171,8 @@ class ChaosProxy:
                 if not chunk:
                     break
                 await self._forward(chunk, writer, link)
-        except OSError:
-            pass  # a reset ends a connection as an end of file does
+        except (OSError, RuntimeError):
+            pass  # a reset, or one half that was closed here, ends a connection as an end of file does
         for side in link.sides:
             side.close()
 

@@ -58,8 +58,8 @@ class Outcome:
         lines = [
             f"seed {self.seed}: {total.acknowledged:,} steps acknowledged in {total.batches:,} batches"
             f" and {self.seconds:.0f} s",
-            f"incarnations {total.incarnations}, resets {total.resets}, truncations {_counts(total.truncations)},"
-            f" while down {total.standins}",
+            f"incarnations {total.incarnations}, sessions taken over {total.inherited}",
+            f"resets {total.resets}, truncations {_counts(total.truncations)}, while down {total.standins}",
             f"nemesis: {_counts(self.acts)}",
             f"relay: {_counts(self.relayed)}",
             f"sessions that ended: {_counts(self.endings)}",

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +123,12 @@ class Scene:
         self._relay: Relay = stack.enter_context(relay(self.hub.tcp, seed))
         addresses = {EMBEDDED: None, IPC: self.hub.ipc, TCP: self._proxy.address, RELAY: self._relay.address}
         self.trainers = {
-            lane: TrainerProcess(Task(**{**task.__dict__, "hub": addresses[lane]})) for lane, task in tasks.items()
+            lane: TrainerProcess(replace(task, hub=addresses[lane], journal=self._journal(lane)))
+            for lane, task in tasks.items()
         }
+
+    def _journal(self, lane: str) -> str:
+        return "" if lane == EMBEDDED else str(self._folder / f"journal-{lane}")
 
     def _serve(self, binds: Sequence[str] | None) -> ServedHub:
         offered = ("chain=chaos.chain_env:ChainEnv", "--lease", "20")

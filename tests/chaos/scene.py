@@ -238,7 +238,7 @@ class Scene:
         for number in range(FLOOD_CONNECTIONS):
             with contextlib.suppress(OSError):
                 connections.append(socket.socket(socket.AF_INET if number % 2 else socket.AF_UNIX))
-                connections[-1].settimeout(0.2)
+                connections[-1].settimeout(0.01)  # a hub that is stopped takes none
                 connections[-1].connect((host, int(port)) if number % 2 else self.hub.ipc.removeprefix("ipc://"))
         self._later(act.seconds, lambda: [each.close() for each in connections] and None)
 

@@ -246,22 +246,23 @@ class Scene:
         """Make sessions until the hub refuses more memory, which must not be the end of it; meanwhile time passes."""
         if self._hoarding is not None and self._hoarding.is_alive():
             return False
-        self._hoarding = threading.Thread(target=self._fill_memory, args=(self.hub.ipc,), daemon=True)
+        self._hoarding = threading.Thread(target=self._fill_memory, args=(self.hub,), daemon=True)
         self._hoarding.start()
         return None
 
-    def _fill_memory(self, address: str) -> None:
+    def _fill_memory(self, hub: ServedHub) -> None:
         with contextlib.ExitStack() as stack:
             for _ in range(HOARD_SESSIONS_MAX):
                 if self._ending.is_set():
                     return
                 try:
                     large = {"elements": HOARD_ELEMENTS}
-                    envs = envhub.make_vec("chain", HOARD_ENVS, hub=address, env_kwargs=large, num_workers=1)
+                    envs = envhub.make_vec("chain", HOARD_ENVS, hub=hub.ipc, env_kwargs=large, num_workers=1)
                 except (envhub.RequestRefused, envhub.WorkerDied, envhub.HubUnreachable, envhub.SessionLost):
                     return
                 stack.callback(envs.close, terminate=True)
-            self.problems.append("the hub gave out more memory than it may")
+            if self.hub is hub:  # else the memory of the one before is free again
+                self.problems.append("the hub gave out more memory than it may")
 
     # --- acts on the network ------------------------------------------------------------------------------------------
 

@@ -135,12 +135,10 @@ class ChaosProxy:
         server = await asyncio.start_server(self._join, sock=listener)
         await self._stopped.wait()
         server.close()
-        links = asyncio.all_tasks() - {asyncio.current_task()}
-        for link in links:
-            link.cancel()  # type: ignore[union-attr]
-        await asyncio.gather(*links, return_exceptions=True)  # type: ignore[arg-type]
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)  # type: ignore[arg-type]
 
     def _stop(self) -> None:
+        self._weather = FAIR
         for link in self._links:
             link.reset()
         self._stopped.set()
@@ -155,6 +153,8 @@ class ChaosProxy:
             return
         link = _Link(writer, hub_writer)
         self._links.add(link)
+        if self._stopped.is_set():
+            link.reset()
         try:
             await asyncio.gather(self._pump(reader, hub_writer, link), self._pump(hub_reader, writer, link))
         finally:
@@ -171,8 +171,8 @@ class ChaosProxy:
                 if not chunk:
                     break
                 await self._forward(chunk, writer, link)
-        except OSError:
-            pass  # a reset ends a connection as an end of file does
+        except (OSError, RuntimeError):
+            pass  # a reset, or one half that was closed here, ends a connection as an end of file does
         for side in link.sides:
             side.close()
 

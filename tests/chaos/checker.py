@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -81,12 +81,14 @@ class Chain:
     """What is known of one row.
 
     Attributes:
-        candidates: where its incarnation may stand; more than one only after a request without an answer.
+        candidates: where its incarnation may stand; more than one only after requests without an answer.
+        unanswered: the numbers of these requests, None for a reset.
         down: it was truncated since its worker died, and no new incarnation was seen yet.
         head: of the last observation that was returned.
     """
 
     candidates: list[State] = field(default_factory=list)
+    unanswered: list[int | None] = field(default_factory=list)
     down: bool = False
     head: Head | None = None
 
@@ -100,6 +102,7 @@ class Tally:
     resets: int = 0
     incarnations: int = 0
     unanswered: int = 0
+    inherited: int = 0  # sessions of trainers that were killed
     standins: int = 0  # truncations of rows that were down already
     truncations: Counter[str] = field(default_factory=Counter)  # by cause
     wrong: Counter[str] = field(default_factory=Counter)  # by kind
@@ -107,7 +110,7 @@ class Tally:
 
     def add(self, other: Tally) -> None:
         """Count what another one counted, too."""
-        for name in ("acknowledged", "batches", "resets", "incarnations", "unanswered", "standins"):
+        for name in ("acknowledged", "batches", "resets", "incarnations", "unanswered", "inherited", "standins"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.truncations += other.truncations
         self.wrong += other.wrong
@@ -130,6 +133,15 @@ class Checker:
         """A new session begins: what stood in the old one has ended, and must not come back."""
         self._chains = [Chain() for _ in range(self._rows)]
 
+    @property
+    def memory(self) -> Any:
+        """All that another checker needs to know to go on from here, as it is at this moment."""
+        return self._chains, self._owners
+
+    def recall(self, memory: Any) -> None:
+        """Go on from where another checker was."""
+        self._chains, self._owners = memory
+
     def reset(self, observations: np.ndarray, infos: Mapping[str, Any], mask: Sequence[bool] | None = None) -> None:
         """A reset of all rows, or of those of the mask, returned this."""
         self._trail.append(("reset", mask, _heads(observations), infos))
@@ -142,7 +154,7 @@ class Checker:
             elif chain.candidates and head[1] == chain.candidates[0].head[1]:
                 self._match(row, chain, [state.reset() for state in chain.candidates], head)
             else:
-                self._begin(row, chain, head)
+                self._begin(row, chain, head, None)
             self.tally.resets += 1
 
     def step(self, numbers: Sequence[int], batch: Batch) -> None:
@@ -155,19 +167,26 @@ class Checker:
             chain = self._chains[row]
             if failed[row] or invalid[row]:
                 self._stand_in(row, chain, head, batch)
-            elif chain.down:
-                self._begin(row, chain, head)
-                self._expect_outcome(row, batch, 0.0, False, False)
+            elif chain.down or (chain.unanswered and head[1] not in self._owners):
+                last = self._begin(row, chain, head, numbers[row])
+                self._expect_last(row, batch, last)
             else:
                 self._advance(row, chain, numbers[row], head, batch)
         self.tally.acknowledged += self._rows
         self.tally.batches += 1
 
-    def unanswered(self, numbers: Sequence[int]) -> None:
-        """A step was begun, and nobody knows whether it was carried out."""
+    def unanswered(self, numbers: Sequence[int | None]) -> None:
+        """A step was begun, or a reset if the numbers are None, and nobody knows whether it was carried out."""
         self.tally.unanswered += 1
         for row, chain in enumerate(self._chains):
-            chain.candidates += [self._stepped(state, row, numbers[row])[0] for state in chain.candidates]
+            after = [self._stepped(state, row, numbers[row])[0] for state in chain.candidates]
+            chain.candidates = list(dict.fromkeys([*chain.candidates, *after]))
+            chain.unanswered.append(numbers[row])
+
+    def inherited(self, numbers: Sequence[int | None]) -> None:
+        """A session was taken over from a trainer that was killed at, or after, a request of these numbers."""
+        self.tally.inherited += 1
+        self.unanswered(numbers)
 
     def hung(self, text: str) -> None:
         """No answer came in any time that could be meant."""
@@ -181,7 +200,7 @@ class Checker:
 
     def _stand_in(self, row: int, chain: Chain, head: Head, batch: Batch) -> None:
         """The hub finished the step of a worker that is dead, or of an env that is not rebuilt yet."""
-        if head != chain.head:
+        if head not in (chain.head, *(state.head for state in chain.candidates)):
             self._find(Kind.LOST, row, f"truncated with {head} instead of the last observation {chain.head}")
         self._expect_outcome(row, batch, 0.0, False, True)
         if not _mask(batch.infos, "invalid_transition", self._rows)[row]:
@@ -194,32 +213,32 @@ class Checker:
             self.tally.standins += 1
         else:
             self.tally.truncations[_cause(batch.infos, row)] += 1
-        chain.down, chain.candidates = True, []
+        chain.down, chain.head, chain.candidates = True, head, []
 
     def _advance(self, row: int, chain: Chain, number: int, head: Head, batch: Batch) -> None:
         if not chain.candidates:
             self._find(Kind.BROKEN, row, "stepped before it was reset")
             return
         if self._mode == NEXT_STEP and chain.candidates[0].owes_reset and head[1] not in self._owners:
-            self._begin(row, chain, head)  # it died between two episodes, of which neither was cut short
+            self._begin(row, chain, head, number)  # it died between two episodes, of which neither was cut short
             self._expect_outcome(row, batch, 0.0, False, False)
             return
         outcomes = [self._stepped(state, row, number) for state in chain.candidates]
         state = self._match(row, chain, [state for state, _ in outcomes], head)
         for after, last in outcomes:
             if after is state:
-                self._expect_last(row, batch, chain, last)
+                self._expect_last(row, batch, last)
 
-    def _stepped(self, state: State, row: int, number: int) -> tuple[State, State | None]:
+    def _stepped(self, state: State, row: int, number: int | None) -> tuple[State, State | None]:
         """The state after one more step, and the one that its reward and flags are of, which a reset has not."""
-        if state.owes_reset and self._mode == NEXT_STEP:
+        if number is None or (state.owes_reset and self._mode == NEXT_STEP):
             return state.reset(), None
         last = state.step(row, number, self._length)
         if last.owes_reset and self._mode == SAME_STEP:
             return last.reset(), last
         return last, last
 
-    def _expect_last(self, row: int, batch: Batch, chain: Chain, last: State | None) -> None:
+    def _expect_last(self, row: int, batch: Batch, last: State | None) -> None:
         if last is None:
             self._expect_outcome(row, batch, 0.0, False, False)
             return
@@ -238,21 +257,41 @@ class Checker:
 
     # --- chains -------------------------------------------------------------------------------------------------------
 
-    def _begin(self, row: int, chain: Chain, head: Head) -> None:
-        """The row shows an incarnation that it did not show before, which has seen nothing but resets."""
+    def _begin(self, row: int, chain: Chain, head: Head, number: int | None) -> State | None:
+        """The row shows an incarnation that it did not show before; returns whose the reward and the flags are.
+
+        That one has seen nothing but resets, and what of the requests without an answer came after its first.
+        """
         owner = self._owners.get(head[1])
-        state = State((UNOWNED, head[1], 0, 0), 0)
-        for _ in range(min(head[2], 8)):
-            state = state.reset()
+        possible = list(self._beginnings(row, chain, head[1], number))
+        for state, last in possible:
+            if owner is None and state.head == head:
+                self.tally.incarnations += 1
+                self._adopt(row, chain, state)
+                return last
         if owner is not None and owner != row:
             self._find(Kind.CROSSED, row, f"shows {head}, an incarnation of row {owner}")
         elif owner is not None:
             self._find(Kind.LOST, row, f"shows {head}, of an incarnation that had ended")
-        elif head != state.head or not state.resets:
-            self._find(Kind.DOUBLED, row, f"begins with {head}, which has seen more than a reset")
         else:
-            self.tally.incarnations += 1
-        self._adopt(row, chain, replace(state, head=head))
+            self._find(Kind.DOUBLED, row, f"begins with {head}, which has seen more than a reset")
+        self._adopt(row, chain, replace(possible[0][0], head=head))
+        return None
+
+    def _beginnings(
+        self, row: int, chain: Chain, incarnation: int, number: int | None
+    ) -> Iterator[tuple[State, State | None]]:
+        """Where a new incarnation may stand after this request, and whose reward and flags it has then."""
+        fresh = State((UNOWNED, incarnation, 0, 0), 0).reset()
+        yield fresh, None
+        if number is None:  # the hub may have reset it for a step, which was not to be, before it was reset by this
+            yield fresh.reset(), None
+        for begun in range(len(chain.unanswered)):
+            state: State = fresh
+            last: State | None = None
+            for each in [*chain.unanswered[begun + 1 :], number]:
+                state, last = self._stepped(state, row, each)
+            yield state, last
 
     def _match(self, row: int, chain: Chain, expected: list[State], head: Head) -> State:
         """The one of the expected states that the row shows; where it shows none, it goes on from what it shows."""
@@ -269,6 +308,7 @@ class Checker:
     def _adopt(self, row: int, chain: Chain, state: State) -> None:
         self._owners.setdefault(state.head[1], row)
         chain.candidates, chain.head, chain.down = [state], state.head, False
+        chain.unanswered = []
 
     def _difference(self, row: int, expected: Head, head: Head) -> Kind:
         if head[1] != expected[1]:

@@ -58,8 +58,8 @@ class Outcome:
         lines = [
             f"seed {self.seed}: {total.acknowledged:,} steps acknowledged in {total.batches:,} batches"
             f" and {self.seconds:.0f} s",
-            f"incarnations {total.incarnations}, resets {total.resets}, truncations {_counts(total.truncations)},"
-            f" while down {total.standins}",
+            f"incarnations {total.incarnations}, sessions taken over {total.inherited}",
+            f"resets {total.resets}, truncations {_counts(total.truncations)}, while down {total.standins}",
             f"nemesis: {_counts(self.acts)}",
             f"relay: {_counts(self.relayed)}",
             f"sessions that ended: {_counts(self.endings)}",
@@ -89,9 +89,9 @@ def run(
         lane: Task(seed + number, UNBOUNDED, mode=MODES[lane], options={"restarts_max": RESTARTS_MAX, **OPTIONS[lane]})
         for number, lane in enumerate(lanes)
     }
-    begun_s = time.monotonic()
     with scene(folder, seed, tasks) as found:
-        said_s = begun_s
+        found.await_trainers()
+        said_s = begun_s = time.monotonic()
         for pause_s, act in acts(seed, lanes, pace_s):
             found.pass_time(time.monotonic() + pause_s)
             found.check()

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ TESTS = Path(__file__).parent.parent
 FLOOD_CONNECTIONS = 200
 HOARD_ENVS, HOARD_ELEMENTS = 64, 250_000  # a quarter of a gigabyte
 HOARD_SESSIONS_MAX = 12
+START_S = 60.0
 GONE_S = 3.0  # one second is promised; the rest is for a machine on which everything happens at once
 
 
@@ -121,12 +123,21 @@ class Scene:
         self._relay: Relay = stack.enter_context(relay(self.hub.tcp, seed))
         addresses = {EMBEDDED: None, IPC: self.hub.ipc, TCP: self._proxy.address, RELAY: self._relay.address}
         self.trainers = {
-            lane: TrainerProcess(Task(**{**task.__dict__, "hub": addresses[lane]})) for lane, task in tasks.items()
+            lane: TrainerProcess(replace(task, hub=addresses[lane], journal=self._journal(lane)))
+            for lane, task in tasks.items()
         }
+
+    def _journal(self, lane: str) -> str:
+        return "" if lane == EMBEDDED else str(self._folder / f"journal-{lane}")
 
     def _serve(self, binds: Sequence[str] | None) -> ServedHub:
         offered = ("chain=chaos.chain_env:ChainEnv", "--lease", "20")
         return self._hub_stack.enter_context(serve(self._folder, *offered, binds=binds, cwd=TESTS))
+
+    def await_trainers(self) -> None:
+        """See that all of them are on their way."""
+        under_way = wait_until(lambda: all(trainer.tally.batches for trainer in self.trainers.values()), START_S)
+        assert under_way, f"a trainer did not start within {START_S:g} s; the hub says:\n{self.hub.log[-4000:]}"
 
     def check(self) -> None:
         """See that nobody has ended who was not told to."""
@@ -227,7 +238,7 @@ class Scene:
         for number in range(FLOOD_CONNECTIONS):
             with contextlib.suppress(OSError):
                 connections.append(socket.socket(socket.AF_INET if number % 2 else socket.AF_UNIX))
-                connections[-1].settimeout(0.2)
+                connections[-1].settimeout(0.01)  # a hub that is stopped takes none
                 connections[-1].connect((host, int(port)) if number % 2 else self.hub.ipc.removeprefix("ipc://"))
         self._later(act.seconds, lambda: [each.close() for each in connections] and None)
 
@@ -235,22 +246,23 @@ class Scene:
         """Make sessions until the hub refuses more memory, which must not be the end of it; meanwhile time passes."""
         if self._hoarding is not None and self._hoarding.is_alive():
             return False
-        self._hoarding = threading.Thread(target=self._fill_memory, args=(self.hub.ipc,), daemon=True)
+        self._hoarding = threading.Thread(target=self._fill_memory, args=(self.hub,), daemon=True)
         self._hoarding.start()
         return None
 
-    def _fill_memory(self, address: str) -> None:
+    def _fill_memory(self, hub: ServedHub) -> None:
         with contextlib.ExitStack() as stack:
             for _ in range(HOARD_SESSIONS_MAX):
                 if self._ending.is_set():
                     return
                 try:
                     large = {"elements": HOARD_ELEMENTS}
-                    envs = envhub.make_vec("chain", HOARD_ENVS, hub=address, env_kwargs=large, num_workers=1)
+                    envs = envhub.make_vec("chain", HOARD_ENVS, hub=hub.ipc, env_kwargs=large, num_workers=1)
                 except (envhub.RequestRefused, envhub.WorkerDied, envhub.HubUnreachable, envhub.SessionLost):
                     return
                 stack.callback(envs.close, terminate=True)
-            self.problems.append("the hub gave out more memory than it may")
+            if self.hub is hub:  # else the memory of the one before is free again
+                self.problems.append("the hub gave out more memory than it may")
 
     # --- acts on the network ------------------------------------------------------------------------------------------
 

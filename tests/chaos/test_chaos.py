@@ -16,13 +16,14 @@ def test_schedule_follows_from_the_seed_alone() -> None:
     assert first(3) == first(3) != first(4)
 
 
-@pytest.mark.parametrize(("seed", "lanes"), [(1, [EMBEDDED, IPC]), (2, [TCP, RELAY])])
+@pytest.mark.parametrize(("seed", "lanes"), [(18, [EMBEDDED, IPC]), (8, [TCP, RELAY])])
 def test_nothing_is_lost_in_a_short_run(tmp_path: Path, seed: int, lanes: list[str]) -> None:
-    found = run(tmp_path, seed, 30_000, lanes, pace_s=0.4, seconds=8)
+    found = run(tmp_path, seed, 1000, lanes, pace_s=0.4, seconds=6)
     print(found.text())
     assert not found.total.wrong, found.text()
-    assert all(tally.acknowledged for tally in found.by_lane.values()), found.text()
-    assert found.acts and found.total.incarnations > 4 * len(lanes)
+    assert found.acts["kill worker"] and found.total.truncations["crash"], found.text()
+    # A worker has two rows here, and nobody else's end with it.
+    assert found.total.truncations["crash"] <= 2 * found.acts["kill worker"], found.text()
 
 
 @pytest.mark.chaos

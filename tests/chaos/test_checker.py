@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 
 import numpy as np
@@ -214,6 +215,23 @@ def test_step_without_an_answer_happened_once_or_not_at_all(times: int) -> None:
         hub.step(2)
     checker.step([3] * ROWS, hub.step(3))
     assert kinds(checker) == ({} if times < 2 else {"doubled": ROWS})
+
+
+@pytest.mark.parametrize("dead_before", [False, True])
+@pytest.mark.parametrize("unseen", [1, 2, 3])
+def test_env_may_die_and_begin_again_in_steps_without_an_answer(unseen: int, dead_before: bool) -> None:
+    hub, checker = history(batches=2)
+    numbers = range(2, 2 + unseen)
+    if dead_before:
+        checker.step([1] * ROWS, hub.step(1, dying=(1,)))
+    for number in numbers:
+        checker.unanswered([number] * ROWS)
+        hub.step(number, dying=() if dead_before or number > 2 else (1,))
+    follower = Checker(ROWS, NEXT_STEP, LENGTH)
+    follower.recall(pickle.loads(pickle.dumps(checker.memory)))
+    for number in range(20, 30):
+        follower.step([number] * ROWS, hub.step(number))
+    assert kinds(follower) == {}, follower.tally.findings
 
 
 def test_stand_in_must_be_marked_and_worth_nothing() -> None:

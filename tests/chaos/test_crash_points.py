@@ -69,9 +69,17 @@ def crash(folder: Path, role: str, number: int, lane: str) -> str:
     return point
 
 
-@pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize(
-    ("role", "number"), [("worker", 3), ("worker", 13), ("worker", 22), ("worker", 31), ("hub", 20), ("zygote", 2)]
+    ("role", "number", "lane"),
+    [
+        ("worker", 3, "ipc"),
+        ("worker", 13, "tcp"),
+        ("worker", 22, "ipc"),
+        ("worker", 23, "tcp"),
+        ("worker", 31, "ipc"),
+        ("zygote", 2, "ipc"),
+        ("hub", 30, "tcp"),
+    ],
 )
 def test_kill_at_one_point_of_the_protocol(tmp_path: Path, role: str, number: int, lane: str) -> None:
     assert crash(tmp_path / "hub", role, number, lane)

@@ -17,6 +17,7 @@ from hubs import ServedHub, serve, wait_until
 import envhub
 
 TESTS = Path(__file__).parent.parent
+KILLED = 10  # workers at a time
 WARM_UP = 20  # what is allocated once and kept
 RSS_GROWTH_MAX = 4 << 20  # two are allowed for a thousand; an allocator does as it likes
 
@@ -71,7 +72,7 @@ def make_and_close(hub: ServedHub, count: int) -> None:
 def kill_workers(hub: ServedHub, count: int) -> None:
     """Worker after worker, each once its session has been stepped again."""
     killed = 0
-    trainer = Trainer(Task(1, 1 << 60, hub.ipc, rows=4, workers=4, options={"restarts_max": 100_000}))
+    trainer = Trainer(Task(1, 1 << 60, hub.ipc, rows=KILLED, workers=KILLED, options={"restarts_max": 100_000}))
     thread = threading.Thread(target=trainer.run)
     thread.start()
     try:
@@ -81,7 +82,7 @@ def kill_workers(hub: ServedHub, count: int) -> None:
                 killed += 1
                 worker.kill()
             # Who has served for a second is started again at once.
-            assert wait_until(lambda: len(hub.workers()) == 4 and trainer.checker.tally.acknowledged > seen, 30)  # noqa: B023
+            assert wait_until(lambda: len(hub.workers()) == KILLED and trainer.checker.tally.acknowledged > seen, 30)  # noqa: B023
             time.sleep(1.1)
     finally:
         trainer.stopped = True
@@ -96,7 +97,7 @@ def settled(hub: ServedHub, folder: Path, wanted: tuple[int, ...] | None) -> Hol
 
 
 def check(hub: ServedHub, folder: Path, what: str, act: object, count: int) -> None:
-    act(hub, WARM_UP)  # type: ignore[operator]
+    act(hub, min(WARM_UP, count // 2))  # type: ignore[operator]
     before = settled(hub, folder, None)
     act(hub, count)  # type: ignore[operator]
     after = settled(hub, folder, before.counted)
@@ -105,12 +106,12 @@ def check(hub: ServedHub, folder: Path, what: str, act: object, count: int) -> N
     assert after.rss - before.rss <= RSS_GROWTH_MAX
 
 
-def test_fifty_sessions_leave_nothing(hub: ServedHub, tmp_path: Path) -> None:
-    check(hub, tmp_path, "sessions", make_and_close, 50)
+def test_forty_sessions_leave_nothing(hub: ServedHub, tmp_path: Path) -> None:
+    check(hub, tmp_path, "sessions", make_and_close, 40)
 
 
-def test_forty_killed_workers_leave_nothing(hub: ServedHub, tmp_path: Path) -> None:
-    check(hub, tmp_path, "killed workers", kill_workers, 40)
+def test_twenty_killed_workers_leave_nothing(hub: ServedHub, tmp_path: Path) -> None:
+    check(hub, tmp_path, "killed workers", kill_workers, 20)
 
 
 @pytest.mark.chaos

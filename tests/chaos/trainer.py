@@ -7,6 +7,7 @@ Each line it prints is a JSON map, of which the last one counts.
 from __future__ import annotations
 
 import json
+import logging
 import random
 import signal
 import sys
@@ -15,11 +16,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from chaos.chain_env import MISSTEP, ChainEnv
 from chaos.checker import DISABLED, NEXT_STEP, Batch, Checker, Finding, Kind, Tally
+from chaos.journal import Journal
 
 import envhub
 
@@ -40,6 +43,7 @@ class Task:
         steps: of single envs, all sessions together.
         patience_s: for any one answer; who waits longer hangs.
         options: of ``make_vec``.
+        journal: a file by which the next trainer takes over the session of one that was killed; none if empty.
     """
 
     seed: int
@@ -52,6 +56,7 @@ class Task:
     length: int = 50
     patience_s: float = 60.0
     options: dict[str, Any] = field(default_factory=dict)
+    journal: str = ""
 
 
 class Hung(Exception):
@@ -74,6 +79,7 @@ class Trainer:
         self._chance = random.Random(task.seed)
         self._report = report
         self._reported_s = 0.0
+        self._journal = Journal(Path(task.journal)) if task.journal else None
         self._missteps = task.options.get("on_exception") == "truncate"
 
     @property
@@ -92,10 +98,12 @@ class Trainer:
             self.checker.broke(f"{type(error).__name__}: {error}")
 
     def _session(self) -> None:
-        envs = self._make()
-        self.checker.session()
+        envs = self._inherit()
         try:
-            self._reset(envs)
+            if envs is None:
+                envs = self._make()
+                self.checker.session()
+                self._reset(envs)
             while not self.done:
                 self._step(envs)
                 if self._chance.random() < 1 / RESET_EVERY:
@@ -104,7 +112,33 @@ class Trainer:
         except ENDINGS as error:
             self.endings[type(error).__name__] += 1
         finally:
-            envs.close(terminate=True)
+            if envs is not None:
+                envs.close(terminate=True)
+
+    def _inherit(self) -> Any:
+        """The session of a trainer that was killed, if there is one and the hub still has it."""
+        if self._journal is None or self.checker.tally.batches or self.checker.tally.inherited:
+            return None
+        entry = self._journal.read()
+        if entry is None:
+            return None
+        token, memory, numbers = entry
+        self.checker.recall(memory)
+        try:
+            with envhub.connect(self.task.hub, self.task.patience_s) as client:
+                envs = client.attach(token)
+        except ENDINGS as error:
+            self.endings[f"{type(error).__name__} of attach"] += 1
+            return None
+        self.checker.inherited(numbers)
+        if self.task.mode == DISABLED:
+            self._reset(envs)  # which envs the other one was about to reset, nobody knows
+        return envs
+
+    def _note(self, envs: Any, numbers: list[int] | list[None]) -> None:
+        """Keep what is about to be asked for."""
+        if self._journal is not None:
+            self._journal.write((envs.token, self.checker.memory, numbers))
 
     def _make(self) -> Any:
         """A session; while the hub is being started again there is nobody to make one."""
@@ -124,6 +158,7 @@ class Trainer:
                 time.sleep(RETRY_S)
 
     def _reset(self, envs: Any, mask: np.ndarray | None = None) -> None:
+        self._note(envs, [None] * self.task.rows)
         envs.reset_async(options=None if mask is None else {"reset_mask": mask})
         observations, infos = self._waited(envs.reset_wait, "reset")
         self.checker.reset(observations, infos, None if mask is None else mask.tolist())
@@ -133,6 +168,7 @@ class Trainer:
         numbers = [self._chance.getrandbits(30) for _ in range(rows)]
         if self._missteps and self._chance.random() < rows / MISSTEP_EVERY:
             numbers[self._chance.randrange(rows)] = MISSTEP
+        self._note(envs, numbers)
         envs.step_async(np.array(list(enumerate(numbers)), np.int64))
         batch = Batch(*self._waited(envs.step_wait, "step"))
         self.checker.step(numbers, batch)
@@ -178,6 +214,7 @@ def arguments(task: Task) -> list[str]:
 
 def main() -> None:
     trainer = Trainer(Task(**json.loads(sys.argv[1])), lambda trainer: print(told(trainer), flush=True))
+    logging.getLogger("envhub").setLevel(logging.ERROR)
     signal.signal(signal.SIGTERM, lambda *_: setattr(trainer, "stopped", True))
     trainer.run()
     print(told(trainer), flush=True)

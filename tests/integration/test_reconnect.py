@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from chaos.chaos_proxy import Weather, proxy
 from hubs import HERE, ServedHub, serve, wait_until
-from proxy import proxy
 
 import envhub
 
@@ -155,14 +155,14 @@ def test_delayed_replies_are_those_of_their_own_steps(hub: ServedHub) -> None:
     with proxy(hub.tcp) as wire:
         envs = envhub.make_vec("counter", 2, hub=wire.address)
         envs.reset()
-        wire.delay(0.15)
+        wire.weather(Weather(latency_s=0.15))
         for count in range(1, 4):
             envs.step_async([count, count])
             with pytest.raises(envhub.HubTimeout):
                 envs.step_wait(timeout=0.05)
             observations, rewards, *_ = envs.step_wait(timeout=20)
             assert observations[:, 0].tolist() == rewards.tolist() == [count, count]
-        wire.delay(0)
+        wire.weather()
         envs.close()
 
 

@@ -25,8 +25,8 @@ RESERVE, RESERVE_MIN = 0.2, 128
 OPEN_AT = 0.85  # of what may be given away
 LOOK_S = 0.25
 # Of a worker while it is started: its channel, its output and its error, with both ends, its bell and its pidfd. Of
-# its session besides: the memory, a bell of the client's, the side socket and its pidfd, and a bell for each worker.
-PER_WORKER, PER_SESSION = 9, 6
+# its session besides: the memory, twice, a bell of the client's, the side socket and its pidfd, and a bell for each worker.
+PER_WORKER, PER_SESSION = 9, 7
 
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # of Linux; Python's socket module does not name them
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of the kernel's packet filter: keep nothing of it

@@ -108,6 +108,7 @@ class Hub:
 
     def _open(self) -> None:
         self._context = zmq.Context()
+        wire.begin_zero_copy(self._context)
         limit = self.config.limits.message_bytes_max
         self._router = router = wire.open_socket(self._context, zmq.ROUTER, limit, RECEIVE_QUEUE_MESSAGES_MAX)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)

@@ -25,7 +25,7 @@ RESERVE, RESERVE_MIN = 0.2, 128
 OPEN_AT = 0.85  # of what may be given away
 LOOK_S = 0.25
 # Of a worker while it is started: its channel, its output and its error, with both ends, its bell and its pidfd. Of
-# its session besides: the memory, twice, a bell of the client's, the side socket and its pidfd, and a bell for each worker.
+# its session besides: a bell for each worker, the memory, twice, two bells, the side socket and its client's pidfd.
 PER_WORKER, PER_SESSION = 9, 7
 
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # of Linux; Python's socket module does not name them

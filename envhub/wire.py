@@ -86,3 +86,11 @@ def receive(socket: zmq.Socket[Any]) -> list[zmq.Frame]:
     while frames[-1].more:
         frames.append(socket.recv(_NOBLOCK, copy=False))
     return frames
+
+
+def connection_of(frames: Sequence[zmq.Frame]) -> int:
+    """The descriptor that a message came by, or -1: libzmq knows none for peers of its oldest protocol."""
+    try:
+        return int(frames[0].get(zmq.SRCFD)) if frames else -1
+    except zmq.ZMQError:
+        return -1

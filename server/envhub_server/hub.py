@@ -251,7 +251,7 @@ class Hub:
         heard_ns = time.monotonic_ns()
         peer, *frames = wire.receive(self._router)
         away = list(self._protocol.leases)
-        incoming = self._protocol.receive(peer.bytes, _connection_of(frames), [frame.buffer for frame in frames])
+        incoming = self._protocol.receive(peer.bytes, wire.connection_of(frames), [frame.buffer for frame in frames])
         for token in away:
             if not self._protocol.leased(token):
                 log.info("client_back", session=token.hex()[:8])
@@ -480,20 +480,8 @@ class Hub:
         )
 
     def _health(self) -> dict[str, Any]:
-        return {
-            "status": "draining" if self._stops else "ok",
-            "hub": f"{self.id:016x}",
-            "uptime_s": time.monotonic() - self._started_s,
-            "sessions": len(self._hosts),
-        }
-
-
-def _connection_of(frames: Sequence[zmq.Frame]) -> int:
-    """The descriptor that a message came by, or -1: libzmq knows none for peers of its oldest protocol."""
-    try:
-        return int(frames[0].get(zmq.SRCFD)) if frames else -1
-    except zmq.ZMQError:
-        return -1
+        up_s = time.monotonic() - self._started_s
+        return tables.health(self.id, bool(self._stops), up_s, len(self._hosts), self._clock.lag_s())
 
 
 _STOPPING = Failure("draining", "hub", "the hub is shutting down")

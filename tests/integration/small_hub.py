@@ -8,4 +8,4 @@ from envhub_server.config import MIB, HubConfig, Limits
 from envhub_server.serving import serve
 
 if __name__ == "__main__":
-    serve(HubConfig(binds=(sys.argv[1],), envs=("wide=hungry:Wide",), limits=Limits(arena_bytes_max=4 * MIB)))
+    serve(HubConfig(binds=(sys.argv[1],), envs=("wide=odd_sims:Wide",), limits=Limits(arena_bytes_max=4 * MIB)))

@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def hungry_hub(tmp_path: Path) -> Iterator[ServedHub]:
-    with serve(tmp_path, "wide=hungry:Wide", "hungry=hungry:Hungry", "counter=sims:counter") as hub:
+    with serve(tmp_path, "wide=odd_sims:Wide", "hungry=odd_sims:Hungry", "counter=sims:counter") as hub:
         yield hub
 
 

@@ -1,8 +1,9 @@
-"""Envs that want much memory; a hub finds them as ``name=hungry:Name``."""
+"""Envs that want much of a hub; it finds them as ``name=hungry:Name``."""
 
 from __future__ import annotations
 
 import resource
+import time
 from typing import Any
 
 import numpy as np
@@ -37,3 +38,10 @@ class Hungry(sims.Counter):
                     kept.append(bytearray(MIB))
             finally:
                 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+class Sleeper(sims.Counter):
+    """Sleeps in a step for as many tenths of a second as its action says."""
+
+    def act(self, action: int) -> None:
+        time.sleep(action / 10)

@@ -18,6 +18,7 @@ app = cyclopts.App(name="envhub", help="Gymnasium environments in a hub.", versi
 console = Console()
 errors = Console(stderr=True)
 
+SLOW_S = 0.1  # a hub whose loop is kept busy for longer than that is worth a word
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 
@@ -109,7 +110,10 @@ def health(address: str | None = None, *, timeout: float = 5.0) -> None:
     except (EnvHubError, AddressError) as error:
         errors.print(f"envhub health: {error}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(EXIT_FAILED)
-    console.print(f"{found['status']}: {found['sessions']} sessions, up for {found['uptime_s']:.0f} s", highlight=False)
+    told = f"{found['sessions']} sessions, up for {found['uptime_s']:.0f} s"
+    if (lag_s := found.get("loop_lag_s", 0.0)) >= SLOW_S:
+        told += f", busy for up to {lag_s:.1f} s at a time"
+    console.print(f"{found['status']}: {told}", highlight=False)
     sys.exit(0 if found["status"] == "ok" else EXIT_FAILED)
 
 

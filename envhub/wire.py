@@ -16,6 +16,7 @@ _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 SEND_QUEUE_MESSAGES_MAX = 16
+ZERO_COPY_TIMEOUT_S = 10.0  # it takes a millisecond
 HANDSHAKE_MS = 3000
 
 
@@ -27,6 +28,19 @@ def open_socket(context: zmq.Context[Any], kind: int, message_bytes_max: int, re
     opened.setsockopt(zmq.RCVHWM, receive_queue_messages_max)
     opened.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     return opened
+
+
+def begin_zero_copy(context: zmq.Context[Any]) -> None:
+    """Send a frame without a copy, now: at the first one pyzmq makes sockets and starts threads.
+
+    libzmq ends a process that has no memory or descriptors for these, as one may not have later.
+    """
+    with context.socket(zmq.PAIR) as ours, context.socket(zmq.PAIR) as theirs:
+        ours.bind("inproc://zero-copy")
+        theirs.connect("inproc://zero-copy")
+        sent = ours.send(bytes(ZERO_COPY_BYTES), copy=False, track=True)
+        theirs.recv()
+        sent.wait(ZERO_COPY_TIMEOUT_S)
 
 
 def choose_family(socket: zmq.Socket[Any], address: Address) -> None:
@@ -72,3 +86,11 @@ def receive(socket: zmq.Socket[Any]) -> list[zmq.Frame]:
     while frames[-1].more:
         frames.append(socket.recv(_NOBLOCK, copy=False))
     return frames
+
+
+def connection_of(frames: Sequence[zmq.Frame]) -> int:
+    """The descriptor that a message came by, or -1: libzmq knows none for peers of its oldest protocol."""
+    try:
+        return int(frames[0].get(zmq.SRCFD)) if frames else -1
+    except zmq.ZMQError:
+        return -1

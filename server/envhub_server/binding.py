@@ -6,15 +6,23 @@ import contextlib
 import errno
 import fcntl
 import os
+import socket
 import stat
 from pathlib import Path
 from typing import Any
 
+import structlog
 import zmq
 
 from envhub import address, wire
 from envhub.address import Address
 from envhub.errors import AddressError
+
+# How many connections may wait for libzmq to accept them; they come even when the address is shut. By ipc, where it
+# must not run out of descriptors, a client that finds no room tries again at once, by tcp after a second.
+IPC_BACKLOG, TCP_BACKLOG = 16, 100
+
+log = structlog.get_logger("envhub.hub")
 
 
 class Binding:
@@ -29,6 +37,8 @@ class Binding:
         self._insecure = insecure
         self._paths: list[Path] = []
         self._locks: list[tuple[Path, int]] = []
+        # For the place of the ROUTER's while that takes no connections: a socket, and what fills its queue.
+        self._full: dict[Path, tuple[socket.socket, socket.socket]] = {}
 
     def bind(self, text: str) -> str:
         """Bind one address; returns it with the real port where 0 was asked for.
@@ -45,6 +55,7 @@ class Binding:
                 "bind tcp://127.0.0.1 or ipc, or say --insecure if the network is yours alone"
             )
         wire.choose_family(self._router, wanted)
+        self._router.setsockopt(zmq.BACKLOG, IPC_BACKLOG if wanted.is_ipc else TCP_BACKLOG)
         try:
             self._router.bind(text.replace("://localhost:", "://127.0.0.1:"))
         except zmq.ZMQError as error:
@@ -69,8 +80,11 @@ class Binding:
         if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):
             raise AddressError(f"{wanted.text}: {path} exists and is no socket; choose another path")
         self._lock(path)
-        path.unlink(missing_ok=True)  # a killed hub's: whoever listens holds the lock
+        for left in (path, _aside(path)):
+            left.unlink(missing_ok=True)  # a killed hub's: whoever listens holds the lock
         self._paths.append(path)
+        self._close_full()
+        self._prepare_full()
 
     def _lock(self, path: Path) -> None:
         lock = path.with_name(path.name + ".lock")
@@ -89,9 +103,46 @@ class Binding:
             return
         self._locks.append((lock, descriptor))
 
+    def shut(self) -> None:
+        """Let nobody else connect by ipc; connections that stand go on.
+
+        Unbinding would end these, too. In the place of the ROUTER's socket another stands meanwhile whose queue is
+        full: a client that finds no socket, or one that refuses, must think that the hub is lost.
+        """
+        for path, (full, plug) in self._full.items():
+            os.link(path, _aside(path))
+            beside = path.with_name(path.name + ".full")
+            beside.unlink(missing_ok=True)
+            try:
+                full.bind(str(beside))
+                full.listen(0)
+                plug.connect(str(beside))
+                os.rename(beside, path)
+            except OSError as error:  # the name is too long
+                log.warning("no_socket_in_place", path=str(path), why=str(error))
+                path.unlink(missing_ok=True)
+
+    def open(self) -> None:
+        """Let clients connect by ipc again."""
+        for path in self._full:
+            os.rename(_aside(path), path)
+        self._close_full()
+        self._prepare_full()
+
+    def _prepare_full(self) -> None:
+        """Have, while there are descriptors, what ``shut`` needs when there are few."""
+        self._full = {path: (socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)) for path in self._paths}
+
+    def _close_full(self) -> None:
+        for ends in self._full.values():
+            for end in ends:
+                end.close()
+        self._full.clear()
+
     def close(self) -> None:
         """Remove the files of the ipc addresses; the ROUTER is closed by then."""
-        for path in self._paths:
+        self._close_full()
+        for path in [*self._paths, *map(_aside, self._paths)]:
             path.unlink(missing_ok=True)
         for lock, descriptor in self._locks:
             with contextlib.suppress(OSError):
@@ -99,6 +150,11 @@ class Binding:
             os.close(descriptor)
         self._paths.clear()
         self._locks.clear()
+
+
+def _aside(path: Path) -> Path:
+    """Where the ROUTER's socket is while clients are not to find it."""
+    return path.with_name(path.name + ".aside")
 
 
 def _same_file(path: Path, descriptor: int) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 STOPPED_S = 2.0  # woken so much later than planned, the hub was stopped and not merely busy
+LAG_WINDOW_S = 60.0
 
 
 class Clock:
@@ -19,6 +21,7 @@ class Clock:
         """Of this clock, without the times in which the process was stopped."""
         self._monotonic_s = monotonic_s
         self._stopped_s = 0.0
+        self._lags: deque[tuple[float, float]] = deque()  # when, and how late, each later than those that follow it
 
     def now_s(self) -> float:
         """The time."""
@@ -27,7 +30,17 @@ class Clock:
     def woke(self, planned_s: float) -> float:
         """Know that a wait is over that was to end by ``planned_s``; for how long the process was stopped."""
         late_s = self.now_s() - planned_s
-        if late_s < STOPPED_S:
-            return 0.0
-        self._stopped_s += late_s
-        return late_s
+        if late_s >= STOPPED_S:
+            self._stopped_s += late_s
+            return late_s
+        if late_s >= 0:
+            while self._lags and self._lags[-1][1] <= late_s:
+                self._lags.pop()
+            self._lags.append((planned_s, late_s))
+        return 0.0
+
+    def lag_s(self) -> float:
+        """How late the latest of the wake-ups within the last minute was: for how long something else kept it busy."""
+        while self._lags and self._lags[0][0] < self.now_s() - LAG_WINDOW_S:
+            self._lags.popleft()
+        return self._lags[0][1] if self._lags else 0.0

@@ -30,11 +30,12 @@ from envhub import compression, messages, protocol, wire
 from envhub.hub_protocol import HubProtocol, Incoming
 from envhub.messages import Failure, Make, Op
 from envhub.protocol import Prelude
-from envhub_server import signals, tables
+from envhub_server import gate, signals, tables
 from envhub_server.admission import admitted
 from envhub_server.binding import Binding
 from envhub_server.clock import Clock
 from envhub_server.config import HubConfig, has_quota, usable_cpus
+from envhub_server.gate import Gate
 from envhub_server.hosting import ASIDE, Host
 from envhub_server.lister import Lister
 from envhub_server.outcomes import Outcomes
@@ -107,6 +108,7 @@ class Hub:
 
     def _open(self) -> None:
         self._context = zmq.Context()
+        wire.begin_zero_copy(self._context)
         limit = self.config.limits.message_bytes_max
         self._router = router = wire.open_socket(self._context, zmq.ROUTER, limit, RECEIVE_QUEUE_MESSAGES_MAX)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -118,13 +120,14 @@ class Hub:
         router.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
         router.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
         router.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
-        self._monitor = wire.open_monitor(router, zmq.EVENT_DISCONNECTED)
+        self._monitor = wire.open_monitor(router, zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._binding = Binding(router, self.config.insecure)
+        self._gate = Gate(self._binding)
         self.addresses = [self._binding.bind(address) for address in self.config.binds]
         for address in self.addresses:
             self._side_door.listen(address)
         self._poller = zmq.Poller()
-        for source in (router, self._monitor, self._watch.fileno()):
+        for source in (self._monitor, router, self._watch.fileno()):
             self._poller.register(source, zmq.POLLIN)
         if self.config.owner is not None:
             self._watch.watch(self.config.owner, self._on_owner_gone)
@@ -140,6 +143,7 @@ class Hub:
             self._router.monitor(None, 0)
             self._monitor.close()
             self._router.close()
+            self._gate.close()
             self._binding.close()
             self._context.term()
 
@@ -154,10 +158,10 @@ class Hub:
     def _turn(self) -> None:
         wait_s = max(0.0, self._wake_s - self._clock.now_s())
         for source, _ in self._poller.poll(None if wait_s == math.inf else math.ceil(wait_s * 1000)):
-            if source is self._router:
-                self._on_router()
-            elif source is self._monitor:
+            if source is self._monitor:  # first of all: connections may come faster than turns
                 self._on_monitor()
+            elif source is self._router:
+                self._on_router()
             else:
                 self._watch.handle()
         if self._wake_s < math.inf:
@@ -175,12 +179,14 @@ class Hub:
             return
         self._wake_s = math.inf
         self._on_time(now_s)
-        times = [self._hosts[token].close_by_s for token in self._closing] + [self._presence.next_s]
+        times = [self._hosts[token].close_by_s for token in self._closing]
+        times += [self._presence.next_s, self._gate.look_s]
         times += [self._stop_by_s if self._stops else None, self._protocol.next_expiry_s()]
         times += [now_s + LOOK_S if self._hosts else None]
         self._wake_by(min((at_s for at_s in times if at_s is not None), default=math.inf))
 
     def _on_time(self, now_s: float) -> None:
+        self._gate.look(now_s)
         self._presence.look(now_s, {token: host.session.make.beat_s for token, host in self._hosts.items()})
         for host in list(self._hosts.values()):
             host.tick(now_s)
@@ -247,7 +253,7 @@ class Hub:
         heard_ns = time.monotonic_ns()
         peer, *frames = wire.receive(self._router)
         away = list(self._protocol.leases)
-        incoming = self._protocol.receive(peer.bytes, _connection_of(frames), [frame.buffer for frame in frames])
+        incoming = self._protocol.receive(peer.bytes, wire.connection_of(frames), [frame.buffer for frame in frames])
         for token in away:
             if not self._protocol.leased(token):
                 log.info("client_back", session=token.hex()[:8])
@@ -259,9 +265,17 @@ class Hub:
         self._flush()
 
     def _on_monitor(self) -> None:
-        event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
-        self._presence.ended(event["value"], self._clock.now_s())
-        self._wake_by(self._presence.next_s)
+        now_s = self._clock.now_s()
+        while self._monitor.poll(0):
+            found = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            match found["event"]:
+                case zmq.Event.LISTENING:
+                    self._gate.listens(found["value"])
+                case zmq.Event.ACCEPTED:
+                    self._gate.accepted(found["value"], now_s)
+                case _:
+                    self._presence.ended(found["value"], now_s)
+        self._wake_by(min(self._presence.next_s, self._gate.look_s))
 
     def _reaches(self, peer: bytes) -> bool:
         try:
@@ -352,6 +366,9 @@ class Hub:
             return
         sizing = Sizing(tuple(sorted(os.sched_getaffinity(0))), usable_cpus(), has_quota(), make.spin_us)
         workers = next(wanted for wanted in (make.num_workers, self.config.workers, sizing.usual) if wanted is not None)
+        if why := gate.lack(min(workers or sizing.usual, make.num_envs)):
+            self._refuse_make(request, Failure("limit", "hub", why))
+            return
         policy = RestartPolicy(make.faults.restarts_max, all_max=max(10, make.num_envs))
         restarts = Restarts(policy, random.Random())
         session = Session(make, found, workers, self.config.limits.info_bytes, sizing, restarts)
@@ -465,20 +482,8 @@ class Hub:
         )
 
     def _health(self) -> dict[str, Any]:
-        return {
-            "status": "draining" if self._stops else "ok",
-            "hub": f"{self.id:016x}",
-            "uptime_s": time.monotonic() - self._started_s,
-            "sessions": len(self._hosts),
-        }
-
-
-def _connection_of(frames: Sequence[zmq.Frame]) -> int:
-    """The descriptor that a message came by, or -1: libzmq knows none for peers of its oldest protocol."""
-    try:
-        return int(frames[0].get(zmq.SRCFD)) if frames else -1
-    except zmq.ZMQError:
-        return -1
+        up_s = time.monotonic() - self._started_s
+        return tables.health(self.id, bool(self._stops), up_s, len(self._hosts), self._clock.lag_s())
 
 
 _STOPPING = Failure("draining", "hub", "the hub is shutting down")

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import structlog
 
 from envhub.address import parse, side_path, socket_name
+from envhub_server import gate
 from envhub_server.watch import Watch
 
 TICKET_BYTES = 16
@@ -73,6 +74,9 @@ class SideDoor:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 self._turn_away(listener)
             return
+        if gate.is_high(connection.fileno()):
+            connection.close()  # likewise
+            return
         connection.setblocking(False)
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         pid, uid, _ = _UCRED.unpack(raw)
@@ -88,10 +92,16 @@ class SideDoor:
 
     def _turn_away(self, listener: socket.socket) -> None:
         """Close a connection for which there is no descriptor, by the one that is kept for that."""
-        os.close(self._spare)
+        self._close_spare()
         with contextlib.suppress(OSError):
             listener.accept()[0].close()
-        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # somebody else was quicker
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _close_spare(self) -> None:
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
 
     def _on_ticket(self, descriptor: int) -> None:
         connection = self._pending[descriptor]
@@ -121,4 +131,4 @@ class SideDoor:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
         self._listeners.clear()
-        os.close(self._spare)
+        self._close_spare()

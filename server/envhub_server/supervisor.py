@@ -142,7 +142,10 @@ class Supervisor:
         os.read(self._sweep_bell, 8)
         workers = set(self._pids())
         known = workers | {zygote.pid for zygote in self._zygotes}
-        self._orphans.sweep(known, workers, births=len(workers) < len(self._workers))
+        try:
+            self._orphans.sweep(known, workers, births=len(workers) < len(self._workers))
+        except OSError as error:  # no descriptor or no memory to look with: the next child that ends is a reason, too
+            log.warning("orphans_not_seen", why=str(error))
 
     def close(self) -> None:
         """End the zygotes, and whatever envs left behind; the workers are ended by their sessions."""

@@ -10,6 +10,17 @@ from envhub.hub_protocol import HubProtocol
 from envhub_server.hosting import Host
 
 
+def health(hub: int, draining: bool, up_s: float, sessions: int, lag_s: float) -> dict[str, Any]:
+    """Whether a hub serves."""
+    return {
+        "status": "draining" if draining else "ok",
+        "hub": f"{hub:016x}",
+        "uptime_s": up_s,
+        "sessions": sessions,
+        "loop_lag_s": lag_s,
+    }
+
+
 def stats(hosts: Collection[Host], protocol: HubProtocol, requests: int) -> dict[str, Any]:
     """The counters of a hub that has taken so many requests."""
     return {

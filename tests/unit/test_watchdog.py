@@ -51,3 +51,21 @@ def test_time_stands_still_while_the_hub_is_stopped() -> None:
     now_s = 161.0
     assert math.isclose(clock.now_s(), 101.1)
     assert clock.woke(math.inf) == 0.0
+
+
+def test_largest_lag_of_the_last_minute_is_told() -> None:
+    now = [100.0]
+    clock = Clock(lambda: now[0])
+    assert clock.lag_s() == 0.0
+    for now[0], planned_s in [(100.0, 99.5), (110.0, 109.0), (120.0, 119.75), (130.0, 129.9), (140.0, 141.0)]:
+        assert clock.woke(planned_s) == 0.0
+    lags = []
+    for now[0] in (150.0, 169.1, 180.0, 189.95):
+        lags.append(round(clock.lag_s(), 2))
+    assert lags == [1.0, 0.25, 0.1, 0.0]
+
+
+def test_time_in_which_the_hub_was_stopped_is_no_lag() -> None:
+    now_s = 110.0
+    clock = Clock(lambda: now_s)
+    assert clock.woke(100.0) == 10.0 and clock.lag_s() == 0.0

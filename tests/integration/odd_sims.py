@@ -1,0 +1,47 @@
+"""Envs that want much of a hub; it finds them as ``name=hungry:Name``."""
+
+from __future__ import annotations
+
+import resource
+import time
+from typing import Any
+
+import numpy as np
+import psutil
+import sims
+from gymnasium import spaces
+
+MIB = 1 << 20
+
+
+class Wide(sims.Counter):
+    """Observes as many numbers as it is told."""
+
+    def __init__(self, mebibytes: int) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(-1e6, 1e6, (mebibytes * MIB // 8,), np.float64)
+
+    def observation(self) -> np.ndarray:
+        return np.full(self.observation_space.shape, self.count, np.float64)
+
+
+class Hungry(sims.Counter):
+    """Allocates without end on action 1; its address space ends 256 MiB beyond what it has."""
+
+    def act(self, action: int) -> None:
+        if action:
+            most = psutil.Process().memory_info().vms + 256 * MIB
+            resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+            kept: list[Any] = []
+            try:
+                while True:
+                    kept.append(bytearray(MIB))
+            finally:
+                resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+class Sleeper(sims.Counter):
+    """Sleeps in a step for as many tenths of a second as its action says."""
+
+    def act(self, action: int) -> None:
+        time.sleep(action / 10)

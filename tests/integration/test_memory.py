@@ -1,0 +1,119 @@
+"""Memory that is not to be had: whoever asks for it is told, and nobody else notices."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from hubs import HERE, ServedHub, serve, wait_until
+
+import envhub
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def hungry_hub(tmp_path: Path) -> Iterator[ServedHub]:
+    with serve(tmp_path, "wide=odd_sims:Wide", "hungry=odd_sims:Hungry", "counter=sims:counter") as hub:
+        yield hub
+
+
+def made(address: str, name: str = "counter", num_envs: int = 2, **options: object) -> envhub.HubVectorEnv:
+    envs = envhub.make_vec(name, num_envs, hub=address, **options)
+    envs.reset()
+    return envs
+
+
+def limit_memory(hub: ServedHub, more: int) -> None:
+    """Let the hub have so many bytes of address space besides what it has; -1 is as many as there are."""
+    most = -1 if more < 0 else psutil.Process(hub.process.pid).memory_info().vms + more
+    resource.prlimit(hub.process.pid, resource.RLIMIT_AS, (most, -1))
+
+
+@pytest.mark.parametrize("lane", ["wire", "auto"])
+def test_arena_for_which_the_hub_has_no_memory_is_refused(hungry_hub: ServedHub, lane: str) -> None:
+    with contextlib.closing(made(hungry_hub.ipc, lane=lane)) as honest:
+        limit_memory(hungry_hub, 48 * MIB)
+        for _ in range(3):
+            with pytest.raises(envhub.RequestRefused, match=r"\d+ bytes of shared memory cannot be had: .*memory"):
+                made(hungry_hub.tcp, "wide", 2, mebibytes=32)
+            assert honest.step(np.zeros(2, int))[3].tolist() == [False, False]
+        limit_memory(hungry_hub, -1)
+        made(hungry_hub.tcp, "wide", 2, mebibytes=32).close()
+        assert "internal_error" not in hungry_hub.log
+        assert wait_until(lambda: len(hungry_hub.workers()) == honest.num_workers)
+
+
+def test_first_large_observation_needs_no_thread(hungry_hub: ServedHub) -> None:
+    with contextlib.closing(envhub.make_vec("wide", 1, hub=hungry_hub.tcp, mebibytes=1)) as envs:
+        limit_memory(hungry_hub, 4 * MIB)  # a thread takes more
+        envs.reset()
+        assert envs.step(np.zeros(1, int))[0].shape == (1, MIB // 8)
+
+
+def test_sessions_share_what_memory_the_hub_may_give(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/hub.sock"
+    with subprocess.Popen([sys.executable, "small_hub.py", address], cwd=HERE, stderr=subprocess.DEVNULL) as hub:
+        try:
+            assert wait_until((tmp_path / "hub.sock").exists, 20)
+            first = made(address, "wide", 1, mebibytes=1)  # there are two of each observation
+            with pytest.raises(envhub.RequestRefused, match=r"of arena_bytes_max \d+ are left"):
+                made(address, "wide", 1, mebibytes=1)
+            assert first.step(np.zeros(1, int))[0][0, 0] == 1
+            first.close()
+            made(address, "wide", 1, mebibytes=1).close()
+        finally:
+            hub.terminate()
+        assert hub.wait(15) == 0
+
+
+def test_env_that_allocates_without_end_is_told_as_that(hungry_hub: ServedHub) -> None:
+    with contextlib.closing(made(hungry_hub.ipc, "hungry", 2, num_workers=2)) as envs:
+        with pytest.raises(MemoryError) as caught:
+            envs.step(np.array([0, 1]))
+        assert isinstance(caught.value.__cause__, envhub.EnvRaised) and caught.value.__cause__.env_index == 1
+        envs.reset()
+        assert envs.step(np.array([0, 0]))[0][:, 0].tolist() == [1, 1]
+
+
+def test_nobody_can_truncate_an_arena(hungry_hub: ServedHub) -> None:
+    with contextlib.closing(made(hungry_hub.ipc)) as envs:
+        assert envs.lane == "shared"
+        arenas = [path for path in Path(f"/proc/{hungry_hub.process.pid}/fd").iterdir() if _is_arena(path)]
+        assert arenas
+        descriptor = os.open(arenas[0], os.O_RDWR)
+        try:
+            for size in (0, 1 << 30):
+                with pytest.raises(PermissionError) as caught:
+                    os.ftruncate(descriptor, size)
+                assert caught.value.errno == errno.EPERM
+        finally:
+            os.close(descriptor)
+        assert envs.step(np.zeros(2, int))[0][:, 0].tolist() == [1, 1]
+
+
+def _is_arena(path: Path) -> bool:
+    try:
+        return "memfd:envhub-arena" in os.readlink(path)
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("lane", ["wire", "auto"])
+def test_nothing_is_in_dev_shm(hungry_hub: ServedHub, lane: str) -> None:
+    with contextlib.closing(made(hungry_hub.ipc, "wide", 2, mebibytes=2, lane=lane)) as envs:
+        envs.step(np.zeros(2, int))
+        hub = psutil.Process(hungry_hub.process.pid)
+        for process in (hub, *hub.children(recursive=True), psutil.Process()):
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            opened = [os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir() if path.is_symlink()]
+            assert "/dev/shm" not in maps and not any("/dev/shm" in path for path in opened), process

@@ -1,0 +1,168 @@
+"""What runs short is told to whoever asks for more of it; those who have what they need do not notice."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from envhub_server.memory import Memory
+from hubs import ServedHub, serve, wait_until
+
+import envhub
+from envhub.address import parse, side_path
+from envhub.layout import Layout, Leaf
+
+DESCRIPTORS_MAX = 256
+FLOOD = 300
+HANDSHAKE_S = 3.0  # until libzmq drops a connection that says nothing
+
+
+def descriptors(hub: ServedHub) -> int:
+    return psutil.Process(hub.process.pid).num_fds()
+
+
+def limit_descriptors(hub: ServedHub, number: int) -> None:
+    _, hard = resource.prlimit(hub.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(hub.process.pid, resource.RLIMIT_NOFILE, (number, hard))
+
+
+def raw_connection(hub: ServedHub, kind: str) -> socket.socket:
+    """A connection that has been begun and never says a word."""
+    if kind == "tcp":
+        family, place = socket.AF_INET, ("127.0.0.1", parse(hub.tcp).port)
+    else:
+        path = parse(hub.ipc).path if kind == "ipc" else side_path(parse(hub.ipc))
+        family, place = socket.AF_UNIX, path  # type: ignore[assignment]
+    begun = socket.socket(family)
+    begun.setblocking(False)
+
+    def tried() -> bool:
+        try:
+            begun.connect(place)
+        except BlockingIOError:  # no room in the queue; of tcp: under way
+            return family == socket.AF_INET
+        return True
+
+    wait_until(tried, 0.1)
+    return begun
+
+
+@contextlib.contextmanager
+def stepping(envs: envhub.HubVectorEnv) -> Iterator[list[int]]:
+    """Step these counters all the while; every count that they said."""
+    counts: list[int] = []
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.is_set():
+            counts.append(int(envs.step(np.zeros(envs.num_envs, int))[0][0, 0]))
+
+    with contextlib.closing(envs):
+        envs.reset()
+        stepper = threading.Thread(target=run)
+        stepper.start()
+        try:
+            yield counts
+        finally:
+            over.set()
+            stepper.join()
+    assert counts == list(range(1, len(counts) + 1))
+
+
+def _is_short(hub: ServedHub, kind: str, flood: contextlib.ExitStack) -> bool:
+    """Whether the hub has few descriptors; connections by tcp for which there was no room come but slowly."""
+    flood.enter_context(raw_connection(hub, kind))
+    return "descriptors_short" in hub.log
+
+
+LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in ("side", "all")]
+
+
+@pytest.mark.parametrize("kind", ["ipc", "tcp", *LONG])
+def test_flood_of_connections_keeps_nobody_from_stepping(tmp_path: Path, kind: str) -> None:
+    with serve(tmp_path, "counter=sims:counter") as hub, contextlib.ExitStack() as flood:
+        limit_descriptors(hub, DESCRIPTORS_MAX)
+        own = envhub.make_vec("counter", 1, hub=hub.ipc, lane="wire", autoreset_mode="Disabled")
+        with stepping(own) as counts, stepping(envhub.make_vec("counter", 1, hub=hub.tcp, lane="wire")) as others:
+            kinds = [kind] if kind != "all" else ["ipc", "tcp", "side"]
+            for number in range(FLOOD * len(kinds)):
+                flood.enter_context(raw_connection(hub, kinds[number % len(kinds)]))
+            seen = len(counts), len(others)
+            assert wait_until(lambda: len(counts) > seen[0] + 50 and len(others) > seen[1] + 50, 20)
+            assert kind == "side" or wait_until(lambda: _is_short(hub, kinds[0], flood), 20)
+            flood.close()
+            assert wait_until(lambda: descriptors(hub) < DESCRIPTORS_MAX / 3, 3 * HANDSHAKE_S)
+            assert kind == "side" or wait_until(lambda: "descriptors_back" in hub.log)
+            for address in (hub.ipc, hub.tcp):
+                envhub.make_vec("counter", 1, hub=address).close()
+        assert hub.stop() == 0
+        assert [path.suffix for path in tmp_path.iterdir()] == [".log"]
+
+
+def test_session_for_which_there_are_no_descriptors_is_refused(tmp_path: Path) -> None:
+    with serve(tmp_path, "counter=sims:counter") as hub, contextlib.closing(_made(hub, 1)) as envs:
+        before = descriptors(hub)
+        for left in (40, 60, 90):
+            limit_descriptors(hub, before + left)
+            with pytest.raises(envhub.RequestRefused, match=r"4 workers take up to \d+ descriptors.* `ulimit -n`"):
+                _made(hub, 4)
+            assert envs.step(np.zeros(4, int))[1].tolist() == [0] * 4
+            limit_descriptors(hub, 4096)
+            assert wait_until(lambda: len(hub.workers()) == 1 and descriptors(hub) <= before)
+        _made(hub, 4).close()
+
+
+def _made(hub: ServedHub, num_workers: int) -> envhub.HubVectorEnv:
+    envs = envhub.make_vec("counter", 4, hub=hub.ipc, num_workers=num_workers, restarts_max=20)
+    envs.reset()
+    return envs
+
+
+def test_worker_that_cannot_be_started_for_want_of_descriptors_is_once_there_are_some(tmp_path: Path) -> None:
+    with serve(tmp_path, "counter=sims:counter") as hub, contextlib.closing(_made(hub, 2)) as envs:
+        limit_descriptors(hub, descriptors(hub) - 6)
+        os.kill(envs.call("pid")[1], signal.SIGKILL)
+        assert wait_until(lambda: "cannot be started: " in hub.log)
+        _, _, _, truncations, infos = envs.step(np.zeros(4, int))
+        assert truncations.tolist() == [False, True, False, True]
+        assert infos["_env_failure"].tolist() == truncations.tolist()
+        limit_descriptors(hub, 4096)
+        assert wait_until(lambda: not envs.step(np.zeros(4, int))[3].any(), 10)
+        assert "internal_error" not in hub.log
+
+
+@contextlib.contextmanager
+def _descriptors_left(number: int) -> Iterator[None]:
+    """Have about so many descriptors left in this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds() + number, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_memory_for_which_there_are_no_descriptors_leaves_nothing_behind() -> None:
+    layout = Layout(4, (Leaf("<f8", (2,)),), (Leaf("<i8", ()),), 64)
+    before, made = psutil.Process().num_fds(), []
+    for left in range(24):
+        with _descriptors_left(left):
+            try:
+                made.append(Memory(layout, 4))
+            except OSError as error:
+                assert error.errno == errno.EMFILE
+            else:
+                made.pop().close()
+                made.append(None)
+        assert psutil.Process().num_fds() == before
+    assert 1 <= len(made) < 24

@@ -1,0 +1,76 @@
+"""A hub that is stopped for a while, as with its machine, judges nobody for that when it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from envhub_client.raw_peer import RawPeer
+from hubs import ServedHub, serve, wait_until
+
+import envhub
+from envhub import messages
+from envhub.messages import REPLY, Make, Op, Reset
+
+LEASE_S, STEP_TIMEOUT_S = 2.0, 5.0
+TOKEN = b"l" * 16
+
+
+@pytest.mark.parametrize("stopped_s", [10, pytest.param(60, marks=[pytest.mark.long, pytest.mark.timeout(240)])])
+def test_stopped_hub_ends_no_session_and_no_worker(tmp_path: Path, stopped_s: int) -> None:
+    with (
+        serve(tmp_path, "sleeper=odd_sims:Sleeper", "--lease", str(LEASE_S)) as hub,
+        contextlib.ExitStack() as sessions,
+    ):
+        envs = [sessions.enter_context(contextlib.closing(_made(hub, lane))) for lane in ("wire", "auto")]
+        assert [each.lane for each in envs] == ["wire", "shared"]
+        for each in envs:
+            each.step_async(np.array([0, 10 * stopped_s + 10]))  # tenths of a second: it ends after the hub goes on
+        _make_and_leave(hub)
+        workers = {worker.pid for worker in hub.workers()}
+        hub.process.send_signal(signal.SIGSTOP)
+        time.sleep(stopped_s)
+        hub.process.send_signal(signal.SIGCONT)
+        assert _goes_on(hub)
+        for each in envs:
+            observations, _, _, truncations, infos = each.step_wait(timeout=30)
+            assert observations[:, 0].tolist() == [1, 1] and not truncations.any() and not infos
+            assert each.step(np.zeros(2, int))[0][:, 0].tolist() == [2, 2]
+        assert {worker.pid for worker in hub.workers()} == workers
+        assert "hub_was_stopped" in hub.log
+        assert not any(event in hub.log for event in ("session_expired", "worker_exited", "env_late"))
+
+
+def _made(hub: ServedHub, lane: str) -> envhub.HubVectorEnv:
+    address = hub.tcp if lane == "wire" else hub.ipc
+    times = {"step_timeout": STEP_TIMEOUT_S, "reconnect_timeout": 240.0}
+    envs = envhub.make_vec("sleeper", 2, hub=address, num_workers=2, lane=lane, **times)
+    envs.reset()
+    return envs
+
+
+def _make_and_leave(hub: ServedHub) -> None:
+    """Have a session whose lease runs."""
+    with contextlib.closing(RawPeer(hub.tcp)) as peer:
+        assert peer.ask(Op.MAKE, messages.pack(Make(1, "sleeper")), TOKEN, 1).prelude.op == REPLY | Op.MAKE
+        assert peer.ask(Op.RESET, messages.pack(Reset()), TOKEN, 2).prelude.op == REPLY | Op.RESET
+    assert wait_until(lambda: "client_lost" in hub.log)
+
+
+def _goes_on(hub: ServedHub) -> bool:
+    with contextlib.closing(RawPeer(hub.tcp)) as peer:
+        return peer.ask(Op.STEP, b"\x04", TOKEN, 3, bytes(8)).prelude.op == REPLY | Op.STEP
+
+
+def test_health_tells_what_kept_the_hub_busy(tmp_path: Path) -> None:
+    with serve(tmp_path, "sleeper=odd_sims:Sleeper") as hub, contextlib.closing(_made(hub, "wire")):
+        hub.process.send_signal(signal.SIGSTOP)
+        time.sleep(1.0)  # less than what is taken for a suspended machine
+        hub.process.send_signal(signal.SIGCONT)
+        with envhub.connect(hub.tcp) as client:
+            assert wait_until(lambda: 0.5 <= client.stats()["loop_lag_s"] < 2.0)
+            assert client.health()["loop_lag_s"] >= 0.5

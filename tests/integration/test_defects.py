@@ -37,6 +37,7 @@ SEEN_AS = {
     "test_5_exception_of_several_arguments_is_told": TypeError,
     "test_5_exception_that_cannot_be_pickled_is_told": TimeoutError,
     "test_6_wrong_attribute_ends_no_worker": AttributeError,
+    "test_7_killed_worker_is_named_and_close_just_closes": (OSError, EOFError),
     "test_10_observation_that_does_not_fit_its_space_is_an_error": pytest.fail.Exception,
 }
 

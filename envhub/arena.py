@@ -135,8 +135,12 @@ class Arena:
         return int(self._slot_words[0]) & 1
 
     def move_from(self, other: Arena) -> None:
-        """Be in the place of another arena of the same layout, in which no row is with a worker."""
-        self._memory[:] = other._memory[:]
+        """Be in the place of another arena of the same layout, which nobody serves any more."""
+        self._memory[:] = memoryview(other._memory)
+        # What somebody posted there in the meantime was begun by nobody.
+        late = self.request != self.done
+        self.request[late] = self.done[late]
+        self.slot[late] = 1 - (self.slot[late] & 1)
         self._posts = other._posts
         self.format(other._epoch + 1)
 

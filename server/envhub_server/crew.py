@@ -50,6 +50,7 @@ class _Post:
         asked_s: since when rows wait for the one that is to take its place.
         heard: whether its doorbell is heard here.
         mapped: whether it has been given an arena.
+        held: what it is to be told with its rows, once what is in them has moved.
         moving: whether it was given another arena and has not said yet that it works there.
     """
 
@@ -65,6 +66,7 @@ class _Post:
     heard: bool = False
     moving: bool = False
     mapped: bool = False
+    held: control.Serve | None = None
 
 
 class Crew:
@@ -99,6 +101,7 @@ class Crew:
         self._now_s = now_s
         self._posts: list[_Post] = []
         self._memory: Memory | None = None
+        self._next: Memory | None = None  # that the workers are moving to
         self._loose = False
         self._ring_driver: Callable[[], None] = lambda: None
 
@@ -154,7 +157,7 @@ class Crew:
         """The process has been reaped; the env for which it was killed, if it was."""
         post = self._posts[number]
         late, post.process, post.late = post.late, None, None
-        post.moving = False
+        post.moving, post.held = False, None
         return None if late is None else late[0]
 
     def tell(self, number: int, message: Any) -> None:
@@ -193,44 +196,63 @@ class Crew:
     def map_arena(self, number: int, message: control.MapArena, done_bell: int) -> None:
         """Hand the arena to a worker; of one that has ended, somebody was or will be told."""
         self._posts[number].mapped = True
-        process = self._posts[number].process
+        process, memory = self._posts[number].process, self._next or self._memory
         if process is not None:
-            assert self._memory is not None
-            client_bell, *bells = self._memory.bells
-            process.map_arena(message, self._memory.descriptor, bells[number], done_bell, client_bell)
+            assert memory is not None
+            client_bell, *bells = memory.bells
+            process.map_arena(message, memory.descriptor, bells[number], done_bell, client_bell)
 
-    def move(self, memory: Memory) -> list[int]:
-        """Work in other memory; the workers that are to be given it."""
+    # --- moving to other memory -------------------------------------------------------------------------------------
+
+    def move(self, memory: Memory, message: control.MapArena, done_bell: int) -> None:
+        """Begin to leave the memory for another: from when a worker has mapped that, it serves the old no more."""
+        self._next = memory
         for number, post in enumerate(self._posts):
-            heard = post.heard
-            self._deaf(number)
-            post.heard = heard
-        self._memory = memory
-        for number, post in enumerate(self._posts):
-            if post.heard:
-                post.heard = False
-                self._hear(number)
             post.moving = post.mapped and post.process is not None
-        return [number for number, post in enumerate(self._posts) if post.moving]
+            if post.moving:
+                self.map_arena(number, message, done_bell)
 
     @property
     def moving(self) -> bool:
-        """Whether a worker is on its way to another arena."""
+        """Whether a worker may still serve the memory that is being left."""
         return any(post.moving for post in self._posts)
 
     def moved(self, number: int) -> bool:
         """Whether the worker's word that it has mapped an arena is of the one it was to move to."""
         post = self._posts[number]
-        if not post.moving:
-            return False
-        post.moving = False
-        if post.process is not None:
-            post.process.tell(control.Serve(moved=True))
-        return True
+        was_moving, post.moving = post.moving, False
+        return was_moving
+
+    def settle_in(self) -> None:
+        """Work in the other memory, to which nobody has to move any more, from what stands in the old."""
+        old, memory = self._memory, self._next
+        assert old is not None and memory is not None
+        memory.arena.move_from(old.arena)
+        heard = [number for number, post in enumerate(self._posts) if post.heard]
+        for number in heard:
+            self._deaf(number)
+        self._memory, self._next = memory, None
+        for number in heard:
+            self._hear(number)
+        for number, post in enumerate(self._posts):
+            held, post.held = post.held, None
+            if held is not None:
+                self.hand_over(number, held)
+            elif post.serves and post.process is not None:
+                post.process.tell(control.Serve(moved=True))
+
+    def stay_in(self) -> None:
+        """Move nowhere: the session has ended meanwhile."""
+        self._next = None
+
+    # --- whose rows they are ----------------------------------------------------------------------------------------
 
     def hand_over(self, number: int, message: control.Serve) -> None:
         """Give a worker its rows, and what it missed."""
         post = self._posts[number]
+        if self._next is not None:
+            post.held = message
+            return
         post.serves, post.outcome, post.asked_s = True, None, None
         self._deaf(number)
         assert post.process is not None

@@ -50,6 +50,7 @@ from envhub_server.outcomes import Outcomes
 from envhub_server.reply_frames import ReplyFrames, Sender
 from envhub_server.session import Phase, Session
 from envhub_server.side import TICKET_BYTES
+from envhub_server.succession import Succession
 from envhub_server.supervisor import Supervisor
 from envhub_server.watch import Watch
 from envhub_server.worker_process import Handlers
@@ -87,7 +88,7 @@ class Host:
         self._watch = watch
         self._outcomes = outcomes
         self._request: Incoming | None = None
-        self._heir: Incoming | None = None  # who asked to take the session over
+        self._succession: Succession | None = None  # while another client takes the session over
         self._tickets = bool(ticket)
         told = log.bind(session=token.hex()[:8])
         self._crew = Crew(session.make, watch, supervisor, self._handlers, outcomes.now_s, told)
@@ -182,7 +183,9 @@ class Host:
 
     def attach(self, request: Incoming) -> None:
         """Go on for another client, as soon as nothing is under way; the one before is locked out from now on."""
-        self.token, self._heir = request.token, request
+        self.token = request.token
+        self._succession = self._succession or Succession(self.session, self._crew, self._done_bell)
+        self._succession.heir = request  # who came before is told, when it asks, that it has lost the session again
         self.ticket = secrets.token_bytes(TICKET_BYTES) if self._tickets else b""
         if self._arena is not None:
             self._driving.revoke(self._arena)
@@ -192,39 +195,24 @@ class Host:
 
     def _settle(self) -> None:
         """Go on with a takeover, as far as it goes now."""
-        heir, arena = self._heir, self._arena
-        if heir is None or arena is None or self._crew.moving:
+        if self._succession is None or self._memory is None:
             return
-        if self.session.phase in (Phase.BROKEN, Phase.CLOSING):
-            self._heir = None
-            self._outcomes.fail(heir, Failure("session_lost", "session", "the session has broken; make another"))
+        found = self._succession.settle(self._memory, self._driving.lent)
+        if found is None:
             return
-        if self.session.phase is not Phase.READY or not arena.quiescent() or not self.session.idle:
+        heir, self._succession = self._succession.heir, None
+        assert heir is not None
+        if isinstance(found, Failure):
+            self._outcomes.fail(heir, found)
             return
-        if self._driving.lent:
-            self._move(heir)
-            return
-        assert self.session.made is not None and self._memory is not None
+        if found is not self._memory:
+            self._memory.close()
+            self._memory, self._driving = found, Driving(self._watch, partial(self._guarded, self._on_side))
         self._memory.take_over()
-        self._heir, self._memory.parts, self._request = None, None, heir
-        made = replace(self.session.made, ticket=self.ticket, steps=arena.done.tolist())
+        self._memory.parts, self._request = None, heir
+        assert self.session.made is not None
+        made = replace(self.session.made, ticket=self.ticket, steps=self._memory.arena.done.tolist())
         self._outcomes.answer(heir, made, ())
-
-    def _move(self, heir: Incoming) -> None:
-        """Leave the arena that another client still has, and the bells that it can ring."""
-        old = self._memory
-        assert old is not None and self.session.mapped is not None
-        try:
-            self._memory = old.moved()
-        except OSError as error:
-            self._heir = None
-            self._outcomes.fail(heir, Failure("limit", "hub", f"no memory for a takeover is to be had: {error}"))
-            return
-        self._driving = Driving(self._watch, partial(self._guarded, self._on_side))
-        for number in self._crew.move(self._memory):
-            self._map_arena(number, self.session.mapped)
-        old.close()
-        self._settle()
 
     def observe(self, described: bool) -> tuple[messages.Observed, list[Any]] | None:
         """What its envs showed last; None before they have."""
@@ -428,6 +416,8 @@ class Host:
                 self._driving.close()
                 self._crew.close()
                 os.close(self._done_bell)
+                if self._succession is not None:
+                    self._succession.close()
                 if self._memory is not None:
                     self._memory.close()
                     self._memory = None  # whoever keeps a view of it keeps it

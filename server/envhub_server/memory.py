@@ -52,16 +52,13 @@ class Memory:
         workers = len(self.bells) - 1
         return self.arena.began_ns[:workers].tolist(), self.arena.ended_ns[:workers].tolist()
 
-    def moved(self) -> Memory:
-        """Other memory with the same in it, and other bells; the rows must not be with workers.
+    def another(self) -> Memory:
+        """Memory of the same layout.
 
         Raises:
             OSError: as when it was made.
         """
-        other = Memory(self.arena.layout, len(self.bells) - 1)
-        other.arena.move_from(self.arena)
-        other.take_over()
-        return other
+        return Memory(self.arena.layout, len(self.bells) - 1)
 
     def close(self) -> None:
         """Close the descriptors; the memory goes with the last view of it."""

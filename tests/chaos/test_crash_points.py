@@ -7,7 +7,9 @@ import itertools
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chaos.trainer import Task, Trainer
@@ -17,7 +19,7 @@ from hubs import ServedHub, serve, wait_until
 TESTS = Path(__file__).parent.parent
 STEPS, ROWS, WORKERS, LENGTH = 24, 4, 2, 3
 PATIENCE_S = 40.0
-LANES = ["ipc", "tcp"]
+LANES: dict[str, dict[str, Any]] = {"ipc": {"on_hub_loss": "recreate"}, "tcp": {}}
 POINTS_MAX = 1000
 
 
@@ -57,6 +59,7 @@ def crash(folder: Path, role: str, number: int, lane: str) -> str:
     file = folder / "crashed"
     with kept_up(folder, f"{role}:{number}:{file}") as hubs:
         task = Task(number, STEPS, getattr(hubs[0], lane), ROWS, WORKERS, length=LENGTH, patience_s=PATIENCE_S)
+        task = replace(task, options=LANES[lane])
         trainer = Trainer(task)
         trainer.run()
         told = f"{role} {number}, {lane}: {trainer.checker.tally}, {trainer.endings}\n{hubs[-1].log[-3000:]}"

@@ -7,7 +7,6 @@ import itertools
 import signal
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +57,8 @@ def crash(folder: Path, role: str, number: int, lane: str) -> str:
     folder.mkdir()
     file = folder / "crashed"
     with kept_up(folder, f"{role}:{number}:{file}") as hubs:
-        task = Task(number, STEPS, getattr(hubs[0], lane), ROWS, WORKERS, length=LENGTH, patience_s=PATIENCE_S)
-        task = replace(task, options=LANES[lane])
-        trainer = Trainer(task)
+        address, how = getattr(hubs[0], lane), {"patience_s": PATIENCE_S, "options": LANES[lane]}
+        trainer = Trainer(Task(number, STEPS, address, ROWS, WORKERS, length=LENGTH, **how))
         trainer.run()
         told = f"{role} {number}, {lane}: {trainer.checker.tally}, {trainer.endings}\n{hubs[-1].log[-3000:]}"
         assert not trainer.checker.tally.wrong, told

@@ -402,7 +402,7 @@ def test_reset_that_hangs_is_tried_again_until_the_budget_is_spent(address: str 
 def test_making_that_hangs_fails_and_names_the_env(tmp_path: Path) -> None:
     begun = time.monotonic()
     with (
-        pytest.raises(envhub.EnvTimeout, match="env 0 did not finish its making"),
+        pytest.raises(envhub.EnvTimeout, match=r"env \d did not finish its making"),
         made(None, build_s=60, init_timeout=0.7),
     ):
         pass

@@ -271,8 +271,9 @@ class Crew:
         outstanding = self._outstanding(post)
         resets, stays = outstanding[:0], outstanding[:0]
         if isinstance(post.under_way, control.ResetRows) and not outcome.raises:
-            resets = np.intersect1d(outstanding, np.array(post.under_way.rows, np.int64))
-            stays = np.setdiff1d(outstanding, resets)
+            begun = outstanding[arena.op[outstanding] == OP_RESET]
+            resets = np.intersect1d(begun, np.array(post.under_way.rows, np.int64))
+            stays = np.setdiff1d(begun, resets)
         if not resets.size:
             post.under_way = None
         idle = np.setdiff1d(post.rows, np.setdiff1d(outstanding, stays))
@@ -403,7 +404,10 @@ class Crew:
         row = turn & TURN_ROW
         if calls:
             return post.watchdog.look(now_s, "call", row if row in post.rows else int(post.rows[0]), turn)
-        if row not in outstanding and not turn & TURN_FIRST:  # which is said also while an env is made anew
+        anew = (
+            turn & TURN_FIRST and row in post.rows
+        )  # as is said while an env is made anew, for which nobody has asked
+        if row not in outstanding and not anew:
             row = int(outstanding[0])  # it has not begun with the one it was asked for
         kind = "reset" if self._arena.op[row] == OP_RESET else "init" if turn & TURN_FIRST else "step"
         return post.watchdog.look(now_s, kind, row, turn)

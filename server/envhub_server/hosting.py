@@ -240,6 +240,7 @@ class Host:
     def _fail(self, failure: Failure) -> None:
         """Answer the request under way with a failure."""
         assert self._request is not None
+        self._crew.rest()
         self._give_drive()
         self._outcomes.fail(self._request, failure)
 

@@ -157,7 +157,11 @@ class Hub:
 
     def _turn(self) -> None:
         wait_s = max(0.0, self._wake_s - self._clock.now_s())
-        for source, _ in self._poller.poll(None if wait_s == math.inf else math.ceil(wait_s * 1000)):
+        ready = self._poller.poll(None if wait_s == math.inf else math.ceil(wait_s * 1000))
+        # Before anything is handled: what that sets a deadline for is to have all of its time.
+        if stopped_s := self._clock.woke(self._wake_s):
+            log.warning("hub_was_stopped", stopped_s=round(stopped_s, 1), note="no deadline runs meanwhile")
+        for source, _ in ready:
             if source is self._monitor:  # first of all: connections may come faster than turns
                 self._on_monitor()
             elif source is self._router:
@@ -172,8 +176,6 @@ class Hub:
         self._wake_s = min(self._wake_s, at_s)
 
     def _on_clock(self) -> None:
-        if stopped_s := self._clock.woke(self._wake_s):
-            log.warning("hub_was_stopped", stopped_s=round(stopped_s, 1), note="no deadline runs meanwhile")
         now_s = self._clock.now_s()
         if now_s < self._wake_s:
             return

@@ -11,8 +11,6 @@ import random
 from collections import deque
 from dataclasses import dataclass
 
-import numpy as np
-
 
 @dataclass(frozen=True)
 class RestartPolicy:
@@ -93,13 +91,3 @@ class Restarts:
             ends_s.popleft()
         ends_s.append(now_s)
         return len(ends_s) > limit
-
-
-def reseeded(seed: int | None, incarnation: int) -> int | None:
-    """The seed of an env that is made for the so-many-th time, of one that the program seeded with ``seed``.
-
-    It follows from both, and differs, so that a run can be repeated without walking into the same crash again.
-    """
-    if seed is None or not incarnation:
-        return seed
-    return int(np.random.SeedSequence(seed, spawn_key=(incarnation,)).generate_state(1, np.uint64)[0] >> np.uint64(1))

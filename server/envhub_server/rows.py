@@ -17,6 +17,7 @@ from envhub.columns import Writer
 from envhub.layout import OBJECT, SLOTS
 from envhub.standing_in import ENDED, FRESH, ONGOING, OWED, beside, put_info, repeat_observation, truncate
 from envhub_server.runner import EnvRunner
+from envhub_server.seeds import reseeded
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
@@ -50,14 +51,18 @@ class Row:
         self._finite_only = False
         self._looks = 0
         self._until_look = 0  # steps; never, where it is not positive
-        self._seed: Any = None
+        self._seed: Any = None  # of the next reset that is owed
+        self._seeded: Any = None  # by the program, or in the place of that
+        self._times = 0  # that the env was made anew here
+        self._last_objects = b""  # nothing: whoever reads it goes on with what it had
         self._owed: Any = None
         self._owed_info = b""
 
     def rebuilt(self, runner: EnvRunner) -> None:
         """Have another env from now on, whose first step is its reset."""
         self.env, self._runner = runner.env, runner
-        self.turn, self._seed = self.index | TURN_FIRST, None
+        self._times += 1
+        self.turn, self._seed = self.index | TURN_FIRST, reseeded(self._seeded, self._times)
 
     def attach(
         self, arena: Arena, observation_space: Any, action_space: Any, send_info: SendInfo, columns: Writer | None
@@ -73,7 +78,6 @@ class Row:
         self._objects = [leaf == OBJECT for leaf in spaces.leaves(observation_space)]
         self._loose = any(self._objects)
         self._last_slot = 0
-        self._last_objects = b""  # nothing: whoever reads it goes on with what it had
         self._arena = arena
         self._send_info = send_info
         self._info_bytes = layout.info_bytes
@@ -126,7 +130,8 @@ class Row:
             owed: what to raise, where nobody was told yet what became of the env before this one.
             owed_info: the info of the truncation, where that is to be none.
         """
-        self._seed, self._owed, self._owed_info = seed, owed, owed_info
+        self._seed = self._seeded = seed
+        self._owed, self._owed_info = owed, owed_info
 
     def step(self, beside: Sequence[Any] = ()) -> None:
         """Step the env with the row's action, or reset it where NEXT_STEP owes one, and store the outcome.
@@ -184,6 +189,7 @@ class Row:
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Reset the env and store its first observation."""
+        self._seeded = self._seeded if seed is None else seed
         observation, info = self._runner.reset(seed, options)
         self._store(observation, 0.0, False, False, info)
 

@@ -59,7 +59,8 @@ from envhub_server.instructions import (
     Tell,
 )
 from envhub_server.registry import Recipe
-from envhub_server.restart import Restarts, reseeded
+from envhub_server.restart import Restarts
+from envhub_server.seeds import reseeded
 from envhub_server.sizing import Sizing
 
 

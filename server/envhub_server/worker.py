@@ -181,11 +181,11 @@ class Worker:
             spaces.build(codec.decode(blob, self._allow_pickle))
             for blob in (mapped.observation_space, mapped.action_space)
         )
+        self._spaces = observation_space, action_space, mapped.observation_mode
         columns = Writer(layout.info_bytes, self._send_template) if self._in_columns else None
         for row in self._rows:
             try:
-                spaces.check_equivalent(row.env.observation_space, observation_space, mapped.observation_mode)
-                spaces.check_action_space(row.env.action_space, action_space)
+                self._check_spaces(row)
                 row.attach(self._arena, observation_space, action_space, self._send_info, columns)
                 row.look_after(self._on_invalid != "pass", self._suspect)
             except BaseException as error:
@@ -196,6 +196,11 @@ class Worker:
         self._turn = self._turns[self._turn_at] & ~(TURN_ONE - 1)
         self._channel.send(control.Mapped())
         return None
+
+    def _check_spaces(self, row: Row) -> None:
+        observation_space, action_space, mode = self._spaces
+        spaces.check_equivalent(row.env.observation_space, observation_space, mode)
+        spaces.check_action_space(row.env.action_space, action_space)
 
     def _on_Serve(self, serve: Any) -> None:
         owed = None if serve.failure is None else Owed(serve.failure)
@@ -232,6 +237,7 @@ class Worker:
                 if self._op[row.index] == OP_PART:
                     by_parts = True
                     self._ring()
+        self._turns[self._turn_at] = self._turn
         self._stamp(self._ended_ns)
         if not by_parts:
             self._ring()
@@ -313,9 +319,11 @@ class Worker:
                 traceback.print_exc()  # it is in the worker's log; the env is broken anyhow
             try:
                 row.rebuilt(self._runner(adapted(self._factories[row.index]())))
+                self._check_spaces(row)
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)  # as one that crashed: it is the hub that knows how often to try
+            self._turns[self._turn_at] = self._turn | row.index
 
     def _send_info(self, row: int, info: bytes) -> None:
         self._channel.send(control.RowInfo(row, info))

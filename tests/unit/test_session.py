@@ -38,7 +38,8 @@ from envhub_server.instructions import (
 )
 from envhub_server.instructions import MapArena as MapRestarted
 from envhub_server.registry import Recipe
-from envhub_server.restart import RestartPolicy, Restarts, reseeded
+from envhub_server.restart import RestartPolicy, Restarts
+from envhub_server.seeds import reseeded
 from envhub_server.session import Phase, Session
 from envhub_server.sizing import Sizing
 from envhub_server.watchdog import Late

@@ -106,6 +106,7 @@ def check(hub: ServedHub, folder: Path, what: str, act: object, count: int) -> N
     assert after.rss - before.rss <= RSS_GROWTH_MAX
 
 
+@pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
 def test_forty_sessions_leave_nothing(hub: ServedHub, tmp_path: Path) -> None:
     check(hub, tmp_path, "sessions", make_and_close, 40)
 
@@ -116,6 +117,7 @@ def test_twenty_killed_workers_leave_nothing(hub: ServedHub, tmp_path: Path) -> 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(7200)
+@pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
 def test_thousand_sessions_leave_nothing(hub: ServedHub, tmp_path: Path) -> None:
     check(hub, tmp_path, "sessions", make_and_close, 1000)
 

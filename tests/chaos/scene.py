@@ -28,7 +28,8 @@ from hubs import ServedHub, lives, serve, wait_until, worker_processes
 import envhub
 
 TESTS = Path(__file__).parent.parent
-FLOOD_CONNECTIONS = 200
+FLOOD_PACE_S = 0.002  # within one turn of its loop the hub has to notice that its descriptors run out
+FLOOD_CONNECTIONS, LEFT_DESCRIPTORS = 200, 100
 HOARD_ENVS, HOARD_ELEMENTS = 64, 250_000  # a quarter of a gigabyte
 HOARD_SESSIONS_MAX = 12
 START_S = 60.0
@@ -236,11 +237,25 @@ class Scene:
         connections = []
         host, _, port = self.hub.tcp.removeprefix("tcp://").rpartition(":")
         for number in range(FLOOD_CONNECTIONS):
+            time.sleep(FLOOD_PACE_S)
             with contextlib.suppress(OSError):
                 connections.append(socket.socket(socket.AF_INET if number % 2 else socket.AF_UNIX))
                 connections[-1].settimeout(0.01)  # a hub that is stopped takes none
                 connections[-1].connect((host, int(port)) if number % 2 else self.hub.ipc.removeprefix("ipc://"))
         self._later(act.seconds, lambda: [each.close() for each in connections] and None)
+
+    def _starve(self, act: Act) -> None:
+        """Leave the hub fewer descriptors than the connections that come then want."""
+        hub = psutil.Process(self.hub.process.pid)
+        soft, hard = hub.rlimit(psutil.RLIMIT_NOFILE)
+        hub.rlimit(psutil.RLIMIT_NOFILE, (hub.num_fds() + LEFT_DESCRIPTORS, hard))
+
+        def feed() -> None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                hub.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+
+        self._flood(act)
+        self._later(act.seconds, feed)
 
     def _hoard(self, act: Act) -> bool | None:
         """Make sessions until the hub refuses more memory, which must not be the end of it; meanwhile time passes."""

@@ -7,10 +7,13 @@ listens.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
+import signal
 
 from envhub_server import log
+from envhub_server.boot import PR_SET_PDEATHSIG
 from envhub_server.config import MIB, HubConfig, Limits, Timing
 from envhub_server.hub import Hub
 from envhub_server.process import run_hub
@@ -18,6 +21,8 @@ from envhub_server.process import run_hub
 
 def main(address: str, owner: int, ready_fd: int) -> None:
     """Serve the program behind the pidfd ``owner`` on this address until it ends."""
+    # Should somebody have stopped it, it must go on when its program ends, to see that; it never ends by this.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     log.configure(logging.ERROR)  # its program has the terminal to itself; only trouble is worth a line there
 
     def ready(hub: Hub) -> None:

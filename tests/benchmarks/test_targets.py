@@ -1,4 +1,4 @@
-"""What the design wants of speed, each measure beside its yardstick in the same run: ``pytest -m benchmark -s``.
+"""What the design wants of speed, each measure beside its yardstick in the same run: ``pytest -m benchmark -n 0 -s``.
 
 Ratios are printed with the target; none fails a test, for the machine and its noise are nobody's fault.
 """

@@ -183,6 +183,14 @@ def test_killed_client_leaves_nothing_after_its_lease(tmp_path: Path, hangs: str
         assert wait_until(lambda: not any(map(lives, ended)), LEASE_S + closing_s + GONE_S) and holds_nothing(found)
 
 
+@in_("idle")
+def test_private_hub_that_was_stopped_ends_with_its_program(tmp_path: Path, hangs: str) -> None:
+    with scene(tmp_path, hangs, private=True) as found:
+        found.hub.suspend()
+        found.end()
+        assert gone(found.everything)
+
+
 @in_("step")
 def test_killed_program_takes_all_of_its_private_hub_along(tmp_path: Path, hangs: str) -> None:
     with scene(tmp_path, hangs, private=True) as found:

@@ -138,7 +138,7 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("batch", ODD, ids=str)
+@pytest.mark.parametrize("batch", ODD, ids=lambda batch: type(batch).__name__)
 def test_batch_that_is_no_array_of_numbers_is_seen_element_by_element(batch: Any) -> None:
     wanted = list(batch) if not hasattr(batch, "send") else ["a", "b"]
     seen = seen_by_envs(batch, SCALAR, 2)

@@ -6,6 +6,7 @@ import resource
 import time
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import psutil
 import sims
@@ -45,3 +46,22 @@ class Sleeper(sims.Counter):
 
     def act(self, action: int) -> None:
         time.sleep(action / 10)
+
+
+class Slow(gym.Wrapper[Any, Any, Any, Any]):
+    """Sleeps in every twentieth step, so that learning takes long enough for things to happen meanwhile."""
+
+    def __init__(self, env: gym.Env[Any, Any], nap_s: float) -> None:
+        super().__init__(env)
+        self.nap_s = nap_s
+        self.steps = 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps % 20 == 0:
+            time.sleep(self.nap_s)
+        return super().step(action)
+
+
+def slow_cartpole(nap_s: float) -> gym.Env[Any, Any]:
+    return Slow(gym.make("CartPole-v1"), nap_s)

@@ -30,18 +30,19 @@ SOLVED = 475.0  # what Gymnasium registers as CartPole-v1's reward threshold; 50
 GENERATIONS_MAX = 50  # out of 250 seeds tried, none needed more than 6
 
 
-def learn(hub: str | None, seed: int, console: Console) -> float:
+def learn(hub: str | None, seed: int, console: Console, **options: Any) -> float:
     """Learn until it is solved, or for ``GENERATIONS_MAX`` generations.
 
     Args:
         hub: where the envs are to be; None is ``ENVHUB_ADDRESS``, else a private hub.
         seed: of everything that is random, so that the same seed learns the same on every machine.
         console: where the progress is shown.
+        **options: of ``envhub.make_vec``.
 
     Returns:
         The mean return of the last evaluation.
     """
-    envs = envhub.make_vec("CartPole-v1", num_envs=NUM_ENVS, hub=hub)
+    envs = envhub.make_vec("CartPole-v1", num_envs=NUM_ENVS, hub=hub, **options)
     rng = np.random.default_rng(seed)
     mean, deviation = np.zeros(4), np.ones(4)
     env_steps, start_s, mean_return, generation = 0, time.monotonic(), 0.0, 0
@@ -59,7 +60,8 @@ def learn(hub: str | None, seed: int, console: Console) -> float:
 
             returns, steps = play(envs, np.tile(mean, (NUM_ENVS, 1)), rng)
             env_steps += steps
-            mean_return = float(returns.mean())
+            whole = returns[np.isfinite(returns)]
+            mean_return = float(whole.mean()) if whole.size else 0.0
             rate = env_steps / (time.monotonic() - start_s)
             progress.update(task, completed=mean_return, generation=generation, rate=rate)
 
@@ -75,7 +77,8 @@ def play(envs: Any, policies: np.ndarray, rng: np.random.Generator) -> tuple[np.
     """Play one episode in every env, in env ``i`` with ``policies[i]``.
 
     Returns:
-        The return of every episode, ``(num_envs,)``, and how many env-steps were made.
+        The return of every episode, ``(num_envs,)``, and how many env-steps were made. An episode that its env's death
+        cut short says nothing of its policy: its return is ``-inf``.
     """
     observations, _ = envs.reset(seed=int(rng.integers(1 << 31)))
     returns = np.zeros(envs.num_envs)
@@ -83,11 +86,13 @@ def play(envs: Any, policies: np.ndarray, rng: np.random.Generator) -> tuple[np.
     env_steps = 0
     while playing.any():
         actions = ((observations * policies).sum(axis=1) > 0).astype(np.int64)
-        observations, rewards, terminations, truncations, _ = envs.step(actions)
+        observations, rewards, terminations, truncations, infos = envs.step(actions)
         env_steps += envs.num_envs
         # Under NEXT_STEP autoreset an env whose episode has ended begins another while the others still play their
         # first. Only the first one counts.
         returns += rewards * playing
+        if "env_failure" in infos:
+            returns[playing & infos["_env_failure"]] = -np.inf
         playing &= ~(terminations | truncations)
     return returns, env_steps
 

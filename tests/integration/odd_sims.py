@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import psutil
 import sims
@@ -45,3 +47,78 @@ class Sleeper(sims.Counter):
 
     def act(self, action: int) -> None:
         time.sleep(action / 10)
+
+
+class Slow(gym.Wrapper[Any, Any, Any, Any]):
+    """Sleeps in every twentieth step, so that learning takes long enough for things to happen meanwhile."""
+
+    def __init__(self, env: gym.Env[Any, Any], nap_s: float) -> None:
+        super().__init__(env)
+        self.nap_s = nap_s
+        self.steps = 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps % 20 == 0:
+            time.sleep(self.nap_s)
+        return super().step(action)
+
+
+def slow_cartpole(nap_s: float) -> gym.Env[Any, Any]:
+    return Slow(gym.make("CartPole-v1"), nap_s)
+
+
+class Ill(gym.Env[Any, int]):
+    """From its second step on observes, or is rewarded with, what its space does not allow, as ``illness`` says."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, illness: str) -> None:
+        self.observation_space = spaces.Box(-1, 1, (2, 3), np.float32)
+        self.illness, self.steps = illness, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros((2, 3), np.float32), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        observation = np.full((2, 3), self.steps / 100, np.float32)
+        if self.steps < 2:
+            return observation, 1.0, False, False, {}
+        reward = float("nan") if self.illness == "reward" else 1.0
+        return ILLNESSES[self.illness](observation), reward, False, False, {}
+
+
+class Mutant(gym.Env[Any, int]):
+    """Observes an element of its space, and then, in every other step, whatever ``mutation`` is."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, observation_space: Any, mutation: Any) -> None:
+        self.observation_space, self.mutation, self.steps = observation_space, mutation, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        observation = self.observation_space.sample() if self.steps % 2 else self.mutation
+        return observation, 1.0, False, False, {}
+
+
+ILLNESSES: dict[str, Callable[[np.ndarray], Any]] = {
+    "shape": lambda observation: observation.ravel(),
+    "scalar": lambda observation: 0.5,
+    "nothing": lambda observation: None,
+    "dtype": lambda observation: observation.astype(complex),
+    "bytes": lambda observation: b"observation",
+    "ragged": lambda observation: [[1.0, 2.0], [3.0]],
+    "bounds": lambda observation: observation + 7,
+    "nan": lambda observation: observation * np.float32("nan"),
+    "infinite": lambda observation: observation + np.float32("inf"),
+    "reward": lambda observation: observation,
+}

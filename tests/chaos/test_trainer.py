@@ -1,0 +1,94 @@
+"""A real trainer, the README's, learns to the end whatever happens to its workers and its connection."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from envhub_client.cem_cartpole import SOLVED, learn
+from hubs import ServedHub, serve
+from proxy import proxy
+from rich.console import Console
+
+import envhub
+
+SEED = 1
+KILL_EVERY_S, CUT_EVERY_S = 2.0, 5.0
+NAP_S = 0.0005
+
+console = Console()
+
+
+@pytest.fixture
+def cartpole_hub(tmp_path: Path) -> Iterator[ServedHub]:
+    with serve(tmp_path, "CartPole-v1=odd_sims:slow_cartpole") as hub:
+        yield hub
+
+
+@contextlib.contextmanager
+def every(period_s: float, act: Callable[[], bool]) -> Iterator[list[bool]]:
+    """Do something all the time; whether it could be done, each time."""
+    done: list[bool] = []
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(period_s):
+            done.append(act())
+
+    actor = threading.Thread(target=run)
+    actor.start()
+    try:
+        yield done
+    finally:
+        over.set()
+        actor.join()
+
+
+def kill_one(hub: ServedHub, generator: random.Random) -> bool:
+    """Kill one of the hub's workers, once its session is made and if there is one."""
+    workers = hub.workers() if "session_ready" in hub.log else []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if workers:
+            generator.choice(workers).send_signal(signal.SIGKILL)
+            return True
+    return False
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_trainer_learns_while_a_worker_is_killed_every_two_seconds(cartpole_hub: ServedHub, lane: str) -> None:
+    generator = random.Random(SEED)
+    with every(KILL_EVERY_S, lambda: kill_one(cartpole_hub, generator)) as kills:
+        mean_return = learn(cartpole_hub.ipc, SEED, console, lane=lane, restarts_max=10_000, nap_s=NAP_S)
+    print(f"lane {lane}: {sum(kills)} workers killed, mean return {mean_return}")
+    assert mean_return > SOLVED
+    assert sum(kills) >= 3 and cartpole_hub.log.count("was ended by SIGKILL") == sum(kills)
+
+
+def test_trainer_whose_worker_dies_too_often_is_told_so(cartpole_hub: ServedHub) -> None:
+    generator = random.Random(SEED)
+    told = r"worker 0 \(envs .*SIGKILL.*; it ended 6 times and is not started again: close this session, mend the env"
+    with (
+        every(0.2, lambda: kill_one(cartpole_hub, generator)),
+        pytest.raises(envhub.RestartsExhausted, match=told),
+    ):
+        learn(cartpole_hub.ipc, SEED, console, num_workers=1, nap_s=NAP_S)
+    assert cartpole_hub.process.poll() is None
+
+
+@pytest.mark.long
+def test_trainer_learns_the_same_while_its_connection_is_cut_every_five_seconds(cartpole_hub: ServedHub) -> None:
+    undisturbed = learn(cartpole_hub.tcp, SEED, console, nap_s=0.0)
+    with proxy(cartpole_hub.tcp) as between:
+        with every(CUT_EVERY_S, lambda: between.cut() is None):
+            mean_return = learn(between.address, SEED, console, nap_s=4 * NAP_S)
+        print(f"{between.cuts} cuts, mean return {mean_return}")
+        assert between.cuts >= 2 and cartpole_hub.log.count("client_back") >= between.cuts - 1
+    assert mean_return == undisturbed > SOLVED

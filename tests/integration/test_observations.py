@@ -1,0 +1,154 @@
+"""Observations out of their space, and what is not finite: told, never a hang, and the session goes on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import odd_sims
+import pytest
+from hubs import ServedHub, serve, wait_until
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from strategies import any_space
+
+import envhub
+
+UNFIT = ("shape", "scalar", "nothing", "dtype", "bytes", "ragged")  # for the arena: an error of the env's, always
+NOT_FINITE = ("nan", "infinite", "reward")
+
+
+@pytest.fixture(scope="module")
+def ill_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
+    with serve(tmp_path_factory.mktemp("ill"), "ill=odd_sims:Ill", "anything=sims:anything") as hub:
+        yield hub
+
+
+@pytest.fixture(params=["embedded", "ipc", "tcp"])
+def place(request: pytest.FixtureRequest, ill_hub: ServedHub) -> str | None:
+    return None if request.param == "embedded" else getattr(ill_hub, request.param)
+
+
+@contextlib.contextmanager
+def made(place: str | None, illness: str, **options: Any) -> Iterator[envhub.HubVectorEnv]:
+    """Two envs that have made their first step, of which the second is ill."""
+    if place is None:
+        healthy, ill = (lambda: odd_sims.Ill("bounds")), (lambda: odd_sims.Ill(illness))
+        envs = envhub.make_vec([healthy, ill], num_workers=2, **options)
+    else:
+        envs = envhub.make_vec("ill", 2, hub=place, num_workers=2, illness=illness, **options)
+    with contextlib.closing(envs):
+        envs.reset()
+        assert envs.step(np.zeros(2, int))[1].tolist() == [1.0, 1.0]
+        yield envs
+
+
+def stepped(envs: envhub.HubVectorEnv) -> Any:
+    envs.step_async(np.zeros(2, int))
+    return envs.step_wait(timeout=20)
+
+
+def goes_on(envs: envhub.HubVectorEnv) -> bool:
+    envs.reset()
+    return bool(envs.step(np.zeros(2, int))[1].tolist() == [1.0, 1.0])
+
+
+@pytest.mark.parametrize("illness", UNFIT)
+def test_observation_that_does_not_fit_its_space_is_an_error_of_the_env(place: str | None, illness: str) -> None:
+    with made(place, illness) as envs:
+        with pytest.raises((ValueError, TypeError)) as caught:
+            stepped(envs)
+        assert isinstance(caught.value.__cause__, envhub.EnvRaised)
+        assert goes_on(envs)
+
+
+@pytest.mark.parametrize("illness", UNFIT)
+def test_with_on_exception_it_is_a_truncation(place: str | None, illness: str) -> None:
+    with made(place, illness, on_exception="truncate", restarts_max=1000) as envs:
+        _, _, _, truncations, infos = stepped(envs)
+        assert truncations[1] and infos["_env_failure"][1]
+        assert infos["env_failure"][1]["cause"] == "exception"
+        assert goes_on(envs)
+
+
+@pytest.mark.parametrize("illness", NOT_FINITE)
+def test_what_is_not_finite_passes_as_in_gymnasium(place: str | None, illness: str) -> None:
+    with made(place, illness) as envs:
+        observations, rewards, *_ = stepped(envs)
+        assert not np.isfinite(rewards[1] if illness == "reward" else observations[1]).all()
+        assert goes_on(envs)
+
+
+@pytest.mark.parametrize("illness", NOT_FINITE)
+def test_what_is_not_finite_raises_if_so_wished(place: str | None, illness: str) -> None:
+    with made(place, illness, on_invalid="raise") as envs:
+        with pytest.raises(Exception, match=r"not finite|a reward of nan") as caught:
+            stepped(envs)
+        assert isinstance(caught.value, envhub.EnvRaised) or isinstance(caught.value.__cause__, envhub.EnvRaised)
+        assert goes_on(envs)
+
+
+@pytest.mark.parametrize("illness", NOT_FINITE)
+def test_what_is_not_finite_is_a_truncation_if_so_wished(place: str | None, illness: str) -> None:
+    with made(place, illness, on_invalid="truncate", restarts_max=1000) as envs:
+        observations, rewards, _, truncations, infos = stepped(envs)
+        assert truncations[1] and infos["_invalid_transition"][1]
+        assert np.isfinite(observations).all() and np.isfinite(rewards).all()
+        assert goes_on(envs)
+
+
+def _mutated(draw: st.DrawFn, value: Any) -> Any:
+    """Something near to this element of a space that need not be in it."""
+    if isinstance(value, dict) and value:
+        key = draw(st.sampled_from(sorted(value)))
+        return {**value, key: _mutated(draw, value[key])}
+    if isinstance(value, tuple) and value:
+        place = draw(st.integers(0, len(value) - 1))
+        return (*value[:place], _mutated(draw, value[place]), *value[place + 1 :])
+    array = np.asarray(value if isinstance(value, (np.ndarray, int, float, np.generic)) else 0.0)
+    wrong = (None, "text", array[None], array.ravel(), array.astype(complex), array * np.nan, array + 1e4, [], {})
+    return draw(st.sampled_from(wrong))
+
+
+@st.composite
+def mutants(draw: st.DrawFn) -> tuple[Any, Any]:
+    """A space, and an observation that is meant to be of it."""
+    space = draw(any_space)
+    space.seed(1)
+    return space, _mutated(draw, space.sample())
+
+
+@pytest.mark.parametrize("examples", [20, pytest.param(300, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_no_observation_hangs_or_ends_a_session(lane: str, examples: int) -> None:
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
+    @given(mutants())
+    def holds(mutant: tuple[Any, Any]) -> None:
+        factory = partial(odd_sims.Mutant, *mutant)
+        with contextlib.closing(envhub.make_vec([factory] * 2, num_workers=1, lane=lane)) as envs:
+            for _ in range(2):
+                envs.reset()
+                envs.step(np.zeros(2, int))
+                with contextlib.suppress(ValueError, TypeError, KeyError, envhub.EnvRaised):  # or it does fit
+                    stepped(envs)
+
+    holds()
+
+
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+def test_observation_out_of_bounds_passes_and_is_logged_once(tmp_path: Path, kind: str) -> None:
+    with serve(tmp_path, "ill=odd_sims:Ill") as hub, made(getattr(hub, kind), "bounds") as envs:
+        for _ in range(5):
+            assert stepped(envs)[0].max() > 1
+        assert wait_until(lambda: hub.log.count("env_suspicious") == 2)
+        assert "an observation out of its space" in hub.log

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +48,17 @@ class Sleeper(sims.Counter):
 
     def act(self, action: int) -> None:
         time.sleep(action / 10)
+
+
+class Stubborn(Sleeper):
+    """Heeds no SIGTERM, and never ends its ``close``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def close(self) -> None:
+        time.sleep(600)
 
 
 class Slow(gym.Wrapper[Any, Any, Any, Any]):

@@ -1,0 +1,65 @@
+"""A hub that is told to stop answers what is under way, refuses what is new, and is gone in time."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hubs import ServedHub, lives, serve, wait_until
+
+import envhub
+
+GONE_S = 8.0  # `docker stop` kills after 10
+NUM_ENVS = 8
+OFFERED = ("sleeper=odd_sims:Sleeper", "stubborn=odd_sims:Stubborn")
+
+
+def made(hub: ServedHub, name: str, lane: str) -> envhub.HubVectorEnv:
+    envs = envhub.make_vec(name, NUM_ENVS, hub=hub.tcp if lane == "wire" else hub.ipc, lane=lane, num_workers=NUM_ENVS)
+    envs.reset()
+    return envs
+
+
+@pytest.mark.parametrize("name", ["sleeper", "stubborn"])
+def test_steps_under_way_are_answered_and_new_ones_refused(tmp_path: Path, name: str) -> None:
+    with serve(tmp_path, *OFFERED) as hub, contextlib.ExitStack() as opened:
+        sessions = [opened.enter_context(contextlib.closing(made(hub, name, lane))) for lane in ("wire", "auto")]
+        assert [envs.lane for envs in sessions] == ["wire", "shared"]
+        client = opened.enter_context(envhub.connect(hub.tcp))
+        workers = hub.workers()
+        for envs in sessions:
+            envs.step_async(np.full(NUM_ENVS, 10))  # a second
+        begun_s = time.monotonic()
+        hub.process.terminate()
+        assert wait_until(lambda: '"event": "stopping"' in hub.log)
+        with pytest.raises(envhub.HubLost, match="shutting down"):
+            client.make_vec("sleeper", 1)
+        for envs in sessions:
+            observations, _, _, truncations, _ = envs.step_wait(timeout=GONE_S)
+            assert observations[:, 0].tolist() == [1] * NUM_ENVS and not truncations.any()
+        for envs in sessions:
+            with pytest.raises(envhub.HubLost):
+                for _ in range(1_000_000):  # who drives goes on until the hub finds it between two steps
+                    envs.step(np.zeros(NUM_ENVS, int))
+        assert hub.process.wait(GONE_S) == 0
+        assert time.monotonic() - begun_s < GONE_S
+        assert not any(map(lives, workers))
+
+
+@pytest.mark.parametrize("lane", ["wire", "auto"])
+def test_second_signal_does_not_wait_for_steps(tmp_path: Path, lane: str) -> None:
+    with serve(tmp_path, *OFFERED) as hub, contextlib.closing(made(hub, "stubborn", lane)) as envs:
+        workers = hub.workers()
+        envs.step_async(np.full(NUM_ENVS, 6000))
+        hub.process.terminate()
+        assert wait_until(lambda: '"event": "stopping"' in hub.log)
+        begun_s = time.monotonic()
+        hub.process.terminate()
+        assert hub.process.wait(GONE_S) == 0
+        assert time.monotonic() - begun_s < 2
+        assert not any(map(lives, workers))
+        with pytest.raises(envhub.HubLost):
+            envs.step_wait(timeout=10)

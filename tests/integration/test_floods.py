@@ -1,0 +1,158 @@
+"""Clients that do not read, that flood, and that talk nonsense without end cost the others nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import psutil
+import pytest
+from hubs import ServedHub, serve, wait_until
+from zmtp import ZmtpPeer
+
+import envhub
+from envhub import codec, messages
+from envhub.messages import Hello, Make, Op, Reset
+from envhub.protocol import PRELUDE, Prelude
+
+MIB = 1 << 20
+GROWN_MAX = 64 * MIB
+SEED = 9
+
+
+@pytest.fixture(scope="module")
+def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
+    with serve(tmp_path_factory.mktemp("floods"), "wide=odd_sims:Wide", "counter=sims:counter") as hub:
+        yield hub
+
+
+@pytest.fixture
+def honest(flooded: ServedHub) -> Iterator[envhub.HubVectorEnv]:
+    """A client beside, whose steps are all there at the end, of a hub that has not grown."""
+    envs = envhub.make_vec("counter", 2, hub=flooded.tcp, lane="wire")
+    with contextlib.closing(envs):
+        envs.reset()
+        before = rss(flooded)
+        yield envs
+        assert flooded.process.poll() is None and "internal_error" not in flooded.log
+        assert rss(flooded) - before < GROWN_MAX
+
+
+def rss(hub: ServedHub) -> int:
+    return int(psutil.Process(hub.process.pid).memory_info().rss)
+
+
+def goes_on(envs: envhub.HubVectorEnv, steps: int = 50) -> bool:
+    """Whether it steps in order; no step may take as long as a hang."""
+    first = int(envs.step(np.zeros(2, int))[0][0, 0])
+    counts = []
+    for _ in range(steps):
+        envs.step_async(np.zeros(2, int))
+        counts.append(int(envs.step_wait(timeout=10)[0][0, 0]))
+    return counts == list(range(first + 1, first + 1 + steps))
+
+
+@contextlib.contextmanager
+def session(hub: ServedHub, token: bytes, mebibytes: int) -> Iterator[ZmtpPeer]:
+    """One env, which has been reset; nothing but the greeting has been read."""
+    with ZmtpPeer(hub.tcp) as peer:
+        peer.connection.settimeout(10)
+        peer.ask(Op.MAKE, messages.pack(Make(1, "wide", kwargs=codec.encode({"mebibytes": mebibytes}))), token, 1)
+        assert wait_until(lambda: _phase(hub, token) == "ready", 20)
+        peer.ask(Op.RESET, messages.pack(Reset()), token, 2)
+        yield peer
+
+
+def _phase(hub: ServedHub, token: bytes) -> str:
+    with envhub.connect(hub.tcp) as client:
+        return next((found["phase"] for found in client.sessions() if found["session"] == token.hex()[:8]), "")
+
+
+def test_client_that_never_reads_is_given_no_more(flooded: ServedHub, honest: envhub.HubVectorEnv) -> None:
+    with session(flooded, b"never reads" + bytes(5), mebibytes=8) as peer:
+        for seq in range(3, 103):
+            peer.ask(Op.STEP, b"\x04", b"never reads" + bytes(5), seq, bytes(8))
+            time.sleep(0.005)
+        assert goes_on(honest)
+
+
+def test_client_that_does_not_wait_for_answers_is_refused(flooded: ServedHub, honest: envhub.HubVectorEnv) -> None:
+    token = b"floods" + bytes(10)
+    with session(flooded, token, mebibytes=1) as peer, envhub.connect(flooded.tcp) as client:
+        refused = client.stats()["refused"]
+        for seq in range(3, 2003):
+            peer.ask(Op.STEP, b"\x04", token, seq, bytes(8))
+        assert goes_on(honest)
+        assert wait_until(lambda: client.stats()["refused"] > refused)
+
+
+def test_announced_gigabyte_ends_its_connection_and_takes_no_memory(
+    flooded: ServedHub, honest: envhub.HubVectorEnv
+) -> None:
+    with ZmtpPeer(flooded.tcp) as peer:
+        peer.connection.settimeout(10)
+        before = rss(flooded)
+        peer.connection.sendall(b"\x02" + (1 << 30).to_bytes(8, "big") + bytes(1000))
+        assert _is_ended(peer)
+        assert goes_on(honest) and rss(flooded) - before < 16 * MIB
+
+
+def _is_ended(peer: ZmtpPeer) -> bool:
+    try:
+        return not peer.connection.recv(1)
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize("count", [3000, pytest.param(10**5, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+def test_malformed_messages_without_end_harm_nobody(
+    flooded: ServedHub, honest: envhub.HubVectorEnv, count: int
+) -> None:
+    generator = random.Random(SEED)
+    with envhub.connect(flooded.tcp) as client, contextlib.ExitStack() as opened:
+        before, malformed = rss(flooded), client.stats()["malformed"]
+        peer = opened.enter_context(ZmtpPeer(flooded.tcp))
+        for number in range(count):
+            try:
+                peer.send(_nonsense(generator, peer.hub_id))
+                _read_away(peer)
+            except OSError:  # it was more than the hub listens to
+                peer = opened.enter_context(ZmtpPeer(flooded.tcp))
+            if number % (count // 10) == 0:
+                assert goes_on(honest, 5)
+        assert wait_until(lambda: client.stats()["malformed"] > malformed + count // 10)
+        assert goes_on(honest) and rss(flooded) - before < GROWN_MAX
+
+
+def _nonsense(generator: random.Random, hub_id: int) -> list[bytes]:
+    """A message that is nearly right, or not at all."""
+    kind = generator.randrange(4)
+    if kind == 0:
+        return [generator.randbytes(generator.randrange(200)) for _ in range(generator.randrange(1, 6))]
+    op, token = generator.choice(list(Op)), generator.choice([bytes(16), generator.randbytes(16)])
+    head = Prelude(op, hub_id, token, generator.randrange(5)).pack()
+    body = messages.pack(generator.choice([Hello(), Make(2, "nothing"), Reset()]))
+    if kind == 1:
+        return [head + generator.randbytes(generator.randrange(300))]
+    if kind == 2:
+        return [head + body[: generator.randrange(len(body) + 1)], *([b"x"] * generator.randrange(80))]
+    changed = bytearray(head + body)
+    for _ in range(generator.randrange(1, 6)):
+        changed[generator.randrange(PRELUDE.size, len(changed)) if len(changed) > PRELUDE.size else 0] ^= (
+            1 << generator.randrange(8)
+        )
+    return [bytes(changed)]
+
+
+def _read_away(peer: ZmtpPeer) -> None:
+    """Read what there is, so that the hub's answers do not fill the connection."""
+    peer.connection.setblocking(False)
+    try:
+        with contextlib.suppress(BlockingIOError):
+            while peer.connection.recv(1 << 16):
+                pass
+    finally:
+        peer.connection.settimeout(10)

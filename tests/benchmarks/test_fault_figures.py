@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from chaos.chaos_proxy import proxy
 from envhub_client.raw_peer import RawPeer
 from hubs import HERE, ServedHub, lives, serve, wait_until
-from proxy import proxy
 from zmtp import ZmtpPeer
 
 import envhub

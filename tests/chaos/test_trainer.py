@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from chaos.chaos_proxy import proxy
 from envhub_client.cem_cartpole import SOLVED, learn
 from hubs import ServedHub, serve
-from proxy import proxy
 from rich.console import Console
 
 import envhub

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import resource
 import signal
@@ -112,8 +113,8 @@ def test_flood_of_connections_keeps_nobody_from_stepping(tmp_path: Path, kind: s
 def test_session_for_which_there_are_no_descriptors_is_refused(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter") as hub, contextlib.closing(_made(hub, 1)) as envs:
         before = descriptors(hub)
-        for left in (40, 60, 90):
-            limit_descriptors(hub, before + left)
+        for left in (8, 20, 35):
+            limit_descriptors(hub, 2 * (before + left))  # of which the hub keeps half
             with pytest.raises(envhub.RequestRefused, match=r"4 workers take up to \d+ descriptors.* `ulimit -n`"):
                 _made(hub, 4)
             assert envs.step(np.zeros(4, int))[1].tolist() == [0] * 4
@@ -154,6 +155,7 @@ def _descriptors_left(number: int) -> Iterator[None]:
 
 def test_memory_for_which_there_are_no_descriptors_leaves_nothing_behind() -> None:
     layout = Layout(4, (Leaf("<f8", (2,)),), (Leaf("<i8", ()),), 64)
+    gc.collect()  # of what earlier tests have left
     before, made = psutil.Process().num_fds(), []
     for left in range(24):
         with _descriptors_left(left):
@@ -164,5 +166,5 @@ def test_memory_for_which_there_are_no_descriptors_leaves_nothing_behind() -> No
             else:
                 made.pop().close()
                 made.append(None)
-        assert psutil.Process().num_fds() == before
+        assert psutil.Process().num_fds() <= before
     assert 1 <= len(made) < 24

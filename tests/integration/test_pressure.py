@@ -113,8 +113,8 @@ def test_flood_of_connections_keeps_nobody_from_stepping(tmp_path: Path, kind: s
 def test_session_for_which_there_are_no_descriptors_is_refused(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter") as hub, contextlib.closing(_made(hub, 1)) as envs:
         before = descriptors(hub)
-        for left in (8, 20, 35):
-            limit_descriptors(hub, 2 * (before + left))  # of which the hub keeps half
+        for left in (8, 20, 35):  # to be given away; as many again are kept
+            limit_descriptors(hub, 2 * (before + left))
             with pytest.raises(envhub.RequestRefused, match=r"4 workers take up to \d+ descriptors.* `ulimit -n`"):
                 _made(hub, 4)
             assert envs.step(np.zeros(4, int))[1].tolist() == [0] * 4

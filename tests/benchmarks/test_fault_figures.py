@@ -42,7 +42,7 @@ print("ready", flush=True)
 time.sleep(600)
 """
 LEASE_S = 1.0
-HUBS = 30
+HUBS = 100
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,7 @@ DRIVER_HUB, DRIVER_CLIENT = 1, 2
 # a number that is another each time.
 TURN_ROW, TURN_FIRST, TURN_ONE = (1 << 20) - 1, 1 << 20, 1 << 21
 OBSERVE_TRIES = 10
+REVOKED, WINDING_UP = 1, 2  # of the header word ``revoked``
 
 _EPOCH, _DRIVER, _REVOKED = (HEADER_WORDS.index(name) for name in ("epoch", "driver", "revoked"))
 
@@ -169,11 +170,20 @@ class Arena:
     @property
     def revoked(self) -> bool:
         """Whether the session no longer is its client's."""
-        return bool(self._header_words[_REVOKED])
+        return self._header_words[_REVOKED] == REVOKED
 
     def revoke(self) -> None:
         """Tell the client, which is to be woken then, to ask the hub what became of its session."""
-        self._header_words[_REVOKED] = 1
+        self._header_words[_REVOKED] = REVOKED
+
+    @property
+    def may_post(self) -> bool:
+        """Whether the client may begin another step."""
+        return not self._header_words[_REVOKED]
+
+    def wind_up(self) -> None:
+        """Tell the client to begin no other step; the one under way goes on."""
+        self._header_words[_REVOKED] = self._header_words[_REVOKED] or WINDING_UP
 
     def check(self) -> None:
         """Refuse memory that is not an arena of this layout.

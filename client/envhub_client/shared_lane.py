@@ -310,6 +310,8 @@ class SharedLane:
             LocalProtocolError: that takes too long.
         """
         arena, until_s = self._arena, time.monotonic() + GIVEN_UP_S
+        if not arena.may_post and not arena.revoked:
+            raise HubLost(f"the hub at {self._connection.address} is shutting down")
         while arena.driver != DRIVER_CLIENT and not arena.revoked:
             if time.monotonic() > until_s:
                 raise LocalProtocolError(

@@ -77,6 +77,11 @@ class Driving:
             with contextlib.suppress(OSError):  # it has gone
                 self._side.shutdown(socket.SHUT_RDWR)  # which wakes it
 
+    def wind_up(self, arena: Arena) -> None:
+        """Have the client begin no other step."""
+        if self._side is not None:
+            arena.wind_up()
+
     def close(self) -> None:
         """Have nobody but the hub drive from now on."""
         if self._side is not None:

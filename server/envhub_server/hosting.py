@@ -222,6 +222,11 @@ class Host:
         spaces = [] if described else self.session.made.observation_spaces
         return messages.Observed(self.session.make.num_envs, steps.tolist(), given.tolist(), spaces), found
 
+    def wind_up(self) -> None:
+        """Have nobody begin anything more, for the hub is shutting down."""
+        if self._memory is not None:
+            self._driving.wind_up(self._memory.arena)
+
     def abandon(self, why: Failure, terminate: bool = False) -> None:
         """End the session without its client's wish."""
         self._apply(self.session.abandon(why, terminate))

@@ -218,6 +218,8 @@ class Hub:
         self._protocol.draining = True
         timing, now_s = self.config.timing, self._clock.now_s()
         self._wake_by(now_s)
+        for host in self._hosts.values():
+            host.wind_up()
         self._stop_by_s = now_s + (timing.drain_s if self._stops == 1 else 0.0)
         self._end_by_s = min(self._end_by_s, now_s + timing.drain_s + timing.close_after_drain_s)
         log.info("stopping", why=why, sessions=len(self._hosts))

@@ -42,8 +42,7 @@ def test_steps_under_way_are_answered_and_new_ones_refused(tmp_path: Path, name:
             assert observations[:, 0].tolist() == [1] * NUM_ENVS and not truncations.any()
         for envs in sessions:
             with pytest.raises(envhub.HubLost):
-                for _ in range(1_000_000):  # who drives goes on until the hub finds it between two steps
-                    envs.step(np.zeros(NUM_ENVS, int))
+                envs.step(np.zeros(NUM_ENVS, int))
         assert hub.process.wait(GONE_S) == 0
         assert time.monotonic() - begun_s < GONE_S
         assert not any(map(lives, workers))

@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-KILL, SEGFAULT, EXIT, SLEEP, HOLD_GIL, RAISE, NAN_SEEN, NAN_REWARD, FORK_HANG = range(1, 10)
+KILL, SEGFAULT, EXIT, SLEEP, HOLD_GIL, RAISE = range(1, 7)
 
 
 class Faulty(gym.Env[np.ndarray, int]):
@@ -26,7 +26,6 @@ class Faulty(gym.Env[np.ndarray, int]):
     def __init__(self, marks: str = "", build_s: float = 0.0, fail_from: int = 10**9, wider_from: int = 10**9) -> None:
         """Leave a file in ``marks`` for each time one is made; from some on, making fails or has another space."""
         self.steps, self.drawn = 0, 0.0
-        self.slow_reset_s = 0.0
         if marks:
             made = len(list(Path(marks).iterdir()))
             (Path(marks) / f"{made}-{os.getpid()}-{time.monotonic_ns()}").touch()
@@ -52,8 +51,7 @@ class Faulty(gym.Env[np.ndarray, int]):
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.steps += 1
         self.act(int(action))
-        seen = self.seen() if action != NAN_SEEN else np.array([0.0, np.nan, np.inf])
-        return seen, float("nan") if action == NAN_REWARD else 1.0, False, False, {"steps": self.steps}
+        return self.seen(), 1.0, False, False, {"steps": self.steps}
 
     def seen(self) -> np.ndarray:
         return np.array([self.steps, self.drawn, os.getpid()], np.float64)

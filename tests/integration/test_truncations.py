@@ -16,7 +16,7 @@ import faulty
 import numpy as np
 import psutil
 import pytest
-from faulty import EXIT, HOLD_GIL, KILL, NAN_REWARD, NAN_SEEN, RAISE, SEGFAULT, SLEEP
+from faulty import EXIT, HOLD_GIL, KILL, RAISE, SEGFAULT, SLEEP
 from hubs import ServedHub, wait_until
 
 import envhub
@@ -290,24 +290,6 @@ def test_exception_is_raised_unless_asked_otherwise(address: str | None) -> None
         envs.reset()
         with pytest.raises(KeyError, match="no such joint"):
             step(envs, 0, RAISE, 0)
-
-
-@pytest.mark.parametrize("action", [NAN_SEEN, NAN_REWARD])
-def test_what_is_not_finite_passes_or_is_told_as_the_policy_says(address: str | None, action: int) -> None:
-    with made(address) as envs:
-        envs.reset()
-        seen, rewards, _, truncations, _ = step(envs, 0, action, 0)
-        assert not truncations.any() and np.isnan(rewards[1] if action == NAN_REWARD else seen[1, 1])
-    with made(address, on_invalid="raise") as envs:
-        envs.reset()
-        with pytest.raises(envhub.EnvRaised, match=r"not finite|a reward of nan"):
-            step(envs, 0, action, 0)
-    with made(address, on_invalid="truncate") as envs:
-        envs.reset()
-        seen, rewards, _, truncations, infos = step(envs, 0, action, 0)
-        assert truncations.tolist() == [False, True, False] and infos["env_failure"][1].cause == "nan"
-        assert np.isfinite(seen).all() and np.isfinite(rewards).all()
-        assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [2, 0, 2]
 
 
 @pytest.mark.parametrize(

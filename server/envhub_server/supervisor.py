@@ -48,6 +48,7 @@ class Supervisor:
         self._zygotes: list[Zygote] = []  # the last is the one in use, the others are about to end
         self._replaced_s: deque[float] = deque(maxlen=ZYGOTES_MAX)  # when a zygote was started for one that ended
         self._workers: set[WorkerProcess] = set()
+        self._swept_next: list[int] = []  # pids of workers that ended, of whose orphans none was looked for yet
         self._sweep_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         watch.watch(self._sweep_bell, self._sweep)
 
@@ -124,8 +125,7 @@ class Supervisor:
         self._workers.discard(worker)
         if worker.pid is not None:
             self._orphans.worker_ended(worker.pid)
-            if self._zygotes:
-                self._zygotes[-1].reaped(worker.pid)
+            self._swept_next.append(worker.pid)
         self.reap_orphans()
 
     def explain_kill(self) -> OutOfMemory:
@@ -146,6 +146,11 @@ class Supervisor:
             self._orphans.sweep(known, workers, births=len(workers) < len(self._workers))
         except OSError as error:  # no descriptor or no memory to look with: the next child that ends is a reason, too
             log.warning("orphans_not_seen", why=str(error))
+            return
+        # Not before: should the hub be killed, the janitor is to end what these have left behind.
+        ended, self._swept_next = self._swept_next, []
+        for pid in ended if self._zygotes else ():
+            self._zygotes[-1].reaped(pid)
 
     def close(self) -> None:
         """End the zygotes, and whatever envs left behind; the workers are ended by their sessions."""

@@ -40,6 +40,7 @@ def test_hub_without_its_zygote_gets_another(hub: ServedHub) -> None:
         envs.reset()
         (zygote,) = zygotes(hub)
         zygote.kill()
+        zygote.wait(5)
         assert envs.step([1, 1])[0][:, 0].tolist() == [1, 1]  # workers do not depend on it
         with closing(envhub.make_vec("counter", 2, hub=hub.ipc)) as others:
             others.reset()

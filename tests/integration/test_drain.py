@@ -32,7 +32,8 @@ def test_steps_under_way_are_answered_and_new_ones_refused(tmp_path: Path, name:
         workers = hub.workers()
         for envs in sessions:
             envs.step_async(np.full(NUM_ENVS, 10))  # a second
-        assert wait_until(lambda: "moving" in [found["phase"] for found in client.sessions()])  # the hub has the request
+        # The hub has the request.
+        assert wait_until(lambda: "moving" in [found["phase"] for found in client.sessions()])
         begun_s = time.monotonic()
         hub.process.terminate()
         assert wait_until(lambda: '"event": "stopping"' in hub.log)

@@ -79,7 +79,7 @@ class Crew:
         supervisor: Supervisor,
         handlers: Callable[[int], Handlers],
         now_s: Callable[[], float],
-        log: Any,
+        log: Callable[[], Any],
     ) -> None:
         """Of this session.
 
@@ -89,7 +89,7 @@ class Crew:
             supervisor: starts the processes.
             handlers: of a worker's messages and its end; also of what is said here in its place.
             now_s: the hub's time.
-            log: the session's.
+            log: the session's, by the token it has at the time.
         """
         self._num_envs = make.num_envs
         self._faults = make.faults
@@ -181,9 +181,9 @@ class Crew:
         elif isinstance(message, control.Built):
             post.built = len(post.rows) + 1
         elif isinstance(message, control.Suspicious):
-            self._log.warning("env_suspicious", env=message.row, why=message.what)
+            self._log().warning("env_suspicious", env=message.row, why=message.what)
         elif isinstance(message, control.Faulted):
-            self._log.warning("env_made_anew", env=message.row, why=message.message[:200])
+            self._log().warning("env_made_anew", env=message.row, why=message.message[:200])
         elif isinstance(message, (control.CallResults, control.RowFailed)) and isinstance(post.under_way, CALLS):
             post.under_way = None
 
@@ -379,7 +379,7 @@ class Crew:
                 self._on_late(post, late, now_s)
 
     def _on_late(self, post: _Post, late: Late, now_s: float) -> None:
-        tell = self._log.error if late.over else self._log.warning
+        tell = self._log().error if late.over else self._log().warning
         tell("env_late", env=late.row, at=late.kind, waited_s=round(late.waited_s, 1), limit_s=late.limit_s)
         if late.over and post.process is not None:
             post.process.dump()
@@ -404,10 +404,8 @@ class Crew:
         row = turn & TURN_ROW
         if calls:
             return post.watchdog.look(now_s, "call", row if row in post.rows else int(post.rows[0]), turn)
-        anew = (
-            turn & TURN_FIRST and row in post.rows
-        )  # as is said while an env is made anew, for which nobody has asked
-        if row not in outstanding and not anew:
+        # A first turn is also said of an env that is made anew, though nobody has asked for that.
+        if row not in outstanding and not (turn & TURN_FIRST and row in post.rows):
             row = int(outstanding[0])  # it has not begun with the one it was asked for
         kind = "reset" if self._arena.op[row] == OP_RESET else "init" if turn & TURN_FIRST else "step"
         return post.watchdog.look(now_s, kind, row, turn)

@@ -90,8 +90,7 @@ class Host:
         self._request: Incoming | None = None
         self._succession: Succession | None = None  # while another client takes the session over
         self._tickets = bool(ticket)
-        told = log.bind(session=token.hex()[:8])
-        self._crew = Crew(session.make, watch, supervisor, self._handlers, outcomes.now_s, told)
+        self._crew = Crew(session.make, watch, supervisor, self._handlers, outcomes.now_s, self._log)
         self._memory: Memory | None = None
         self._passed_ns = [0, 0, 0, 0]  # when the last step was heard, rung, done and answered
         self._noted = False  # whether a row of the last move has something to say besides its arrays
@@ -147,6 +146,9 @@ class Host:
                 self._apply(self.session.abandon(refusal, terminate=True))
             for number in numbers:
                 self._on_exit(number, Ending(f"cannot be started: {error}"))
+
+    def _log(self) -> Any:
+        return log.bind(session=self.token.hex()[:8])
 
     def _handlers(self, number: int) -> Handlers:
         return Handlers(

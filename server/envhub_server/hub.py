@@ -393,16 +393,14 @@ class Hub:
         host.start(request, make)
 
     def _attach(self, request: Incoming) -> None:
-        host = self._hosts.pop(request.message.session, None)
+        host = self._hosts.get(request.message.session)
         if host is None or host.session.making or host.close_by_s is not None:
-            if host is not None:
-                self._hosts[host.token] = host
             why = "this hub has no such session to take over: its lease ran out, it was closed or taken over"
             self._refuse_make(request, Failure("session_lost", "session", why))
             return
         log.info("session_taken_over", session=host.token.hex()[:8], by=request.token.hex()[:8])
         self._protocol.forget(host.token)
-        self._hosts[request.token] = host
+        self._hosts[request.token] = self._hosts.pop(host.token)
         host.attach(request)
 
     def _observe(self, request: Incoming) -> None:

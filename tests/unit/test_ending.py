@@ -62,7 +62,7 @@ def test_kills_before_a_worker_starts_do_not_explain_its_end(tmp_path: Path) -> 
     ("cgroup", "file"),
     [
         ("0::/", "memory.events"),
-        ("0::/work/hub", "work/hub/memory.events"),
+        ("0::/box/hub", "box/hub/memory.events"),
         ("0::/not/seen/from/here", "memory.events"),
         ("4:memory:/hub\n0::/", "memory/hub/memory.oom_control"),
         ("5:cpu,memory:/elsewhere", "memory/memory.oom_control"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 SEND_QUEUE_MESSAGES_MAX = 16
 ZERO_COPY_TIMEOUT_S = 10.0  # it takes a millisecond
 HANDSHAKE_MS = 3000
+
+_monitors = itertools.count()
 
 
 def open_socket(context: zmq.Context[Any], kind: int, message_bytes_max: int, receive_queue_messages_max: int) -> Any:
@@ -52,9 +55,10 @@ def open_monitor(socket: zmq.Socket[Any], events: int) -> Any:
     """A socket that tells of ``events`` of ``socket``; it holds as many as come.
 
     With a limit, as it has in ``get_monitor_socket``, libzmq's own thread would wait in the middle of its work for
-    somebody to read them, and closing the socket would wait for that thread.
+    somebody to read them, and closing the socket would wait for that thread. No address is used twice: libzmq gives
+    one up some time after its socket was closed.
     """
-    address = f"inproc://monitor-{id(socket)}"
+    address = f"inproc://monitor-{next(_monitors)}"
     socket.monitor(address, events)
     monitor = socket.context.socket(zmq.PAIR)
     monitor.setsockopt(zmq.RCVHWM, 0)

@@ -8,8 +8,8 @@ from typing import Any
 from envhub import messages
 from envhub.client_protocol import ClientProtocol, Reply
 from envhub.hub_protocol import HubProtocol, Incoming
-from envhub.messages import Call, Close, Done, EnvNames, Hello, Made, Make, Op, Reset, Step, Welcome
-from envhub.protocol import LEASE_S, SESSIONS_MAX
+from envhub.messages import Call, Close, Done, EnvNames, Failure, Hello, Made, Make, Op, Reset, Step, Welcome
+from envhub.protocol import LEASE_S, SESSIONS_MAX, Prelude
 
 TOKEN = bytes(range(16))
 HUB_ID = 0x0123456789ABCDEF
@@ -190,3 +190,15 @@ SESSION_REQUESTS = {
 def failure_in(packet: Packet) -> messages.Failure:
     """The failure that a packet to a client carries."""
     return messages.unpack(messages.Failure, packet.frames[0][40:])
+
+
+def sent(pair: ProtocolPair, op: int, seq: int, body: bytes = b"", *frames: bytes, token: bytes = TOKEN) -> Failure:
+    """Send raw frames to the hub and return the failure it answers at once."""
+    head = Prelude(op, HUB_ID, token, seq).pack() + body
+    pair.to_hub.append(Packet(pair.peer, pair.connection, [head, *frames]))
+    assert pair.deliver_to_hub() is None
+    return failure_in(pair.to_client.pop())
+
+
+def step_on_its_way(pair: ProtocolPair, actions: bytes = b"left") -> None:
+    pair.request(Op.STEP, Step(b"\x04"), actions)

@@ -1,0 +1,56 @@
+"""Sessions in the states that tests begin with, and what their workers say."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from envhub_server.control import (
+    Built,
+    Mapped,
+)
+from envhub_server.registry import Recipe
+from envhub_server.restart import RestartPolicy, Restarts
+from envhub_server.session import Phase, Session
+from envhub_server.sizing import Sizing
+from envhub_server.watchdog import Late
+
+from envhub.messages import (
+    Failure,
+    Make,
+)
+
+SIZING = Sizing((0, 1, 2, 3), 4, spin_us=0)
+OBSERVATION, WIDER, ACTION = b"a space", b"a wider one of the same leaves", b"actions"
+INFO_BYTES = 64
+RAISED = Failure("env_raised", "env", "no", env_index=1, worker=0)
+LATE = Late("step", 2, 1.6, 1.5)
+STOPPING = Failure("draining", "hub", "the hub is shutting down")
+
+
+def restarts(**policy: Any) -> Restarts:
+    return Restarts(RestartPolicy(jitter=0.0, **policy), random.Random(0))
+
+
+def built(*observations: bytes) -> Built:
+    return Built(list(observations or [OBSERVATION]), ACTION, [["<f4", [4]]], [["<i8", []]], b"meta", "rgb_array", "{}")
+
+
+def begun(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
+    """A session whose workers are building."""
+    made = Make(num_envs, "CartPole-v1", **make)
+    policy = restarts(restarts_max=made.faults.restarts_max)
+    session = Session(made, Recipe("CartPole-v1"), workers, INFO_BYTES, SIZING, policy)
+    session.start()
+    return session
+
+
+def ready(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
+    """A session that is made, idle."""
+    session = begun(num_envs, workers, **make)
+    for worker in range(len(session.blocks)):
+        session.event(worker, built())
+    for worker in range(len(session.blocks)):
+        session.event(worker, Mapped())
+    assert session.phase is Phase.READY and session.idle
+    return session

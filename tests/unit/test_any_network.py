@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from protocol_pair import SESSION_REQUESTS, TOKEN, ProtocolPair
+
+from envhub import protocol
+from envhub.messages import Failure, Make, Op
+
+
+class AnyNetwork(RuleBasedStateMachine):
+    """Whatever the network does, what the client is told is what the hub did, once and in order."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.pair = ProtocolPair(lease_s=float("inf"))
+        self.pair.hello()
+        self.payloads: dict[int, bytes] = {}  # by the request's number
+        self.given_up: set[int] = set()
+        self.closing = False
+
+    @property
+    def seq(self) -> int:
+        return len(self.payloads)
+
+    @precondition(lambda self: self.pair.client.pending is None and not self.closing)
+    @rule(op=st.sampled_from([Op.STEP, Op.STEP, Op.RESET, Op.CALL, Op.CLOSE]))
+    def request(self, op: Op) -> None:
+        payload = b"%d" % (self.seq + 1)
+        self.payloads[self.seq + 1] = payload
+        if self.seq == 1:
+            self.pair.request(Op.MAKE, Make(2, "CartPole-v1"), payload)
+            return
+        self.closing = op is Op.CLOSE
+        self.pair.request(op, SESSION_REQUESTS[op], payload)
+
+    @precondition(lambda self: self.seq > 1 and self.pair.client.pending is not None and not self.closing)
+    @rule()
+    def give_up(self) -> None:
+        self.given_up.add(self.seq)
+        self.pair.client.give_up()
+
+    @rule(seconds=st.sampled_from([0.0, 0.3, 1.0, 5.0]))
+    def wait(self, seconds: float) -> None:
+        self.pair.advance(seconds)
+
+    @precondition(lambda self: self.pair.to_hub)
+    @rule(data=st.data(), copies=st.integers(0, 2))
+    def move_to_hub(self, data: st.DataObject, copies: int) -> None:
+        index = data.draw(st.integers(0, len(self.pair.to_hub) - 1))
+        self.pair.to_hub += [self.pair.to_hub[index]] * copies
+        self.pair.deliver_to_hub(index)
+
+    @precondition(lambda self: self.pair.to_client)
+    @rule(data=st.data(), copies=st.integers(0, 2))
+    def move_to_client(self, data: st.DataObject, copies: int) -> None:
+        index = data.draw(st.integers(0, len(self.pair.to_client) - 1))
+        self.pair.to_client += [self.pair.to_client[index]] * copies
+        self.deliver(index)
+
+    @precondition(lambda self: self.pair.to_hub)
+    @rule(data=st.data())
+    def lose_a_request(self, data: st.DataObject) -> None:
+        self.pair.to_hub.pop(data.draw(st.integers(0, len(self.pair.to_hub) - 1)))
+
+    @precondition(lambda self: self.pair.to_client)
+    @rule(data=st.data())
+    def lose_a_reply(self, data: st.DataObject) -> None:
+        self.pair.to_client.pop(data.draw(st.integers(0, len(self.pair.to_client) - 1)))
+
+    @precondition(lambda self: self.pair.running)
+    @rule()
+    def finish(self) -> None:
+        self.pair.finish()
+
+    @precondition(lambda self: self.pair.connected)
+    @rule()
+    def disconnect(self) -> None:
+        self.pair.disconnect()
+
+    @precondition(lambda self: not self.pair.connected)
+    @rule()
+    def reconnect(self) -> None:
+        self.pair.reconnect()
+
+    def deliver(self, index: int = 0) -> None:
+        reply = self.pair.deliver_to_client(index)
+        if reply is None:
+            return
+        assert not isinstance(reply.message, Failure), reply.message
+        if reply.op not in (Op.MAKE, Op.CLOSE):  # their replies have no frames
+            assert reply.frames == [b"did " + self.payloads[self.seq]]  # of the newest request, the only one pending
+
+    @invariant()
+    def every_request_is_carried_out_once_and_in_order(self) -> None:
+        done = [request for request in self.pair.carried_out if request.token == TOKEN]
+        numbers = [request.seq for request in done]
+        assert numbers == sorted(set(numbers))
+        assert [request.frames[0] for request in done] == [self.payloads[number] for number in numbers]
+        answered = set(range(1, self.seq + (self.pair.client.pending is None))) - self.given_up
+        assert answered <= set(numbers)
+
+    def teardown(self) -> None:
+        """Once the network works again, the pending request gets its reply."""
+        if not hasattr(self, "pair"):
+            return
+        if not self.pair.connected:
+            self.pair.reconnect()
+        for _ in range(6):
+            self.pair.advance(protocol.HEARTBEAT_S)
+            while self.pair.to_hub or self.pair.running or self.pair.to_client:
+                if self.pair.to_client:
+                    self.deliver()
+                elif self.pair.to_hub:
+                    self.pair.deliver_to_hub()
+                else:
+                    self.pair.finish()
+            self.every_request_is_carried_out_once_and_in_order()
+        assert self.pair.client.pending is None
+
+
+TestAnyNetwork = AnyNetwork.TestCase
+TestAnyNetwork.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

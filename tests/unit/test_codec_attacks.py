@@ -1,0 +1,369 @@
+from __future__ import annotations
+
+import copy
+import enum
+import pickle
+import sys
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import msgpack
+import msgpack_numpy
+import numpy as np
+import pytest
+from codec_values import Opaque, extension, packed, values
+from gymnasium import spaces as gym_spaces
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from envhub import codec
+
+# --- attacks ----------------------------------------------------------------------------------------------------------
+
+
+def array(**fields: Any) -> bytes:
+    """An array in the form of ``msgpack_numpy``, with some of its fields replaced; None leaves one out."""
+    honest = {"nd": True, "type": "<f8", "kind": b"", "shape": [1], "data": bytes(8)}
+    return packed({name.encode(): value for name, value in {**honest, **fields}.items() if value is not None})
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return sys.exit, ("unpickled",)
+
+
+PICKLED = pickle.dumps(Bomb())
+TEXT = codec.ARRAY
+ATTACKS = {
+    "pickle in an object array": array(kind=b"O", type="|O", data=PICKLED),
+    "pickle in an array of honest bytes": array(kind=b"O", type="|u1", shape=[len(PICKLED)], data=PICKLED),
+    "structure of an honest type": array(kind=b"V"),
+    "pickle under a text kind": array(kind="O", type="|O", data=PICKLED),
+    "pointers as objects": array(type="|O"),
+    "pointers as objects, no kind": array(type="|O", kind=None),
+    "pointers, short name": array(type="O", kind=None),
+    "pointers in pairs": array(type="O,O", kind=None, data=bytes(16)),
+    "pointers in a list": array(type=[["a", "|O"]], kind=None),
+    "pointers in a structure": array(type=[["a", "|O"]], kind=b"V"),
+    "pointers in a dict of fields": array(type={"names": ["a"], "formats": ["O"]}, kind=None),
+    "scalar pointer": array(nd=False, type="|O", shape=None),
+    "structure": array(kind=b"V", type=[["a", "<f8"]]),
+    "structure, short name": array(type="f,f"),
+    "sub-array type": array(type="(2)f"),
+    "void": array(type="|V8"),
+    "void of nothing, huge shape": array(type="|V0", shape=[1 << 40], data=b""),
+    "text of nothing, huge shape": array(type="|S0", shape=[1 << 40], data=b""),
+    "text as a plain array": array(type="<U2"),
+    "text with a bad code point": array(type="<U1", data=b"\xff\xff\xff\xff"),
+    "time as a plain array": array(type="<M8"),
+    "type is bytes": array(type=b"<f8"),
+    "type is nonsense": array(type="zz"),
+    "type is a list": array(type=["<f8"]),
+    "long type": array(type="float64"),
+    "no type": array(type=None),
+    "no data": array(data=None),
+    "data is text": array(data="12345678"),
+    "data too short": array(data=bytes(7)),
+    "data too long": array(data=bytes(9)),
+    "data empty": array(data=b""),
+    "huge shape": array(shape=[1 << 40]),
+    "shape beyond 64 bits": array(shape=[1 << 62, 1 << 62]),
+    "nothing of a huge shape": array(shape=[0, 1 << 62], data=b""),
+    "negative shape": array(shape=[-1]),
+    "two negative shapes": array(shape=[-1, -1]),
+    "true in a shape": array(shape=[True]),
+    "float in a shape": array(shape=[1.0]),
+    "shape is a number": array(shape=1),
+    "shape is text": array(shape="1"),
+    "shape is nil": packed({b"nd": True, b"type": "<f8", b"kind": b"", b"shape": None, b"data": bytes(8)}),
+    "too many dimensions": array(shape=[1] * 17),
+    "no shape": array(shape=None),
+    "scalar with a shape": array(nd=False),
+    "scalar of two": array(nd=False, shape=None, data=bytes(16)),
+    "nd is neither": array(nd="yes"),
+    "nd is a number": array(nd=1),
+    "unknown key": array(more=1),
+    "python complex of msgpack_numpy": packed({b"complex": True, b"data": "1j"}),
+    "map with bytes keys": packed({b"a": 1}),
+    "map with numbers for keys": packed({1: 1}),
+    "map with nil for a key": b"\x81\xc0\x01",
+    "pointers as an array extension": extension(TEXT, ["|O", [1], bytes(8)]),
+    "numbers as an array extension": extension(TEXT, ["<f8", [1], bytes(8)]),
+    "structure as an array extension": extension(TEXT, ["U1,O", [1], bytes(12)]),
+    "array extension with a bad code point": extension(TEXT, ["<U1", [1], b"\xff\xff\xff\xff"]),
+    "array extension with a bad code point, swapped": extension(TEXT, [">U1", [1], b"\x00\x11\x00\x00"]),
+    "array extension of nothing": extension(TEXT, ["<U0", [1 << 40], b""]),
+    "array extension with a long name": extension(TEXT, ["<U1" + " " * 30, [1], bytes(4)]),
+    "array extension of a wrong length": extension(TEXT, ["<U1", [2], bytes(4)]),
+    "array extension with a negative shape": extension(TEXT, ["<M8[s]", [-1], bytes(8)]),
+    "array extension with two items": extension(TEXT, ["<U1", [1]]),
+    "array extension whose name is a list": extension(TEXT, [["<U1"], [1], bytes(4)]),
+    "tuple extension of a map": extension(codec.TUPLE, {"a": 1}),
+    "set extension of lists": extension(codec.SET, [[1]]),
+    "mapping extension with a list for a key": extension(codec.MAPPING, [[1], 2]),
+    "mapping extension without its last value": extension(codec.MAPPING, [1, 2, 3]),
+    "integer extension of words": packed(msgpack.ExtType(codec.INTEGER, b"ten")),
+    "integer extension beyond ascii": packed(msgpack.ExtType(codec.INTEGER, b"\xff")),
+    "complex extension too short": packed(msgpack.ExtType(codec.COMPLEX, bytes(8))),
+    "repr extension that is no text": packed(msgpack.ExtType(codec.REPR, b"\xff")),
+    "unknown generator": extension(codec.GENERATOR, ["RandomState", {}]),
+    "generator by attribute": extension(codec.GENERATOR, ["Generator", {}]),
+    "generator whose name is a list": extension(codec.GENERATOR, [["MT19937"], {}]),
+    "generator without a state": extension(codec.GENERATOR, ["PCG64", {}]),
+    "generator of a legacy state": extension(codec.GENERATOR, ["MT19937", ["MT19937", [0] * 624, 10**8]]),
+    "pickle extension": packed(msgpack.ExtType(codec.PICKLE, PICKLED)),
+    "pickle in a tuple in a list": packed(
+        [msgpack.ExtType(codec.TUPLE, packed([msgpack.ExtType(codec.PICKLE, PICKLED)]))]
+    ),
+    "unknown extension": packed(msgpack.ExtType(99, b"")),
+    "reserved byte": b"\xc1",
+    "nothing": b"",
+    "two values": b"\x01\x01",
+    "cut short": codec.encode(np.arange(100))[:-1],
+    "text that is no utf-8": b"\xa1\xff",
+    "long list announced": b"\xdd\xff\xff\xff\xff",
+    "long map announced": b"\xdf\xff\xff\xff\xff",
+    "long text announced": b"\xdb\xff\xff\xff\xff",
+    "long bytes announced": b"\xc6\xff\xff\xff\xff",
+    "long extension announced": b"\xc9\xff\xff\xff\xff\x01",
+    "lists two thousand deep": b"\x91" * 2000 + b"\x01",
+    "many long lists": b"\xdd\x00\x0f\xff\xff" * 500,
+}
+
+
+@pytest.mark.parametrize("blob", ATTACKS.values(), ids=ATTACKS.keys())
+def test_attack_is_refused_by_both_decoders(blob: bytes) -> None:
+    with pytest.raises(codec.DecodeError):
+        codec.decode(blob)
+    with pytest.raises(codec.DecodeError):
+        codec.decode_header(blob)
+
+
+@pytest.mark.parametrize(
+    ("name", "position"), [("MT19937", 625), ("MT19937", -1), ("MT19937", 10**8), ("Philox", 5), ("Philox", -1)]
+)
+def test_generator_that_would_read_foreign_memory_is_refused(name: str, position: int) -> None:
+    # NumPy 2.4 takes such a state and ends in SIGSEGV at the first draw.
+    state = getattr(np.random, name)(1).state
+    (state["state"] if name == "MT19937" else state)["pos" if name == "MT19937" else "buffer_pos"] = position
+    blob = packed(msgpack.ExtType(codec.GENERATOR, codec.encode([name, state])))
+    with pytest.raises(codec.DecodeError, match="position"):
+        codec.decode(blob)
+
+
+def extensions_inside_each_other(count: int) -> bytes:
+    blob = packed(1)
+    for _ in range(count):
+        blob = packed([msgpack.ExtType(codec.TUPLE, blob)])
+    return blob
+
+
+def test_extensions_inside_each_other_are_refused_beyond_the_limit() -> None:
+    assert codec.decode(extensions_inside_each_other(0)) == 1
+    with pytest.raises(codec.DecodeError):
+        codec.decode(extensions_inside_each_other(codec.DEPTH_MAX + 2))
+
+
+SPECIAL = [(1,), {2}, 1j, {1: 2}, np.array(["a"]), gym.spec("CartPole-v1"), gym_spaces.Discrete(2)]
+
+
+@pytest.mark.parametrize("value", SPECIAL, ids=lambda value: type(value).__name__)
+def test_header_holds_no_extension_type_but_integers(value: Any) -> None:
+    codec.decode(codec.encode(value))
+    with pytest.raises(codec.DecodeError, match="not accepted"):
+        codec.decode_header(codec.encode([value]))
+    assert codec.decode_header(codec.encode([2**70])) == [2**70]
+
+
+def test_header_may_hold_shorter_lists_than_a_value() -> None:
+    blob = codec.encode([0] * (codec.HEADER_ITEMS_MAX + 1))
+    assert len(codec.decode(blob)) == codec.HEADER_ITEMS_MAX + 1
+    with pytest.raises(codec.DecodeError):
+        codec.decode_header(blob)
+
+
+def test_list_that_announces_more_items_than_there_are_bytes_is_refused_before_it_is_allocated() -> None:
+    # Each of these five bytes would have msgpack allocate eight megabytes.
+    for decode in (codec.decode, codec.decode_header):
+        with pytest.raises(codec.DecodeError, match="exceeds max_array_len"):
+            decode(b"\xdd\x00\x00\xff\xff" * 500)
+
+
+def test_list_longer_than_the_limit_is_refused() -> None:
+    with pytest.raises(codec.DecodeError):
+        codec.decode(b"\xdd\x00\x10\x00\x01" + bytes(codec.ITEMS_MAX + 1))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=200))
+def test_random_bytes_are_decoded_or_refused(blob: bytes) -> None:
+    for decode in (codec.decode, codec.decode_header):
+        try:
+            decode(blob)
+        except codec.DecodeError:
+            pass
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(values, st.data())
+def test_flipped_bytes_are_decoded_or_refused(value: Any, data: st.DataObject) -> None:
+    blob = bytearray(codec.encode(value))
+    for _ in range(data.draw(st.integers(1, 3))):
+        blob[data.draw(st.integers(0, len(blob) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        repr(codec.decode(bytes(blob)))
+    except codec.DecodeError:
+        pass
+    except ValueError as error:
+        assert "datetime" in str(error)  # NumPy cannot print some times that it can hold
+
+
+# --- pickle -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trapped_pickle(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Records what reaches ``pickle.loads``."""
+    reached: list[bytes] = []
+    monkeypatch.setattr(pickle, "loads", lambda blob, **_: reached.append(bytes(blob)))
+    return reached
+
+
+def test_no_attack_reaches_pickle(trapped_pickle: list[bytes]) -> None:
+    for blob in ATTACKS.values():
+        for decode in (codec.decode, codec.decode_header):
+            with pytest.raises(codec.DecodeError):
+                decode(blob)
+    assert trapped_pickle == []
+
+
+def test_the_trap_would_have_caught_the_stock_decoder(trapped_pickle: list[bytes]) -> None:
+    msgpack.unpackb(ATTACKS["pickle in an object array"], object_hook=msgpack_numpy.decode)
+    assert trapped_pickle == [PICKLED]
+
+
+def test_pickled_value_is_unpickled_only_where_it_is_allowed(trapped_pickle: list[bytes]) -> None:
+    blob = codec.encode([Opaque()], codec.as_pickle)
+    with pytest.raises(codec.DecodeError, match="extension type 10"):
+        codec.decode(blob)
+    assert trapped_pickle == []
+    codec.decode(blob, allow_pickle=True)
+    assert len(trapped_pickle) == 1
+
+
+def test_values_with_a_form_are_never_pickled() -> None:
+    value = {"a": np.arange(3), "b": (1, "x")}
+    assert codec.encode(value, codec.as_pickle) == codec.encode(value)
+
+
+def test_pickled_values_arrive_as_they_were() -> None:
+    shift = 3
+    found = codec.decode(codec.encode({"f": lambda x: x + shift}, codec.as_pickle), allow_pickle=True)
+    assert found["f"](1) == 4
+
+
+def test_value_that_cannot_be_pickled_is_refused_or_travels_as_its_repr() -> None:
+    class Sealed:
+        def __reduce__(self) -> Any:
+            raise TypeError("sealed")
+
+        def __repr__(self) -> str:
+            return "<sealed>"
+
+    with pytest.raises(codec.EncodeError, match="Sealed cannot be pickled: sealed"):
+        codec.encode(Sealed(), codec.as_pickle)
+    assert codec.decode(codec.encode(Sealed(), codec.as_pickle_or_repr), allow_pickle=True) == "<sealed>"
+
+
+class OneWay(Exception):
+    def __init__(self, left: int, right: int) -> None:
+        super().__init__(left)
+
+
+def test_value_that_cannot_be_unpickled_is_an_error_or_told_in_its_place() -> None:
+    blob = codec.encode({"e": OneWay(1, 2), "x": 1}, codec.as_pickle)
+    with pytest.raises(codec.DecodeError, match="cannot be unpickled: TypeError"):
+        codec.decode(blob, allow_pickle=True)
+    found, represented = codec.decode_leniently(blob, allow_pickle=True)
+    assert found["x"] == 1 and "cannot be unpickled" in found["e"] and represented == [found["e"]]
+
+
+TOO_LARGE = [[0] * 600_000, dict.fromkeys(map(str, range(600_000))), set(range(600_000)), "x" * (17 << 20)]
+
+
+@pytest.mark.parametrize("value", TOO_LARGE, ids=lambda value: type(value).__name__)
+def test_what_would_not_be_decoded_is_not_encoded(value: Any) -> None:
+    with pytest.raises(codec.EncodeError):
+        codec.encode({"deep": value})
+    assert codec.decode(codec.encode(value, codec.as_repr)) == repr(value)[: codec.REPR_CHARS_MAX]
+    assert codec.decode(codec.encode({"deep": value}, codec.as_pickle), allow_pickle=True) == {"deep": value}
+
+
+class Task(enum.IntEnum):
+    HARD = 1
+
+
+class Place(NamedTuple):
+    x: int
+    y: int
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Task.HARD, Place(1, 2), defaultdict(list, a=[1]), bytearray(b"x"), np.ma.masked_array([1, 2], [True, False])],
+    ids=lambda value: type(value).__name__,
+)
+def test_pickling_keeps_the_class_of_a_value(value: Any) -> None:
+    found = codec.decode(codec.encode({"a": [value]}, codec.as_pickle), allow_pickle=True)["a"][0]
+    assert type(found) is type(value) and repr(found) == repr(value)
+
+
+def test_elements_of_a_graph_are_carried() -> None:
+    space = gym_spaces.Graph(gym_spaces.Box(0, 1, (2,)), gym_spaces.Discrete(3), seed=1)
+    for number in range(5):
+        value = space.sample(num_nodes=number + 1)
+        for unknown in (codec.refuse, codec.as_pickle):
+            found = codec.decode(codec.encode([value], unknown))[0]
+            assert type(found) is type(value)
+            assert all(np.array_equal(left, right) for left, right in zip(found, value, strict=True))
+
+
+TIMES = [np.datetime64("2026-01-01"), np.datetime64("NaT"), np.timedelta64(3, "us")]
+
+
+@pytest.mark.parametrize("value", [*TIMES, np.str_("ä"), np.str_(), np.bytes_(b"\x00a"), np.bytes_()])
+def test_scalars_that_are_no_numbers_are_carried(value: Any) -> None:
+    found = codec.decode(codec.encode(value))
+    assert type(found) is type(value) and found.dtype == value.dtype and repr(found) == repr(value)
+
+
+def test_spaces_are_carried() -> None:
+    space = gym_spaces.Dict({"a": gym_spaces.Box(0, 1, (2,)), "b": gym_spaces.Sequence(gym_spaces.Text(3))}, seed=1)
+    for unknown, allowed in ((codec.refuse, False), (codec.as_pickle, True)):
+        found = codec.decode(codec.encode([space], unknown), allowed)[0]
+        assert found == space and found.sample()["b"] == copy.deepcopy(space).sample()["b"]
+    with pytest.raises(codec.EncodeError, match="OwnSpace"):
+        codec.encode(type("OwnSpace", (gym_spaces.Discrete,), {"__module__": "gymnasium.spaces.box"})(2))
+
+
+def test_specs_are_carried_where_they_name_what_they_make() -> None:
+    spec = copy.deepcopy(gym.spec("CartPole-v1"))
+    spec.kwargs = {"size": (1, 2), "by": {1: "one"}}
+    spec.additional_wrappers = gym.wrappers.RescaleAction(gym.make("Pendulum-v1"), -1, 1).spec.additional_wrappers
+    assert codec.decode(codec.encode({"spec": spec}))["spec"] == spec
+    local = gym.envs.registration.EnvSpec("Local-v0", entry_point=lambda: gym.make("CartPole-v1"))
+    with pytest.raises(codec.EncodeError, match="EnvSpec"):
+        codec.encode(local)
+
+
+@pytest.mark.parametrize("raw", [["<M8[s]", b"short"], ["<f8", bytes(8)], [1, bytes(8)], ["<M8[s]"], []])
+def test_malformed_times_are_refused(raw: Any) -> None:
+    with pytest.raises(codec.DecodeError):
+        codec.decode(packed(msgpack.ExtType(codec.SCALAR, packed(raw))))
+
+
+@pytest.mark.parametrize("blob", [b"", b"{}", b"[]", b"\xff", b'{"id": 1}'])
+def test_malformed_specs_are_refused(blob: bytes) -> None:
+    with pytest.raises(codec.DecodeError):
+        codec.decode(packed(msgpack.ExtType(codec.SPEC, blob)))

@@ -24,7 +24,7 @@ LOOK_S = 0.3  # how often the kernel is asked
 
 # A monitor tells of an ended connection by a descriptor, which may be another's by now, and before the ROUTER itself
 # knows: so the peers that used it are asked for, at once and again.
-SUSPICION_S = (0.0, 0.1, 1.0)
+SUSPICION_S = (0.0, 0.02, 0.1, 1.0)
 
 _LAST_DATA_RECV = struct.Struct("=52xI")  # of Linux's struct tcp_info, in milliseconds
 _UCRED = struct.Struct("3i")

@@ -161,7 +161,7 @@ def test_7_killed_worker_is_named_and_close_just_closes(vectorizer: Vectorizer) 
         os.kill(envs.call("pid")[1], signal.SIGKILL)
         time.sleep(0.2)
         infos = envs.step([0, 0])[4]
-        assert "worker 1" in infos["env_failure"][1].message
+        assert "was ended by SIGKILL" in infos["env_failure"][1].message
         envs.close()
 
 

@@ -159,8 +159,7 @@ class Hub:
         wait_s = max(0.0, self._wake_s - self._clock.now_s())
         ready = self._poller.poll(None if wait_s == math.inf else math.ceil(wait_s * 1000))
         # Before anything is handled: what that sets a deadline for is to have all of its time.
-        if stopped_s := self._clock.woke(self._wake_s):
-            log.warning("hub_was_stopped", stopped_s=round(stopped_s, 1), note="no deadline runs meanwhile")
+        self._notice_stop()
         for source, _ in ready:
             if source is self._monitor:  # first of all: connections may come faster than turns
                 self._on_monitor()
@@ -171,12 +170,20 @@ class Hub:
         if self._wake_s < math.inf:
             self._on_clock()
 
+    def _notice_stop(self) -> float:
+        """For how long the process was stopped, if that has just ended."""
+        stopped_s = self._clock.woke(self._wake_s)
+        if stopped_s:
+            log.warning("hub_was_stopped", stopped_s=round(stopped_s, 1), note="no deadline runs meanwhile")
+        return stopped_s
+
     def _wake_by(self, at_s: float) -> None:
         """See what has come by the passing of time at this time, at the latest."""
         self._wake_s = min(self._wake_s, at_s)
 
     def _on_clock(self) -> None:
         now_s = self._clock.now_s()
+        now_s -= self._notice_stop()  # since the turn began, just before or just after this time was taken
         if now_s < self._wake_s:
             return
         self._wake_s = math.inf

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import sims
-from hubs import ServedHub, lives, serve, wait_until, worker_processes
+from hubs import ServedHub, lives, serve, stopped, wait_until, worker_processes
 
 import envhub
 
@@ -359,12 +359,13 @@ def test_closing_is_bounded_when_an_env_does_not_close(hub: ServedHub) -> None:
 def test_step_that_timed_out_can_be_waited_for_again(address: str | None) -> None:
     envs = make("naughty", 2, address)
     envs.reset()
-    envs.step_async(actions(6, 9))
-    with pytest.raises(multiprocessing.TimeoutError) as caught:
-        envs.step_wait(timeout=0.02)
-    assert isinstance(caught.value, TimeoutError)
-    with pytest.raises(envhub.SessionBusy, match="pending call to `step`"):
-        envs.reset()
+    with stopped(*{*envs.call("pid")}):
+        envs.step_async(actions(6, 9))
+        with pytest.raises(multiprocessing.TimeoutError) as caught:
+            envs.step_wait(timeout=0.02)
+        assert isinstance(caught.value, TimeoutError)
+        with pytest.raises(envhub.SessionBusy, match="pending call to `step`"):
+            envs.reset()
     assert envs.step_wait()[1].tolist() == [6, 9]
     assert envs.step(actions(7, 9))[1].tolist() == [7, 9]
     with pytest.raises(gym.error.NoAsyncCallError):
@@ -415,11 +416,12 @@ def test_slow_session_does_not_hold_up_another(hub: ServedHub) -> None:
     slow, quick = make("naughty", 2, hub.tcp), make("counter", 2, hub.tcp)
     slow.reset()
     quick.reset()
-    slow.step_async(actions(6, 6))
-    for _ in range(5):
-        quick.step(actions(0, 0))
-    with pytest.raises(TimeoutError):
-        slow.step_wait(0)  # the other session made five steps meanwhile
+    with stopped(*{*slow.call("pid")}):
+        slow.step_async(actions(0, 0))
+        for _ in range(5):
+            quick.step(actions(0, 0))
+        with pytest.raises(TimeoutError):
+            slow.step_wait(0)  # the other session made five steps meanwhile
     slow.step_wait()
     slow.close()
     quick.close()

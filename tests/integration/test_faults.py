@@ -201,7 +201,7 @@ def test_killed_hub_is_told_to_its_clients_and_leaves_nothing(tmp_path: Path) ->
         envs.reset()
         workers = hub.workers()
         assert workers
-        envs.step_async(actions(6, 6))
+        envs.step_async(actions(8, 8))  # for ever
         hub.stop(signal.SIGKILL)
         begun = time.monotonic()
         assert wait_until(lambda: not any(map(lives, workers)), 1.0)

@@ -82,7 +82,7 @@ def truncated(outcome: Any, count: int) -> None:
 def test_end_of_a_private_hub_is_told_at_once(lane: str) -> None:
     with closing(envhub.make_vec([sims.Naughty] * 2, lane=lane)) as envs:
         envs.reset()
-        envs.step_async([6, 6])
+        envs.step_async([8, 8])  # for ever
         begun = time.monotonic()
         os.kill(private_hub().pid, signal.SIGKILL)
         with pytest.raises(envhub.HubLost, match="has ended"):
@@ -96,7 +96,7 @@ def test_end_of_a_private_hub_is_told_at_once(lane: str) -> None:
 def test_end_of_a_served_hub_is_told_at_once_on_the_shared_lane(tmp_path: Path) -> None:
     with serve(tmp_path, *ENVS) as hub, closing(envhub.make_vec("naughty", 2, hub=hub.ipc)) as envs:
         envs.reset()
-        envs.step_async([6, 6])
+        envs.step_async([8, 8])  # for ever
         begun = time.monotonic()
         hub.stop(signal.SIGKILL)
         with pytest.raises(envhub.HubLost, match="side socket has ended"):
@@ -200,7 +200,7 @@ def test_private_hub_that_was_killed_is_replaced(lane: str) -> None:
     envs.reset()
     for _ in range(3):
         envs.step([0, 0])
-        envs.step_async([6, 6])
+        envs.step_async([8, 8])  # for ever
         kill_private_hub()
         truncated(envs.step_wait(), 1)
         envs.reset()
@@ -285,7 +285,7 @@ def test_parts_under_way_are_truncated_and_the_others_when_they_are_sent(lane: s
     with closing(envhub.make_vec([sims.Naughty] * 4, num_workers=4, lane=lane, on_hub_loss="recreate")) as envs:
         envs.reset()
         envs.step([0, 0, 0, 0])
-        envs.send(np.array([0, 6]), [0, 2])
+        envs.send(np.array([0, 8]), [0, 2])  # the second never ends
         assert envs.recv(1)[5].tolist() == [0]
         kill_private_hub()
         outcome = envs.recv()

@@ -160,8 +160,8 @@ def test_request_after_one_that_was_given_up_waits_for_its_end() -> None:
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
             for _ in range(3):
-                signal.setitimer(signal.ITIMER_REAL, 0.05)
                 with pytest.raises(KeyboardInterrupt):
+                    signal.setitimer(signal.ITIMER_REAL, 0.05)
                     envs.set_attr("nap", 0.3)
                 assert envs.step([7])[1].tolist() == [7]
         finally:

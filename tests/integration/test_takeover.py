@@ -145,13 +145,13 @@ def test_envs_that_die_around_a_takeover_are_truncated_and_made_anew(client: env
 
 
 def test_worker_that_is_stopped_does_not_hold_a_takeover_up_for_ever(client: envhub.Client) -> None:
-    old = client.make_vec("faulty", 2, num_workers=2, init_timeout=1.0)
+    old = client.make_vec("faulty", 2, num_workers=2, init_timeout=3.0)
     old.reset()
     old.step(ZEROS[:2])
     os.kill(old.call("pid")[0], signal.SIGSTOP)
     begun = time.monotonic()
     envs = client.attach(old.detach())
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < 10
     _, _, _, truncations, infos = envs.step(ZEROS[:2])
     assert truncations.tolist() == [True, False] and infos["env_failure"][0].cause == "timeout"
     assert envs.step(ZEROS[:2])[0][:, 0].tolist() == [0, 3]

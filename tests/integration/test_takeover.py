@@ -228,7 +228,7 @@ ENDS = {"detaches": "envs.detach()", "is killed": "import os; os.kill(os.getpid(
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("how", ENDS)
 def test_trainer_that_ends_is_followed_by_another_process(tmp_path: Path, lane: str, how: str) -> None:
-    with serve(tmp_path, "counter=sims:counter", "--lease", "3") as served:
+    with serve(tmp_path, "counter=sims:counter") as served:
         code = TRAINER.format(hub=served.ipc, lane=lane, end=ENDS[how])
         ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=HERE, text=True, check=False)
         with envhub.connect(served.tcp) as client:
@@ -243,7 +243,8 @@ def test_session_that_nobody_takes_over_ends_with_its_lease(tmp_path: Path) -> N
     with serve(tmp_path, "counter=sims:counter", "--lease", "0.5") as served, envhub.connect(served.tcp) as client:
         envs = client.make_vec("counter", 3)
         envs.reset()
+        assert served.workers()
         token = envs.detach()
-        assert served.workers() and wait_until(lambda: not served.workers(), 5)
+        assert wait_until(lambda: not served.workers(), 10)
         with pytest.raises(envhub.SessionLost):
             client.attach(token)

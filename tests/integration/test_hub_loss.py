@@ -120,8 +120,9 @@ def test_hub_out_of_reach_for_the_reconnect_timeout_is_lost(tmp_path: Path) -> N
 
 
 def test_absent_hub_is_told_when_the_time_to_connect_is_over(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    deaf = socket.socket()
+    deaf.bind(("127.0.0.1", 0))  # and nobody else's
+    port = deaf.getsockname()[1]
     silent = socket.create_server(("127.0.0.1", 0))  # somebody who is no hub
     mute = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
     for address in (f"tcp://127.0.0.1:{port}", mute, f"ipc://{tmp_path}/nobody.sock"):
@@ -132,6 +133,7 @@ def test_absent_hub_is_told_when_the_time_to_connect_is_over(tmp_path: Path) -> 
             envhub.connect(address, timeout=0.5)
         assert 0.4 < time.monotonic() - begun < TELL_S
     silent.close()
+    deaf.close()
 
 
 def test_options_that_make_no_sense_are_refused() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hubs import ServedHub, lives, serve, wait_until
+from hubs import ServedHub, lives, serve, stopped, wait_until
 
 import envhub
 
@@ -30,15 +30,16 @@ def test_steps_under_way_are_answered_and_new_ones_refused(tmp_path: Path, name:
         assert [envs.lane for envs in sessions] == ["wire", "shared"]
         client = opened.enter_context(envhub.connect(hub.tcp))
         workers = hub.workers()
-        for envs in sessions:
-            envs.step_async(np.full(NUM_ENVS, 10))  # a second
-        # The hub has the request.
-        assert wait_until(lambda: "moving" in [found["phase"] for found in client.sessions()])
-        begun_s = time.monotonic()
-        hub.process.terminate()
-        assert wait_until(lambda: '"event": "stopping"' in hub.log)
-        with pytest.raises(envhub.HubLost, match="shutting down"):
-            client.make_vec("sleeper", 1)
+        with stopped(*(worker.pid for worker in workers)):
+            for envs in sessions:
+                envs.step_async(np.zeros(NUM_ENVS, int))
+            # The hub has the request.
+            assert wait_until(lambda: "moving" in [found["phase"] for found in client.sessions()])
+            begun_s = time.monotonic()
+            hub.process.terminate()
+            assert wait_until(lambda: '"event": "stopping"' in hub.log)
+            with pytest.raises(envhub.HubLost, match="shutting down"):
+                client.make_vec("sleeper", 1)
         for envs in sessions:
             observations, _, _, truncations, _ = envs.step_wait(timeout=GONE_S)
             assert observations[:, 0].tolist() == [1] * NUM_ENVS and not truncations.any()

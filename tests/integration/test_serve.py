@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from hubs import ServedHub, lives, serve, wait_until
+from hubs import ServedHub, lives, serve, stopped, wait_until
 
 import envhub
 
@@ -98,9 +98,11 @@ def test_running_step_is_answered_before_the_hub_ends(tmp_path: Path) -> None:
     with serve(tmp_path, "naughty=sims:naughty") as hub:
         envs = envhub.make_vec("naughty", 2, hub=hub.tcp)
         envs.reset()
-        envs.step_async(np.array([6, 6]))  # 0.2 s
-        assert wait_until(lambda: _phase(hub) == "moving")
-        hub.process.terminate()
+        with stopped(*{*envs.call("pid")}):
+            envs.step_async(np.array([6, 6]))
+            assert wait_until(lambda: _phase(hub) == "moving")
+            hub.process.terminate()
+            assert wait_until(lambda: '"event": "stopping"' in hub.log)
         assert envs.step_wait()[1].tolist() == [6, 6]
         assert hub.process.wait(8) == 0
         envs.close()

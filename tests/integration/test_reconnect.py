@@ -155,11 +155,12 @@ def test_delayed_replies_are_those_of_their_own_steps(hub: ServedHub) -> None:
     with proxy(hub.tcp) as wire:
         envs = envhub.make_vec("counter", 2, hub=wire.address)
         envs.reset()
-        wire.weather(Weather(latency_s=0.15))
         for count in range(1, 4):
+            wire.hold()
             envs.step_async([count, count])
             with pytest.raises(envhub.HubTimeout):
                 envs.step_wait(timeout=0.05)
+            wire.weather(Weather(latency_s=0.15))
             observations, rewards, *_ = envs.step_wait(timeout=20)
             assert observations[:, 0].tolist() == rewards.tolist() == [count, count]
         wire.weather()

@@ -239,6 +239,27 @@ def test_last_observation_is_the_final_one_in_same_step_mode() -> None:
         assert envs.reset()[0]["word"] == ("", "")
 
 
+class Fragile(sims.Counter):
+    """Kills its process once while it is made, wherever a file says so."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__()
+        with contextlib.suppress(FileNotFoundError):
+            place.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_worker_that_dies_while_the_envs_are_made_anew_is_no_reason_to_give_up(tmp_path: Path) -> None:
+    place = tmp_path / "dies"
+    with closing(envhub.make_vec([lambda: Fragile(place)] * 2, num_workers=2, on_hub_loss="recreate")) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        place.touch()
+        kill_private_hub()
+        truncated(envs.step([0, 0]), 1)
+        assert not place.exists() and envs.reset()[0][:, 0].tolist() == [0, 0]
+
+
 def test_reset_under_way_is_done_again() -> None:
     with closing(envhub.make_vec([sims.Counter] * 2, on_hub_loss="recreate")) as envs:
         envs.reset()

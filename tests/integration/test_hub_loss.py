@@ -16,6 +16,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import pytest
 import sims
 from envhub_client.private_hub import private_hub
@@ -147,7 +148,9 @@ def test_step_that_was_queued_for_a_dead_hub_is_not_run_by_the_next(tmp_path: Pa
     with hubs_in_turn(tmp_path, kind) as (address, replace):
         envs = envhub.make_vec("counter", 2, hub=address, lane="wire", on_hub_loss="recreate")
         envs.reset()
-        os.kill(envhub_pid(address), signal.SIGKILL)
+        hub = psutil.Process(envhub_pid(address))
+        hub.kill()
+        assert wait_until(lambda: not lives(hub))
         time.sleep(0.2)  # the connection has ended, and what is sent now waits for the next
         envs.step_async([5, 5])
         replace()

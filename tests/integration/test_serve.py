@@ -61,6 +61,16 @@ def test_signal_right_after_the_start_ends_the_hub_with_0(tmp_path: Path, number
         assert [path.suffix for path in tmp_path.iterdir()] == [".log"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_until_the_very_end_change_nothing(tmp_path: Path, number: int) -> None:
+    with serve(tmp_path, "CartPole-v1") as hub:
+        while hub.process.poll() is None:
+            hub.process.send_signal(number)
+            time.sleep(0.005)
+        assert hub.process.returncode == 0
+        assert [path.suffix for path in tmp_path.iterdir()] == [".log"]
+
+
 def test_hub_outlives_the_reader_of_its_log(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     address = f"ipc://{tmp_path}/hub.sock"

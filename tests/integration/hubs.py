@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 HERE = Path(__file__).parent
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
 
 
 class ServedHub:

@@ -160,7 +160,7 @@ def test_log_has_one_structured_line_per_change(tmp_path: Path) -> None:
         assert wait_until(lambda: not envs.step([0, 0])[3].any())  # it was started again
         envs.close()
         hub.stop()
-        lines = [json.loads(line) for line in hub.log.splitlines()]
+        lines = [json.loads(line) for line in hub.log.splitlines() if "session_making" not in line]  # every second
     made, first, second, ready, died, anew, *exited, ended, stopping = lines
     assert made["event"] == "session_made" and made["num_envs"] == 2
     assert {line["event"] for line in (first, second, anew)} == {"worker_started"}
@@ -257,10 +257,8 @@ def test_hub_is_found_at_its_default_address(tmp_path: Path, monkeypatch: pytest
 def test_health_says_what_is_wrong(hub: ServedHub) -> None:
     well = command("health", hub.tcp)
     assert well.returncode == 0 and well.stdout.startswith("ok")
-    begun = time.monotonic()
     gone = command("health", "ipc:///nowhere/hub.sock", "--timeout", "1")
-    assert gone.returncode == 1 and "ipc:///nowhere/hub.sock" in gone.stderr
-    assert time.monotonic() - begun < 10
+    assert gone.returncode == 1 and "ipc:///nowhere/hub.sock within 1 s" in gone.stderr
 
 
 def test_missing_hub_is_told_within_the_timeout() -> None:

@@ -21,6 +21,7 @@ import envhub
 SEED = 1
 KILL_EVERY_S, CUT_EVERY_S = 2.0, 5.0
 NAP_S = 0.0005
+WORKERS = 4  # of which the death of one leaves most episodes whole, however few CPUs there are
 
 console = Console()
 
@@ -66,7 +67,8 @@ def kill_one(hub: ServedHub, generator: random.Random) -> bool:
 def test_trainer_learns_while_a_worker_is_killed_every_two_seconds(cartpole_hub: ServedHub, lane: str) -> None:
     generator = random.Random(SEED)
     with every(KILL_EVERY_S, lambda: kill_one(cartpole_hub, generator)) as kills:
-        mean_return = learn(cartpole_hub.ipc, SEED, console, lane=lane, restarts_max=10_000, nap_s=NAP_S)
+        options = {"num_workers": WORKERS, "restarts_max": 10_000, "nap_s": NAP_S}
+        mean_return = learn(cartpole_hub.ipc, SEED, console, lane=lane, **options)
     print(f"lane {lane}: {sum(kills)} workers killed, mean return {mean_return}")
     assert mean_return > SOLVED
     assert sum(kills) >= 3 and cartpole_hub.log.count("was ended by SIGKILL") == sum(kills)

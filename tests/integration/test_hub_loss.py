@@ -106,16 +106,19 @@ def test_end_of_a_served_hub_is_told_at_once_on_the_shared_lane(tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_hub_out_of_reach_for_the_reconnect_timeout_is_lost(tmp_path: Path) -> None:
+def test_hub_out_of_reach_for_the_reconnect_timeout_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with serve(tmp_path, *ENVS) as hub:
-        envs = envhub.make_vec("naughty", 2, hub=hub.tcp, reconnect_timeout=3.0)
+        envs = envhub.make_vec("naughty", 2, hub=hub.tcp, reconnect_timeout=5.0)
         envs.reset()
         hub.process.send_signal(signal.SIGSTOP)
         try:
-            with pytest.raises(envhub.HubLost, match="reconnect_timeout=3 s"):
+            with pytest.raises(envhub.HubLost, match="reconnect_timeout=5 s"):
                 envs.step([0, 0])
         finally:
             hub.process.send_signal(signal.SIGCONT)
+        assert wait_until(lambda: "within reach again" in caplog.text)
         assert envs.step([0, 0])[0][:, 0].tolist() == [2, 2]  # the one that was given up has been carried out
         envs.close()
 

@@ -106,9 +106,7 @@ def test_end_of_a_served_hub_is_told_at_once_on_the_shared_lane(tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_hub_out_of_reach_for_the_reconnect_timeout_is_lost(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_hub_out_of_reach_for_the_reconnect_timeout_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with serve(tmp_path, *ENVS) as hub:
         envs = envhub.make_vec("naughty", 2, hub=hub.tcp, reconnect_timeout=5.0)
         envs.reset()

@@ -172,14 +172,14 @@ def test_session_can_be_looked_at_while_it_is_stepped(client: envhub.Client) -> 
     try:
         with client.attach(envs.token, observe=True) as observer:
             assert observer.num_envs == 3 and observer.single_observation_space == envs.single_observation_space
-            last = 0.0
-            for _ in range(100):
+            last, looks = 0.0, 0
+            while looks < 100 or last == 0:  # nobody says how soon the trainer gets to step
+                looks += 1
                 seen = observer.observe()
                 counts = seen.observations[:, 0][seen.given]
                 assert (counts == seen.steps[seen.given] - 1).all()  # a reset is one, too
                 assert counts.size == 0 or counts.min() >= last
                 last = counts.min() if counts.size else last
-            assert last > 0
     finally:
         done.set()
         trainer.join()

@@ -249,8 +249,11 @@ class ClientProtocol:
             return self._loss
         if self._refused_since_s is not None and now_s - self._refused_since_s >= REFUSED_S:
             return f"connections to its address were refused for {REFUSED_S:.0f} s"
-        away_since_s = self._heard_s if self._away_since_s is None else self._away_since_s
-        if self._pending is not None and away_since_s is not None and now_s - away_since_s >= self.reconnect_s:
+        if self._pending is None or self._heard_s is None:
+            return ""
+        # A request counts as having been heard when it was made: it has all of the time, however long nothing came.
+        since_s = self._heard_s if self._away_since_s is None else max(self._heard_s, self._away_since_s)
+        if now_s - since_s >= self.reconnect_s:
             return f"it has not been reachable for reconnect_timeout={self.reconnect_s:g} s"
         return ""
 

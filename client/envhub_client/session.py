@@ -30,6 +30,7 @@ from envhub.errors import (
     HubTimeout,
     HubUnreachable,
     RequestRefused,
+    WorkerDied,
 )
 from envhub.messages import Attach, Close, Made, Make, Observe, Op, World
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
@@ -44,6 +45,7 @@ from envhub_client.private_hub import PrivateHub, private_hub, world
 
 CLOSE_TIMEOUT_S = 30.0  # for the hub's own budget for closing envs, and a slow connection
 KILL_TIMEOUT_S = 2.0
+DEATHS_MAX = 3  # of workers that make envs anew, one after the other, as many as the hub takes of one worker
 RENEW_S = 0.2  # between tries for another session, where a hub refuses at once
 
 log = logging.getLogger("envhub")
@@ -216,6 +218,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
     def _open_again(self, loss: HubLost) -> tuple[Connection, Made]:
         timeout = self._options.reconnect_timeout
         until_s = time.monotonic() + timeout
+        deaths = 0
         while True:
             left_s = max(1.0, until_s - time.monotonic())
             try:
@@ -225,6 +228,10 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
                     raise HubLost(
                         f"{loss}; and no hub made its envs anew within reconnect_timeout={timeout:g} s: {error}"
                     ) from error
+            except WorkerDied:  # of which none of the envs need be the cause
+                deaths += 1
+                if deaths == DEATHS_MAX:
+                    raise
             time.sleep(RENEW_S)
 
     def _check_same(self, made: Made, loss: HubLost) -> None:

@@ -14,7 +14,11 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @contextlib.contextmanager
 def watched(watch: Watch, on_stop: Callable[[str], None], on_child: Callable[[], None]) -> Iterator[None]:
-    """Within the context, call ``on_stop`` with a signal's name, and ``on_child`` when a child process has ended."""
+    """Within the context, call ``on_stop`` with a signal's name, and ``on_child`` when a child process has ended.
+
+    A process that was told to stop is about to end by itself: after the context it heeds no further signal to stop.
+    """
+    told: list[str] = []
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
@@ -24,7 +28,8 @@ def watched(watch: Watch, on_stop: Callable[[str], None], on_child: Callable[[],
             if number == signal.SIGCHLD:
                 on_child()
             elif number in STOPPING:
-                on_stop(signal.Signals(number).name)
+                told.append(signal.Signals(number).name)
+                on_stop(told[-1])
 
     numbers = (*STOPPING, signal.SIGCHLD)
     with ours, theirs:
@@ -36,6 +41,6 @@ def watched(watch: Watch, on_stop: Callable[[str], None], on_child: Callable[[],
             yield
         finally:
             for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_IGN if told and number in STOPPING else handler)
             signal.set_wakeup_fd(wakeup)
             watch.unwatch(ours.fileno())

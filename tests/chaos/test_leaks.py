@@ -18,6 +18,7 @@ import envhub
 
 TESTS = Path(__file__).parent.parent
 KILLED = 10  # workers at a time
+REST_S = 1.0
 WARM_UP = 20  # what is allocated once and kept
 RSS_GROWTH_MAX = 4 << 20  # two are allowed for a thousand; an allocator does as it likes
 
@@ -91,8 +92,14 @@ def kill_workers(hub: ServedHub, count: int) -> None:
 
 
 def settled(hub: ServedHub, folder: Path, wanted: tuple[int, ...] | None) -> Holdings:
-    """What it holds once it has come to rest."""
-    wait_until(lambda: not hub.workers() and Holdings.of(hub, folder).counted == wanted, 5 if wanted else 1)
+    """What it holds once it has come to rest: for a while the same, or what is wanted."""
+
+    def rests() -> bool:
+        before = Holdings.of(hub, folder).counted if wanted is None else wanted
+        time.sleep(REST_S if wanted is None else 0.0)
+        return not hub.workers() and Holdings.of(hub, folder).counted == before
+
+    wait_until(rests)
     return Holdings.of(hub, folder)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 HERE = Path(__file__).parent
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
 
 
 class ServedHub:
@@ -131,11 +131,26 @@ def lives(process: psutil.Process) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], timeout: float = 5.0) -> bool:
+@contextlib.contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    """Have these processes stopped: what they are to do is under way, however long the block takes."""
+    processes = [psutil.Process(pid) for pid in pids]
+    for process in processes:
+        process.suspend()
+    try:
+        assert wait_until(lambda: all(process.status() == psutil.STATUS_STOPPED for process in processes))
+        yield
+    finally:
+        for process in processes:
+            process.resume()
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 20.0) -> bool:
     """Whether the condition came true in time."""
-    end = time.monotonic() + timeout
+    end, late = time.monotonic() + timeout, False
     while not condition():
-        if time.monotonic() > end:
+        if late:
             return False
         time.sleep(0.01)
+        late = time.monotonic() > end
     return True

@@ -65,7 +65,7 @@ class Counter(gym.Env[np.ndarray, int]):
         return [random.random(), np.random.random()]
 
     def leave_a_process_behind(self) -> int:
-        shell = subprocess.run(["sh", "-c", "sleep 0.2 >&- & echo $!"], stdout=subprocess.PIPE, check=True)
+        shell = subprocess.run(["sh", "-c", "sleep 600 >&- & echo $!"], stdout=subprocess.PIPE, check=True)
         return int(shell.stdout)
 
     def add(self, left: int, right: int = 0) -> int:

@@ -20,7 +20,7 @@ import pytest
 import sims
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from hubs import ServedHub
+from hubs import ServedHub, stopped, wait_until
 from same import assert_same
 
 import envhub
@@ -175,18 +175,24 @@ def test_hub_offers_no_hub(hub: ServedHub) -> None:
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
+def waits(envs: envhub.HubVectorEnv, thread: threading.Thread) -> bool:
+    """Whether this thread waits for the step, as nobody else can then."""
+    return envs._state.value == "step" and f"owner={thread.ident} " in repr(envs._connection._user._lock)
+
+
 def test_two_threads_at_once_are_refused_and_taking_turns_is_not() -> None:
     envs = envhub.make_vec(sims.Naughty, 1)
     envs.reset()
-    envs.step_async([6])  # 0.2 s
     results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(envs.step_wait()))
-    thread.start()
-    time.sleep(0.05)
-    with pytest.raises(envhub.ConnectionInUse, match="another thread"):
-        envs.step_wait()
-    with pytest.raises(envhub.SessionBusy):
-        envs.step([0])
+    with stopped(*envs.call("pid")):
+        envs.step_async([6])
+        thread = threading.Thread(target=lambda: results.append(envs.step_wait()))
+        thread.start()
+        assert wait_until(lambda: waits(envs, thread))
+        with pytest.raises(envhub.ConnectionInUse, match="another thread"):
+            envs.step_wait()
+        with pytest.raises(envhub.SessionBusy):
+            envs.step([0])
     thread.join()
     assert results[0][1].tolist() == [6]
     thread = threading.Thread(target=lambda: results.append(envs.step([7])))
@@ -201,12 +207,13 @@ def test_closing_while_another_thread_waits_is_refused_and_harms_nothing(lane: s
     envs = envhub.make_vec(sims.Naughty, 1, lane=lane)
     envs.reset()
     results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(envs.step([6])))  # 0.2 s
-    thread.start()
-    time.sleep(0.05)
-    for refused in (envs.close, lambda: envs._connection.ask(Op.STATS, StatsRequest()), envs._connection.give_up):
-        with pytest.raises(envhub.ConnectionInUse, match="another thread"):
-            refused()
+    with stopped(*envs.call("pid")):
+        thread = threading.Thread(target=lambda: results.append(envs.step([6])))
+        thread.start()
+        assert wait_until(lambda: waits(envs, thread))
+        for refused in (envs.close, lambda: envs._connection.ask(Op.STATS, StatsRequest()), envs._connection.give_up):
+            with pytest.raises(envhub.ConnectionInUse, match="another thread"):
+                refused()
     thread.join()
     assert not envs.closed and results[0][1].tolist() == [6] and envs.step([9])[1].tolist() == [9]
     envs.step_async([0])
@@ -226,9 +233,9 @@ def test_vector_env_can_be_closed_in_a_signal_handler() -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, leave)
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
     try:
         with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
             envs.step([8])  # for ever
     finally:
         signal.signal(signal.SIGALRM, before)

@@ -16,6 +16,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import pytest
 import sims
 from envhub_client.private_hub import private_hub
@@ -82,7 +83,7 @@ def truncated(outcome: Any, count: int) -> None:
 def test_end_of_a_private_hub_is_told_at_once(lane: str) -> None:
     with closing(envhub.make_vec([sims.Naughty] * 2, lane=lane)) as envs:
         envs.reset()
-        envs.step_async([6, 6])
+        envs.step_async([8, 8])  # for ever
         begun = time.monotonic()
         os.kill(private_hub().pid, signal.SIGKILL)
         with pytest.raises(envhub.HubLost, match="has ended"):
@@ -96,7 +97,7 @@ def test_end_of_a_private_hub_is_told_at_once(lane: str) -> None:
 def test_end_of_a_served_hub_is_told_at_once_on_the_shared_lane(tmp_path: Path) -> None:
     with serve(tmp_path, *ENVS) as hub, closing(envhub.make_vec("naughty", 2, hub=hub.ipc)) as envs:
         envs.reset()
-        envs.step_async([6, 6])
+        envs.step_async([8, 8])  # for ever
         begun = time.monotonic()
         hub.stop(signal.SIGKILL)
         with pytest.raises(envhub.HubLost, match="side socket has ended"):
@@ -105,23 +106,25 @@ def test_end_of_a_served_hub_is_told_at_once_on_the_shared_lane(tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_hub_out_of_reach_for_the_reconnect_timeout_is_lost(tmp_path: Path) -> None:
+def test_hub_out_of_reach_for_the_reconnect_timeout_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with serve(tmp_path, *ENVS) as hub:
-        envs = envhub.make_vec("naughty", 2, hub=hub.tcp, reconnect_timeout=1.0)
+        envs = envhub.make_vec("naughty", 2, hub=hub.tcp, reconnect_timeout=5.0)
         envs.reset()
         hub.process.send_signal(signal.SIGSTOP)
         try:
-            with pytest.raises(envhub.HubLost, match="reconnect_timeout=1 s"):
+            with pytest.raises(envhub.HubLost, match="reconnect_timeout=5 s"):
                 envs.step([0, 0])
         finally:
             hub.process.send_signal(signal.SIGCONT)
+        assert wait_until(lambda: "within reach again" in caplog.text)
         assert envs.step([0, 0])[0][:, 0].tolist() == [2, 2]  # the one that was given up has been carried out
         envs.close()
 
 
 def test_absent_hub_is_told_when_the_time_to_connect_is_over(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    deaf = socket.socket()
+    deaf.bind(("127.0.0.1", 0))  # and nobody else's
+    port = deaf.getsockname()[1]
     silent = socket.create_server(("127.0.0.1", 0))  # somebody who is no hub
     mute = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
     for address in (f"tcp://127.0.0.1:{port}", mute, f"ipc://{tmp_path}/nobody.sock"):
@@ -132,6 +135,7 @@ def test_absent_hub_is_told_when_the_time_to_connect_is_over(tmp_path: Path) -> 
             envhub.connect(address, timeout=0.5)
         assert 0.4 < time.monotonic() - begun < TELL_S
     silent.close()
+    deaf.close()
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
@@ -145,7 +149,9 @@ def test_step_that_was_queued_for_a_dead_hub_is_not_run_by_the_next(tmp_path: Pa
     with hubs_in_turn(tmp_path, kind) as (address, replace):
         envs = envhub.make_vec("counter", 2, hub=address, lane="wire", on_hub_loss="recreate")
         envs.reset()
-        os.kill(envhub_pid(address), signal.SIGKILL)
+        hub = psutil.Process(envhub_pid(address))
+        hub.kill()
+        assert wait_until(lambda: not lives(hub))
         time.sleep(0.2)  # the connection has ended, and what is sent now waits for the next
         envs.step_async([5, 5])
         replace()
@@ -200,7 +206,7 @@ def test_private_hub_that_was_killed_is_replaced(lane: str) -> None:
     envs.reset()
     for _ in range(3):
         envs.step([0, 0])
-        envs.step_async([6, 6])
+        envs.step_async([8, 8])  # for ever
         kill_private_hub()
         truncated(envs.step_wait(), 1)
         envs.reset()
@@ -235,6 +241,27 @@ def test_last_observation_is_the_final_one_in_same_step_mode() -> None:
         assert observations["count"].tolist() == [3, 3] and observations["word"] == ("xxx", "xxx")
         assert infos["final_obs"][1] == {"count": 3, "word": "xxx"} and infos["_final_obs"].tolist() == [True, True]
         assert envs.reset()[0]["word"] == ("", "")
+
+
+class Fragile(sims.Counter):
+    """Kills its process once while it is made, wherever a file says so."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__()
+        with contextlib.suppress(FileNotFoundError):
+            place.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_worker_that_dies_while_the_envs_are_made_anew_is_no_reason_to_give_up(tmp_path: Path) -> None:
+    place = tmp_path / "dies"
+    with closing(envhub.make_vec([lambda: Fragile(place)] * 2, num_workers=2, on_hub_loss="recreate")) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        place.touch()
+        kill_private_hub()
+        truncated(envs.step([0, 0]), 1)
+        assert not place.exists() and envs.reset()[0][:, 0].tolist() == [0, 0]
 
 
 def test_reset_under_way_is_done_again() -> None:
@@ -285,7 +312,7 @@ def test_parts_under_way_are_truncated_and_the_others_when_they_are_sent(lane: s
     with closing(envhub.make_vec([sims.Naughty] * 4, num_workers=4, lane=lane, on_hub_loss="recreate")) as envs:
         envs.reset()
         envs.step([0, 0, 0, 0])
-        envs.send(np.array([0, 6]), [0, 2])
+        envs.send(np.array([0, 8]), [0, 2])  # the second never ends
         assert envs.recv(1)[5].tolist() == [0]
         kill_private_hub()
         outcome = envs.recv()
@@ -309,11 +336,11 @@ def test_parts_under_way_are_truncated_and_the_others_when_they_are_sent(lane: s
 def test_no_hub_in_its_place_is_told_and_one_that_comes_later_is_found(tmp_path: Path) -> None:
     with serve(tmp_path, *ENVS) as first:
         address = first.ipc
-        envs = envhub.make_vec("counter", 2, hub=address, on_hub_loss="recreate", reconnect_timeout=1.0)
+        envs = envhub.make_vec("counter", 2, hub=address, on_hub_loss="recreate", reconnect_timeout=3.0)
         envs.reset()
         first.stop(signal.SIGKILL)
     for attempt in (lambda: envs.step([0, 0]), envs.reset, lambda: envs.call("pid")):
-        with pytest.raises(envhub.HubLost, match="no hub made its envs anew within reconnect_timeout=1 s"):
+        with pytest.raises(envhub.HubLost, match="no hub made its envs anew within reconnect_timeout=3 s"):
             attempt()
     with serve(tmp_path, *ENVS, binds=[address]) as second:
         truncated(envs.step([0, 0]), 0)

@@ -148,7 +148,7 @@ def test_interrupt_at_any_moment_leaves_a_session_that_goes_on(lane: str, count:
         assert raised > count / 2
         interrupted(envs, dice)
         begun = time.monotonic()
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < 4.5  # who waits for an env to close takes 5
 
 
 def test_request_after_one_that_was_given_up_waits_for_its_end() -> None:
@@ -160,8 +160,8 @@ def test_request_after_one_that_was_given_up_waits_for_its_end() -> None:
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
             for _ in range(3):
-                signal.setitimer(signal.ITIMER_REAL, 0.05)
                 with pytest.raises(KeyboardInterrupt):
+                    signal.setitimer(signal.ITIMER_REAL, 0.05)
                     envs.set_attr("nap", 0.3)
                 assert envs.step([7])[1].tolist() == [7]
         finally:

@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 import sims
-from hubs import ServedHub, serve, wait_until
+from hubs import ServedHub, below, serve, wait_until
 
 import envhub
 
 
 def zygotes(hub: ServedHub) -> list[psutil.Process]:
-    return [process for process in psutil.Process(hub.process.pid).children() if process.name() == "envhub-zygote"]
+    return [psutil.Process(pid) for pid, _ in below(psutil.Process(hub.process.pid))]
 
 
 def test_workers_are_children_of_the_hub_in_groups_of_their_own(hub: ServedHub) -> None:
@@ -57,7 +57,7 @@ def test_session_whose_zygote_is_killed_before_it_forks_is_refused(hub: ServedHu
         zygote.kill()  # whatever else happened: nobody must wait for it
         assert building
         with pytest.raises(envhub.WorkerDied, match=r"worker 0 \(env 0\) could not be started"):
-            making.result(5)
+            making.result(30)
     with closing(envhub.make_vec("counter", 1, hub=hub.ipc)) as envs:
         envs.reset()
 
@@ -72,8 +72,7 @@ def test_world_of_a_private_session_is_the_programs_of_that_moment(monkeypatch: 
 
 def test_variable_that_any_process_may_change_needs_no_new_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
     def zygotes_of_ours() -> set[int]:
-        below = psutil.Process().children(recursive=True)
-        return {process.pid for process in below if process.name() == "envhub-zygote"}
+        return {pid for hub in psutil.Process().children() for pid, _ in below(hub)}
 
     with closing(envhub.make_vec([sims.Counter], 1)):
         before = zygotes_of_ours()
@@ -110,6 +109,7 @@ def test_process_that_an_env_leaves_behind_is_reaped(hub: ServedHub) -> None:
     with closing(envhub.make_vec("counter", 1, hub=hub.ipc)) as envs:
         (pid,) = envs.call("leave_a_process_behind")
         assert psutil.Process(pid).ppid() == hub.process.pid
+        os.kill(pid, signal.SIGKILL)
         assert wait_until(lambda: not psutil.pid_exists(pid))
 
 
@@ -140,5 +140,5 @@ def test_hub_ends_while_its_zygote_hangs(tmp_path: Path) -> None:
                 assert wait_until(lambda: "stopping" in hub.log)
                 assert hub.stop(signal.SIGTERM) == 0
                 with pytest.raises(envhub.EnvHubError, match="shutting down"):
-                    making.result(5)
+                    making.result(30)
         assert not zygote.is_running()

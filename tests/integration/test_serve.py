@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from hubs import ServedHub, lives, serve, wait_until
+from hubs import ServedHub, lives, serve, stopped, wait_until
 
 import envhub
 
@@ -24,7 +24,7 @@ def command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
         [sys.executable, "-m", "envhub", *arguments],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         env={**os.environ, "COLUMNS": "200", **environ},
     )
 
@@ -50,7 +50,7 @@ def test_hub_with_an_idle_session_ends_at_once(tmp_path: Path) -> None:
         envs.reset()
         begun = time.monotonic()
         assert hub.stop() == 0
-        assert time.monotonic() - begun < 2.5  # the drain of a busy one takes up to 5 s
+        assert time.monotonic() - begun < 4.5  # the drain of a busy one takes up to 5 s
         envs.close()
 
 
@@ -58,6 +58,16 @@ def test_hub_with_an_idle_session_ends_at_once(tmp_path: Path) -> None:
 def test_signal_right_after_the_start_ends_the_hub_with_0(tmp_path: Path, number: int) -> None:
     with serve(tmp_path, "CartPole-v1") as hub:
         assert hub.stop(number) == 0
+        assert [path.suffix for path in tmp_path.iterdir()] == [".log"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_until_the_very_end_change_nothing(tmp_path: Path, number: int) -> None:
+    with serve(tmp_path, "CartPole-v1") as hub:
+        while hub.process.poll() is None:
+            hub.process.send_signal(number)
+            time.sleep(0.005)
+        assert hub.process.returncode == 0
         assert [path.suffix for path in tmp_path.iterdir()] == [".log"]
 
 
@@ -83,7 +93,7 @@ def test_what_an_env_started_ends_with_the_hub(tmp_path: Path) -> None:
         (child,) = envs.call("start_child_of_its_own_session")
         assert psutil.pid_exists(child)
         assert hub.stop() == 0
-        assert wait_until(lambda: not psutil.pid_exists(child) or not lives(psutil.Process(child)), 1)
+        assert wait_until(lambda: not psutil.pid_exists(child) or not lives(psutil.Process(child)))
         envs.close()
 
 
@@ -98,9 +108,11 @@ def test_running_step_is_answered_before_the_hub_ends(tmp_path: Path) -> None:
     with serve(tmp_path, "naughty=sims:naughty") as hub:
         envs = envhub.make_vec("naughty", 2, hub=hub.tcp)
         envs.reset()
-        envs.step_async(np.array([6, 6]))  # 0.2 s
-        assert wait_until(lambda: _phase(hub) == "moving")
-        hub.process.terminate()
+        with stopped(*{*envs.call("pid")}):
+            envs.step_async(np.array([6, 6]))
+            assert wait_until(lambda: _phase(hub) == "moving")
+            hub.process.terminate()
+            assert wait_until(lambda: '"event": "stopping"' in hub.log)
         assert envs.step_wait()[1].tolist() == [6, 6]
         assert hub.process.wait(8) == 0
         envs.close()
@@ -120,7 +132,7 @@ def test_second_signal_does_not_wait_for_slow_envs(tmp_path: Path) -> None:
         begun = time.monotonic()
         hub.process.terminate()
         assert hub.process.wait(8) == 0
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 4.5  # to close, they have 5 s
         envs.close()
 
 
@@ -133,7 +145,7 @@ def test_env_that_hangs_does_not_hold_up_the_end_of_the_hub(tmp_path: Path) -> N
         assert wait_until(lambda: _phase(hub) == "moving")
         begun = time.monotonic()
         assert hub.stop() == 0
-        assert time.monotonic() - begun < 8  # `docker stop` kills after 10 s
+        assert time.monotonic() - begun < 9.5  # `docker stop` kills after 10 s
         with pytest.raises(envhub.HubLost, match="shutting down"):
             envs.step_wait()
         envs.close()
@@ -145,15 +157,18 @@ def test_log_has_one_structured_line_per_change(tmp_path: Path) -> None:
         envs.reset()
         os.kill(envs.call("pid")[1], signal.SIGKILL)
         assert wait_until(lambda: "worker_exited" in hub.log)
+        assert wait_until(lambda: not envs.step([0, 0])[3].any())  # it was started again
         envs.close()
         hub.stop()
-        lines = [json.loads(line) for line in hub.log.splitlines()]
-    made, *started, ready, died, exited, ended, stopping = lines
+        lines = [json.loads(line) for line in hub.log.splitlines() if "session_making" not in line]  # every second
+    made, first, second, ready, died, anew, *exited, ended, stopping = lines
     assert made["event"] == "session_made" and made["num_envs"] == 2
-    assert sorted((line["event"], line["worker"]) for line in started) == [("worker_started", 0), ("worker_started", 1)]
+    assert {line["event"] for line in (first, second, anew)} == {"worker_started"}
+    assert {first["worker"], second["worker"]} == {0, 1} and anew["worker"] == 1
     assert [line["event"] for line in (ready, ended, stopping)] == ["session_ready", "session_ended", "stopping"]
     assert (died["event"], died["worker"], died["how"]) == ("worker_exited", 1, "was ended by SIGKILL")
-    assert (exited["event"], exited["worker"], exited["how"]) == ("worker_exited", 0, "exited with status 0")
+    assert {(line["event"], line["how"]) for line in exited} == {("worker_exited", "exited with status 0")}
+    assert {line["worker"] for line in exited} == {0, 1} and len(exited) == 2
 
 
 def test_second_hub_on_an_address_is_refused_and_the_first_unharmed(hub: ServedHub) -> None:
@@ -195,7 +210,7 @@ def test_bad_arguments_end_with_2_and_one_line() -> None:
     environ = {**os.environ, "COLUMNS": "200"}
     started = [subprocess.Popen([*command, *given], env=environ, **pipes) for given, _ in BAD_ARGUMENTS]  # all at once
     for process, (given, why) in zip(started, BAD_ARGUMENTS, strict=True):
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=90)
         assert process.returncode == 2 and why in errors and "Traceback" not in errors, (given, errors)
 
 
@@ -242,10 +257,8 @@ def test_hub_is_found_at_its_default_address(tmp_path: Path, monkeypatch: pytest
 def test_health_says_what_is_wrong(hub: ServedHub) -> None:
     well = command("health", hub.tcp)
     assert well.returncode == 0 and well.stdout.startswith("ok")
-    begun = time.monotonic()
     gone = command("health", "ipc:///nowhere/hub.sock", "--timeout", "1")
-    assert gone.returncode == 1 and "ipc:///nowhere/hub.sock" in gone.stderr
-    assert time.monotonic() - begun < 10
+    assert gone.returncode == 1 and "ipc:///nowhere/hub.sock within 1 s" in gone.stderr
 
 
 def test_missing_hub_is_told_within_the_timeout() -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import sims
 from gymnasium import spaces
-from hubs import ServedHub, serve, wait_until
+from hubs import ServedHub, serve, stopped, wait_until
 
 import envhub
 from envhub.address import parse, side_path
@@ -153,17 +153,10 @@ def test_everything_in_turn(lane: str) -> None:
 def test_step_that_was_interrupted_is_waited_for_before_the_next() -> None:
     envs = envhub.make_vec(sims.Naughty, 1)
     envs.reset()
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            envs.step([6])  # 0.2 s
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    with stopped(*envs.call("pid")):
+        envs.step_async([6])
+        with pytest.raises(KeyboardInterrupt), interrupted_after(0.05):
+            envs.step_wait()
     assert envs.step_wait()[1].tolist() == [6] and envs.step([1000 - 1])[1].tolist() == [999]
     envs.close()
 
@@ -177,7 +170,7 @@ def test_running_step_ends_before_its_hub_does(tmp_path: Path) -> None:
         served.process.send_signal(signal.SIGTERM)
         assert envs.step_wait()[1].tolist() == [6, 6]
         begun = time.monotonic()
-        assert served.process.wait(10) == 0 and time.monotonic() - begun < 3
+        assert served.process.wait(10) == 0 and time.monotonic() - begun < 4.5  # a drain takes 5
         with pytest.raises(envhub.HubLost):
             envs.step([0, 0])
         envs.close()
@@ -193,7 +186,7 @@ def test_killed_worker_is_told_at_once_and_the_other_sessions_step_on(hub: Serve
     begun = time.monotonic()
     with pytest.raises(envhub.WorkerDied, match="worker 1"):
         envs.step([0, 8])  # for ever
-    assert time.monotonic() - begun < 1.5
+    assert time.monotonic() - begun < 5
     assert envs.step([0, 7])[1].tolist() == [0, 0] and envs.lane == "shared"
     assert envs.step([0, 7])[1].tolist() == [0, 7]
     assert other.step([0, 7])[1].tolist() == [0, 7]
@@ -287,7 +280,7 @@ def test_client_that_scribbles_over_its_memory_harms_only_itself(tmp_path: Path,
 def test_step_after_an_interrupted_call_waits_for_its_end() -> None:
     envs = envhub.make_vec([Sleepy] * 2, num_workers=2)
     envs.reset()
-    with interrupted_after(0.05), pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), interrupted_after(0.05):
         envs.set_attr("slow", 0.3)
     envs.step_async([1, 2])
     assert envs.step_wait(timeout=10)[1].tolist() == [1, 2]
@@ -336,8 +329,8 @@ def interrupted_after(seconds: float) -> Iterator[None]:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -99,7 +99,7 @@ def test_holder_that_steps_without_pause_is_taken_over_all_the_same(client: envh
     assert wait_until(lambda: stepped[0] > 100)
     begun = time.monotonic()
     envs = client.attach(old.token)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 10  # it would step on for ever
     trainer.join(5)
     assert len(ended) == 1
     # The last step may have ended when its holder had lost it; none came after it, and none was lost.
@@ -145,13 +145,13 @@ def test_envs_that_die_around_a_takeover_are_truncated_and_made_anew(client: env
 
 
 def test_worker_that_is_stopped_does_not_hold_a_takeover_up_for_ever(client: envhub.Client) -> None:
-    old = client.make_vec("faulty", 2, num_workers=2, init_timeout=1.0)
+    old = client.make_vec("faulty", 2, num_workers=2, init_timeout=3.0)
     old.reset()
     old.step(ZEROS[:2])
     os.kill(old.call("pid")[0], signal.SIGSTOP)
     begun = time.monotonic()
     envs = client.attach(old.detach())
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < 10
     _, _, _, truncations, infos = envs.step(ZEROS[:2])
     assert truncations.tolist() == [True, False] and infos["env_failure"][0].cause == "timeout"
     assert envs.step(ZEROS[:2])[0][:, 0].tolist() == [0, 3]
@@ -172,14 +172,14 @@ def test_session_can_be_looked_at_while_it_is_stepped(client: envhub.Client) -> 
     try:
         with client.attach(envs.token, observe=True) as observer:
             assert observer.num_envs == 3 and observer.single_observation_space == envs.single_observation_space
-            last = 0.0
-            for _ in range(100):
+            last, looks = 0.0, 0
+            while looks < 100 or last == 0:  # nobody says how soon the trainer gets to step
+                looks += 1
                 seen = observer.observe()
                 counts = seen.observations[:, 0][seen.given]
                 assert (counts == seen.steps[seen.given] - 1).all()  # a reset is one, too
                 assert counts.size == 0 or counts.min() >= last
                 last = counts.min() if counts.size else last
-            assert last > 0
     finally:
         done.set()
         trainer.join()
@@ -228,7 +228,7 @@ ENDS = {"detaches": "envs.detach()", "is killed": "import os; os.kill(os.getpid(
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("how", ENDS)
 def test_trainer_that_ends_is_followed_by_another_process(tmp_path: Path, lane: str, how: str) -> None:
-    with serve(tmp_path, "counter=sims:counter", "--lease", "3") as served:
+    with serve(tmp_path, "counter=sims:counter") as served:
         code = TRAINER.format(hub=served.ipc, lane=lane, end=ENDS[how])
         ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=HERE, text=True, check=False)
         with envhub.connect(served.tcp) as client:
@@ -243,7 +243,8 @@ def test_session_that_nobody_takes_over_ends_with_its_lease(tmp_path: Path) -> N
     with serve(tmp_path, "counter=sims:counter", "--lease", "0.5") as served, envhub.connect(served.tcp) as client:
         envs = client.make_vec("counter", 3)
         envs.reset()
+        assert served.workers()
         token = envs.detach()
-        assert served.workers() and wait_until(lambda: not served.workers(), 5)
+        assert wait_until(lambda: not served.workers(), 10)
         with pytest.raises(envhub.SessionLost):
             client.attach(token)

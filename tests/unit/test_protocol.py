@@ -405,6 +405,15 @@ def test_hub_out_of_reach_is_lost_after_the_reconnect_timeout() -> None:
     assert "reconnect_timeout=60" in pair.client.loss(pair.now_s + 60.0)
 
 
+def test_request_after_a_long_absence_has_all_of_the_reconnect_timeout() -> None:
+    pair = joined()
+    pair.disconnect()
+    pair.advance(100.0)
+    step_on_its_way(pair)
+    assert pair.client.loss(pair.now_s + 59.9) == ""
+    assert "reconnect_timeout=60" in pair.client.loss(pair.now_s + 60.0)
+
+
 def test_hub_that_is_connected_but_silent_is_lost_after_the_reconnect_timeout() -> None:
     pair = joined()
     step_on_its_way(pair)

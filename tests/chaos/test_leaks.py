@@ -113,11 +113,13 @@ def check(hub: ServedHub, folder: Path, what: str, act: object, count: int) -> N
     assert after.rss - before.rss <= RSS_GROWTH_MAX
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
 def test_forty_sessions_leave_nothing(hub: ServedHub, tmp_path: Path) -> None:
     check(hub, tmp_path, "sessions", make_and_close, 40)
 
 
+@pytest.mark.long
 def test_twenty_killed_workers_leave_nothing(hub: ServedHub, tmp_path: Path) -> None:
     check(hub, tmp_path, "killed workers", kill_workers, 20)
 

@@ -72,6 +72,7 @@ def torture(seed: int, times: int, num_envs: int, lane: str) -> None:
         assert tally.truncations["crash"] > num_envs * (times - 1) / 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lane", ["auto", "wire"])
 def test_observation_is_whole_though_its_worker_died_writing_it(lane: str) -> None:
     torture(1, 2, 1, lane)

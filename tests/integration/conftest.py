@@ -22,9 +22,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
         yield served
 
 
-@pytest.fixture(params=LANES)
+@pytest.fixture(params=["embedded", pytest.param("ipc", marks=pytest.mark.long), "tcp"])
 def address(request: pytest.FixtureRequest) -> str | None:
-    """Every way to reach a hub: None is this program's own."""
+    """Every way to reach a hub: None is this program's own. Ipc has the memory of the one and the hub of the other."""
     return lane_address(request, request.param)
 
 

@@ -47,6 +47,7 @@ def test_bench_prints_every_way_for_every_number_of_envs(monkeypatch: pytest.Mon
     assert "cores" in printed.getvalue() and "gymnasium 1" in printed.getvalue()
 
 
+@pytest.mark.long
 def test_bench_prints_json_of_envs_of_its_own() -> None:
     printed = io.StringIO()
     bench.run(Console(file=printed, width=1000), ["busy", "unequal", "images"], [2], 0.02, 1, as_json=True)

@@ -183,9 +183,9 @@ class Hub:
 
     def _on_clock(self) -> None:
         now_s = self._clock.now_s()
-        now_s -= self._notice_stop()  # since the turn began, just before or just after this time was taken
         if now_s < self._wake_s:
             return
+        now_s -= self._notice_stop()  # since the turn began
         self._wake_s = math.inf
         self._on_time(now_s)
         times = [self._hosts[token].close_by_s for token in self._closing]

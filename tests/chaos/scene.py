@@ -33,7 +33,7 @@ FLOOD_CONNECTIONS, LEFT_DESCRIPTORS = 200, 100
 HOARD_ENVS, HOARD_ELEMENTS = 64, 250_000  # a quarter of a gigabyte
 HOARD_SESSIONS_MAX = 12
 START_S = 60.0
-GONE_S = 6.0  # one second is promised; the rest is for a machine on which everything happens at once
+GONE_S = 3.0  # one second is promised; the rest is for a machine on which everything happens at once
 
 
 class TrainerProcess:

@@ -145,7 +145,7 @@ def stopped(*pids: int) -> Iterator[None]:
             process.resume()
 
 
-def wait_until(condition: Callable[[], bool], timeout: float = 20.0) -> bool:
+def wait_until(condition: Callable[[], bool], timeout: float = 5.0) -> bool:
     """Whether the condition came true in time."""
     end, late = time.monotonic() + timeout, False
     while not condition():

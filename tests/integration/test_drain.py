@@ -12,7 +12,7 @@ from hubs import ServedHub, lives, serve, stopped, wait_until
 
 import envhub
 
-GONE_S = 15.0  # 7 are promised, for `docker stop` kills after 10; this machine may be slow
+GONE_S = 8.0  # `docker stop` kills after 10
 NUM_ENVS = 8
 OFFERED = ("sleeper=odd_sims:Sleeper", "stubborn=odd_sims:Stubborn")
 
@@ -61,7 +61,7 @@ def test_second_signal_does_not_wait_for_steps(tmp_path: Path, lane: str) -> Non
         begun_s = time.monotonic()
         hub.process.terminate()
         assert hub.process.wait(GONE_S) == 0
-        assert time.monotonic() - begun_s < 4.5  # a drain takes 5
+        assert time.monotonic() - begun_s < 2
         assert not any(map(lives, workers))
         with pytest.raises(envhub.HubLost):
             envs.step_wait(timeout=10)

@@ -23,7 +23,6 @@ from hubs import ServedHub, lives, serve, stopped, wait_until, worker_processes
 import envhub
 
 TELL_S = 5.0  # "at once", with room for a slow machine
-CLOSE_S = 4.5  # who waits for an env to close takes 5
 
 
 def make(name: str, num_envs: int, address: str | None, **options: Any) -> envhub.HubVectorEnv:
@@ -205,7 +204,7 @@ def test_killed_hub_is_told_to_its_clients_and_leaves_nothing(tmp_path: Path) ->
         envs.step_async(actions(8, 8))  # for ever
         hub.stop(signal.SIGKILL)
         begun = time.monotonic()
-        assert wait_until(lambda: not any(map(lives, workers)), TELL_S)
+        assert wait_until(lambda: not any(map(lives, workers)), 1.0)
         with pytest.raises(envhub.HubLost, match="refused"):
             envs.step_wait()
         assert time.monotonic() - begun < 10
@@ -267,7 +266,7 @@ def test_killed_program_takes_its_private_hub_and_workers_along() -> None:
     assert len(below) >= 3
     process.kill()
     process.communicate()
-    assert wait_until(lambda: not any(map(lives, below)), TELL_S), below
+    assert wait_until(lambda: not any(map(lives, below)), 1.0), below
 
 
 def test_private_hub_that_is_killed_is_told_at_once_and_replaced() -> None:
@@ -281,7 +280,7 @@ def test_private_hub_that_is_killed_is_told_at_once_and_replaced() -> None:
     with pytest.raises(envhub.HubLost, match="has ended"):
         while True:  # the kill and a step may cross
             envs.step(actions(0, 0))
-    assert time.monotonic() - begun < TELL_S
+    assert time.monotonic() - begun < 1
     envs.close()
     again = make("counter", 2, None)
     assert again.reset()[0].shape == (2, 2)
@@ -295,7 +294,7 @@ def test_terminating_does_not_wait_for_a_step_that_hangs(hub: ServedHub) -> None
     envs.step_async(actions(0, 8))
     begun = time.monotonic()
     envs.close(terminate=True)
-    assert wait_until(lambda: not hub.workers()) and time.monotonic() - begun < CLOSE_S
+    assert wait_until(lambda: not hub.workers(), 1) and time.monotonic() - begun < 2
 
 
 @pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
@@ -306,7 +305,7 @@ def test_session_ends_though_its_last_step_failed(hub: ServedHub) -> None:
         envs.step_async(actions(last, 0))
         with contextlib.suppress(expected):
             envs.close()
-        assert envs.closed and wait_until(lambda: not hub.workers())
+        assert envs.closed and wait_until(lambda: not hub.workers(), 2)
         with envhub.connect(hub.tcp) as client:
             assert client.sessions() == []
 
@@ -315,7 +314,7 @@ def test_session_that_its_client_cannot_use_is_ended(hub: ServedHub) -> None:
     wrong = gym.spaces.Box(0, 1, (3,))
     with pytest.raises(RuntimeError, match="do not share a common shape"):
         make("counter", 2, hub.tcp, observation_mode=(wrong, wrong))
-    assert wait_until(lambda: not hub.workers())
+    assert wait_until(lambda: not hub.workers(), 1)
 
 
 def test_workers_that_are_born_while_the_make_fails_end_too() -> None:
@@ -326,7 +325,7 @@ def test_workers_that_are_born_while_the_make_fails_end_too() -> None:
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
             envhub.make_vec([lambda: 1 / 0, *[sleep] * 15], num_workers=16)  # type: ignore[list-item, return-value]
-    assert wait_until(lambda: not worker_processes(os.getpid()))
+    assert wait_until(lambda: not worker_processes(os.getpid()), 2)
 
 
 def test_request_that_is_too_large_is_refused_before_it_is_sent(hub: ServedHub) -> None:
@@ -351,7 +350,7 @@ def test_closing_is_bounded_when_an_env_does_not_close(hub: ServedHub) -> None:
     quick = make("slow_close", 2, hub.tcp)
     begun = time.monotonic()
     quick.close(terminate=True)
-    assert time.monotonic() - begun < CLOSE_S
+    assert time.monotonic() - begun < 2
 
 
 # --- waiting ----------------------------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ def test_interrupt_at_any_moment_leaves_a_session_that_goes_on(lane: str, count:
         assert raised > count / 2
         interrupted(envs, dice)
         begun = time.monotonic()
-    assert time.monotonic() - begun < 4.5  # who waits for an env to close takes 5
+    assert time.monotonic() - begun < 1.0
 
 
 def test_request_after_one_that_was_given_up_waits_for_its_end() -> None:

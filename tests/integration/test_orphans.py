@@ -20,7 +20,7 @@ from launchers import KINDS
 import envhub
 
 HERE = Path(__file__).parent
-GONE_S = 4.0  # promised within 1 s; this machine may be slow
+GONE_S = 2.0  # promised within 1 s; this machine may be slow
 READY_S = 30.0
 LEASE_S = 0.5
 CLOSE_S = 5.0  # for envs, of which those that hang need all

@@ -139,7 +139,7 @@ def test_worker_that_cannot_be_started_for_want_of_descriptors_is_once_there_are
         assert truncations.tolist() == [False, True, False, True]
         assert infos["_env_failure"].tolist() == truncations.tolist()
         limit_descriptors(hub, 4096)
-        assert wait_until(lambda: not envs.step(np.zeros(4, int))[3].any(), 30)
+        assert wait_until(lambda: not envs.step(np.zeros(4, int))[3].any(), 10)
         assert "internal_error" not in hub.log
 
 

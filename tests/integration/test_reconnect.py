@@ -22,7 +22,7 @@ from hubs import HERE, ServedHub, serve, wait_until
 import envhub
 
 NOTICE_S = 4.0  # within which a connection that is black-holed is noticed, on both sides
-SLOW_S = 5.0  # more of it for a slow machine
+SLOW_S = 1.5  # more of it for a slow machine
 
 CLIENT = """
 import sys, time, envhub
@@ -127,7 +127,7 @@ def test_black_hole_is_noticed_on_both_sides_and_the_step_is_answered_after_it(
         envs.step_async([1, 1])
         with pytest.raises(envhub.HubTimeout):
             envs.step_wait(timeout=NOTICE_S)
-        assert wait_until(lambda: warned(caplog, "out of reach"), SLOW_S)
+        assert warned(caplog, "out of reach")
         assert wait_until(lambda: leased(client), begun + NOTICE_S + SLOW_S - time.monotonic())
         wire.hold(False)
         assert envs.step_wait(timeout=20)[0][:, 0].tolist() == [4, 4]

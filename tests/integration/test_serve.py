@@ -24,7 +24,7 @@ def command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
         [sys.executable, "-m", "envhub", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=30,
         env={**os.environ, "COLUMNS": "200", **environ},
     )
 
@@ -50,7 +50,7 @@ def test_hub_with_an_idle_session_ends_at_once(tmp_path: Path) -> None:
         envs.reset()
         begun = time.monotonic()
         assert hub.stop() == 0
-        assert time.monotonic() - begun < 4.5  # the drain of a busy one takes up to 5 s
+        assert time.monotonic() - begun < 2.5  # the drain of a busy one takes up to 5 s
         envs.close()
 
 
@@ -93,7 +93,7 @@ def test_what_an_env_started_ends_with_the_hub(tmp_path: Path) -> None:
         (child,) = envs.call("start_child_of_its_own_session")
         assert psutil.pid_exists(child)
         assert hub.stop() == 0
-        assert wait_until(lambda: not psutil.pid_exists(child) or not lives(psutil.Process(child)))
+        assert wait_until(lambda: not psutil.pid_exists(child) or not lives(psutil.Process(child)), 1)
         envs.close()
 
 
@@ -132,7 +132,7 @@ def test_second_signal_does_not_wait_for_slow_envs(tmp_path: Path) -> None:
         begun = time.monotonic()
         hub.process.terminate()
         assert hub.process.wait(8) == 0
-        assert time.monotonic() - begun < 4.5  # to close, they have 5 s
+        assert time.monotonic() - begun < 2
         envs.close()
 
 
@@ -145,7 +145,7 @@ def test_env_that_hangs_does_not_hold_up_the_end_of_the_hub(tmp_path: Path) -> N
         assert wait_until(lambda: _phase(hub) == "moving")
         begun = time.monotonic()
         assert hub.stop() == 0
-        assert time.monotonic() - begun < 9.5  # `docker stop` kills after 10 s
+        assert time.monotonic() - begun < 8  # `docker stop` kills after 10 s
         with pytest.raises(envhub.HubLost, match="shutting down"):
             envs.step_wait()
         envs.close()
@@ -210,7 +210,7 @@ def test_bad_arguments_end_with_2_and_one_line() -> None:
     environ = {**os.environ, "COLUMNS": "200"}
     started = [subprocess.Popen([*command, *given], env=environ, **pipes) for given, _ in BAD_ARGUMENTS]  # all at once
     for process, (given, why) in zip(started, BAD_ARGUMENTS, strict=True):
-        _, errors = process.communicate(timeout=90)
+        _, errors = process.communicate(timeout=30)
         assert process.returncode == 2 and why in errors and "Traceback" not in errors, (given, errors)
 
 

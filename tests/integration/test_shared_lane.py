@@ -170,7 +170,7 @@ def test_running_step_ends_before_its_hub_does(tmp_path: Path) -> None:
         served.process.send_signal(signal.SIGTERM)
         assert envs.step_wait()[1].tolist() == [6, 6]
         begun = time.monotonic()
-        assert served.process.wait(10) == 0 and time.monotonic() - begun < 4.5  # a drain takes 5
+        assert served.process.wait(10) == 0 and time.monotonic() - begun < 3
         with pytest.raises(envhub.HubLost):
             envs.step([0, 0])
         envs.close()
@@ -186,7 +186,7 @@ def test_killed_worker_is_told_at_once_and_the_other_sessions_step_on(hub: Serve
     begun = time.monotonic()
     with pytest.raises(envhub.WorkerDied, match="worker 1"):
         envs.step([0, 8])  # for ever
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 1.5
     assert envs.step([0, 7])[1].tolist() == [0, 0] and envs.lane == "shared"
     assert envs.step([0, 7])[1].tolist() == [0, 7]
     assert other.step([0, 7])[1].tolist() == [0, 7]

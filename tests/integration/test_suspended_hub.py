@@ -70,8 +70,8 @@ def _goes_on(hub: ServedHub) -> bool:
 def test_health_tells_what_kept_the_hub_busy(tmp_path: Path) -> None:
     with serve(tmp_path, "sleeper=odd_sims:Sleeper") as hub, contextlib.closing(_made(hub, "wire")):
         hub.process.send_signal(signal.SIGSTOP)
-        time.sleep(0.6)  # 2 s are taken for a suspended machine
+        time.sleep(1.0)  # less than what is taken for a suspended machine
         hub.process.send_signal(signal.SIGCONT)
         with envhub.connect(hub.tcp) as client:
-            assert wait_until(lambda: 0.3 <= client.stats()["loop_lag_s"] < 2.0)
-            assert client.health()["loop_lag_s"] >= 0.3
+            assert wait_until(lambda: 0.5 <= client.stats()["loop_lag_s"] < 2.0)
+            assert client.health()["loop_lag_s"] >= 0.5

@@ -99,7 +99,7 @@ def test_holder_that_steps_without_pause_is_taken_over_all_the_same(client: envh
     assert wait_until(lambda: stepped[0] > 100)
     begun = time.monotonic()
     envs = client.attach(old.token)
-    assert time.monotonic() - begun < 10  # it would step on for ever
+    assert time.monotonic() - begun < 2
     trainer.join(5)
     assert len(ended) == 1
     # The last step may have ended when its holder had lost it; none came after it, and none was lost.

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from typing import Callable
 
 ENVIRONMENT_VARIABLE = "ENVHUB_SPIN_US"
 SPIN_US = 200  # with both sides parked, a wake-up and the caches that are cold after it cost about as much
 SPIN_US_MAX = 1000
 SKIPS_MAX = 127  # waits that only park, after a row of vain spins
+
+RING = (1).to_bytes(8, sys.byteorder)  # what is written to an eventfd, to wake who is parked at it
 
 
 class Spinner:

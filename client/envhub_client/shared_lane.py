@@ -27,7 +27,7 @@ from envhub.layout import Layout, Leaf
 from envhub.messages import Collect, Op, Reset, Shared
 from envhub.parts import Parts
 from envhub.slots import Slots
-from envhub.waiting import Spinner
+from envhub.waiting import RING, Spinner
 from envhub_client.connection import Connection
 from envhub_client.infos import Group
 from envhub_client.keeper import TEND_S
@@ -39,8 +39,6 @@ PARK_S = TEND_S  # at a time: a lost connection is to be told while a long step 
 GIVEN_UP_S = 60.0
 DESCRIPTORS_MAX = 253  # that the kernel passes at a time
 HEAD_BYTES = 1 << 16  # of what comes before and with the first descriptors
-
-_RING = (1).to_bytes(8, sys.byteorder)
 
 log = logging.getLogger("envhub")
 
@@ -182,7 +180,7 @@ class SharedLane:
 
     def _ring(self) -> None:
         for bell in self._bells:
-            os.write(bell, _RING)
+            os.write(bell, RING)
         self._rung = True
 
     @property
@@ -202,7 +200,7 @@ class SharedLane:
             self._codes, self._fresh, self._rung = b"", False, False
             self._parts.post(env_ids, codes, arrays)
             for worker in np.unique(env_ids % len(self._bells)):
-                os.write(self._bells[worker], _RING)
+                os.write(self._bells[worker], RING)
             self._rung = True
 
     def collect_rows(self, min_envs: int, timeout: float | None) -> Part:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 from envhub.arena import OP_RESET, STATUS_RAISED, TURN_FIRST, TURN_ROW, Arena
 from envhub.messages import Make
 from envhub.standing_in import ENDED, FRESH, OWED, beside, put_info, stay, truncate
+from envhub.waiting import RING
 from envhub_server import control
 from envhub_server.ends import Outcome
 from envhub_server.memory import Memory
@@ -30,8 +30,6 @@ from envhub_server.worker_process import Handlers, WorkerProcess
 DUMP_S = 0.2  # for a worker to write where its threads are, before it is killed
 
 CALLS = (control.CallRows, control.SetAttrRows)
-
-_RING = (1).to_bytes(8, sys.byteorder)
 
 
 @dataclass
@@ -422,4 +420,4 @@ def ring(bell: int) -> None:
     poller = select.poll()
     poller.register(bell, select.POLLOUT)
     if poller.poll(0):
-        os.write(bell, _RING)
+        os.write(bell, RING)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
-import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
 import structlog
 
+from envhub.waiting import RING
 from envhub_server.ending import MemoryKills, OutOfMemory, own_counters
 from envhub_server.orphans import Orphans
 from envhub_server.output import Streams
@@ -27,8 +27,6 @@ from envhub_server.zygote_process import Zygote, start_world
 PR_SET_CHILD_SUBREAPER = 36
 ZYGOTES_MAX = 3  # started in place of those that ended, within
 ZYGOTES_WINDOW_S = 60.0
-
-_RING = (1).to_bytes(8, sys.byteorder)
 
 log = structlog.get_logger("envhub.supervisor")
 
@@ -136,7 +134,7 @@ class Supervisor:
 
     def reap_orphans(self) -> None:
         """Look after what envs left behind in the next turn of the loop: once, however many workers end in this one."""
-        os.write(self._sweep_bell, _RING)
+        os.write(self._sweep_bell, RING)
 
     def _sweep(self) -> None:
         os.read(self._sweep_bell, 8)

@@ -6,19 +6,18 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from envhub import codec
+from envhub.waiting import RING
 from envhub_server import control
 from envhub_server.channel import Channel, ChannelClosed
 from envhub_server.ending import Ending, OutOfMemory, ending
 from envhub_server.output import Output, Streams
 from envhub_server.watch import Watch
 
-_RING = (1).to_bytes(8, sys.byteorder)
 LAST_READS_MAX = 256  # of a worker that has ended; a child of its that still talks must not be heard for ever
 
 
@@ -105,7 +104,7 @@ class WorkerProcess:
 
     def ring(self) -> None:
         """Wake the worker. Unconditional: knowing whether it sleeps would need a fence that Python lacks."""
-        os.write(self._bell, _RING)
+        os.write(self._bell, RING)
 
     def dump(self) -> None:
         """Have it write the stacks of its threads to its stderr, whatever it is doing; ``log_tail`` soon ends in them.

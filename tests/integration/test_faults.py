@@ -253,10 +253,10 @@ def test_killed_client_of_a_served_hub_keeps_its_session_for_the_lease_only(tmp_
         process.kill()
         process.communicate()
         with envhub.connect(hub.ipc) as client:
-            assert wait_until(lambda: client.sessions()[0]["leased"], 3.0)
+            assert wait_until(lambda: client.sessions()[0]["leased"], 1.0)
             assert hub.workers()
-            assert wait_until(lambda: not client.sessions(), 10.0)
-        assert wait_until(lambda: not hub.workers())
+            assert wait_until(lambda: not client.sessions(), 7.5)
+        assert wait_until(lambda: not hub.workers(), 1.0)
 
 
 def test_killed_program_takes_its_private_hub_and_workers_along() -> None:

@@ -9,7 +9,7 @@ from envhub import messages
 from envhub.client_protocol import ClientProtocol, Reply
 from envhub.hub_protocol import HubProtocol, Incoming
 from envhub.messages import Call, Close, Done, EnvNames, Failure, Hello, Made, Make, Op, Reset, Step, Welcome
-from envhub.protocol import LEASE_S, SESSIONS_MAX, Prelude
+from envhub.protocol import HEARTBEAT_S, LEASE_S, SESSIONS_MAX, Prelude
 
 TOKEN = bytes(range(16))
 HUB_ID = 0x0123456789ABCDEF
@@ -134,6 +134,15 @@ class ProtocolPair:
                 self.deliver_to_hub()
             else:
                 self.deliver_to_client()
+
+    def lose_reply(self) -> None:
+        """Carry out the request just made and lose its reply, which the client asks after."""
+        self.deliver_to_hub()
+        self.finish()
+        self.to_client.clear()
+        for seconds in (HEARTBEAT_S, 0):
+            self.advance(seconds)
+            self.settle()
 
     def ask(self, op: Op, message: Any, *frames: bytes) -> Reply:
         """Begin a request on a faultless network and return its reply."""

@@ -5,20 +5,14 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from envhub_server.control import (
-    Built,
-    Mapped,
-)
+from envhub_server.control import Built, Mapped
 from envhub_server.registry import Recipe
 from envhub_server.restart import RestartPolicy, Restarts
 from envhub_server.session import Phase, Session
 from envhub_server.sizing import Sizing
 from envhub_server.watchdog import Late
 
-from envhub.messages import (
-    Failure,
-    Make,
-)
+from envhub.messages import Failure, Make
 
 SIZING = Sizing((0, 1, 2, 3), 4, spin_us=0)
 OBSERVATION, WIDER, ACTION = b"a space", b"a wider one of the same leaves", b"actions"

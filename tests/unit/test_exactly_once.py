@@ -79,13 +79,7 @@ def test_lost_request_is_sent_again_after_a_heartbeat() -> None:
 def test_lost_reply_is_sent_again_after_a_heartbeat() -> None:
     pair = joined()
     step_on_its_way(pair)
-    pair.deliver_to_hub()
-    pair.finish()
-    pair.to_client.clear()
-    pair.advance(protocol.HEARTBEAT_S)
-    pair.settle()
-    pair.advance(0)
-    pair.settle()
+    pair.lose_reply()
     assert pair.replies[-1].frames == [b"did left"]
     assert [request.op for request in pair.carried_out].count(Op.STEP) == 1
 

@@ -106,13 +106,7 @@ def test_request_after_close_is_told_that_the_session_is_lost() -> None:
 def test_lost_reply_to_close_is_sent_again() -> None:
     pair = joined()
     pair.request(Op.CLOSE, Close())
-    pair.deliver_to_hub()
-    pair.finish()
-    pair.to_client.clear()
-    pair.advance(protocol.HEARTBEAT_S)
-    pair.settle()
-    pair.advance(0)
-    pair.settle()
+    pair.lose_reply()
     assert pair.replies[-1].message == messages.Done()
 
 

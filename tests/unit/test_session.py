@@ -33,35 +33,11 @@ from envhub_server.registry import Recipe
 from envhub_server.session import Phase, Session
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sessions import (
-    ACTION,
-    INFO_BYTES,
-    OBSERVATION,
-    RAISED,
-    SIZING,
-    STOPPING,
-    WIDER,
-    begun,
-    built,
-    ready,
-    restarts,
-)
+from sessions import ACTION, INFO_BYTES, OBSERVATION, RAISED, SIZING, STOPPING, WIDER, begun, built, ready, restarts
 
 from envhub.arena import OP_RESET, OP_STEP
 from envhub.layout import Layout, Leaf
-from envhub.messages import (
-    Call,
-    Close,
-    Done,
-    EnvNames,
-    Failure,
-    Made,
-    Make,
-    Reset,
-    SetAttr,
-    Step,
-    World,
-)
+from envhub.messages import Call, Close, Done, EnvNames, Failure, Made, Make, Reset, SetAttr, Step, World
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
 

@@ -3,16 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from envhub_server.control import (
-    CallResults,
-    CallRows,
-    CloseEnvs,
-    Faulted,
-    Mapped,
-    ResetRows,
-    RowFailed,
-    SetAttrRows,
-)
+from envhub_server.control import CallResults, CallRows, CloseEnvs, Faulted, Mapped, ResetRows, RowFailed, SetAttrRows
 from envhub_server.ending import Ending
 from envhub_server.ends import Outcome
 from envhub_server.instructions import (
@@ -35,29 +26,11 @@ from envhub_server.seeds import reseeded
 from envhub_server.session import Phase, Session
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sessions import (
-    LATE,
-    RAISED,
-    SIZING,
-    STOPPING,
-    built,
-    ready,
-    restarts,
-)
+from sessions import LATE, RAISED, SIZING, STOPPING, built, ready, restarts
 
 from envhub import codec
 from envhub.arena import OP_STEP
-from envhub.messages import (
-    Call,
-    Close,
-    Done,
-    Failure,
-    Faults,
-    Make,
-    Reset,
-    SetAttr,
-    Step,
-)
+from envhub.messages import Call, Close, Done, Failure, Faults, Make, Reset, SetAttr, Step
 
 # --- workers that end -------------------------------------------------------------------------------------------------
 

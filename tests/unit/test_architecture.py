@@ -39,7 +39,6 @@ STEP_PATH = [
 ]
 # These may import zmq inside functions.
 TOOLS = ["client/envhub_client/echo.py", "client/envhub_client/raw_peer.py"]
-LINES_MAX = 500
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -227,11 +226,3 @@ def test_connection_needs_neither_gymnasium_nor_a_server_library() -> None:
     loaded = loaded_by("import envhub.protocol, envhub_client.connection")
     assert "zmq" in loaded
     assert not loaded & {*SERVER_LIBRARIES, "envhub_server"}
-
-
-# --- size -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_no_file_is_longer_than_500_lines(name: str) -> None:
-    assert len(FILES[name].read_text().splitlines()) <= LINES_MAX

@@ -25,6 +25,7 @@ _HOMES = {
     "HubEnv": "envhub_client.single_env",
     "HubVectorEnv": "envhub_client.vector_env",
     "SessionOptions": "envhub_client.options",
+    "Sizing": "envhub_client.session",
     "connect": "envhub_client.client",
     "make": "envhub_client.making",
     "make_vec": "envhub_client.making",

@@ -49,8 +49,8 @@ def serve(
     max_envs
         How many envs may exist at one time.
     workers
-        How many workers a session gets that does not say; one per usable CPU but one by default. With auto, as many as
-        suit a step of one more env, which is made first and stepped at random.
+        How many workers a session gets that does not say. By default, or with auto, what is known of its env decides:
+        what steps took before, or whether it computes in its own process; else every env gets a process.
     lease
         Seconds a session outlives the loss of its client.
     insecure
@@ -76,7 +76,7 @@ def serve(
         config = HubConfig(
             binds=tuple(bind or ()),
             envs=env,
-            workers=_workers(workers),
+            workers=None if workers == "auto" else workers,
             insecure=insecure,
             limits=Limits(envs_max=max_envs),
             timing=Timing(lease_s=lease),
@@ -144,8 +144,9 @@ def bench(
     Parameters
     ----------
     env
-        A Gymnasium id such as ALE/Pong-v5 or HalfCheetah-v5, or images (84 x 84 x 4 bytes at no cost), busy (1 ms) or
-        unequal (0.1 to 2 ms); may be given more than once. CartPole-v1 by default.
+        A Gymnasium id such as ALE/Pong-v5 or HalfCheetah-v5, or images (84 x 84 x 4 bytes at no cost), busy (1 ms of
+        CPU time), busy_100us, unequal (0.1 to 2 ms), wait (waits 10 ms), wait_2ms, wait_random (0.1 to 20 ms) or
+        atari (Pong, preprocessed); may be given more than once. CartPole-v1 by default.
     n
         Numbers of envs, separated by commas: any from 1 up, such as 1,4,16,64,256,1024. Ways that take a process for
         each env are left out above 256.
@@ -209,12 +210,6 @@ def conformance(
     with _errors_told("conformance"):
         if not run(console, address, env or (), json, timeout):
             sys.exit(EXIT_FAILED)
-
-
-def _workers(told: int | str | None) -> int | None:
-    if isinstance(told, int) and told < 1:
-        raise ValueError(f"--workers must be at least 1, got {told}")
-    return 0 if told == "auto" else told  # type: ignore[return-value]
 
 
 def _refuse(command: str, why: object) -> NoReturn:

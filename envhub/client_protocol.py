@@ -27,6 +27,7 @@ from envhub.protocol import (
     Prelude,
 )
 
+NOTICES_MAX = 16  # that are kept until somebody takes them away
 _AT_ONCE = float("-inf")
 _UNHELD = (Op.MAKE, Op.ATTACH, Op.CLOSE)  # the hub takes them whatever runs
 
@@ -60,6 +61,7 @@ class ClientProtocol:
         progress: what the hub said last of the pending request, until somebody takes it away.
         answer: the reply to the last request, until the next one; an interrupt may keep it from who waits for it.
         goodbye: why the hub has ended the session, once it said so.
+        notices: what the hub has for the user of the session to read, until somebody takes it away.
         reconnect_s: for how long the hub may be out of reach while a request is pending.
     """
 
@@ -70,6 +72,7 @@ class ClientProtocol:
         self.progress: HeartbeatReply | None = None
         self.answer: Reply | None = None
         self.goodbye: Failure | None = None
+        self.notices: list[str] = []
         self.reconnect_s = reconnect_s
         self._session_seq = 0
         self._ticket = 0
@@ -139,6 +142,10 @@ class ClientProtocol:
         if op == Op.GOODBYE and prelude.token == self.token:
             self.goodbye = _read(Op.FAILURE, body)
             self._loss = self.goodbye.message
+            return None
+        if op == Op.NOTICE and prelude.token == self.token and not prelude.op & REPLY:
+            self.notices.append(_read(Op.NOTICE, body).text)
+            del self.notices[:-NOTICES_MAX]
             return None
         if pending is None or (prelude.token, prelude.seq) != (pending.token, pending.seq) or not prelude.op & REPLY:
             self._drop(prelude, body)

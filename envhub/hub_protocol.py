@@ -233,6 +233,12 @@ class HubProtocol:
         if link is not None:
             self._send(link.peer, Prelude(Op.GOODBYE, self.hub_id, token, 0), why)
 
+    def notice(self, token: bytes, text: str) -> None:
+        """Tell the user of a session something; a client that does not know such a push drops it."""
+        link = self._links.get(token)
+        if link is not None:
+            self._send(link.peer, Prelude(Op.NOTICE, self.hub_id, token, 0), messages.Notice(text))
+
     # --- sessions and leases --------------------------------------------------------------------------------------
 
     def forget(self, token: bytes) -> None:

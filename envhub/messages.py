@@ -42,6 +42,7 @@ class Op(IntEnum):
     ATTACH = 27
     PING = 64  # pushed by the hub to see whether a client is still there; asks for nothing
     GOODBYE = 65  # pushed by the hub when it ends a session that its client did not close
+    NOTICE = 66  # pushed by the hub for the user of a session to read
     FAILURE = 127
 
 
@@ -135,7 +136,7 @@ class Make:
     name: str = ""
     kwargs: bytes = b""
     factories: bytes = b""
-    num_workers: Optional[int] = None  # 0: as many as suit the envs, a step of one of which is measured first
+    num_workers: Optional[int] = None  # None, or 0: as many as suit the envs by what is known of them
     autoreset_mode: str = "NextStep"
     observation_mode: str = "same"
     world: Optional[World] = None
@@ -149,6 +150,7 @@ class Make:
     fresh: bool = False  # whether the session takes the place of a lost one: its first step is a reset
     faults: Faults = Faults()
     beat_s: float = 0.0  # how often the client's connection shows a sign of life, as by ZMTP heartbeats; 0 is never
+    factories_digest: str = ""  # the same for factories that make the same env, for what is known of it; empty is none
 
 
 @dataclass(frozen=True)
@@ -276,10 +278,11 @@ class Made:
     render_mode: Optional[str] = None
     spec: bytes = b""  # the env's EnvSpec, encoded; empty where it has none that can be carried
     ticket: bytes = b""  # for the hub's side socket, once; empty where it has none
-    step_s: Optional[float] = None  # how long a step of one env took, where it was measured
+    step_s: Optional[float] = None  # no hub measures it any more
     autoreset_mode: str = ""  # of Make, for who takes the session over
     observation_mode: str = ""
     steps: List[int] = field(default_factory=list)  # then also each row's number of steps and resets so far
+    sizing: str = ""  # why it has so many workers, for people
 
 
 @dataclass(frozen=True)
@@ -327,6 +330,13 @@ class Hops:
 @dataclass(frozen=True)
 class Done:
     """The request is carried out; what it returns is in the frames that follow."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What the user of a session is to read, such as that another number of workers would suit its envs better."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -414,6 +424,7 @@ REPLIES: Dict[int, Type[Any]] = {
     Op.HOPS: Hops,
     Op.OBSERVE: Observed,
     Op.ATTACH: Made,
+    Op.NOTICE: Notice,
     Op.FAILURE: Failure,
 }
 _HINTS: Dict[Type[Any], Dict[str, Any]] = {}

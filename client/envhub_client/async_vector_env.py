@@ -11,10 +11,9 @@ from gymnasium import Env, Space, logger, spaces
 from gymnasium.vector import AutoresetMode
 
 from envhub.errors import EnvRaised
-from envhub.messages import Make
 from envhub_client.faults import FaultOptions
 from envhub_client.options import SessionOptions
-from envhub_client.private_hub import pickled_factories
+from envhub_client.private_hub import make_of_factories
 from envhub_client.vector_env import HubVectorEnv
 
 _BATCHED = (
@@ -30,7 +29,7 @@ class AsyncVectorEnv(HubVectorEnv):
     cloudpickle. ``client/README.md`` lists what differs.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  upstream's, and what says in how many processes
         self,
         env_fns: Sequence[Callable[[], Env[Any, Any]]],
         shared_memory: bool = True,
@@ -41,6 +40,8 @@ class AsyncVectorEnv(HubVectorEnv):
         observation_mode: Any = "same",
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         max_concurrency: int | None = None,
+        *,
+        num_workers: int | str | None = None,
         **faults: Any,
     ) -> None:
         """Make one env per factory.
@@ -55,13 +56,14 @@ class AsyncVectorEnv(HubVectorEnv):
             worker: what runs each env: a subclass of ``envhub.EnvRunner``, or its name as ``"module:Class"``.
             observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``.
             autoreset_mode: the enum, or its value.
-            max_concurrency: at most so many envs run at any one time.
+            max_concurrency: at most so many envs run at any one time, in as many processes.
+            num_workers: processes that host the envs; as for ``envhub.make_vec``.
             **faults: what is done about envs that fail, see ``envhub.FaultOptions``.
 
         Raises:
             TypeError, ValueError: no such option.
-            ValueError: ``worker`` is a function, ``max_concurrency`` no positive integer, or ``shared_memory`` meets
-                a space that is no kind of Gymnasium's.
+            ValueError: ``worker`` is a function, ``max_concurrency`` no positive integer or given besides
+                ``num_workers``, or ``shared_memory`` meets a space that is no kind of Gymnasium's.
             Exception: as for ``HubVectorEnv``.
         """
         if isinstance(worker, str) and not all(worker.partition(":")):
@@ -76,6 +78,10 @@ class AsyncVectorEnv(HubVectorEnv):
             raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
         if max_concurrency is not None and max_concurrency < 1:
             raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
+        if max_concurrency is not None:
+            if num_workers is not None:
+                raise ValueError("max_concurrency says how many processes there are, and so does num_workers: give one")
+            num_workers = int(min(max_concurrency, len(env_fns)))
         self.env_fns = env_fns
         self.shared_memory = shared_memory
         self.copy = copy
@@ -85,18 +91,14 @@ class AsyncVectorEnv(HubVectorEnv):
         self.observation_mode = observation_mode
         self.max_concurrency = max_concurrency
         options = SessionOptions(
-            num_workers=None if max_concurrency is None else int(min(max_concurrency, len(env_fns))),
+            num_workers=num_workers,
             autoreset_mode=autoreset_mode,  # type: ignore[arg-type]  # the options accept the enum's value, too
             observation_mode=observation_mode,
             copy=copy,
             faults=FaultOptions(**faults),
         )
         self.autoreset_mode = options.autoreset_mode
-        make = Make(
-            num_envs=len(env_fns),
-            factories=pickled_factories(list(env_fns)),
-            runner=b"" if worker is None else cloudpickle.dumps(worker),
-        )
+        make = make_of_factories(env_fns, b"" if worker is None else cloudpickle.dumps(worker))
         super().__init__(None, make, options)
         if shared_memory and not _is_gymnasiums(self.single_observation_space):
             self.close(terminate=True)

@@ -451,6 +451,8 @@ class Connection:
         if found is not None:
             place = ("the hub at %s is %s: %d of %d envs stand", self.address, found.phase, found.built, found.num_envs)
             logger.info(*place, extra={"progress": (found.phase, found.built, found.num_envs)})
+        while self._protocol.notices:
+            logger.warning("the hub at %s: %s", self.address, self._protocol.notices.pop(0))
 
     def _on_monitor(self) -> None:
         closed = False

@@ -93,14 +93,14 @@ class Contest(contextlib.ExitStack):
 
     def add_sync(self) -> None:
         """Gymnasium's ``SyncVectorEnv``."""
-        self.add(SYNC, _vector(self.task, lambda: SyncVectorEnv(self.task.factories), 0))
+        self.add(SYNC, vector_entrant(self.task, lambda: SyncVectorEnv(self.task.factories), 0))
 
     def add_private_hub(self) -> None:
         """The private hub of this program."""
         # By factory, which only a private hub runs: ENVHUB_ADDRESS may name another hub.
         self.add(
             PRIVATE,
-            _vector(self.task, lambda: envhub.make_vec(self.task.factories)),
+            vector_entrant(self.task, lambda: envhub.make_vec(self.task.factories)),
             lambda: private_hub().pid,
         )
 
@@ -108,14 +108,14 @@ class Contest(contextlib.ExitStack):
         """The private hub of this program, but by messages, as if it were on another machine."""
         self.add(
             WIRE,
-            _vector(self.task, lambda: envhub.make_vec(self.task.factories, lane="wire")),
+            vector_entrant(self.task, lambda: envhub.make_vec(self.task.factories, lane="wire")),
             lambda: private_hub().pid,
         )
 
     def add_hub(self, way: str, address: str, pid: int | None = None) -> None:
         """A running hub; with its pid, its memory counts, too."""
         task = self.task
-        self.add(way, _vector(task, lambda: envhub.make_vec(task.env, task.num_envs, hub=address)), lambda: pid)
+        self.add(way, vector_entrant(task, lambda: envhub.make_vec(task.env, task.num_envs, hub=address)), lambda: pid)
 
     def add_echo(self) -> None:
         """The round trip of raw pyzmq with as many bytes as a batched step has, of which none are computed."""
@@ -242,9 +242,10 @@ def _async(task: Task) -> Iterator[Entrant]:
 
 
 @contextlib.contextmanager
-def _vector(
+def vector_entrant(
     task: Task, make: Callable[[], VectorEnv[Any, Any, Any]], processes: int | None = None
 ) -> Iterator[Entrant]:
+    """The vector env that ``make`` returns; a hub's says itself how many processes it has."""
     with contextlib.closing(make()) as envs:
         envs.reset(seed=SEED)
         workers = envs.num_workers if isinstance(envs, envhub.HubVectorEnv) else processes

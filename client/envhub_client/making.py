@@ -20,7 +20,7 @@ from envhub.messages import Make
 from envhub.protocol import RECONNECT_S
 from envhub_client.faults import split
 from envhub_client.options import ObservationMode, SessionOptions
-from envhub_client.private_hub import pickled_factories
+from envhub_client.private_hub import make_of_factories
 from envhub_client.single_env import HubEnv
 from envhub_client.vector_env import HubVectorEnv
 
@@ -53,9 +53,9 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         num_envs: how many; with a list of factories its length, if given at all.
         hub: a running hub's address. Without it ``ENVHUB_ADDRESS`` (not for factories); without that a private hub,
             which starts and ends with this program.
-        num_workers: processes that host the envs; one per usable CPU but one by default. ``"auto"`` makes one more
-            env first, steps it at random for some 50 ms, and chooses by what a step takes; not for an env that acts on
-            the world.
+        num_workers: processes that host the envs. Without it, or with ``"auto"``, what is known of the env decides:
+            what its steps took before, or whether it is one that computes in its own process; where nothing is known
+            every env gets a process. ``envs.sizing`` says how many there are, and why.
         autoreset_mode: as in Gymnasium.
         observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``.
         copy: whether returned observations are the caller's own, or two buffers that alternate.
@@ -165,7 +165,7 @@ def _by_factories(
         factories = list(env)
         if num_envs not in (1, len(factories)):
             raise ValueError(f"num_envs={num_envs} and {len(factories)} factories")
-    return HubVectorEnv(None, Make(len(factories), factories=pickled_factories(factories)), options)
+    return HubVectorEnv(None, make_of_factories(factories), options)
 
 
 def make(env: EnvLike, *, hub: str | None = None, env_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> HubEnv:

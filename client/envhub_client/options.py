@@ -21,9 +21,8 @@ class SessionOptions:
     """How a hub hosts the envs, and how their observations are handed over.
 
     Attributes:
-        num_workers: processes that host the envs; None is one per CPU the hub may use but one. With as many as envs,
-            every env's crash is its own. With ``"auto"`` the hub makes one more env first, steps it at random for
-            some 50 ms, and chooses by what a step takes.
+        num_workers: processes that host the envs. With None, or ``"auto"``, the hub decides by what it knows of the
+            env. With as many as envs, every env's crash is its own.
         autoreset_mode: as in Gymnasium; the enum, or its value.
         observation_mode: ``"same"``, ``"different"``, or ``(batched space, single space)``.
         copy: whether returned observations are the caller's to keep. If not, two buffers alternate, and what a step

@@ -23,7 +23,8 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from envhub.errors import HubUnreachable
-from envhub.messages import World
+from envhub.messages import Make, World
+from envhub_client.factory_digest import factories_digest
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 1.0
@@ -185,16 +186,18 @@ def _pickled(spec: EnvSpec) -> bytes:
         return b""
 
 
-def pickled_factories(factories: Sequence[object]) -> bytes:
-    """The factories as a private hub's workers load them.
+def make_of_factories(factories: Sequence[object], runner: bytes = b"") -> Make:
+    """What asks a private hub for one env of each factory; its workers load them.
 
     Raises:
-        TypeError: they hold something that cannot be pickled.
+        TypeError: the factories hold something that cannot be pickled.
     """
     try:
-        return bytes(cloudpickle.dumps(factories))
+        pickled = bytes(cloudpickle.dumps(list(factories)))
     except Exception as error:  # whatever a foreign object raises when it is pickled
         raise TypeError(f"the factories of the envs cannot be pickled for the workers: {error}") from error
+    digest = factories_digest(factories)
+    return Make(len(factories), factories=pickled, runner=runner, factories_digest=digest)
 
 
 def _search_path() -> str:

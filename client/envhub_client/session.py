@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space, logger
@@ -51,12 +51,24 @@ RENEW_S = 0.2  # between tries for another session, where a hub refuses at once
 log = logging.getLogger("envhub")
 
 
+class Sizing(NamedTuple):
+    """How many processes host the envs of a session, and why.
+
+    Attributes:
+        num_workers: how many.
+        reason: why so many, for people; empty where the hub does not say.
+    """
+
+    num_workers: int
+    reason: str
+
+
 class HubSession(VectorEnv[Any, Any, np.ndarray]):
     """A session on a hub: how it is made, what is pending, how it ends. ``HubVectorEnv`` adds what it is for.
 
     Attributes:
         lane: how the envs are stepped, ``"shared"``, in their workers' own memory, or ``"wire"``, by messages.
-        num_workers: how many processes host the envs.
+        sizing: how many processes host the envs, and why.
         env_spec: the ``EnvSpec`` of a single env, or None where it has none that can be carried.
         compression: how observations are compressed on the wire lane; empty for not at all.
     """
@@ -127,7 +139,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             name=make.name,
             kwargs=make.kwargs,
             factories=make.factories,
-            num_workers=0 if options.num_workers == "auto" else options.num_workers,  # type: ignore[arg-type]
+            num_workers=None if options.num_workers == "auto" else options.num_workers,  # type: ignore[arg-type]
             autoreset_mode=options.autoreset_mode.value,
             observation_mode="same" if options.observation_mode == "same" else "different",
             world=surroundings,
@@ -141,6 +153,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             fresh=fresh,
             faults=options.faults.wire(),
             beat_s=HEARTBEAT_MS / 1000,
+            factories_digest=make.factories_digest,
         )
 
     def _compression(self, connection: Connection) -> str:
@@ -170,11 +183,8 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
                 observation_mode=made.observation_mode,
             )
         self.num_envs = made.num_envs
-        self.num_workers = made.num_workers
-        if made.step_s is not None:
-            log.info(
-                "%d workers for %d envs, since a step of one takes %.3g s", made.num_workers, made.num_envs, made.step_s
-            )
+        self.sizing = Sizing(made.num_workers, made.sizing)
+        log.info("%d workers for %d envs: %s", made.num_workers, made.num_envs, made.sizing)
         self.metadata = {**self._decode(made.metadata), "autoreset_mode": self._options.autoreset_mode}
         self.render_mode = made.render_mode
         self.single_action_space = self._space(made.action_space)
@@ -211,7 +221,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             _end(connection, terminate=True)
             raise
         old, self._connection = self._connection, connection
-        self.num_workers = made.num_workers
+        self.sizing = Sizing(made.num_workers, made.sizing)
         log.warning("%d envs stand again on the hub at %s", self.num_envs, connection.address)
         old.close()
 
@@ -278,6 +288,11 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             return
         self.spec = copy.deepcopy(self.env_spec)
         self.spec.kwargs = {**arguments, "num_envs": self.num_envs, "vectorization_mode": "async"}
+
+    @property
+    def num_workers(self) -> int:
+        """How many processes host the envs."""
+        return self.sizing.num_workers
 
     @property
     def lane(self) -> str:

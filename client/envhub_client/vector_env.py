@@ -31,7 +31,7 @@ class HubVectorEnv(HubSession):
 
     Attributes:
         lane: how the envs are stepped, ``"shared"``, in their workers' own memory, or ``"wire"``, by messages.
-        num_workers: how many processes host the envs.
+        sizing: how many processes host the envs, and why.
         env_spec: the ``EnvSpec`` of a single env, or None where it has none that can be carried.
     """
 

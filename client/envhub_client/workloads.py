@@ -1,4 +1,4 @@
-"""What ``envhub bench`` steps besides Gymnasium's envs: images, a busy simulator, and envs of unequal speed."""
+"""What ``envhub bench`` steps besides Gymnasium's envs: images, simulators that compute, and simulators that wait."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-BUSY_S = 0.001
+BUSY_S, BUSY_100US_S = 0.001, 0.0001
 UNEQUAL_S = (0.0001, 0.002)
+WAIT_S, WAIT_2MS_S = 0.01, 0.002
+WAIT_RANDOM_S = (0.0001, 0.02)
 EPISODE_STEPS = 500
 
 Factory = Callable[[], gymnasium.Env[Any, Any]]
 
 
 class Synthetic(gymnasium.Env[np.ndarray, np.int64]):
-    """Does nothing but take time, and observes the same array again and again."""
+    """Does nothing but take CPU time, and observes the same array again and again."""
 
     action_space = spaces.Discrete(4)
 
     def __init__(self, space: spaces.Box, least_s: float = 0.0, most_s: float = 0.0) -> None:
-        """Take between so many seconds of CPU time for each step, at random."""
+        """Take between so many seconds for each step, at random."""
         self.observation_space = space
         self._least_s, self._most_s = least_s, most_s
         self._observation = space.sample()
@@ -58,12 +60,53 @@ def busy() -> gymnasium.Env[Any, Any]:
     return Synthetic(spaces.Box(-1, 1, (8,), np.float32), BUSY_S, BUSY_S)
 
 
+def busy_100us() -> gymnasium.Env[Any, Any]:
+    """0.1 ms of CPU time a step."""
+    return Synthetic(spaces.Box(-1, 1, (8,), np.float32), BUSY_100US_S, BUSY_100US_S)
+
+
+class Waiting(Synthetic):
+    """Takes no CPU time but waits, as for a simulator behind a socket, on a GPU, or for a robot."""
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Wait."""
+        time.sleep(self.np_random.uniform(self._least_s, self._most_s))
+        self._steps += 1
+        return self._observation, 1.0, False, self._steps >= EPISODE_STEPS, {}
+
+
+def wait() -> gymnasium.Env[Any, Any]:
+    """Waits 10 ms a step."""
+    return Waiting(spaces.Box(-1, 1, (8,), np.float32), WAIT_S, WAIT_S)
+
+
+def wait_2ms() -> gymnasium.Env[Any, Any]:
+    """Waits 2 ms a step."""
+    return Waiting(spaces.Box(-1, 1, (8,), np.float32), WAIT_2MS_S, WAIT_2MS_S)
+
+
+def wait_random() -> gymnasium.Env[Any, Any]:
+    """Waits between 0.1 and 20 ms, other at each step."""
+    return Waiting(spaces.Box(-1, 1, (8,), np.float32), *WAIT_RANDOM_S)
+
+
 def unequal() -> gymnasium.Env[Any, Any]:
     """Between 0.1 and 2 ms of CPU time, other at each step."""
     return Synthetic(spaces.Box(-1, 1, (8,), np.float32), *UNEQUAL_S)
 
 
-OWN: dict[str, Factory] = {"images": images, "busy": busy, "unequal": unequal}
+def atari() -> gymnasium.Env[Any, Any]:
+    """Pong, preprocessed as in most papers: 84 x 84 grey pixels, every fourth frame, the last four of them."""
+    import ale_py
+
+    gymnasium.register_envs(ale_py)
+    env = gymnasium.wrappers.AtariPreprocessing(gymnasium.make("ALE/Pong-v5", frameskip=1))
+    return gymnasium.wrappers.FrameStackObservation(env, 4)
+
+
+OWN: dict[str, Factory] = {
+    made.__name__: made for made in (images, busy, busy_100us, unequal, wait, wait_2ms, wait_random, atari)
+}
 
 
 def factory(name: str) -> Factory:

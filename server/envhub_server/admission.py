@@ -29,7 +29,7 @@ def admitted(make: Make, config: HubConfig, registry: Registry, envs: int) -> Re
         return Failure(
             "refused",
             "request",
-            f"num_workers={make.num_workers} is neither 0 nor up to num_envs",
+            f"num_workers={make.num_workers} is not between 1 and num_envs={make.num_envs}",
         )
     if make.spin_us is not None and not 0 <= make.spin_us <= SPIN_US_MAX:
         return Failure("refused", "request", f"spin_us={make.spin_us} is not between 0 and {SPIN_US_MAX}")

@@ -11,12 +11,12 @@ from envhub_server.registry import Recipe
 
 
 def build(
-    make: Make, recipe: Recipe, worker: int, rows: Sequence[int], cpu: int | None, measure: bool = False
+    make: Make, recipe: Recipe, worker: int, rows: Sequence[int], cpu: int | None, first_only: bool = False
 ) -> control.Build:
-    """The message for this worker: to make the envs of these rows, or, to ``measure``, one that is not kept."""
+    """The message for this worker: to make the envs of these rows, or first of all only the first one."""
     return control.Build(
         worker=worker,
-        rows=list(rows[:1] if measure else rows),
+        rows=list(rows),
         name=recipe.name,
         kwargs=make.kwargs,
         factories=make.factories,
@@ -29,7 +29,7 @@ def build(
         wrapper_kwargs=make.wrapper_kwargs,
         allow_pickle=make.world is not None,
         columns=make.columns,
-        measure=measure,
+        first_only=first_only,
         cpu=cpu,
         on_exception=make.faults.on_exception,
         on_invalid=make.faults.on_invalid,

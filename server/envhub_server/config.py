@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,8 @@ SECONDS_MAX = 7 * 24 * 3600
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 CGROUP_1_QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
 CGROUP_1_PERIOD = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
+CGROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,11 @@ class HubConfig:
     Attributes:
         binds: addresses to listen on, ``tcp://host:port`` or ``ipc://path``.
         envs: what may be made, in the forms of ``envhub_server.registry``.
-        workers: how many workers a session gets that does not say; None is one per usable CPU
-            but one, and 0 as many as suit a step of one more env, which is measured first.
+        workers: how many workers a session gets that does not say; None is what suits its envs.
         insecure: allow an address that other machines can reach, though nothing guards it.
         python: the interpreter of the workers: Python 3.8 or later with NumPy, msgpack and Gymnasium (0.26 or later) or
             gym (0.21 or later).
+        step_costs: the file in which is kept what steps of envs took, for later hubs; None is nowhere.
         owner: a pidfd of the program this private hub belongs to, or None for a hub of its own.
     """
 
@@ -64,11 +68,12 @@ class HubConfig:
     insecure: bool = False
     owner: int | None = None
     python: str = sys.executable
+    step_costs: Path | None = None
     limits: Limits = Limits()
     timing: Timing = Timing()
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 0:
+        if self.workers is not None and self.workers < 1:
             raise ValueError(f"--workers must be at least 1, got {self.workers}")
         told_spin_us()
         Registry(self.envs)
@@ -106,3 +111,31 @@ def _quota() -> tuple[int, int]:
         return int(CGROUP_1_QUOTA.read_text()), int(CGROUP_1_PERIOD.read_text())
     except (OSError, ValueError):
         return 0, 1
+
+
+def memory_available_bytes() -> int:
+    """How much memory may still be had: by the machine, and by this process's cgroup."""
+    found = [1 << 50]
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = MEMINFO.read_text().splitlines()
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    found += _left_in_cgroup("memory.max", "memory.current")
+    found += _left_in_cgroup("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")  # of cgroup v1
+    return max(0, min(found))
+
+
+def processes_left() -> int:
+    """How many processes may still be started: by this user, and in this process's cgroup."""
+    found = [resource.getrlimit(resource.RLIMIT_NPROC)[0], 1 << 20]
+    found += _left_in_cgroup("pids.max", "pids.current")
+    found += _left_in_cgroup("pids/pids.max", "pids/pids.current")
+    return max(0, min(value for value in found if value != resource.RLIM_INFINITY))
+
+
+def _left_in_cgroup(limit: str, used: str) -> list[int]:
+    """What is left of a limit of the cgroup that a container shows as its root; empty where there is none."""
+    try:
+        at_most = (CGROUP / limit).read_text().strip()
+        return [] if at_most == "max" else [int(at_most) - int((CGROUP / used).read_text())]
+    except (OSError, ValueError):
+        return []

@@ -89,7 +89,7 @@ class Build:
     cwd: str = ""
     authkey: bytes = b""
     columns: bool = False
-    measure: bool = False  # only make one env, tell how long its steps take, and end
+    first_only: bool = False  # make the first env, say what it is like, and wait for BuildRest
     cpu: Optional[int] = None  # to run on, and on no other
     on_exception: str = "raise"
     on_invalid: str = "pass"
@@ -117,10 +117,27 @@ class Building:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Worker to hub: how long a step of an env takes, on average."""
+class FirstBuilt:
+    """Worker to hub: its first env is made, from which the hub sees how many workers suit such envs."""
 
-    step_s: float
+    in_process: bool  # whether the env is known to compute in its own process
+    private_bytes: int  # of memory that this worker shares with no other
+
+
+@dataclass(frozen=True)
+class BuildRest:
+    """Hub to worker: its rows are these, of which the first one is made; make the others."""
+
+    rows: List[int]
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Worker to hub, now and then: what those of its steps took that were timed, resets included."""
+
+    steps: int
+    cpu_ns: int
+    wait_ns: int
 
 
 @dataclass(frozen=True)
@@ -260,7 +277,9 @@ _CONTROL = (
     Build,
     Built,
     Building,
-    Measured,
+    FirstBuilt,
+    BuildRest,
+    StepTimes,
     MapArena,
     Mapped,
     Serve,

@@ -110,9 +110,13 @@ class Crew:
         return None if self._memory is None else self._memory.arena
 
     def settle(self, workers: int) -> None:
-        """Be of so many workers; none of them runs."""
-        rows = [np.arange(number, self._num_envs, workers) for number in range(workers)]
-        self._posts = [_Post(mine, Watchdog(self._faults)) for mine in rows]
+        """Be of so many workers, with their rows; those that run go on, and are never more than that."""
+        for number in range(workers):
+            rows = np.arange(number, self._num_envs, workers)
+            if number < len(self._posts):
+                self._posts[number].rows = rows
+            else:
+                self._posts.append(_Post(rows, Watchdog(self._faults)))
 
     def start(self, numbers: Sequence[int]) -> None:
         """Ask for the processes of these workers.
@@ -161,6 +165,8 @@ class Crew:
     def tell(self, number: int, message: Any) -> None:
         """Send a message; to a worker that does not serve yet, once it does."""
         post = self._posts[number]
+        if isinstance(message, control.BuildRest):
+            post.built = 1
         if isinstance(message, (control.ResetRows, control.StepRows, *CALLS)):
             post.under_way = message
             if not post.serves:
@@ -176,7 +182,7 @@ class Crew:
         post = self._posts[number]
         if isinstance(message, control.Building):
             post.built = message.built
-        elif isinstance(message, control.Built):
+        elif isinstance(message, (control.Built, control.FirstBuilt)):
             post.built = len(post.rows) + 1
         elif isinstance(message, control.Suspicious):
             self._log().warning("env_suspicious", env=message.row, why=message.what)

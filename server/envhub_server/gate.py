@@ -98,6 +98,11 @@ def lack(workers: int) -> str:
     )
 
 
+def workers_left() -> int:
+    """For how many workers of another session there are descriptors."""
+    return max(0, (given_max() - in_use() - PER_SESSION) // PER_WORKER)
+
+
 def is_high(descriptor: int) -> bool:
     """Whether this number says that few descriptors are left; the system gives out the lowest that is free."""
     return descriptor >= given_max()

@@ -36,9 +36,11 @@ from envhub_server.instructions import (
     Instruction,
     Instructions,
     Kill,
+    LearnCost,
     MakeArena,
     MapArena,
     Moved,
+    Notify,
     Received,
     Sent,
     StartWorkers,
@@ -370,7 +372,7 @@ class Host:
     def _on_exit(self, number: int, ending: Ending) -> None:
         late = self._crew.ended(number)
         self._settle()
-        expected = self.session.phase in (Phase.CLOSING, Phase.MEASURING)
+        expected = self.session.phase is Phase.CLOSING
         self._outcomes.worker_exited(self, number, ending.how, expected)
         self._apply(self.session.event(number, Exited(ending, late), self._outcomes.now_s()))
 
@@ -415,6 +417,10 @@ class Host:
                 self._fail(failure)
             case MakeArena():
                 self._make_arena(instruction)
+            case LearnCost(cost):
+                self._outcomes.learned(self, cost)
+            case Notify(text):
+                self._outcomes.notify(self, text)
             case Kill(number):
                 if number in self._crew.processes:
                     self._crew.processes[number].kill()

@@ -34,7 +34,7 @@ from envhub_server import gate, signals, tables
 from envhub_server.admission import admitted
 from envhub_server.binding import Binding
 from envhub_server.clock import Clock
-from envhub_server.config import HubConfig, has_quota, usable_cpus
+from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.gate import Gate
 from envhub_server.hosting import ASIDE, Host
 from envhub_server.lister import Lister
@@ -44,9 +44,11 @@ from envhub_server.registry import Registry
 from envhub_server.restart import RestartPolicy, Restarts
 from envhub_server.session import Session
 from envhub_server.side import TICKET_BYTES, SideDoor
-from envhub_server.sizing import Sizing
+from envhub_server.step_cost_file import StepCostFile
+from envhub_server.step_costs import StepCost, key
 from envhub_server.supervisor import Supervisor
 from envhub_server.watch import Watch
+from envhub_server.worker_count import Machine, WorkerCount, known, told
 
 RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
 LINGER_MS = 2000
@@ -66,6 +68,9 @@ class Hub:
         self._protocol = HubProtocol(self.id, config.timing.lease_s, config.limits.sessions_max, self._running)
         self._presence = Presence(self._protocol, self._reaches, config.timing.lease_s)
         self._hosts: dict[bytes, Host] = {}
+        self._step_cost_file = StepCostFile(config.step_costs)
+        self._step_costs = self._step_cost_file.read()
+        self._unwritten: dict[str, StepCost] = {}  # what is known since the file was written last
         self._clock = Clock()
         self._wake_s = math.inf  # when something happens by the passing of time alone
         self._watch = Watch()
@@ -78,6 +83,8 @@ class Hub:
             self._worker_exited,
             self._ended,
             self._broke,
+            self._learned,
+            self._notify,
             self._memory_left,
             self._clock.now_s,
         )
@@ -375,14 +382,14 @@ class Hub:
         if isinstance(found, Failure):
             self._refuse_make(request, found)
             return
-        sizing = Sizing(tuple(sorted(os.sched_getaffinity(0))), usable_cpus(), has_quota(), make.spin_us)
-        workers = next(wanted for wanted in (make.num_workers, self.config.workers, sizing.usual) if wanted is not None)
-        if why := gate.lack(min(workers or sizing.usual, make.num_envs)):
+        machine = self._machine()
+        sizing = self._sizing(make, machine)
+        if why := gate.lack(min(machine.cpus, make.num_envs) if sizing is None else sizing.workers):
             self._refuse_make(request, Failure("limit", "hub", why))
             return
         policy = RestartPolicy(make.faults.restarts_max, all_max=max(10, make.num_envs))
         restarts = Restarts(policy, random.Random())
-        session = Session(make, found, workers, self.config.limits.info_bytes, sizing, restarts)
+        session = Session(make, found, sizing, self.config.limits.info_bytes, machine, restarts)
         ticket = secrets.token_bytes(TICKET_BYTES) if self._side_door.open else b""
         try:
             host = Host(request.token, session, self._watch, self._supervisor, self._outcomes, ticket)
@@ -398,6 +405,19 @@ class Hub:
             num_envs=make.num_envs,
         )
         host.start(request, make)
+
+    def _machine(self) -> Machine:
+        affinity = tuple(sorted(os.sched_getaffinity(0)))
+        workers_max = min(gate.workers_left(), processes_left())
+        return Machine(affinity, usable_cpus(), has_quota(), workers_max, memory_available_bytes())
+
+    def _sizing(self, make: Make, machine: Machine) -> WorkerCount | None:
+        """How many workers a session gets; None where that is to be seen of its first envs."""
+        if make.num_workers:
+            return told(make.num_envs, make.num_workers, f"num_workers={make.num_workers}")
+        if self.config.workers:
+            return told(make.num_envs, self.config.workers, f"the hub's --workers {self.config.workers}")
+        return known(make.num_envs, self._step_costs.find(key(make)), machine)
 
     def _attach(self, request: Incoming) -> None:
         host = self._hosts.get(request.message.session)
@@ -444,7 +464,7 @@ class Hub:
     def _answer(self, request: Incoming, message: Any, frames: Sequence[Any]) -> None:
         if isinstance(message, messages.Made):
             log.info(
-                "session_ready", session=request.token.hex()[:8], num_workers=message.num_workers, step_s=message.step_s
+                "session_ready", session=request.token.hex()[:8], num_workers=message.num_workers, why=message.sizing
             )
         self._protocol.answer(request, message, frames)
         self._flush()
@@ -467,11 +487,30 @@ class Hub:
         self._protocol.forget(host.token)
         del self._hosts[host.token]
         self._closing.discard(host.token)
+        self._write_step_costs()
         log.info("session_ended", session=host.token.hex()[:8])
 
     def _broke(self, host: Host, error: Exception) -> None:
         log.error("internal_error", session=host.token.hex()[:8], error=repr(error), exc_info=error)
         host.abandon(Failure("internal", "session", f"a bug in the hub or a worker: {error!r}"), terminate=True)
+
+    def _learned(self, host: Host, cost: StepCost) -> None:
+        """Know what a step of these envs takes; a session's first such news is kept at once, its last when it ends."""
+        known_as = key(host.session.make)
+        self._step_costs.note(known_as, cost)
+        first = known_as not in self._unwritten
+        self._unwritten[known_as] = cost
+        if first:
+            self._step_cost_file.write({known_as: cost})
+
+    def _write_step_costs(self) -> None:
+        self._step_cost_file.write(self._unwritten)
+        self._unwritten.clear()
+
+    def _notify(self, host: Host, text: str) -> None:
+        log.warning("session_missized", session=host.token.hex()[:8], note=text)
+        self._protocol.notice(host.token, text)
+        self._flush()
 
     def _memory_left(self) -> int:
         return self.config.limits.arena_bytes_max - sum(host.arena_bytes for host in self._hosts.values())

@@ -10,6 +10,7 @@ from envhub.messages import Failure
 from envhub_server import control
 from envhub_server.ending import Ending
 from envhub_server.ends import Outcome
+from envhub_server.step_costs import StepCost
 from envhub_server.watchdog import Late
 
 # --- events besides the messages of clients and workers -------------------------------------------------------------
@@ -130,6 +131,20 @@ class Fail:
 
 
 @dataclass(frozen=True)
+class LearnCost:
+    """Know for later sessions what a step of the session's envs takes."""
+
+    cost: StepCost
+
+
+@dataclass(frozen=True)
+class Notify:
+    """Tell the session's client and the log something that it did not ask for."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Kill:
     """End a worker at once."""
 
@@ -141,5 +156,19 @@ class End:
     """The session is over: free what it holds."""
 
 
-Instruction = StartWorkers | Tell | MakeArena | MapArena | TakeOver | HandOver | Drive | Answer | Fail | Kill | End
+Instruction = (
+    StartWorkers
+    | Tell
+    | MakeArena
+    | MapArena
+    | TakeOver
+    | HandOver
+    | Drive
+    | Answer
+    | Fail
+    | LearnCost
+    | Notify
+    | Kill
+    | End
+)
 Instructions = list[Instruction]

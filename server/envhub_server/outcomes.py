@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from envhub.hub_protocol import Incoming
 from envhub.messages import Failure
+from envhub_server.step_costs import StepCost
 
 if TYPE_CHECKING:
     from envhub_server.hosting import Host
@@ -23,5 +24,7 @@ class Outcomes:
     worker_exited: Callable[[Host, int, str, bool], None]
     ended: Callable[[Host], None]
     broke: Callable[[Host, Exception], None]
+    learned: Callable[[Host, StepCost], None]
+    notify: Callable[[Host, str], None]
     memory_left: Callable[[], int]
     now_s: Callable[[], float]

@@ -17,6 +17,7 @@ from envhub_server.boot import PR_SET_PDEATHSIG
 from envhub_server.config import MIB, HubConfig, Limits, Timing
 from envhub_server.hub import Hub
 from envhub_server.process import run_hub
+from envhub_server.step_cost_file import cache_path
 
 
 def main(address: str, owner: int, ready_fd: int) -> None:
@@ -40,4 +41,5 @@ def main(address: str, owner: int, ready_fd: int) -> None:
     )
     # It ends with the program, which may be stopped for as long as somebody looks at it in a debugger.
     timing = Timing(lease_s=3600.0)
-    run_hub(HubConfig(binds=(address,), owner=owner, limits=limits, timing=timing), ready)
+    costs = cache_path(os.environ)
+    run_hub(HubConfig(binds=(address,), owner=owner, limits=limits, timing=timing, step_costs=costs), ready)

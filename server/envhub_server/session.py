@@ -4,11 +4,14 @@ It knows no socket, process, memory or clock; the hub does what the instructions
 request at a time is under way (the protocol sees to that), so the phases are few::
 
     BUILDING ──all Built──▶ MAPPING ──all Mapped──▶ READY ◀──▶ MOVING (reset, step)
-      ▲                                               ▲ ▼
-    MEASURING (a step of one env, if asked for)     CALLING (call, set_attr)
+                                                      ▲ ▼
+                                                    CALLING (call, set_attr)
 
     BUILDING, MAPPING ──failure──▶ CLOSING        READY, MOVING, CALLING ──a worker died too often──▶ BROKEN
     any ──close, lease expired, hub stopping──▶ CLOSING ──all workers gone──▶ ended
+
+Where it takes the first envs to see how many workers suit them, BUILDING begins with one env for each CPU; the workers
+that make these go on, with as many others as are decided on.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from envhub.messages import (
     Templates,
     TemplatesRequest,
 )
+from envhub.waiting import spin_us
 from envhub_server import control, ends
 from envhub_server.builds import build
 from envhub_server.ending import Ending
@@ -49,9 +53,11 @@ from envhub_server.instructions import (
     HandOver,
     Instructions,
     Kill,
+    LearnCost,
     MakeArena,
     MapArena,
     Moved,
+    Notify,
     Received,
     Sent,
     StartWorkers,
@@ -61,13 +67,13 @@ from envhub_server.instructions import (
 from envhub_server.registry import Recipe
 from envhub_server.restart import Restarts
 from envhub_server.seeds import reseeded
-from envhub_server.sizing import Sizing
+from envhub_server.step_costs import average
+from envhub_server.worker_count import Machine, WorkerCount, missized, missized_text, of_first_envs
 
 
 class Phase(enum.Enum):
     """Where a session stands."""
 
-    MEASURING = "measuring"
     BUILDING = "building"
     MAPPING = "mapping"
     READY = "ready"
@@ -84,21 +90,30 @@ class Session:
         phase: where it stands.
         blocks: the rows of each worker, in turn, so that slow envs that stand side by side are not all one worker's.
         infos: infos of the move under way that were too large for the arena.
+        sizing: how many workers it has, and why; None until that is decided.
         spin_us: for how long its workers, and a client that drives them, look before they park.
-        step_s: how long a step of one env takes; None where it was not measured.
         made: what is to be known of it, once it is made.
         mapped: what a worker is told with the arena.
     """
 
     def __init__(
-        self, make: Make, recipe: Recipe, workers: int, info_bytes: int, sizing: Sizing, restarts: Restarts
+        self,
+        make: Make,
+        recipe: Recipe,
+        sizing: WorkerCount | None,
+        info_bytes: int,
+        machine: Machine,
+        restarts: Restarts,
     ) -> None:
-        """Of so many workers, or of as many as suit a measured step if that is 0."""
+        """Of so many workers; where that is None, of as many as suit the first envs once they are made."""
         self.make = make
-        self.phase = Phase.BUILDING if workers else Phase.MEASURING
-        self.step_s: float | None = None
-        self._sizing = sizing
-        self._settle(workers or 1)
+        self.phase = Phase.BUILDING
+        self.sizing = sizing
+        self._machine = machine
+        self._first_built: dict[int, control.FirstBuilt] = {}
+        self._step_times: dict[int, control.StepTimes] = {}
+        self._warned = False  # that another number of workers would be better
+        self._settle(machine.cpus if sizing is None else sizing.workers)
         self.infos: dict[int, bytes] = {}
         self._rows = range(make.num_envs)
         self._templates: dict[int, bytes] = {}
@@ -132,7 +147,7 @@ class Session:
     @property
     def making(self) -> bool:
         """Whether its envs do not stand yet."""
-        return self.phase in (Phase.MEASURING, Phase.BUILDING, Phase.MAPPING)
+        return self.phase in (Phase.BUILDING, Phase.MAPPING)
 
     @property
     def building(self) -> messages.HeartbeatReply:
@@ -147,15 +162,16 @@ class Session:
         return [StartWorkers(tuple(range(len(self.blocks)))), *map(self._build, range(len(self.blocks)))]
 
     def _build(self, worker: int) -> Tell:
-        measure = self.phase is Phase.MEASURING
-        cpu = self._sizing.cpu(worker) if self.make.pin and not measure else None
-        return Tell(worker, build(self.make, self._recipe, worker, self.blocks[worker], cpu, measure))
+        cpu = self._machine.cpu(worker) if self.make.pin else None
+        return Tell(worker, build(self.make, self._recipe, worker, self.blocks[worker], cpu, self.sizing is None))
 
     def _settle(self, workers: int) -> None:
         workers = max(1, min(workers, self.make.num_envs))
         self.blocks = _blocks(self.make.num_envs, workers)
         self._alive = set(range(workers))
-        self.spin_us = self._sizing.look_us(workers)
+        # Other sessions do not count: most are idle, and where they are not, spins are in vain and so become rare.
+        machine, told_us = self._machine, self.make.spin_us
+        self.spin_us = spin_us(workers + 1, machine.cpus, machine.quota) if told_us is None else told_us
 
     def close(self, terminate: bool = False) -> Instructions:
         """End the session.
@@ -279,9 +295,10 @@ class Session:
             case control.Building(built):
                 self._standing[worker] = built
                 return []
-            case control.Measured(step_s):
-                self.step_s = step_s
-                return []
+            case control.FirstBuilt():
+                return self._on_first_built(worker, event)
+            case control.StepTimes():
+                return self._on_step_times(worker, event)
             case control.RowInfo(row, info):
                 if row in self.blocks[worker]:
                     self.infos[row] = info
@@ -312,6 +329,36 @@ class Session:
                 return []
             case _:
                 return self._make_failed(_refusal(f"worker {worker} sent a {type(event).__name__}"))
+
+    def _on_first_built(self, worker: int, built: control.FirstBuilt) -> Instructions:
+        """Decide on the number of workers, once the first env of each CPU is made, and have the other envs made."""
+        if self.phase is not Phase.BUILDING or self.sizing is not None:
+            return []
+        self._first_built[worker] = built
+        self._standing[worker] = 1
+        if len(self._first_built) < len(self.blocks):
+            return []
+        self.sizing = of_first_envs(self.make.num_envs, self._first_built.values(), self._machine)
+        begun = len(self.blocks)
+        self._settle(self.sizing.workers)
+        self._waiting = set(self._alive)
+        others = range(begun, len(self.blocks))
+        rest = [Tell(worker, control.BuildRest(self.blocks[worker])) for worker in range(begun)]
+        return [*([StartWorkers(tuple(others))] if others else []), *rest, *map(self._build, others)]
+
+    def _on_step_times(self, worker: int, times: control.StepTimes) -> Instructions:
+        """Tell what steps of the env take, and, once, that another number of workers would suit them better."""
+        self._step_times[worker] = times
+        cost = average(self._step_times.values())
+        if cost is None or self.sizing is None:
+            return []
+        learned: Instructions = [LearnCost(cost)]
+        workers, num_envs = len(self.blocks), self.make.num_envs
+        better = None if self._warned or self.sizing.told else missized(num_envs, workers, cost, self._machine.cpus)
+        if better is None:
+            return learned
+        self._warned = True
+        return [*learned, Notify(missized_text(num_envs, workers, *better, cost))]
 
     def _on_built(self, worker: int, built: control.Built) -> Instructions:
         if self.phase is not Phase.BUILDING:
@@ -362,7 +409,7 @@ class Session:
             metadata=first.metadata,
             render_mode=first.render_mode,
             spec=first.spec,
-            step_s=self.step_s,
+            sizing="" if self.sizing is None else self.sizing.reason,
         )
         self.made = replace(made, autoreset_mode=self.make.autoreset_mode, observation_mode=self.make.observation_mode)
         self._built.clear()
@@ -393,8 +440,6 @@ class Session:
     def _on_failed(self, worker: int, failure: Failure) -> Instructions:
         if self.phase in (Phase.BUILDING, Phase.MAPPING):
             return self._make_failed(failure)
-        if self.phase is Phase.MEASURING:
-            return []  # if it is not for the random actions, it will be told when the envs are made
         if worker in self._away and failure.code == "factory_failed":
             self._boots[worker] = failure
             return []
@@ -410,11 +455,6 @@ class Session:
         self._alive.discard(worker)
         if self.phase is Phase.CLOSING:
             return [] if self._alive else self._ended()
-        if self.phase is Phase.MEASURING:
-            sizing, num_envs = self._sizing, self.make.num_envs
-            self._settle(sizing.usual if self.step_s is None else sizing.workers(num_envs, self.step_s))
-            self.phase = Phase.BUILDING
-            return self.start()
         if self.phase is Phase.BROKEN:
             return []
         told = ends.failure(worker, self.blocks[worker], exited.ending, exited.late)

@@ -43,6 +43,7 @@ def described(host: Host, leased: bool) -> dict[str, Any]:
         "env": host.session.make.name or "factories",
         "num_envs": host.session.make.num_envs,
         "workers": host.pids,
+        "sizing": "" if host.session.sizing is None else host.session.sizing.reason,
         "restarts": host.session.restarts,
         "phase": host.session.phase.value,
         "lane": host.lane,

@@ -12,12 +12,11 @@ import contextlib
 import importlib
 import os
 import select
-import signal
 import sys
 import time
 import traceback
 from functools import partial
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 from envhub import codec, messages, spaces
 from envhub.arena import (
@@ -40,12 +39,12 @@ from envhub_server import control
 from envhub_server.channel import Channel, ChannelClosed
 from envhub_server.dialects import adapted
 from envhub_server.dumps import Dumps
-from envhub_server.measuring import step_s
+from envhub_server.env_family import computes_in_process
 from envhub_server.reports import Owed, carried, describe_failure
 from envhub_server.rows import NotFinite, Row
+from envhub_server.step_timer import StepTimer
 from envhub_server.surroundings import factories, runner_class
 
-MEASURED_CLOSE_S = 5
 PROGRESS_S = 0.5  # how often a worker that builds envs tells how many stand
 RESERVED_CALLS = frozenset(["reset", "step", "close", "_setattr", "_check_spaces"])
 
@@ -69,6 +68,9 @@ class Worker:
         self._spinner = Spinner(0, time.perf_counter_ns)
         self._spin_us = 0
         self._on_exception, self._on_invalid = "raise", "pass"
+        self._build: Any = None
+        self._row_built = -1
+        self._timer = StepTimer()
         self._broken: list[Row] = []  # whose env raised, and is to be made anew
         self._mended = 0
         self._poller = select.poll()
@@ -102,43 +104,60 @@ class Worker:
         self._exact = codec.as_pickle if build.allow_pickle else codec.refuse
         self._in_columns = build.columns
         self._on_exception, self._on_invalid = build.on_exception, build.on_invalid
-        row, told_s = build.rows[0], time.monotonic()
+        self._build, self._row_built = build, build.rows[0]
+        return self._in_building(self._build_first)
+
+    def _on_BuildRest(self, rest: Any) -> bool | None:
+        return self._in_building(partial(self._build_rows, rest.rows[1:]))
+
+    def _in_building(self, work: Callable[[], Any]) -> bool | None:
+        """Do this, and tell what comes of it; whoever asked is told of an error by the row that is being built."""
         try:
-            if build.cpu is not None:
-                os.sched_setaffinity(0, [build.cpu])
-            self._factories = made = factories(build)
-            self._runner = runner = runner_class(build.runner)
-            for row in build.rows:
-                env = adapted(made[row]())
-                if build.measure:
-                    self._channel.send(control.Measured(step_s(runner(env))))
-                    signal.alarm(MEASURED_CLOSE_S)  # nobody waits longer than that for the end of this process
-                    env.close()
-                    return False
-                self._rows.append(Row(row, runner(env), build.autoreset_mode, build.allow_pickle))
-                if time.monotonic() > told_s + PROGRESS_S:
-                    told_s = time.monotonic()
-                    self._channel.send(control.Building(len(self._rows)))
-            first = self._rows[0].env
-            seen = self._rows[:1] if build.observation_mode == "same" else self._rows
-            leaves = spaces.leaves(first.observation_space)
-            unknown = codec.as_pickle_or_repr if build.allow_pickle else codec.as_repr
-            built = control.Built(
-                observation_spaces=[self._described(row.env.observation_space) for row in seen],
-                action_space=self._described(first.action_space),
-                observation_leaves=[leaf.wire() for leaf in leaves if leaf != OBJECT],
-                action_leaves=[leaf.wire() for leaf in spaces.leaves(first.action_space)],
-                metadata=codec.encode(dict(first.metadata or {}), unknown),
-                render_mode=first.render_mode,
-                spec=b"" if first.spec is None else carried(lambda: first.spec, self._exact),
-                loose=OBJECT in leaves,
-            )
+            told = work()
         except BaseException as error:
-            self._report(error, row, "factory_failed")
+            self._report(error, self._row_built, "factory_failed")
             return False
         self._dumps.arm()  # an env may have taken the signals
-        self._channel.send(built)
+        self._channel.send(told)
         return None
+
+    def _build_first(self) -> Any:
+        build = self._build
+        if build.cpu is not None:
+            os.sched_setaffinity(0, [build.cpu])
+        self._factories = factories(build)
+        self._runner = runner_class(build.runner)
+        if not build.first_only:
+            return self._build_rows(build.rows)
+        self._build_row(build.rows[0])
+        return control.FirstBuilt(computes_in_process(self._rows[0].env, self._runner), private_bytes())
+
+    def _build_row(self, row: int) -> None:
+        self._row_built = row
+        runner = self._runner(adapted(self._factories[row]()))
+        self._rows.append(Row(row, runner, self._build.autoreset_mode, self._allow_pickle))
+
+    def _build_rows(self, rows: Sequence[int]) -> control.Built:
+        told_s = time.monotonic()
+        for row in rows:
+            self._build_row(row)
+            if time.monotonic() > told_s + PROGRESS_S:
+                told_s = time.monotonic()
+                self._channel.send(control.Building(len(self._rows)))
+        first = self._rows[0].env
+        seen = self._rows[:1] if self._build.observation_mode == "same" else self._rows
+        leaves = spaces.leaves(first.observation_space)
+        unknown = codec.as_pickle_or_repr if self._allow_pickle else codec.as_repr
+        return control.Built(
+            observation_spaces=[self._described(row.env.observation_space) for row in seen],
+            action_space=self._described(first.action_space),
+            observation_leaves=[leaf.wire() for leaf in leaves if leaf != OBJECT],
+            action_leaves=[leaf.wire() for leaf in spaces.leaves(first.action_space)],
+            metadata=codec.encode(dict(first.metadata or {}), unknown),
+            render_mode=first.render_mode,
+            spec=b"" if first.spec is None else carried(lambda: first.spec, self._exact),
+            loose=OBJECT in leaves,
+        )
 
     def _described(self, space: Any) -> bytes:
         return codec.encode(spaces.describe(space, self._allow_pickle), self._exact)
@@ -230,7 +249,11 @@ class Worker:
 
     def _serve_rows(self) -> None:
         self._stamp(self._began_ns)
-        by_parts = False
+        by_parts, turn = False, self._turn
+        self._timer.batches_left -= 1
+        timed = not self._timer.batches_left
+        if timed:
+            self._timer.start()
         for row in self._rows:
             if self._is_to_step(row):
                 self._finish(row, row.step, steps=True)
@@ -239,8 +262,11 @@ class Worker:
                     self._ring()
         self._turns[self._turn_at] = self._turn
         self._stamp(self._ended_ns)
+        worth_telling = timed and self._timer.stop((self._turn - turn) // TURN_ONE)
         if not by_parts:
             self._ring()
+        if worth_telling:
+            self._channel.send(self._timer.times)
         self._mend()
 
     def _stamp(self, words: Any) -> None:
@@ -383,6 +409,16 @@ class Worker:
     def _report(self, error: BaseException, row: int | None, code: str) -> None:
         told = error.failure_of(row) if isinstance(error, Owed) else describe_failure(error, code, row, self._number)
         self._channel.send(control.RowFailed(told))
+
+
+def private_bytes() -> int:
+    """How much memory this process shares with no other; 0 where the kernel does not say."""
+    try:
+        with open("/proc/self/smaps_rollup", "rb") as file:
+            lines = [line.split() for line in file]
+    except OSError:
+        return 0
+    return sum(int(line[1]) * 1024 for line in lines if line[0] in (b"Private_Dirty:", b"Private_Clean:"))
 
 
 def main(channel: Channel, dumps: Dumps) -> None:

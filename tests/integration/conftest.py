@@ -9,6 +9,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+os.environ["ENVHUB_CACHE"] = "off"  # what other runs of the tests have learned must not decide anything here
+
 from hubs import ServedHub, serve, wait_until, worker_processes
 from sims import OFFERED
 

@@ -6,16 +6,20 @@ import io
 import logging
 import os
 import re
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import psutil
 import pytest
 import sims
 from envhub_client.progress import making_bar
-from hubs import ServedHub, serve
+from hubs import ServedHub, serve, wait_until
 from rich.console import Console
 
 import envhub
@@ -23,31 +27,155 @@ import envhub
 CPUS = len(os.sched_getaffinity(0))
 
 
-class Slow(sims.Counter):
-    def step(self, action: int) -> tuple[Any, ...]:
-        end_s = time.thread_time() + 0.005
-        while time.thread_time() < end_s:
-            pass
-        return super().step(action)
+STEPS_TOLD = 40  # after which a worker has told what its steps take
 
 
-class NoRandomActions(sims.Counter):
-    def step(self, action: int) -> tuple[Any, ...]:
-        if action > 1:
-            raise ValueError("not at random")
-        return super().step(action)
+def step(envs: envhub.HubVectorEnv, times: int) -> list[int]:
+    envs.reset(seed=1)
+    for _ in range(times):
+        observations = envs.step([1] * envs.num_envs)[0]
+    return observations[:, 0].tolist()  # type: ignore[no-any-return]
 
 
-def test_measured_step_decides_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_env_of_which_nothing_is_known_gets_a_process_each(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "envhub")
-    with closing(envhub.make_vec([Slow] * 2 * CPUS, num_workers="auto")) as envs:
+    with closing(envhub.make_vec([lambda: sims.Counter(length=12345)] * (2 * CPUS + 1))) as envs:
+        assert envs.sizing == (2 * CPUS + 1, "a process per env: nothing is known of this env")
+        assert len(set(envs.call("pid"))) == envs.num_workers == 2 * CPUS + 1
+        assert step(envs, 3) == [3] * (2 * CPUS + 1)
+    assert f"{2 * CPUS + 1} workers for {2 * CPUS + 1} envs: a process per env" in caplog.text
+
+
+@pytest.mark.parametrize("make", [envhub.make_vec, envhub.AsyncVectorEnv])
+def test_env_that_computes_in_its_process_gets_a_worker_per_cpu(make: Callable[[Any], envhub.HubVectorEnv]) -> None:
+    with closing(make([lambda: gymnasium.make("CartPole-v1")] * (2 * CPUS + 1))) as envs:
+        assert envs.num_workers == CPUS and "known to compute in their process" in envs.sizing.reason
+        envs.reset(seed=1)
+        assert envs.step([1] * (2 * CPUS + 1))[0].shape == (2 * CPUS + 1, 4)
+
+
+def test_no_env_is_made_or_stepped_to_learn_about_it(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+
+    def factory() -> sims.Counter:
+        with made.open("a") as file:
+            file.write("x")
+        return sims.Counter()
+
+    with closing(envhub.make_vec([factory] * (CPUS + 3))) as envs:
+        assert made.read_text() == "x" * (CPUS + 3)
+        assert envs.call("count") == (0,) * (CPUS + 3)
+
+
+def test_first_envs_of_different_kinds_are_all_asked() -> None:
+    makes = [lambda: gymnasium.make("CartPole-v1"), lambda: Mine(gymnasium.make("CartPole-v1"))]
+    with closing(envhub.make_vec([makes[row % 2] for row in range(2 * CPUS + 1)])) as envs:
+        assert envs.num_workers == (CPUS if CPUS == 1 else 2 * CPUS + 1)
+
+
+class Mine(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A wrapper that might wait."""
+
+
+def test_second_session_of_an_env_knows_what_its_steps_took(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    offered = (f"{kind}=sims:{kind}" for kind in ("Waits", "Computes"))
+    num_envs = CPUS + 4
+    with serve(tmp_path, *offered) as hub, envhub.connect(hub.ipc) as client:
+        with closing(envhub.make_vec("Waits", num_envs, hub=hub.ipc, num_workers=1)) as envs:
+            step(envs, STEPS_TOLD)
+        for kind in ("Waits", "Computes"):
+            with closing(envhub.make_vec(kind, num_envs, hub=hub.tcp)) as envs:
+                assert kind == "Waits" or "nothing is known" in envs.sizing.reason
+                assert envs.num_workers == num_envs
+                step(envs, STEPS_TOLD)
+                (row,) = [row for row in client.sessions() if row["env"] == kind]
+                assert (len(row["workers"]), row["sizing"]) == (num_envs, envs.sizing.reason)
+        with closing(envhub.make_vec("Computes", num_envs, hub=hub.tcp)) as envs:
+            assert envs.num_workers == CPUS and "ms of CPU and" in envs.sizing.reason
+            assert step(envs, 3) == [3] * num_envs
+    assert re.search(r"\"num_workers\": \d+, \"why\": \"a step of this env took", hub.log)
+    assert "session_missized" not in hub.log  # of those that chose the number themselves, either
+
+
+def learn_and_look(script: str, cache: Path, **environ: str) -> list[str]:
+    """What a program prints that steps an env that waits, in a hub of its own."""
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache), "ENVHUB_CACHE": "", **environ},
+    )
+    return found.stdout.splitlines()
+
+
+LEARNING = """
+import time, envhub, gymnasium
+class Waits(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Discrete(3), gymnasium.spaces.Discrete(3)
+    def reset(self, *, seed=None, options=None): return 0, {}
+    def step(self, action):
+        time.sleep(0.002)
+        return 0, 0.0, False, False, {}
+envs = envhub.AsyncVectorEnv([lambda: Waits() for _ in range(5)], num_workers=%s)
+envs.reset()
+for _ in range(40):
+    envs.step([0] * 5)
+print(envs.sizing.reason)
+envs.close()
+"""
+
+
+def test_later_program_knows_what_steps_took_in_an_earlier_one(tmp_path: Path) -> None:
+    assert learn_and_look(LEARNING % 1, tmp_path) == ["told by num_workers=1"]
+    (file,) = (tmp_path / "envhub").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    (found,) = learn_and_look(LEARNING % None, tmp_path)
+    assert re.fullmatch(r"a step of this env took [\d.]+ ms of CPU and [\d.]+ ms of waiting before", found)
+    file.write_text("{")
+    assert learn_and_look(LEARNING % 2, tmp_path) == ["told by num_workers=2"]
+
+
+def test_nothing_is_kept_where_the_cache_is_off(tmp_path: Path) -> None:
+    learn_and_look(LEARNING % 1, tmp_path, ENVHUB_CACHE="off")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_session_of_the_wrong_size_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    num_envs = 8 * CPUS
+    waiting = [waits_as_if_in_process] * num_envs
+    with closing(envhub.make_vec(waiting)) as envs:
         assert envs.num_workers == CPUS
-        assert envs.reset()[0].shape == (2 * CPUS, 2)
-        assert envs.step([1] * 2 * CPUS)[0][:, 0].tolist() == [1] * 2 * CPUS
-    told = re.search(rf"{CPUS} workers for {2 * CPUS} envs, since a step of one takes ([\d.e-]+) s", caplog.text)
-    assert told and float(told[1]) >= 0.005  # of CPU time; how much more, is the machine
-    with closing(envhub.make_vec("CartPole-v1", 1, num_workers="auto")) as envs:
-        assert envs.num_workers == 1
+        step(envs, STEPS_TOLD)
+        assert wait_until(lambda: "would step them about" in caplog.text, 10)
+        step(envs, STEPS_TOLD)
+    assert caplog.text.count("would step them about") == 1
+    assert f"{num_envs} envs in {CPUS} workers: {num_envs} would step them about" in caplog.text
+    with closing(envhub.make_vec(waiting)) as envs:
+        assert envs.num_workers == num_envs
+
+
+def waits_as_if_in_process() -> sims.Counter:
+    """An env that waits although it is of a package that is known not to."""
+    kind = type("Known", (sims.Waits,), {"__module__": "gymnasium"})
+    return kind()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("keyword", "workers"), [("num_workers", 2), ("max_concurrency", 2)])
+def test_drop_in_can_be_told_how_many_workers(keyword: str, workers: int) -> None:
+    with closing(envhub.AsyncVectorEnv([sims.Counter] * 5, **{keyword: workers})) as envs:
+        assert envs.sizing == (2, "told by num_workers=2")
+    with pytest.raises(ValueError, match="give one"):
+        envhub.AsyncVectorEnv([sims.Counter] * 5, max_concurrency=2, num_workers=2)
+
+
+def test_operator_says_how_many_workers_a_session_gets(tmp_path: Path) -> None:
+    with (
+        serve(tmp_path, "CartPole-v1", "--workers", "3") as hub,
+        closing(envhub.make_vec("CartPole-v1", 8, hub=hub.tcp)) as envs,
+    ):
+        assert envs.sizing == (3, "told by the hub's --workers 3")
 
 
 class SlowlyMade(sims.Counter):
@@ -66,23 +194,6 @@ def test_slow_making_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
         envs.reset()
     assert re.search(r"is building: [1-3] of 3 envs stand", caplog.text)
     assert "building envs" in printed.getvalue() and "/3" in printed.getvalue()
-
-
-def test_env_that_takes_no_random_action_gets_the_usual_workers() -> None:
-    with closing(envhub.make_vec([NoRandomActions] * CPUS, num_workers="auto")) as envs:
-        assert envs.num_workers == max(1, CPUS - 1)
-        envs.reset()
-        assert envs.step([1] * CPUS)[0][:, 0].tolist() == [1] * CPUS
-
-
-def test_operator_may_have_every_session_measured(tmp_path: Path) -> None:
-    with (
-        serve(tmp_path, "CartPole-v1", "--workers", "auto") as hub,
-        closing(envhub.make_vec("CartPole-v1", 1, hub=hub.tcp)) as envs,
-    ):
-        assert envs.num_workers == 1
-        envs.reset()
-    assert re.search(r"\"step_s\": [0-9.e-]+", hub.log)
 
 
 def test_pinned_workers_keep_to_one_cpu_each(hub: ServedHub) -> None:

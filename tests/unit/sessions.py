@@ -9,14 +9,15 @@ from envhub_server.control import Built, Mapped
 from envhub_server.registry import Recipe
 from envhub_server.restart import RestartPolicy, Restarts
 from envhub_server.session import Phase, Session
-from envhub_server.sizing import Sizing
 from envhub_server.watchdog import Late
+from envhub_server.worker_count import Machine, WorkerCount
 
 from envhub.messages import Failure, Make
 
-SIZING = Sizing((0, 1, 2, 3), 4, spin_us=0)
+MACHINE = Machine((0, 1, 2, 3), 4, quota=True)  # with which nobody spins
 OBSERVATION, WIDER, ACTION = b"a space", b"a wider one of the same leaves", b"actions"
 INFO_BYTES = 64
+RECIPE = Recipe("CartPole-v1")
 RAISED = Failure("env_raised", "env", "no", env_index=1, worker=0)
 LATE = Late("step", 2, 1.6, 1.5)
 STOPPING = Failure("draining", "hub", "the hub is shutting down")
@@ -30,11 +31,16 @@ def built(*observations: bytes) -> Built:
     return Built(list(observations or [OBSERVATION]), ACTION, [["<f4", [4]]], [["<i8", []]], b"meta", "rgb_array", "{}")
 
 
+def session_of(make: Make, workers: int | None, recipe: Recipe = RECIPE, **policy: Any) -> Session:
+    """A session of so many workers; where that is None, its first envs decide."""
+    sizing = None if workers is None else WorkerCount(workers, "as the test wants it")
+    return Session(make, recipe, sizing, INFO_BYTES, MACHINE, restarts(**policy))
+
+
 def begun(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
     """A session whose workers are building."""
     made = Make(num_envs, "CartPole-v1", **make)
-    policy = restarts(restarts_max=made.faults.restarts_max)
-    session = Session(made, Recipe("CartPole-v1"), workers, INFO_BYTES, SIZING, policy)
+    session = session_of(made, workers, restarts_max=made.faults.restarts_max)
     session.start()
     return session
 

@@ -143,7 +143,7 @@ def test_seeds_beyond_64_bits_are_carried() -> None:
 
 
 def test_every_request_has_a_reply() -> None:
-    assert {*REQUESTS, Op.STEP} == {*REPLIES} - {Op.FAILURE}
+    assert {*REQUESTS, Op.STEP} == {*REPLIES} - {Op.FAILURE, Op.NOTICE}
     assert {*REQUESTS, Op.STEP} >= SESSION_OPS
 
 

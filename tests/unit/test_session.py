@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from envhub_server.control import (
+    BuildRest,
     CallResults,
     CallRows,
     CloseEnvs,
+    FirstBuilt,
     MapArena,
     Mapped,
-    Measured,
     ResetRows,
     RowFailed,
     RowInfo,
     Serve,
     SetAttrRows,
+    StepTimes,
 )
 from envhub_server.ending import Ending
 from envhub_server.instructions import (
@@ -24,16 +28,34 @@ from envhub_server.instructions import (
     Fail,
     HandOver,
     Kill,
+    LearnCost,
     MakeArena,
     Moved,
+    Notify,
     StartWorkers,
     Tell,
 )
 from envhub_server.registry import Recipe
 from envhub_server.session import Phase, Session
+from envhub_server.step_costs import StepCost
+from envhub_server.worker_count import WorkerCount
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sessions import ACTION, INFO_BYTES, OBSERVATION, RAISED, SIZING, STOPPING, WIDER, begun, built, ready, restarts
+from sessions import (
+    ACTION,
+    INFO_BYTES,
+    MACHINE,
+    OBSERVATION,
+    RAISED,
+    RECIPE,
+    STOPPING,
+    WIDER,
+    begun,
+    built,
+    ready,
+    restarts,
+    session_of,
+)
 
 from envhub.arena import OP_RESET, OP_STEP
 from envhub.layout import Layout, Leaf
@@ -45,7 +67,7 @@ from envhub.messages import Call, Close, Done, EnvNames, Failure, Made, Make, Re
 @settings(deadline=None)
 @given(st.integers(1, 300), st.integers(1, 400))
 def test_blocks_hold_every_env_once_in_turn_and_differ_by_at_most_one(num_envs: int, workers: int) -> None:
-    blocks = Session(Make(num_envs), Recipe(""), workers, 0, SIZING, restarts()).blocks
+    blocks = session_of(Make(num_envs), workers).blocks
     assert all(row % len(blocks) == number for number, block in enumerate(blocks) for row in block)
     assert sorted(row for block in blocks for row in block) == list(range(num_envs))
     sizes = [len(block) for block in blocks]
@@ -53,42 +75,99 @@ def test_blocks_hold_every_env_once_in_turn_and_differ_by_at_most_one(num_envs: 
     assert len(blocks) == max(1, min(workers, num_envs))
 
 
-# --- measuring --------------------------------------------------------------------------------------------------------
+# --- how many workers -------------------------------------------------------------------------------------------------
+
+IN_PROCESS, UNKNOWN = FirstBuilt(True, 1 << 20), FirstBuilt(False, 1 << 20)
 
 
-def measuring(num_envs: int = 16) -> Session:
-    session = Session(Make(num_envs, "CartPole-v1", pin=True), Recipe("CartPole-v1"), 0, INFO_BYTES, SIZING, restarts())
-    started, build = session.start()
-    assert started == StartWorkers(tuple(range(1))) and isinstance(build, Tell)
-    assert build.message.measure and build.message.rows == [0] and build.message.cpu is None
-    assert session.phase is Phase.MEASURING
+def undecided(num_envs: int = 16) -> Session:
+    """A session whose first envs are being made, to decide how many workers it gets."""
+    session = session_of(Make(num_envs, "CartPole-v1", pin=True), None)
+    started, *builds = session.start()
+    assert started == StartWorkers((0, 1, 2, 3)) and len(builds) == 4  # one for each CPU
+    for cpu, build in enumerate(builds):
+        assert isinstance(build, Tell) and build.message.first_only
+        assert (build.message.rows[0], build.message.cpu) == (cpu, cpu)
     return session
 
 
-@pytest.mark.parametrize(("step_s", "workers"), [(10e-6, 3), (1e-3, 4)])
-def test_measured_step_decides_how_many_workers_build(step_s: float, workers: int) -> None:
-    session = measuring()
-    assert session.event(0, Measured(step_s)) == []
-    started, *builds = session.event(0, Exited(Ending("exited with status 0")))
-    assert started == StartWorkers(tuple(range(workers))) and session.phase is Phase.BUILDING
-    assert [build.message.rows for build in builds if isinstance(build, Tell)] == session.blocks
-    assert [build.message.cpu for build in builds if isinstance(build, Tell)] == list(range(workers))
+@pytest.mark.parametrize(
+    ("first", "workers", "why"),
+    [
+        ([IN_PROCESS] * 4, 4, "known to compute in their process"),
+        ([UNKNOWN] * 4, 16, "nothing is known of this env"),
+        ([IN_PROCESS, UNKNOWN, IN_PROCESS, IN_PROCESS], 16, "nothing is known of this env"),
+    ],
+)
+def test_first_envs_decide_how_many_workers_make_the_others(first: list[FirstBuilt], workers: int, why: str) -> None:
+    session = undecided()
+    for worker in (0, 1, 2):
+        assert session.event(worker, first[worker]) == []
+    started = [StartWorkers(tuple(range(4, workers)))] if workers > 4 else []
+    rest = [Tell(worker, BuildRest(list(range(worker, 16, workers)))) for worker in range(4)]
+    instructions = session.event(3, first[3])
+    assert instructions[: len(started) + 4] == [*started, *rest]
+    builds = [told.message for told in instructions[len(started) + 4 :] if isinstance(told, Tell)]
+    assert [(build.rows, build.first_only) for build in builds] == [([row], False) for row in range(4, workers)]
     for event in (built(), Mapped()):
         answers = [session.event(worker, event) for worker in range(workers)]
     answer = answers[-1][-1]
-    assert isinstance(answer, Answer) and answer.message.step_s == step_s
+    assert isinstance(answer, Answer) and answer.message.num_workers == workers and why in answer.message.sizing
 
 
-def test_env_that_cannot_be_stepped_at_random_gets_the_usual_workers() -> None:
-    session = measuring()
-    assert session.event(0, RowFailed(RAISED)) == []
-    assert session.event(0, Exited(Ending("exited with status 0")))[0] == StartWorkers(tuple(range(3)))
+def test_progress_counts_the_first_envs() -> None:
+    session = undecided()
+    session.event(2, UNKNOWN)
+    assert (session.building.built, session.building.num_envs) == (1, 16)
 
 
-def test_session_that_is_abandoned_while_it_measures_ends_with_its_worker() -> None:
-    session = measuring()
-    assert session.abandon(STOPPING, terminate=True) == [Fail(STOPPING), Kill(0)]
-    assert session.event(0, Exited(Ending("was ended by SIGKILL"))) == [End()]
+@pytest.mark.parametrize("event", [RowFailed(RAISED), Exited(Ending("was ended by SIGKILL"))])
+def test_session_whose_first_env_cannot_be_made_is_not_made(event: Any) -> None:
+    session = undecided()
+    session.event(1, UNKNOWN)
+    answer, *kills = session.event(0, event)
+    alive = [1, 2, 3] if isinstance(event, Exited) else [0, 1, 2, 3]
+    assert isinstance(answer, Fail) and kills == [Kill(worker) for worker in alive]
+    assert session.event(1, UNKNOWN) == []
+
+
+def test_session_that_is_abandoned_before_its_first_envs_are_made_ends() -> None:
+    session = undecided()
+    assert session.abandon(STOPPING, terminate=True) == [Fail(STOPPING), *map(Kill, range(4))]
+    ends = [session.event(worker, Exited(Ending("was ended by SIGKILL"))) for worker in range(4)]
+    assert ends == [[], [], [], [End()]]
+
+
+def sized(workers: int, told: bool = False) -> Session:
+    """A session of 16 envs that has so many workers."""
+    sizing = WorkerCount(workers, "as the test wants it", told)
+    session = Session(Make(16), RECIPE, sizing, INFO_BYTES, MACHINE, restarts())
+    session.start()
+    return session
+
+
+def test_cost_of_a_step_is_learned_from_all_workers_together() -> None:
+    session = sized(2, told=True)
+    assert session.event(0, StepTimes(30, 30_000_000, 0)) == []  # too few steps to say anything
+    assert session.event(1, StepTimes(10, 10_000_000, 80_000_000)) == [LearnCost(StepCost(0.001, 0.002))]
+
+
+def test_user_is_told_once_that_another_number_of_workers_is_better() -> None:
+    session = sized(1)
+    waits = StepTimes(64, 6_400_000, 640_000_000)  # 10 ms each
+    learn, notify = session.event(0, waits)
+    assert isinstance(learn, LearnCost) and isinstance(notify, Notify)
+    assert "16 envs in 1 workers: 16 would" in notify.text and "10 ms of waiting" in notify.text
+    assert session.event(0, waits) == [learn]
+
+
+def test_user_who_chose_the_number_of_workers_is_told_nothing() -> None:
+    assert sized(1, told=True).event(0, StepTimes(64, 0, 640_000_000)) == [LearnCost(StepCost(0.0, 0.01))]
+
+
+def test_worker_that_tells_nonsense_of_its_steps_is_not_believed() -> None:
+    assert sized(1).event(0, StepTimes(64, -1, 10**30)) == []
+    assert sized(1).event(0, StepTimes(-64, 1, 1)) == []
 
 
 # --- making -----------------------------------------------------------------------------------------------------------
@@ -96,7 +175,7 @@ def test_session_that_is_abandoned_while_it_measures_ends_with_its_worker() -> N
 
 def test_every_worker_is_told_to_build_its_block() -> None:
     make = Make(3, "CartPole-v1", kwargs=b"k", autoreset_mode="SameStep")
-    session = Session(make, Recipe("CartPole-v1", ("mine",), "m:f"), 2, INFO_BYTES, SIZING, restarts())
+    session = session_of(make, 2, Recipe("CartPole-v1", ("mine",), "m:f"))
     started, first, second = session.start()
     assert started == StartWorkers(tuple(range(2)))
     assert isinstance(first, Tell) and isinstance(second, Tell)
@@ -108,8 +187,8 @@ def test_every_worker_is_told_to_build_its_block() -> None:
 
 
 def test_only_workers_of_a_private_hub_may_unpickle() -> None:
-    private = Session(Make(1, world=World(["/x"], "/", {}, b"r")), Recipe(""), 1, 0, SIZING, restarts()).start()[1]
-    public = Session(Make(1), Recipe(""), 1, 0, SIZING, restarts()).start()[1]
+    private = session_of(Make(1, world=World(["/x"], "/", {}, b"r")), 1).start()[1]
+    public = session_of(Make(1), 1).start()[1]
     assert isinstance(private, Tell) and isinstance(public, Tell)
     assert private.message.allow_pickle and private.message.sys_path == ["/x"]
     assert not public.message.allow_pickle and public.message.sys_path == []
@@ -129,7 +208,7 @@ def test_make_is_answered_when_the_last_worker_has_mapped() -> None:
     session.event(0, built())
     session.event(1, built())
     assert session.event(1, Mapped()) == []
-    made = Made(3, 2, [OBSERVATION], ACTION, b"meta", "rgb_array", "{}")
+    made = Made(3, 2, [OBSERVATION], ACTION, b"meta", "rgb_array", "{}", sizing="as the test wants it")
     assert session.event(0, Mapped()) == [HandOver(0, Serve()), HandOver(1, Serve()), Answer(made)]
     assert session.phase is Phase.READY and session.idle
 

@@ -3,7 +3,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from envhub_server.control import CallResults, CallRows, CloseEnvs, Faulted, Mapped, ResetRows, RowFailed, SetAttrRows
+from envhub_server.control import (
+    Build,
+    CallResults,
+    CallRows,
+    CloseEnvs,
+    Faulted,
+    FirstBuilt,
+    Mapped,
+    ResetRows,
+    RowFailed,
+    SetAttrRows,
+)
 from envhub_server.ending import Ending
 from envhub_server.ends import Outcome
 from envhub_server.instructions import (
@@ -21,12 +32,11 @@ from envhub_server.instructions import (
     Tell,
 )
 from envhub_server.instructions import MapArena as MapRestarted
-from envhub_server.registry import Recipe
 from envhub_server.seeds import reseeded
 from envhub_server.session import Phase, Session
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sessions import LATE, RAISED, SIZING, STOPPING, built, ready, restarts
+from sessions import LATE, RAISED, STOPPING, built, ready, session_of
 
 from envhub import codec
 from envhub.arena import OP_STEP
@@ -272,6 +282,8 @@ class FakeHub:
                 return [Exited(Ending("exited with status 0"))]
             case ResetRows():
                 return []
+            case Build(first_only=True):
+                return [FirstBuilt(False, 1 << 20)]
             case _:
                 return [built()]
 
@@ -292,11 +304,11 @@ REQUESTS = [Step(b"\x04"), Reset(), Reset([1]), Call("x", b""), SetAttr("x", [b"
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(1, 5), st.integers(1, 3), st.data())
+@given(st.integers(1, 7), st.none() | st.integers(1, 3), st.data())
 def test_every_request_gets_one_answer_and_every_session_one_end(
-    num_envs: int, workers: int, data: st.DataObject
+    num_envs: int, workers: int | None, data: st.DataObject
 ) -> None:
-    hub = FakeHub(Session(Make(num_envs), Recipe("x"), workers, 0, SIZING, restarts()))
+    hub = FakeHub(session_of(Make(num_envs), workers))
     now_s = 0.0
     for _ in range(data.draw(st.integers(0, 40), label="events")):
         if hub.ends:

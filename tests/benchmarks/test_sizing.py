@@ -1,0 +1,97 @@
+"""The number of workers that a session gets by itself, beside other numbers and beside ``AsyncVectorEnv``, in one run.
+
+``pytest -m benchmark -n 0 -s tests/benchmarks/test_sizing.py`` takes about an hour; ``-k`` chooses some. Ratios are
+printed with the target; none fails a test, for the machine and its noise are nobody's fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+from envhub_client.contest import ASYNC, Contest, vector_entrant
+from envhub_client.private_hub import private_hub
+from envhub_client.served_hub import served_hub
+from envhub_client.workloads import factory, offered
+
+import envhub
+
+pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1800)]
+
+REPEATS, SECONDS = 5, 0.3
+LEARNED_BATCHES = 40  # after which the hub knows what a step takes
+KINDS = [
+    "wait",
+    "wait_2ms",
+    "wait_random",
+    "busy",
+    "busy_100us",
+    "CartPole-v1",
+    "LunarLander-v3",
+    "HalfCheetah-v5",
+    "atari",
+]
+FIRST, SECOND = "first time", "second time"
+
+
+@contextlib.contextmanager
+def new_hub(way: str, kind: str) -> Iterator[str | None]:
+    """The address of a hub that knows nothing of any env yet."""
+    if way == "private":
+        private_hub().stop()
+        yield None
+    else:
+        with served_hub(offered(kind)) as hub:
+            yield getattr(hub, way)
+
+
+def learn(envs: envhub.HubVectorEnv) -> None:
+    """Step until the hub has been told what a step takes."""
+    envs.reset(seed=1)
+    actions = envs.action_space.sample()
+    for _ in range(LEARNED_BATCHES):
+        envs.step(actions)
+    envs.call("render_mode")  # whose answer comes after what the workers said before
+
+
+@pytest.mark.parametrize("way", ["private", "ipc", "tcp"])
+@pytest.mark.parametrize("num_envs", [1, 4, 16, 64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sizing(kind: str, num_envs: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kind.startswith("LunarLander") and importlib.util.find_spec("Box2D") is None:
+        pytest.skip("gymnasium[box2d] is not installed")
+    monkeypatch.setenv("ENVHUB_CACHE", "off")
+    sizings: dict[str, envhub.Sizing] = {}
+    with Contest(kind, num_envs) as contest:
+        contest.add_async()
+        address = contest.enter_context(new_hub(way, kind))
+        env = [factory(kind)] * num_envs if address is None else kind
+
+        def session(name: str, workers: int | None, teach: bool = False) -> envhub.HubVectorEnv:
+            envs = envhub.make_vec(env, num_envs, hub=address, num_workers=workers)
+            sizings[name] = envs.sizing
+            if teach:
+                learn(envs)
+            return envs
+
+        def add(name: str, make: Callable[[], envhub.HubVectorEnv]) -> None:
+            contest.add(name, vector_entrant(contest.task, make))
+
+        add(FIRST, partial(session, FIRST, None, teach=True))
+        add(SECOND, partial(session, SECOND, None))
+        for workers in sorted({1, 2, 4, 8, num_envs}):
+            if workers <= num_envs:
+                add(f"{workers} workers", partial(session, f"{workers} workers", workers))
+        found = {name: result.summary.rate for name, result in contest.run(SECONDS, REPEATS).items()}
+    best = max((name for name in sizings if name.endswith("workers")), key=found.__getitem__)
+    first, second = found[FIRST] / found[ASYNC], found[SECOND] / found[best]
+    target = "none" if way == "tcp" and num_envs < 4 else ">= 1.0"
+    print(
+        f"\n{kind}, {num_envs} envs, {way}: first time {first:.2f} of AsyncVectorEnv (target {target}), "
+        f"{sizings[FIRST].num_workers} workers; second time {second:.2f} of the best (target >= 0.9), "
+        f"{sizings[SECOND].num_workers} workers, {sizings[SECOND].reason}; to AsyncVectorEnv: "
+        + ", ".join(f"{name} {found[name] / found[ASYNC]:.2f}" for name in sizings)
+    )

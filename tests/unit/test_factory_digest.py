@@ -1,0 +1,88 @@
+"""Factories that make the same env have the same digest, in every run; those of other envs have others."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+from envhub_client.factory_digest import factories_digest
+from gymnasium.envs.registration import EnvSpec
+
+PROGRAM = """
+import functools, gymnasium
+from envhub_client.factory_digest import factories_digest
+
+ENV = "CartPole-v1"
+
+class Sim(gymnasium.Env):
+    def step(self, action):
+        return self.wait({wait})
+
+def wrapped(rank, seed):
+    def make():
+        env = gymnasium.make(ENV)
+        env.reset(seed=seed + rank)
+        return Sim() if rank < 0 else env
+    return make
+
+print(factories_digest([wrapped(rank, 1) for rank in range(3)]))
+print(factories_digest([lambda: Sim()] * 2))
+print(factories_digest([functools.partial(Sim, options={{"a", "b", "c"}})]))
+"""
+
+
+def digests(wait: float) -> list[str]:
+    program = [sys.executable, "-c", PROGRAM.format(wait=wait)]
+    return subprocess.run(program, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+
+
+def by_rank(name: str, rank: int) -> Callable[[], Any]:
+    return lambda: (gymnasium.make(name), rank)
+
+
+def test_digest_is_the_same_in_every_run_of_a_program_and_another_once_that_is_changed() -> None:
+    first = digests(0.002)
+    assert first == digests(0.002) and len(set(first)) == 3
+    assert all(before != after for before, after in zip(first, digests(0.01), strict=True))
+
+
+def test_captured_values_count() -> None:
+    assert factories_digest([by_rank("CartPole-v1", 0)]) != factories_digest([by_rank("Pendulum-v1", 0)])
+    assert factories_digest([by_rank("CartPole-v1", 0)]) == factories_digest([by_rank("CartPole-v1", 0)])
+
+
+def test_values_that_differ_from_env_to_env_do_not_count() -> None:
+    some = factories_digest([by_rank("CartPole-v1", rank) for rank in (1, 2, 3)])
+    assert some == factories_digest([by_rank("CartPole-v1", rank) for rank in (4, 5, 6, 7)])
+    assert some != factories_digest([by_rank("Pendulum-v1", rank) for rank in (1, 2, 3)])
+
+
+def test_arguments_of_partials_and_specs_count() -> None:
+    makes = [functools.partial(gymnasium.make, "CartPole-v1", gravity=gravity) for gravity in (9.8, 1.6)]
+    assert factories_digest(makes[:1]) != factories_digest(makes[1:])
+    specs = [functools.partial(gymnasium.make, EnvSpec("A-v0", "a:A", kwargs={"n": n})) for n in (1, 2)]
+    assert factories_digest(specs[:1]) != factories_digest(specs[1:])
+
+
+class Factory:
+    """A factory of a class."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.me = self
+
+    def __call__(self) -> Any:
+        return gymnasium.make(self.name)
+
+
+def test_factories_of_a_class_tell_by_their_attributes() -> None:
+    assert factories_digest([Factory("a")]) != factories_digest([Factory("b")])
+    assert factories_digest([Factory("a")]) == factories_digest([Factory("a")])
+
+
+def test_huge_factories_take_bounded_work() -> None:
+    assert factories_digest([functools.partial(gymnasium.make, "x", table=list(range(10**6)))])

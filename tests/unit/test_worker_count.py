@@ -1,0 +1,111 @@
+"""How many workers suit envs of which this or that is known."""
+
+from __future__ import annotations
+
+import pytest
+from envhub_server.control import FirstBuilt
+from envhub_server.step_costs import StepCost
+from envhub_server.worker_count import Machine, WorkerCount, known, missized, of_first_envs, soonest, told
+from hypothesis import given
+from hypothesis import strategies as st
+
+MIB = 1 << 20
+TWO, SIXTEEN = Machine((0, 1), 2), Machine(tuple(range(16)), 16)
+CARTPOLE, ATARI, BUSY = StepCost(15e-6, 0.0), StepCost(600e-6, 0.0), StepCost(1e-3, 0.0)
+WAIT_2_MS, WAIT_10_MS = StepCost(60e-6, 2e-3), StepCost(60e-6, 10e-3)
+COSTS = st.builds(StepCost, st.floats(0, 10), st.floats(0, 10))
+
+
+def test_number_that_was_told_is_taken() -> None:
+    assert told(16, 4, "num_workers=4") == WorkerCount(4, "told by num_workers=4", told=True)
+    assert told(2, 4, "the hub's --workers 4").workers == 2
+
+
+@pytest.mark.parametrize(
+    ("machine", "num_envs", "cost", "workers"),
+    [
+        # Envs that wait: a process per env.
+        (TWO, 4, WAIT_2_MS, 4),
+        (TWO, 16, WAIT_10_MS, 16),
+        (TWO, 64, WAIT_10_MS, 64),
+        (SIXTEEN, 16, WAIT_2_MS, 16),
+        # Envs that compute: one per CPU.
+        (TWO, 16, BUSY, 2),
+        (TWO, 64, ATARI, 2),
+        (SIXTEEN, 64, BUSY, 16),
+        (SIXTEEN, 16, ATARI, 16),
+        # Cheap envs: as few as the driver has the least to do for, where there are CPUs enough.
+        (TWO, 64, CARTPOLE, 2),
+        (SIXTEEN, 2, StepCost(1e-6, 0.0), 1),
+        # One env.
+        (TWO, 1, BUSY, 1),
+        (SIXTEEN, 1, WAIT_10_MS, 1),
+    ],
+)
+def test_what_steps_took_before_decides(machine: Machine, num_envs: int, cost: StepCost, workers: int) -> None:
+    found = known(num_envs, cost, machine)
+    assert found is not None
+    assert found.workers == workers
+    assert found.reason == f"a step of this env took {cost} before" and not found.told
+
+
+def test_cheap_envs_get_fewer_workers_than_a_large_machine_has_cpus() -> None:
+    assert 1 < soonest(64, CARTPOLE, 64) < 64
+
+
+def test_cost_is_told_in_milliseconds() -> None:
+    assert str(WAIT_10_MS) == "0.06 ms of CPU and 10 ms of waiting"
+
+
+def test_no_more_envs_than_cpus_are_a_process_each() -> None:
+    found = known(16, None, SIXTEEN)
+    assert found == WorkerCount(16, "a process per env: there are no more envs than CPUs")
+    assert known(17, None, SIXTEEN) is None  # which is for the first envs to say
+
+
+def test_known_env_gets_no_more_workers_than_there_are_descriptors_for() -> None:
+    found = known(64, WAIT_10_MS, Machine((0, 1), 2, workers_max=20))
+    assert found is not None and found.workers == 20
+    assert "64 are more than the memory and processes that are to be had allow" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "private_bytes", "workers_max", "workers"),
+    [
+        (1 << 40, 8 * MIB, 1 << 20, 64),
+        (1024 * MIB, 64 * MIB, 1 << 20, 8),  # half of the memory
+        (1024 * MIB, 0, 1 << 20, 64),  # the kernel does not say how much a worker takes
+        (1 << 40, 8 * MIB, 40, 40),
+        (16 * MIB, 64 * MIB, 1 << 20, 2),  # they are there already
+        (1 << 40, 8 * MIB, 0, 2),
+    ],
+)
+def test_unknown_env_gets_a_process_within_what_is_to_be_had(
+    memory_bytes: int, private_bytes: int, workers_max: int, workers: int
+) -> None:
+    machine = Machine((0, 1), 2, workers_max=workers_max, memory_bytes=memory_bytes)
+    found = of_first_envs(64, [FirstBuilt(True, 0), FirstBuilt(False, private_bytes)], machine)
+    assert found.workers == workers
+    assert ("to be had allow" in found.reason) is (workers < 64)
+
+
+def test_family_that_computes_in_its_process_gets_one_worker_per_cpu() -> None:
+    assert of_first_envs(64, [FirstBuilt(True, MIB)] * 2, TWO).workers == 2
+
+
+@given(st.integers(1, 300), COSTS, st.integers(1, 128))
+def test_best_number_is_no_more_than_envs_and_is_never_missized(num_envs: int, cost: StepCost, cpus: int) -> None:
+    best = soonest(num_envs, cost, cpus)
+    assert 1 <= best <= num_envs
+    assert missized(num_envs, best, cost, cpus) is None
+
+
+def test_missized_session_is_told_a_better_number() -> None:
+    found = missized(16, 1, WAIT_10_MS, 2)
+    assert found is not None and found[0] == 16 and 12 < found[1] <= 16
+    assert missized(16, 16, WAIT_10_MS, 2) is None
+    assert missized(64, 64, CARTPOLE, 2) is not None
+
+
+def test_pinned_workers_take_the_cpus_in_turn() -> None:
+    assert [Machine((2, 5), 2).cpu(worker) for worker in range(3)] == [2, 5, 2]

@@ -48,7 +48,7 @@ from envhub_server.step_cost_file import StepCostFile
 from envhub_server.step_costs import StepCost, key
 from envhub_server.supervisor import Supervisor
 from envhub_server.watch import Watch
-from envhub_server.worker_count import Machine, WorkerCount, known, told
+from envhub_server.worker_count import SHARE, Machine, WorkerCount, known, told
 
 RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
 LINGER_MS = 2000
@@ -408,7 +408,7 @@ class Hub:
 
     def _machine(self) -> Machine:
         affinity = tuple(sorted(os.sched_getaffinity(0)))
-        workers_max = min(gate.workers_left(), processes_left())
+        workers_max = min(gate.workers_left(), int(SHARE * processes_left()))
         return Machine(affinity, usable_cpus(), has_quota(), workers_max, memory_available_bytes())
 
     def _sizing(self, make: Make, machine: Machine) -> WorkerCount | None:

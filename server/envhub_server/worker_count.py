@@ -11,7 +11,7 @@ its steps before         those by which ``batch_s`` steps the envs soonest, and 
 .. that compute          one per CPU
 .. that cost little      the fewer, the cheaper: one env more costs a worker less than one worker more costs its driver
 its family               one per CPU: the env and its wrappers are of packages that compute in their own process
-nothing                  a process per env, within half of the memory and processes that are to be had
+nothing                  a process per env, within a share of the memory and processes that are to be had
 =======================  ==============================================================================================
 
 Where there are no more envs than CPUs, nothing and the family say the same: a process per env.
@@ -32,7 +32,7 @@ WORKER_S = 25e-6  # of CPU time, for each worker: it is woken, finds its rows, t
 DRIVER_S = 5e-6  # of the driver's CPU time, for each worker: to wake it, and to hear of it
 ABOUT_EQUAL = 1.05  # a batch that takes so many times as long is as good, if it needs fewer workers
 MISSIZED = 1.5  # a session is told that another number of workers would be so many times as fast
-SHARE = 0.5  # of the memory that is to be had, for the workers of envs of which nothing is known
+SHARE = 0.5  # of the memory and processes that are to be had, for the workers that one session gets by itself
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Machine:
         affinity: the CPUs' numbers.
         cpus: how many of them are usable.
         quota: whether a cgroup limits the CPU time.
-        workers_max: how many more workers there are descriptors and processes for.
+        workers_max: how many more workers a session may have: by the descriptors, and its share of the processes.
         memory_bytes: how much memory is to be had.
     """
 

@@ -330,8 +330,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
         except ConnectionInUse:
             raise  # nothing was sent, and what another thread sent is not ours to give up
         except BaseException:
-            self._connection.give_up()
-            self._state = AsyncState.DEFAULT
+            self._give_up()
             raise
 
     def _awaiting(self, state: AsyncState) -> None:
@@ -353,10 +352,26 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
         except (HubTimeout, ConnectionInUse):
             raise
         except Exception:
-            self._state = AsyncState.DEFAULT
+            self._give_up()
             raise
         self._state = AsyncState.DEFAULT
         return found
+
+    def _give_up(self) -> None:
+        """Have nothing pending: the next request waits until the hub is done with what is, and its result is dropped.
+
+        A failed request is pending no more, unless the error is not its own: a signal handler may raise anything.
+        """
+        self._connection.give_up()
+        self._state = AsyncState.DEFAULT
+
+    def _forget_pending(self, error: BaseException) -> None:
+        """Give up the request of a call that both begins it and waits, such as ``step``, after this error in there.
+
+        Its caller knows of no request that is to be waited for. What was pending before the call stays pending.
+        """
+        if not isinstance(error, (SessionBusy, SessionClosed, ConnectionInUse)):
+            self._give_up()
 
     @property
     def token(self) -> str:

@@ -24,14 +24,13 @@ class HubEnv(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the env; as ``gymnasium.Env.reset``. Errors as for ``HubVectorEnv.reset``."""
-        self._envs.reset_async(None if seed is None else [seed], options, masked=False)
-        observations, infos = self._envs.reset_wait_each()
+        observations, infos = self._envs.reset_each(None if seed is None else [seed], options)
         return self._only(observations), infos.get(0, {})
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step the env; as ``gymnasium.Env.step``. Errors as for ``HubVectorEnv.step``."""
-        self._envs.step_async(self._batch(self.action_space, action))
-        observations, rewards, terminations, truncations, infos = self._envs.step_wait_each()
+        actions = self._batch(self.action_space, action)
+        observations, rewards, terminations, truncations, infos = self._envs.step_each(actions)
         return (
             self._only(observations),
             float(rewards[0]),

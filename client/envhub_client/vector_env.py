@@ -63,8 +63,12 @@ class HubVectorEnv(HubSession):
             ValueError, TypeError: seeds or mask of the wrong length, shape or type.
             Exception: what an env raised, as its own class or as ``EnvRaised``.
         """
-        self.reset_async(seed, options)
-        return self.reset_wait()
+        try:
+            self.reset_async(seed, options)
+            return self.reset_wait()
+        except BaseException as error:
+            self._forget_pending(error)
+            raise
 
     def reset_async(
         self,
@@ -97,9 +101,19 @@ class HubVectorEnv(HubSession):
         found: tuple[Any, dict[str, Any]] = self._reset_wait(timeout, lambda infos: infos.batched(self))
         return found
 
-    def reset_wait_each(self, timeout: float | None = None) -> tuple[Any, dict[int, dict[str, Any]]]:
-        """As ``reset_wait``, but with the infos as each env gave them, by env; an empty one may be left out."""
-        found: tuple[Any, dict[int, dict[str, Any]]] = self._reset_wait(timeout, Infos.by_env)
+    def reset_each(
+        self, seed: Sequence[int | None] | None, options: dict[str, Any] | None
+    ) -> tuple[Any, dict[int, dict[str, Any]]]:
+        """As ``reset``, but with the infos as each env gave them, by env; an empty one may be left out.
+
+        A ``reset_mask`` in the options is the envs' own affair.
+        """
+        try:
+            self.reset_async(seed, options, masked=False)
+            found: tuple[Any, dict[int, dict[str, Any]]] = self._reset_wait(None, Infos.by_env)
+        except BaseException as error:
+            self._forget_pending(error)
+            raise
         return found
 
     def _reset_wait(self, timeout: float | None, lay_out: Callable[[Infos], Any]) -> Any:
@@ -127,8 +141,12 @@ class HubVectorEnv(HubSession):
             HubLost: the hub has ended.
             Exception: what an env raised, as its own class or as ``EnvRaised``; ``reset`` goes on.
         """
-        self.step_async(actions)
-        return self.step_wait()
+        try:
+            self.step_async(actions)
+            return self.step_wait()
+        except BaseException as error:
+            self._forget_pending(error)
+            raise
 
     def step_async(self, actions: Any) -> None:
         """Begin a step; arguments and errors as for ``step``.
@@ -152,11 +170,14 @@ class HubVectorEnv(HubSession):
         found: StepReturn = self._step_wait(timeout, lambda infos: infos.batched(self))
         return found
 
-    def step_wait_each(
-        self, timeout: float | None = None
-    ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]:
-        """As ``step_wait``, but with the infos as each env gave them, by env; an empty one may be left out."""
-        found: StepReturn = self._step_wait(timeout, Infos.by_env)
+    def step_each(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]:
+        """As ``step``, but with the infos as each env gave them, by env; an empty one may be left out."""
+        try:
+            self.step_async(actions)
+            found: StepReturn = self._step_wait(None, Infos.by_env)
+        except BaseException as error:
+            self._forget_pending(error)
+            raise
         return found
 
     def _step_wait(self, timeout: float | None, lay_out: Callable[[Infos], Any]) -> Any:
@@ -236,8 +257,12 @@ class HubVectorEnv(HubSession):
             ValueError: ``reset``, ``step`` and ``close`` are not to be called this way.
             EncodeError: an argument cannot be sent to a hub on the network.
         """
-        self.call_async(name, *args, **kwargs)
-        return self.call_wait()
+        try:
+            self.call_async(name, *args, **kwargs)
+            return self.call_wait()
+        except BaseException as error:
+            self._forget_pending(error)
+            raise
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Begin a call.

@@ -8,17 +8,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 import sims
+from hubs import stopped, worker_processes
 
 import envhub
-from envhub.vector_errors import NothingPending
+from envhub.vector_errors import NothingPending, SessionBusy
 
 RETURNING = 12  # places after the result is known to be had: there it is lost, as a return value is
 
@@ -166,3 +167,73 @@ def test_request_after_one_that_was_given_up_waits_for_its_end() -> None:
                 assert envs.step([7])[1].tolist() == [7]
         finally:
             signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def interrupted_by(error: type[BaseException]) -> Iterator[None]:
+    """Raise this in the main thread while it waits in the block."""
+
+    def interrupt(*_: Any) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(error):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Alarm(Exception):
+    """What a signal handler of a program raises."""
+
+
+COMBINED: dict[str, Callable[[Any], Any]] = {
+    "step": lambda envs: envs.step(np.full(2, 5)),
+    "reset": lambda envs: envs.reset(),
+    "call": lambda envs: envs.call("pid"),
+}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
+@pytest.mark.parametrize("name", COMBINED)
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_interrupted_call_leaves_nothing_to_wait_for(lane: str, name: str, error: type[BaseException]) -> None:
+    with closing(envhub.make_vec([sims.Counter] * 2, num_workers=1, lane=lane)) as envs:
+        envs.reset()
+        pids = envs.call("pid")
+        for follow in (envs.reset, lambda: envs.step(np.full(2, 7))):
+            with stopped(*pids), interrupted_by(error):
+                COMBINED[name](envs)
+            with pytest.raises(NothingPending):
+                envs.step_wait()
+            found = follow()
+            assert len(found) == 2 or found[1].tolist() == [7, 7]
+        before = envs.reset()[0][:, 0]
+        assert (envs.step(np.full(2, 3))[0][:, 0] == before + 1).all()
+
+
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_interrupted_wait_for_what_was_begun_by_itself_can_be_repeated(lane: str) -> None:
+    with closing(envhub.make_vec([sims.Counter] * 2, num_workers=1, lane=lane)) as envs:
+        envs.reset()
+        with stopped(*envs.call("pid")):
+            envs.step_async(np.full(2, 5))
+            with interrupted_by(KeyboardInterrupt):
+                envs.step_wait()
+            with pytest.raises(SessionBusy):
+                envs.step(np.full(2, 6))
+        assert envs.step_wait()[1].tolist() == [5, 5]
+
+
+def test_single_env_goes_on_after_an_interrupt() -> None:
+    with closing(envhub.make(sims.Counter)) as env:
+        env.reset()
+        workers = [process.pid for process in worker_processes(os.getpid())]
+        for work in (lambda: env.step(5), env.reset, env.render):
+            with stopped(*workers), interrupted_by(KeyboardInterrupt):
+                work()
+            assert env.reset()[0][0] == 0
+            assert env.step(7)[1] == 7

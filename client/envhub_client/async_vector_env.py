@@ -97,7 +97,6 @@ class AsyncVectorEnv(HubVectorEnv):
             copy=copy,
             faults=FaultOptions(**faults),
         )
-        self.autoreset_mode = options.autoreset_mode
         make = make_of_factories(env_fns, b"" if worker is None else cloudpickle.dumps(worker))
         super().__init__(None, make, options)
         if shared_memory and not _is_gymnasiums(self.single_observation_space):

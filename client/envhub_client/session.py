@@ -69,6 +69,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
     Attributes:
         lane: how the envs are stepped, ``"shared"``, in their workers' own memory, or ``"wire"``, by messages.
         sizing: how many processes host the envs, and why.
+        autoreset_mode: as in Gymnasium.
         env_spec: the ``EnvSpec`` of a single env, or None where it has none that can be carried.
         compression: how observations are compressed on the wire lane; empty for not at all.
     """
@@ -185,7 +186,8 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
         self.num_envs = made.num_envs
         self.sizing = Sizing(made.num_workers, made.sizing)
         log.info("%d workers for %d envs: %s", made.num_workers, made.num_envs, made.sizing)
-        self.metadata = {**self._decode(made.metadata), "autoreset_mode": self._options.autoreset_mode}
+        self.autoreset_mode = self._options.autoreset_mode
+        self.metadata = {**self._decode(made.metadata), "autoreset_mode": self.autoreset_mode}
         self.render_mode = made.render_mode
         self.single_action_space = self._space(made.action_space)
         self.action_space = batch_space(self.single_action_space, self.num_envs)

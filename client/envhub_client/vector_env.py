@@ -32,6 +32,7 @@ class HubVectorEnv(HubSession):
     Attributes:
         lane: how the envs are stepped, ``"shared"``, in their workers' own memory, or ``"wire"``, by messages.
         sizing: how many processes host the envs, and why.
+        autoreset_mode: as in Gymnasium.
         env_spec: the ``EnvSpec`` of a single env, or None where it has none that can be carried.
     """
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -351,3 +352,13 @@ def test_single_env_passes_gymnasiums_checker(hub: ServedHub) -> None:
 def test_client_is_not_pickled(hub: ServedHub) -> None:
     with envhub.connect(hub.tcp) as client, pytest.raises(TypeError, match="cannot be pickled or copied"):
         pickle.dumps(client)
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_autoreset_mode_is_an_attribute_as_of_gymnasiums(hub: ServedHub, mode: AutoresetMode) -> None:
+    with closing(envhub.make_vec("counter", 2, hub=hub.tcp, autoreset_mode=mode.value)) as envs:
+        assert envs.autoreset_mode is mode
+        with closing(envhub.connect(hub.tcp)) as client, closing(client.attach(envs.token)) as heir:
+            assert heir.autoreset_mode is mode
+    with closing(gym.make_vec("EnvHub/Remote-v0", 2, env_id="counter", url=hub.tcp)) as remote:
+        assert remote.unwrapped.autoreset_mode is AutoresetMode.NEXT_STEP

@@ -205,10 +205,16 @@ class HopsRequest:
 
 @dataclass(frozen=True)
 class Call:
-    """Call a method of every env, or read an attribute."""
+    """Call a method of every env, or read an attribute.
+
+    With ``only_kind`` nothing is called; each env says whether the attribute can be. With ``skip_unreset`` an env that
+    was made again after a failure, and not yet reset, is left alone and has an empty result.
+    """
 
     name: str
     args: bytes
+    only_kind: bool = False
+    skip_unreset: bool = False
 
 
 @dataclass(frozen=True)

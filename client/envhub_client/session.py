@@ -35,6 +35,7 @@ from envhub.errors import (
 from envhub.messages import Attach, Close, Made, Make, Observe, Op, World
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
 from envhub_client.connection import CONNECT_TIMEOUT_S, HEARTBEAT_MS, Connection
+from envhub_client.frames import Frames
 from envhub_client.lane_choice import PlainLane, lane
 from envhub_client.lanes import Outcome
 from envhub_client.lasting_lane import LastingLane
@@ -189,6 +190,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
         self.autoreset_mode = self._options.autoreset_mode
         self.metadata = {**self._decode(made.metadata), "autoreset_mode": self.autoreset_mode}
         self.render_mode = made.render_mode
+        self._frames = Frames(made.num_envs, made.render_mode)
         self.single_action_space = self._space(made.action_space)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         observation_spaces = [self._space(space) for space in made.observation_spaces]

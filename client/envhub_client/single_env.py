@@ -41,26 +41,43 @@ class HubEnv(gymnasium.Env[Any, Any]):
 
     def render(self) -> Any:
         """The env's rendered frame, or whatever its ``render`` returns."""
-        return self._envs.call("render")[0]
+        return self._envs.render()[0]
 
     def close(self) -> None:
         """End the session."""
         self._envs.close()
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """An attribute of this object, else of the env in the hub (where a method is called without arguments)."""
-        return getattr(self, name) if hasattr(self, name) else self._envs.get_attr(name)[0]
+        """An attribute of this object, else of the env in the hub: a value, or a function that calls its method there.
+
+        Raises:
+            AttributeError: neither has it.
+        """
+        if hasattr(self, name):
+            return getattr(self, name)
+        if not self._envs.attr_is_callable(name)[0]:
+            return self._envs.get_attr(name)[0]
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return self._envs.call(name, *args, **kwargs)[0]
+
+        method.__name__ = name
+        return method
 
     def has_wrapper_attr(self, name: str) -> bool:
-        """Whether this object or the env in the hub has the attribute; a method of the env is called for it."""
+        """Whether this object or the env in the hub has the attribute; no method is called for it."""
+        if hasattr(self, name):
+            return True
         try:
-            self.get_wrapper_attr(name)
+            self._envs.attr_is_callable(name)
         except AttributeError:
             return False
         return True
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        """Set an attribute of the env in the hub; returns True."""
+        """Set an attribute of the env in the hub; without ``force``, only one that exists. Returns whether it was."""
+        if not (force or self.has_wrapper_attr(name)):
+            return False
         self._envs.set_attr(name, [value])
         return True
 

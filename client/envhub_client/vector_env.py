@@ -11,9 +11,11 @@ from gymnasium.vector.async_vector_env import AsyncState
 from envhub import spaces
 from envhub.actions import pack
 from envhub.client_protocol import Reply
+from envhub.errors import EnvTimeout, RestartsExhausted, WorkerDied
 from envhub.messages import Call, Failure, Op, Reset, SetAttr, pack_rows, unpack_rows
 from envhub.vector_errors import SessionBusy
 from envhub_client.failures import raise_failure
+from envhub_client.frames import NOT_RESET
 from envhub_client.infos import Infos
 from envhub_client.lanes import Outcome
 from envhub_client.partial import PartialBatches, PartReturn
@@ -294,6 +296,23 @@ class HubVectorEnv(HubSession):
             raise_failure(reply.message, self._connection.address)
         return reply
 
+    def attr_is_callable(self, name: str) -> tuple[bool, ...]:
+        """Whether the attribute of every env is a method, or another callable; nothing is called.
+
+        Raises:
+            AttributeError: the envs have no such attribute.
+        """
+        self._begin("attr_is_callable")
+        _check_name(name)
+        found: tuple[bool, ...] = self._called_at_once(Call(name, b"", only_kind=True))
+        return found
+
+    def _called_at_once(self, call: Call) -> tuple[Any, ...]:
+        """The results of the call, ``NOT_RESET`` where an env was left alone."""
+        reply = self._wait(lambda: self._asking(lambda: self._connection.ask(Op.CALL, call)))
+        rows = unpack_rows(reply.frames[0], self.num_envs)
+        return tuple(self._decode(blob) if blob else NOT_RESET for _, blob in rows)
+
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """An attribute of every env; a method is called. The same as ``call(name)``."""
         return self.call(name)
@@ -317,8 +336,28 @@ class HubVectorEnv(HubSession):
         self._asking(lambda: self._connection.ask(Op.SET_ATTR, wanted))
 
     def render(self) -> tuple[Any, ...]:
-        """Every env's rendered frame."""
-        return self.call("render")
+        """Every env's rendered frame.
+
+        An env that failed, was made again and was not yet reset shows its last frame; if it never was rendered, a
+        blank one.
+
+        Raises:
+            WorkerDied, EnvTimeout: an env died or hung while it rendered, and the policy is to raise.
+        """
+        self._begin("render")
+        call = Call("render", self._encode([[], {}]), skip_unreset=True)
+        while True:
+            try:
+                return self._frames.complete(self._called_at_once(call))
+            except RestartsExhausted:
+                raise
+            # The env is made again, and left alone until its reset: the same call does not fail for it again.
+            except WorkerDied:
+                if self._options.faults.on_crash == "raise":
+                    raise
+            except EnvTimeout:
+                if self._options.faults.on_timeout == "raise":
+                    raise
 
 
 def _check_name(name: Any) -> None:

@@ -210,10 +210,12 @@ class StepRows:
 
 @dataclass(frozen=True)
 class CallRows:
-    """Hub to worker: call on every env of the worker."""
+    """Hub to worker: call on every env of the worker; otherwise as ``envhub.messages.Call``."""
 
     name: str
     args: bytes
+    only_kind: bool = False
+    skip_unreset: bool = False
 
 
 @dataclass(frozen=True)

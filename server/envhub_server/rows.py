@@ -178,6 +178,11 @@ class Row:
             self._seed = None
             self._store(observation, 0.0, False, False, info)
 
+    @property
+    def awaits_first_reset(self) -> bool:
+        """Whether the env took the place of another one, and was not reset yet."""
+        return bool(self._needs_reset[self.index] > ENDED)
+
     def truncate(self, info: bytes) -> None:
         """End the episode without a transition of the env's, which is to be reset before its next step."""
         if self._loose:

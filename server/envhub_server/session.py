@@ -234,7 +234,8 @@ class Session:
                 self.phase = Phase.MOVING
                 return [Drive(OP_STEP, message.codes)]
             case Call():
-                return self._call([control.CallRows(message.name, message.args) for _ in self.blocks])
+                wanted = control.CallRows(message.name, message.args, message.only_kind, message.skip_unreset)
+                return self._call([wanted] * len(self.blocks))
             case SetAttr():
                 return self._set_attr(message)
             case _:

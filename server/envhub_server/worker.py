@@ -365,6 +365,10 @@ class Worker:
 
     def _on_CallRows(self, call: Any) -> None:
         def run(number: int, env: Any) -> bytes:
+            if call.skip_unreset and self._rows[number].awaits_first_reset:
+                return b""
+            if call.only_kind:
+                return codec.encode(callable(env.get_wrapper_attr(call.name)))
             if call.name in RESERVED_CALLS:
                 raise ValueError(
                     f"Trying to call function `{call.name}` with `call`, use `{call.name}` directly instead."

@@ -25,6 +25,7 @@ class Counter(gym.Env[np.ndarray, int]):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
     observation_space = spaces.Box(-1e6, 1e6, (2,), np.float64)
     action_space = spaces.Discrete(1000)
+    reboots = 0
 
     def __init__(self, length: int = 10**6, render_mode: str | None = None) -> None:
         self.length = length
@@ -73,6 +74,10 @@ class Counter(gym.Env[np.ndarray, int]):
 
     def opaque(self) -> Any:
         return self.add
+
+    def reboot(self) -> int:
+        self.reboots += 1
+        return self.reboots
 
     def say(self, text: str) -> None:
         print(text, flush=True)
@@ -152,6 +157,30 @@ class Naughty(Counter):
 
     def fail(self) -> None:
         raise RuntimeError("called in vain")
+
+
+class Shown(Naughty):
+    """Renders nothing before its first reset, and dies in ``render`` where it was told to."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
+    doomed = False
+
+    def __init__(self) -> None:
+        super().__init__(render_mode="rgb_array")
+        self.ready = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        self.ready = True
+        return super().reset(seed=seed, options=options)
+
+    def render(self) -> np.ndarray:  # type: ignore[override]
+        if not self.ready:
+            raise gym.error.ResetNeeded("render before reset")
+        if self.doomed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.full((16, 24, 3), self.count, np.uint8)
 
 
 class BadReset(Counter):
@@ -299,6 +328,10 @@ def naughty() -> gym.Env[Any, Any]:
     return Naughty()
 
 
+def shown() -> gym.Env[Any, Any]:
+    return Shown()
+
+
 def bad_reset() -> gym.Env[Any, Any]:
     return BadReset()
 
@@ -374,6 +407,7 @@ OFFERED = [
             "counter",
             "nested",
             "naughty",
+            "shown",
             "bad_reset",
             "unwell",
             "graphs",

@@ -1,0 +1,42 @@
+"""The frames of envs that are rendered; where an env cannot show one, its last frame or a blank one takes the place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+NOT_RESET = object()  # in place of the frame of an env that was made again after a failure and not yet reset
+
+# Of frames where no frame of the envs was ever seen, by render mode.
+_BLANK_SHAPES = {"rgb_array": (64, 64, 3), "depth_array": (64, 64)}
+
+
+class Frames:
+    """The last frame of every env of a session. One frame per env is kept, once it was rendered."""
+
+    def __init__(self, num_envs: int, render_mode: str | None) -> None:
+        self._last: list[Any] = [None] * num_envs
+        shape = _BLANK_SHAPES.get(render_mode or "")
+        self._blank = None if shape is None else np.zeros(shape, np.uint8)
+
+    def complete(self, rendered: Sequence[Any]) -> tuple[Any, ...]:
+        """These frames, with the last frame of the env, or a blank one, for each that is ``NOT_RESET``."""
+        for row, frame in enumerate(rendered):
+            if isinstance(frame, np.ndarray):
+                self._last[row] = frame
+        shown = [frame for frame in (*rendered, *self._last) if frame is not NOT_RESET and frame is not None]
+        blank = _blank_like(shown[0]) if shown else self._blank
+        return tuple(self._stand_in(row, blank) if frame is NOT_RESET else frame for row, frame in enumerate(rendered))
+
+    def _stand_in(self, row: int, blank: Any) -> Any:
+        frame = blank if self._last[row] is None else self._last[row]
+        return frame.copy() if isinstance(frame, np.ndarray) else frame  # the caller may draw into it
+
+
+def _blank_like(frame: Any) -> Any:
+    """A frame of the same kind that shows nothing: black, no frames, or no text."""
+    if isinstance(frame, np.ndarray):
+        return np.zeros_like(frame)
+    return type(frame)() if isinstance(frame, (list, str)) else None

@@ -1,0 +1,136 @@
+"""Frames of envs that die: an env that was made again and not yet reset shows its last frame, or a blank one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import pytest
+import sims
+from envhub_client.private_hub import private_hub
+from gymnasium.wrappers.vector import RecordVideo
+
+import envhub
+
+DIES, RAISES = 3, 1
+
+
+@contextlib.contextmanager
+def made(address: str | None, num_envs: int = 2, **options: Any) -> Iterator[envhub.HubVectorEnv]:
+    """Envs of which each has a worker of its own, that were reset."""
+    options = {"num_workers": num_envs, **options}
+    if address is None:
+        envs = envhub.make_vec(sims.Shown, num_envs, **options)
+    else:
+        envs = envhub.make_vec("shown", num_envs, hub=address, **options)
+    try:
+        envs.reset(seed=1)
+        yield envs
+    finally:
+        envs.close()
+
+
+def step(envs: envhub.HubVectorEnv, *actions: int) -> tuple[Any, ...]:
+    return envs.step(np.array(actions))
+
+
+def values(frames: tuple[np.ndarray, ...]) -> list[int]:
+    """The one value of every frame."""
+    assert all(frame.shape == (16, 24, 3) and frame.dtype == np.uint8 for frame in frames)
+    return [int(frame.max()) for frame in frames]
+
+
+def test_env_that_died_shows_its_last_frame_until_it_is_reset(address: str | None) -> None:
+    with made(address) as envs:
+        step(envs, 0, 0)
+        step(envs, 0, 0)
+        assert values(envs.render()) == [2, 2]
+        assert step(envs, DIES, 0)[3].tolist() == [True, False]
+        first = envs.render()
+        assert values(first) == [2, 3]
+        first[0][:] = 77  # is the caller's
+        assert values(envs.render()) == [2, 3]
+        step(envs, 0, 0)
+        assert values(envs.render()) == [0, 4]
+
+
+def test_env_that_was_never_shown_shows_a_blank_frame_like_those_of_the_others(address: str | None) -> None:
+    with made(address) as envs:
+        step(envs, 0, 0)
+        step(envs, DIES, 0)
+        assert values(envs.render()) == [0, 2]
+
+
+def test_frames_of_no_known_shape_are_blank(address: str | None) -> None:
+    with made(address) as envs:
+        step(envs, DIES, DIES)
+        frames = envs.render()
+        assert [(frame.ndim, frame.dtype, frame.any()) for frame in frames] == [(3, np.uint8, False)] * 2
+
+
+def test_env_that_dies_while_it_renders_is_truncated_by_the_next_step(address: str | None) -> None:
+    with made(address) as envs:
+        step(envs, 0, 0)
+        assert values(envs.render()) == [1, 1]
+        envs.set_attr("doomed", [True, False])
+        step(envs, 0, 0)
+        assert values(envs.render()) == [1, 2]
+        assert step(envs, 0, 0)[3].tolist() == [True, False]
+
+
+def test_death_in_a_rendering_is_raised_where_deaths_are(address: str | None) -> None:
+    with made(address, on_crash="raise") as envs:
+        envs.set_attr("doomed", [True, False])
+        with pytest.raises(envhub.WorkerDied):
+            envs.render()
+
+
+def test_env_that_was_made_again_in_its_process_shows_its_last_frame(address: str | None) -> None:
+    with made(address, on_exception="truncate") as envs:
+        step(envs, 0, 0)
+        envs.render()
+        step(envs, RAISES, 0)
+        assert values(envs.render()) == [1, 2]
+
+
+def test_env_of_a_lost_hub_shows_its_last_frame() -> None:
+    with made(None, on_hub_loss="recreate") as envs:
+        step(envs, 0, 0)
+        envs.render()
+        hub = psutil.Process(private_hub().pid)
+        hub.kill()
+        hub.wait()
+        assert step(envs, 0, 0)[3].all()
+        assert values(envs.render()) == [1, 1]
+
+
+def test_env_that_was_not_reset_at_all_says_so(address: str | None) -> None:
+    envs = envhub.make_vec(sims.Shown, 2) if address is None else envhub.make_vec("shown", 2, hub=address)
+    with contextlib.closing(envs), pytest.raises(gym.error.ResetNeeded):
+        envs.render()
+
+
+def test_single_env_shows_its_last_frame() -> None:
+    with contextlib.closing(envhub.make(sims.Shown)) as env:
+        env.reset(seed=1)
+        env.step(0)
+        assert values((env.render(),)) == [1]
+        assert env.step(DIES)[3]
+        assert values((env.render(),)) == [1]
+
+
+def test_video_goes_on_when_a_worker_dies(address: str | None, tmp_path: Path) -> None:
+    with made(address) as envs:
+        recorded = RecordVideo(envs, str(tmp_path), step_trigger=lambda count: count == 0, video_length=20)
+        recorded.reset(seed=1)
+        for count in range(6):
+            recorded.step(np.array([DIES if count == 2 else 0, 0]))
+        assert len(recorded.recorded_frames) == 6
+        recorded.stop_recording()
+        (video,) = tmp_path.glob("*.mp4")
+        assert video.stat().st_size

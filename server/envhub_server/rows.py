@@ -159,7 +159,7 @@ class Row:
             # The env may write its next observation over this one, so the final one is copied before the reset.
             ended = {"final_obs": copy.deepcopy(observation), "final_info": _copied(info)}
             observation, info = self._runner.autoreset()
-            self._store(observation, reward, terminated, truncated, {**ended, **info})
+            self._store(observation, reward, terminated, truncated, {**ended, **_as_dict(info)})
             self._needs_reset[self.index] = ONGOING
             return
         self._store(observation, reward, terminated, truncated, info)
@@ -224,7 +224,9 @@ class Row:
         else:
             self._readers[number] = actions.reader(buffer, leaf, layout.rows, self.index, code)
 
-    def _store(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]) -> None:
+    def _store(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
+        if type(info) is not dict:
+            info = _as_dict(info)
         index = self.index
         slot = self._slot[index]
         batches = self._batches[slot]
@@ -267,12 +269,25 @@ class Row:
         return 0, len(blob)
 
 
-def _copied(info: dict[str, Any]) -> dict[str, Any]:
+def _as_dict(info: Any) -> dict[Any, Any]:
+    """The info as a dict, of any map that Gymnasium's vector envs can read.
+
+    Raises:
+        AttributeError: it is none, as upstream.
+    """
+    try:
+        items = info.items()
+    except AttributeError as error:
+        raise AttributeError(f"{error}: the env returned an info that is not a dict: {info!r:.100}") from error
+    return dict(items)
+
+
+def _copied(info: Any) -> Any:
     """A copy as deep as can be had: what cannot be copied, such as a lock, arrives as its ``repr`` anyhow."""
     try:
         return copy.deepcopy(info)
     except Exception:  # anything may raise in a foreign __reduce__
-        return {key: _copied(value) if isinstance(value, dict) else value for key, value in info.items()}
+        return {key: _copied(value) for key, value in info.items()} if isinstance(info, dict) else info
 
 
 def _store_leaf(batch: np.ndarray, index: int, value: Any) -> None:

@@ -242,10 +242,15 @@ class ClientProtocol:
         """Somebody proved that the hub is gone."""
         self._loss = self._loss or why
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether a hub that was there before refuses connections, and is lost once it did so for ``REFUSED_S``."""
+        return self._refused_since_s is not None and bool(self.hub_id)
+
     def trouble(self, now_s: float) -> str:
         """What keeps the hub from being heard, once that has lasted long enough to be told; else an empty string."""
         if self._away_since_s is not None and now_s - self._away_since_s >= AWAY_WARNING_S:
-            return "the connection to it is lost"
+            return "the connection to it is lost" + (", and others are refused" if self.is_refused else "")
         if self._pending is not None and self._heard_s is not None and now_s - self._heard_s >= SILENCE_WARNING_S:
             return f"it has been silent for {SILENCE_WARNING_S:g} s"
         return ""

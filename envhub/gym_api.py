@@ -15,8 +15,24 @@ def _imported() -> Any:
 
 api = _imported()
 
+_VECTORS = ("gymnasium.vector.", "gym.vector.", "stable_baselines3.common.vec_env.")
+_PARTS = ("observation_space", "action_space", "reset", "step")
+
 
 def registered() -> list[str]:
     """Every id that can be made."""
     registry = api.envs.registration.registry
     return sorted(getattr(registry, "env_specs", registry))
+
+
+def unfit(made: Any) -> str:
+    """What this is, where it is not a single env that can be hosted; else empty. Imports nothing."""
+    modules = [kind.__module__ + "." for kind in type(made).__mro__]
+    if any(module.startswith("pettingzoo.") for module in modules):
+        return "a PettingZoo env, of several agents; EnvHub hosts Gymnasium envs, of one agent each"
+    if any(module.startswith(_VECTORS) for module in modules):
+        return "a vector env; EnvHub makes the batch itself: give it a single env, and num_envs"
+    if isinstance(made, type):
+        return f"the class {made.__qualname__} in place of an env of that class"
+    missing = [name for name in _PARTS if not hasattr(made, name)]
+    return f"{made!r:.100}, which is no env: it has no {', '.join(missing)}" if missing else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,9 @@ from gymnasium import Env, Space, logger, spaces
 from gymnasium.vector import AutoresetMode
 
 from envhub.errors import EnvRaised
-from envhub_client.faults import FaultOptions
+from envhub_client.factories import checked_factories
+from envhub_client.faults import FIELDS, FaultOptions
+from envhub_client.keywords import meant
 from envhub_client.options import SessionOptions
 from envhub_client.private_hub import make_of_factories
 from envhub_client.vector_env import HubVectorEnv
@@ -61,6 +64,7 @@ class AsyncVectorEnv(HubVectorEnv):
             **faults: what is done about envs that fail, see ``envhub.FaultOptions``.
 
         Raises:
+            TypeError: ``env_fns`` is no list of factories.
             TypeError, ValueError: no such option.
             ValueError: ``worker`` is a function, ``max_concurrency`` no positive integer or given besides
                 ``num_workers``, or ``shared_memory`` meets a space that is no kind of Gymnasium's.
@@ -78,10 +82,13 @@ class AsyncVectorEnv(HubVectorEnv):
             raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
         if max_concurrency is not None and max_concurrency < 1:
             raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
+        for name in faults.keys() - set(FIELDS):
+            raise TypeError(f"{type(self).__name__} takes no {name!r}{meant(name, (*_KEYWORDS, *FIELDS))}")
+        factories = checked_factories(env_fns)
         if max_concurrency is not None:
             if num_workers is not None:
                 raise ValueError("max_concurrency says how many processes there are, and so does num_workers: give one")
-            num_workers = int(min(max_concurrency, len(env_fns)))
+            num_workers = int(min(max_concurrency, len(factories)))
         self.env_fns = env_fns
         self.shared_memory = shared_memory
         self.copy = copy
@@ -97,7 +104,7 @@ class AsyncVectorEnv(HubVectorEnv):
             copy=copy,
             faults=FaultOptions(**faults),
         )
-        make = make_of_factories(env_fns, b"" if worker is None else cloudpickle.dumps(worker))
+        make = make_of_factories(factories, b"" if worker is None else cloudpickle.dumps(worker))
         super().__init__(None, make, options)
         if shared_memory and not _is_gymnasiums(self.single_observation_space):
             self.close(terminate=True)
@@ -117,6 +124,9 @@ class AsyncVectorEnv(HubVectorEnv):
                 logger.error(raised.remote_traceback)
                 logger.error("Raising the last exception back to the main process.")
             raise
+
+
+_KEYWORDS = tuple(inspect.signature(AsyncVectorEnv).parameters)
 
 
 def _is_gymnasiums(space: Space[Any]) -> bool:

@@ -118,6 +118,7 @@ class Connection:
         self._pid = os.getpid()
         self._hub_pidfd = None if hub_pidfd is None else os.dup(hub_pidfd)
         self._warned = False
+        self._tried = f"for {timeout:g} s"  # what a hub is that is out of reach, before it said hello
         self.sent_ns = self.heard_ns = self.tend_ns = 0
         self._user = _User()
         self._frame_bytes_max = protocol.FRAME_BYTES_MAX
@@ -127,6 +128,7 @@ class Connection:
         try:
             self._open()
             self.welcome: Welcome = self._hello(timeout)
+            self._tried = f"for reconnect_timeout={reconnect_timeout:g} s"
             self._frame_bytes_max = self.welcome.limits.get("message_bytes_max", protocol.FRAME_BYTES_MAX)
             if token != protocol.NO_SESSION:
                 keeping.keeper.add(self)
@@ -348,8 +350,8 @@ class Connection:
             return
         self._warned = bool(trouble)
         if trouble:
-            found = (self.address, trouble, self._protocol.reconnect_s)
-            logger.warning("the hub at %s is out of reach: %s; it is tried for reconnect_timeout=%g s", *found)
+            tried = f"for {protocol.REFUSED_S:g} s" if self._protocol.is_refused else self._tried
+            logger.warning("the hub at %s is out of reach: %s; it is tried %s", self.address, trouble, tried)
         else:
             logger.warning("the hub at %s is within reach again", self.address)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import os
 from collections.abc import Callable, Sequence
@@ -18,7 +19,9 @@ from envhub.address import ENVIRONMENT_VARIABLE
 from envhub.errors import RequestRefused
 from envhub.messages import Make
 from envhub.protocol import RECONNECT_S
-from envhub_client.faults import split
+from envhub_client.factories import checked_factories
+from envhub_client.faults import FIELDS, split
+from envhub_client.keywords import meant, refused_keyword
 from envhub_client.options import ObservationMode, SessionOptions
 from envhub_client.private_hub import make_of_factories
 from envhub_client.single_env import HubEnv
@@ -94,10 +97,18 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         on_hub_loss,
     )
     arguments = {**arguments, **(env_kwargs or {})}
-    if isinstance(env, (str, EnvSpec)):
-        address = hub or os.environ.get(ENVIRONMENT_VARIABLE) or None
+    if not isinstance(env, (str, EnvSpec)):
+        return _by_factories(env, num_envs, hub, options, arguments)
+    address = hub or os.environ.get(ENVIRONMENT_VARIABLE) or None
+    try:
         return _by_name(env, num_envs, address, options, arguments)
-    return _by_factories(env, num_envs, hub, options, arguments)
+    except TypeError as error:
+        # Only the env knows which arguments it takes, so what is no keyword of ours is its own until it refuses it.
+        name = refused_keyword(error, kwargs)
+        question = meant(name, _KEYWORDS)
+        if not question:
+            raise
+        raise TypeError(f"neither make_vec nor the env takes {name!r}{question} The env: {error}") from error
 
 
 def _by_name(
@@ -158,14 +169,18 @@ def _by_factories(
             "registered: `envhub serve name=module:factory`"
         )
     if arguments:
-        raise TypeError(f"arguments for the env ({', '.join(arguments)}) go into the factory, where one is given")
-    if callable(env):
-        factories = [env] * num_envs
-    else:
-        factories = list(env)
-        if num_envs not in (1, len(factories)):
-            raise ValueError(f"num_envs={num_envs} and {len(factories)} factories")
+        questions = [meant(name, _KEYWORDS) for name in arguments]
+        raise TypeError(
+            f"arguments for the env ({', '.join(arguments)}) go into the factory, where one is given"
+            f"{next(filter(None, questions), '')}"
+        )
+    factories = [env] * num_envs if callable(env) else checked_factories(env)
+    if num_envs not in (1, len(factories)):
+        raise ValueError(f"num_envs={num_envs} and {len(factories)} factories")
     return HubVectorEnv(None, make_of_factories(factories), options)
+
+
+_KEYWORDS = (*(name for name in inspect.signature(make_vec).parameters if name != "kwargs"), *FIELDS)
 
 
 def make(env: EnvLike, *, hub: str | None = None, env_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> HubEnv:
@@ -178,8 +193,12 @@ def make(env: EnvLike, *, hub: str | None = None, env_kwargs: dict[str, Any] | N
         **kwargs: further arguments for the env.
 
     Raises:
+        TypeError: for what only several envs have, such as ``num_envs``.
         Exception: as for ``make_vec``.
     """
+    for name in ("num_envs", "autoreset_mode"):
+        if name in kwargs:
+            raise TypeError(f"make takes no {name!r}, for it makes one env, which its caller resets; see make_vec")
     # Its caller resets it, as any single env.
     envs = make_vec(env, 1, hub=hub, autoreset_mode=AutoresetMode.DISABLED, env_kwargs=env_kwargs, **kwargs)
     return HubEnv(envs)

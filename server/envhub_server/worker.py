@@ -32,7 +32,7 @@ from envhub.arena import (
     Arena,
 )
 from envhub.columns import Writer
-from envhub.gym_api import registered
+from envhub.gym_api import registered, unfit
 from envhub.layout import OBJECT, Layout, Leaf
 from envhub.waiting import Spinner
 from envhub_server import control
@@ -134,8 +134,20 @@ class Worker:
 
     def _build_row(self, row: int) -> None:
         self._row_built = row
-        runner = self._runner(adapted(self._factories[row]()))
+        runner = self._runner(adapted(self._made(row)))
         self._rows.append(Row(row, runner, self._build.autoreset_mode, self._allow_pickle))
+
+    def _made(self, row: int) -> Any:
+        """What the factory of the row makes.
+
+        Raises:
+            TypeError: it is no single env.
+        """
+        env = self._factories[row]()
+        problem = unfit(env)
+        if problem:
+            raise TypeError(f"the factory of env {row} returned {problem}")
+        return env
 
     def _build_rows(self, rows: Sequence[int]) -> control.Built:
         told_s = time.monotonic()
@@ -345,7 +357,7 @@ class Worker:
             except BaseException:
                 traceback.print_exc()  # it is in the worker's log; the env is broken anyhow
             try:
-                row.rebuilt(self._runner(adapted(self._factories[row.index]())))
+                row.rebuilt(self._runner(adapted(self._made(row.index))))
                 self._check_spaces(row)
             except BaseException:
                 traceback.print_exc()

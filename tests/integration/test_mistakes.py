@@ -1,0 +1,151 @@
+"""What a user mistypes or hands over by mistake is answered by a sentence that says what to do."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+import types
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import sims
+from hubs import ServedHub, serve
+
+import envhub
+
+# --- keywords ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("num_worker", "num_workers"), ("on_crahs", "on_crash"), ("lanes", "lane")]
+)
+def test_misspelt_keyword_is_named_with_the_right_one(address: str | None, wrong: str, right: str) -> None:
+    with pytest.raises(TypeError, match=f"neither make_vec nor the env takes '{wrong}'; did you mean '{right}'"):
+        envhub.make_vec("CartPole-v1", num_envs=2, hub=address, **{wrong: 3})  # type: ignore[arg-type]
+
+
+def test_misspelt_keyword_beside_a_factory_is_named_with_the_right_one() -> None:
+    with pytest.raises(TypeError, match=r"go into the factory.*did you mean 'num_workers'"):
+        envhub.make_vec([sims.Counter] * 2, num_worker=3)
+    with pytest.raises(TypeError, match="AsyncVectorEnv takes no 'on_crahs'; did you mean 'on_crash'"):
+        envhub.AsyncVectorEnv([sims.Counter] * 2, on_crahs="raise")
+
+
+def test_keyword_of_the_env_that_resembles_one_of_ours_is_the_envs() -> None:
+    class Trucks(sims.Counter):
+        def __init__(self, lanes: int, num_worker: int) -> None:
+            super().__init__()
+            self.note = f"{lanes} {num_worker}"
+
+    gym.register("Trucks-v0", Trucks)
+    try:
+        with closing(envhub.make_vec("Trucks-v0", 2, lanes=3, num_worker=4)) as envs:
+            assert envs.get_attr("note") == ("3 4", "3 4")
+    finally:
+        del gym.registry["Trucks-v0"]
+
+
+def test_other_errors_of_a_constructor_are_as_they_were(hub: ServedHub) -> None:
+    with pytest.raises(TypeError, match=r"^CartPoleEnv.*unexpected keyword argument 'zzz'"):
+        envhub.make_vec("CartPole-v1", 2, hub=hub.tcp, zzz=1)
+    with pytest.raises(TypeError, match=r"^CartPoleEnv.*unexpected keyword argument 'num_worker'"):
+        envhub.make_vec("CartPole-v1", 2, hub=hub.tcp, env_kwargs={"num_worker": 3})
+
+
+@pytest.mark.parametrize("name", ["num_envs", "autoreset_mode"])
+def test_single_env_refuses_what_only_several_have(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"make takes no '{name}'.*make_vec"):
+        envhub.make("CartPole-v1", **{name: 2})
+
+
+# --- factories --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [envhub.make_vec, envhub.AsyncVectorEnv], ids=["make_vec", "async"])
+@pytest.mark.parametrize("listed", [False, True])
+def test_env_in_place_of_a_factory_is_refused_here(make: Any, listed: bool) -> None:
+    env = gym.make("CartPole-v1")
+    with pytest.raises(TypeError, match=r"got .*an env that is made already"):
+        make([env] if listed else env)
+    env.close()
+
+
+@pytest.mark.parametrize("given", [lambda: gym.make("CartPole-v1"), "CartPole-v1", None, 3])
+def test_what_is_no_list_of_factories_is_refused_here(given: Any) -> None:
+    with pytest.raises(TypeError, match="factories of envs are wanted"):
+        envhub.AsyncVectorEnv(given)
+
+
+class ParallelEnv:
+    """Like one of PettingZoo, which need not be installed."""
+
+    possible_agents = ["a", "b"]
+
+    def observation_space(self, agent: str) -> Any: ...
+    def action_space(self, agent: str) -> Any: ...
+    def reset(self, seed: Any = None, options: Any = None) -> Any: ...
+    def step(self, actions: Any) -> Any: ...
+
+
+def parallel_env() -> Any:
+    sys.modules.setdefault("pettingzoo.utils.env", types.ModuleType("pettingzoo.utils.env"))
+    return type("Game", (type("ParallelEnv", (ParallelEnv,), {"__module__": "pettingzoo.utils.env"}),), {})()
+
+
+class VecEnv:
+    """Like one of Stable-Baselines3."""
+
+    num_envs = 2
+    __module__ = "stable_baselines3.common.vec_env.base_vec_env"
+
+
+@pytest.mark.parametrize(
+    ("factory", "told"),
+    [
+        (lambda: gym.make_vec("CartPole-v1", 2, vectorization_mode="sync"), "returned a vector env"),
+        (lambda: gym.vector.SyncVectorEnv([sims.Counter]), "returned a vector env"),
+        (
+            lambda: gym.wrappers.vector.ClipReward(gym.vector.SyncVectorEnv([sims.Counter]), 0, 1),
+            "returned a vector env",
+        ),
+        (VecEnv, "returned a vector env"),
+        (parallel_env, "returned a PettingZoo env"),
+        (lambda: None, "returned None, which is no env: it has no observation_space"),
+        (lambda: sims.Counter, "returned the class Counter in place of an env"),
+    ],
+)
+def test_factory_of_what_is_no_single_env_is_refused(factory: Any, told: str) -> None:
+    for make in (lambda: envhub.make_vec(factory, 2), lambda: envhub.AsyncVectorEnv([factory])):
+        with pytest.raises(TypeError, match=f"the factory of env 0 {told}"):
+            make()
+
+
+# --- a hub that is down -----------------------------------------------------------------------------------------------
+
+
+def announced(caplog: pytest.LogCaptureFixture) -> str:
+    return next(message for message in caplog.messages if "out of reach" in message)
+
+
+def test_hub_that_is_down_is_announced_with_the_time_it_is_tried(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with caplog.at_level(logging.WARNING, "envhub"), pytest.raises(envhub.HubUnreachable, match="within 4 s"):
+            envhub.connect(address, timeout=4)
+    assert announced(caplog).endswith("it is tried for 4 s")
+
+
+def test_hub_that_has_ended_is_announced_with_the_time_it_is_tried(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serve(tmp_path, "CartPole-v1") as hub, closing(envhub.make_vec("CartPole-v1", 2, hub=hub.tcp)) as envs:
+        hub.process.kill()
+        hub.process.wait()
+        with caplog.at_level(logging.WARNING, "envhub"), pytest.raises(envhub.HubLost, match="refused for 5 s"):
+            envs.reset()
+        assert announced(caplog).endswith("others are refused; it is tried for 5 s")

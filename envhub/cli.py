@@ -58,6 +58,7 @@ def serve(
     """
     from envhub_server.config import HubConfig, Limits, Timing
     from envhub_server.hub import Hub
+    from envhub_server.registry import FactoryNotFound
     from envhub_server.serving import serve as run
 
     from envhub.errors import AddressError
@@ -85,7 +86,7 @@ def serve(
         _refuse("serve", error)
     try:
         run(config, ready)
-    except AddressError as error:
+    except (AddressError, FactoryNotFound) as error:
         _refuse("serve", error)
 
 

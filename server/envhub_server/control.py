@@ -259,9 +259,21 @@ class RowFailed:
 
 @dataclass(frozen=True)
 class ListNames:
-    """Hub to worker: the ids in Gymnasium's registry once ``modules`` are imported."""
+    """Hub to worker: the ids in Gymnasium's registry once ``modules`` are imported; then, which factories are missing.
+
+    Every factory of ``entries`` is written ``module:factory``.
+    """
 
     modules: List[str]
+    entries: List[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class FactoryMissing:
+    """Worker to hub: the module of a factory does not exist, or the factory is not in it."""
+
+    entry: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -296,6 +308,7 @@ _CONTROL = (
     InfoTemplate,
     RowFailed,
     ListNames,
+    FactoryMissing,
     EnvNames,
     CloseEnvs,
     Failure,

@@ -40,7 +40,7 @@ from envhub_server.hosting import ASIDE, Host
 from envhub_server.lister import Lister
 from envhub_server.outcomes import Outcomes
 from envhub_server.presence import Presence
-from envhub_server.registry import Registry
+from envhub_server.registry import FactoryNotFound, Registry
 from envhub_server.restart import RestartPolicy, Restarts
 from envhub_server.session import Session
 from envhub_server.side import TICKET_BYTES, SideDoor
@@ -75,7 +75,8 @@ class Hub:
         self._wake_s = math.inf  # when something happens by the passing of time alone
         self._watch = Watch()
         self._supervisor = Supervisor(self._watch, config.python)
-        self._lister = Lister(self._supervisor, self._registry)
+        self._lister = Lister(self._supervisor, self._registry, self._refuse_entry)
+        self._refused: FactoryNotFound | None = None
         self._outcomes = Outcomes(
             self._answer,
             self._fail,
@@ -157,10 +158,16 @@ class Hub:
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until told to stop, then drain and return."""
+        """Serve until told to stop, then drain and return.
+
+        Raises:
+            FactoryNotFound: it was told to offer a factory that does not exist.
+        """
         while not (self._stops and not self._hosts):
             self._turn()
         self._flush()
+        if self._refused is not None:
+            raise self._refused
 
     def _turn(self) -> None:
         wait_s = max(0.0, self._wake_s - self._clock.now_s())
@@ -237,6 +244,11 @@ class Hub:
         self._stop_by_s = now_s + (timing.drain_s if self._stops == 1 else 0.0)
         self._end_by_s = min(self._end_by_s, now_s + timing.drain_s + timing.close_after_drain_s)
         log.info("stopping", why=why, sessions=len(self._hosts))
+
+    def _refuse_entry(self, error: FactoryNotFound) -> None:
+        if not self._stops:
+            self._refused = error
+            self.stop(str(error))
 
     def _drain(self, now_s: float) -> None:
         late = now_s >= self._stop_by_s

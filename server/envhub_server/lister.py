@@ -1,4 +1,7 @@
-"""The names a hub offers: which of its entries exist depends on what is registered, which only a worker finds out."""
+"""The names a hub offers: which of its entries exist depends on what is registered, which only a worker finds out.
+
+So does whether factories exist, since the hub imports none of their modules.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import structlog
 from envhub import messages
 from envhub_server import control
 from envhub_server.ending import Ending
-from envhub_server.registry import Registry
+from envhub_server.registry import FactoryNotFound, Registry
 from envhub_server.supervisor import Supervisor
 from envhub_server.worker_process import Handlers
 
@@ -22,9 +25,11 @@ log = structlog.get_logger("envhub.lister")
 class Lister:
     """Asks a short-lived worker for the registered ids, once; then it knows them."""
 
-    def __init__(self, supervisor: Supervisor, registry: Registry) -> None:
+    def __init__(self, supervisor: Supervisor, registry: Registry, refuse: Callable[[FactoryNotFound], None]) -> None:
+        """Ask for what is in ``registry``, and ``refuse`` each factory in there that does not exist."""
         self._supervisor = supervisor
         self._registry = registry
+        self._refuse = refuse
         self._known: list[str] | None = None
         self._asking: list[Tell] | None = None
 
@@ -35,7 +40,7 @@ class Lister:
             OSError: no worker can be started.
         """
         (worker,) = self._supervisor.start([Handlers(self._on_message, self._on_exit)])
-        worker.tell(control.ListNames(self._registry.modules))
+        worker.tell(control.ListNames(self._registry.modules, self._registry.factories))
         self._asking = []
 
     def ask(self, tell: Tell) -> None:
@@ -59,10 +64,16 @@ class Lister:
             self._known = self._registry.offered(message.names)
             for entry in self._registry.unmatched(message.names):
                 log.warning("env_unknown", env=entry, why="no such id is registered here; clients cannot make it")
+            self._tell(self._known)
+        if isinstance(message, control.FactoryMissing):
+            self._refuse(self._registry.not_found(message.entry, message.why))
 
     def _on_exit(self, ending: Ending) -> None:
         if self._known is None:
             log.warning("names_unknown", why=f"the worker that lists them {ending.how}")
+        self._tell(self._known or [])
+
+    def _tell(self, names: list[str]) -> None:
         asking, self._asking = self._asking or [], None
         for tell in asking:
-            tell(self._known or [])
+            tell(names)

@@ -29,6 +29,7 @@ def run_hub(config: HubConfig, ready: Callable[[Hub], None]) -> None:
 
     Raises:
         AddressError: an address cannot be bound.
+        FactoryNotFound: it was told to offer a factory that does not exist.
     """
     fill_standard_streams()
     raise_descriptor_limit()

@@ -22,6 +22,10 @@ class Recipe:
     entry: str = ""
 
 
+class FactoryNotFound(ValueError):
+    """What an entry names in place of a factory does not exist."""
+
+
 class Registry:
     """What a hub offers.
 
@@ -39,6 +43,16 @@ class Registry:
     def modules(self) -> list[str]:
         """Every module that some entry needs imported."""
         return sorted({module for recipe in self._recipes for module in recipe.modules})
+
+    @property
+    def factories(self) -> list[str]:
+        """Every factory, as ``module:factory``."""
+        return sorted({recipe.entry for recipe in self._recipes if recipe.entry})
+
+    def not_found(self, factory: str, why: str) -> FactoryNotFound:
+        """The error that names the entry of a factory that does not exist."""
+        name = next(recipe.name for recipe in self._recipes if recipe.entry == factory)
+        return FactoryNotFound(f"{name}={factory} cannot be made: {why}")
 
     def find(self, name: str) -> Recipe | None:
         """The recipe for the name a client asks for, or None where it is not offered.

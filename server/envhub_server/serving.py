@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 
 from envhub import address
 from envhub.errors import AddressError
@@ -10,18 +14,35 @@ from envhub_server import log
 from envhub_server.config import HubConfig
 from envhub_server.hub import Hub
 from envhub_server.process import run_hub
+from envhub_server.registry import Registry
 
 
 def check_config(config: HubConfig) -> None:
-    """Refuse a configuration that offers too much to too many.
+    """Refuse a configuration that offers too much to too many, or factories of packages that do not exist.
 
     Raises:
         AddressError: every registered environment would be offered to other machines.
+        FactoryNotFound: a factory's package is not to be found. Its modules are looked for by a worker, a little later.
     """
     for bind in config.binds:
         parsed = address.parse(bind)
         if not config.envs and not parsed.is_ipc and not parsed.is_loopback:
             raise AddressError(f"{bind} can be reached from other machines: name the environments to offer there")
+
+    registry = Registry(config.envs)
+    for factory in registry.factories if config.python == sys.executable else ():
+        package = factory.partition(":")[0].partition(".")[0]
+        if not _is_importable(package):
+            raise registry.not_found(factory, f"No module named {package!r}")
+
+
+def _is_importable(package: str) -> bool:
+    """Whether a worker finds the package, from the working directory on; nothing is imported."""
+    return (
+        package in sys.modules
+        or PathFinder.find_spec(package, [os.getcwd()]) is not None
+        or find_spec(package) is not None
+    )
 
 
 def serve(config: HubConfig, ready: Callable[[Hub], None] = lambda hub: None) -> None:
@@ -36,6 +57,7 @@ def serve(config: HubConfig, ready: Callable[[Hub], None] = lambda hub: None) ->
 
     Raises:
         AddressError: an address is malformed, in use, or open to other machines without ``insecure``.
+        FactoryNotFound: it was told to offer a factory that does not exist.
     """
     if not config.binds:
         config = HubConfig(**{**config.__dict__, "binds": (address.default_address(),)})

@@ -42,6 +42,22 @@ def _named_factory(build: Any) -> Callable[[], Any]:
     return make
 
 
+def missing(entry: str) -> str:
+    """Why the factory ``module:factory`` does not exist; empty where it does. Its module is imported.
+
+    Raises:
+        BaseException: whatever else the module raises.
+    """
+    module, _, name = entry.partition(":")
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if f"{module}.".startswith(f"{error.name}."):
+            return str(error)
+        raise  # the module is there, and what it imports is not
+    return "" if hasattr(found, name) else f"module {module!r} has no attribute {name!r}"
+
+
 def _load(entry: str) -> Any:
     module, _, name = entry.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import os
 import select
+import signal
 import sys
 import time
 import traceback
@@ -43,8 +44,9 @@ from envhub_server.env_family import computes_in_process
 from envhub_server.reports import Owed, carried, describe_failure
 from envhub_server.rows import NotFinite, Row
 from envhub_server.step_timer import StepTimer
-from envhub_server.surroundings import factories, runner_class
+from envhub_server.surroundings import factories, missing, runner_class
 
+FACTORIES_S = 60  # for the import of every factory's module, before anybody wants an env; it is not tried for longer
 PROGRESS_S = 0.5  # how often a worker that builds envs tells how many stand
 RESERVED_CALLS = frozenset(["reset", "step", "close", "_setattr", "_check_spaces"])
 
@@ -181,6 +183,14 @@ class Worker:
             except BaseException as error:
                 self._report(error, None, "factory_failed")
         self._channel.send(messages.EnvNames(registered()))
+        signal.alarm(FACTORIES_S)
+        for entry in wanted.entries:
+            try:
+                why = missing(entry)
+                if why:
+                    self._channel.send(control.FactoryMissing(entry, why))
+            except BaseException as error:
+                self._report(error, None, "factory_failed")
         return False
 
     def _on_MapArena(self, mapped: Any) -> bool | None:

@@ -423,5 +423,5 @@ OFFERED = [
     ),
     "faulty=faulty:faulty",
     *(f"{name}=faulty:{name}" for name in ("faulty_parts", "wordy", "spoken")),
-    "missing=no_such_module:factory",
+    "needy=needy:factory",
 ]

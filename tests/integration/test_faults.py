@@ -134,9 +134,9 @@ def test_exception_in_a_factory_is_raised_and_nothing_is_left(address: str | Non
     assert isinstance(caught.value.__cause__, envhub.EnvRaised) and caught.value.__cause__.env_index in range(4)
 
 
-def test_factory_that_cannot_be_imported_is_named(hub: ServedHub) -> None:
+def test_module_that_a_factory_lacks_is_named(hub: ServedHub) -> None:
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
-        envhub.make_vec("missing", 2, hub=hub.tcp)
+        envhub.make_vec("needy", 2, hub=hub.tcp)
     assert wait_until(lambda: not hub.workers())
 
 

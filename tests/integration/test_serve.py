@@ -104,6 +104,45 @@ def test_entries_that_name_nothing_are_logged(tmp_path: Path) -> None:
             assert "CartPole-v1" in client.envs() and "CartPole-v77" not in client.envs()
 
 
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ("x=nomod:make", "No module named 'nomod'"),
+        ("x=nomod.sub:make", "No module named 'nomod'"),
+        ("x=json.nomod:make", "No module named 'json.nomod'"),
+        ("x=os:nope", "module 'os' has no attribute 'nope'"),
+    ],
+)
+def test_factory_that_does_not_exist_ends_the_hub_with_2(tmp_path: Path, entry: str, why: str) -> None:
+    found = command("serve", "CartPole-v1", entry, "--bind", f"ipc://{tmp_path}/hub.sock")
+    assert found.returncode == 2
+    assert [line for line in found.stderr.splitlines() if not line.startswith("{")] == [
+        f"envhub serve: {entry} cannot be made: {why}"
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+def test_factory_whose_module_fails_is_logged_and_the_hub_serves(tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1", "needy=needy:factory") as hub:
+        assert wait_until(lambda: "no_such_module" in hub.log, 20)
+        with envhub.connect(hub.ipc) as client:
+            assert client.health()["status"] == "ok"
+        assert hub.stop() == 0
+
+
+def test_factories_are_found_from_the_working_directory_and_never_imported_into_the_hub(tmp_path: Path) -> None:
+    folder = tmp_path / "package"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("import os\nprint('imported by', os.getpid(), flush=True)\n")
+    (folder / "sub.py").write_text("from gymnasium.envs.classic_control import CartPoleEnv as factory\n")
+    with serve(tmp_path, "x=package.sub:factory", cwd=tmp_path) as hub:
+        envhub.make_vec("x", 2, hub=hub.ipc).close()
+        assert hub.stop() == 0
+        assert hub.process.stdout is not None
+        printed = hub.process.stdout.read().decode()
+        assert "imported by" in printed and f"imported by {hub.process.pid}\n" not in printed
+
+
 def test_running_step_is_answered_before_the_hub_ends(tmp_path: Path) -> None:
     with serve(tmp_path, "naughty=sims:naughty") as hub:
         envs = envhub.make_vec("naughty", 2, hub=hub.tcp)

@@ -62,7 +62,7 @@ def parse(text: str) -> Address:
     Raises:
         AddressError: it names none.
     """
-    scheme, _, rest = text.partition("://")
+    scheme, _, rest = text.partition("://") if isinstance(text, str) else ("", "", "")
     if scheme == "ipc" and rest:
         if len(os.fsencode(rest)) > IPC_PATH_BYTES_MAX:
             raise AddressError(f"{text}: a socket's path has at most {IPC_PATH_BYTES_MAX} bytes; choose a shorter one")

@@ -6,6 +6,15 @@ import difflib
 import re
 from collections.abc import Collection, Iterable
 
+CLOSE = 0.75  # two keywords are, from this ratio of difflib on
+
+# Keywords of gymnasium.make_vec that a program may still pass.
+_GYMNASIUMS = {
+    "vectorization_mode": "leave it out: envs are always hosted in processes of their own.",
+    "vector_kwargs": "pass what is in it as keywords of make_vec.",
+    "wrappers": "wrap in a factory: make_vec(lambda: Wrapper(gym.make(...)), num_envs).",
+}
+
 # How Python says it of functions written in Python, and of those written in C.
 _REFUSED = re.compile(r"got an unexpected keyword argument '(\w+)'|'(\w+)' is an invalid keyword argument")
 
@@ -18,6 +27,8 @@ def refused_keyword(error: TypeError, given: Collection[str]) -> str:
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """A question after the known keyword that is closest to this one; empty where none is close."""
-    close = difflib.get_close_matches(name, known, n=1)
+    """What is said of a keyword that nobody takes: the known one that is close to it; empty where none is."""
+    if name in _GYMNASIUMS:
+        return f"; {_GYMNASIUMS[name]}"
+    close = difflib.get_close_matches(name, known, n=1, cutoff=CLOSE)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -35,6 +35,27 @@ def test_misspelt_keyword_beside_a_factory_is_named_with_the_right_one() -> None
         envhub.AsyncVectorEnv([sims.Counter] * 2, on_crahs="raise")
 
 
+@pytest.mark.parametrize(
+    ("keyword", "told"),
+    [
+        ("vectorization_mode", "leave it out"),
+        ("wrappers", "wrap in a factory"),
+        ("vector_kwargs", "pass what is in it"),
+    ],
+)
+def test_keyword_of_gymnasiums_make_vec_is_explained(keyword: str, told: str) -> None:
+    with pytest.raises(TypeError, match=f"neither make_vec nor the env takes '{keyword}'; {told}"):
+        envhub.make_vec("CartPole-v1", 2, **{keyword: "async"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("hub", [5555, ["tcp://a:5555"], "localhost:5555"])
+def test_hub_that_is_no_address_is_refused(hub: Any) -> None:
+    with pytest.raises(envhub.AddressError, match="is no address; write"):
+        envhub.make_vec("CartPole-v1", 2, hub=hub)
+    with pytest.raises(envhub.AddressError, match="is no address; write"):
+        envhub.connect(hub)
+
+
 def test_keyword_of_the_env_that_resembles_one_of_ours_is_the_envs() -> None:
     class Trucks(sims.Counter):
         def __init__(self, lanes: int, num_worker: int) -> None:

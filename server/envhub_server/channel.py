@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import array
 import contextlib
+import fcntl
 import os
+import resource
 import socket
 import struct
 from collections import deque
@@ -19,18 +21,34 @@ from envhub_server import control
 MESSAGE_BYTES_MAX = 1 << 30
 READ_BYTES = 1 << 18
 DESCRIPTORS_MAX = 250  # the kernel takes 253 at a time
+MOVED_UP_TO = 1024  # the first number of a descriptor that env code must not close by accident; less where
+MOVED_UP_MAX = 64  # numbers from there on would be more than a process may have
+
+FORKED_STATUS = 1  # of a process that took itself for the one that it was forked from
 
 _LENGTH = struct.Struct("<I")
 
 
+def moved_up(descriptor: int) -> int:
+    """Another number for this descriptor, close-on-exec, which code that closes all the usual ones leaves open.
+
+    Env code calls ``os.closerange(3, 101)``, or up to 256 or 1024, before it executes another program.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, max(3, min(MOVED_UP_TO, limit - MOVED_UP_MAX)))
+    os.close(descriptor)
+    return moved
+
+
 class ChannelClosed(Exception):
-    """The other end is gone."""
+    """The other end is gone, or this one is no open socket."""
 
 
 class Channel:
     """One end of the channel."""
 
     def __init__(self, connection: socket.socket) -> None:
+        self._pid = os.getpid()
         self._socket = connection
         self._incoming = bytearray()
         self._outgoing: deque[memoryview] = deque()
@@ -48,10 +66,15 @@ class Channel:
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
         """Send a control message; on a non-blocking socket, as far as it goes now.
 
+        A process that was forked from the one that made the channel ends here, without a word: C code forks, too, of
+        which the interpreter is not told.
+
         Raises:
             ChannelClosed: the other end is gone.
             ValueError: the message is larger than ``MESSAGE_BYTES_MAX``.
         """
+        if os.getpid() != self._pid:
+            os._exit(FORKED_STATUS)
         pieces = control.pack(message)
         length = sum(map(len, pieces))
         if length > MESSAGE_BYTES_MAX:
@@ -129,13 +152,11 @@ class Channel:
         return found
 
     def take_descriptors(self, count: int) -> list[int]:
-        """The next ``count`` descriptors that came with messages; the caller owns them, close-on-exec."""
+        """The next ``count`` descriptors that came with messages, moved up; the caller owns them."""
         taken, self._descriptors = self._descriptors[:count], self._descriptors[count:]
         if len(taken) != count:
             raise ChannelClosed(f"{count} descriptors expected, {len(taken)} came")
-        for descriptor in taken:
-            os.set_inheritable(descriptor, False)
-        return taken
+        return list(map(moved_up, taken))
 
     def shutdown(self) -> None:
         """End the conversation: the other end can send no more; what it has sent can still be received."""

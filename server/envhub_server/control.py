@@ -216,6 +216,7 @@ class CallRows:
     args: bytes
     only_kind: bool = False
     skip_unreset: bool = False
+    number: int = 0  # of the call, which its answer repeats
 
 
 @dataclass(frozen=True)
@@ -225,6 +226,7 @@ class SetAttrRows:
     name: str
     value: bytes = b""
     each: List[bytes] = field(default_factory=list)
+    number: int = 0  # as of ``CallRows``
 
 
 @dataclass(frozen=True)
@@ -232,6 +234,15 @@ class CallResults:
     """Worker to hub: one encoded result per env of the worker."""
 
     values: List[bytes]
+    number: int = 0  # of the call
+
+
+@dataclass(frozen=True)
+class CallFailed:
+    """Worker to hub: an env raised in a call."""
+
+    failure: Failure
+    number: int = 0  # of the call
 
 
 @dataclass(frozen=True)
@@ -240,6 +251,7 @@ class RowInfo:
 
     row: int
     info: bytes
+    number: int = 0  # the row's ``request``
 
 
 @dataclass(frozen=True)
@@ -252,9 +264,10 @@ class InfoTemplate:
 
 @dataclass(frozen=True)
 class RowFailed:
-    """Worker to hub: an env raised; sent before the row's ``done`` where a step or reset was under way."""
+    """Worker to hub: an env raised, not in a call; sent before the row's ``done`` if a step or reset was under way."""
 
     failure: Failure
+    number: int = 0  # the row's ``request``; 0 where the worker has no arena yet
 
 
 @dataclass(frozen=True)
@@ -304,6 +317,7 @@ _CONTROL = (
     CallRows,
     SetAttrRows,
     CallResults,
+    CallFailed,
     RowInfo,
     InfoTemplate,
     RowFailed,

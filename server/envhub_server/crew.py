@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from envhub.arena import OP_RESET, STATUS_RAISED, TURN_FIRST, TURN_ROW, Arena
-from envhub.messages import Make
+from envhub.messages import Failure, Make
 from envhub.standing_in import ENDED, FRESH, OWED, beside, put_info, stay, truncate
 from envhub.waiting import RING
 from envhub_server import control
@@ -177,9 +177,12 @@ class Crew:
         if post.process is not None:
             post.process.tell(message)
 
-    def on_message(self, number: int, message: Any) -> None:
-        """Note what a worker's message says of where it is."""
+    def on_message(self, number: int, message: Any) -> bool:
+        """Note what a worker's message says of where it is; False where it answers what is no longer asked for."""
         post = self._posts[number]
+        if not self._is_current(post, message):
+            self._log().warning("answer_dropped", worker=number, message=type(message).__name__, of=message.number)
+            return False
         if isinstance(message, control.Building):
             post.built = message.built
         elif isinstance(message, (control.Built, control.FirstBuilt)):
@@ -188,8 +191,21 @@ class Crew:
             self._log().warning("env_suspicious", env=message.row, why=message.what)
         elif isinstance(message, control.Faulted):
             self._log().warning("env_made_anew", env=message.row, why=message.message[:200])
-        elif isinstance(message, (control.CallResults, control.RowFailed)) and isinstance(post.under_way, CALLS):
+        elif isinstance(message, (control.CallResults, control.CallFailed)):
             post.under_way = None
+        return True
+
+    def _is_current(self, post: _Post, message: Any) -> bool:
+        """Whether an answer has the number of the call, or of the row's step or reset, that is under way."""
+        match message:
+            case control.CallResults() | control.CallFailed():
+                return isinstance(post.under_way, CALLS) and post.under_way.number == message.number
+            case control.RowInfo(row=row) | control.RowFailed(failure=Failure(env_index=row)):
+                if self._arena is None or not post.serves:
+                    return True  # it could not make its envs, or this is said here in its place
+                return row in post.rows and int(self._arena.request[row]) == message.number
+            case _:
+                return True
 
     # --- the arena --------------------------------------------------------------------------------------------------
 
@@ -289,6 +305,8 @@ class Crew:
         self._finish(post, steps)
         if not resets.size:
             self._stay(stays)
+        # It may have ended after its last row was done and before it rang, so the driver looks whether all are done.
+        self._ring_driver()
 
     def _hear(self, number: int) -> None:
         if self._memory is not None and not self._posts[number].heard:

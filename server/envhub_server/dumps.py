@@ -6,11 +6,12 @@ Python 3.8 and later.
 from __future__ import annotations
 
 import faulthandler
-import fcntl
 import io
 import os
 import signal
 import sys
+
+from envhub_server.channel import moved_up
 
 
 class Dumps:
@@ -19,7 +20,7 @@ class Dumps:
     def __init__(self, output: int, error: int) -> None:
         """Have these pipes, which are closed here, in place of the standard output and error."""
         # A copy of its own: an env may close or redirect its standard error.
-        self._descriptor = fcntl.fcntl(error, fcntl.F_DUPFD_CLOEXEC, 3)
+        self._descriptor = moved_up(os.dup(error))
         for standard, pipe in ((1, output), (2, error)):
             os.dup2(pipe, standard)
             os.close(pipe)

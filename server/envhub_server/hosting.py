@@ -337,6 +337,10 @@ class Host:
 
     def _on_done_bell(self) -> None:
         os.read(self._done_bell, 8)
+        self._answer_if_complete()
+
+    def _answer_if_complete(self) -> None:
+        """Answer the request under way if the words in the arena say that its rows are done: a bell only wakes."""
         arena = self._arena
         if arena is not None and self._parts is not None:
             self._receive_part()
@@ -361,7 +365,8 @@ class Host:
 
     def _on_message(self, number: int, message: Any) -> None:
         try:
-            self._crew.on_message(number, message)
+            if not self._crew.on_message(number, message):
+                return
             if isinstance(message, control.Mapped) and self._crew.moved(number):
                 self._settle()
                 return
@@ -382,6 +387,7 @@ class Host:
 
     def _tick(self, now_s: float) -> None:
         self._crew.tick(now_s)
+        self._answer_if_complete()  # a worker that is stopped, or lost its bell, may not have rung
         self._settle()
         self._apply(self.session.tick(now_s))
 

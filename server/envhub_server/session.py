@@ -17,6 +17,7 @@ that make these go on, with as many others as are decided on.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -123,6 +124,7 @@ class Session:
         self._built: dict[int, control.Built] = {}
         self._standing: dict[int, int] = {}  # envs, by worker
         self._results: dict[int, list[bytes]] = {}
+        self._calls = 0  # that were begun; the number of the last one, which answers to it repeat
         self._failure: Failure | None = None
         self._left: dict[int, Failure] = {}  # why rows failed that the hub did not drive, or not as a whole batch
         self.made: Made | None = None
@@ -278,11 +280,12 @@ class Session:
         each = [[values[row] for row in block] for block in self.blocks]
         return self._call([control.SetAttrRows(wanted.name, each=part) for part in each])
 
-    def _call(self, wanted: list[control.CallRows] | list[control.SetAttrRows]) -> Instructions:
+    def _call(self, wanted: Sequence[control.CallRows | control.SetAttrRows]) -> Instructions:
         self.phase = Phase.CALLING
+        self._calls += 1
         self._results.clear()
         self._waiting = set(range(len(self.blocks)))
-        return [Tell(worker, message) for worker, message in enumerate(wanted)]
+        return [Tell(worker, replace(message, number=self._calls)) for worker, message in enumerate(wanted)]
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -318,7 +321,7 @@ class Session:
             case control.CallResults(values):
                 self._results[worker] = values
                 return self._on_called(worker)
-            case control.RowFailed(failure):
+            case control.RowFailed(failure) | control.CallFailed(failure):
                 return self._on_failed(worker, failure)
             case ArenaRefused(reason):
                 return self._make_failed(Failure("limit", "hub", reason))

@@ -9,6 +9,7 @@ control channel, by which everything else comes. Whatever the env's code raises 
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import select
@@ -37,7 +38,7 @@ from envhub.gym_api import registered, unfit
 from envhub.layout import OBJECT, Layout, Leaf
 from envhub.waiting import Spinner
 from envhub_server import control
-from envhub_server.channel import Channel, ChannelClosed
+from envhub_server.channel import FORKED_STATUS, Channel, ChannelClosed
 from envhub_server.dialects import adapted
 from envhub_server.dumps import Dumps
 from envhub_server.env_family import computes_in_process
@@ -51,6 +52,10 @@ PROGRESS_S = 0.5  # how often a worker that builds envs tells how many stand
 RESERVED_CALLS = frozenset(["reset", "step", "close", "_setattr", "_check_spaces"])
 
 _ONE = (1).to_bytes(8, sys.byteorder)
+_CAME_BACK = (
+    b"envhub: a process that an env forked came back from the call in which it was forked, and was ended: "
+    b"its code has to end in os._exit, or be run by multiprocessing\n"
+)
 
 
 class Worker:
@@ -77,6 +82,7 @@ class Worker:
         self._mended = 0
         self._poller = select.poll()
         self._poller.register(channel.fileno(), select.POLLIN)
+        os.register_at_fork(after_in_child=partial(_leave, self))
 
     def run(self) -> None:
         """Serve until the hub says ``CloseEnvs`` or is gone."""
@@ -91,8 +97,21 @@ class Worker:
                             self._serve_rows()
                     elif not all(self._handle(message) for message in self._channel.receive() or ()):
                         return
-        except ChannelClosed:
-            return  # the hub is gone, and with it everybody who could use the envs
+        except ChannelClosed as closed:
+            if isinstance(closed.__cause__, OSError) and closed.__cause__.errno in (errno.EBADF, errno.ENOTSOCK):
+                raise  # an env closed it; its worker ends as one that crashed
+            # Else the hub is gone, and with it everybody who could use the envs.
+
+    def end(self) -> None:
+        """End this process."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # an env may have closed or replaced it
+                stream.flush()
+        os._exit(0)  # atexit handlers and destructors of simulators hang or crash often, and have nothing left to do
+
+    def parts(self) -> list[object]:
+        """Every object of the worker's that a call of an env's returns to."""
+        return [*self._rows, self]
 
     def _handle(self, message: Any) -> bool:
         handler = getattr(self, f"_on_{type(message).__name__}")
@@ -375,7 +394,7 @@ class Worker:
             self._turns[self._turn_at] = self._turn | row.index
 
     def _send_info(self, row: int, info: bytes) -> None:
-        self._channel.send(control.RowInfo(row, info))
+        self._channel.send(control.RowInfo(row, info, self._request[row]))
 
     def _suspect(self, row: int, what: str) -> None:
         self._channel.send(control.Suspicious(row, what))
@@ -386,8 +405,8 @@ class Worker:
     # --- calls ----------------------------------------------------------------------------------------------------
 
     def _on_CallRows(self, call: Any) -> None:
-        def run(number: int, env: Any) -> bytes:
-            if call.skip_unreset and self._rows[number].awaits_first_reset:
+        def run(place: int, env: Any) -> bytes:
+            if call.skip_unreset and self._rows[place].awaits_first_reset:
                 return b""
             if call.only_kind:
                 return codec.encode(callable(env.get_wrapper_attr(call.name)))
@@ -401,26 +420,28 @@ class Worker:
                 found = found(*positional, **named)
             return codec.encode(found, self._exact)
 
-        self._for_each_env(run)
+        self._for_each_env(run, call.number)
 
     def _on_SetAttrRows(self, wanted: Any) -> None:
-        def run(number: int, env: Any) -> bytes:
-            blob = wanted.each[number] if wanted.each else wanted.value
+        def run(place: int, env: Any) -> bytes:
+            blob = wanted.each[place] if wanted.each else wanted.value
             env.set_wrapper_attr(wanted.name, codec.decode(blob, self._allow_pickle))
             return b""
 
-        self._for_each_env(run)
+        self._for_each_env(run, wanted.number)
 
-    def _for_each_env(self, run: Callable[[int, Any], bytes]) -> None:
+    def _for_each_env(self, run: Callable[[int, Any], bytes], number: int) -> None:
+        """Answer the call of this number with what ``run`` returns for every place and env, or with what it raises."""
         results = []
-        for number, row in enumerate(self._rows):
+        for place, row in enumerate(self._rows):
             self._begin(row)
             try:
-                results.append(run(number, row.env))
+                results.append(run(place, row.env))
             except BaseException as error:
-                self._report(error, row.index, "env_raised")
+                failure = describe_failure(error, "env_raised", row.index, self._number)
+                self._channel.send(control.CallFailed(failure, number))
                 return
-        self._channel.send(control.CallResults(results))
+        self._channel.send(control.CallResults(results, number))
 
     # --- ending ---------------------------------------------------------------------------------------------------
 
@@ -434,7 +455,7 @@ class Worker:
 
     def _report(self, error: BaseException, row: int | None, code: str) -> None:
         told = error.failure_of(row) if isinstance(error, Owed) else describe_failure(error, code, row, self._number)
-        self._channel.send(control.RowFailed(told))
+        self._channel.send(control.RowFailed(told, 0 if row is None or self._arena is None else self._request[row]))
 
 
 def private_bytes() -> int:
@@ -449,8 +470,26 @@ def private_bytes() -> int:
 
 def main(channel: Channel, dumps: Dumps) -> None:
     """Run the worker on this control channel until its end; it does not return."""
-    Worker(channel, dumps).run()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # an env may have closed or replaced it
-            stream.flush()
-    os._exit(0)  # atexit handlers and destructors of simulators hang or crash often, and have nothing left to do
+    worker = Worker(channel, dumps)
+    worker.run()
+    worker.end()
+
+
+class _Left:
+    """What the objects of a worker are in a process that its env forked: an access to one of them ends that process.
+
+    Such a process is in the middle of a call of the env's. Where it does not end there by itself it comes back to the
+    worker's code, which begins with such an access, whether the call returned or raised. This costs the worker nothing.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        with contextlib.suppress(OSError):
+            os.write(2, _CAME_BACK)
+        os._exit(FORKED_STATUS)
+
+
+def _leave(worker: Worker) -> None:
+    """Have this process, a child of the worker's that has just been forked, never be taken for the worker."""
+    if type(worker) is Worker:  # else it is a child of a child
+        for part in worker.parts():
+            object.__setattr__(part, "__class__", _Left)

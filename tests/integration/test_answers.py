@@ -1,0 +1,185 @@
+"""Every request gets its own answer, whatever becomes of the worker, its descriptors and its forked children."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hubs import ServedHub, serve, wait_until
+from unruly import CALLS, FORKS_THAT_COME_BACK
+
+import envhub
+
+LANES = ["ipc", "tcp"]
+PATIENCE_S = 20.0
+LATE_S = 5.0  # the deadline of everything here; what is answered by it is not answered in time
+
+
+@pytest.fixture(scope="module")
+def unruly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
+    with serve(tmp_path_factory.mktemp("hub"), "unruly=unruly:unruly") as served:
+        yield served
+
+
+@contextmanager
+def made(
+    hub: ServedHub, lane: str, num_envs: int = 2, num_workers: int = 2, **options: Any
+) -> Iterator[envhub.HubVectorEnv]:
+    late = dict.fromkeys(("step_timeout", "reset_timeout", "call_timeout"), LATE_S)
+    found = {"num_workers": num_workers, "on_timeout": "raise", **late, **options}
+    envs = envhub.make_vec("unruly", num_envs, hub=getattr(hub, lane), **found)
+    try:
+        yield envs
+    except BaseException:
+        envs.close(terminate=True)  # what is under way may never end
+        raise
+    envs.close()
+
+
+def wait_reset(envs: envhub.HubVectorEnv, **acts: str) -> Any:
+    envs.reset_async(options={"acts": acts})
+    return envs.reset_wait(timeout=PATIENCE_S)
+
+
+def wait_step(envs: envhub.HubVectorEnv) -> Any:
+    envs.step_async(np.zeros(envs.num_envs, np.int64))
+    return envs.step_wait(timeout=PATIENCE_S)
+
+
+def causes(infos: dict[str, Any]) -> list[str]:
+    return [failure.cause if failure else "" for failure in infos.get("env_failure", [])]
+
+
+# --- a batch that is complete is answered -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("act", ["die_before_the_bell", "close_all"])
+def test_reset_is_answered_though_its_worker_ends_before_it_rings(unruly: ServedHub, lane: str, act: str) -> None:
+    with made(unruly, lane) as envs:
+        observations, _ = wait_reset(envs, reset=act)
+        assert observations[:, 0].tolist() == [0, 0]
+        assert causes(wait_step(envs)[4]) == ["crash", "crash"]  # their workers had ended
+        assert wait_step(envs)[0][:, 0].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("act", ["die_before_the_bell", "close_all"])
+def test_step_is_answered_though_its_worker_ends_before_it_rings(unruly: ServedHub, lane: str, act: str) -> None:
+    with made(unruly, lane) as envs:
+        wait_reset(envs, step=act)
+        observations, _, _, truncations, infos = wait_step(envs)
+        assert observations[:, 0].tolist() == [1, 1] and not truncations.any() and not infos
+        assert causes(wait_step(envs)[4]) == ["crash", "crash"]
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_part_of_a_batch_is_answered_though_its_worker_ends_before_it_rings(unruly: ServedHub, lane: str) -> None:
+    with made(unruly, lane) as envs:
+        wait_reset(envs, step="die_before_the_bell")
+        envs.send(np.zeros(1, np.int64), [1])
+        observations, _, _, truncations, _, env_ids = envs.recv(timeout=PATIENCE_S)
+        assert env_ids.tolist() == [1] and observations[:, 0].tolist() == [1] and not truncations.any()
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_bell_that_is_never_rung_is_not_waited_for(unruly: ServedHub, lane: str) -> None:
+    with made(unruly, lane) as envs:
+        wait_reset(envs, reset="never_ring")
+        for steps in range(1, 4):
+            observations, *_, infos = wait_step(envs)
+            assert observations[:, 0].tolist() == [steps, steps] and not infos
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_worker_whose_descriptors_are_all_replaced_holds_nothing_up(unruly: ServedHub, lane: str) -> None:
+    with made(unruly, lane) as envs:
+        wait_reset(envs, step="replace_all")
+        assert wait_step(envs)[0][:, 0].tolist() == [1, 1]
+        while not causes(wait_step(envs)[4]):
+            pass  # they serve what their memory says, until they find that they hear nobody
+        assert wait_step(envs)[0][:, 0].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("call", ["init", "reset", "step"])
+def test_env_that_closes_the_usual_descriptors_goes_on(unruly: ServedHub, lane: str, call: str) -> None:
+    with made(unruly, lane, acts={call: "close_100"}) as envs:
+        assert wait_reset(envs)[0][:, 0].tolist() == [0, 0]
+        for steps in (1, 2, 3):
+            observations, *_, infos = wait_step(envs)
+            assert observations[:, 0].tolist() == [steps, steps] and not infos
+        assert envs.call("echo", 7) == (7, 7)
+        envs.call("act", "close_100")
+        assert envs.call("echo", 8) == (8, 8)
+
+
+def test_worker_whose_channel_was_closed_says_so(unruly: ServedHub) -> None:
+    with made(unruly, "tcp") as envs:
+        wait_reset(envs)
+        with pytest.raises(envhub.WorkerDied, match="exited with status 1"):
+            envs.call("act", "close_all")
+    assert "Bad file descriptor" in unruly.log
+
+
+# --- only the worker speaks -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("act", [*FORKS_THAT_COME_BACK, "fork_in_c"])
+@pytest.mark.parametrize(("num_envs", "num_workers"), [(1, 1), (3, 2)])
+def test_child_that_comes_back_from_a_call_answers_nothing(
+    unruly: ServedHub, lane: str, act: str, num_envs: int, num_workers: int
+) -> None:
+    with made(unruly, lane, num_envs, num_workers) as envs:
+        wait_reset(envs)
+        for number in range(3):
+            assert envs.call("act", act, ["first", number]) == (["first", number],) * num_envs
+            assert envs.call("echo", number) == (number,) * num_envs
+            assert wait_step(envs)[0][:, 0].tolist() == [number + 1] * num_envs
+        assert {status != 0 for status in envs.call("found")} == {True}
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("act", FORKS_THAT_COME_BACK)
+@pytest.mark.parametrize("call", CALLS)
+def test_child_that_comes_back_from_any_call_is_not_heard(unruly: ServedHub, lane: str, act: str, call: str) -> None:
+    with made(unruly, lane, 3, 2, acts={call: act}) as envs:
+        pids = wait_reset(envs)[0][:, 1].tolist()
+        for steps in (1, 2, 3):
+            envs.step_async(np.array([3, 1, 2]))
+            observations, rewards, _, truncations, infos = envs.step_wait(timeout=PATIENCE_S)
+            assert observations.tolist() == [[steps, pid] for pid in pids] and rewards.tolist() == [3, 1, 2]
+            assert not truncations.any() and not infos
+            envs.set_attr("note", [steps, steps + 1, steps + 2])
+            assert envs.get_attr("note") == (steps, steps + 1, steps + 2)
+            assert [int(frame.max()) for frame in envs.render()] == [steps] * 3
+            assert envs.call("echo", steps) == (steps,) * 3
+        if call != "close":
+            assert envs.call("found") == (1, 1, 1)  # each child has ended as told
+    assert wait_until(lambda: not unruly.workers(), 10)
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize(("act", "status"), [("_exit", 4), ("twice", 5), ("subprocess", 6), ("multiprocessing", 0)])
+@pytest.mark.parametrize("call", ["init", "reset", "step", "call"])
+def test_child_that_ends_as_it_should_is_left_alone(
+    unruly: ServedHub, lane: str, act: str, status: int, call: str
+) -> None:
+    with made(unruly, lane, acts={call: act}) as envs:
+        wait_reset(envs)
+        assert wait_step(envs)[0][:, 0].tolist() == [1, 1]
+        assert envs.call("echo", 3) == (3, 3)
+        assert envs.call("found") == (status, status)
+
+
+def test_answer_to_another_call_is_dropped_and_logged(tmp_path: Path) -> None:
+    with serve(tmp_path, "unruly=unruly:unruly") as hub, made(hub, "tcp", 1, 1) as envs:
+        wait_reset(envs)
+        assert envs.call("act", "answer_twice", "right") == ("right",)
+        assert envs.call("echo", "next") == ("next",)
+        assert '"answer_dropped"' in hub.log

@@ -174,6 +174,7 @@ class Serve:
     failure: Optional[Failure] = None
     info: bytes = b""
     moved: bool = False  # they were this worker's before, in another arena
+    objects: List[bytes] = field(default_factory=list)  # of observations that they showed last, one per row, if any
 
 
 @dataclass(frozen=True)

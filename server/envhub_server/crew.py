@@ -21,6 +21,7 @@ from envhub.standing_in import ENDED, FRESH, OWED, beside, put_info, stay, trunc
 from envhub.waiting import RING
 from envhub_server import control
 from envhub_server.ends import Outcome
+from envhub_server.loose_parts import LooseParts
 from envhub_server.memory import Memory
 from envhub_server.supervisor import Supervisor
 from envhub_server.watch import Watch
@@ -100,7 +101,7 @@ class Crew:
         self._posts: list[_Post] = []
         self._memory: Memory | None = None
         self._next: Memory | None = None  # that the workers are moving to
-        self._loose = False
+        self._loose: LooseParts | None = None  # of observations, where they have any
         self._ring_driver: Callable[[], None] = lambda: None
 
     # --- processes --------------------------------------------------------------------------------------------------
@@ -187,6 +188,8 @@ class Crew:
             post.built = message.built
         elif isinstance(message, (control.Built, control.FirstBuilt)):
             post.built = len(post.rows) + 1
+        elif isinstance(message, control.RowInfo) and self._loose is not None:
+            self._loose.note_large(message.row, message.number, message.info)
         elif isinstance(message, control.Suspicious):
             self._log().warning("env_suspicious", env=message.row, why=message.what)
         elif isinstance(message, control.Faulted):
@@ -211,7 +214,8 @@ class Crew:
 
     def join(self, memory: Memory, loose: bool, ring_driver: Callable[[], None]) -> None:
         """Work in this memory, beside which observations have leaves if ``loose``; ``ring_driver`` wakes its driver."""
-        self._memory, self._loose, self._ring_driver = memory, loose, ring_driver
+        self._memory, self._ring_driver = memory, ring_driver
+        self._loose = LooseParts() if loose else None
 
     def map_arena(self, number: int, message: control.MapArena, done_bell: int) -> None:
         """Hand the arena to a worker; of one that has ended, somebody was or will be told."""
@@ -276,6 +280,9 @@ class Crew:
         post.serves, post.outcome, post.asked_s = True, None, None
         self._deaf(number)
         assert post.process is not None
+        if self._loose is not None and self._arena is not None:
+            objects = [self._loose.of(self._arena, row) for row in post.rows.tolist()]
+            message = replace(message, objects=objects)
         post.process.tell(message)
         if post.under_way is not None:
             post.process.tell(post.under_way)
@@ -296,6 +303,8 @@ class Crew:
             stays = np.setdiff1d(begun, resets)
         if not resets.size:
             post.under_way = None
+        if self._loose is not None:  # what the others may have left is not complete
+            self._loose.keep(arena, np.setdiff1d(post.rows, outstanding).tolist())
         idle = np.setdiff1d(post.rows, np.setdiff1d(outstanding, stays))
         steps = np.setdiff1d(outstanding, np.union1d(resets, stays))
         # Rows that had completed are told by their next step, unless the one error of this step says it of all.
@@ -346,18 +355,22 @@ class Crew:
         """Complete these rows in the place of their worker."""
         arena, outcome = self._arena, post.outcome
         assert arena is not None and outcome is not None
-        info = beside(b"", outcome.info) if self._loose else outcome.info
         for row in rows.tolist():
             if outcome.raises:
-                self._say(row, control.RowFailed(replace(outcome.failure, env_index=row)))
                 self._leave(row)
+                self._say(row, control.RowFailed(replace(outcome.failure, env_index=row), int(arena.request[row])))
                 arena.needs_reset[row] = FRESH
                 arena.status[row] = STATUS_RAISED
             else:
-                if not put_info(arena, row, info):
-                    self._say(row, control.RowInfo(row, info))
-                truncate(arena, row, len(info))
-            arena.done[row] = arena.request[row]
+                truncate(arena, row, self._put_info(row, outcome.info))
+        self._done(rows)
+
+    def _done(self, rows: np.ndarray) -> None:
+        """Tell the driver that these rows are done, whose results are stored."""
+        assert self._arena is not None
+        self._arena.done[rows] = self._arena.request[rows]
+        if self._loose is not None:
+            self._loose.keep(self._arena, rows.tolist())
         if rows.size:
             self._ring_driver()
 
@@ -366,18 +379,29 @@ class Crew:
         assert self._arena is not None
         for row in rows.tolist():
             self._leave(row)
-            self._arena.done[row] = self._arena.request[row]
-        if rows.size:
-            self._ring_driver()
+        self._done(rows)
 
     def _say(self, row: int, message: Any) -> None:
         self._handlers(row % len(self._posts)).message(message)
 
     def _leave(self, row: int) -> None:
         assert self._arena is not None
-        info = beside(b"", b"") if self._loose else b""
-        put_info(self._arena, row, info)
-        stay(self._arena, row, len(info))
+        stay(self._arena, row, self._put_info(row, b""))
+
+    def _put_info(self, row: int, info: bytes) -> int:
+        """Store an info with the parts of no fixed size of the observation that the row repeats; returns the length."""
+        arena = self._arena
+        assert arena is not None
+        if self._loose is not None:
+            info = beside(self._loose.of(arena, row), info)
+        if not put_info(arena, row, info):
+            self._say(row, control.RowInfo(row, info, int(arena.request[row])))
+        return len(info)
+
+    def keep_loose(self) -> None:
+        """Keep the parts of no fixed size of all rows that are done: nobody may have seen them."""
+        if self._loose is not None and self._arena is not None:
+            self._loose.keep(self._arena, range(self._num_envs))
 
     def rest(self) -> None:
         """No request is under way any more."""

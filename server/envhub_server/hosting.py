@@ -213,6 +213,7 @@ class Host:
             self._memory.close()
             self._memory, self._driving = found, Driving(self._watch, partial(self._guarded, self._on_side))
         self._memory.take_over()
+        self._crew.keep_loose()  # which the new client has not seen
         self._memory.parts, self._request = None, heir
         assert self.session.made is not None
         made = replace(self.session.made, ticket=self.ticket, steps=self._memory.arena.done.tolist())
@@ -309,6 +310,7 @@ class Host:
         arena = self._arena
         if isinstance(request.message, ASIDE):
             self._crew.hear()  # it asks for what they have said, whoever drives
+            self._crew.keep_loose()  # it may learn that its step has failed
             return True
         if arena is None or self._driving.driver == DRIVER_HUB or self.session.phase is not Phase.READY:
             return True
@@ -320,6 +322,8 @@ class Host:
             return False
         assert self._memory is not None
         self._memory.take_over()
+        self._crew.hear()
+        self._crew.keep_loose()  # an interrupt may have kept the client from seeing them
         return True
 
     def _on_side(self) -> None:
@@ -351,6 +355,7 @@ class Host:
         if self._noted:
             # What did not fit into the arena was sent by the channel before the rows were done, so it is here by now.
             self._crew.hear()
+        self._crew.keep_loose()
         stepped = self._request is not None and isinstance(self._request.message, messages.Step)
         self._apply(self.session.event(-1, Moved()))
         if stepped:

@@ -122,16 +122,18 @@ class Row:
         pending = self._arena.request[self.index] != self._arena.done[self.index]
         self._last_slot = (int(self._arena.slot[self.index]) & 1) ^ int(pending)
 
-    def owe(self, seed: int | None, owed: Exception | None, owed_info: bytes) -> None:
+    def owe(self, seed: int | None, owed: Exception | None, owed_info: bytes, objects: bytes) -> None:
         """Begin in the place of another env, as far as ``needs_reset`` says so.
 
         Args:
             seed: of the reset that the env begins with.
             owed: what to raise, where nobody was told yet what became of the env before this one.
             owed_info: the info of the truncation, where that is to be none.
+            objects: the parts of no fixed size of the observation that the row showed last; empty if not known.
         """
         self._seed = self._seeded = seed
         self._owed, self._owed_info = owed, owed_info
+        self._last_objects = objects
 
     def step(self, beside: Sequence[Any] = ()) -> None:
         """Step the env with the row's action, or reset it where NEXT_STEP owes one, and store the outcome.
@@ -186,7 +188,7 @@ class Row:
     def truncate(self, info: bytes) -> None:
         """End the episode without a transition of the env's, which is to be reset before its next step."""
         if self._loose:
-            info = beside(b"", info)
+            info = beside(self._last_objects, info)
         if not put_info(self._arena, self.index, info):
             self._send_info(self.index, info)
         truncate(self._arena, self.index, len(info))
@@ -240,12 +242,12 @@ class Row:
                     objects.append(part)
                 else:
                     _store_leaf(next(remaining), index, part)
-        self._last_slot = slot
         self._rewards[index] = reward
         self._terminations[index] = terminated
         self._truncations[index] = truncated
         self._needs_reset[index] = ENDED if terminated or truncated else ONGOING
         self._note(self._store_info(info, objects) if info or objects else NOTHING)
+        self._last_slot = slot  # not before: of a step that fails in here nothing is repeated
 
     def _note(self, what: tuple[int, int]) -> None:
         self._info_template[self.index], self._info_length[self.index] = what
@@ -256,10 +258,12 @@ class Row:
             if written != NOTHING:
                 return written
         blob = codec.encode(info, self._lenient) if info else b""
-        if objects:
-            self._last_objects = codec.encode(objects, self._exact)
-            blob = beside(self._last_objects, blob)
-        return self._put(blob)
+        if not objects:
+            return self._put(blob)
+        encoded = codec.encode(objects, self._exact)
+        written = self._put(beside(encoded, blob))
+        self._last_objects = encoded
+        return written
 
     def _put(self, blob: bytes) -> tuple[int, int]:
         if len(blob) <= self._info_bytes:

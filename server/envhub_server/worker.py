@@ -267,7 +267,8 @@ class Worker:
         for number, row in enumerate(self._rows):
             row.go_on()
             if not serve.moved:
-                row.owe(serve.seeds[number] if serve.seeds else None, owed, serve.info)
+                objects = serve.objects[number] if serve.objects else b""
+                row.owe(serve.seeds[number] if serve.seeds else None, owed, serve.info, objects)
         for bell in self._bells:
             self._poller.register(bell, select.POLLIN)
         self._spinner = Spinner(self._spin_us, time.perf_counter_ns)  # not before: till now the rows were the hub's
@@ -352,8 +353,8 @@ class Worker:
             if steps and not isinstance(error, Owed) and self._policy(error) == "truncate":
                 self._truncate(row, error)
             else:
-                self._report(error, row.index, "env_raised")
                 row.stay()
+                self._report(error, row.index, "env_raised")  # last: an info of the row's takes its place
                 self._status[row.index] = STATUS_RAISED
         self._done[row.index] = self._request[row.index]
 

@@ -114,8 +114,13 @@ class FaultyParts(Faulty):
 
     observation_space = spaces.Dict({"steps": Faulty.observation_space, "said": spaces.Text(20)})  # type: ignore[assignment]
 
+    def __init__(self, repeats: int = 1, **kwargs: Any) -> None:
+        """Say it so many times."""
+        super().__init__(**kwargs)
+        self._repeats = repeats
+
     def seen(self) -> Any:
-        return {"steps": super().seen(), "said": f"step {self.steps}"}
+        return {"steps": super().seen(), "said": f"step {self.steps}" * self._repeats}
 
 
 def faulty_parts(**kwargs: Any) -> gym.Env[Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,15 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 from chaos.checker import Batch, Checker
+from envhub_server.worker import Worker
 from hubs import ServedHub, serve, wait_until
 
 import envhub
 
 TESTS = Path(__file__).parent.parent
-ROWS, WORKERS, LENGTH = 4, 2, 3
+ROWS, LENGTH = 4, 3
+WORKERS = [1, 2]  # of one, nobody else wakes who waits
 PATIENCE_S = 30.0
 LANES = ["ipc", "tcp"]
-SAMPLED = 24  # points per lane of the short version, evenly spread over all
+SAMPLED = 20  # points per lane of the short version, evenly spread over all, besides those at the bell
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +34,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
 class Program:
     """A short program that makes every request once, and a model of what it must see."""
 
-    def __init__(self, address: str, **traced: Any) -> None:
+    def __init__(self, address: str, workers: int, **traced: Any) -> None:
         arguments = {"length": LENGTH, "large": True, **traced}
-        self._options = {"hub": address, "num_workers": WORKERS, "restarts_max": 100, "restart_wait": PATIENCE_S}
+        self._options = {"hub": address, "num_workers": workers, "restarts_max": 100, "restart_wait": PATIENCE_S}
         self._kwargs = arguments
         self._number = 0
         self.died: Counter[str] = Counter()
@@ -88,10 +91,10 @@ class Program:
         self.checker.step([self._number] * ROWS, batch)
 
 
-def recorded(hub: ServedHub, lane: str, folder: Path) -> Counter[str]:
+def recorded(hub: ServedHub, lane: str, workers: int, folder: Path) -> Counter[str]:
     """How often a worker executes each statement in each request, where none is killed."""
     record = folder / "record"
-    program = Program(getattr(hub, lane), record=str(record))
+    program = Program(getattr(hub, lane), workers, record=str(record))
     program.run()
     assert not program.checker.tally.wrong and not program.checker.tally.truncations
     return Counter(record.read_text().splitlines())
@@ -102,10 +105,17 @@ def points(found: Counter[str]) -> list[tuple[str, int]]:
     return [(point, occurrence) for point, count in found.items() for occurrence in sorted({1, count})]
 
 
-def kill(hub: ServedHub, lane: str, folder: Path, point: str, occurrence: int) -> bool:
+def at_the_bell(point: str) -> bool:
+    """Whether the worker is about to ring: all its rows are done."""
+    lines, first = inspect.getsourcelines(Worker._ring)
+    file, _, line = point.partition(" ")[2].partition(":")
+    return file == "worker" and int(line) in range(first, first + len(lines))
+
+
+def kill(hub: ServedHub, lane: str, workers: int, folder: Path, point: str, occurrence: int) -> bool:
     """Run the program with a worker killed there; whether one came there."""
     killed = folder / f"{point.replace(' ', '-')}-{occurrence}"
-    program = Program(getattr(hub, lane), point=point, occurrence=occurrence, killed=str(killed))
+    program = Program(getattr(hub, lane), workers, point=point, occurrence=occurrence, killed=str(killed))
     begun_s = time.monotonic()
     try:
         program.run()
@@ -119,23 +129,31 @@ def kill(hub: ServedHub, lane: str, folder: Path, point: str, occurrence: int) -
     return killed.exists()
 
 
-def sweep(hub: ServedHub, lane: str, folder: Path, sampled: int | None = None) -> None:
-    found = points(recorded(hub, lane, folder))
-    chosen = found if sampled is None else found[:: max(1, len(found) // sampled)]
-    reached = sum(kill(hub, lane, folder, *point) for point in chosen)
-    print(f"{lane}: {len(found)} points, {len(chosen)} tried, a worker was killed at {reached} of them")
+def sweep(hub: ServedHub, lane: str, workers: int, folder: Path, sampled: int | None = None) -> None:
+    found = points(recorded(hub, lane, workers, folder))
+    chosen = found
+    if sampled is not None:
+        bells = [point for point in found if at_the_bell(point[0])]
+        assert bells
+        chosen = list(dict.fromkeys([*bells, *found[:: len(found) // sampled]]))
+    reached = sum(kill(hub, lane, workers, folder, *point) for point in chosen)
+    print(
+        f"{lane}, {workers} workers: {len(found)} points, {len(chosen)} tried, a worker was killed at {reached} of them"
+    )
     # Who spins, or what comes in one message, differs from run to run.
     assert reached > 0.8 * len(chosen)
     assert wait_until(lambda: not hub.workers(), 10)
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_worker_killed_between_some_statements(hub: ServedHub, lane: str, tmp_path: Path) -> None:
-    sweep(hub, lane, tmp_path, SAMPLED)
+@pytest.mark.parametrize("workers", WORKERS)
+def test_worker_killed_between_some_statements(hub: ServedHub, lane: str, workers: int, tmp_path: Path) -> None:
+    sweep(hub, lane, workers, tmp_path, SAMPLED)
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("lane", LANES)
-def test_worker_killed_between_any_two_statements(hub: ServedHub, lane: str, tmp_path: Path) -> None:
-    sweep(hub, lane, tmp_path)
+@pytest.mark.parametrize("workers", WORKERS)
+def test_worker_killed_between_any_two_statements(hub: ServedHub, lane: str, workers: int, tmp_path: Path) -> None:
+    sweep(hub, lane, workers, tmp_path)

@@ -103,6 +103,7 @@ ACTS: dict[str, Callable[[], Any]] = {
     "answer_twice": _answer_twice,
 }
 FORKS_THAT_COME_BACK = ("return", "raise", "exec", "sys.exit")
+FORKS = (*FORKS_THAT_COME_BACK, "fork_in_c", "_exit", "twice", "subprocess", "multiprocessing")
 
 
 class Unruly(gym.Env[np.ndarray, int]):

@@ -6,7 +6,6 @@ import os
 import resource
 from collections.abc import Callable
 
-from envhub_server import crash_points
 from envhub_server.config import HubConfig
 from envhub_server.hub import Hub
 
@@ -33,7 +32,6 @@ def run_hub(config: HubConfig, ready: Callable[[Hub], None]) -> None:
     """
     fill_standard_streams()
     raise_descriptor_limit()
-    crash_points.install("hub")
     hub = Hub(config)
     with hub.opened():
         ready(hub)

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from envhub_server import control, crash_points, leftovers, worker
+from envhub_server import control, leftovers, worker
 from envhub_server.boot import PR_SET_PDEATHSIG, die_with_hub
 from envhub_server.channel import Channel, ChannelClosed
 from envhub_server.dumps import Dumps
@@ -38,7 +38,6 @@ PR_SET_NAME = 15
 def main(descriptor: int, hub: int) -> None:
     """Fork workers until the hub lets this process go, or is killed."""
     name_process("envhub-zygote")
-    crash_points.install("zygote")
     # From now on it outlives the hub; should somebody have stopped it, it must go on when the hub ends.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     gc.freeze()  # a collection in a worker would write to pages that all of them share
@@ -113,7 +112,6 @@ class Zygote:
             time.sleep(ADOPTION_POLL_S)
         die_with_hub(self._hub)
         name_process("envhub-worker")
-        crash_points.install("worker")
         dumps = Dumps(*ends[1:])
         yield_memory()
         np.random.seed()  # ``random`` does so by itself; envs of two workers must not draw the same numbers

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 from chaos.trainer import Task, Trainer
-from envhub_server.crash_points import VARIABLE
 from hubs import ServedHub, serve, wait_until
 
 TESTS = Path(__file__).parent.parent
+INJECTED = TESTS / "chaos/injected"  # what reads the variable
+VARIABLE = "ENVHUB_CRASH_AT"
 STEPS, ROWS, WORKERS, LENGTH = 24, 4, 2, 3
 PATIENCE_S = 40.0
 LANES: dict[str, dict[str, Any]] = {"ipc": {"on_hub_loss": "recreate"}, "tcp": {}}
@@ -29,7 +30,7 @@ def kept_up(folder: Path, crash_at: str) -> Iterator[list[ServedHub]]:
     with contextlib.ExitStack() as stack:
 
         def start(binds: list[str] | None = None) -> ServedHub:
-            environ = {VARIABLE: crash_at}
+            environ = {VARIABLE: crash_at, "PYTHONPATH": str(INJECTED)}
             offered = "chain=chaos.chain_env:ChainEnv"
             crashed = Path(crash_at.split(":")[2])
             for lives in (crashed.exists(), True):

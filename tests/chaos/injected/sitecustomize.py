@@ -1,18 +1,24 @@
-"""Crash points: where a process of the hub can be told to kill itself, for tests that do so at each of them in turn.
+"""Crash points: where a process of the hub kills itself, for tests that have it do so at each of them in turn.
 
+Python imports this file by its name when it starts, in every process that has this folder in its ``PYTHONPATH``.
 ``ENVHUB_CRASH_AT=ROLE:NUMBER:FILE`` has the first process of that role (``hub``, ``zygote`` or ``worker``) that comes
 to its NUMBER-th point kill itself with SIGKILL there. It makes FILE before, with the point's name in it, and where
-FILE stands already nobody is killed: so whoever takes the place of the dead lives, and a run that comes to its end
-without FILE has fewer points. It is read once, when a process starts; where it is not set nothing is wrapped.
+FILE exists already nobody is killed: the process that takes the place of the dead one lives, and a run that comes to
+its end without FILE has fewer points.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import importlib.abc
+import importlib.machinery
 import os
 import signal
-from typing import Any, Callable
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 VARIABLE = "ENVHUB_CRASH_AT"
 
@@ -41,27 +47,44 @@ POINTS = {
 }
 
 
-def install(role: str) -> None:
-    """Wrap what is listed for this role, if the environment says so."""
-    wanted = os.environ.get(VARIABLE)
-    if not wanted:
-        return
-    where, number, file = wanted.split(":", 2)
-    if where == role:
-        countdown = Countdown(f"{role} {number}", int(number), file)
-        for place in POINTS[role]:
-            countdown.wrap(place)
+class Wrapping(importlib.abc.MetaPathFinder):
+    """Wraps the functions of a role in their modules as these are imported."""
+
+    def __init__(self, countdown: Countdown, places: Sequence[str]) -> None:
+        self._countdown = countdown
+        self._places = places
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        places = [place for place in self._places if place.partition(":")[0] == name]
+        spec = importlib.machinery.PathFinder.find_spec(name, path) if places else None
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_wrap(module: Any) -> None:
+            execute(module)
+            for place in places:
+                self._countdown.wrap(place)
+
+        spec.loader.exec_module = execute_and_wrap  # type: ignore[method-assign]
+        return spec
+
+
+def role() -> str:
+    """What this process is to its hub, by the name that it has given itself."""
+    name = Path("/proc/self/comm").read_text().strip()
+    return {"envhub-zygote": "zygote", "envhub-worker": "worker"}.get(name, "hub")
 
 
 class Countdown:
     """Counts the points that this process passes, and ends it at one of them."""
 
-    def __init__(self, label: str, number: int, file: str) -> None:
-        """End this process at its ``number``-th point unless ``file`` exists; it is to hold ``label`` and the point."""
-        self._label = label
+    def __init__(self, role: str, number: int, file: str) -> None:
+        """End the process of this role at its ``number``-th point, unless ``file`` exists, and name the point there."""
+        self._role = role
+        self._label = f"{role} {number}"
         self._left = number
         self._file = file
-        self._pid = os.getpid()  # children pass points, too, and are not meant
 
     def wrap(self, place: str) -> None:
         """Make points of the beginning and the end of every call of ``module:Class.function``."""
@@ -83,7 +106,7 @@ class Countdown:
         return passing
 
     def _pass(self, point: str) -> None:
-        if os.getpid() != self._pid:
+        if role() != self._role:  # a worker is forked from the zygote, with all that is wrapped
             return
         self._left -= 1
         if self._left:
@@ -93,4 +116,9 @@ class Countdown:
         except FileExistsError:
             return
         os.write(descriptor, f"{self._label}: {point}".encode())
-        os.kill(self._pid, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if VARIABLE in os.environ:
+    wanted, number, file = os.environ[VARIABLE].split(":", 2)
+    sys.meta_path.insert(0, Wrapping(Countdown(wanted, int(number), file), POINTS[wanted]))

@@ -177,9 +177,15 @@ def test_child_that_ends_as_it_should_is_left_alone(
         assert envs.call("found") == (status, status)
 
 
-def test_answer_to_another_call_is_dropped_and_logged(tmp_path: Path) -> None:
-    with serve(tmp_path, "unruly=unruly:unruly") as hub, made(hub, "tcp", 1, 1) as envs:
-        wait_reset(envs)
-        assert envs.call("act", "answer_twice", "right") == ("right",)
-        assert envs.call("echo", "next") == ("next",)
-        assert '"answer_dropped"' in hub.log
+@pytest.mark.parametrize("lane", LANES)
+def test_answer_to_another_request_is_dropped_and_logged(tmp_path: Path, lane: str) -> None:
+    with serve(tmp_path, "unruly=unruly:unruly") as hub, made(hub, lane, 1, 1) as envs:
+        wait_reset(envs, reset="fail_another_step")
+        for act in ("answer_another_call", "fail_another_call"):
+            assert envs.call("act", act, "right") == ("right",)
+            assert envs.call("echo", "next") == ("next",)
+        wait_reset(envs, step="fail_another_step")
+        assert wait_step(envs)[0][:, 0].tolist() == [1]
+        assert envs.call("echo", "last") == ("last",)
+        for kind in ("CallResults", "CallFailed", "RowFailed", "RowInfo"):
+            assert f'"message": "{kind}"' in hub.log and '"answer_dropped"' in hub.log

@@ -120,7 +120,7 @@ def test_env_that_is_down_for_a_while_shows_one_step(parts: ServedHub, lane: str
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("repeats", [SHORT, LONG])
 @pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
-def test_env_made_anew_after_a_step_that_raised_shows_one_step(
+def test_env_rebuilt_after_a_step_that_raised_shows_one_step(
     parts: ServedHub, lane: str, repeats: int, mode: str
 ) -> None:
     with closing(make(parts, lane, repeats, autoreset_mode=mode)) as envs:

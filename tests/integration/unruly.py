@@ -18,6 +18,8 @@ from envhub_server import control, worker
 from envhub_server.channel import Channel
 from gymnasium import spaces
 
+from envhub.messages import Failure
+
 CALLS = ("init", "reset", "step", "call", "render", "set_attr", "close")
 
 
@@ -79,10 +81,16 @@ def _never_ring() -> None:
     worker.Worker._ring = lambda self: None  # type: ignore[method-assign]
 
 
-def _answer_twice() -> None:
-    """Send another call's answer, as a process does that was forked and takes itself for the worker."""
+def _say(message: Any) -> None:
+    """Say it to the hub, as a process does that was forked and takes itself for the worker."""
     for channel in [found for found in gc.get_objects() if type(found) is Channel and found.fileno() >= 0]:
-        channel.send(control.CallResults([b"\xa5wrong"]))
+        channel.send(message)
+
+
+def _fail_another_step() -> None:
+    for row in range(4):
+        _say(control.RowFailed(Failure("env_raised", "env", "of another step", env_index=row), 10**6))
+        _say(control.RowInfo(row, b"of another step", 10**6))
 
 
 ACTS: dict[str, Callable[[], Any]] = {
@@ -100,7 +108,9 @@ ACTS: dict[str, Callable[[], Any]] = {
     "replace_all": _replace_every_descriptor,
     "die_before_the_bell": _die_before_the_bell,
     "never_ring": _never_ring,
-    "answer_twice": _answer_twice,
+    "answer_another_call": lambda: _say(control.CallResults([b"\xa5wrong"], 10**6)),
+    "fail_another_call": lambda: _say(control.CallFailed(Failure("env_raised", "env", "of another call"), 10**6)),
+    "fail_another_step": _fail_another_step,
 }
 FORKS_THAT_COME_BACK = ("return", "raise", "exec", "sys.exit")
 FORKS = (*FORKS_THAT_COME_BACK, "fork_in_c", "_exit", "twice", "subprocess", "multiprocessing")

@@ -73,6 +73,7 @@ def build(description: Description) -> Any:
         raise UnsupportedSpace(f"this version of EnvHub knows no space {name!r}, or not on the network")
     try:
         built = _BUILD[name](build, **fields)
+        leaves(built)  # which it has, or it cannot be used
     except UnsupportedSpace:
         raise
     except Exception as error:

@@ -373,10 +373,14 @@ class Session:
         if self._waiting:
             return []
         first = self._built[0]
-        observations, actions = (
-            tuple(Leaf.from_wire(leaf) for leaf in found) for found in (first.observation_leaves, first.action_leaves)
-        )
-        layout = Layout(self.make.num_envs, observations, actions, self._info_bytes)
+        try:
+            observations, actions = (
+                tuple(Leaf.from_wire(leaf) for leaf in leaves)
+                for leaves in (first.observation_leaves, first.action_leaves)
+            )
+            layout = Layout(self.make.num_envs, observations, actions, self._info_bytes)
+        except ValueError as error:
+            return self._make_failed(Failure("limit", "hub", f"these envs have no place in shared memory: {error}"))
         self.mapped = control.MapArena(
             layout.rows,
             first.observation_leaves,

@@ -14,6 +14,8 @@ import psutil
 import sims
 from gymnasium import spaces
 
+from envhub.layout import Leaf
+
 MIB = 1 << 20
 
 
@@ -78,6 +80,36 @@ class Slow(gym.Wrapper[Any, Any, Any, Any]):
 
 def slow_cartpole(nap_s: float) -> gym.Env[Any, Any]:
     return Slow(gym.make("CartPole-v1"), nap_s)
+
+
+class Liar(sims.Counter):
+    """Has its worker announce another observation leaf than the one that it writes."""
+
+    def __init__(self, announced: list[Any]) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(-1e6, 1e6, (2,), np.float64)
+        read = Leaf.from_wire
+        as_it_is = Leaf.wire
+        Leaf.wire = lambda leaf: announced if leaf.dtype == "<f8" else as_it_is(leaf)  # type: ignore[method-assign]
+        Leaf.from_wire = lambda found: Leaf("<f8", (2,)) if found == announced else read(found)  # type: ignore[method-assign, assignment]
+
+    def observation(self) -> np.ndarray:
+        return np.full(2, 1.5 + self.count)  # taken for pointers, these lead nowhere
+
+
+class Many(gym.Env[Any, Any]):
+    """Has so many leaves."""
+
+    def __init__(self, observations: int = 1, actions: int = 1) -> None:
+        part = spaces.Box(-1, 1, (1,), np.float32)
+        self.observation_space = spaces.Dict({f"{number:04}": part for number in range(observations)})
+        self.action_space = spaces.Tuple([spaces.Discrete(2)] * actions)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self.observation_space.sample(), {"number": 1}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.observation_space.sample(), 1.0, False, False, {"text": "x"}
 
 
 class Ill(gym.Env[Any, int]):

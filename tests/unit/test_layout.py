@@ -1,12 +1,25 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envhub.layout import ACTION_ITEM_BYTES, ALIGNMENT, HEADER_BYTES, HEADER_WORDS, ROW_WORDS, SLOTS, Layout, Leaf
+from envhub.layout import (
+    ACTION_ITEM_BYTES,
+    ALIGNMENT,
+    HEADER_BYTES,
+    HEADER_WORDS,
+    LEAVES_MAX,
+    OBJECT,
+    ROW_WORDS,
+    SLOTS,
+    Layout,
+    Leaf,
+)
 
 dtypes = st.sampled_from(["<f4", "<f8", "|u1", "<i8", "<f2", "|i1", "|b1"])
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -77,3 +90,34 @@ def test_scalar_leaf_has_one_item_and_an_empty_one_has_none() -> None:
     assert Leaf("<i8", ()).items == 1
     assert Leaf("<i8", (3, 0)).items == 0
     assert Leaf("<i8", (3, 4)).items == math.prod((3, 4))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["O", "|O", "V8", "<U1", "|S3", "<M8[s]", "<m8", "<c8", "f4,f4", "<f4\n", "", "i3", None, 4, "2f4", "(2,)f4"],
+)
+def test_leaf_of_what_is_no_number_is_refused(dtype: Any) -> None:
+    with pytest.raises(ValueError, match="booleans, integers and floats"):
+        Leaf(dtype, (2,))
+
+
+@pytest.mark.parametrize(
+    "shape", [(-1,), (1.0,), (True,), ("2",), (1 << 31,), (1 << 16, 1 << 16), (0, 1 << 20, 1 << 20), (1,) * 31]
+)
+def test_leaf_that_no_array_can_be_is_refused(shape: Any) -> None:
+    with pytest.raises(ValueError, match="a leaf"):
+        Leaf("<f4", shape)
+
+
+@pytest.mark.parametrize("found", [[], ["<f4"], ["<f4", 3], ["<f4", None], ["<f4", [2], 1]])
+def test_malformed_description_of_a_leaf_is_refused(found: Any) -> None:
+    with pytest.raises(ValueError, match="a dtype and a list"):
+        Leaf.from_wire(found)
+
+
+def test_layout_has_a_limit_of_leaves_and_no_observation_without_a_size() -> None:
+    most = (Leaf("|b1", ()),) * LEAVES_MAX
+    Layout(1, most, (*most[1:], OBJECT), 0)
+    for observations, actions in (((*most, most[0]), ()), ((), (*most, OBJECT)), ((OBJECT,), ())):
+        with pytest.raises(ValueError, match=r"leaves; at most|no fixed size"):
+            Layout(1, observations, actions, 0)

@@ -16,7 +16,7 @@ from envhub_client import connection
 from envhub_server import hub
 from envhub_server.config import HubConfig, Limits, Timing
 
-from envhub import actions, codec, messages, protocol, wire
+from envhub import actions, codec, layout, messages, protocol, wire
 from envhub.client_protocol import ClientProtocol
 from envhub.hub_protocol import HubProtocol
 from envhub.layout import Leaf
@@ -154,6 +154,9 @@ LIMITS = {
     "sessions of a hub": Limits().sessions_max,
     "envs of a hub": Limits().envs_max,
     "envs of a session": Limits().envs_per_session_max,
+    "leaves of an observation or an action space": layout.LEAVES_MAX,
+    "items of one leaf, of one env": layout.LEAF_ITEMS_MAX,
+    "dimensions of one leaf": layout.LEAF_DIMENSIONS_MAX,
     "shared memory of all sessions": Limits().arena_bytes_max,
     "ended sessions remembered": protocol.ENDED_MAX,
     "items of a list or map in a header": codec.HEADER_ITEMS_MAX,

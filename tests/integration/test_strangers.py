@@ -1,0 +1,88 @@
+"""Nothing that a peer sends or a worker announces ends a hub, holds it up, or costs its other clients anything."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from envhub_client.raw_peer import RawPeer
+from hubs import ServedHub, serve
+
+import envhub
+from envhub import codec, layout, messages
+from envhub.messages import REPLY, Make, Observe, Op, Reset
+
+OFFERED = ("counter=sims:counter", "liar=odd_sims:Liar", "many=odd_sims:Many")
+
+
+@pytest.fixture(scope="module")
+def met(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
+    """A hub of these tests' own, which may end."""
+    with serve(tmp_path_factory.mktemp("met"), *OFFERED) as hub:
+        yield hub
+
+
+@pytest.fixture
+def honest(met: ServedHub) -> Iterator[envhub.HubVectorEnv]:
+    """A client that steps before and after, of a hub that found no bug in itself."""
+    with contextlib.closing(envhub.make_vec("counter", 2, hub=met.tcp, lane="wire")) as envs:
+        envs.reset()
+        envs.step(np.zeros(2, int))
+        yield envs
+        assert met.process.poll() is None and "internal_error" not in met.log
+        assert envs.step(np.zeros(2, int))[0][:, 0].tolist() == [2, 2]
+
+
+@pytest.fixture
+def stranger(met: ServedHub) -> Iterator[RawPeer]:
+    with contextlib.closing(RawPeer(met.tcp)) as peer:
+        yield peer
+
+
+# --- leaves -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("announced", "why"),
+    [
+        (["|O", [2]], "dtype '|O'"),
+        (["O", []], "no fixed size"),
+        (["<U4", [2]], "dtype '<U4'"),
+        (["|V8", [2]], "dtype '|V8'"),
+        (["<m8", [2]], "dtype '<m8'"),
+        (["f8,f8", [2]], "dtype 'f8,f8'"),
+        (["<f8", [-2]], "dimension"),
+        (["<f8", [1 << 20, 1 << 20]], "more than"),
+        (["<f8", [0, 1 << 62]], "dimension"),
+        (["<f8", [1] * 40], "40 dimensions"),
+        (["<f8"], "a dtype and a list"),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("honest")
+def test_leaf_that_is_no_array_of_numbers_never_becomes_shared_memory(
+    stranger: RawPeer, announced: list[object], why: str
+) -> None:
+    """NumPy takes the items of an object array for pointers, whatever a worker has written there."""
+    token = os.urandom(16)
+    make = Make(1, "liar", kwargs=codec.encode({"announced": announced}))
+    answer = stranger.ask(Op.MAKE, messages.pack(make), token)
+    if answer.prelude.op == REPLY | Op.MAKE:
+        stranger.ask(Op.RESET, messages.pack(Reset()), token, 2)
+        stranger.ask(Op.OBSERVE, messages.pack(Observe(token)), seq=2)
+    assert answer.failure is not None and answer.failure.code == "limit" and why in answer.failure.message
+
+
+@pytest.mark.parametrize("kind", ["observations", "actions"])
+def test_space_of_more_leaves_than_a_message_has_frames_is_refused_at_make(
+    met: ServedHub, honest: envhub.HubVectorEnv, kind: str
+) -> None:
+    most = layout.LEAVES_MAX
+    with contextlib.closing(envhub.make_vec("many", 2, hub=met.tcp, env_kwargs={kind: most})) as envs:
+        envs.reset()
+        envs.step(envs.action_space.sample())
+    with pytest.raises(envhub.RequestRefused, match=f"space of {most + 1} leaves; at most {most} are carried"):
+        envhub.make_vec("many", 2, hub=met.tcp, env_kwargs={kind: most + 1})

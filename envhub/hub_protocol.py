@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from envhub import codec, messages
+from envhub import codec, messages, validation
 from envhub.errors import RemoteProtocolError
 from envhub.messages import REPLY, SESSION_OPS, Failure, HeartbeatReply, Op, Step
 from envhub.protocol import (
@@ -113,6 +113,8 @@ class HubProtocol:
         except codec.DecodeError as error:
             self.malformed += 1
             failure = Failure("malformed", "request", f"the request cannot be read: {error}")
+            if isinstance(error, validation.OutOfBounds):
+                failure = Failure("refused", "request", f"the request makes no sense: {error}")
             self.fail(Incoming(peer, op, prelude.token, prelude.seq, None, ()), failure)
             if op in FIRST_OPS:
                 self.forget(prelude.token)  # nobody else knows of this session
@@ -296,4 +298,8 @@ def _read_request(op: Op, frames: Frames) -> Any:
     if len(frames) > FRAMES_MAX:
         raise codec.DecodeError(f"{len(frames)} frames where at most {FRAMES_MAX} are accepted")
     body = memoryview(frames[0])[PRELUDE.size :]
-    return Step(bytes(body)) if op == Op.STEP else messages.unpack(messages.REQUESTS[op], body)
+    if op == Op.STEP:
+        return Step(bytes(body))
+    message = messages.unpack(messages.REQUESTS[op], body)
+    validation.check(message)
+    return message

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from envhub import messages
+from envhub.validation import RESTARTS_MAX, SECONDS_MAX
 
 POLICIES = ("truncate", "raise")
-TIMEOUT_S_MAX = 7 * 24 * 3600
-RESTARTS_MAX = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,8 @@ class FaultOptions:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise TypeError(f"{name} must be a number of seconds, got {value!r}")
-            if not math.isfinite(value) or not (0 if name == "restart_wait" else 0.001) <= value <= TIMEOUT_S_MAX:
-                raise ValueError(f"{name} must be a number of seconds up to {TIMEOUT_S_MAX}, got {value!r}")
+            if not math.isfinite(value) or not (0 if name == "restart_wait" else 0.001) <= value <= SECONDS_MAX:
+                raise ValueError(f"{name} must be a number of seconds up to {SECONDS_MAX}, got {value!r}")
         if isinstance(self.restarts_max, bool) or not isinstance(self.restarts_max, int):
             raise TypeError(f"restarts_max must be an int, got {self.restarts_max!r}")
         if not 0 <= self.restarts_max <= RESTARTS_MAX:

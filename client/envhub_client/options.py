@@ -10,8 +10,9 @@ from gymnasium.vector import AutoresetMode
 
 from envhub.compression import METHODS
 from envhub.protocol import RECONNECT_S
+from envhub.validation import SECONDS_MAX
 from envhub.waiting import checked_spin_us
-from envhub_client.faults import TIMEOUT_S_MAX, FaultOptions
+from envhub_client.faults import FaultOptions
 
 ObservationMode = str | tuple[Space[Any], Space[Any]]
 
@@ -75,9 +76,9 @@ class SessionOptions:
         workers = self.num_workers
         if not (workers is None or workers == "auto" or (isinstance(workers, int) and workers >= 1)):
             raise ValueError(f"num_workers must be at least 1, 'auto' or None, got {workers!r}")
-        if not 0 <= self.reconnect_timeout <= TIMEOUT_S_MAX:  # NaN, too, is not between them
+        if not 0 <= self.reconnect_timeout <= SECONDS_MAX:  # NaN, too, is not between them
             raise ValueError(
-                f"reconnect_timeout must be between 0 and {TIMEOUT_S_MAX} seconds, got {self.reconnect_timeout}"
+                f"reconnect_timeout must be between 0 and {SECONDS_MAX} seconds, got {self.reconnect_timeout}"
             )
         if self.on_hub_loss not in ("raise", "recreate"):
             raise ValueError(f"on_hub_loss must be 'raise' or 'recreate', got {self.on_hub_loss!r}")

@@ -6,7 +6,6 @@ import re
 
 from envhub import compression
 from envhub.messages import Failure, Make
-from envhub.waiting import SPIN_US_MAX
 from envhub_server.config import HubConfig
 from envhub_server.registry import Recipe, Registry, namespace_modules
 
@@ -19,20 +18,14 @@ OBSERVATION_MODES = frozenset(["same", "different"])
 def admitted(make: Make, config: HubConfig, registry: Registry, envs: int) -> Recipe | Failure:
     """How to make what is asked for, or why it is not made; so many envs are in use."""
     limits = config.limits
-    if not 1 <= make.num_envs <= limits.envs_per_session_max:
-        text = f"num_envs={make.num_envs} is not between 1 and envs_per_session_max={limits.envs_per_session_max}"
+    if make.num_envs > limits.envs_per_session_max:
+        text = f"num_envs={make.num_envs} is more than envs_per_session_max={limits.envs_per_session_max}"
         return Failure("limit", "hub", text)
     if envs + make.num_envs > limits.envs_max:
         text = f"{make.num_envs} more envs would exceed the hub's envs_max={limits.envs_max}; {envs} are in use"
         return Failure("limit", "hub", text)
-    if make.num_workers is not None and not 0 <= make.num_workers <= make.num_envs:
-        return Failure(
-            "refused",
-            "request",
-            f"num_workers={make.num_workers} is not between 1 and num_envs={make.num_envs}",
-        )
-    if make.spin_us is not None and not 0 <= make.spin_us <= SPIN_US_MAX:
-        return Failure("refused", "request", f"spin_us={make.spin_us} is not between 0 and {SPIN_US_MAX}")
+    if make.num_workers is not None and make.num_workers > make.num_envs:
+        return Failure("refused", "request", f"num_workers={make.num_workers} is more than num_envs")
     if make.autoreset_mode not in AUTORESET_MODES or make.observation_mode not in OBSERVATION_MODES:
         text = f"autoreset_mode={make.autoreset_mode!r}, observation_mode={make.observation_mode!r}: no such mode"
         return Failure("refused", "request", text)

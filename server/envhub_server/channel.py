@@ -47,9 +47,11 @@ class ChannelClosed(Exception):
 class Channel:
     """One end of the channel."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, descriptors_max: int = DESCRIPTORS_MAX) -> None:
+        """Of this socket; of descriptors that the other end sends, no more than so many at a time are taken."""
         self._pid = os.getpid()
         self._socket = connection
+        self._ancillary_bytes = socket.CMSG_SPACE(descriptors_max * 4) if descriptors_max else 0
         self._incoming = bytearray()
         self._outgoing: deque[memoryview] = deque()
         self._descriptors: list[int] = []
@@ -121,7 +123,7 @@ class Channel:
             codec.DecodeError: the other end sent something that is no control message.
         """
         try:
-            chunk, ancillary, _, _ = self._socket.recvmsg(READ_BYTES, socket.CMSG_SPACE(DESCRIPTORS_MAX * 4))
+            chunk, ancillary, _, _ = self._socket.recvmsg(READ_BYTES, self._ancillary_bytes)
         except BlockingIOError:
             return None
         except OSError as error:

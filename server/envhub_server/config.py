@@ -9,11 +9,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from envhub.validation import SECONDS_MAX
 from envhub.waiting import told_spin_us
 from envhub_server.registry import Registry
 
 MIB = 1 << 20
-SECONDS_MAX = 7 * 24 * 3600
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 CGROUP_1_QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
 CGROUP_1_PERIOD = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")

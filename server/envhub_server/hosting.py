@@ -276,9 +276,8 @@ class Host:
             return
         assert self._request is not None
         parts = self._parts
-        if parts is None or not parts.outstanding or self._request.message.min_envs < 1:
-            text = "no env is under way, or RECEIVE asks for less than one"
-            self._apply(self.session.abstain(Failure("refused", "request", text)))
+        if parts is None or not parts.outstanding:
+            self._apply(self.session.abstain(Failure("refused", "request", "no env is under way")))
             return
         if parts.done() < min(self._request.message.min_envs, parts.outstanding):
             return

@@ -452,8 +452,9 @@ class Session:
             self._boots[worker] = failure
             return []
         if self.phase is Phase.READY:
-            self._left[failure.env_index or 0] = failure
-            self.infos.pop(failure.env_index or 0, None)
+            if failure.env_index in self.blocks[worker]:
+                self._left[failure.env_index] = failure
+                self.infos.pop(failure.env_index, None)
             return []
         if self._failure is None or (failure.env_index or 0) < (self._failure.env_index or 0):
             self._failure = failure  # of several, the first env's is told

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from envhub import codec
+from envhub import codec, messages, validation
 from envhub.waiting import RING
 from envhub_server import control
 from envhub_server.channel import Channel, ChannelClosed
@@ -19,6 +19,19 @@ from envhub_server.output import Output, Streams
 from envhub_server.watch import Watch
 
 LAST_READS_MAX = 256  # of a worker that has ended; a child of its that still talks must not be heard for ever
+
+
+# Of what a worker says, where its envs may have written to its channel, too.
+BOUNDS: validation.Bounds = {
+    control.Building: {"built": (0, validation.ROWS_MAX)},
+    control.FirstBuilt: {"private_bytes": validation.COUNT},
+    control.StepTimes: dict.fromkeys(("steps", "cpu_ns", "wait_ns"), validation.COUNT),
+    control.Faulted: {"row": validation.ROW},
+    control.Suspicious: {"row": validation.ROW},
+    control.RowInfo: {"row": validation.ROW},
+    control.InfoTemplate: {"number": validation.COUNT},
+    messages.Failure: {"env_index": validation.ROW, "worker": validation.ROW},
+}
 
 
 @dataclass(frozen=True)
@@ -74,7 +87,7 @@ class WorkerProcess:
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             undo.pop_all()
         ours.setblocking(False)
-        self._channel = Channel(ours)
+        self._channel = Channel(ours, descriptors_max=0)  # a worker has none to give
         watch.watch(ours.fileno(), self.hear)
 
     @property
@@ -156,6 +169,7 @@ class WorkerProcess:
         return False
 
     def _on_message(self, message: Any) -> None:
+        validation.check(message, BOUNDS)
         match message:
             case control.Born(pid) if self.pid is None:
                 self._on_born(pid)

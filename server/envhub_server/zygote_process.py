@@ -89,7 +89,7 @@ class Zygote:
             undo.callback(self._process.wait)
             undo.callback(self._process.kill)
             self._pidfd = os.pidfd_open(self._process.pid)
-            self._channel = Channel(ours)
+            self._channel = Channel(ours, descriptors_max=0)
             undo.pop_all()
         watch.watch(self._pidfd, self.reap)
         watch.watch(ours.fileno(), self._on_channel)

@@ -1,4 +1,4 @@
-"""Envs that want much of a hub; it finds them as ``name=hungry:Name``."""
+"""Envs that want much of a hub; it finds them as ``name=odd_sims:Name``."""
 
 from __future__ import annotations
 

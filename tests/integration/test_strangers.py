@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import signal
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from envhub_client.raw_peer import RawPeer
-from hubs import ServedHub, serve
+from hubs import ServedHub, serve, wait_until
 
 import envhub
 from envhub import codec, layout, messages
-from envhub.messages import REPLY, Make, Observe, Op, Reset
+from envhub.messages import REPLY, Close, Faults, Make, Observe, Op, Reset
+from envhub.protocol import Prelude
 
-OFFERED = ("counter=sims:counter", "liar=odd_sims:Liar", "many=odd_sims:Many")
+OFFERED = ("counter=sims:counter", "stubborn=odd_sims:Stubborn", "liar=odd_sims:Liar", "many=odd_sims:Many")
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +89,40 @@ def test_space_of_more_leaves_than_a_message_has_frames_is_refused_at_make(
         envs.step(envs.action_space.sample())
     with pytest.raises(envhub.RequestRefused, match=f"space of {most + 1} leaves; at most {most} are carried"):
         envhub.make_vec("many", 2, hub=met.tcp, env_kwargs={kind: most + 1})
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("close_s", [math.nan, math.inf, -1.0, 1e300])
+def test_time_that_is_none_stops_no_clock(
+    met: ServedHub, honest: envhub.HubVectorEnv, stranger: RawPeer, close_s: float
+) -> None:
+    """Its session would be closing for ever, and no worker of another one be replaced meanwhile."""
+    token = os.urandom(16)
+    make = messages.pack(Make(1, "stubborn", faults=Faults(close_s=close_s)))
+    answer = stranger.ask(Op.MAKE, make, token)
+    stranger.send([Prelude(Op.CLOSE, stranger.hub_id, token, 2).pack() + messages.pack(Close())])
+    with contextlib.closing(envhub.make_vec("counter", 1, hub=met.tcp, lane="wire", restart_wait=20.0)) as envs:
+        envs.reset()
+        (pid,), started = envs.call("pid"), met.log.count("worker_started")
+        os.kill(pid, signal.SIGKILL)
+        envs.step_async(np.zeros(1, int))
+        envs.step_wait(timeout=30)  # a truncation, by the hub in the place of the worker
+        assert wait_until(lambda: met.log.count("worker_started") > started and steps_to(envs, 2), 20)
+    assert answer.failure is not None and answer.failure.code == "refused"
+    assert f"Faults.close_s is {close_s}" in answer.failure.message
+
+
+def steps_to(envs: envhub.HubVectorEnv, count: int) -> bool:
+    envs.step_async(np.zeros(1, int))
+    return int(envs.step_wait(timeout=30)[0][0, 0]) == count
+
+
+def test_seed_of_any_size_is_refused_by_name_or_used(stranger: RawPeer, honest: envhub.HubVectorEnv) -> None:
+    token = os.urandom(16)
+    assert stranger.ask(Op.MAKE, messages.pack(Make(1, "counter")), token).failure is None
+    assert stranger.ask(Op.RESET, messages.pack(Reset(seeds=[2**200])), token, 2).failure is None
+    refused = stranger.ask(Op.RESET, messages.pack(Reset(seeds=[2**257])), token, 3).failure
+    assert refused is not None and "Reset.seeds" in refused.message
+    assert stranger.ask(Op.CLOSE, messages.pack(Close()), token, 4).failure is None

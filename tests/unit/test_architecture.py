@@ -28,6 +28,7 @@ PURE = [
     "envhub/hub_protocol.py",
     "envhub/client_protocol.py",
     "envhub/spaces.py",
+    "envhub/validation.py",
     "server/envhub_server/registry.py",
     "server/envhub_server/session.py",
 ]

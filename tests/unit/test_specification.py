@@ -16,7 +16,7 @@ from envhub_client import connection
 from envhub_server import hub
 from envhub_server.config import HubConfig, Limits, Timing
 
-from envhub import actions, codec, layout, messages, protocol, wire
+from envhub import actions, codec, layout, messages, protocol, validation, wire
 from envhub.client_protocol import ClientProtocol
 from envhub.hub_protocol import HubProtocol
 from envhub.layout import Leaf
@@ -176,6 +176,21 @@ LIMITS = {
     "refused connections before the hub is lost": protocol.REFUSED_S,
     "out of reach before the hub is lost": protocol.RECONNECT_S,
 }
+
+
+def number(text: str) -> int:
+    base, _, power = text.replace(",", "").partition("^")
+    exponent, _, less = power.partition(" - ")
+    return (-1 if base < "0" else 1) * abs(int(base)) ** int(exponent or 1) - int(less or 0)
+
+
+def test_bounds_of_numbers_are_the_codes() -> None:
+    shown = {(row[0], row[1]): (number(row[2]), number(row[3])) for row in table("Bounds of numbers")}
+    assert shown == {
+        (kind.__name__, name): bounds
+        for kind, fields in validation.REQUEST_BOUNDS.items()
+        for name, bounds in fields.items()
+    }
 
 
 def test_limits_are_the_codes() -> None:

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import replace
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from envhub_client.faults import FaultOptions
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envhub import messages
+from envhub.hub_protocol import HubProtocol
+from envhub.messages import REPLY, REQUESTS, Failure, Faults, Make, Op
+from envhub.protocol import PRELUDE, Prelude
+from envhub.validation import REQUEST_BOUNDS, OutOfBounds, check
+
+HUB_ID = 7
+
+
+def kind_of_number(hint: Any) -> type | None:
+    """``int`` or ``float`` where a field holds one, or a list of them, or may."""
+    if get_origin(hint) in (Union, list):
+        return next((found for part in get_args(hint) if (found := kind_of_number(part))), None)
+    return hint if hint in (int, float) else None
+
+
+def numeric(kind: type) -> dict[str, type]:
+    """The fields of a message that hold numbers, with their kind."""
+    found = {name: kind_of_number(hint) for name, hint in get_type_hints(kind).items()}
+    return {name: number for name, number in found.items() if number is not None}
+
+
+KINDS = {*REQUESTS.values(), Faults}
+FIELDS = [(kind, name, number) for kind in KINDS for name, number in numeric(kind).items()]
+FIELDS.sort(key=lambda field: (field[0].__name__, field[1]))
+OPS = {kind: op for op, kind in REQUESTS.items()}
+HINTS = {kind: get_type_hints(kind) for kind in KINDS}
+
+
+def test_every_number_of_every_request_has_finite_bounds() -> None:
+    assert {kind: set(fields) for kind, fields in REQUEST_BOUNDS.items()} == {
+        kind: set(numeric(kind)) for kind in KINDS if numeric(kind)
+    }
+    assert all(-math.inf < low < high < math.inf for fields in REQUEST_BOUNDS.values() for low, high in fields.values())
+
+
+def test_every_message_inside_a_request_is_looked_at() -> None:
+    inside = {hint for kind in KINDS for hint in HINTS[kind].values() if dataclasses.is_dataclass(hint)}
+    assert {kind for kind in inside if numeric(kind)} <= REQUEST_BOUNDS.keys() & KINDS
+
+
+def example(kind: type, name: str, number: Any) -> Any:
+    """A message with this number in this field, and otherwise as sensible as can be."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        if (field.default, field.default_factory) == (dataclasses.MISSING, dataclasses.MISSING):
+            low = REQUEST_BOUNDS.get(kind, {}).get(field.name, (0, 0))[0]
+            empty = {int: low, str: "", bytes: b"", bool: False}
+            values[field.name] = empty.get(HINTS[kind][field.name], [])
+    values[name] = [number] if get_origin(HINTS[kind][name]) is list else number
+    found = kind(**values)
+    return replace(Make(1), faults=found) if kind is Faults else found
+
+
+def outside(low: float, high: float, kind: type) -> st.SearchStrategy[Any]:
+    if kind is int:
+        far = 1 << 300
+        return st.integers(-far, low - 1) | st.integers(high + 1, far)  # type: ignore[arg-type]
+    return st.floats().filter(lambda number: not low <= number <= high)
+
+
+def inside(low: float, high: float, kind: type) -> st.SearchStrategy[Any]:
+    return st.integers(low, high) if kind is int else st.floats(low, high)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("kind", "name", "number"), FIELDS, ids=lambda part: getattr(part, "__name__", part))
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_number_is_accepted_within_its_bounds_and_refused_by_name_outside(
+    kind: type, name: str, number: type, data: st.DataObject
+) -> None:
+    low, high = REQUEST_BOUNDS[kind][name]
+    for sensible in (data.draw(inside(low, high, number)), number(low), number(high)):
+        assert answered(example(kind, name, sensible)) is None
+    wrong = data.draw(outside(low, high, number))
+    refused = answered(example(kind, name, wrong))
+    assert refused is not None and refused.code == "refused" and f"{kind.__name__}.{name} is " in refused.message
+    with pytest.raises(OutOfBounds):
+        check(example(kind, name, wrong))
+
+
+def answered(message: Any) -> Failure | None:
+    """What a hub's half of the protocol refuses a request with, if it does; as the first of its session, or any."""
+    hub = HubProtocol(HUB_ID)
+    op, token, seq = OPS[type(message)], bytes(range(16)), 1
+    if op in messages.SESSION_OPS and op != Op.MAKE:
+        made = hub.receive(b"peer", 1, [Prelude(Op.MAKE, HUB_ID, token, seq).pack() + messages.pack(Make(1))])
+        assert made is not None
+        hub.fail(made, Failure("internal", "hub", "so that the next one may come"))
+        hub.outgoing.clear()
+        seq = 2
+    incoming = hub.receive(b"peer", 1, [Prelude(op, HUB_ID, token, seq).pack() + messages.pack(message)])
+    if incoming is not None:
+        assert incoming.message == message and not hub.outgoing
+        return None
+    ((_, (reply,)),) = hub.outgoing
+    assert Prelude.unpack(reply).op == REPLY | Op.FAILURE
+    return messages.unpack(Failure, reply[PRELUDE.size :])
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", [name for name, kind in numeric(Faults).items() if kind is float])
+def test_time_that_is_not_finite_is_refused(name: str, number: float) -> None:
+    failure = answered(example(Faults, name, number))
+    assert failure is not None and failure.code == "refused" and f"Faults.{name} is {number}" in failure.message
+
+
+def test_refused_make_is_no_session() -> None:
+    hub = HubProtocol(HUB_ID)
+    for seq, beat_s in ((1, math.nan), (2, 1.0)):
+        frame = Prelude(Op.MAKE, HUB_ID, bytes(range(16)), seq).pack() + messages.pack(Make(1, beat_s=beat_s))
+        found = hub.receive(b"peer", 1, [frame])
+        assert (found is not None) == (beat_s == 1.0)
+
+
+def test_what_a_client_may_set_a_hub_accepts() -> None:
+    check(replace(Make(1), faults=FaultOptions().wire()))
+    most = FaultOptions(step_timeout=7 * 24 * 3600, restarts_max=1_000_000, restart_wait=0.0, close_timeout=0.001)
+    check(replace(Make(1), faults=most.wire()))

@@ -150,6 +150,8 @@ class WorkerProcess:
 
     def hear(self) -> bool:
         """Handle the next of what the worker has said; whether there may be more."""
+        if self._nonsense:
+            return False
         try:
             self._channel.flush()
             self._watch.watch_writable(self._channel.fileno(), self._channel.backlogged)
@@ -163,7 +165,8 @@ class WorkerProcess:
             if self.pid is None:
                 self._end(Ending(f"could not be started: {self._why}"))
         except codec.DecodeError as error:
-            # It has lost its mind; its exit is handled as any other.
+            # Nothing that it says from now on counts; its exit is handled as any other.
+            self._watch.unwatch(self._channel.fileno())
             self._nonsense = f", having sent what cannot be read: {error}"
             self.kill()
         return False

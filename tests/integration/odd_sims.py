@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import signal
 import time
@@ -12,6 +13,8 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import sims
+from envhub_server import control
+from envhub_server.channel import Channel
 from gymnasium import spaces
 
 from envhub.layout import Leaf
@@ -110,6 +113,16 @@ class Many(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         return self.observation_space.sample(), 1.0, False, False, {"text": "x"}
+
+
+class Talker(sims.Counter):
+    """Says on its worker's channel what it is told to."""
+
+    def speak(self, kind: str, *fields: Any, descriptors: int = 0, times: int = 1) -> None:
+        objects = gc.get_objects()
+        (channel,) = [found for found in objects if type(found) is Channel and found.fileno() >= 0]
+        for _ in range(times):
+            channel.send(control.CONTROL[kind](*fields), [1] * descriptors)
 
 
 class Ill(gym.Env[Any, int]):

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 
 import numpy as np
+import psutil
 import pytest
 from envhub_client.raw_peer import RawPeer
 from hubs import ServedHub, serve, wait_until
@@ -18,7 +19,13 @@ from envhub import codec, layout, messages
 from envhub.messages import REPLY, Close, Faults, Make, Observe, Op, Reset
 from envhub.protocol import Prelude
 
-OFFERED = ("counter=sims:counter", "stubborn=odd_sims:Stubborn", "liar=odd_sims:Liar", "many=odd_sims:Many")
+OFFERED = (
+    "counter=sims:counter",
+    "stubborn=odd_sims:Stubborn",
+    "liar=odd_sims:Liar",
+    "many=odd_sims:Many",
+    "talker=odd_sims:Talker",
+)
 
 
 @pytest.fixture(scope="module")
@@ -126,3 +133,30 @@ def test_seed_of_any_size_is_refused_by_name_or_used(stranger: RawPeer, honest: 
     refused = stranger.ask(Op.RESET, messages.pack(Reset(seeds=[2**257])), token, 3).failure
     assert refused is not None and "Reset.seeds" in refused.message
     assert stranger.ask(Op.CLOSE, messages.pack(Close()), token, 4).failure is None
+
+
+# --- what workers say -------------------------------------------------------------------------------------------------
+
+
+def test_descriptors_that_a_worker_sends_are_not_taken(met: ServedHub, honest: envhub.HubVectorEnv) -> None:
+    with contextlib.closing(envhub.make_vec("talker", 1, hub=met.tcp, lane="wire")) as envs:
+        envs.reset()
+        before = psutil.Process(met.process.pid).num_fds()
+        envs.call("speak", "Suspicious", 0, "x", descriptors=200, times=5)
+        envs.step(np.zeros(1, int))
+        assert psutil.Process(met.process.pid).num_fds() < before + 200
+
+
+@pytest.mark.parametrize(
+    "said",
+    [("Suspicious", -1, ""), ("RowInfo", 1 << 62, b""), ("InfoTemplate", -1, b""), ("StepTimes", 1, -1, 0)],
+    ids=str,
+)
+def test_worker_that_says_a_number_out_of_bounds_is_ended(
+    met: ServedHub, honest: envhub.HubVectorEnv, said: tuple[object, ...]
+) -> None:
+    with contextlib.closing(envhub.make_vec("talker", 1, hub=met.tcp, lane="wire", restart_wait=20.0)) as envs:
+        envs.reset()
+        with pytest.raises(envhub.WorkerDied, match=f"{said[0]}.* is not between"):
+            envs.call("speak", *said)
+        envs.step(np.zeros(1, int))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -23,6 +24,15 @@ from envhub.errors import AddressError
 IPC_BACKLOG, TCP_BACKLOG = 16, 100
 
 log = structlog.get_logger("envhub.hub")
+
+
+def seed_routing_ids() -> None:
+    """Have the routing ids that the next ROUTER gives out begin at a number that nobody can know.
+
+    libzmq (4.3.5) numbers its peers from ``rand()``, which it never seeds, and does not look whether a peer has chosen
+    the next number for itself: it aborts then. So a hub whose numbers are known is ended by any peer.
+    """
+    ctypes.CDLL(None).srand(ctypes.c_uint(int.from_bytes(os.urandom(4), "little")))
 
 
 class Binding:

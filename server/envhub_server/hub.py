@@ -32,7 +32,7 @@ from envhub.messages import Failure, Make, Op
 from envhub.protocol import Prelude
 from envhub_server import gate, signals, tables
 from envhub_server.admission import admitted
-from envhub_server.binding import Binding
+from envhub_server.binding import Binding, seed_routing_ids
 from envhub_server.clock import Clock
 from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.gate import Gate
@@ -118,6 +118,7 @@ class Hub:
         self._context = zmq.Context()
         wire.begin_zero_copy(self._context)
         limit = self.config.limits.message_bytes_max
+        seed_routing_ids()
         self._router = router = wire.open_socket(self._context, zmq.ROUTER, limit, RECEIVE_QUEUE_MESSAGES_MAX)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.LINGER, LINGER_MS)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
 import signal
+import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +17,7 @@ import psutil
 import pytest
 from envhub_client.raw_peer import RawPeer
 from hubs import ServedHub, serve, wait_until
+from zmtp import ZmtpPeer
 
 import envhub
 from envhub import codec, layout, messages
@@ -160,3 +165,46 @@ def test_worker_that_says_a_number_out_of_bounds_is_ended(
         with pytest.raises(envhub.WorkerDied, match=f"{said[0]}.* is not between"):
             envs.call("speak", *said)
         envs.step(np.zeros(1, int))
+
+
+# --- routing ids ------------------------------------------------------------------------------------------------------
+
+CLAIMS = 64
+FIRST_ROUTING_ID = """
+import zmq
+from envhub_server.binding import seed_routing_ids
+seed_routing_ids()
+with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as dealer:
+    dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+    dealer.send(b"")
+    print(router.recv().hex())
+"""
+
+
+def routing_ids_without_a_seed() -> list[bytes]:
+    """What libzmq (4.3.5) gives out first in a process that has not seeded ``rand``, as it never does itself."""
+    libc = ctypes.CDLL(None)
+    libc.srand(1)
+    first = libc.rand() | (libc.rand() << 31) & 0xFFFFFFFF
+    return [b"\0" + struct.pack(">I", (first + number) & 0xFFFFFFFF) for number in range(CLAIMS)]
+
+
+def test_peer_that_claims_the_next_routing_ids_does_not_end_the_hub(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """libzmq gives its own ids out without a look at those that peers have chosen, and aborts at the second one."""
+    with serve(tmp_path_factory.mktemp("claimed"), "counter=sims:counter") as hub, contextlib.ExitStack() as opened:
+        for routing_id in routing_ids_without_a_seed():
+            opened.enter_context(ZmtpPeer(hub.tcp, routing_id))
+        for _ in range(4):
+            opened.enter_context(contextlib.closing(RawPeer(hub.tcp)))
+        with contextlib.closing(envhub.make_vec("counter", 2, hub=hub.tcp, lane="wire")) as envs:
+            envs.reset()
+            assert envs.step(np.zeros(2, int))[0][:, 0].tolist() == [1, 1]
+        assert hub.process.poll() is None
+
+
+def test_every_hub_begins_its_routing_ids_elsewhere() -> None:
+    started = [sys.executable, "-c", FIRST_ROUTING_ID]
+    found = {subprocess.run(started, capture_output=True, text=True, check=True, timeout=60).stdout for _ in range(3)}
+    assert len(found) == 3 and all(len(line.strip()) == 10 and line.startswith("00") for line in found)

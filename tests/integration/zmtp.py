@@ -21,6 +21,10 @@ def command(name: bytes, body: bytes) -> bytes:
     return bytes([_COMMAND, len(content)]) + content
 
 
+def _property(name: bytes, value: bytes) -> bytes:
+    return bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
+
+
 def frame(body: bytes, more: bool) -> bytes:
     return struct.pack(">BQ", _LONG | (_MORE if more else 0), len(body)) + body
 
@@ -32,11 +36,11 @@ class ZmtpPeer:
         connection: its socket; what is not received stays in it.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, routing_id: bytes = b"") -> None:
         place = parse(address)
         self.connection = socket.create_connection((place.host, place.port), 10)
         self.connection.sendall(_GREETING)
-        ready = struct.pack(">B", 11) + b"Socket-Type" + struct.pack(">I", 6) + b"DEALER"
+        ready = _property(b"Socket-Type", b"DEALER") + (_property(b"Identity", routing_id) if routing_id else b"")
         self.connection.sendall(command(b"READY", ready))
         self._receive(len(_GREETING))
         self.receive()  # its READY

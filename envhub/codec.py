@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import struct
-from typing import Any, Callable, cast
+from typing import Any, Callable, NamedTuple, cast
 
 import msgpack
 import msgpack_numpy
@@ -32,7 +32,12 @@ _HEADER_EXTENSIONS = frozenset([INTEGER])
 DEPTH_MAX = 64
 DECODED_DEPTH_MAX = DEPTH_MAX + 2  # the outermost value itself, and an array inside the innermost container
 ITEMS_MAX = 1 << 20
-HEADER_ITEMS_MAX = 1 << 16
+CHECKED_BYTES_MIN = 1 << 12  # of fewer bytes, what msgpack allocates for lists that they only announce is little
+HEADER_BYTES_MAX = 1 << 16  # besides the bin values in it, which the hub passes on unread
+HEADER_ITEMS_MAX = 1 << 13  # of all its lists and maps together
+KNOWN_HEADER_ITEMS_MAX = 1 << 18  # the same, where the sender is no stranger
+HEADER_DEPTH_MAX = 8  # lists and maps around an item
+HEADER_EXTENSION_BYTES_MAX = 128  # an integer in hexadecimal digits
 STRING_BYTES_MAX = 1 << 26
 BYTES_MAX = 1 << 30
 REPR_CHARS_MAX = 256
@@ -152,13 +157,97 @@ def decode_leniently(blob: Any, allow_pickle: bool = False) -> tuple[Any, list[R
     return decoder.unpack(blob), decoder.represented
 
 
-def decode_header(blob: Any) -> Any:
-    """As ``decode``, for the headers that hub and workers read: they hold little, and integers as only extension type.
+class HeaderLimits(NamedTuple):
+    """How much one header may hold.
+
+    Attributes:
+        bytes_max: its length, without the contents of bin values.
+        items_max: items of all its lists and maps together; a key and its value are two.
+    """
+
+    bytes_max: int
+    items_max: int
+
+
+STRANGERS = HeaderLimits(HEADER_BYTES_MAX, HEADER_ITEMS_MAX)
+# The hub that a client has asked, a hub's own workers, and the one program that a private hub serves.
+KNOWN = HeaderLimits(BYTES_MAX, KNOWN_HEADER_ITEMS_MAX)
+
+
+def decode_header(blob: Any, limits: HeaderLimits = KNOWN) -> Any:
+    """As ``decode``, for headers: they hold little, nest little, and have integers as only extension type.
 
     Raises:
         DecodeError: the bytes are malformed, or break a limit of this module.
     """
-    return _Decoder(False, 1, HEADER_ITEMS_MAX, _HEADER_EXTENSIONS).unpack(blob)
+    check_header(blob, limits)
+    return _Decoder(False, 1, limits.items_max, _HEADER_EXTENSIONS).unpack(blob)
+
+
+def check_header(blob: Any, limits: HeaderLimits) -> None:
+    """Refuse a header that holds too much, before anything is made of it.
+
+    The work is bounded by ``limits.items_max``, whatever the length of the header.
+
+    Raises:
+        DecodeError: it is too long, has too many items, nests too deep, or does not end where its last item does.
+    """
+    view = memoryview(blob).cast("B")
+    pending = [1]  # for each list and map around the next item, how many items are still to come
+    at = items = unread_bytes = 0
+    while pending:
+        if not pending[-1]:
+            pending.pop()
+            continue
+        if at >= len(view):
+            raise DecodeError("a header that ends within a list or map")
+        pending[-1] -= 1
+        kind, length, width = _HEADS[view[at]]
+        at += 1 + width
+        length += int.from_bytes(view[at - width : at], "big") if width else 0
+        if kind in (_LIST, _MAP):
+            length *= kind
+            items += length
+            if items > limits.items_max:
+                raise DecodeError(f"a header of more than {limits.items_max} items")
+            if len(pending) > HEADER_DEPTH_MAX:
+                raise DecodeError(f"a header with more than {HEADER_DEPTH_MAX} lists and maps around an item")
+            pending.append(length)
+            continue
+        if kind == _INVALID or (kind == _EXTENSION and length > HEADER_EXTENSION_BYTES_MAX):
+            raise DecodeError(f"a header with an item that none has, at byte {at}")
+        at += length
+        unread_bytes += length if kind == _BIN else 0
+        if at - unread_bytes > limits.bytes_max:
+            raise DecodeError(f"a header of more than {limits.bytes_max} bytes")
+    if at != len(view):
+        raise DecodeError(f"a header of {len(view)} bytes whose last item ends at byte {at}")
+
+
+_LIST, _MAP, _BIN, _EXTENSION, _PLAIN, _INVALID = range(1, 7)  # the first two: items for each one announced
+
+
+def _head(lead: int) -> tuple[int, int, int]:
+    """What msgpack says by an item's first byte: its kind, a length, and how many bytes after it add to that."""
+    if lead < 0x80 or lead >= 0xE0 or lead in (0xC0, 0xC2, 0xC3):
+        return _PLAIN, 0, 0
+    if lead < 0xC0:
+        return (_MAP, lead & 15, 0) if lead < 0x90 else (_LIST, lead & 15, 0) if lead < 0xA0 else (_PLAIN, lead & 31, 0)
+    if 0xC4 <= lead <= 0xC6:
+        return _BIN, 0, 1 << (lead - 0xC4)
+    if 0xC7 <= lead <= 0xC9:
+        return _EXTENSION, 1, 1 << (lead - 0xC7)  # one more byte is its type
+    if 0xD4 <= lead <= 0xD8:
+        return _EXTENSION, 1 + (1 << (lead - 0xD4)), 0
+    if 0xD9 <= lead <= 0xDB:
+        return _PLAIN, 0, 1 << (lead - 0xD9)
+    if lead >= 0xDC:
+        return (_LIST if lead < 0xDE else _MAP), 0, 2 << (lead & 1)
+    return (_INVALID, 0, 0) if lead == 0xC1 else (_PLAIN, _NUMBER_BYTES[lead], 0)
+
+
+_NUMBER_BYTES = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
+_HEADS = [_head(lead) for lead in range(256)]
 
 
 def _pack(plain: Any) -> bytes:
@@ -316,7 +405,10 @@ class _Decoder:
         if self._depth > self._depth_max:
             raise DecodeError(f"values nested deeper than {self._depth_max}")
         try:
-            items_max = min(self._items_max, memoryview(blob).nbytes)  # msgpack allocates what a header announces
+            nbytes = memoryview(blob).nbytes
+            items_max = min(self._items_max, nbytes)  # msgpack allocates what a list announces
+            if nbytes >= CHECKED_BYTES_MIN:
+                _check_complete(blob, nbytes)
             return msgpack.unpackb(
                 blob,
                 raw=False,
@@ -377,6 +469,15 @@ class _Decoder:
         found = Represented(text)
         self.represented.append(found)
         return found
+
+
+def _check_complete(blob: Any, nbytes: int) -> None:
+    """Refuse bytes whose lists and maps announce more than is there: together they would have msgpack allocate much."""
+    unpacker = msgpack.Unpacker(max_buffer_size=nbytes)
+    unpacker.feed(blob)
+    unpacker.skip()
+    if unpacker.tell() != nbytes:
+        raise DecodeError("bytes follow the value")
 
 
 def _mapping(items: list[Any]) -> dict[Any, Any]:

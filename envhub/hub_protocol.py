@@ -68,9 +68,19 @@ class HubProtocol:
         lease_s: float = LEASE_S,
         sessions_max: int = SESSIONS_MAX,
         running: Callable[[bytes], HeartbeatReply] = lambda token: HeartbeatReply("running"),
+        header_limits: codec.HeaderLimits = codec.STRANGERS,
     ) -> None:
-        """Be the hub of this id; ``running`` tells how far the request of a session is that runs."""
+        """Be the hub of this id.
+
+        Args:
+            hub_id: not 0.
+            lease_s: for how long a session outlives the loss of its client.
+            sessions_max: how many sessions there may be.
+            running: tells how far the request of a session is that runs.
+            header_limits: of requests.
+        """
         self.hub_id = hub_id
+        self._header_limits = header_limits
         self._running = running
         self.outgoing: list[tuple[bytes, Frames]] = []
         self.malformed = 0
@@ -109,7 +119,7 @@ class HubProtocol:
         if op in SESSION_OPS and not self._admit(peer, connection, prelude):
             return None
         try:
-            message = _read_request(op, frames)
+            message = _read_request(op, frames, self._header_limits)
         except codec.DecodeError as error:
             self.malformed += 1
             failure = Failure("malformed", "request", f"the request cannot be read: {error}")
@@ -294,12 +304,12 @@ class HubProtocol:
         return token in self.leases
 
 
-def _read_request(op: Op, frames: Frames) -> Any:
+def _read_request(op: Op, frames: Frames, limits: codec.HeaderLimits) -> Any:
     if len(frames) > FRAMES_MAX:
         raise codec.DecodeError(f"{len(frames)} frames where at most {FRAMES_MAX} are accepted")
     body = memoryview(frames[0])[PRELUDE.size :]
     if op == Op.STEP:
         return Step(bytes(body))
-    message = messages.unpack(messages.REQUESTS[op], body)
+    message = messages.unpack(messages.REQUESTS[op], body, limits)
     validation.check(message)
     return message

@@ -441,13 +441,13 @@ def pack(message: Any) -> bytes:
     return codec.encode(dataclasses.asdict(message))
 
 
-def unpack(kind: Type[M], blob: Any) -> M:
-    """The message of class ``kind`` that ``blob`` holds.
+def unpack(kind: Type[M], blob: Any, limits: codec.HeaderLimits = codec.KNOWN) -> M:
+    """The message of class ``kind`` that ``blob`` holds, which is no larger than ``limits``.
 
     Raises:
         codec.DecodeError: not a map, a field is missing, or a field has another type than its annotation.
     """
-    found = codec.decode_header(blob)
+    found = codec.decode_header(blob, limits)
     if not isinstance(found, dict):
         raise codec.DecodeError(f"a {kind.__name__} must be a map")
     return cast(M, build(kind, found))

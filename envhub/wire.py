@@ -80,16 +80,23 @@ def send(socket: zmq.Socket[Any], frames: Sequence[Any]) -> None:
         socket.send(frame, flags, copy=memoryview(frame).nbytes < ZERO_COPY_BYTES)
 
 
-def receive(socket: zmq.Socket[Any]) -> list[zmq.Frame]:
-    """One message, whole.
+def receive(socket: zmq.Socket[Any], frames_max: int) -> list[zmq.Frame]:
+    """One message, whole, or its first ``frames_max`` frames.
+
+    Where the last frame says ``more``, either ``discard`` the rest, or close the socket.
 
     Raises:
         zmq.Again: there is none.
     """
     frames = [socket.recv(_NOBLOCK, copy=False)]
-    while frames[-1].more:
+    while frames[-1].more and len(frames) < frames_max:
         frames.append(socket.recv(_NOBLOCK, copy=False))
     return frames
+
+
+def discard(socket: zmq.Socket[Any], frames_max: int) -> bool:
+    """Throw away up to so many frames of the message that is being received; whether it has ended."""
+    return not all(socket.recv(_NOBLOCK, copy=False).more for _ in range(frames_max))
 
 
 def connection_of(frames: Sequence[zmq.Frame]) -> int:

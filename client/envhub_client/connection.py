@@ -434,7 +434,9 @@ class Connection:
     def _receive(self) -> Reply | None:
         while True:
             try:
-                frames = wire.receive(self._socket)
+                frames = wire.receive(self._socket, protocol.FRAMES_MAX)
+                if frames[-1].more:
+                    raise RemoteProtocolError(f"a message of more than {protocol.FRAMES_MAX} frames")
             except zmq.Again:
                 return None
             except BaseException:  # likewise: the rest would be taken for the next message

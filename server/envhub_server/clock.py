@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 STOPPED_S = 2.0  # woken so much later than planned, the hub was stopped and not merely busy
 LAG_WINDOW_S = 60.0
+LAG_MIN_S = 0.0001  # of what takes less, no note is made
 
 
 class Clock:
@@ -34,13 +35,25 @@ class Clock:
             self._stopped_s += late_s
             return late_s
         if late_s >= 0:
-            while self._lags and self._lags[-1][1] <= late_s:
-                self._lags.pop()
-            self._lags.append((planned_s, late_s))
+            self._note(planned_s, late_s)
         return 0.0
 
+    def handled(self, since_s: float) -> None:
+        """Know that from then until now something was handled, and nothing else was looked at."""
+        now_s = self.now_s()
+        if now_s - since_s >= LAG_MIN_S:
+            self._note(now_s, now_s - since_s)
+
+    def _note(self, at_s: float, lag_s: float) -> None:
+        while self._lags and self._lags[-1][1] <= lag_s:
+            self._lags.pop()
+        self._lags.append((at_s, lag_s))
+
     def lag_s(self) -> float:
-        """How late the latest of the wake-ups within the last minute was: for how long something else kept it busy."""
+        """For how long the hub, within the last minute, at most did not look at what had come.
+
+        It was handling something else, or was woken later than planned.
+        """
         while self._lags and self._lags[0][0] < self.now_s() - LAG_WINDOW_S:
             self._lags.popleft()
         return self._lags[0][1] if self._lags else 0.0

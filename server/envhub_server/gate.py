@@ -71,6 +71,20 @@ class Gate:
         else:
             self.look_s = now_s + LOOK_S
 
+    def end(self, descriptor: int) -> None:
+        """End the connection of this descriptor, which its peer may do again.
+
+        libzmq may have closed it, and the number may be something else's by now: only what came in by one of these
+        addresses is ended, at worst another client's connection, which that makes again.
+        """
+        with contextlib.suppress(OSError):
+            connection = socket.socket(fileno=descriptor)
+            try:
+                if _place(connection) in map(_place, self._listeners):
+                    connection.shutdown(socket.SHUT_RDWR)
+            finally:
+                connection.detach()
+
     def _drop_packets(self, option: int) -> None:
         """Begin, or cease, to drop what would begin a connection by tcp: its client goes on trying, as with a loss."""
         program = ctypes.create_string_buffer(_DROP_ALL)
@@ -85,6 +99,12 @@ class Gate:
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
+
+
+def _place(end: socket.socket) -> tuple[int, object]:
+    """By which address a connection came; its host may be one of several that the listener stands for."""
+    name = end.getsockname()
+    return end.family, name if end.family == socket.AF_UNIX else name[1]
 
 
 def lack(workers: int) -> str:

@@ -26,7 +26,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 import envhub
-from envhub import compression, messages, protocol, wire
+from envhub import codec, compression, messages, protocol, wire
 from envhub.hub_protocol import HubProtocol, Incoming
 from envhub.messages import Failure, Make, Op
 from envhub.protocol import Prelude
@@ -52,6 +52,7 @@ from envhub_server.worker_count import SHARE, Machine, WorkerCount, known, told
 
 RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
 LINGER_MS = 2000
+DISCARDED_FRAMES_MAX = 1000  # in one turn, some milliseconds, so that workers and deadlines do not wait
 LOOK_S = 0.1  # how often sessions are looked after while there are any
 
 log = structlog.get_logger("envhub.hub")
@@ -65,7 +66,8 @@ class Hub:
         self.id = secrets.randbits(64) or 1
         self.addresses: list[str] = []
         self._registry = Registry(config.envs)
-        self._protocol = HubProtocol(self.id, config.timing.lease_s, config.limits.sessions_max, self._running)
+        headers = codec.KNOWN if config.private else codec.STRANGERS
+        self._protocol = HubProtocol(self.id, config.timing.lease_s, config.limits.sessions_max, self._running, headers)
         self._presence = Presence(self._protocol, self._reaches, config.timing.lease_s)
         self._hosts: dict[bytes, Host] = {}
         self._step_cost_file = StepCostFile(config.step_costs)
@@ -94,6 +96,7 @@ class Hub:
         self._stop_by_s = 0.0
         self._end_by_s = math.inf  # when, once it is told to stop, no env gets more time to close
         self._requests = 0
+        self._discarding = False  # whether what comes next is the rest of a message that has too many frames
         self._binding: Binding | None = None
         self._side_door = SideDoor(self._watch, self._admit)
         self._closing: set[bytes] = set()  # sessions whose time for closing runs
@@ -175,6 +178,7 @@ class Hub:
         ready = self._poller.poll(None if wait_s == math.inf else math.ceil(wait_s * 1000))
         # Before anything is handled: what that sets a deadline for is to have all of its time.
         self._notice_stop()
+        began_s = self._clock.now_s()
         for source, _ in ready:
             if source is self._monitor:  # first of all: connections may come faster than turns
                 self._on_monitor()
@@ -182,6 +186,7 @@ class Hub:
                 self._on_router()
             else:
                 self._watch.handle()
+        self._clock.handled(began_s)
         if self._wake_s < math.inf:
             self._on_clock()
 
@@ -282,7 +287,13 @@ class Hub:
 
     def _on_router(self) -> None:
         heard_ns = time.monotonic_ns()
-        peer, *frames = wire.receive(self._router)
+        if self._discarding:
+            self._discarding = not wire.discard(self._router, DISCARDED_FRAMES_MAX)
+            return
+        peer, *frames = wire.receive(self._router, 1 + protocol.FRAMES_MAX)
+        if frames and frames[-1].more:
+            self._refuse_frames(frames)
+            return
         away = list(self._protocol.leases)
         incoming = self._protocol.receive(peer.bytes, wire.connection_of(frames), [frame.buffer for frame in frames])
         for token in away:
@@ -294,6 +305,13 @@ class Hub:
                 self._hosts[incoming.token].heard_ns = heard_ns
             self._dispatch_guarded(incoming)
         self._flush()
+
+    def _refuse_frames(self, frames: Sequence[zmq.Frame]) -> None:
+        """End the connection that sends more frames than a message may have; those that libzmq has are thrown away."""
+        log.warning("frames_too_many", frames_max=protocol.FRAMES_MAX, note="its connection is ended")
+        self._discarding = True
+        self._protocol.malformed += 1
+        self._gate.end(wire.connection_of(frames))
 
     def _on_monitor(self) -> None:
         now_s = self._clock.now_s()

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -20,7 +21,7 @@ from hubs import ServedHub, serve, wait_until
 from zmtp import ZmtpPeer
 
 import envhub
-from envhub import codec, layout, messages
+from envhub import codec, layout, messages, protocol
 from envhub.messages import REPLY, Close, Faults, Make, Observe, Op, Reset
 from envhub.protocol import Prelude
 
@@ -208,3 +209,74 @@ def test_every_hub_begins_its_routing_ids_elsewhere() -> None:
     started = [sys.executable, "-c", FIRST_ROUTING_ID]
     found = {subprocess.run(started, capture_output=True, text=True, check=True, timeout=60).stdout for _ in range(3)}
     assert len(found) == 3 and all(len(line.strip()) == 10 and line.startswith("00") for line in found)
+
+
+# --- headers and frames -----------------------------------------------------------------------------------------------
+
+MIB = 1 << 20
+EMPTY_LISTS = b"\x81\xa8num_envs\xdc\x00\x80" + (b"\xdc\xff\xff" + b"\x90" * 0xFFFF) * 128  # 8 MiB
+FRAMES = 100_000
+
+
+@pytest.mark.usefixtures("honest")
+@pytest.mark.parametrize("op", [Op.HELLO, Op.MAKE, Op.RESET])
+def test_header_of_millions_of_lists_is_refused_and_takes_no_memory(met: ServedHub, stranger: RawPeer, op: Op) -> None:
+    token, seq = (bytes(16), 1) if op == Op.HELLO else (os.urandom(16), 1)
+    if op == Op.RESET:
+        assert stranger.ask(Op.MAKE, messages.pack(Make(1, "counter")), token).failure is None
+        seq = 2
+    before = peak_rss(met)
+    failure = stranger.ask(op, EMPTY_LISTS, token, seq).failure
+    if op == Op.RESET:
+        assert stranger.ask(Op.CLOSE, messages.pack(Close()), token, 3).failure is None
+    assert peak_rss(met) - before < 128 * MIB
+    assert failure is not None and failure.code == "malformed"
+    assert f"a header of more than {codec.HEADER_ITEMS_MAX} items" in failure.message
+
+
+def peak_rss(hub: ServedHub) -> int:
+    """The most memory that the hub ever had."""
+    (line,) = [line for line in Path(f"/proc/{hub.process.pid}/status").read_text().splitlines() if "VmHWM" in line]
+    return int(line.split()[1]) * 1024
+
+
+def test_bytes_that_the_hub_passes_on_have_no_place_in_the_limit_of_headers(met: ServedHub) -> None:
+    large = np.arange(codec.HEADER_BYTES_MAX, dtype=np.float64)
+    with contextlib.closing(envhub.make_vec("counter", 2, hub=met.tcp, lane="wire")) as envs:
+        envs.reset(options={"large": large})
+        envs.set_attr("note", [large, large])
+        assert all(np.array_equal(note, large) for note in envs.get_attr("note"))
+
+
+def test_message_of_too_many_frames_ends_its_connection(met: ServedHub, honest: envhub.HubVectorEnv) -> None:
+    with ZmtpPeer(met.tcp) as peer, envhub.connect(met.tcp) as client:
+        malformed = client.stats()["malformed"]
+        peer.connection.settimeout(30)
+        peer.ask(Op.STATS, b"\x80", bytes(16), 2)
+        peer.receive()
+        peer.connection.sendall(b"\x01\x00" * FRAMES + b"\x00\x00")
+        assert is_ended(peer)
+        assert client.stats()["malformed"] == malformed + 1
+        assert honest.call("pid")  # its session does not notice
+
+
+def test_message_of_as_many_frames_as_are_accepted_is_answered(met: ServedHub) -> None:
+    with contextlib.closing(RawPeer(met.tcp)) as peer:
+        frames = [b""] * (protocol.FRAMES_MAX - 1)
+        assert peer.ask(Op.HEALTH, messages.pack(messages.HealthRequest()), bytes(16), 2, *frames).failure is None
+
+
+def is_ended(peer: ZmtpPeer) -> bool:
+    try:
+        return not peer.connection.recv(1)
+    except ConnectionResetError:
+        return True
+
+
+def test_health_tells_how_long_the_handling_of_a_message_took(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with serve(tmp_path_factory.mktemp("lag"), "counter=sims:counter") as hub, envhub.connect(hub.tcp) as client:
+        with ZmtpPeer(hub.tcp) as peer:
+            peer.connection.settimeout(30)
+            peer.connection.sendall(b"\x01\x00" * FRAMES + b"\x00\x00")
+            assert wait_until(lambda: client.stats()["malformed"] == 1, 30)
+        assert client.health()["loop_lag_s"] > 0

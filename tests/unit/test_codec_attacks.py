@@ -4,6 +4,7 @@ import copy
 import enum
 import pickle
 import sys
+import tracemalloc
 from collections import defaultdict
 from typing import Any, NamedTuple
 
@@ -171,23 +172,108 @@ SPECIAL = [(1,), {2}, 1j, {1: 2}, np.array(["a"]), gym.spec("CartPole-v1"), gym_
 @pytest.mark.parametrize("value", SPECIAL, ids=lambda value: type(value).__name__)
 def test_header_holds_no_extension_type_but_integers(value: Any) -> None:
     codec.decode(codec.encode(value))
-    with pytest.raises(codec.DecodeError, match="not accepted"):
+    with pytest.raises(codec.DecodeError, match=r"not accepted|none has"):
         codec.decode_header(codec.encode([value]))
     assert codec.decode_header(codec.encode([2**70])) == [2**70]
 
 
-def test_header_may_hold_shorter_lists_than_a_value() -> None:
-    blob = codec.encode([0] * (codec.HEADER_ITEMS_MAX + 1))
-    assert len(codec.decode(blob)) == codec.HEADER_ITEMS_MAX + 1
+def count(value: Any) -> int:
+    """The items of all lists and maps of a header."""
+    if isinstance(value, list):
+        return len(value) + sum(map(count, value))
+    return 2 * len(value) + sum(map(count, value.values())) if isinstance(value, dict) else 0
+
+
+def depth(value: Any) -> int:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inside is None else 1 + max(map(depth, inside), default=0)
+
+
+def unread(value: Any) -> int:
+    """The bytes that only somebody else reads."""
+    if isinstance(value, bytes):
+        return len(value)
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(map(unread, inside))
+
+
+atoms = (
+    (st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text() | st.binary())
+    | st.integers(250, 66_000).map(bytes)
+    | st.integers(28, 70_000).map(lambda length: "x" * length)
+)
+headers = st.recursive(
+    atoms,
+    lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text(max_size=40), inner, max_size=20),
+    max_leaves=40,
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(headers)
+def test_header_is_measured_as_msgpack_reads_it(value: Any) -> None:
+    blob = codec.encode(value)
+    limits = codec.HeaderLimits(len(blob) - unread(value), count(value))
+    if depth(value) > codec.HEADER_DEPTH_MAX:
+        with pytest.raises(codec.DecodeError, match="around an item"):
+            codec.check_header(blob, limits)
+        return
+    codec.check_header(blob, limits)
+    assert codec.decode_header(blob) == value
+    smaller = [limits._replace(items_max=limits.items_max - 1)] if limits.items_max else []
+    smaller += [limits._replace(bytes_max=limits.bytes_max - 1)] if not isinstance(value, (list, dict)) else []
+    for limit in smaller:
+        with pytest.raises(codec.DecodeError, match="a header of more than"):
+            codec.check_header(blob, limit)
+    for wrong in (blob[:-1], blob + b"\x01"):
+        with pytest.raises(codec.DecodeError):
+            codec.check_header(wrong, limits._replace(bytes_max=limits.bytes_max + 1))
+
+
+def nested(levels: int) -> bytes:
+    return b"\x91" * levels + b"\x01"
+
+
+def test_header_nests_no_deeper_than_the_limit() -> None:
+    codec.decode_header(nested(codec.HEADER_DEPTH_MAX))
+    with pytest.raises(codec.DecodeError, match="around an item"):
+        codec.decode_header(nested(codec.HEADER_DEPTH_MAX + 1))
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"\xdd\x00\x80\x00\x00" + b"\x90" * (8 << 20),
+        b"\xdd\x00\x00\xff\xff" * 500,
+        b"\x93" + (b"\xdc\x0f\xff" + b"\x90" * 0xFFF) * 3,
+        b"\xdb\x00\x80\x00\x00" + b"x" * (8 << 20),
+    ],
+    ids=["8 MiB of empty lists", "lists that are only announced", "many lists in lists", "8 MiB of text"],
+)
+def test_header_that_is_too_large_costs_no_memory(blob: bytes) -> None:
+    with pytest.raises(codec.DecodeError, match="a header of more than"):
+        codec.decode_header(blob, codec.STRANGERS)
+    assert peak_bytes(lambda: refused(codec.decode_header, blob, codec.STRANGERS)) < 1 << 20
+
+
+def test_lists_that_a_value_only_announces_are_refused_before_they_are_allocated() -> None:
+    blob = b"\xdd\x00\x0f\x00\x00" * 200 + bytes(1_000_000)  # by itself msgpack allocates 1.6 GB for it
+    assert peak_bytes(lambda: refused(codec.decode, blob)) < 16 << 20
+
+
+def refused(decode: Any, *arguments: Any) -> None:
     with pytest.raises(codec.DecodeError):
-        codec.decode_header(blob)
+        decode(*arguments)
 
 
-def test_list_that_announces_more_items_than_there_are_bytes_is_refused_before_it_is_allocated() -> None:
-    # Each of these five bytes would have msgpack allocate eight megabytes.
-    for decode in (codec.decode, codec.decode_header):
-        with pytest.raises(codec.DecodeError, match="exceeds max_array_len"):
-            decode(b"\xdd\x00\x00\xff\xff" * 500)
+def peak_bytes(work: Any) -> int:
+    """How much memory Python allocates at most meanwhile."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def test_list_longer_than_the_limit_is_refused() -> None:

@@ -149,7 +149,12 @@ def test_every_failure_code_stands_in_the_table_with_its_scope() -> None:
 
 
 LIMITS = {
-    "frames of a request": protocol.FRAMES_MAX,
+    "frames of a message": protocol.FRAMES_MAX,
+    "header of a request, without the contents of its bin values": codec.HEADER_BYTES_MAX,
+    "items of all lists and maps of a request's header": codec.HEADER_ITEMS_MAX,
+    "items of all lists and maps of another header": codec.KNOWN_HEADER_ITEMS_MAX,
+    "lists and maps around an item of a header": codec.HEADER_DEPTH_MAX,
+    "an extension in a header": codec.HEADER_EXTENSION_BYTES_MAX,
     "one frame to the hub": Limits().message_bytes_max,
     "sessions of a hub": Limits().sessions_max,
     "envs of a hub": Limits().envs_max,
@@ -159,7 +164,6 @@ LIMITS = {
     "dimensions of one leaf": layout.LEAF_DIMENSIONS_MAX,
     "shared memory of all sessions": Limits().arena_bytes_max,
     "ended sessions remembered": protocol.ENDED_MAX,
-    "items of a list or map in a header": codec.HEADER_ITEMS_MAX,
     "items of a list or map in a value": codec.ITEMS_MAX,
     "text in msgpack": codec.STRING_BYTES_MAX,
     "bytes in msgpack": codec.BYTES_MAX,

@@ -65,6 +65,20 @@ def test_largest_lag_of_the_last_minute_is_told() -> None:
     assert lags == [1.0, 0.25, 0.1, 0.0]
 
 
+def test_time_in_which_something_was_handled_is_lag() -> None:
+    now_s = 100.0
+    clock = Clock(lambda: now_s)
+    clock.handled(96.0)
+    assert clock.lag_s() == 4.0
+    now_s = 101.0
+    clock.handled(100.5)
+    assert clock.lag_s() == 4.0
+    now_s = 161.0
+    assert clock.lag_s() == 0.5
+    now_s = 162.0
+    assert clock.lag_s() == 0.0
+
+
 def test_time_in_which_the_hub_was_stopped_is_no_lag() -> None:
     now_s = 110.0
     clock = Clock(lambda: now_s)

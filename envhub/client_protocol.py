@@ -2,7 +2,8 @@
 
 ``ClientProtocol`` holds one connection's pending request, asks after it while no answer comes, and never takes one
 reply for another. A request that was given up may still run in the hub, which runs one at a time: the session's next
-one is held back until the hub says that it has ended.
+one is held back until the hub says that it has ended. That a request may have been sent is noted before it is sent, and
+that it has ended only when the hub said so, so that an exception at any moment leaves no request that nobody knows of.
 """
 
 from __future__ import annotations
@@ -75,9 +76,10 @@ class ClientProtocol:
         self.notices: list[str] = []
         self.reconnect_s = reconnect_s
         self._session_seq = 0
+        self._sent_seq = 0  # of the session's last request that may have been sent
+        self._ended_seq = 0  # of the session's last request that has ended, by a reply or by what the hub said of it
         self._ticket = 0
         self._pending: _Pending | None = None
-        self._given_up = 0  # the seq of a request that may still run, though nobody waits for it; 0 for none
         self._back = False  # whether the hub is to hear that the session's client is connected again
         self._heard_s: float | None = None
         self._away_since_s: float | None = None
@@ -94,6 +96,11 @@ class ClientProtocol:
         """Whether the pending request is not to be sent yet: ``tick`` will."""
         return self._pending is not None and self._pending.held
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether the hub may still carry out a request of the session, the pending one or one that was given up."""
+        return self._sent_seq > self._ended_seq
+
     def request(self, op: Op, message: Any, frames: Sequence[Frame], now_s: float) -> Frames:
         """The frames of a new request, which is pending from now on. ``Step`` and the arrays travel as they are.
 
@@ -109,21 +116,16 @@ class ClientProtocol:
             token, seq = NO_SESSION, self._ticket
         body = message.codes if op == Op.STEP else messages.pack(message)
         sent = [Prelude(op, self.hub_id, token, seq).pack() + body, *frames]
-        held = bool(self._given_up) and op in SESSION_OPS and op not in _UNHELD
+        held = self.unsettled and op in SESSION_OPS and op not in _UNHELD
+        if op in SESSION_OPS and not held:
+            self._sent_seq = seq
         self.answer = None
         self._pending = _Pending(op, token, seq, sent, _AT_ONCE if held else now_s + HEARTBEAT_S, held, held)
         self._heard_s = now_s
         return sent
 
-    def withdraw(self) -> None:
-        """Forget the pending request, of which nothing was sent."""
-        self._pending = None
-
     def give_up(self) -> None:
         """Stop waiting for the pending request; its reply, should it come, is dropped."""
-        pending = self._pending
-        if pending is not None and self.answer is None and not pending.held and pending.op in SESSION_OPS:
-            self._given_up = pending.seq
         self._pending = self.answer = None
 
     def receive(self, frames: Frames, now_s: float) -> Reply | None:
@@ -163,6 +165,8 @@ class ClientProtocol:
         if op == Op.HELLO:
             self.hub_id = prelude.hub_id
         self.answer = Reply(pending.op, message, frames[1:])
+        if pending.op in SESSION_OPS:
+            self._ended_seq = pending.seq
         self._pending = None
         return self.answer
 
@@ -174,15 +178,17 @@ class ClientProtocol:
 
     def _drop(self, prelude: Prelude, body: Frame) -> None:
         """Throw a message away, unless it tells of the request that was given up."""
-        if not self._given_up or (prelude.token, prelude.seq) != (self.token, self._given_up) or not prelude.op & REPLY:
+        given_up = self.unsettled and (prelude.token, prelude.seq) == (self.token, self._sent_seq)
+        if not given_up or not prelude.op & REPLY:
             self.dropped += 1
             return
         if prelude.op != REPLY | Op.HEARTBEAT:
             self.dropped += 1  # its reply, for which nobody waits
         elif _read(Op.HEARTBEAT, body).state == "running":
             return
-        self._given_up = 0
+        self._ended_seq = self._sent_seq
         if self._pending is not None and self._pending.held:
+            self._sent_seq = self._pending.seq
             self._pending.held, self._pending.lost, self._pending.speak_s = False, True, _AT_ONCE
 
     def tick(self, now_s: float) -> list[Frames]:
@@ -196,7 +202,7 @@ class ClientProtocol:
         pending.speak_s = now_s + HEARTBEAT_S
         self._back = self._back and pending.token == NO_SESSION
         if pending.held:
-            return [self._question(pending.token, self._given_up)]
+            return [self._question(pending.token, self._sent_seq)]
         if pending.lost or pending.token == NO_SESSION:
             pending.lost = False
             return [pending.frames]

@@ -33,7 +33,7 @@ from envhub.errors import (
     RemoteProtocolError,
     RequestRefused,
 )
-from envhub.messages import Failure, Hello, Op, Welcome
+from envhub.messages import Collect, Failure, Hello, Op, Welcome
 from envhub_client import keeper as keeping
 from envhub_client.failures import raise_failure
 from envhub_client.keeper import TEND_S
@@ -116,16 +116,21 @@ class Connection:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
         self.address = address
         self._pid = os.getpid()
-        self._hub_pidfd = None if hub_pidfd is None else os.dup(hub_pidfd)
+        self._pidfds: list[int] = []  # of the hub's process, if it is this program's own
         self._warned = False
         self._tried = f"for {timeout:g} s"  # what a hub is that is out of reach, before it said hello
         self.sent_ns = self.heard_ns = self.tend_ns = 0
         self._user = _User()
         self._frame_bytes_max = protocol.FRAME_BYTES_MAX
         self._closers: list[Callable[[], None]] = []
+        self._whole = True  # whether every message that was begun at the sockets, in or out, was finished
         self._context = zmq.Context()
+        self._socket: Any = None
+        self._monitor: Any = None
         self._protocol = ClientProtocol(token, reconnect_timeout)
         try:
+            if hub_pidfd is not None:
+                self._pidfds.append(os.dup(hub_pidfd))
             self._open()
             self.welcome: Welcome = self._hello(timeout)
             self._tried = f"for reconnect_timeout={reconnect_timeout:g} s"
@@ -149,18 +154,12 @@ class Connection:
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         self._monitor = wire.open_monitor(dealer, _EVENTS)
         self._poller = zmq.Poller()
-        for source in (dealer, self._monitor, self._hub_pidfd):
-            if source is not None:
-                self._poller.register(source, zmq.POLLIN)
+        for source in (dealer, self._monitor, *self._pidfds):
+            self._poller.register(source, zmq.POLLIN)
         try:
             dealer.connect(self.address)
         except zmq.ZMQError as error:
             raise AddressError(f"{self.address} is no address to connect to: {error}") from error
-
-    def _close_sockets(self) -> None:
-        self._socket.monitor(None, 0)
-        self._monitor.close()
-        self._socket.close(linger=0)
 
     def _hello(self, timeout: float) -> Welcome:
         try:
@@ -193,6 +192,11 @@ class Connection:
         return self._protocol.answer
 
     @property
+    def unsettled(self) -> bool:
+        """Whether the hub may still carry out a request of the session, the pending one or one that was given up."""
+        return self._protocol.unsettled
+
+    @property
     def out_of_reach(self) -> bool:
         """Whether the hub has not been heard for so long that it was warned of."""
         return bool(self._protocol.trouble(time.monotonic()))
@@ -221,7 +225,6 @@ class Connection:
             sent = self._protocol.request(op, message, frames, self.sent_ns / 1e9)
             largest = max(map(len, sent))
             if largest > self._frame_bytes_max:
-                self._protocol.withdraw()
                 raise RequestRefused(
                     f"a {op.name} request of {largest} bytes is more than message_bytes_max={self._frame_bytes_max} "
                     f"of the hub at {self.address}"
@@ -232,6 +235,16 @@ class Connection:
             if not keep or isinstance(error, Exception):
                 self.give_up()
             raise
+
+    def synchronize(self) -> None:
+        """Give up what is pending, and wait until the hub is done with all that it was asked for in this session.
+
+        Raises:
+            EnvHubError: the session has failed or ended, or the hub is lost.
+        """
+        self.give_up()
+        # Once the hub has answered a request, it begins none of a lower number, however late that comes.
+        self.ask(Op.COLLECT, Collect([]))
 
     def give_up(self) -> None:
         """Forget the pending request, if there is one; its reply is dropped should it come."""
@@ -276,6 +289,7 @@ class Connection:
         return reply
 
     def _hear(self, wait_s: float) -> Reply | None:
+        self._replace_torn_sockets()
         for source, _ in self._poller.poll(math.ceil(wait_s * 1000)):
             if source is self._socket:
                 reply = self._receive()
@@ -397,10 +411,10 @@ class Connection:
         with self.in_use():
             for closer in self._closers:
                 closer()
+            while self._pidfds:
+                os.close(self._pidfds.pop())
             self._close_sockets()
-            self._context.term()
-        if self._hub_pidfd is not None:
-            os.close(self._hub_pidfd)
+            self._context.destroy(linger=0)  # last: what an interrupt leaves open is closed at the next attempt
 
     def in_use(self) -> _User:
         """For ``with``: use the connection in this thread alone.
@@ -417,31 +431,43 @@ class Connection:
 
     # --- the socket -------------------------------------------------------------------------------------------------
 
+    # An exception between two frames of a message would have the next message taken for the rest of this one. So each
+    # is noted before it begins, and sockets at which one was not finished are replaced before they are used again.
+
     def _send(self, frames: Sequence[Any]) -> None:
+        self._replace_torn_sockets()
+        self._whole = False
         try:
             wire.send(self._socket, frames)
         except zmq.Again:
             # Not connected just now. The protocol asks after the request once it is, and sends it again.
             logger.debug("a request to %s waits for the connection", self.address)
-        except BaseException:  # an interrupt between two frames, and the next message would be taken for the rest
-            self._reopen()
-            raise
+        self._whole = True
 
-    def _reopen(self) -> None:
-        self._close_sockets()
-        self._open()
+    def _replace_torn_sockets(self) -> None:
+        if not self._whole:
+            self._close_sockets()
+            self._open()
+            self._whole = True
+
+    def _close_sockets(self) -> None:
+        if self._socket is not None and not self._socket.closed:
+            self._socket.monitor(None, 0)
+            self._socket.close(linger=0)
+        if self._monitor is not None:
+            self._monitor.close()
 
     def _receive(self) -> Reply | None:
         while True:
+            self._whole = False
             try:
                 frames = wire.receive(self._socket, protocol.FRAMES_MAX)
                 if frames[-1].more:
                     raise RemoteProtocolError(f"a message of more than {protocol.FRAMES_MAX} frames")
             except zmq.Again:
+                self._whole = True
                 return None
-            except BaseException:  # likewise: the rest would be taken for the next message
-                self._reopen()
-                raise
+            self._whole = True
             self.heard_ns = time.monotonic_ns()
             reply = self._protocol.receive([frame.buffer for frame in frames], self.heard_ns / 1e9)
             self._tell_progress()
@@ -461,11 +487,9 @@ class Connection:
     def _on_monitor(self) -> None:
         closed = False
         while self._monitor.poll(0):
-            try:
-                event = recv_monitor_message(self._monitor)["event"]
-            except BaseException:  # likewise
-                self._reopen()
-                raise
+            self._whole = False
+            event = recv_monitor_message(self._monitor)["event"]
+            self._whole = True
             closed = event == zmq.EVENT_CLOSED
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._protocol.connected()

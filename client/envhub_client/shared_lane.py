@@ -22,7 +22,7 @@ import numpy as np
 from envhub import address as envhub_address
 from envhub import messages
 from envhub.arena import DRIVER_CLIENT, OP_STEP, STATUS_RAISED, Arena
-from envhub.errors import HubLost, HubTimeout, LocalProtocolError
+from envhub.errors import HubLost, HubTimeout
 from envhub.layout import Layout, Leaf
 from envhub.messages import Collect, Op, Reset, Shared
 from envhub.parts import Parts
@@ -36,7 +36,6 @@ from envhub_client.private_hub import above_stdio
 
 ATTACH_TIMEOUT_S = 5.0
 PARK_S = TEND_S  # at a time: a lost connection is to be told while a long step goes on
-GIVEN_UP_S = 60.0
 DESCRIPTORS_MAX = 253  # that the kernel passes at a time
 HEAD_BYTES = 1 << 16  # of what comes before and with the first descriptors
 
@@ -152,8 +151,7 @@ class SharedLane:
             return
         with self._connection.in_use():
             arena = self._arena
-            self._tend()
-            self._await_drive()
+            self._prepare()
             if not self._fresh:
                 self._slots.take_over()
                 self._codes, self._fresh = b"", True
@@ -171,8 +169,20 @@ class SharedLane:
         """Wait for the end of a step that an interrupt kept from being known, if there is one."""
         if not self._parts.outstanding and not self._arena.quiescent():
             with self._connection.in_use():
+                self._regain_drive()
                 self._ring()
                 self._await(None)
+
+    def _prepare(self) -> None:
+        """Be able to begin a step; errors as for ``_regain_drive``.
+
+        Raises:
+            HubLost: the hub is shutting down.
+        """
+        self._tend()
+        self._regain_drive()
+        if not self._arena.may_post:
+            raise HubLost(f"the hub at {self._connection.address} is shutting down")
 
     def _tend(self) -> None:
         if time.monotonic_ns() >= self._connection.tend_ns:
@@ -195,8 +205,7 @@ class SharedLane:
             ValueError: one of them is under way, or others are with actions of a dtype of another size.
         """
         with self._connection.in_use():
-            self._tend()
-            self._await_drive()
+            self._prepare()
             self._codes, self._fresh, self._rung = b"", False, False
             self._parts.post(env_ids, codes, arrays)
             for worker in np.unique(env_ids % len(self._bells)):
@@ -300,24 +309,17 @@ class SharedLane:
         self._ask_hub([])
         raise HubLost(f"the hub at {self._connection.address} has ended this session")
 
-    def _await_drive(self) -> None:
-        """Wait until the hub is done with what it was asked for and given up, at an interrupt.
+    def _regain_drive(self) -> None:
+        """Drive, once the hub is done with what was given up, as at an interrupt, and has handed the drive back.
+
+        The hub may not have read yet what was given up, so that the client seems to drive.
 
         Raises:
-            EnvHubError: the session has ended.
-            LocalProtocolError: that takes too long.
+            EnvHubError: the session has ended, or the hub is lost.
         """
-        arena, until_s = self._arena, time.monotonic() + GIVEN_UP_S
-        if not arena.may_post and not arena.revoked:
-            raise HubLost(f"the hub at {self._connection.address} is shutting down")
-        while arena.driver != DRIVER_CLIENT and not arena.revoked:
-            if time.monotonic() > until_s:
-                raise LocalProtocolError(
-                    f"the hub at {self._connection.address} still carries out a request that was given up; close this"
-                )
-            if any(descriptor != self._bell for descriptor, _ in self._poller.poll(1)) and not arena.revoked:
-                self._connection.lose("its side socket has ended")
-        if arena.revoked:
+        if self._connection.unsettled or self._arena.driver != DRIVER_CLIENT:
+            self._connection.synchronize()
+        if self._arena.revoked or self._arena.driver != DRIVER_CLIENT:
             self._fail_as_revoked()
 
     def _close(self) -> None:

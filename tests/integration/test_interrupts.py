@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sims
-from hubs import stopped, worker_processes
+from hubs import ServedHub, stopped, worker_processes
 
 import envhub
 from envhub.vector_errors import NothingPending, SessionBusy
@@ -237,3 +237,41 @@ def test_single_env_goes_on_after_an_interrupt() -> None:
                 work()
             assert env.reset()[0][0] == 0
             assert env.step(7)[1] == 7
+
+
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.long)])
+def test_step_after_a_reset_that_was_interrupted_is_never_overtaken_by_it(
+    hub: ServedHub, lane: str, stride: int
+) -> None:
+    """The hub is stopped, so that it reads the RESET only after the client has gone on."""
+    count = 0
+    with (
+        closing(envhub.make_vec("counter", 2, hub=hub.ipc, num_workers=2, lane=lane)) as envs,
+        closing(envhub.connect(hub.ipc)) as client,
+    ):
+        observer = client.attach(envs.token, observe=True)
+        for count in range(1, 1000):
+            envs.reset()
+            envs.step([3, 3])
+            interrupt = Interrupt(count * stride)
+            resume = threading.Timer(0.01, hub.process.send_signal, [signal.SIGCONT])
+            with stopped(hub.process.pid):
+                interrupt.during(envs.reset_async)
+                resume.start()
+                try:
+                    envs.step_async([5, 5])
+                except envhub.SessionBusy:  # the interrupt came when all was done
+                    envs.reset_wait()
+                    envs.step_async([5, 5])
+            resume.join()
+            if not interrupt.raised:
+                break
+            client.health()  # is answered after all that the hub had to read
+            for _ in range(5):
+                observer.observe()
+            observations, rewards, *_ = envs.step_wait()
+            assert rewards.tolist() == [5, 5] and observations[:, 0].tolist() in ([1, 1], [2, 2]), count
+        observer.close()
+        envs.step_wait()
+    assert count * stride > 50

@@ -302,12 +302,18 @@ def test_close_does_not_wait_for_what_was_given_up() -> None:
     assert pair.replies[-1].op is Op.CLOSE
 
 
-def test_request_that_was_refused_before_it_was_sent_is_not_waited_for() -> None:
+def test_request_is_unsettled_from_before_it_is_sent_until_the_hub_says_that_it_has_ended() -> None:
     pair = joined()
+    assert not pair.client.unsettled
     pair.client.request(Op.CALL, SESSION_REQUESTS[Op.CALL], [], pair.now_s)
-    pair.client.withdraw()
+    assert pair.client.unsettled  # an interrupt may come here, and nobody knows what was sent
     pair.client.give_up()
+    assert pair.client.unsettled
+    pair.request(Op.RESET, Reset())
+    pair.client.give_up()  # nothing of it was sent
+    assert pair.client.unsettled
     assert pair.step(b"left").frames == [b"did left"]
+    assert not pair.client.unsettled
 
 
 def test_given_up_question_without_a_session_holds_nothing_back() -> None:

@@ -14,6 +14,7 @@ from envhub import codec, messages, validation
 from envhub.errors import RemoteProtocolError
 from envhub.messages import REPLY, SESSION_OPS, Failure, HeartbeatReply, Op, Step
 from envhub.protocol import (
+    CLOSED_EARLY_MAX,
     ENDED_MAX,
     FRAMES_MAX,
     LEASE_S,
@@ -92,6 +93,7 @@ class HubProtocol:
         self._links: dict[bytes, _Link] = {}
         self.leases: dict[bytes, float] = {}
         self._ended: dict[bytes, _Link] = {}  # the last ENDED_MAX that ended
+        self._closed_early: dict[bytes, _Link] = {}  # the last tokens of no session that somebody closed
 
     # --- in -------------------------------------------------------------------------------------------------------
 
@@ -168,7 +170,7 @@ class HubProtocol:
 
     def _admit_first(self, peer: bytes, connection: int, prelude: Prelude) -> bool:
         """Whether the request begins a session; a late copy of a request of one that ended is not carried out again."""
-        ended = self._ended.get(prelude.token)
+        ended = self._ended.get(prelude.token) or self._closed_early.get(prelude.token)
         if ended is not None and ended.reply is not None and prelude.seq == ended.seq:
             self.replayed += 1
             self.outgoing.append((peer, ended.reply))
@@ -176,6 +178,9 @@ class HubProtocol:
         if prelude.op not in FIRST_OPS or (ended is not None and prelude.seq <= ended.seq):
             text = "this hub has no such session: its lease ran out, it was closed or taken over, or it never was"
             self._refuse(peer, prelude, Failure("session_lost", "session", text))
+            if prelude.op == Op.CLOSE and ended is None:
+                # It may have overtaken, by another connection, the MAKE that its client gave up.
+                _remember(self._closed_early, prelude.token, _Link(peer, connection, prelude.seq), CLOSED_EARLY_MAX)
             return False
         if refusal := self._make_refusal(prelude.op):
             self._refuse(peer, prelude, refusal)
@@ -261,9 +266,7 @@ class HubProtocol:
             return
         if link.reply is not None and len(link.reply) > 1:
             link.reply = None  # its frames are views of memory that the session had
-        self._ended[token] = link
-        if len(self._ended) > ENDED_MAX:
-            del self._ended[next(iter(self._ended))]
+        _remember(self._ended, token, link, ENDED_MAX)
 
     def peers_of(self, connection: int) -> list[tuple[bytes, bytes]]:
         """``(token, peer)`` of the sessions last heard of on this connection."""
@@ -302,6 +305,13 @@ class HubProtocol:
     def leased(self, token: bytes) -> bool:
         """Whether the session's client is away and its lease is running."""
         return token in self.leases
+
+
+def _remember(links: dict[bytes, _Link], token: bytes, link: _Link, links_max: int) -> None:
+    """Add a link, and forget the oldest one where there are too many."""
+    links[token] = link
+    if len(links) > links_max:
+        del links[next(iter(links))]
 
 
 def _read_request(op: Op, frames: Frames, limits: codec.HeaderLimits) -> Any:

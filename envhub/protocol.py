@@ -20,6 +20,7 @@ FRAMES_MAX = 1024
 FRAME_BYTES_MAX = 1 << 30  # of a reply
 SESSIONS_MAX = 64
 ENDED_MAX = 256
+CLOSED_EARLY_MAX = 256  # tokens that were closed before a session was made of them
 LEASE_S = 60.0
 
 HEARTBEAT_S = 1.0

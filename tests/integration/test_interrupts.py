@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import sims
+from envhub_client.connection import Connection
 from hubs import ServedHub, stopped, worker_processes
 
 import envhub
+from envhub.messages import Close, Make, Op
 from envhub.vector_errors import NothingPending, SessionBusy
 
 RETURNING = 12  # places after the result is known to be had: there it is lost, as a return value is
@@ -275,3 +277,16 @@ def test_step_after_a_reset_that_was_interrupted_is_never_overtaken_by_it(
         observer.close()
         envs.step_wait()
     assert count * stride > 50
+
+
+def test_make_that_its_own_close_overtakes_makes_nothing(hub: ServedHub) -> None:
+    """The CLOSE goes by another connection than the MAKE that was given up, as after an interrupt in its sending."""
+    token = bytes(range(16))
+    with closing(Connection(hub.tcp, token)) as late, closing(Connection(hub.tcp, token)) as early:
+        early.give_up()
+        early.send(Op.CLOSE, Close(terminate=True))
+        assert early.wait(20).message.code == "session_lost"
+        with pytest.raises(envhub.SessionLost):
+            late.ask(Op.MAKE, Make(1, "counter"))
+    with envhub.connect(hub.tcp) as client:
+        assert token.hex()[:8] not in {session["session"] for session in client.sessions()}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 from protocol_pair import (
@@ -18,7 +19,7 @@ from envhub import messages, protocol
 from envhub.client_protocol import ClientProtocol
 from envhub.errors import RemoteProtocolError
 from envhub.hub_protocol import HubProtocol
-from envhub.messages import Close, Failure, HeartbeatReply, Hello, Make, Op, Reset, Step
+from envhub.messages import Attach, Close, Failure, HeartbeatReply, Hello, Make, Op, Reset, Step
 from envhub.protocol import NO_SESSION, Prelude
 
 REPLY = messages.REPLY
@@ -175,6 +176,33 @@ def test_only_the_last_ended_sessions_are_remembered() -> None:
     assert first is not None  # so long ago that it is new again
     hub.forget(oldest)
     assert hub.receive(b"peer", 1, [Prelude(Op.MAKE, HUB_ID, token, 1).pack() + body]) is None
+
+
+def refusal_of(hub: HubProtocol, op: Op, token: bytes, seq: int, message: Any) -> str:
+    """The code of the failure that the hub answers a request with; empty where it carries the request out."""
+    if hub.receive(b"peer", 1, [Prelude(op, HUB_ID, token, seq).pack() + messages.pack(message)]) is not None:
+        return ""
+    return messages.unpack(Failure, hub.outgoing.pop()[1][0][40:]).code
+
+
+@pytest.mark.parametrize(("op", "message"), [(Op.MAKE, Make(1)), (Op.ATTACH, Attach(bytes(16)))])
+def test_close_that_overtakes_the_first_request_of_its_session_has_that_refused(op: Op, message: Any) -> None:
+    hub = HubProtocol(HUB_ID)
+    assert refusal_of(hub, Op.CLOSE, TOKEN, 2, Close()) == "session_lost"
+    assert refusal_of(hub, op, TOKEN, 1, message) == "session_lost"
+    assert refusal_of(hub, op, TOKEN, 1, message) == "session_lost"  # as often as it comes
+    assert refusal_of(hub, op, TOKEN[::-1], 1, message) == ""
+
+
+def test_only_the_last_closed_tokens_are_remembered_and_cost_no_ended_session_its_place() -> None:
+    hub = HubProtocol(HUB_ID)
+    assert refusal_of(hub, Op.MAKE, TOKEN, 1, Make(1)) == ""
+    hub.forget(TOKEN)
+    tokens = [number.to_bytes(16, "big") for number in range(1, protocol.CLOSED_EARLY_MAX + 2)]
+    for token in tokens:
+        assert refusal_of(hub, Op.CLOSE, token, 2, Close()) == "session_lost"
+    assert refusal_of(hub, Op.MAKE, TOKEN, 1, Make(1)) == "session_lost"
+    assert [refusal_of(hub, Op.MAKE, token, 1, Make(1)) for token in tokens[:2]] == ["", "session_lost"]
 
 
 def test_failure_for_a_session_that_is_forgotten_still_reaches_its_client() -> None:

@@ -164,6 +164,7 @@ LIMITS = {
     "dimensions of one leaf": layout.LEAF_DIMENSIONS_MAX,
     "shared memory of all sessions": Limits().arena_bytes_max,
     "ended sessions remembered": protocol.ENDED_MAX,
+    "tokens remembered that were closed first": protocol.CLOSED_EARLY_MAX,
     "items of a list or map in a value": codec.ITEMS_MAX,
     "text in msgpack": codec.STRING_BYTES_MAX,
     "bytes in msgpack": codec.BYTES_MAX,

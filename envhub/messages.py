@@ -151,6 +151,7 @@ class Make:
     faults: Faults = Faults()
     beat_s: float = 0.0  # how often the client's connection shows a sign of life, as by ZMTP heartbeats; 0 is never
     factories_digest: str = ""  # the same for factories that make the same env, for what is known of it; empty is none
+    lost: bytes = b""  # an encoded info: the session takes the place of a lost one, and each env's first step says so
 
 
 @dataclass(frozen=True)

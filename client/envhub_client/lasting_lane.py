@@ -1,26 +1,33 @@
 """A lane that outlives its hub: when that is lost, the envs go on in a new session, and every episode was truncated.
 
-A row is **owed** its truncation from the loss until a step or part has told it, or a reset has begun another episode. A
-row of a part is **aside** while it is under way for its caller though nothing runs: it only waits to be told.
+The new session is told why, and its workers answer the first step of every env that no reset came before with that
+truncation, as they do for an env that was made again after its worker had died. So a request that finds its hub lost
+is begun again in the new session, and this file holds nothing about episodes. What a new session cannot know is what
+its envs showed last in the old one: that is put in here, until an env has shown something in the new session.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from envhub import codec
-from envhub.env_failure import EnvFailure
 from envhub.errors import HubLost
 from envhub.messages import Reset
 from envhub_client.lane_choice import PlainLane
-from envhub_client.lanes import Outcome, Part, joined
+from envhub_client.lanes import Outcome, Part
 
-RESETS_MAX = 3  # of one reset, each on another hub
-
+ATTEMPTS_MAX = 3  # of one request, each on another hub
 
 Renew = Callable[[HubLost, Callable[[PlainLane], None]], None]
+Begin = Callable[[PlainLane], None]
+Found = TypeVar("Found", Outcome, Part)
+
+
+def _nothing(lane: PlainLane) -> None:
+    pass
 
 
 class LastingLane:
@@ -30,27 +37,22 @@ class LastingLane:
         num_envs: as of every one of them.
     """
 
-    def __init__(self, lane: PlainLane, renew: Renew, loose: bool) -> None:
+    def __init__(self, lane: PlainLane, renew: Renew) -> None:
         """Begin with ``lane``.
 
         Args:
             lane: the first one.
             renew: makes a new session after this loss, and has its lane adopted; raises where it cannot.
-            loose: whether observations have leaves of no fixed size, so that every row comes with those, too.
         """
         self.num_envs = lane.num_envs
         self._lane = lane
         self._renew = renew
         self._last = [np.zeros((lane.num_envs, *leaf.shape), leaf.dtype) for leaf in lane.leaves]
-        self._loose = loose
-        self._nothing = codec.encode([b"", b""]) if loose else b""
-        self._info = self._nothing  # what is said of an env that is owed its truncation
-        self._loss: HubLost | None = None
-        self._owed = np.zeros(lane.num_envs, bool)
-        self._told = False  # whether the last step told every row
-        self._reset: Reset | None = None  # the one under way
-        self._aside = np.zeros(lane.num_envs, bool)
-        self._under_way = np.zeros(lane.num_envs, bool)
+        self._unseen = np.zeros(lane.num_envs, bool)  # of which no env of this session has shown anything yet
+        self._mask: np.ndarray | None = None  # which rows the reset under way resets
+        self._under_way = np.zeros(lane.num_envs, bool)  # of the rows of parts
+        self._again: Begin = _nothing  # begins on another lane what is under way
+        self._loss: HubLost | None = None  # while it is set, nothing is under way on ``_lane``
 
     @property
     def name(self) -> str:
@@ -71,24 +73,21 @@ class LastingLane:
         Raises:
             HubLost: there is no other.
         """
-        self._loss = error
-        self._recover()
+        self._loss, self._again = error, _nothing
+        self._recover(error)
 
-    def _recover(self) -> None:
-        assert self._loss is not None
-        self._renew(self._loss, self._adopt)
+    def _recover(self, loss: HubLost) -> None:
+        self._renew(loss, self._adopt)
+        try:
+            self._again(self._lane)
+        except HubLost as error:
+            self._loss = error
+            return
+        self._loss = None  # last: after an interrupt it is all done again, in a session that has told nothing yet
 
     def _adopt(self, lane: PlainLane) -> None:
-        failure = EnvFailure("hub_lost", f"{self._loss}; the env was made anew")
-        info = codec.encode({"env_failure": dict(failure), "invalid_transition": True})
-        self._info = codec.encode([b"", info]) if self._loose else info
-        self._aside |= self._under_way
-        self._under_way[:] = False
-        self._owed[:] = True
+        self._unseen[:] = True
         self._lane = lane
-        self._loss = None  # last: after an interrupt it is all done again
-
-    # --- the whole batch --------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Wait for what an interrupt kept from being known."""
@@ -98,140 +97,126 @@ class LastingLane:
         except HubLost as error:
             self._loss = error
 
-    def _forget(self) -> None:
-        """Know that what was collected last has reached its caller."""
-        if self._told:
-            self._owed[:] = self._told = False
-        self._reset = None
-
-    def post_reset(self, reset: Reset) -> None:
-        """Begin a reset."""
-        self._forget()
-        self._reset = reset
-        self._post(lambda: self._lane.post_reset(reset))
-
-    def post_step(self, codes: bytes, arrays: Sequence[np.ndarray], beside: bytes) -> None:
-        """Begin a step; of envs that are owed their truncation there is none."""
-        self._forget()
-        if not self._owed.any():
-            self._post(lambda: self._lane.post_step(codes, arrays, beside))
-
-    def _post(self, post: Callable[[], None]) -> None:
+    def _begin(self, begin: Begin, again: Begin) -> None:
+        """Begin this now, or if the hub is lost, ``again`` when it is collected."""
+        self._again = again
         try:
             if self._loss is None:
-                post()
+                begin(self._lane)
         except HubLost as error:
             self._loss = error
 
-    def collect(self, timeout: float | None) -> Outcome:
-        """Wait for what was begun; errors as for any lane.
+    def _collect(self, collect: Callable[[PlainLane], Found]) -> Found:
+        """What is under way has come to, if need be on another hub.
 
         ``timeout`` does not count for the making of another session.
 
         Raises:
             HubLost: there is no other hub.
         """
-        if self._reset is not None:
-            return self._collect_reset(self._reset, timeout)
-        try:
-            if self._loss is None and not self._owed.any():
-                return self._kept(self._lane.collect(timeout))
-        except HubLost as error:
-            self._loss = error
-        if self._loss is not None:
-            self._recover()
-        self._told = True
-        flags = np.zeros(self.num_envs, bool)
-        rows = [(row, self._info) for row in range(self.num_envs)]
-        return Outcome([leaf.copy() for leaf in self._last], np.zeros(self.num_envs), flags, ~flags, rows, [])
-
-    def _collect_reset(self, reset: Reset, timeout: float | None) -> Outcome:
-        """The reset's outcome, if need be on another hub; envs that it leaves out keep their last observation."""
-        for attempt in range(RESETS_MAX):
+        loss: HubLost | None = None
+        for _ in range(ATTEMPTS_MAX):
             if self._loss is not None:
-                self._recover()
-                self._post(lambda: self._lane.post_reset(reset))
-            if self._loss is None:
-                try:
-                    outcome = self._lane.collect(timeout)
-                    break
-                except HubLost as error:
-                    self._loss = error
-            if attempt == RESETS_MAX - 1:
-                raise self._loss
-        self._owed &= ~np.array(reset.mask or [True] * self.num_envs)
-        if self._owed.any():
-            outcome = self._patched(outcome)
-        return self._kept(outcome)
+                self._recover(self._loss)
+            try:
+                if self._loss is None:
+                    return collect(self._lane)
+            except HubLost as error:
+                self._loss = error
+            loss = self._loss
+        assert loss is not None
+        raise loss
 
-    def _patched(self, outcome: Outcome) -> Outcome:
-        """The outcome, with what envs that are owed a truncation showed last."""
-        observations = [leaf.copy() for leaf in outcome.observations]
-        for leaf, last in zip(observations, self._last, strict=True):
-            leaf[self._owed] = last[self._owed]
-        rows = [(row, self._nothing if self._owed[row] else blob) for row, blob in outcome.rows]
-        return outcome._replace(observations=observations, rows=rows)
+    # --- the whole batch --------------------------------------------------------------------------------------------
 
-    def _kept(self, outcome: Outcome) -> Outcome:
-        for last, leaf in zip(self._last, outcome.observations, strict=True):
-            np.copyto(last, leaf)
-        return outcome
+    def post_reset(self, reset: Reset) -> None:
+        """Begin a reset."""
+        self._mask = np.array(reset.mask or [True] * self.num_envs)
+
+        def begin(lane: PlainLane) -> None:
+            lane.post_reset(reset)
+
+        self._begin(begin, begin)
+
+    def post_step(self, codes: bytes, arrays: Sequence[np.ndarray], beside: bytes) -> None:
+        """Begin a step."""
+        self._mask = None
+
+        def begin(lane: PlainLane) -> None:
+            lane.post_step(codes, arrays, beside)  # begun again, it is a truncation whatever the actions
+
+        self._begin(begin, begin)
+
+    def collect(self, timeout: float | None) -> Outcome:
+        """Wait for what was begun, and return it, again if asked again; errors as for any lane, and ``_collect``."""
+        outcome = self._collect(lambda lane: lane.collect(timeout))
+        every = np.arange(self.num_envs)
+        left_out = None if self._mask is None else ~self._mask
+        return outcome._replace(observations=self._with_last(outcome, every, left_out))
+
+    def _with_last(self, found: Outcome | Part, env_ids: np.ndarray, repeats: np.ndarray | None) -> list[np.ndarray]:
+        """The observations, where an env has shown none in this session the last one of the session before.
+
+        Args:
+            found: what came.
+            env_ids: of which rows.
+            repeats: one bool per row, whether it shows its last observation once more; by default its info says so.
+        """
+        observations = found.observations
+        if self._unseen[env_ids].any():
+            unseen = self._unseen[env_ids] & (_invalid(found.rows, env_ids) if repeats is None else repeats)
+            observations = [leaf.copy() for leaf in observations]
+            for last, leaf in zip(self._last, observations, strict=True):
+                leaf[unseen] = last[env_ids[unseen]]
+            self._unseen[env_ids] = unseen
+        for last, leaf in zip(self._last, observations, strict=True):
+            last[env_ids] = leaf
+        return observations
 
     # --- parts of the batch -----------------------------------------------------------------------------------------
 
     @property
     def outstanding(self) -> int:
         """How many envs were posted by ``post_rows`` and not taken."""
-        return int((self._under_way | self._aside).sum())
+        return int(self._under_way.sum())
 
     def post_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these envs only; those that are owed their truncation only wait for it.
+        """Begin a step of these envs only.
 
         Raises:
             ValueError: one of them is under way, or others are with actions of a dtype of another size.
         """
-        self._forget()
-        if self._aside[env_ids].any():
-            raise ValueError(f"envs {env_ids[self._aside[env_ids]].tolist()} are under way; receive them first")
-        owed = self._owed[env_ids]
-        posted = env_ids[~owed]
-        if posted.size:
-            if self._under_way[posted].any():
-                raise ValueError(f"envs {posted[self._under_way[posted]].tolist()} are under way; receive them first")
-            self._under_way[posted] = True  # before it is known: at an interrupt, they may be
-            try:
-                self._post(lambda: self._lane.post_rows(posted, codes, [batch[~owed] for batch in arrays]))
-            except Exception:
-                self._under_way[posted] = False
-                raise
-        self._aside[env_ids[owed]] = True
+        if self._under_way[env_ids].any():
+            raise ValueError(f"envs {env_ids[self._under_way[env_ids]].tolist()} are under way; receive them first")
+
+        def again(lane: PlainLane) -> None:
+            rows = np.flatnonzero(self._under_way)  # also those of other parts; a truncation whatever the actions
+            lane.post_rows(rows, codes, [np.repeat(batch[:1], len(rows), axis=0) for batch in arrays])
+
+        self._under_way[env_ids] = True  # before it is known: at an interrupt, they may be
+        try:
+            self._begin(lambda lane: lane.post_rows(env_ids, codes, arrays), again)
+        except Exception:
+            self._under_way[env_ids] = False
+            raise
 
     def collect_rows(self, min_envs: int, timeout: float | None) -> Part:
         """Wait until so many envs that are under way are done, and return all that are; errors as for ``collect``."""
-        missing = min_envs - int(self._aside.sum())
-        try:
-            if self._loss is None and missing > 0:
-                part = self._lane.collect_rows(missing, timeout)
-                for last, leaf in zip(self._last, part.observations, strict=True):
-                    last[part.env_ids] = leaf
-                return joined([self._part_aside(), part]) if self._aside.any() else part
-        except HubLost as error:
-            self._loss = error
-        if self._loss is not None:
-            self._recover()
-        return self._part_aside()
-
-    def _part_aside(self) -> Part:
-        env_ids = np.flatnonzero(self._aside)
-        flags = np.zeros(len(env_ids), bool)
-        rows = [(row, self._info) for row in env_ids.tolist()]
-        seen = [leaf[env_ids] for leaf in self._last]
-        return Part(env_ids, seen, np.zeros(len(env_ids)), flags, ~flags, rows, [])
+        part = self._collect(lambda lane: lane.collect_rows(min_envs, timeout))
+        return part._replace(observations=self._with_last(part, part.env_ids, None))
 
     def taken(self, env_ids: np.ndarray) -> None:
         """Know that whoever waited for these envs has them."""
-        aside = self._aside[env_ids]
-        self._owed[env_ids[aside]] = self._aside[env_ids[aside]] = False
-        if not aside.all():
-            self._under_way[env_ids] = False
-            self._lane.taken(env_ids[~aside])
+        self._under_way[env_ids] = False
+        self._lane.taken(env_ids)
+
+
+def _invalid(rows: Sequence[tuple[int, bytes]], env_ids: np.ndarray) -> np.ndarray:
+    """Which of these rows' outcomes are no transition of an env's, as their infos say."""
+    found = np.zeros(len(env_ids), bool)
+    for row, blob in rows:
+        info = codec.decode_leniently(blob)[0] if blob else {}
+        if isinstance(info, list):  # beside observations of no fixed size
+            info = codec.decode_leniently(info[1])[0] if info[1] else {}
+        found[np.searchsorted(env_ids, row)] = bool(info.get("invalid_transition"))
+    return found

@@ -21,14 +21,15 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space
 from envhub import codec, spaces
 from envhub.address import parse
 from envhub.compression import available
+from envhub.env_failure import EnvFailure
 from envhub.errors import (
     ConnectionInUse,
     EnvHubError,
     EnvRaised,
-    Forked,
     HubLost,
     HubTimeout,
     HubUnreachable,
+    LocalProtocolError,
     RequestRefused,
     WorkerDied,
 )
@@ -98,43 +99,52 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
         self._address = address
         self._make = make
         self._allow_pickle = address is None
-        self._connection, made = self._open(timeout)
+        self._connections: list[Connection] = []  # every one on which a session of ours may be; the last is the latest
         try:
+            made = self._open(timeout)
+            self._connection = self._connections[-1]
             self._adopt(made)
         except BaseException:  # an interrupt, too, must not leave the hub with envs that nobody will use
-            self._end_session(terminate=True)
+            self._end_all_but(None)
             raise
 
-    def _open(self, timeout: float, fresh: bool = False) -> tuple[Connection, Made]:
-        """A connection with a session on it, which if ``fresh`` takes a lost one's place; errors as ``__init__``."""
+    def _open(self, timeout: float, lost: bytes = b"") -> Made:
+        """Make a session, on the last of ``_connections``; errors as ``__init__``.
+
+        Args:
+            timeout: seconds for the connection.
+            lost: the encoded info of the truncation of each env, where the session takes the place of a lost one.
+        """
         if self._address is not None:
-            return self._open_on(None, timeout, fresh)
+            return self._open_on(None, timeout, lost)
         private = private_hub()
         try:
-            return self._open_on(private, timeout, fresh)
+            return self._open_on(private, timeout, lost)
         except HubUnreachable:
             if private.alive:
                 raise
-            return self._open_on(private_hub(), timeout, fresh)  # it had just been killed
+            return self._open_on(private_hub(), timeout, lost)  # it had just been killed
 
-    def _open_on(self, private: PrivateHub | None, timeout: float, fresh: bool) -> tuple[Connection, Made]:
-        connection = Connection(
-            self._address or (private.address if private else ""),
-            secrets.token_bytes(16),
-            timeout,
-            private.pidfd if private else None,
-            self._options.reconnect_timeout,
-        )
-        try:
-            if isinstance(self._make, Attach):
-                return connection, connection.ask(Op.ATTACH, self._make).message
-            make = self._filled_in(connection, self._make, world() if private else None, fresh)
-            return connection, connection.ask(Op.MAKE, make).message
-        except BaseException:
+    def _open_on(self, private: PrivateHub | None, timeout: float, lost: bytes) -> Made:
+        address = self._address or (private.address if private else "")
+        pidfd, reconnect_timeout = private.pidfd if private else None, self._options.reconnect_timeout
+        # Noted before there is a session on it: an interrupt may come as soon as there is.
+        self._connections.append(Connection(address, secrets.token_bytes(16), timeout, pidfd, reconnect_timeout))
+        connection = self._connections[-1]
+        if isinstance(self._make, Attach):
+            attached: Made = connection.ask(Op.ATTACH, self._make).message
+            return attached
+        make = self._filled_in(connection, self._make, world() if private else None, lost)
+        made: Made = connection.ask(Op.MAKE, make).message
+        return made
+
+    def _end_all_but(self, kept: Connection | None) -> None:
+        """End every session but the one on this connection, such as one whose making failed or was interrupted."""
+        for connection in [found for found in self._connections if found is not kept]:
             _end(connection, terminate=True)
-            raise
+            self._connections.remove(connection)
 
-    def _filled_in(self, connection: Connection, make: Make, surroundings: World | None, fresh: bool) -> Make:
+    def _filled_in(self, connection: Connection, make: Make, surroundings: World | None, lost: bytes) -> Make:
         options = self._options
         return Make(
             num_envs=make.num_envs,
@@ -152,10 +162,11 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             spin_us=options.spin_us,
             pin=options.pin,
             compression=self._compression(connection),
-            fresh=fresh,
+            fresh=bool(lost),
             faults=options.faults.wire(),
             beat_s=HEARTBEAT_MS / 1000,
             factories_digest=make.factories_digest,
+            lost=lost,
         )
 
     def _compression(self, connection: Connection) -> str:
@@ -202,7 +213,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
         first = self._plain_lane(self._connection, made)
         self._lane: PlainLane | LastingLane = first
         if self._options.on_hub_loss == "recreate":
-            self._lane = LastingLane(first, self._renew, self._observations.loose)
+            self._lane = LastingLane(first, self._renew)
 
     def _plain_lane(self, connection: Connection, made: Made) -> PlainLane:
         self.compression = self._compression(connection)
@@ -217,26 +228,26 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             Exception: as at the first making.
         """
         log.warning("%s; its envs are made anew on the hub that takes its place", loss)
-        connection, made = self._open_again(loss)
         try:
+            made = self._open_again(loss)
+            connection = self._connections[-1]
             self._check_same(made, loss)
             adopt(self._plain_lane(connection, made))
-        except BaseException:
-            _end(connection, terminate=True)
-            raise
-        old, self._connection = self._connection, connection
-        self.sizing = Sizing(made.num_workers, made.sizing)
-        log.warning("%d envs stand again on the hub at %s", self.num_envs, connection.address)
-        old.close()
+            self._connection, self.sizing = connection, Sizing(made.num_workers, made.sizing)
+        finally:
+            self._end_all_but(self._connection)
+        log.warning("%d envs stand again on the hub at %s", self.num_envs, self._connection.address)
 
-    def _open_again(self, loss: HubLost) -> tuple[Connection, Made]:
+    def _open_again(self, loss: HubLost) -> Made:
+        failure = EnvFailure("hub_lost", f"{loss}; the env was made anew")
+        lost = codec.encode({"env_failure": dict(failure), "invalid_transition": True})
         timeout = self._options.reconnect_timeout
         until_s = time.monotonic() + timeout
         deaths = 0
         while True:
             left_s = max(1.0, until_s - time.monotonic())
             try:
-                return self._open(min(CONNECT_TIMEOUT_S, left_s), fresh=True)
+                return self._open(min(CONNECT_TIMEOUT_S, left_s), lost)
             except HubUnreachable as error:
                 if time.monotonic() + RENEW_S >= until_s:
                     raise HubLost(
@@ -246,6 +257,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
                 deaths += 1
                 if deaths == DEATHS_MAX:
                     raise
+            self._end_all_but(self._connection)
             time.sleep(RENEW_S)
 
     def _check_same(self, made: Made, loss: HubLost) -> None:
@@ -392,6 +404,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
 
         Raises:
             RequestRefused: the envs are this program's private hub's, which ends with it.
+            HubLost: the hub is known to be lost, and the session with it.
             SessionBusy: a request is pending, or envs are under way.
             SessionClosed: after ``close``.
         """
@@ -400,9 +413,10 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             raise RequestRefused(
                 "the envs of a private hub end with its program; make them on a hub of its own to leave them to another"
             )
+        self._asking(self._connection.tend)
         token = self.token
-        self.closed = True
         self._connection.close()
+        self.closed = True
         return token
 
     def observe(self) -> Seen:
@@ -422,15 +436,15 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             timeout: seconds for a pending request to end; after them the envs are not closed but killed.
             terminate: kill the envs' processes at once.
 
-        What an env's ``close`` raises is logged.
+        What an env's ``close`` raises is logged. Interrupted, it is to be called again.
 
         Raises:
             LocalProtocolError: another thread is using this vector env; nothing was closed.
         """
         try:
             alone = self._connection.in_use()
-        except Forked:
-            return  # the session is the parent's
+        except LocalProtocolError:
+            return  # the session is the parent's, or an earlier attempt was interrupted when all was done
         with alone:
             if isinstance(self._lane, LastingLane):
                 self._lane.stop()
@@ -442,13 +456,9 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             except EnvHubError as error:
                 log.debug("closing %r: %s", self, error)
             finally:
-                self._end_session(terminate)
-
-    def _end_session(self, terminate: bool) -> None:
-        try:
-            _end(self._connection, terminate)
-        finally:
-            self.closed = True
+                self._end_all_but(self._connection)
+                _end(self._connection, terminate)
+                self.closed = True
 
     def _finish_pending(self, timeout: float | None) -> bool:
         name = self._state.value
@@ -469,8 +479,12 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
 
     def __del__(self) -> None:
         """Free the session of a vector env that nobody closed; at the program's end its connection's end does it."""
-        if not sys.is_finalizing() and not getattr(self, "closed", True) and hasattr(self, "_lane"):
+        if sys.is_finalizing() or getattr(self, "closed", True):
+            return
+        if hasattr(self, "_lane"):
             self.close(terminate=True)
+        elif hasattr(self, "_connections"):  # its making was interrupted, and so was the end of that
+            self._end_all_but(None)
 
 
 def _end(connection: Connection, terminate: bool) -> None:
@@ -485,5 +499,4 @@ def _end(connection: Connection, terminate: bool) -> None:
         # Any other error of a hub says that the session is gone already, which is what was to be had.
         level = logging.ERROR if isinstance(told, EnvRaised) else logging.DEBUG
         log.log(level, "closing a session of the hub at %s: %s", connection.address, told)
-    finally:
-        connection.close()
+    connection.close()  # but not at an interrupt: without the connection nobody could end the session any more

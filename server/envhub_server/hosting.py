@@ -20,7 +20,7 @@ from envhub.hub_protocol import Incoming
 from envhub.messages import Failure, Made, Make
 from envhub.parts import Parts
 from envhub.protocol import FRAME_BYTES_MAX
-from envhub.standing_in import FRESH
+from envhub.standing_in import FRESH, OWED
 from envhub_server import control
 from envhub_server.crew import Crew, ring
 from envhub_server.driving import Driving
@@ -465,8 +465,8 @@ class Host:
             reason = f"{wanted} bytes of shared memory cannot be had: {error}"
             self._apply(self.session.event(-1, ArenaRefused(reason)))
             return
-        if self.session.make.fresh:
-            self._memory.arena.needs_reset[:] = FRESH
+        if self.session.make.lost or self.session.make.fresh:
+            self._memory.arena.needs_reset[:] = OWED if self.session.make.lost else FRESH
         self._crew.join(self._memory, instruction.loose, self._ring_driver)
         for number in range(len(self.session.blocks)):
             self._map_arena(number, message)

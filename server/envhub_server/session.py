@@ -421,7 +421,7 @@ class Session:
         )
         self.made = replace(made, autoreset_mode=self.make.autoreset_mode, observation_mode=self.make.observation_mode)
         self._built.clear()
-        served: Instructions = [HandOver(worker, control.Serve()) for worker in sorted(self._alive)]
+        served: Instructions = [HandOver(worker, control.Serve(info=self.make.lost)) for worker in sorted(self._alive)]
         return [*served, *self._answered(Answer(made))]
 
     def _on_moved(self) -> Instructions:

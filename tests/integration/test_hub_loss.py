@@ -9,8 +9,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -284,9 +285,137 @@ def test_envs_that_a_reset_leaves_out_are_truncated_by_the_next_step() -> None:
         observations, _ = envs.reset(options={"reset_mask": mask})
         assert observations["count"].tolist() == [0, 2, 2] and observations["word"] == ("", "xx", "xx")
         observations, *_, truncations, infos = envs.step([0, 0, 0])
-        assert observations["count"].tolist() == [0, 2, 2] and truncations.all() and infos["invalid_transition"].all()
+        assert observations["count"].tolist() == [1, 2, 2] and observations["word"] == ("x", "xx", "xx")
+        assert truncations.tolist() == infos["invalid_transition"].tolist() == [False, True, True]
         assert envs.reset()[0]["count"].tolist() == [0, 0, 0]
         assert envs.step([0, 0, 0])[0]["count"].tolist() == [1, 1, 1]
+
+
+# --- what it means, for every kind of request and every autoreset mode ------------------------------------------------
+
+ROWS = 3
+MASK = np.array([True, False, False])
+LAST = 2  # steps before the loss, which is what every env showed last
+UNTOLD, TOLD = -2, -1  # of an env: its truncation is outstanding; it was truncated, and has shown nothing since
+
+Request = Callable[[envhub.HubVectorEnv], list[int]]  # returns each env's count, or UNTOLD or TOLD
+
+
+def reset_all(envs: envhub.HubVectorEnv) -> list[int]:
+    observations, infos = envs.reset()
+    assert observations[:, 0].tolist() == [0] * ROWS and infos == {}
+    return [0] * ROWS
+
+
+def reset_first(envs: envhub.HubVectorEnv) -> list[int]:
+    observations, infos = envs.reset(options={"reset_mask": MASK})
+    assert observations[:, 0].tolist() == [0, LAST, LAST] and infos == {}
+    return [0, UNTOLD, UNTOLD]
+
+
+def step_all(envs: envhub.HubVectorEnv) -> list[int]:
+    truncated(envs.step([1] * ROWS), LAST)
+    return [TOLD] * ROWS
+
+
+def step_all_and_reset_first(envs: envhub.HubVectorEnv) -> list[int]:
+    step_all(envs)
+    observations, infos = envs.reset(options={"reset_mask": MASK})
+    assert observations[:, 0].tolist() == [0, LAST, LAST] and infos == {}
+    return [0, TOLD, TOLD]
+
+
+def step_parts(envs: envhub.HubVectorEnv) -> list[int]:
+    envs.send([1, 1], [0, 2])
+    outcome = envs.recv()
+    assert outcome[5].tolist() == [0, 2]
+    truncated(outcome, LAST)
+    return [TOLD, UNTOLD, TOLD]
+
+
+def raises(ask: Callable[[envhub.HubVectorEnv], Any]) -> Request:
+    def request(envs: envhub.HubVectorEnv) -> list[int]:
+        with pytest.raises(envhub.HubLost):
+            ask(envs)
+        assert not envs.closed
+        return [UNTOLD] * ROWS
+
+    return request
+
+
+def detach(envs: envhub.HubVectorEnv) -> str:
+    assert wait_until(lambda: bool(envs._connection._protocol.loss(time.monotonic())), 30)
+    return envs.detach()
+
+
+REQUESTS: dict[str, Request] = {
+    "reset": reset_all,
+    "masked reset": reset_first,
+    "step": step_all,
+    "step, masked reset": step_all_and_reset_first,
+    "send and recv": step_parts,
+    "call": raises(lambda envs: envs.call("pid")),
+    "set_attr": raises(lambda envs: envs.set_attr("note", 1)),
+    "render": raises(lambda envs: envs.render()),
+    "observe": raises(lambda envs: envs.observe()),
+    "detach": raises(detach),
+}
+MODES = ["NextStep", "SameStep", "Disabled"]
+OFTEN = {("private", request, "NextStep") for request in REQUESTS} | {
+    ("private", "masked reset", "SameStep"),
+    ("private", "step, masked reset", "Disabled"),
+    ("ipc, stopped", "detach", "NextStep"),
+}
+
+
+def step_on(envs: envhub.HubVectorEnv, states: list[int], mode: str) -> None:
+    """Step each env, and see that it does what it is to do in its state."""
+    observations, rewards, terminations, truncations, infos = envs.step([1] * ROWS)
+    failures = infos.get("env_failure", [None] * ROWS)
+    invalid = infos.get("invalid_transition", np.zeros(ROWS, bool))
+    for row, state in enumerate(states):
+        repeats = state == UNTOLD or (state == TOLD and mode == "Disabled")
+        shown = LAST if repeats else state + 1
+        found = (observations[row, 0], rewards[row], truncations[row], invalid[row], failures[row] is not None)
+        assert found == (shown, float(state >= 0), repeats, repeats, state == UNTOLD), (row, state)
+        if repeats and mode == "SameStep":
+            assert infos["final_obs"][row][0] == LAST
+        states[row] = TOLD if repeats else shown
+    assert not terminations.any()
+
+
+@pytest.mark.parametrize(
+    ("where", "request_", "mode"),
+    [
+        pytest.param(where, request, mode, marks=() if (where, request, mode) in OFTEN else pytest.mark.long)
+        for where in ("private", "private, wire", "ipc", "ipc, stopped", "tcp", "tcp, stopped")
+        for request in REQUESTS
+        for mode in MODES
+        if not where.startswith("private") or request != "detach"
+    ],
+)
+def test_hub_loss_before_every_request(tmp_path: Path, where: str, request_: str, mode: str) -> None:
+    kind, _, how = where.partition(", ")
+    lane = "wire" if how == "wire" else "auto"
+    options: dict[str, Any] = {"autoreset_mode": mode, "on_hub_loss": "recreate", "num_workers": 2, "lane": lane}
+    with contextlib.ExitStack() as held:
+        if kind == "private":
+            envs = envhub.make_vec([sims.Counter] * ROWS, **options)
+            lose: Callable[[], Any] = kill_private_hub
+        else:
+            address, replace = held.enter_context(hubs_in_turn(tmp_path, kind))
+            envs = envhub.make_vec("counter", ROWS, hub=address, **options)
+            lose = partial(replace, signal.SIGTERM if how == "stopped" else signal.SIGKILL)
+        held.enter_context(closing(envs))
+        envs.reset()
+        for _ in range(LAST):
+            envs.step([0] * ROWS)
+        lose()
+        states = REQUESTS[request_](envs)
+        for _ in range(3):
+            step_on(envs, states, mode)
+        assert envs.reset()[0][:, 0].tolist() == [0] * ROWS
+        step_on(envs, [0] * ROWS, mode)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from envhub_client.lanes import Outcome, Part
-from envhub_client.lasting_lane import RESETS_MAX, LastingLane
+from envhub_client.lasting_lane import ATTEMPTS_MAX, LastingLane
 
 from envhub import codec
 from envhub.errors import HubLost
@@ -15,10 +15,14 @@ from envhub.layout import Leaf
 from envhub.messages import Reset
 
 ROWS = 3
+LOST = codec.encode({"invalid_transition": True, "env_failure": {"cause": "hub_lost"}})
 
 
 class Hub:
-    """A lane whose envs count their steps from ``first``, until it is ``lost``."""
+    """A lane whose envs count their steps from ``first``, until it is ``lost``. It shows 7 before it has anything else.
+
+    If it is no session's first hub, the first step of an env that was not reset is a truncation.
+    """
 
     name = "wire"
     num_envs = ROWS
@@ -26,6 +30,9 @@ class Hub:
 
     def __init__(self, first: int) -> None:
         self.counts = np.full(ROWS, first)
+        self.untold = np.full(ROWS, first > 0)
+        self.shows = np.full(ROWS, 7)
+        self.cut = np.zeros(ROWS, bool)
         self.lost = False
         self.posted: list[str] = []
         self.sent = np.zeros(ROWS, bool)
@@ -40,31 +47,45 @@ class Hub:
 
     def post_reset(self, reset: Reset) -> None:
         self._check("reset")
-        self.counts[reset.mask or slice(None)] = 0
+        rows = np.array(reset.mask or [True] * ROWS)
+        self.counts[rows] = 0
+        self.untold[rows] = self.cut[:] = False
+        self.shows[rows] = 0
 
     def post_step(self, codes: bytes, arrays: object, beside: bytes) -> None:
         self._check("step")
-        self.counts += 1
+        self._step(np.arange(ROWS))
+
+    def _step(self, rows: np.ndarray) -> None:
+        self.cut[rows] = self.untold[rows]
+        self.counts[rows] += ~self.untold[rows]
+        self.shows[rows] = np.where(self.untold[rows], self.shows[rows], self.counts[rows])
+        self.untold[rows] = False
 
     def collect(self, timeout: float | None) -> Outcome:
         self._check("collect")
         flags = np.zeros(ROWS, bool)
-        return Outcome([self.counts.copy()], np.ones(ROWS), flags, flags, [], [])
+        return Outcome([self.shows.copy()], np.ones(ROWS), flags, self.cut.copy(), self._rows(np.arange(ROWS)), [])
+
+    def _rows(self, env_ids: np.ndarray) -> list[tuple[int, bytes]]:
+        return [(row, LOST) for row in env_ids.tolist() if self.cut[row]]
 
     @property
     def outstanding(self) -> int:
         return int(self.sent.sum())
 
-    def post_rows(self, env_ids: np.ndarray, codes: bytes, arrays: object) -> None:
+    def post_rows(self, env_ids: np.ndarray, codes: bytes, arrays: list[np.ndarray]) -> None:
         self._check("send")
-        self.counts[env_ids] += 1
+        assert len(arrays[0]) == len(env_ids)
+        self._step(env_ids)
         self.sent[env_ids] = True
 
     def collect_rows(self, min_envs: int, timeout: float | None) -> Part:
         self._check("recv")
         env_ids = np.flatnonzero(self.sent)
         flags = np.zeros(len(env_ids), bool)
-        return Part(env_ids, [self.counts[env_ids]], np.ones(len(env_ids)), flags, flags, [], [])
+        seen = [self.shows[env_ids]]
+        return Part(env_ids, seen, np.ones(len(env_ids)), flags, self.cut[env_ids], self._rows(env_ids), [])
 
     def taken(self, env_ids: np.ndarray) -> None:
         self.sent[env_ids] = False
@@ -76,17 +97,24 @@ class Hubs:
     def __init__(self, count: int = 9) -> None:
         self.left = [Hub(100 * number) for number in range(count)]
         self.now = self.left.pop(0)
-        self.lane = LastingLane(self.now, self._renew, loose=False)  # type: ignore[arg-type]
+        self.lane = LastingLane(self.now, self._renew)  # type: ignore[arg-type]
+        self.interrupts = 0  # that come right after the adoption of a lane
 
     def _renew(self, loss: HubLost, adopt: Callable[[Hub], None]) -> None:
         if not self.left:
             raise HubLost(f"{loss}, and no other")
         self.now = self.left.pop(0)
         adopt(self.now)
+        if self.interrupts:
+            self.interrupts -= 1
+            raise KeyboardInterrupt
 
-    def step(self) -> Outcome:
+    def post(self) -> None:
         self.lane.settle()
         self.lane.post_step(b"", [np.zeros(ROWS)], b"")
+
+    def step(self) -> Outcome:
+        self.post()
         return self.lane.collect(None)
 
     def reset(self, *mask: bool) -> Outcome:
@@ -110,22 +138,19 @@ def seen(outcome: Outcome | Part) -> list[int]:
 
 
 def told(outcome: Outcome | Part) -> list[int]:
-    """The rows that are truncated, each of which must say why."""
-    for _, blob in outcome.rows:
-        info = codec.decode(blob)
-        assert info["env_failure"]["cause"] == "hub_lost" and info["invalid_transition"] is True
+    """The rows that are truncated."""
     return [row for row, _ in outcome.rows]
 
 
-def test_step_under_way_is_a_truncation_and_the_next_one_goes_to_the_next_hub() -> None:
+def test_step_under_way_is_a_truncation_and_the_next_one_is_a_step() -> None:
     hubs = Hubs()
     hubs.reset()
     assert seen(hubs.step()) == [1, 1, 1]
-    hubs.lane.post_step(b"", [], b"")
+    hubs.post()
     hubs.now.lost = True
     outcome = hubs.lane.collect(None)
     assert seen(outcome) == [1, 1, 1] and told(outcome) == [0, 1, 2]
-    assert outcome.truncations is not None and outcome.truncations.all() and hubs.now.posted == []
+    assert outcome.truncations is not None and outcome.truncations.all()
     assert seen(hubs.lane.collect(None)) == [1, 1, 1]  # asked again, as after an interrupt
     after = hubs.step()
     assert seen(after) == [101, 101, 101] and told(after) == []
@@ -136,7 +161,8 @@ def test_loss_that_something_else_found_is_told_by_the_next_step() -> None:
     hubs.reset()
     hubs.now.lost = True
     hubs.lane.lose(HubLost("lost"))
-    assert told(hubs.step()) == [0, 1, 2] and hubs.now.posted == []
+    assert hubs.now.posted == []
+    assert told(hubs.step()) == [0, 1, 2]
     assert told(hubs.step()) == []
 
 
@@ -148,15 +174,27 @@ def test_reset_begins_episodes_that_the_loss_is_no_matter_of() -> None:
     assert told(hubs.step()) == []
 
 
-def test_envs_left_out_of_a_reset_keep_their_last_observation_and_are_truncated_next() -> None:
+def test_env_that_a_masked_reset_found_the_loss_for_steps_and_the_others_are_truncated() -> None:
     hubs = Hubs()
     hubs.reset()
     hubs.step()
     hubs.now.lost = True
     assert seen(hubs.reset(False, True, False)) == [1, 0, 1]
     outcome = hubs.step()
-    assert told(outcome) == [0, 1, 2] and seen(outcome) == [1, 0, 1]
-    assert told(hubs.step()) == []
+    assert told(outcome) == [0, 2] and seen(outcome) == [1, 1, 1]
+    outcome = hubs.step()
+    assert told(outcome) == [] and seen(outcome) == [101, 2, 101]
+
+
+def test_masked_reset_after_the_truncation_shows_the_last_observations_of_the_others() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    hubs.step()
+    hubs.now.lost = True
+    assert told(hubs.step()) == [0, 1, 2]
+    for _ in range(2):
+        assert seen(hubs.reset(False, True, False)) == [1, 0, 1]
+    assert seen(hubs.reset(True, False, False)) == [0, 0, 1]
 
 
 def test_reset_that_no_hub_survives_is_given_up() -> None:
@@ -165,7 +203,7 @@ def test_reset_that_no_hub_survives_is_given_up() -> None:
         hub.lost = True
     with pytest.raises(HubLost):
         hubs.reset()
-    assert len(hubs.left) == 8 - RESETS_MAX
+    assert len(hubs.left) == 8 - ATTEMPTS_MAX
 
 
 def test_two_losses_in_a_row_are_two_truncations() -> None:
@@ -173,7 +211,8 @@ def test_two_losses_in_a_row_are_two_truncations() -> None:
     hubs.reset()
     for _ in range(2):
         hubs.now.lost = True
-        assert told(hubs.step()) == [0, 1, 2]
+        outcome = hubs.step()
+        assert told(outcome) == [0, 1, 2] and seen(outcome) == [0, 0, 0]
 
 
 def test_without_another_hub_it_is_raised_and_tried_again() -> None:
@@ -188,15 +227,29 @@ def test_without_another_hub_it_is_raised_and_tried_again() -> None:
     assert seen(hubs.step()) == [501, 501, 501]
 
 
+def test_interrupt_while_envs_are_made_again_loses_no_truncation() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    hubs.step()
+    hubs.now.lost, hubs.interrupts = True, 2
+    with pytest.raises(KeyboardInterrupt):
+        hubs.step()
+    with pytest.raises(KeyboardInterrupt):
+        hubs.lane.collect(None)
+    outcome = hubs.step()  # whether it is waited for again or given up
+    assert told(outcome) == [0, 1, 2] and seen(outcome) == [1, 1, 1]
+    assert told(hubs.step()) == []
+
+
 def test_envs_under_way_by_parts_are_truncated_and_the_others_when_they_are_sent() -> None:
     hubs = Hubs()
     hubs.reset()
-    hubs.send(0, 2)
+    hubs.send(0)
+    hubs.send(2)
     hubs.now.lost = True
     part = hubs.receive(1)
     assert part.env_ids.tolist() == told(part) == [0, 2] and seen(part) == [0, 0]
     hubs.send(0, 1)
-    assert hubs.lane.outstanding == 2 and hubs.now.outstanding == 1
     with pytest.raises(ValueError, match="under way"):
         hubs.send(1)
     part = hubs.receive(2)

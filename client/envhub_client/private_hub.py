@@ -37,13 +37,20 @@ _BOOT = "import sys; sys.path[:] = filter(None, sys.path); from envhub_server.pr
 class PrivateHub:
     """A hub process that serves this program only.
 
+    It is made before it is started, so that whoever makes it can hold it before there is a process.
+
     Attributes:
         address: an abstract ipc name of 128 random bits that leaves no file; only this user's processes can connect.
-        pid: of the hub's process.
-        pidfd: readable once the hub's process has ended.
+        owner_pid: of the process whose hub it is.
     """
 
     def __init__(self) -> None:
+        self.owner_pid = os.getpid()
+        self.address = f"ipc://@envhub-{secrets.token_hex(16)}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfds: list[int] = []  # one, once it listens
+
+    def start(self) -> None:
         """Start the process and wait until it listens.
 
         Raises:
@@ -59,33 +66,33 @@ class PrivateHub:
                 f"a hub needs Linux, this is {sys.platform}: run `envhub serve` on a Linux machine or in Docker, and "
                 "pass its address, hub='tcp://HOST:PORT'"
             )
-        self.owner_pid = os.getpid()
-        self.address = f"ipc://@envhub-{secrets.token_hex(16)}"
-        owner = above_stdio(os.pidfd_open(self.owner_pid))
-        ready, theirs = map(above_stdio, os.pipe())
+        held: list[int] = []
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT.format(f"{self.address!r}, {owner}, {theirs}")],
-                stdin=subprocess.DEVNULL,
-                cwd="/",
-                env={**os.environ, "PYTHONPATH": _search_path()},
-                pass_fds=[owner, theirs],
-                start_new_session=True,  # Ctrl-C on the terminal is the program's, not the hub's
-            )
-            os.close(theirs)
-            theirs = -1
-            try:
-                self._await(ready)
-            except BaseException:  # an interrupt, too, must not leave it behind
+            held += os.pipe()
+            held.append(os.pidfd_open(self.owner_pid))
+            held[:] = map(above_stdio, held)
+            self._spawn(*held)
+            os.close(held.pop(1))
+            self._await(held[0])
+            self._pidfds.append(os.pidfd_open(self.pid))
+        except BaseException:  # an interrupt, too, must not leave it behind
+            if self._process is not None:
                 self._process.kill()
                 self._process.wait()
-                raise
+            raise
         finally:
-            for descriptor in (owner, ready, theirs):
-                if descriptor >= 0:
-                    os.close(descriptor)
-        self.pid = self._process.pid
-        self.pidfd = os.pidfd_open(self.pid)
+            while held:
+                os.close(held.pop())
+
+    def _spawn(self, ready: int, theirs: int, owner: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _BOOT.format(f"{self.address!r}, {owner}, {theirs}")],
+            stdin=subprocess.DEVNULL,
+            cwd="/",
+            env={**os.environ, "PYTHONPATH": _search_path()},
+            pass_fds=[owner, theirs],
+            start_new_session=True,  # Ctrl-C on the terminal is the program's, not the hub's
+        )
 
     def _await(self, ready: int) -> None:
         poller = select.poll()
@@ -94,23 +101,36 @@ class PrivateHub:
         if heard and os.read(ready, 1):
             return
         why = f"it was silent for {START_TIMEOUT_S:g} s"
-        if heard:  # the end of the pipe: it has ended, or is about to
+        if heard and self._process is not None:  # the end of the pipe: it has ended, or is about to
             why = f"it exited with status {self._process.wait(STOP_TIMEOUT_S)}"
         raise HubUnreachable(f"the private hub did not start: {why}; what it wrote to stderr says more")
 
     @property
+    def pid(self) -> int:
+        """Of the hub's process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def pidfd(self) -> int:
+        """Readable once the hub's process has ended."""
+        return self._pidfds[0]
+
+    @property
     def alive(self) -> bool:
         """Whether the process runs and belongs to this process, not to one that this was forked from."""
-        return self.owner_pid == os.getpid() and self._process.poll() is None
+        ours = bool(self._pidfds) and self.owner_pid == os.getpid()
+        return ours and self._process is not None and self._process.poll() is None
 
     def forget(self) -> None:
         """Free what is held of a process that has ended; connections have descriptors of their own."""
         atexit.unregister(self.stop)
-        os.close(self.pidfd)
+        while self._pidfds:
+            os.close(self._pidfds.pop())
 
     def stop(self) -> None:
         """End the process; should it take its time, it ends on its own once the program is gone."""
-        if self.alive:
+        if self.alive and self._process is not None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_TIMEOUT_S)
@@ -138,11 +158,11 @@ def private_hub() -> PrivateHub:
     global _hub
     with _lock:
         if _hub is None or not _hub.alive:
-            dead, _hub = _hub, None  # first: an interrupt must not have it forgotten twice
-            if dead is not None and dead.owner_pid == os.getpid():
-                dead.forget()
+            if _hub is not None and _hub.owner_pid == os.getpid():
+                _hub.forget()
             _hub = PrivateHub()
             atexit.register(_hub.stop)
+            _hub.start()
         return _hub
 
 

@@ -43,9 +43,14 @@ log = logging.getLogger("envhub")
 
 
 class Door:
-    """What came through a hub's side socket; its descriptors are the owner's."""
+    """What comes through a hub's side socket, and is closed with this."""
 
-    def __init__(self, address: str, ticket: bytes) -> None:
+    def __init__(self) -> None:
+        self.side = socket.socket(socket.AF_UNIX)
+        self._descriptors: list[int] = []
+        self._received: list[tuple[bytes, list[tuple[int, int, bytes]], int, object]] = []  # and not looked at yet
+
+    def open(self, address: str, ticket: bytes) -> None:
         """Show the ticket.
 
         Raises:
@@ -55,55 +60,57 @@ class Door:
         path = envhub_address.side_path(envhub_address.parse(address))
         if path is None or not ticket:
             raise OSError("there is no side socket")
-        self.side = socket.socket(socket.AF_UNIX)
-        found: list[int] = []
-        try:
-            self.side.settimeout(ATTACH_TIMEOUT_S)
-            self.side.connect(envhub_address.socket_name(path))
-            self.side.sendall(ticket)
-            body = self._receive(found)
-            self.shared = messages.unpack(Shared, body)
-            while len(found) < 2 + self.shared.workers:
-                self._receive(found)
-            self.side.setblocking(False)
-        except BaseException:
-            self.side.close()
-            for descriptor in found:
-                os.close(descriptor)
-            raise
-        self.memory, self.bell, *self.bells = found
+        self.side.settimeout(ATTACH_TIMEOUT_S)
+        self.side.connect(envhub_address.socket_name(path))
+        self.side.sendall(ticket)
+        self.shared = messages.unpack(Shared, self._receive())
+        while len(self._descriptors) < 2 + self.shared.workers:
+            self._receive()
+        self.side.setblocking(False)
+        self._descriptors[:] = map(above_stdio, self._descriptors)
+
+    @property
+    def bells(self) -> list[int]:
+        """The client's, and each worker's, once the arena is mapped."""
+        return self._descriptors
 
     def arena(self, layout: Layout) -> Arena:
-        """The memory, mapped; its descriptor is closed, and if it is not of this layout everything is.
+        """The memory, mapped; its descriptor is closed.
 
         Raises:
             OSError, ValueError: it is of another layout, as of another version of EnvHub, or cannot be mapped.
         """
-        try:
-            found = Arena(layout, self.memory, in_children=True)  # views of it may be read there
-            found.check()
-        except BaseException:
-            self.side.close()
-            for descriptor in (self.bell, *self.bells):
-                os.close(descriptor)
-            raise
-        finally:
-            os.close(self.memory)
+        found = Arena(layout, self._descriptors[0], in_children=True)  # views of it may be read there
+        found.check()
+        os.close(self._descriptors.pop(0))
         return found
 
-    def _receive(self, found: list[int]) -> bytes:
+    def _receive(self) -> bytes:
         space = socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsize)
-        data, ancillary, flags, _ = self.side.recvmsg(HEAD_BYTES, space, socket.MSG_CMSG_CLOEXEC)
-        for level, kind, raw in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                descriptors = array.array("i")
-                descriptors.frombytes(raw[: len(raw) - len(raw) % descriptors.itemsize])
-                found += map(above_stdio, descriptors)
+        # Held as it comes: an interrupt right after it must not leave descriptors that nobody knows.
+        self._received.append(self.side.recvmsg(HEAD_BYTES, space, socket.MSG_CMSG_CLOEXEC))
+        data, _, flags, _ = self._received[-1]
+        self._take_descriptors()
         if not data:
             raise OSError("the hub closed its side socket")
         if flags & socket.MSG_CTRUNC:
             raise OSError("this process may have no more descriptors")
         return data[4:]
+
+    def _take_descriptors(self) -> None:
+        found = array.array("i")
+        for _, ancillary, _, _ in self._received:
+            for level, kind, raw in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    found.frombytes(raw[: len(raw) - len(raw) % found.itemsize])
+        self._descriptors, self._received = [*self._descriptors, *found], []
+
+    def close(self) -> None:
+        """Close all of it; once more, should an interrupt have come in between."""
+        self._take_descriptors()
+        self.side.close()
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
 
 class SharedLane:
@@ -123,7 +130,7 @@ class SharedLane:
         self._wire = wire
         self._connection = connection
         self._side = door.side
-        self._bell, self._bells = door.bell, door.bells
+        self._bell, *self._bells = door.bells
         self._arena = arena
         self._slots = Slots(self._arena)
         self._spinner = Spinner(door.shared.spin_us, time.perf_counter_ns)
@@ -136,7 +143,7 @@ class SharedLane:
         self._rung = True
         self._driving = False  # whether the last step or reset is a step of ours
         self._fresh = False  # whether we know the arena as its last driver left it
-        connection.on_close(self._close)
+        connection.on_close(arena.close)
 
     def post_reset(self, reset: Reset) -> None:
         """Begin a reset, which the hub drives."""
@@ -322,21 +329,16 @@ class SharedLane:
         if self._arena.revoked or self._arena.driver != DRIVER_CLIENT:
             self._fail_as_revoked()
 
-    def _close(self) -> None:
-        """Let go of memory and bells."""
-        self._side.close()
-        for descriptor in (self._bell, *self._bells):
-            os.close(descriptor)
-        self._bells = []
-        self._arena.close()
-
 
 def shared_lane(wire: WireLane, connection: Connection, ticket: bytes, actions: Sequence[Leaf]) -> SharedLane | None:
     """The shared lane to the session that the ticket is of; None where it cannot be had."""
+    door = Door()
+    connection.on_close(door.close)
     try:
-        door = Door(connection.address, ticket)
+        door.open(connection.address, ticket)
         layout = Layout(wire.num_envs, tuple(wire.leaves), tuple(actions), door.shared.info_bytes)
         return SharedLane(wire, connection, door, door.arena(layout))
     except (OSError, ValueError) as error:
         log.debug("no shared lane to the hub at %s: %s", connection.address, error)
+        door.close()
         return None

@@ -6,7 +6,6 @@ listens.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import os
@@ -27,8 +26,10 @@ def main(address: str, owner: int, ready_fd: int) -> None:
     log.configure(logging.ERROR)  # its program has the terminal to itself; only trouble is worth a line there
 
     def ready(hub: Hub) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the program has ended; the hub is about to notice
+        try:
             os.write(ready_fd, b"1")
+        except BrokenPipeError:
+            hub.stop("its program ended, or was interrupted while it started the hub")
         os.close(ready_fd)
 
     # Its one client is the program itself, which may have all that the machine gives.

@@ -143,7 +143,7 @@ class SharedLane:
         self._rung = True
         self._driving = False  # whether the last step or reset is a step of ours
         self._fresh = False  # whether we know the arena as its last driver left it
-        connection.on_close(arena.close)
+        connection.on_close(self._close)
 
     def post_reset(self, reset: Reset) -> None:
         """Begin a reset, which the hub drives."""
@@ -310,6 +310,10 @@ class SharedLane:
             self._poller.poll(0)  # on other machines than x86-64 what a word guards is read after a system call only
         if not ready():
             self._fail_as_revoked()
+
+    def _close(self) -> None:
+        """Let go of the memory, and of every view of it."""
+        self._arena = self._slots = self._parts = None  # type: ignore[assignment]
 
     def _fail_as_revoked(self) -> NoReturn:
         self._parts.taken(slice(None))

@@ -87,7 +87,10 @@ class Row:
         self._code_words = [arena.words(column) for column in arena.action_codes]
         self._codes = [-1] * len(layout.actions)
         self._readers: list[Callable[[], Any]] = [lambda: None] * len(layout.actions)
-        self._rewards, self._terminations, self._truncations = arena.rewards, arena.terminations, arena.truncations
+        self._row_shapes = [leaf.shape for leaf in layout.observations]
+        # As words, not as arrays: NumPy takes ten times as long to store a single number.
+        results = arena.rewards, arena.terminations, arena.truncations
+        self._rewards, self._terminations, self._truncations = map(arena.words, results)
         self._needs_reset = arena.words(arena.needs_reset)
         self._slot = arena.words(arena.slot)
         self._info_length, self._info_template = arena.words(arena.info_length), arena.words(arena.info_template)
@@ -234,7 +237,15 @@ class Row:
         batches = self._batches[slot]
         objects: list[Any] = []
         if self._flat:
-            _store_leaf(batches[0], index, observation)
+            batch = batches[0]
+            if (
+                type(observation) is np.ndarray
+                and observation.dtype == batch.dtype
+                and observation.shape == self._row_shapes[0]
+            ):
+                batch[index] = observation
+            else:
+                _store_leaf(batch, index, observation)
         else:
             remaining = iter(batches)
             for is_object, part in zip(self._objects, spaces.flatten(self._observation_space, observation)):
@@ -242,9 +253,11 @@ class Row:
                     objects.append(part)
                 else:
                     _store_leaf(next(remaining), index, part)
-        self._rewards[index] = reward
-        self._terminations[index] = terminated
-        self._truncations[index] = truncated
+        try:
+            self._rewards[index] = reward
+        except TypeError:  # an array of one number, as some envs give
+            self._arena.rewards[index] = reward
+        self._terminations[index], self._truncations[index] = terminated, truncated
         self._needs_reset[index] = ENDED if terminated or truncated else ONGOING
         self._note(self._store_info(info, objects) if info or objects else NOTHING)
         self._last_slot = slot  # not before: of a step that fails in here nothing is repeated

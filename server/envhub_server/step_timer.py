@@ -36,6 +36,11 @@ class StepTimer:
         except OSError:
             self._schedstat = -1
 
+    def close(self) -> None:
+        """Free the descriptor."""
+        if self._schedstat >= 0:
+            os.close(self._schedstat)
+
     def start(self) -> None:
         """A batch that is to be timed begins."""
         gave_way, queued_ns = _gave_way(), self._queued_ns()

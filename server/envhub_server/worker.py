@@ -2,8 +2,9 @@
 
 It is forked by the zygote. It runs on Python 3.8 and later with NumPy, msgpack and Gymnasium.
 
-The worker parks in ``poll`` on two descriptors: its request bell, which means that rows wait in the arena, and the
-control channel, by which everything else comes. Whatever the env's code raises becomes a ``RowFailed`` to the hub.
+The worker parks in ``epoll_wait`` on its request bells, which mean that rows wait in the arena, and on the control
+channel, by which everything else comes. Bells are watched by edges: each ring wakes it once, and it reads none of them.
+Whatever the env's code raises becomes a ``RowFailed`` to the hub.
 """
 
 from __future__ import annotations
@@ -80,22 +81,20 @@ class Worker:
         self._timer = StepTimer()
         self._broken: list[Row] = []  # whose env raised, and is to be made anew
         self._mended = 0
-        self._poller = select.poll()
-        self._poller.register(channel.fileno(), select.POLLIN)
-        os.register_at_fork(after_in_child=partial(_leave, self))
+        self._poller = select.epoll()
+        self._poller.register(channel.fileno(), select.EPOLLIN)
 
     def run(self) -> None:
         """Serve until the hub says ``CloseEnvs`` or is gone."""
+        os.register_at_fork(after_in_child=partial(_leave, self))
         try:
             while True:
                 while self._spinner.looks and self._spinner.spin(self._has_work):
-                    self._serve_rows()
+                    self.serve_rows()
                 for descriptor, _ in self._poller.poll():
                     if descriptor in self._bells:
-                        os.read(descriptor, 8)
-                        if self._has_work():
-                            self._serve_rows()
-                    elif not all(self._handle(message) for message in self._channel.receive() or ()):
+                        self.serve_rows()
+                    elif not all(self.handle(message) for message in self._channel.receive() or ()):
                         return
         except ChannelClosed as closed:
             if isinstance(closed.__cause__, OSError) and closed.__cause__.errno in (errno.EBADF, errno.ENOTSOCK):
@@ -113,7 +112,15 @@ class Worker:
         """Every object of the worker's that a call of an env's returns to."""
         return [*self._rows, self]
 
-    def _handle(self, message: Any) -> bool:
+    def close(self) -> None:
+        """Free its descriptors but the channel, in a process that goes on without it."""
+        self._poller.close()
+        self._timer.close()
+        for bell in (*self._bells, *self._done_bells.values()):
+            os.close(bell)
+
+    def handle(self, message: Any) -> bool:
+        """Do what the hub says; whether the worker goes on afterwards."""
         handler = getattr(self, f"_on_{type(message).__name__}")
         return handler(message) is not False
 
@@ -178,17 +185,19 @@ class Worker:
                 told_s = time.monotonic()
                 self._channel.send(control.Building(len(self._rows)))
         first = self._rows[0].env
-        seen = self._rows[:1] if self._build.observation_mode == "same" else self._rows
+        tells = self._number == 0  # what the session's first env is; of the others it is only compared with that
+        differ = self._build.observation_mode != "same"
+        seen = self._rows if differ else self._rows[:1] if tells else []
         leaves = spaces.leaves(first.observation_space)
         unknown = codec.as_pickle_or_repr if self._allow_pickle else codec.as_repr
         return control.Built(
             observation_spaces=[self._described(row.env.observation_space) for row in seen],
-            action_space=self._described(first.action_space),
+            action_space=self._described(first.action_space) if tells else b"",
             observation_leaves=[leaf.wire() for leaf in leaves if leaf != OBJECT],
             action_leaves=[leaf.wire() for leaf in spaces.leaves(first.action_space)],
             metadata=codec.encode(dict(first.metadata or {}), unknown),
             render_mode=first.render_mode,
-            spec=b"" if first.spec is None else carried(lambda: first.spec, self._exact),
+            spec=carried(lambda: first.spec, self._exact) if tells and first.spec is not None else b"",
             loose=OBJECT in leaves,
         )
 
@@ -215,7 +224,7 @@ class Worker:
     def _on_MapArena(self, mapped: Any) -> bool | None:
         memory, *bells = self._channel.take_descriptors(5)
         for bell in (*self._bells, *self._done_bells.values()):  # of an arena that this one takes the place of
-            with contextlib.suppress(KeyError):
+            with contextlib.suppress(OSError):  # those that it rings were never registered
                 self._poller.unregister(bell)
             os.close(bell)
         self._spinner = Spinner(0, time.perf_counter_ns)
@@ -270,46 +279,55 @@ class Worker:
                 objects = serve.objects[number] if serve.objects else b""
                 row.owe(serve.seeds[number] if serve.seeds else None, owed, serve.info, objects)
         for bell in self._bells:
-            self._poller.register(bell, select.POLLIN)
+            # By edges each ring wakes it once, and a read for every step is saved.
+            self._poller.register(bell, select.EPOLLIN | select.EPOLLET)
         self._spinner = Spinner(self._spin_us, time.perf_counter_ns)  # not before: till now the rows were the hub's
-        if self._has_work():  # it was posted, and rung for, before there was anybody to hear
-            self._serve_rows()
+        self.serve_rows()  # what was posted, and rung for, before there was anybody to hear
 
     # --- stepping -------------------------------------------------------------------------------------------------
 
     def _has_work(self) -> bool:
-        return self._my_request != self._my_done and any(map(self._is_to_step, self._rows))
+        return bool(self._my_request != self._my_done and self._posted())
 
-    def _is_to_step(self, row: Row) -> bool:
-        index = row.index
-        return bool(self._request[index] != self._done[index] and self._op[index] in (OP_STEP, OP_PART))
+    def _posted(self) -> list[Row]:
+        """The rows that wait for a step which comes by the arena alone."""
+        request, done, op = self._request, self._done, self._op
+        return [
+            row
+            for row in self._rows
+            if request[row.index] != done[row.index] and (op[row.index] == OP_STEP or op[row.index] == OP_PART)
+        ]
 
     def _begin(self, row: Row) -> None:
         """Say which row is served from now on: the hub looks whether that goes on."""
         self._turn += TURN_ONE
         self._turns[self._turn_at] = self._turn | row.turn
 
-    def _serve_rows(self) -> None:
-        self._stamp(self._began_ns)
-        by_parts, turn = False, self._turn
-        self._timer.batches_left -= 1
-        timed = not self._timer.batches_left
+    def serve_rows(self) -> None:
+        """Step the envs whose rows the driver has posted, if there are any."""
+        posted = self._posted()
+        if not posted:
+            return
+        at, parts, timer = self._turn_at, 0, self._timer
+        self._began_ns[at] = time.monotonic_ns()
+        timer.batches_left -= 1
+        timed = not timer.batches_left
         if timed:
-            self._timer.start()
-        for row in self._rows:
-            if self._is_to_step(row):
-                self._finish(row, row.step, steps=True)
-                if self._op[row.index] == OP_PART:
-                    by_parts = True
-                    self._ring()
-        self._turns[self._turn_at] = self._turn
-        self._stamp(self._ended_ns)
-        worth_telling = timed and self._timer.stop((self._turn - turn) // TURN_ONE)
-        if not by_parts:
+            timer.start()
+        for row in posted:
+            self._finish(row, row.step, steps=True)
+            if self._op[row.index] == OP_PART:
+                parts += 1
+                self._ring()
+        self._turns[at] = self._turn
+        self._ended_ns[at] = time.monotonic_ns()
+        worth_telling = timed and timer.stop(len(posted))
+        if parts < len(posted):
             self._ring()
         if worth_telling:
-            self._channel.send(self._timer.times)
-        self._mend()
+            self._channel.send(timer.times)
+        if self._broken:
+            self._mend()
 
     def _stamp(self, words: Any) -> None:
         words[self._rows[0].index] = time.monotonic_ns()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from importlib import import_module
 from typing import Any
 
@@ -36,3 +38,18 @@ def unfit(made: Any) -> str:
         return f"the class {made.__qualname__} in place of an env of that class"
     missing = [name for name in _PARTS if not hasattr(made, name)]
     return f"{made!r:.100}, which is no env: it has no {', '.join(missing)}" if missing else ""
+
+
+def pickled(spec: Any) -> bytes:
+    """An entry of the registry, in the same bytes wherever it is the same.
+
+    Raises:
+        Exception: what a foreign object raises when it is pickled.
+    """
+    if not isinstance(spec.entry_point, str):
+        return bytes(import_module("cloudpickle").dumps(spec))
+    buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer)
+    pickler.fast = True  # without references back to equal parts, of which some processes have one and others two
+    pickler.dump(spec)
+    return buffer.getvalue()

@@ -23,6 +23,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from envhub.errors import HubUnreachable
+from envhub.gym_api import pickled
 from envhub.messages import Make, World
 from envhub_client.factory_digest import factories_digest
 
@@ -195,13 +196,11 @@ def _registrations() -> bytes:
 
 def _pickled(spec: EnvSpec) -> bytes:
     try:
-        if not isinstance(spec.entry_point, str):
-            return bytes(cloudpickle.dumps(spec))
-        module, _, name = spec.entry_point.partition(":")
+        module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
         if module == "__main__":  # a worker's main module is another one, so the class itself travels
             owner = functools.reduce(getattr, name.split("."), sys.modules[module])
             return bytes(cloudpickle.dumps(dataclasses.replace(spec, entry_point=owner)))
-        return pickle.dumps(spec)
+        return pickled(spec)
     except Exception:  # whatever a foreign object raises when it is pickled, it stays at home
         return b""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pickle
@@ -9,10 +10,12 @@ import sys
 from typing import Any, Callable
 
 from envhub import codec
-from envhub.gym_api import api
+from envhub.gym_api import api, pickled
 from envhub_server import leftovers
 from envhub_server.dialects import made
 from envhub_server.runner import EnvRunner
+
+_known: set[bytes] = set()  # the pickled entries of this process's registry, and the pickled list of them
 
 
 def factories(build: Any) -> Any:
@@ -67,8 +70,12 @@ def _enter_world(build: Any) -> None:
     """Be where the program is, as far as a process can that has started already."""
     sys.path[:] = build.sys_path
     own = {leftovers.VARIABLE: os.environ[leftovers.VARIABLE]}
-    os.environ.clear()
-    os.environ.update({**build.environ, **own})
+    wanted = {**build.environ, **own}
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:  # mostly it has that already: a zygote starts in its program's environment
+            os.environ[name] = value
     os.chdir(build.cwd)
     if build.authkey:
         importlib.import_module("multiprocessing.process").current_process().authkey = build.authkey
@@ -83,10 +90,21 @@ def runner_class(pickled: bytes) -> Any:
     return found
 
 
+def remember_registry() -> None:
+    """Know what is registered here by itself, as a program pickles it, so that workers need not load it again."""
+    with contextlib.suppress(Exception):  # what is not known is loaded
+        entries = [pickled(spec) for spec in api.registry.values()]
+        _known.update([*entries, pickle.dumps(entries)])
+
+
 def _register(registrations: bytes) -> None:
-    for pickled in pickle.loads(registrations):  # noqa: S301  from the owner of this private hub, read only here
+    if registrations in _known:  # all of them at once: most programs add none
+        return
+    for entry in pickle.loads(registrations):  # noqa: S301  from the owner of this private hub, read only here
+        if entry in _known:
+            continue
         try:
-            spec = pickle.loads(pickled)  # noqa: S301
+            spec = pickle.loads(entry)  # noqa: S301
         except Exception as error:  # most programs never make this one: it must not keep them from the others
             api.logger.warn(f"a registration of the program cannot be loaded in a worker: {error!r}")
             continue

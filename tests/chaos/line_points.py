@@ -48,7 +48,7 @@ class LinePoints:
         if file is None:
             return None
         name = frame.f_code.co_name
-        if event == "call" and (name.startswith("_on_") or name == "_serve_rows"):
+        if event == "call" and (name.startswith("_on_") or name == "serve_rows"):
             self._phase = name
         if event == "line":
             self._pass(f"{self._phase} {file}:{frame.f_lineno}")

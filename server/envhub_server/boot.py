@@ -13,10 +13,12 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 
+prctl = ctypes.CDLL(None).prctl  # one object for all workers of a zygote: each would make its own, on pages of its own
+
 
 def die_with_hub(hub: int) -> None:
     """Have the kernel end this process, a child of the hub's main thread, when that thread ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != hub:
         os._exit(1)  # the hub ended before the line above
 

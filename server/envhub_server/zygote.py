@@ -3,8 +3,8 @@
 It is exec'ed, so it holds nothing of the hub's, and it has one thread, so that forking it is safe. Its workers share
 the pages of what it imported. ``boot.py`` starts it, on Python 3.8 and later.
 
-A worker is forked twice and its parent ends, so that it becomes the child of the hub, which is a subreaper: the hub
-gets its exit status, and the zygote's end is not the worker's.
+A worker is forked by a process in between, which ends, so that it becomes the child of the hub, which is a subreaper:
+the hub gets its exit status, and the zygote's end is not the worker's.
 
 It is also the hub's janitor. A channel that ends without ``Retire`` means that the hub was killed: the kernel ends the
 workers then, and the zygote what these had started.
@@ -13,8 +13,8 @@ workers then, and the zygote what these had started.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
+import itertools
 import os
 import resource
 import signal
@@ -26,11 +26,13 @@ from typing import Any
 import numpy as np
 
 from envhub_server import control, leftovers, worker
-from envhub_server.boot import PR_SET_PDEATHSIG, die_with_hub
+from envhub_server.boot import PR_SET_PDEATHSIG, die_with_hub, prctl
 from envhub_server.channel import Channel, ChannelClosed
 from envhub_server.dumps import Dumps
 
 ADOPTION_POLL_S = 0.0002
+FORKED_AT_ONCE = 8  # workers by one process in between; the first of them wait for the last, others not
+SEED_BYTES = 16
 OOM_SCORE = 500  # more than the hub's: of the two a worker is the one to end when memory is short
 PR_SET_NAME = 15
 
@@ -39,7 +41,7 @@ def main(descriptor: int, hub: int) -> None:
     """Fork workers until the hub lets this process go, or is killed."""
     name_process("envhub-zygote")
     # From now on it outlives the hub; should somebody have stopped it, it must go on when the hub ends.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
+    prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     gc.freeze()  # a collection in a worker would write to pages that all of them share
     Zygote(Channel(socket.socket(fileno=descriptor)), hub).run()
 
@@ -63,59 +65,69 @@ class Zygote:
 
     def _handle(self, message: Any) -> bool:
         if isinstance(message, control.StartWorkers):
-            for _ in range(message.count):
-                # One at a time, for ``close`` to free those of the others in the worker: a worker's end that
-                # another holds, too, would hide from the hub that it is gone.
-                self._fork_worker(self._channel.take_descriptors(3))
+            for start in range(0, message.count, FORKED_AT_ONCE):
+                count = min(FORKED_AT_ONCE, message.count - start)
+                self._fork_workers([self._channel.take_descriptors(3) for _ in range(count)])
         elif isinstance(message, control.Guard):
             self._guarded.update(message.pids)
         elif isinstance(message, control.Reaped):
             self._guarded.discard(message.pid)
         return not isinstance(message, control.Retire)
 
-    def _fork_worker(self, ends: list[int]) -> None:
-        """Fork a worker that serves these descriptors, which are closed here."""
+    def _fork_workers(self, wanted: list[list[int]]) -> None:
+        """Fork a worker for each of these lists of descriptors, which are closed here."""
         try:
             middle = os.fork()
         except OSError as error:
-            refuse(ends.pop(0), error)
+            for ends in wanted:
+                refuse(ends.pop(0), error)
         else:
             if not middle:
-                self._be_middle(ends)
+                self._be_middle(wanted)
             os.waitpid(middle, 0)
-        for end in ends:
-            os.close(end)
+        for ends in wanted:
+            for end in ends:
+                os.close(end)
 
-    def _be_middle(self, ends: list[int]) -> None:
-        """Fork the worker and end; in the worker, be it. Neither comes back to what this process was forked from."""
+    def _be_middle(self, wanted: list[list[int]]) -> None:
+        """Fork the workers and end; in a worker, be it. Neither comes back to what this process was forked from."""
         try:
             parent = os.getpid()
             self._channel.close()
-            try:
-                grown = os.fork()
-            except OSError as error:
-                refuse(ends[0], error)
-                os._exit(1)
-            if not grown:
-                self._become_worker(parent, ends)
+            yield_memory()
+            while wanted:
+                ends = wanted.pop(0)
+                try:
+                    grown = os.fork()
+                except OSError as error:
+                    refuse(ends.pop(0), error)
+                else:
+                    if not grown:
+                        self._become_worker(parent, ends, wanted)
+                # The next ones must not have them: a worker's end that another holds, too, would hide from the hub
+                # that it is gone.
+                for end in ends:
+                    os.close(end)
             os._exit(0)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(1)
 
-    def _become_worker(self, parent: int, ends: list[int]) -> None:
-        """Be a worker of the hub, in this process that ``parent`` just forked and then ended; it does not return."""
+    def _become_worker(self, parent: int, ends: list[int], others: list[list[int]]) -> None:
+        """Be a worker of the hub, in this process that ``parent`` forked and soon ends after; it does not return."""
+        for end in itertools.chain.from_iterable(others):
+            os.close(end)
         os.setsid()  # a process group of its own, with all that its envs start
         self._mark.renew(os.getpid())
+        name_process("envhub-worker")
+        dumps = Dumps(*ends[1:])
+        # ``random`` does so by itself; envs of two workers must not draw the same numbers.
+        np.random.seed(np.frombuffer(os.urandom(SEED_BYTES), np.uint32))
+        channel = Channel(socket.socket(fileno=ends[0]))
         while os.getppid() == parent:
             time.sleep(ADOPTION_POLL_S)
         die_with_hub(self._hub)
-        name_process("envhub-worker")
-        dumps = Dumps(*ends[1:])
-        yield_memory()
-        np.random.seed()  # ``random`` does so by itself; envs of two workers must not draw the same numbers
-        channel = Channel(socket.socket(fileno=ends[0]))
         try:
             channel.send(control.Born(os.getpid()))
         except ChannelClosed:
@@ -133,7 +145,7 @@ def refuse(descriptor: int, error: OSError) -> None:
 
 def name_process(name: str) -> None:
     """Give this process the name that ``ps`` and ``top`` show; at most 15 bytes."""
-    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
+    prctl(PR_SET_NAME, name.encode())
 
 
 def yield_memory() -> None:

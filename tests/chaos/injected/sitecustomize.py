@@ -36,7 +36,7 @@ POINTS = {
         "envhub_server.worker:Worker._finish",
         "envhub_server.worker:Worker._ring",
     ),
-    "zygote": (*_CHANNEL, "envhub_server.zygote:Zygote._fork_worker"),
+    "zygote": (*_CHANNEL, "envhub_server.zygote:Zygote._fork_workers"),
     "hub": (
         *_CHANNEL,
         "envhub.wire:receive",

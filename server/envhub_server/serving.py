@@ -18,17 +18,23 @@ from envhub_server.registry import Registry
 
 
 def check_config(config: HubConfig) -> None:
-    """Refuse a configuration that offers too much to too many, or factories of packages that do not exist.
+    """Refuse a configuration that offers too much to too many.
 
     Raises:
         AddressError: every registered environment would be offered to other machines.
-        FactoryNotFound: a factory's package is not to be found. Its modules are looked for by a worker, a little later.
     """
     for bind in config.binds:
         parsed = address.parse(bind)
         if not config.envs and not parsed.is_ipc and not parsed.is_loopback:
             raise AddressError(f"{bind} can be reached from other machines: name the environments to offer there")
 
+
+def check_packages(config: HubConfig) -> None:
+    """Refuse factories of packages that do not exist. The modules in there are looked for by a worker, a little later.
+
+    Raises:
+        FactoryNotFound: a factory's package is not to be found.
+    """
     registry = Registry(config.envs)
     for factory in registry.factories if config.python == sys.executable else ():
         package = factory.partition(":")[0].partition(".")[0]
@@ -62,5 +68,6 @@ def serve(config: HubConfig, ready: Callable[[Hub], None] = lambda hub: None) ->
     if not config.binds:
         config = HubConfig(**{**config.__dict__, "binds": (address.default_address(),)})
     check_config(config)
+    check_packages(config)
     log.configure()
     run_hub(config, ready)

@@ -10,12 +10,14 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+import zmq
 from envhub_client.raw_peer import RawPeer
 from hubs import ServedHub, serve, wait_until
 from zmtp import ZmtpPeer
@@ -264,6 +266,33 @@ def test_message_of_as_many_frames_as_are_accepted_is_answered(met: ServedHub) -
     with contextlib.closing(RawPeer(met.tcp)) as peer:
         frames = [b""] * (protocol.FRAMES_MAX - 1)
         assert peer.ask(Op.HEALTH, messages.pack(messages.HealthRequest()), bytes(16), 2, *frames).failure is None
+
+
+class Flooding(threading.Thread):
+    """A hub that answers everything with more frames than a message may have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self.address = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+
+    def run(self) -> None:
+        peer, request = self._socket.recv_multipart()
+        prelude = Prelude.unpack(request)
+        reply = Prelude(REPLY | prelude.op, 1, prelude.token, prelude.seq).pack() + messages.pack(messages.EnvNames([]))
+        self._socket.send_multipart([peer, reply, *[b""] * protocol.FRAMES_MAX])
+
+    def close(self) -> None:
+        self.join()
+        self._context.destroy(linger=0)
+
+
+def test_client_refuses_a_message_of_too_many_frames() -> None:
+    with contextlib.closing(Flooding()) as hub:
+        hub.start()
+        with pytest.raises(envhub.RemoteProtocolError, match=f"more than {protocol.FRAMES_MAX} frames"):
+            envhub.connect(hub.address)
 
 
 def is_ended(peer: ZmtpPeer) -> bool:

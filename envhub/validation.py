@@ -22,6 +22,7 @@ SEED_MAX = 1 << 256
 ROW = (0, ROWS_MAX - 1)
 SECONDS = (0, SECONDS_MAX)
 COUNT = (0, (1 << 63) - 1)
+WORD = (-1 << 63, (1 << 63) - 1)  # of an arena, in which a client may have written anything
 
 Bounds = Mapping[type, Mapping[str, tuple[int, int]]]
 

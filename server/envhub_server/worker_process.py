@@ -28,7 +28,10 @@ BOUNDS: validation.Bounds = {
     control.StepTimes: dict.fromkeys(("steps", "cpu_ns", "wait_ns"), validation.COUNT),
     control.Faulted: {"row": validation.ROW},
     control.Suspicious: {"row": validation.ROW},
-    control.RowInfo: {"row": validation.ROW},
+    control.CallResults: {"number": validation.COUNT},
+    control.CallFailed: {"number": validation.COUNT},
+    control.RowInfo: {"row": validation.ROW, "number": validation.WORD},
+    control.RowFailed: {"number": validation.WORD},
     control.InfoTemplate: {"number": validation.COUNT},
     messages.Failure: {"env_index": validation.ROW, "worker": validation.ROW},
 }

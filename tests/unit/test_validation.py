@@ -7,6 +7,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from envhub_client.faults import FaultOptions
+from envhub_server import control
+from envhub_server.worker_process import BOUNDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,6 +46,14 @@ def test_every_number_of_every_request_has_finite_bounds() -> None:
         kind: set(numeric(kind)) for kind in KINDS if numeric(kind)
     }
     assert all(-math.inf < low < high < math.inf for fields in REQUEST_BOUNDS.values() for low, high in fields.values())
+
+
+def test_every_number_that_a_worker_says_has_bounds() -> None:
+    said = [kind for kind in control.CONTROL.values() if (kind.__doc__ or "").startswith("Worker to hub")]
+    wanted = {kind: set(numeric(kind)) for kind in {*said, Failure} if numeric(kind)}
+    del wanted[control.Born]  # it is said before any env is made
+    assert {kind: set(fields) for kind, fields in BOUNDS.items()} == wanted
+    assert {control.Building, control.RowInfo, Failure} <= wanted.keys()
 
 
 def test_every_message_inside_a_request_is_looked_at() -> None:

@@ -92,6 +92,7 @@ class _Rehearsal:
         arena = Arena(layout, memory)
         arena.format(epoch=1)
         heard, rung = os.pipe()  # Python has no eventfd before 3.10
+        os.set_blocking(rung, False)  # nobody reads it, and all rings fit in
         spaces = built.observation_spaces[0], built.action_space
         self._tell(control.MapArena(1, *leaves, INFO_BYTES, *spaces, "same", 0), [memory, heard, heard, rung, rung])
         for descriptor in (memory, heard, rung):

@@ -6,6 +6,7 @@ import os
 import resource
 import time
 
+from envhub_server.channel import moved_up
 from envhub_server.control import StepTimes
 
 BATCHES_LEFT_OUT = 2  # the first ones, in which much is loaded and compiled
@@ -32,7 +33,7 @@ class StepTimer:
         self._steps = self._cpu_ns = self._wait_ns = 0
         self._start: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
         try:
-            self._schedstat = os.open("/proc/self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            self._schedstat = moved_up(os.open("/proc/self/schedstat", os.O_RDONLY | os.O_CLOEXEC))
         except OSError:
             self._schedstat = -1
 

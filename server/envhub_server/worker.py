@@ -39,7 +39,7 @@ from envhub.gym_api import registered, unfit
 from envhub.layout import OBJECT, Layout, Leaf
 from envhub.waiting import Spinner
 from envhub_server import control
-from envhub_server.channel import FORKED_STATUS, Channel, ChannelClosed
+from envhub_server.channel import FORKED_STATUS, Channel, ChannelClosed, moved_up
 from envhub_server.dialects import adapted
 from envhub_server.dumps import Dumps
 from envhub_server.env_family import computes_in_process
@@ -81,7 +81,7 @@ class Worker:
         self._timer = StepTimer()
         self._broken: list[Row] = []  # whose env raised, and is to be made anew
         self._mended = 0
-        self._poller = select.epoll()
+        self._poller = _moved_up_epoll()
         self._poller.register(channel.fileno(), select.EPOLLIN)
 
     def run(self) -> None:
@@ -485,6 +485,11 @@ def private_bytes() -> int:
     except OSError:
         return 0
     return sum(int(line[1]) * 1024 for line in lines if line[0] in (b"Private_Dirty:", b"Private_Clean:"))
+
+
+def _moved_up_epoll() -> select.epoll:
+    with contextlib.closing(select.epoll()) as made:
+        return select.epoll.fromfd(moved_up(os.dup(made.fileno())))
 
 
 def main(channel: Channel, dumps: Dumps) -> None:

@@ -25,7 +25,7 @@ class Owed(Exception):
         return dataclasses.replace(self._failure, env_index=row)
 
 
-def describe_failure(error: BaseException, code: str, row: int | None, worker: int) -> Any:
+def describe_failure(error: BaseException, code: str, row: int | None, worker: int | None) -> Any:
     """A ``Failure`` that says everything about ``error`` in strings; it never raises, whatever the error is."""
     try:
         message = str(error)

@@ -65,7 +65,7 @@ class Worker:
     def __init__(self, channel: Channel, dumps: Dumps) -> None:
         self._channel = channel
         self._dumps = dumps
-        self._number = -1
+        self._number: int | None = None  # of this worker in its session; one that only lists names has none
         self._rows: list[Row] = []
         self._allow_pickle = False
         self._exact: codec.Unknown = codec.refuse

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 from gymnasium import Env, Space, logger, spaces
 from gymnasium.vector import AutoresetMode
@@ -104,7 +103,7 @@ class AsyncVectorEnv(HubVectorEnv):
             copy=copy,
             faults=FaultOptions(**faults),
         )
-        make = make_of_factories(factories, b"" if worker is None else cloudpickle.dumps(worker))
+        make = make_of_factories(factories, worker)
         super().__init__(None, make, options)
         if shared_memory and not _is_gymnasiums(self.single_observation_space):
             self.close(terminate=True)

@@ -16,32 +16,57 @@ from itertools import islice, zip_longest
 from typing import Any
 
 TOKENS_MAX = 10_000  # of one factory
+FACTORIES_MAX = 16  # that are looked at
 DEPTH_MAX = 12
+VALUE_CHARACTERS_MAX = 1000  # of a text or of bytes; of a longer one its beginning and length count
+ITEMS_MAX = 1000  # of a container; of a larger one its length counts
 DIFFERENT = "(differs from env to env)"
 
-_VALUES = (str, bytes, int, float, complex, bool, type(None))
+_NUMBERS = (int, float, complex, bool, type(None))
 
 
-def factories_digest(factories: Sequence[object]) -> str:
+def factories_digest(factories: Sequence[object], *others: object) -> str:
     """A digest of the code of the factories and of the values it uses, but for those in which the factories differ.
 
     An env's number, or a seed made from it, is in every factory another one, and says nothing of what a step takes.
+
+    Args:
+        factories: of the envs.
+        others: what else makes a step, such as the class that runs each env.
+
+    Returns:
+        Hexadecimal digits; empty where an object of the program does not let itself be looked at.
     """
-    first, *others = (list(islice(_tokens(factory, 0, set()), TOKENS_MAX)) for factory in dict.fromkeys(factories))
-    for other in others:
-        first = [a if a == b else DIFFERENT for a, b in zip_longest(first, other)]
+    try:
+        first, *rest = (list(islice(_tokens(each, 0, set()), TOKENS_MAX)) for each in _different(factories))
+        for tokens in rest:
+            first = [a if a == b else DIFFERENT for a, b in zip_longest(first, tokens)]
+        first += islice(_tokens(others, 0, set()), TOKENS_MAX)
+    except Exception:  # of a foreign __repr__ or __getitem__, say; without a digest nothing is known of the env
+        return ""
     return hashlib.sha256("\0".join(first).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _different(factories: Sequence[object]) -> list[object]:
+    """One of each, and of many only the first: as a rule they differ in the same values."""
+    return list({id(factory): factory for factory in factories}.values())[:FACTORIES_MAX]
 
 
 def _tokens(value: Any, depth: int, seen: set[int]) -> Iterator[str]:
     """What there is to say of a value, piece by piece."""
-    if isinstance(value, _VALUES):
+    if isinstance(value, _NUMBERS):
         yield f"{type(value).__name__} {value!r}"
+        return
+    if isinstance(value, (str, bytes)):
+        yield f"{type(value).__name__} {len(value)} {value[:VALUE_CHARACTERS_MAX]!r}"
         return
     if depth > DEPTH_MAX or id(value) in seen:
         return
     seen.add(id(value))
     yield _name(value)
+    if isinstance(value, (Mapping, list, tuple, set, frozenset)) and len(value) > ITEMS_MAX:
+        yield f"{len(value)} items"
+        return
     for part in _parts(value):
         yield from _tokens(part, depth + 1, seen)
 

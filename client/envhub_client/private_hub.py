@@ -205,18 +205,23 @@ def _pickled(spec: EnvSpec) -> bytes:
         return b""
 
 
-def make_of_factories(factories: Sequence[object], runner: bytes = b"") -> Make:
+def make_of_factories(factories: Sequence[object], runner: object = None) -> Make:
     """What asks a private hub for one env of each factory; its workers load them.
+
+    Args:
+        factories: of the envs.
+        runner: the class that runs each env, or its name; None for the usual one.
 
     Raises:
         TypeError: the factories hold something that cannot be pickled.
     """
     try:
         pickled = bytes(cloudpickle.dumps(list(factories)))
+        pickled_runner = b"" if runner is None else bytes(cloudpickle.dumps(runner))
     except Exception as error:  # whatever a foreign object raises when it is pickled
         raise TypeError(f"the factories of the envs cannot be pickled for the workers: {error}") from error
-    digest = factories_digest(factories)
-    return Make(len(factories), factories=pickled, runner=runner, factories_digest=digest)
+    digest = factories_digest(factories, runner)
+    return Make(len(factories), factories=pickled, runner=pickled_runner, factories_digest=digest)
 
 
 def _search_path() -> str:

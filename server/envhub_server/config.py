@@ -19,6 +19,7 @@ CGROUP_1_QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
 CGROUP_1_PERIOD = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
+LOADAVG = Path("/proc/loadavg")
 
 
 @dataclass(frozen=True)
@@ -114,22 +115,25 @@ def _quota() -> tuple[int, int]:
 
 
 def memory_available_bytes() -> int:
-    """How much memory may still be had: by the machine, and by this process's cgroup."""
+    """How much memory may still be had: by the machine, and in the cgroup of a container."""
     found = [1 << 50]
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = MEMINFO.read_text().splitlines()
         found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    found += _left_in_cgroup("memory.max", "memory.current")
+    found += [left + _reclaimable_bytes() for left in _left_in_cgroup("memory.max", "memory.current")]
     found += _left_in_cgroup("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")  # of cgroup v1
     return max(0, min(found))
 
 
 def processes_left() -> int:
-    """How many processes may still be started: by this user, and in this process's cgroup."""
-    found = [resource.getrlimit(resource.RLIMIT_NPROC)[0], 1 << 20]
+    """How many processes may still be started, at least: by the user's limit, and in the cgroup of a container."""
+    limit, found = resource.getrlimit(resource.RLIMIT_NPROC)[0], [1 << 20]
+    if limit != resource.RLIM_INFINITY:
+        with contextlib.suppress(OSError, ValueError, IndexError):  # of the machine, of which some are others'
+            found.append(limit - int(LOADAVG.read_text().split()[3].partition("/")[2]))
     found += _left_in_cgroup("pids.max", "pids.current")
     found += _left_in_cgroup("pids/pids.max", "pids/pids.current")
-    return max(0, min(value for value in found if value != resource.RLIM_INFINITY))
+    return max(0, min(found))
 
 
 def _left_in_cgroup(limit: str, used: str) -> list[int]:
@@ -139,3 +143,13 @@ def _left_in_cgroup(limit: str, used: str) -> list[int]:
         return [] if at_most == "max" else [int(at_most) - int((CGROUP / used).read_text())]
     except (OSError, ValueError):
         return []
+
+
+def _reclaimable_bytes() -> int:
+    """How much of the cgroup's memory is only the cache of files that nobody read lately."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in (CGROUP / "memory.stat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "inactive_file":
+                return int(value)
+    return 0

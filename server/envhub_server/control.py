@@ -138,6 +138,7 @@ class StepTimes:
     steps: int
     cpu_ns: int
     wait_ns: int
+    env_bytes: int = 0  # of the memory that this worker shares with no other, for each of its envs
 
 
 @dataclass(frozen=True)

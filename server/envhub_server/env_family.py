@@ -7,7 +7,7 @@ from typing import Any
 # Top-level packages of envs and wrappers. What is not among them may be a simulator behind a socket, on a GPU, a robot.
 IN_PROCESS = frozenset(
     [
-        *("gymnasium", "gym", "ale_py", "stable_baselines3", "supersuit", "shimmy"),
+        *("gymnasium", "gym", "ale_py", "stable_baselines3", "supersuit"),
         *("minigrid", "gymnasium_robotics", "mo_gymnasium", "metaworld", "highway_env", "procgen", "crafter"),
         *("nle", "minihack", "bsuite", "envhub_server"),
     ]

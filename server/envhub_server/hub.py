@@ -439,7 +439,7 @@ class Hub:
 
     def _machine(self) -> Machine:
         affinity = tuple(sorted(os.sched_getaffinity(0)))
-        workers_max = min(gate.workers_left(), int(SHARE * processes_left()))
+        workers_max = int(SHARE * min(gate.workers_left(), processes_left()))
         return Machine(affinity, usable_cpus(), has_quota(), workers_max, memory_available_bytes())
 
     def _sizing(self, make: Make, machine: Machine) -> WorkerCount | None:
@@ -528,6 +528,8 @@ class Hub:
     def _learned(self, host: Host, cost: StepCost) -> None:
         """Know what a step of these envs takes; a session's first such news is kept at once, its last when it ends."""
         known_as = key(host.session.make)
+        if not known_as:
+            return
         self._step_costs.note(known_as, cost)
         first = known_as not in self._unwritten
         self._unwritten[known_as] = cost
@@ -539,7 +541,7 @@ class Hub:
         self._unwritten.clear()
 
     def _notify(self, host: Host, text: str) -> None:
-        log.warning("session_missized", session=host.token.hex()[:8], note=text)
+        log.warning("worker_count_wrong", session=host.token.hex()[:8], note=text)
         self._protocol.notice(host.token, text)
         self._flush()
 

@@ -69,7 +69,7 @@ from envhub_server.registry import Recipe
 from envhub_server.restart import Restarts
 from envhub_server.seeds import reseeded
 from envhub_server.step_costs import average
-from envhub_server.worker_count import Machine, WorkerCount, missized, missized_text, of_first_envs
+from envhub_server.worker_count import Machine, WorkerCount, better_count, better_count_text, of_first_envs
 
 
 class Phase(enum.Enum):
@@ -358,11 +358,11 @@ class Session:
             return []
         learned: Instructions = [LearnCost(cost)]
         workers, num_envs = len(self.blocks), self.make.num_envs
-        better = None if self._warned or self.sizing.told else missized(num_envs, workers, cost, self._machine.cpus)
+        better = None if self._warned or self.sizing.told else better_count(num_envs, workers, cost, self._machine)
         if better is None:
             return learned
         self._warned = True
-        return [*learned, Notify(missized_text(num_envs, workers, *better, cost))]
+        return [*learned, Notify(better_count_text(num_envs, workers, *better, cost))]
 
     def _on_built(self, worker: int, built: control.Built) -> Instructions:
         if self.phase is not Phase.BUILDING:

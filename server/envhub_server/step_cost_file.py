@@ -35,8 +35,10 @@ class StepCostFile:
         if self._path is None:
             return StepCosts()
         try:
-            with self._path.open("rb") as file:
-                return StepCosts.of_text(file.read(FILE_BYTES_MAX).decode("utf-8", "replace"))
+            # Without waiting: whatever stands there, a hub's start must not hang on it.
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(descriptor, "rb") as file:
+                return StepCosts.of_text((file.read(FILE_BYTES_MAX) or b"").decode("utf-8", "replace"))
         except FileNotFoundError:
             return StepCosts()
         except OSError as error:

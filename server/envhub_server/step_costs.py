@@ -14,6 +14,7 @@ from envhub_server.control import StepTimes
 ENVIRONMENTS_MAX = 512  # whose costs are kept; the one that was used longest ago makes room
 STEPS_MIN = 32  # fewer steps say too little of an env
 STEP_S_MAX = 3600.0
+ENV_BYTES_MAX = 1 << 50
 KEY_CHARACTERS = 32
 FORMAT = 1
 
@@ -25,10 +26,12 @@ class StepCost:
     Attributes:
         cpu_s: seconds of CPU time, of all threads of its process.
         wait_s: seconds in which its process neither ran nor wanted to run: it slept, or waited for somebody else.
+        env_bytes: how much memory a worker takes for one env, its own part included.
     """
 
     cpu_s: float
     wait_s: float
+    env_bytes: int = 0
 
     def __str__(self) -> str:
         """As it is told: ``0.01 ms of CPU and 10.1 ms of waiting``."""
@@ -41,15 +44,16 @@ def average(times: Iterable[StepTimes]) -> StepCost | None:
     steps = sum(each.steps for each in found)
     if steps < STEPS_MIN:
         return None
-    return _checked(sum(each.cpu_ns for each in found) / 1e9 / steps, sum(each.wait_ns for each in found) / 1e9 / steps)
+    cpu_s, wait_s = (sum(ns) / 1e9 / steps for ns in zip(*((each.cpu_ns, each.wait_ns) for each in found), strict=True))
+    return _checked(cpu_s, wait_s, max(each.env_bytes for each in found))
 
 
 def key(make: Make) -> str:
     """What the cost of a session's env is kept under; empty where nothing tells the env from others."""
-    if make.factories and not make.factories_digest:
+    if (make.factories or make.runner) and not make.factories_digest:
         return ""
     names = [make.name, make.factories_digest, *make.wrappers]
-    parts = [*(name.encode() for name in names), make.kwargs, *make.wrapper_kwargs, make.runner]
+    parts = [*(name.encode() for name in names), make.kwargs, *make.wrapper_kwargs]
     lengths = ",".join(str(len(part)) for part in parts)
     return hashlib.sha256(b"".join([lengths.encode(), *parts])).hexdigest()[:KEY_CHARACTERS]
 
@@ -81,7 +85,7 @@ class StepCosts:
 
     def text(self) -> str:
         """The table as text for a file: seconds of CPU and of waiting, by key."""
-        costs = {key: [cost.cpu_s, cost.wait_s] for key, cost in self._costs.items()}
+        costs = {key: [cost.cpu_s, cost.wait_s, cost.env_bytes] for key, cost in self._costs.items()}
         return json.dumps({"format": FORMAT, "costs": costs}, indent=1)
 
     @classmethod
@@ -91,17 +95,19 @@ class StepCosts:
         try:
             read = json.loads(text)
             costs = read["costs"] if read["format"] == FORMAT else {}
-            for key, (cpu_s, wait_s) in costs.items():
-                cost = _checked(cpu_s, wait_s)
+            for key, (cpu_s, wait_s, env_bytes) in costs.items():
+                cost = _checked(cpu_s, wait_s, env_bytes)
                 if cost is not None and len(key) == KEY_CHARACTERS:
                     found.note(key, cost)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
             return cls()
         return found
 
 
-def _checked(cpu_s: float, wait_s: float) -> StepCost | None:
+def _checked(cpu_s: float, wait_s: float, env_bytes: int) -> StepCost | None:
     """A cost of these numbers, unless they are none that a step can have."""
     if not all(math.isfinite(value) and 0 <= value <= STEP_S_MAX for value in (cpu_s, wait_s)):
         return None
-    return StepCost(float(cpu_s), float(wait_s))
+    if not 0 <= env_bytes <= ENV_BYTES_MAX:
+        return None
+    return StepCost(float(cpu_s), float(wait_s), int(env_bytes))

@@ -58,8 +58,8 @@ class StepTimer:
         self.batches_left = 1 if self._batches < EACH_UNTIL else ONE_IN
         self._steps += steps
         self._cpu_ns += cpu_ns
-        if gave_way:
-            self._wait_ns += max(0, wall_ns - own_cpu_ns - queued_ns)
+        if gave_way:  # by what other threads of the env compute meanwhile, it does not wait
+            self._wait_ns += max(0, wall_ns - max(own_cpu_ns, cpu_ns) - queued_ns)
         if self._batches < self._tell_at:
             return False
         self._tell_at *= 4

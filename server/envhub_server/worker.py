@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 import traceback
+from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, Sequence
 
@@ -306,31 +307,31 @@ class Worker:
     def serve_rows(self) -> None:
         """Step the envs whose rows the driver has posted, if there are any."""
         posted = self._posted()
-        if not posted:
-            return
+        if posted:
+            self._step_rows(posted)
+
+    def _step_rows(self, rows: list[Row], run: Callable[[Row], None] | None = None) -> None:
+        """Step these rows' envs, or ``run`` them, and wake who waits for them."""
         at, parts, timer = self._turn_at, 0, self._timer
         self._began_ns[at] = time.monotonic_ns()
         timer.batches_left -= 1
         timed = not timer.batches_left
         if timed:
             timer.start()
-        for row in posted:
-            self._finish(row, row.step, steps=True)
+        for row in rows:
+            self._finish(row, row.step if run is None else partial(run, row), steps=True)
             if self._op[row.index] == OP_PART:
                 parts += 1
                 self._ring()
         self._turns[at] = self._turn
         self._ended_ns[at] = time.monotonic_ns()
-        worth_telling = timed and timer.stop(len(posted))
-        if parts < len(posted):
+        worth_telling = timed and timer.stop(len(rows))
+        if not parts or parts < len(rows):
             self._ring()
         if worth_telling:
-            self._channel.send(timer.times)
+            self._channel.send(replace(timer.times, env_bytes=private_bytes() // len(self._rows)))
         if self._broken:
             self._mend()
-
-    def _stamp(self, words: Any) -> None:
-        words[self._rows[0].index] = time.monotonic_ns()
 
     def _ring(self) -> None:
         os.write(self._done_bells.get(self._arena.driver, self._done_bells[DRIVER_HUB]), _ONE)
@@ -341,13 +342,8 @@ class Worker:
         def run(row: Row) -> None:
             row.step(codec.decode(beside[row.index], self._allow_pickle))
 
-        self._stamp(self._began_ns)
-        for row in self._rows:
-            if self._request[row.index] != self._done[row.index]:  # else the hub did it, before there was this worker
-                self._finish(row, partial(run, row), steps=True)
-        self._stamp(self._ended_ns)
-        self._ring()
-        self._mend()
+        # Of others the hub did the step, before there was this worker.
+        self._step_rows([row for row in self._rows if self._request[row.index] != self._done[row.index]], run)
 
     def _on_ResetRows(self, reset: Any) -> None:
         seeds = dict(zip(reset.rows, reset.seeds))

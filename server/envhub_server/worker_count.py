@@ -11,7 +11,7 @@ its steps before         those by which ``batch_s`` steps the envs soonest, and 
 .. that compute          one per CPU
 .. that cost little      the fewer, the cheaper: one env more costs a worker less than one worker more costs its driver
 its family               one per CPU: the env and its wrappers are of packages that compute in their own process
-nothing                  a process per env, within a share of the memory and processes that are to be had
+nothing                  a process per env, within a share of the memory, descriptors and processes
 =======================  ==============================================================================================
 
 Where there are no more envs than CPUs, nothing and the family say the same: a process per env.
@@ -31,8 +31,8 @@ ROW_S = 4e-6  # of a worker's CPU time, for each env
 WORKER_S = 25e-6  # of CPU time, for each worker: it is woken, finds its rows, tells that they are done, and parks
 DRIVER_S = 5e-6  # of the driver's CPU time, for each worker: to wake it, and to hear of it
 ABOUT_EQUAL = 1.05  # a batch that takes so many times as long is as good, if it needs fewer workers
-MISSIZED = 1.5  # a session is told that another number of workers would be so many times as fast
-SHARE = 0.5  # of the memory and processes that are to be had, for the workers that one session gets by itself
+NOTABLY = 1.5  # a session's user is told where another number of workers would be so many times as fast
+SHARE = 0.5  # of the memory, descriptors and processes that are to be had, for one session that sizes itself
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Machine:
         affinity: the CPUs' numbers.
         cpus: how many of them are usable.
         quota: whether a cgroup limits the CPU time.
-        workers_max: how many more workers a session may have: by the descriptors, and its share of the processes.
+        workers_max: how many more workers a session may have, by its share of the descriptors and processes.
         memory_bytes: how much memory is to be had.
     """
 
@@ -82,7 +82,7 @@ def known(num_envs: int, cost: StepCost | None, machine: Machine) -> WorkerCount
     """What is best before any env is made; None where that is to be seen of the first envs."""
     if cost is not None:
         best = soonest(num_envs, cost, machine.cpus)
-        workers = min(best, max(machine.cpus, machine.workers_max))
+        workers = _within(best, cost.env_bytes, machine)
         return WorkerCount(workers, f"a step of this env took {cost} before{_limited(best, workers)}")
     if num_envs <= machine.cpus:
         return WorkerCount(num_envs, "a process per env: there are no more envs than CPUs")
@@ -94,14 +94,19 @@ def of_first_envs(num_envs: int, first: Iterable[FirstBuilt], machine: Machine) 
     found = list(first)
     if all(each.in_process for each in found):
         return WorkerCount(machine.cpus, "one per CPU: the env and its wrappers are known to compute in their process")
-    each_bytes = max(1, *(each.private_bytes for each in found))
-    room = min(machine.workers_max, int(SHARE * machine.memory_bytes) // each_bytes)
-    workers = min(num_envs, max(machine.cpus, room))
+    workers = _within(num_envs, max(each.private_bytes for each in found), machine)
     return WorkerCount(workers, f"a process per env: nothing is known of this env{_limited(num_envs, workers)}")
 
 
+def _within(wanted: int, each_bytes: int, machine: Machine) -> int:
+    """As many of the wanted workers as may be had where each takes so much memory; one per CPU may always."""
+    room = min(machine.workers_max, int(SHARE * machine.memory_bytes) // max(1, each_bytes))
+    return min(wanted, max(machine.cpus, room))
+
+
 def _limited(wanted: int, workers: int) -> str:
-    return "" if workers == wanted else f"; {wanted} are more than the memory and processes that are to be had allow"
+    limits = "memory, descriptors and processes"
+    return "" if workers == wanted else f"; {wanted} are more than the {limits} that are to be had allow"
 
 
 def soonest(num_envs: int, cost: StepCost, cpus: int) -> int:
@@ -129,15 +134,18 @@ def batch_s(num_envs: int, workers: int, cost: StepCost, cpus: int) -> float:
     return max(alone_s, computing_s / min(workers, cpus)) + workers * DRIVER_S
 
 
-def missized(num_envs: int, workers: int, cost: StepCost, cpus: int) -> tuple[int, float] | None:
-    """A number of workers that is more than ``MISSIZED`` times as fast, and how many times; None if there is none."""
-    best = soonest(num_envs, cost, cpus)
-    times_as_fast = batch_s(num_envs, workers, cost, cpus) / batch_s(num_envs, best, cost, cpus)
-    return (best, times_as_fast) if times_as_fast > MISSIZED else None
+def better_count(num_envs: int, workers: int, cost: StepCost, machine: Machine) -> tuple[int, float] | None:
+    """A number of workers that is more than ``NOTABLY`` times as fast, and how many times; None if there is none.
+
+    It is the number that ``known`` gives the next session.
+    """
+    best = _within(soonest(num_envs, cost, machine.cpus), cost.env_bytes, machine)
+    taken_s, best_s = (batch_s(num_envs, count, cost, machine.cpus) for count in (workers, best))
+    return (best, taken_s / best_s) if taken_s / best_s > NOTABLY else None
 
 
-def missized_text(num_envs: int, workers: int, best: int, times_as_fast: float, cost: StepCost) -> str:
-    """What is told where ``missized`` found a better number."""
+def better_count_text(num_envs: int, workers: int, best: int, times_as_fast: float, cost: StepCost) -> str:
+    """What is told where ``better_count`` found a better number."""
     return (
         f"{num_envs} envs in {workers} workers: {best} would step them about {times_as_fast:.1f} times as fast, for a "
         f"step takes {cost}; the next session of this env gets them by itself"

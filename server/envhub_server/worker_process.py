@@ -25,7 +25,7 @@ LAST_READS_MAX = 256  # of a worker that has ended; a child of its that still ta
 BOUNDS: validation.Bounds = {
     control.Building: {"built": (0, validation.ROWS_MAX)},
     control.FirstBuilt: {"private_bytes": validation.COUNT},
-    control.StepTimes: dict.fromkeys(("steps", "cpu_ns", "wait_ns"), validation.COUNT),
+    control.StepTimes: dict.fromkeys(("steps", "cpu_ns", "wait_ns", "env_bytes"), validation.COUNT),
     control.Faulted: {"row": validation.ROW},
     control.Suspicious: {"row": validation.ROW},
     control.CallResults: {"number": validation.COUNT},
@@ -109,10 +109,16 @@ class WorkerProcess:
         return self._output.tail
 
     def tell(self, message: Any, *descriptors: int) -> None:
-        """Send a message; to one that has ended it is lost, and ``exited`` is about to be called."""
-        with contextlib.suppress(ChannelClosed):
+        """Send a message; to one that has ended it is lost, and ``exited`` is about to be called.
+
+        One that lives but has closed its channel would never hear it: it is killed.
+        """
+        try:
             self._channel.send(message, descriptors)
             self._watch.watch_writable(self._channel.fileno(), self._channel.backlogged)
+        except ChannelClosed:
+            if self.pid is not None and not self._over:
+                self._kill_group()  # one that is ending by itself ends as it would have
 
     def map_arena(self, message: control.MapArena, memory: int, *bells: int) -> None:
         """Send the arena with the bell that ``ring`` rings, the client's, and those by which it wakes them."""
@@ -163,7 +169,7 @@ class WorkerProcess:
                 self._on_message(message)
             return found is not None
         except ChannelClosed:
-            # Only a hint: a child that the env forked may hold the other end, or have closed it. The pidfd decides.
+            # No proof of an end: a child that the env forked may hold the other end. The pidfd decides.
             self._watch.unwatch(self._channel.fileno())
             if self.pid is None:
                 self._end(Ending(f"could not be started: {self._why}"))

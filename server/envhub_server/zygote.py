@@ -29,7 +29,7 @@ from envhub_server import control, leftovers, worker
 from envhub_server.boot import PR_SET_PDEATHSIG, die_with_hub, prctl
 from envhub_server.channel import Channel, ChannelClosed
 from envhub_server.dumps import Dumps
-from envhub_server.rehearsal import rehearse
+from envhub_server.warm_up import warm_up
 
 ADOPTION_POLL_S = 0.0002
 FORKED_AT_ONCE = 8  # workers by one process in between; the first of them wait for the last, others not
@@ -41,7 +41,7 @@ PR_SET_NAME = 15
 def main(descriptor: int, hub: int) -> None:
     """Fork workers until the hub lets this process go, or is killed."""
     name_process("envhub-zygote")
-    rehearse()
+    warm_up()
     # From now on it outlives the hub; should somebody have stopped it, it must go on when the hub ends.
     prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     gc.collect()

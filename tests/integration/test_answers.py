@@ -126,6 +126,15 @@ def test_worker_whose_channel_was_closed_says_so(unruly: ServedHub) -> None:
     assert "Bad file descriptor" in unruly.log
 
 
+@pytest.mark.parametrize("lane", LANES)
+def test_worker_that_can_hear_nothing_any_more_is_replaced(unruly: ServedHub, lane: str) -> None:
+    with made(unruly, lane) as envs:
+        wait_reset(envs, step="close_sockets")
+        wait_step(envs)
+        assert wait_reset(envs)[0][:, 0].tolist() == [0, 0]  # and not only at its deadline, which would raise
+        assert wait_step(envs)[0][:, 0].tolist() == [1, 1]
+
+
 # --- only the worker speaks -------------------------------------------------------------------------------------------
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import multiprocessing
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -62,6 +64,13 @@ def _multiprocessing() -> int:
     return child.exitcode or 0
 
 
+def _close_every_socket() -> None:
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                os.close(int(name))
+
+
 def _close_every_descriptor() -> None:
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
 
@@ -105,6 +114,7 @@ ACTS: dict[str, Callable[[], Any]] = {
     "multiprocessing": _multiprocessing,
     "close_100": lambda: os.closerange(3, 101),
     "close_all": _close_every_descriptor,
+    "close_sockets": _close_every_socket,
     "replace_all": _replace_every_descriptor,
     "die_before_the_bell": _die_before_the_bell,
     "never_ring": _never_ring,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import subprocess
 import sys
@@ -9,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium
-from envhub_client.factory_digest import factories_digest
+import pytest
+from envhub_client.factory_digest import _tokens, factories_digest
 from gymnasium.envs.registration import EnvSpec
 
 PROGRAM = """
@@ -84,5 +86,41 @@ def test_factories_of_a_class_tell_by_their_attributes() -> None:
     assert factories_digest([Factory("a")]) == factories_digest([Factory("a")])
 
 
-def test_huge_factories_take_bounded_work() -> None:
-    assert factories_digest([functools.partial(gymnasium.make, "x", table=list(range(10**6)))])
+@dataclasses.dataclass
+class Unhashable:
+    """A factory that can be compared, and so has no hash."""
+
+    name: str
+
+    def __call__(self) -> Any:
+        return gymnasium.make(self.name)
+
+
+def test_factories_without_a_hash_are_factories() -> None:
+    assert factories_digest([Unhashable("a")] * 2) == factories_digest([Unhashable("a"), Unhashable("a")])
+    assert factories_digest([Unhashable("a")]) != factories_digest([Unhashable("b")])
+
+
+class Unreadable(dict[str, int]):
+    """What raises when it is looked at."""
+
+    def __getitem__(self, key: str) -> int:
+        raise RuntimeError("no")
+
+    def __iter__(self) -> Any:
+        raise RuntimeError("no")
+
+
+def test_factory_that_cannot_be_looked_at_has_no_digest() -> None:
+    assert factories_digest([functools.partial(gymnasium.make, Unreadable(a=1))]) == ""
+
+
+def test_class_that_runs_the_envs_counts() -> None:
+    make = functools.partial(gymnasium.make, "a")
+    assert len({factories_digest([make], runner) for runner in (None, Factory, Unhashable, "mine:Runner")}) == 4
+
+
+@pytest.mark.parametrize("large", [list(range(10**6)), dict.fromkeys(range(10**6)), "x" * 10**8, {*range(10**6)}])
+def test_large_values_count_by_their_size_alone(large: Any) -> None:
+    tokens = list(_tokens(functools.partial(gymnasium.make, "x", table=large), 0, set()))
+    assert len(tokens) < 20 and max(map(len, tokens)) < 2000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def named(number: int) -> str:
 
 
 def test_average_is_that_of_all_workers_steps() -> None:
-    assert average([StepTimes(30, 10**9, 0), StepTimes(10, 0, 4 * 10**9)]) == StepCost(0.025, 0.1)
+    assert average([StepTimes(30, 10**9, 0, 5), StepTimes(10, 0, 4 * 10**9, 7)]) == StepCost(0.025, 0.1, 7)
 
 
 @pytest.mark.parametrize("times", [[], [StepTimes(31, 1, 1)], [StepTimes(64, -1, 0)], [StepTimes(64, 0, 10**30)]])
@@ -44,7 +45,6 @@ def test_key_tells_envs_from_each_other_and_is_the_same_for_any_number_of_them()
         Make(4, "CartPole-v1", kwargs=b"k"),
         Make(4, "CartPole-v1", wrappers=["a:B"], wrapper_kwargs=[b""]),
         Make(4, "CartPole-v1", wrappers=["a:B"], wrapper_kwargs=[b"x"]),
-        Make(4, "CartPole-v1", runner=b"r"),
         Make(4, factories=b"f", factories_digest="d"),
         Make(4, factories=b"f", factories_digest="e"),
     ]
@@ -56,6 +56,7 @@ def test_key_tells_envs_from_each_other_and_is_the_same_for_any_number_of_them()
 
 def test_factories_without_a_digest_have_no_key() -> None:
     assert key(Make(4, factories=b"f")) == ""
+    assert key(Make(4, "CartPole-v1", runner=b"r")) == ""
     costs = StepCosts()
     costs.note("", COST)
     assert len(costs) == 0
@@ -82,7 +83,11 @@ def test_environment_that_was_used_longest_ago_makes_room() -> None:
     assert costs.find(named(0)) == COST and costs.find(named(1)) is None
 
 
-@given(st.dictionaries(st.integers(0, 9).map(named), st.builds(StepCost, st.floats(0, 9), st.floats(0, 9))))
+@given(
+    st.dictionaries(
+        st.integers(0, 9).map(named), st.builds(StepCost, st.floats(0, 9), st.floats(0, 9), st.integers(0, 1 << 40))
+    )
+)
 def test_table_survives_as_text(found: dict[str, StepCost]) -> None:
     costs = StepCosts()
     for name, cost in found.items():
@@ -102,15 +107,18 @@ def test_any_other_text_is_nothing_known(text: str) -> None:
         None,
         [],
         {"format": 1},
-        {"format": 2, "costs": {A: [1, 1]}},
+        {"format": 2, "costs": {A: [1, 1, 0]}},
         {"format": 1, "costs": [1]},
         {"format": 1, "costs": {A: 3}},
         {"format": 1, "costs": {A: [1]}},
-        {"format": 1, "costs": {A: ["x", 1]}},
-        {"format": 1, "costs": {A: [-1, 0]}},
-        {"format": 1, "costs": {A: [float("nan"), 0]}},
-        {"format": 1, "costs": {A: [0, float("inf")]}},
-        {"format": 1, "costs": {"short": [0, 0]}},
+        {"format": 1, "costs": {A: ["x", 1, 0]}},
+        {"format": 1, "costs": {A: [-1, 0, 0]}},
+        {"format": 1, "costs": {A: [float("nan"), 0, 0]}},
+        {"format": 1, "costs": {A: [0, float("inf"), 0]}},
+        {"format": 1, "costs": {"short": [0, 0, 0]}},
+        {"format": 1, "costs": {A: [10**400, 0, 0]}},
+        {"format": 1, "costs": {A: [0, 0, -1]}},
+        {"format": 1, "costs": {A: [0, 0, 10**400]}},
     ],
 )
 def test_impossible_tables_are_nothing_known(found: object) -> None:
@@ -139,6 +147,11 @@ def test_broken_file_is_harmless_and_replaced(tmp_path: Path, content: bytes) ->
     assert len(file.read()) == 0
     file.write({A: COST})
     assert file.read().find(A) == COST
+
+
+def test_pipe_in_place_of_the_file_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "costs.json")
+    assert len(StepCostFile(tmp_path / "costs.json").read()) == 0
 
 
 def test_folder_that_cannot_be_written_is_harmless(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from envhub_server import step_timer
 from envhub_server.control import StepTimes
 from envhub_server.step_timer import EACH_UNTIL, ONE_IN, StepTimer
 
@@ -35,6 +36,18 @@ def test_steps_that_compute_take_cpu_time_and_wait_for_nothing() -> None:
 def test_steps_that_sleep_wait() -> None:
     found = timed(StepTimer(), lambda: time.sleep(0.005), 10)
     assert found.wait_ns >= 10 * 4_000_000 and found.cpu_ns < found.wait_ns
+
+
+def test_step_whose_other_threads_compute_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    timer = StepTimer()
+    clocks = {"perf_counter_ns": [0, 1000], "thread_time_ns": [0, 10], "process_time_ns": [0, 900]}
+    for name, values in clocks.items():
+        monkeypatch.setattr(step_timer.time, name, iter(values).__next__)
+    monkeypatch.setattr(timer, "_queued_ns", iter([0, 50]).__next__)
+    monkeypatch.setattr(step_timer, "_gave_way", iter([0, 1]).__next__)
+    timer.start()
+    timer.stop(1)
+    assert timer.times == StepTimes(1, 900, 50)
 
 
 @pytest.mark.parametrize("instead", [b"", b"nonsense\n"])

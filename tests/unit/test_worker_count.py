@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from envhub_server.control import FirstBuilt
 from envhub_server.step_costs import StepCost
-from envhub_server.worker_count import Machine, WorkerCount, known, missized, of_first_envs, soonest, told
+from envhub_server.worker_count import Machine, WorkerCount, better_count, known, of_first_envs, soonest, told
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,7 +66,7 @@ def test_no_more_envs_than_cpus_are_a_process_each() -> None:
 def test_known_env_gets_no_more_workers_than_there_are_descriptors_for() -> None:
     found = known(64, WAIT_10_MS, Machine((0, 1), 2, workers_max=20))
     assert found is not None and found.workers == 20
-    assert "64 are more than the memory and processes that are to be had allow" in found.reason
+    assert "64 are more than the memory, descriptors and processes that are to be had allow" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -93,18 +93,31 @@ def test_family_that_computes_in_its_process_gets_one_worker_per_cpu() -> None:
     assert of_first_envs(64, [FirstBuilt(True, MIB)] * 2, TWO).workers == 2
 
 
-@given(st.integers(1, 300), COSTS, st.integers(1, 128))
-def test_best_number_is_no_more_than_envs_and_is_never_missized(num_envs: int, cost: StepCost, cpus: int) -> None:
-    best = soonest(num_envs, cost, cpus)
-    assert 1 <= best <= num_envs
-    assert missized(num_envs, best, cost, cpus) is None
+@given(st.integers(1, 300), COSTS, st.integers(1, 128), st.integers(0, 100))
+def test_best_number_is_no_more_than_envs_and_nothing_is_better(
+    num_envs: int, cost: StepCost, cpus: int, workers_max: int
+) -> None:
+    machine = Machine((0,), cpus, workers_max=workers_max)
+    best = known(num_envs, cost, machine)
+    assert best is not None and 1 <= best.workers <= num_envs
+    assert better_count(num_envs, best.workers, cost, machine) is None
 
 
-def test_missized_session_is_told_a_better_number() -> None:
-    found = missized(16, 1, WAIT_10_MS, 2)
+def test_number_that_is_said_to_be_better_is_the_one_that_the_next_session_gets() -> None:
+    found = better_count(16, 1, WAIT_10_MS, TWO)
     assert found is not None and found[0] == 16 and 12 < found[1] <= 16
-    assert missized(16, 16, WAIT_10_MS, 2) is None
-    assert missized(64, 64, CARTPOLE, 2) is not None
+    assert better_count(16, 16, WAIT_10_MS, TWO) is None
+    assert better_count(64, 64, CARTPOLE, TWO) is not None
+    small = Machine((0, 1), 2, workers_max=8)
+    found, next_one = better_count(64, 1, WAIT_10_MS, small), known(64, WAIT_10_MS, small)
+    assert found is not None and next_one is not None and found[0] == next_one.workers == 8
+    assert better_count(64, 8, WAIT_10_MS, small) is None
+
+
+def test_known_env_gets_no_more_workers_than_there_is_memory_for() -> None:
+    large = StepCost(60e-6, 10e-3, env_bytes=256 * MIB)
+    found = known(64, large, Machine((0, 1), 2, memory_bytes=4096 * MIB))
+    assert found is not None and found.workers == 8
 
 
 def test_pinned_workers_take_the_cpus_in_turn() -> None:

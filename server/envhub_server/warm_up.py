@@ -1,7 +1,7 @@
-"""A rehearsal: the zygote builds an env, resets it and steps it as a worker does, before it forks the first worker.
+"""A warm-up: the zygote builds an env, resets it and steps it as a worker does, before it forks the first worker.
 
 What Python makes when code first runs (imports inside functions, specialised bytecode, caches of classes and methods)
-is made once in the zygote, on pages that all of its workers share. Without the rehearsal each worker makes it for
+is made once in the zygote, on pages that all of its workers share. Without the warm-up each worker makes it for
 itself, which takes its time and 5 MB of its memory, and 64 copies of the same bytecode compete for the CPUs' caches.
 
 The env is one of Gymnasium's own that is written in Python and starts nothing. Python 3.8 and later.
@@ -27,12 +27,12 @@ from envhub_server.surroundings import remember_registry
 from envhub_server.worker import Worker
 
 ENV = "CartPole-v1"
-SEED = 1  # so that the rehearsal is the same in every zygote
+SEED = 1  # so that the warm-up is the same in every zygote
 STEPS = 100  # by then CPython has specialised the bytecode of a step, and an episode or two have ended
 INFO_BYTES = 512
 
 
-def rehearse() -> bool:
+def warm_up() -> bool:
     """Do once all that a worker does, and leave no descriptor behind; whether it went well.
 
     An interpreter in which it does not, such as one without that env, has workers that are slower to start.
@@ -48,7 +48,7 @@ def rehearse() -> bool:
         worker = Worker(channel, _NoDumps())
         stack.callback(worker.close)
         try:
-            _Rehearsal(hub, channel, worker).run()
+            _WarmUp(hub, channel, worker).run()
         except Exception:
             return False
     return True
@@ -64,7 +64,7 @@ class _NoDumps(Dumps):
         pass
 
 
-class _Rehearsal:
+class _WarmUp:
     """A worker in this process, and the hub's part in what it does."""
 
     def __init__(self, hub: Channel, channel: Channel, worker: Worker) -> None:

@@ -1,9 +1,12 @@
 """What the envs of workers started and left behind, found by reading ``/proc``.
 
-A process is known to be a worker's by its session, which a child may leave, and by a mark in its environment,
-``ENVHUB_WORKER=<hub>:<pid of the worker>``. Children inherit the mark whether they exec or not, since a worker writes
-it over the mark of the zygote that it was forked from, where the kernel reads a process's environment. Only an exec
-with an emptied environment and in a session of its own escapes.
+A process is known to be a worker's by two marks, which its children inherit:
+
+* ``ENVHUB_WORKER=<hub>:<pid of the worker>`` in its environment. Children have it whether they exec or not, since a
+  worker writes it over the mark of the zygote that it was forked from, where the kernel reads a process's environment.
+* Its soft limit of CPU time without a pause in real-time scheduling (``RLIMIT_RTTIME``): a number made of the hub's and
+  of the worker's pid, years long, so that it limits nothing. An exec with an emptied environment keeps it, too, in
+  whatever process group and session. Only a hard limit that somebody has set keeps a worker from having it.
 
 Used by the hub while it lives, and by its zygote once the hub is dead. Python 3.8 and later, nothing but its library.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import time
 from dataclasses import dataclass
@@ -21,6 +25,7 @@ VARIABLE = "ENVHUB_WORKER"
 NO_WORKER = 0  # in the mark of a zygote, and of what it forks until that is a worker
 END_TIMEOUT_S = 5.0
 END_POLL_S = 0.005
+PIDS = 1 << 32  # more than there are process ids
 
 _PID_DIGITS = 10
 
@@ -40,7 +45,10 @@ class Mark:
         self.hub = os.environ[VARIABLE].partition(":")[0]
 
     def renew(self, worker: int) -> None:
-        """Mark this process, and what it will start, as that worker."""
+        """Mark this process, and what it will start, as that worker's."""
+        _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
+        with contextlib.suppress(ValueError, OSError):  # less is allowed
+            resource.setrlimit(resource.RLIMIT_RTTIME, (_limit(self.hub, worker), hard))
         value = mark(self.hub, worker)
         ctypes.memmove(self._place, value.encode(), len(value))
         os.environ[VARIABLE] = value
@@ -54,7 +62,6 @@ class Process:
     ended: bool  # and waits to be reaped
     parent: int
     group: int
-    session: int
 
 
 def look(pid: int) -> Process | None:
@@ -65,22 +72,40 @@ def look(pid: int) -> Process | None:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    return Process(pid, fields[0] in (b"Z", b"X"), *map(int, fields[1:4]))
+    return Process(pid, fields[0] in (b"Z", b"X"), *map(int, fields[1:3]))
 
 
-def marked(pid: int) -> tuple[str, int] | None:
-    """The hub and the worker that a process is marked with; None for one without mark, or of another user."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            variables = file.read().split(b"\0")
-    except OSError:
+def worker_of(pid: int, hub: str) -> int | None:
+    """The worker of that hub which a process is marked with; None for one that is not this hub's, or of another user.
+
+    It is ``NO_WORKER`` for a zygote, and for what it has forked and is no worker yet.
+    """
+    marked, _, worker = _line(pid, "environ", b"\0", VARIABLE.encode() + b"=").decode("ascii", "replace").partition(":")
+    if marked == hub and worker.isdigit():
+        return int(worker)
+    soft = _line(pid, "limits", b"\n", b"Max realtime timeout").split()
+    if not soft or not soft[0].isdigit():
         return None
-    wanted = VARIABLE.encode() + b"="
-    for variable in variables:
-        if variable.startswith(wanted):
-            hub, _, worker = variable[len(wanted) :].decode("ascii", "replace").partition(":")
-            return (hub, int(worker)) if worker.isdigit() else None
-    return None
+    number, worker_pid = divmod(int(soft[0]), PIDS)
+    return worker_pid if number == _hub_number(hub) else None
+
+
+def _line(pid: int, file: str, end: bytes, wanted: bytes) -> bytes:
+    """What follows ``wanted`` in the line of that file of a process that begins so; empty where there is none."""
+    try:
+        with open(f"/proc/{pid}/{file}", "rb") as found:
+            lines = found.read().split(end)
+    except OSError:
+        return b""
+    return next((line[len(wanted) :] for line in lines if line.startswith(wanted)), b"")
+
+
+def _limit(hub: str, worker: int) -> int:
+    return _hub_number(hub) * PIDS + worker
+
+
+def _hub_number(hub: str) -> int:
+    return 1 << 30 | int(hub, 16) % (1 << 30)  # not small, or else it would be a limit that somebody may want
 
 
 def children(pid: int) -> list[int]:
@@ -129,10 +154,7 @@ def _is_left(pid: int, hub: str, workers: set[int]) -> bool:
     process = look(pid)
     if process is None or process.ended:
         return False
-    if process.session in workers or process.group in workers:
-        return True
-    whose = marked(pid)
-    return whose is not None and whose[0] == hub
+    return process.group in workers or worker_of(pid, hub) is not None
 
 
 def _pids() -> list[int]:

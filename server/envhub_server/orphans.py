@@ -46,20 +46,11 @@ class Orphans:
         for pid in leftovers.children(os.getpid()):
             if pid in known or (not births and _reaped(pid)):  # what was just born is a worker, and wanted
                 continue
-            worker = before[pid] if pid in before else self._worker_of(pid, workers)
+            worker = before[pid] if pid in before else leftovers.worker_of(pid, self._hub) or leftovers.NO_WORKER
             self._adopted[pid] = worker
             # Of a worker that was just born there may be orphans before the hub knows its number.
             if worker in self._ended or not (births or worker in workers or worker in (leftovers.NO_WORKER, pid)):
                 leftovers.end(pid)
-
-    def _worker_of(self, pid: int, workers: Collection[int]) -> int:
-        """Whose orphan it is; a process that is a worker itself is its own."""
-        whose = leftovers.marked(pid)
-        if whose is not None and whose[0] == self._hub:
-            return whose[1]
-        process = leftovers.look(pid)
-        session = leftovers.NO_WORKER if process is None else process.session
-        return session if session in workers or session in self._ended else leftovers.NO_WORKER
 
     def end_all(self) -> None:
         """End everything below this process but what was there before, and wait until it has ended."""

@@ -63,7 +63,7 @@ class WorkerProcess:
     """One worker as the hub sees it, from before its birth until it is reaped.
 
     Attributes:
-        pid: its process id, which is also its process group's and its session's; None until it is born.
+        pid: its process id, which is also its process group's; None until it is born.
     """
 
     def __init__(self, watch: Watch, streams: Streams, handlers: Handlers, guardian: Guardian) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import sims
 
-KINDS = ("group", "session", "stripped", "daemon", "forked")
+KINDS = ("group", "session", "stripped", "hidden", "daemon", "forked")
 
 
 def launch(kind: str) -> int:
@@ -26,6 +26,8 @@ def launch(kind: str) -> int:
         return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
     if kind == "stripped":  # of its environment, and in a group of its own
         return os.posix_spawnp("sleep", ["sleep", "600"], {}, setpgroup=0)
+    if kind == "hidden":  # and in a session of its own
+        return os.posix_spawnp("sleep", ["sleep", "600"], {}, setsid=True)
     if kind == "daemon":  # its parent ends, so it is an orphan from the start
         shell = ["setsid", "sh", "-c", "sleep 600 >&- 2>&- & echo $!"]
         return int(subprocess.run(shell, stdout=subprocess.PIPE, check=True).stdout)

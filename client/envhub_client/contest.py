@@ -95,12 +95,12 @@ class Contest(contextlib.ExitStack):
         """Gymnasium's ``SyncVectorEnv``."""
         self.add(SYNC, vector_entrant(self.task, lambda: SyncVectorEnv(self.task.factories), 0))
 
-    def add_private_hub(self) -> None:
-        """The private hub of this program."""
+    def add_private_hub(self, num_workers: int | None = None) -> None:
+        """The private hub of this program, with so many workers or as many as it finds best."""
         # By factory, which only a private hub runs: ENVHUB_ADDRESS may name another hub.
         self.add(
             PRIVATE,
-            vector_entrant(self.task, lambda: envhub.make_vec(self.task.factories)),
+            vector_entrant(self.task, lambda: envhub.make_vec(self.task.factories, num_workers=num_workers)),
             lambda: private_hub().pid,
         )
 

@@ -92,6 +92,25 @@ def test_cartpole(hub: ServedHub) -> None:
             told(f"shared lane, 64 envs, to {CPUS} x SyncVectorEnv", ">= 0.35, stretch 0.6", ratio)
 
 
+def test_process_per_env() -> None:
+    for num_envs, target in ((16, ">= 2.5"), (64, ">= 3")):
+        with Contest("CartPole-v1", num_envs) as contest:
+            contest.add_async()
+            contest.add_private_hub(num_envs)
+            found = contest.run(SECONDS, REPEATS)
+        told(f"a worker per env to AsyncVectorEnv, {num_envs} envs", target, of_async(found, PRIVATE))
+    memory = found[PRIVATE].memory_mb / found[ASYNC].memory_mb
+    detail = f"{found[PRIVATE].memory_mb:.0f} to {found[ASYNC].memory_mb:.0f} MB"
+    told("memory of 64 workers with their hub to AsyncVectorEnv's", "<= 1", memory, detail)
+    seconds = []
+    for _ in range(REPEATS):
+        begun_s = time.perf_counter()
+        envs = envhub.make_vec("CartPole-v1", 64, num_workers=64)
+        seconds.append(time.perf_counter() - begun_s)
+        envs.close()
+    told("seconds until 64 workers are ready on a warm hub", "<= 0.2", float(np.median(seconds)))
+
+
 def test_images(hub: ServedHub) -> None:
     found = race("images", 64, hub)
     told("shared lane to AsyncVectorEnv, 64 image envs", ">= 5", of_async(found, PRIVATE))

@@ -1,0 +1,69 @@
+"""A process per env is cheap: what is counted of it. How quick it is, ``tests/benchmarks`` says."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import pytest
+from envhub_client.private_hub import private_hub
+from gymnasium.vector import AsyncVectorEnv
+
+import envhub
+
+NUM_ENVS = 8
+WARM_STEPS = 100  # after which a worker looks at its clocks in one step of 16
+STEPS = 320
+MEMORY_RATIO_MAX = 1.5  # today 1.25; 2.0 where each worker warms up by itself
+
+
+@pytest.fixture
+def envs() -> Iterator[envhub.HubVectorEnv]:
+    with closing(envhub.make_vec("CartPole-v1", NUM_ENVS, num_workers=NUM_ENVS)) as made:
+        made.reset(seed=1)
+        for _ in range(WARM_STEPS):
+            made.step(np.zeros(NUM_ENVS, np.int64))
+        yield made
+
+
+def workers() -> list[psutil.Process]:
+    return [child for child in psutil.Process(private_hub().pid).children() if child.name() == "envhub-worker"]
+
+
+def reads_and_writes(process: psutil.Process) -> tuple[int, int]:
+    lines = dict(line.split(": ") for line in Path(f"/proc/{process.pid}/io").read_text().splitlines())
+    return int(lines["syscr"]), int(lines["syscw"])
+
+
+def test_worker_reads_nothing_and_writes_one_ring_for_each_step(envs: envhub.HubVectorEnv) -> None:
+    processes = workers()
+    assert len(processes) == NUM_ENVS
+    before = [reads_and_writes(process) for process in processes]
+    for _ in range(STEPS):
+        envs.step(np.zeros(NUM_ENVS, np.int64))
+    for process, (reads, writes) in zip(processes, before, strict=True):
+        reads_after, writes_after = reads_and_writes(process)
+        assert reads_after - reads <= STEPS // 4  # of its clocks, and of what the hub asks now and then
+        assert STEPS <= writes_after - writes <= STEPS + STEPS // 16
+
+
+def test_worker_has_not_half_as_much_again_for_itself_as_one_that_a_program_forks(envs: envhub.HubVectorEnv) -> None:
+    forked = AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * NUM_ENVS)
+    with closing(forked):
+        forked.reset(seed=1)
+        forked.step(np.zeros(NUM_ENVS, np.int64))
+        theirs = statistics.median(psutil.Process(process.pid).memory_full_info().uss for process in forked.processes)
+    own = statistics.median(process.memory_full_info().uss for process in workers())
+    assert own <= MEMORY_RATIO_MAX * theirs, (own, theirs)
+
+
+def test_workers_are_in_the_session_of_their_zygote_and_in_groups_of_their_own(envs: envhub.HubVectorEnv) -> None:
+    sessions = {os.getsid(process.pid) for process in workers()}
+    assert len(sessions) == 1
+    assert {os.getpgid(process.pid) for process in workers()} == {process.pid for process in workers()}

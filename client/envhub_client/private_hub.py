@@ -49,6 +49,7 @@ class PrivateHub:
         self.owner_pid = os.getpid()
         self.address = f"ipc://@envhub-{secrets.token_hex(16)}"
         self._process: subprocess.Popen[bytes] | None = None
+        self._held: list[int] = []  # descriptors, while it is started
         self._pidfds: list[int] = []  # one, once it listens
 
     def start(self) -> None:
@@ -67,7 +68,7 @@ class PrivateHub:
                 f"a hub needs Linux, this is {sys.platform}: run `envhub serve` on a Linux machine or in Docker, and "
                 "pass its address, hub='tcp://HOST:PORT'"
             )
-        held: list[int] = []
+        held = self._held
         try:
             held += os.pipe()
             held.append(os.pidfd_open(self.owner_pid))
@@ -75,15 +76,14 @@ class PrivateHub:
             self._spawn(*held)
             os.close(held.pop(1))
             self._await(held[0])
+            _close(held)
             self._pidfds.append(os.pidfd_open(self.pid))
         except BaseException:  # an interrupt, too, must not leave it behind
             if self._process is not None:
                 self._process.kill()
                 self._process.wait()
+            _close(held)
             raise
-        finally:
-            while held:
-                os.close(held.pop())
 
     def _spawn(self, ready: int, theirs: int, owner: int) -> None:
         self._process = subprocess.Popen(
@@ -126,8 +126,8 @@ class PrivateHub:
     def forget(self) -> None:
         """Free what is held of a process that has ended; connections have descriptors of their own."""
         atexit.unregister(self.stop)
-        while self._pidfds:
-            os.close(self._pidfds.pop())
+        _close(self._held)
+        _close(self._pidfds)
 
     def stop(self) -> None:
         """End the process; should it take its time, it ends on its own once the program is gone."""
@@ -135,6 +135,12 @@ class PrivateHub:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_TIMEOUT_S)
+
+
+def _close(descriptors: list[int]) -> None:
+    """Close them, each once, however often it is called."""
+    while descriptors:
+        os.close(descriptors.pop())
 
 
 def above_stdio(descriptor: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +23,14 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         return f"{Path(self.file).name}:{self.line} ({self.event}, {self.function})"
+
+
+def _may_leave_a_block(place: Place) -> bool:
+    """Whether the line may be that of a ``with`` whose block is about to be left.
+
+    An exception of a trace function keeps ``__exit__`` from being called there; a signal never comes just then.
+    """
+    return place.event == "line" and linecache.getline(place.file, place.line).lstrip().startswith("with ")
 
 
 class Tracer:
@@ -73,6 +82,8 @@ class Interrupt(Tracer):
     def passed(self, place: Place) -> None:
         if place == self._place:
             self._left -= 1
+            if self._left == 0 and _may_leave_a_block(place):
+                return
             if self._left == 0:
                 self.raised = True
                 raise KeyboardInterrupt

@@ -90,7 +90,7 @@ def nothing_left(scene: Scene, what: str) -> Iterator[None]:
 
 
 def leaves_a_block(place: Place) -> bool:
-    """Whether it is a ``with``, which is passed once more on the way out, where no signal comes before its lock is free."""
+    """Whether it is a ``with``, which is passed again on the way out, where no signal comes before its lock is free."""
     return linecache.getline(place.file, place.line).lstrip().startswith("with ")
 
 

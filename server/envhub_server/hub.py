@@ -30,6 +30,7 @@ from envhub import codec, compression, messages, protocol, wire
 from envhub.hub_protocol import HubProtocol, Incoming
 from envhub.messages import Failure, Make, Op
 from envhub.protocol import Prelude
+from envhub.waiting import Spinner, spin_us
 from envhub_server import gate, signals, tables
 from envhub_server.admission import admitted
 from envhub_server.binding import Binding, seed_routing_ids
@@ -55,6 +56,8 @@ LINGER_MS = 2000
 DISCARDED_FRAMES_MAX = 1000  # in one turn, some milliseconds, so that workers and deadlines do not wait
 LOOK_S = 0.1  # how often sessions are looked after while there are any
 
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)  # plain numbers, as in ``envhub.wire``
+
 log = structlog.get_logger("envhub.hub")
 
 
@@ -76,6 +79,10 @@ class Hub:
         self._clock = Clock()
         self._wake_s = math.inf  # when something happens by the passing of time alone
         self._watch = Watch()
+        self._ready: list[int] = []  # what was found by looking
+        looks_us = spin_us(2, usable_cpus(), has_quota())
+        self._workers_spinner, self._client_spinner = (Spinner(looks_us, time.perf_counter_ns) for _ in range(2))
+        self._spinner: Spinner | None = None  # the one for what comes next: a step's end, or the next step
         self._supervisor = Supervisor(self._watch, config.python)
         self._lister = Lister(self._supervisor, self._registry, self._refuse_entry)
         self._refused: FactoryNotFound | None = None
@@ -138,9 +145,9 @@ class Hub:
         self.addresses = [self._binding.bind(address) for address in self.config.binds]
         for address in self.addresses:
             self._side_door.listen(address)
-        self._poller = zmq.Poller()
-        for source in (self._monitor, router, self._watch.fileno()):
-            self._poller.register(source, zmq.POLLIN)
+        self._router_descriptor, self._monitor_descriptor = router.FD, self._monitor.FD
+        for descriptor in (self._router_descriptor, self._monitor_descriptor):
+            self._watch.wake_for(descriptor)
         if self.config.owner is not None:
             self._watch.watch(self.config.owner, self._on_owner_gone)
         else:
@@ -174,21 +181,31 @@ class Hub:
             raise self._refused
 
     def _turn(self) -> None:
-        wait_s = max(0.0, self._wake_s - self._clock.now_s())
-        ready = self._poller.poll(None if wait_s == math.inf else math.ceil(wait_s * 1000))
+        # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
+        arrived = self._router.getsockopt(_EVENTS) & _POLLIN
+        ready = self._watch.wait(0) if arrived else self._wait()
         # Before anything is handled: what that sets a deadline for is to have all of its time.
         self._notice_stop()
         began_s = self._clock.now_s()
-        for source, _ in ready:
-            if source is self._monitor:  # first of all: connections may come faster than turns
-                self._on_monitor()
-            elif source is self._router:
-                self._on_router()
-            else:
-                self._watch.handle()
+        if self._monitor_descriptor in ready:  # first of all: connections may come faster than turns
+            self._on_monitor()
+        if arrived or self._router_descriptor in ready:
+            self._on_router()
+        self._watch.handle(ready)
         self._clock.handled(began_s)
         if self._wake_s < math.inf:
             self._on_clock()
+
+    def _wait(self) -> list[int]:
+        """Which descriptors are ready, once some are or the time has come for something."""
+        if self._spinner is not None and self._spinner.spin(self._look):
+            return self._ready
+        wait_s = max(0.0, self._wake_s - self._clock.now_s())
+        return self._watch.wait(None if wait_s == math.inf else wait_s)
+
+    def _look(self) -> bool:
+        self._ready = self._watch.wait(0)
+        return bool(self._ready)
 
     def _notice_stop(self) -> float:
         """For how long the process was stopped, if that has just ended."""
@@ -288,9 +305,13 @@ class Hub:
     def _on_router(self) -> None:
         heard_ns = time.monotonic_ns()
         if self._discarding:
-            self._discarding = not wire.discard(self._router, DISCARDED_FRAMES_MAX)
+            with contextlib.suppress(zmq.Again):
+                self._discarding = not wire.discard(self._router, DISCARDED_FRAMES_MAX)
             return
-        peer, *frames = wire.receive(self._router, 1 + protocol.FRAMES_MAX)
+        try:
+            peer, *frames = wire.receive(self._router, 1 + protocol.FRAMES_MAX)
+        except zmq.Again:  # what was signalled was no message
+            return
         if frames and frames[-1].more:
             self._refuse_frames(frames)
             return
@@ -366,6 +387,7 @@ class Hub:
     def _dispatch(self, request: Incoming) -> None:
         match request.op:
             case Op.STEP:  # of all ops the one that comes often
+                self._spinner = self._workers_spinner if self._hosts[request.token].session.spin_us else None
                 self._to_session(request)
             case Op.MAKE:
                 self._make(request)
@@ -497,6 +519,8 @@ class Hub:
             log.info(
                 "session_ready", session=request.token.hex()[:8], num_workers=message.num_workers, why=message.sizing
             )
+        if request.op == Op.STEP and self._spinner is not None:
+            self._spinner = self._client_spinner
         self._protocol.answer(request, message, frames)
         self._flush()
 

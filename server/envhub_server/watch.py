@@ -1,4 +1,4 @@
-"""What the hub's loop waits for besides the sockets of libzmq, which polls all of it as one descriptor."""
+"""What the hub's loop waits for: descriptors, those of libzmq's sockets among them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ class Watch:
         self._handlers: dict[int, Callable[[], object]] = {}
         self._epoll = select.epoll()
 
-    def fileno(self) -> int:
-        """Readable whenever a handler is to be called."""
-        return self._epoll.fileno()
+    def wait(self, wait_s: float | None) -> list[int]:
+        """Which descriptors are ready, now or within so many seconds; None is without an end."""
+        return [found for found, _ in self._epoll.poll(wait_s)]
 
-    def handle(self) -> None:
-        """Call the handlers of all descriptors that are ready."""
-        for descriptor, handler in [(found, self._handlers.get(found)) for found, _ in self._epoll.poll(0)]:
+    def handle(self, ready: list[int]) -> None:
+        """Call the handlers of these descriptors, of those that have one."""
+        for descriptor, handler in [(found, self._handlers.get(found)) for found in ready]:
             # An earlier handler of this turn may have ended it, and its number may be another's by now.
             if handler is not None and self._handlers.get(descriptor) is handler:
                 handler()
+
+    def wake_for(self, descriptor: int) -> None:
+        """End a wait whenever the descriptor is readable; whoever waits deals with it."""
+        self._epoll.register(descriptor, select.EPOLLIN)
 
     def watch(self, descriptor: int, handler: Callable[[], object]) -> None:
         """Call ``handler`` whenever the descriptor is readable."""

@@ -148,6 +148,7 @@ class Hub:
         self._router_descriptor, self._monitor_descriptor = router.FD, self._monitor.FD
         for descriptor in (self._router_descriptor, self._monitor_descriptor):
             self._watch.wake_for(descriptor)
+        self._on_monitor()  # libzmq signals what comes once a socket was seen to be empty
         if self.config.owner is not None:
             self._watch.watch(self.config.owner, self._on_owner_gone)
         else:

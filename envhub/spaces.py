@@ -222,7 +222,6 @@ def structure(space: Any) -> Any:
     return type(space), leaves(space), getattr(space, "max_length", None)
 
 
-@singledispatch
 def flatten(space: Any, value: Any) -> list[Any]:
     """The parts of ``value`` in the order of the space's leaves.
 
@@ -231,19 +230,13 @@ def flatten(space: Any, value: Any) -> list[Any]:
     Raises:
         KeyError, TypeError, ValueError: ``value`` does not nest as the space does.
     """
+    if isinstance(space, gym_spaces.Dict):
+        return [part for key, sub in space.spaces.items() for part in flatten(sub, value[key])]
+    if isinstance(space, gym_spaces.Tuple):
+        if len(value) != len(space.spaces):
+            raise ValueError(f"a tuple of {len(value)} where the space has {len(space.spaces)} parts")
+        return [part for sub, item in zip(space.spaces, value) for part in flatten(sub, item)]
     return [value]
-
-
-@flatten.register(gym_spaces.Dict)
-def _flatten_dict(space: Any, value: Any) -> list[Any]:
-    return [part for key, sub in space.spaces.items() for part in flatten(sub, value[key])]
-
-
-@flatten.register(gym_spaces.Tuple)
-def _flatten_tuple(space: Any, value: Any) -> list[Any]:
-    if len(value) != len(space.spaces):
-        raise ValueError(f"a tuple of {len(value)} where the space has {len(space.spaces)} parts")
-    return [part for sub, item in zip(space.spaces, value) for part in flatten(sub, item)]
 
 
 def assemble(space: Any, parts: Iterator[Any]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import select
 import socket
 import threading
 import time
@@ -44,7 +45,8 @@ HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HEARTBEAT_TTL_MS = 1000, 2000, 4000
 PROBE_S = 0.2
 RECONNECT_MS, RECONNECT_MAX_MS = 20, 500
 
-_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)  # plain numbers, as in ``envhub.wire``
+_MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
 logger = logging.getLogger("envhub")
 
@@ -127,6 +129,7 @@ class Connection:
         self._context = zmq.Context()
         self._socket: Any = None
         self._monitor: Any = None
+        self._epoll: Any = None
         self._protocol = ClientProtocol(token, reconnect_timeout)
         try:
             if hub_pidfd is not None:
@@ -152,14 +155,16 @@ class Connection:
         wire.choose_family(dealer, envhub_address.parse(self.address))
         dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
-        self._monitor = wire.open_monitor(dealer, _EVENTS)
-        self._poller = zmq.Poller()
-        for source in (dealer, self._monitor, *self._pidfds):
-            self._poller.register(source, zmq.POLLIN)
+        self._monitor = wire.open_monitor(dealer, _MONITORED)
+        self._epoll = select.epoll()
+        self._descriptors = dealer.FD, self._monitor.FD
+        for descriptor in (*self._descriptors, *self._pidfds):
+            self._epoll.register(descriptor, select.EPOLLIN)
         try:
             dealer.connect(self.address)
         except zmq.ZMQError as error:
             raise AddressError(f"{self.address} is no address to connect to: {error}") from error
+        self._on_monitor()  # libzmq signals what comes once a socket was seen to be empty
 
     def _hello(self, timeout: float) -> Welcome:
         try:
@@ -290,16 +295,17 @@ class Connection:
 
     def _hear(self, wait_s: float) -> Reply | None:
         self._replace_torn_sockets()
-        for source, _ in self._poller.poll(math.ceil(wait_s * 1000)):
-            if source is self._socket:
-                reply = self._receive()
-                if reply is not None:
-                    return reply
-            elif source is self._monitor:
+        # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
+        arrived = self._socket.getsockopt(_EVENTS) & _POLLIN
+        ours, monitors = self._descriptors
+        for descriptor, _ in () if arrived else self._epoll.poll(wait_s):
+            if descriptor == ours:
+                arrived = True
+            elif descriptor == monitors:
                 self._on_monitor()
             else:
                 self._protocol.lost("its process has ended")
-        return None
+        return self._receive() if arrived else None
 
     def _say(self, now_s: float) -> None:
         for frames in self._protocol.tick(now_s):
@@ -456,6 +462,8 @@ class Connection:
             self._socket.close(linger=0)
         if self._monitor is not None:
             self._monitor.close()
+        if self._epoll is not None:
+            self._epoll.close()
 
     def _receive(self) -> Reply | None:
         while True:

@@ -40,8 +40,8 @@ def pack(parts: Sequence[Any], leaves: Sequence[Leaf], num_envs: int) -> Packed:
     """
     codes, arrays, beside = bytearray(), [], []
     for part, leaf in zip(parts, leaves):
-        batch = _as_batch(part, num_envs)
-        python, array = (False, None) if leaf == OBJECT else _as_array(batch)
+        batch: Any = part if type(part) is np.ndarray and part.ndim else _as_batch(part, num_envs)
+        python, array = (False, None) if leaf.dtype == OBJECT.dtype else _as_array(batch)
         if array is None:
             _check_elements(batch, leaf, num_envs)
             codes.append(BESIDE)

@@ -18,11 +18,13 @@ from envhub.messages import REPLY, SESSION_OPS, Failure, HeartbeatReply, Op
 from envhub.protocol import (
     AWAY_WARNING_S,
     HEARTBEAT_S,
+    MAGIC,
     NO_SESSION,
     PRELUDE,
     RECONNECT_S,
     REFUSED_S,
     SILENCE_WARNING_S,
+    VERSION,
     Frame,
     Frames,
     Prelude,
@@ -106,8 +108,8 @@ class ClientProtocol:
 
         They are to be sent unless the request is ``held``.
         """
-        if self.pending is not None:
-            raise RuntimeError(f"{self.pending.name} is pending")
+        if self._pending is not None and self.answer is None:
+            raise RuntimeError(f"{self._pending.op.name} is pending")
         if op in SESSION_OPS:
             self._session_seq += 1
             token, seq = self.token, self._session_seq
@@ -115,10 +117,12 @@ class ClientProtocol:
             self._ticket += 1
             token, seq = NO_SESSION, self._ticket
         body = message.codes if op == Op.STEP else messages.pack(message)
-        sent = [Prelude(op, self.hub_id, token, seq).pack() + body, *frames]
-        held = self.unsettled and op in SESSION_OPS and op not in _UNHELD
-        if op in SESSION_OPS and not held:
-            self._sent_seq = seq
+        sent = [PRELUDE.pack(MAGIC, *VERSION, op, self.hub_id, token, seq) + body, *frames]
+        held = False
+        if op in SESSION_OPS:
+            held = self._sent_seq > self._ended_seq and op not in _UNHELD
+            if not held:
+                self._sent_seq = seq
         self.answer = None
         self._pending = _Pending(op, token, seq, sent, _AT_ONCE if held else now_s + HEARTBEAT_S, held, held)
         self._heard_s = now_s

@@ -21,7 +21,7 @@ class Parts:
     @property
     def outstanding(self) -> int:
         """How many rows were posted and not taken."""
-        return int(self._sent.sum())
+        return self._sent.tobytes().count(True)  # quicker than a sum of NumPy's, and asked for at each step
 
     def post(self, rows: np.ndarray, codes: bytes, actions: Sequence[np.ndarray]) -> None:
         """Hand these rows to their workers with their actions, one array per leaf. Ring afterwards.

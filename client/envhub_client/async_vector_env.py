@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Env, Space, logger, spaces
 from gymnasium.vector import AutoresetMode
+from gymnasium.vector.async_vector_env import AsyncState
 
 from envhub.errors import EnvRaised
 from envhub_client.factories import checked_factories
@@ -112,10 +113,10 @@ class AsyncVectorEnv(HubVectorEnv):
                 "`shared_memory=False` however this is slower."
             )
 
-    def _wait(self, wait: Callable[[], Any]) -> Any:
+    def _wait(self, state: AsyncState, wait: Callable[..., Any], *args: Any) -> Any:
         """What an env raised is also logged where upstream logs it, with its texts; no worker is shut down."""
         try:
-            return super()._wait(wait)
+            return super()._wait(state, wait, *args)
         except Exception as error:
             raised = error if isinstance(error, EnvRaised) else error.__cause__
             if isinstance(raised, EnvRaised):

@@ -216,17 +216,15 @@ class Connection:
             LocalProtocolError: a request is pending, or another thread is using the connection.
         """
         with self.in_use():
-            self._check_free()
+            if (pending := self._protocol.pending) is not None:
+                raise LocalProtocolError(f"a {pending.name} is pending at the hub at {self.address}")
             self._begin(op, message, frames, keep)
-
-    def _check_free(self) -> None:
-        if self.pending is not None:
-            raise LocalProtocolError(f"a {self.pending.name} is pending at the hub at {self.address}")
 
     def _begin(self, op: Op, message: Any, frames: Sequence[Any], keep: bool) -> None:
         try:
             self.sent_ns = time.monotonic_ns()
-            self._check_found(self.sent_ns / 1e9)
+            if self._protocol.loss(self.sent_ns / 1e9):
+                self._check_found(self.sent_ns / 1e9)
             sent = self._protocol.request(op, message, frames, self.sent_ns / 1e9)
             largest = max(map(len, sent))
             if largest > self._frame_bytes_max:
@@ -270,7 +268,7 @@ class Connection:
     def _await(self, timeout: float | None) -> Reply:
         deadline_s = None if timeout is None else time.monotonic() + timeout
         while True:
-            if self.pending is None:  # the program gave it up, if not before then in a signal handler
+            if self._protocol.pending is None:  # the program gave it up, if not before then in a signal handler
                 raise LocalProtocolError(f"no request is pending at the hub at {self.address}")
             now_s = time.monotonic()
             wait_s = self._protocol.next_tick_s(now_s)
@@ -294,7 +292,8 @@ class Connection:
         return reply
 
     def _hear(self, wait_s: float) -> Reply | None:
-        self._replace_torn_sockets()
+        if not self._whole:
+            self._replace_torn_sockets()
         # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
         arrived = self._socket.getsockopt(_EVENTS) & _POLLIN
         ours, monitors = self._descriptors
@@ -383,7 +382,8 @@ class Connection:
             EnvHubError: whatever the failure says, see ``envhub_client.failures``.
         """
         with self.in_use():
-            self._check_free()
+            if (pending := self._protocol.pending) is not None:
+                raise LocalProtocolError(f"a {pending.name} is pending at the hub at {self.address}")
             try:  # around all of it: an interrupt must not leave the request pending
                 self.send(op, message, frames)
                 reply = self.wait(timeout)
@@ -441,7 +441,8 @@ class Connection:
     # is noted before it begins, and sockets at which one was not finished are replaced before they are used again.
 
     def _send(self, frames: Sequence[Any]) -> None:
-        self._replace_torn_sockets()
+        if not self._whole:
+            self._replace_torn_sockets()
         self._whole = False
         try:
             wire.send(self._socket, frames)
@@ -451,10 +452,9 @@ class Connection:
         self._whole = True
 
     def _replace_torn_sockets(self) -> None:
-        if not self._whole:
-            self._close_sockets()
-            self._open()
-            self._whole = True
+        self._close_sockets()
+        self._open()
+        self._whole = True
 
     def _close_sockets(self) -> None:
         if self._socket is not None and not self._socket.closed:
@@ -478,7 +478,8 @@ class Connection:
             self._whole = True
             self.heard_ns = time.monotonic_ns()
             reply = self._protocol.receive([frame.buffer for frame in frames], self.heard_ns / 1e9)
-            self._tell_progress()
+            if self._protocol.progress is not None or self._protocol.notices:
+                self._tell_progress()
             if self._warned:
                 self._tell_trouble(self.heard_ns / 1e9)
             if reply is not None:

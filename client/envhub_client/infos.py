@@ -80,6 +80,8 @@ class Infos:
     def batched(self, envs: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
         """All of them as one, laid out by ``envs._add_info``, or as if it had."""
         batch: dict[str, Any] = {}
+        if not self._maps and not self._groups:
+            return batch
         if getattr(envs._add_info, "__func__", None) is not _ADD_INFO:
             return self._one_by_one(envs)
         # The first env that says something decides on the form of its array, so everything is in the envs' order.

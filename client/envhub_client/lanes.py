@@ -24,6 +24,8 @@ from envhub_client.infos import Group, Templates
 # Up to here, copying a received frame costs less than keeping the whole receive buffer it stands in alive.
 KEEP_BYTES = 1 << 16
 
+_Field = tuple[np.dtype[Any], tuple[int, ...]]
+
 
 class Outcome(NamedTuple):
     """What a reset or step brought: arrays per fixed-size leaf, per-env results of a step, and blobs by row.
@@ -66,6 +68,9 @@ class _Inbox(NamedTuple):
     read: Reply | None = None
 
 
+_EMPTY = _Inbox()
+
+
 class WireLane:
     """Requests and replies over a connection.
 
@@ -88,7 +93,7 @@ class WireLane:
         self._buffers = None if copy else [[np.zeros(shape, dtype) for dtype, shape in self._fields] for _ in range(2)]
         self._turn = 0
         self._sent = np.zeros(num_envs, bool)
-        self._inbox = _Inbox()
+        self._inbox = _EMPTY
         self.templates = Templates(connection)
         self._decompress = Decompressor(compression).decompress if compression else None
 
@@ -97,19 +102,19 @@ class WireLane:
 
     def post_reset(self, reset: Reset) -> None:
         """Begin a reset."""
-        self._begin()
+        self._inbox, self._turn = _EMPTY, 1 - self._turn
         self._connection.send(Op.RESET, reset)
 
     def post_step(self, codes: bytes, arrays: Sequence[np.ndarray], beside: bytes) -> None:
         """Begin a step. The arrays are copied: they may change while it runs, and the request may be sent again."""
-        self._begin()
+        self._inbox, self._turn = _EMPTY, 1 - self._turn
         frames = [array.tobytes() for array in arrays]
         self._connection.send(Op.STEP, Step(codes), [*frames, beside] if beside else frames)
 
     @property
     def outstanding(self) -> int:
         """How many envs were posted by ``post_rows`` and not taken."""
-        return int(self._sent.sum())
+        return self._sent.tobytes().count(True)  # quicker than a sum of NumPy's, and asked for at each step
 
     def post_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs only.
@@ -120,7 +125,7 @@ class WireLane:
         if self._sent[env_ids].any():
             raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
         if not self._sent.any():
-            self._inbox = _Inbox()
+            self._inbox = _EMPTY
         self._sent[env_ids] = True  # before it is known: at an interrupt, they may be under way
         try:
             self._connection.ask(Op.SEND, Send(env_ids.tolist(), codes), [array.tobytes() for array in arrays])
@@ -156,9 +161,6 @@ class WireLane:
         self._sent[env_ids] = False
         self._inbox = _Inbox((), None, self._inbox.read)
 
-    def _begin(self) -> None:
-        self._inbox, self._turn = _Inbox(), 1 - self._turn
-
     def _receive(self, timeout: float | None) -> Part:
         def read(reply: Reply) -> Part:
             if isinstance(reply.message, Failure):
@@ -166,37 +168,34 @@ class WireLane:
                     self._sent[reply.message.env_index] = False
                 elif reply.message.code == "refused" or reply.message.scope == "session":
                     self._sent[:] = False  # none is under way: an interrupted SEND never arrived, or all is over
-            return self._part(self._frames(reply))
+                raise_failure(reply.message, self._connection.address)
+            return self._part(reply.frames)
 
         part: Part = self._read(timeout, read)
         return part
 
     def _read(self, timeout: float | None, read: Callable[[Reply], Any]) -> Any:
         """What ``read`` makes of the reply, which can be read again until the next request."""
-        reply = self._inbox.unread or self._connection.wait(timeout)
-        self._inbox = self._inbox._replace(unread=reply)
+        parts, unread, last = self._inbox
+        reply = unread or self._connection.wait(timeout)
+        self._inbox = _Inbox(parts, reply, last)
         try:
             return read(reply)
         except Exception as error:
-            self._inbox = _Inbox(self._inbox.parts, None, reply)
+            self._inbox = _Inbox(parts, None, reply)
             if isinstance(error, (ValueError, codec.DecodeError)) and not isinstance(reply.message, Failure):
                 raise RemoteProtocolError(f"a {reply.op.name} reply does not fit the session: {error}") from error
             raise
-
-    def _frames(self, reply: Reply) -> list[Frame]:
-        if isinstance(reply.message, Failure):
-            raise_failure(reply.message, self._connection.address)
-        return list(reply.frames)
 
     def _infos(self, frames: Sequence[Frame]) -> tuple[list[tuple[int, bytes]], list[Group]]:
         """The infos in the frames that follow the arrays."""
         if len(frames) > 2:
             raise ValueError(f"{len(frames)} frames of infos")
-        rows = messages.unpack_rows(frames[0], self.num_envs) if frames else []
+        rows = messages.unpack_rows(frames[0], self.num_envs)
         found = unpack_columns(frames[1], self.num_envs) if len(frames) > 1 else []
         return rows, self.templates.read(found)
 
-    def _part(self, frames: list[Frame]) -> Part:
+    def _part(self, frames: Sequence[Frame]) -> Part:
         count = len(self._fields)
         if len(frames) < count + 2:
             raise ValueError(f"{len(frames)} frames")
@@ -206,7 +205,7 @@ class WireLane:
         fields = [(dtype, (len(env_ids), *shape[1:])) for dtype, shape in self._fields]
         seen = self._all_owned(frames[1 : count + 1], fields)
         rewards, terminations, truncations = split_results(np.frombuffer(frames[count + 1], np.uint8), len(env_ids))
-        infos = self._infos(frames[count + 2 :])
+        infos = self._infos(frames[count + 2 :]) if len(frames) > count + 2 else ([], [])
         return Part(env_ids, seen, rewards.copy(), terminations.copy(), truncations.copy(), *infos)
 
     def collect(self, timeout: float | None) -> Outcome:
@@ -220,12 +219,13 @@ class WireLane:
         return outcome
 
     def _outcome(self, reply: Reply) -> Outcome:
-        frames = self._frames(reply)
-        count = len(self._fields)
+        if isinstance(reply.message, Failure):
+            raise_failure(reply.message, self._connection.address)
+        frames, count = reply.frames, len(self._fields)
         results = 1 if reply.op == Op.STEP else 0
         if len(frames) < count + results:
             raise ValueError(f"{len(frames)} frames")
-        infos = self._infos(frames[count + results :])
+        infos = self._infos(frames[count + results :]) if len(frames) > count + results else ([], [])
         observations = self._observations(frames[:count])
         if not results:
             return Outcome(observations, None, None, None, *infos)
@@ -236,17 +236,28 @@ class WireLane:
         if self._buffers is None:
             return self._all_owned(frames, self._fields)
         buffers = self._buffers[self._turn]
+        if self._decompress is not None:
+            frames = self._whole(frames, self._fields)
         for buffer, frame, (dtype, shape) in zip(buffers, frames, self._fields, strict=True):
-            np.copyto(buffer, np.frombuffer(self._whole(frame, dtype, shape), dtype).reshape(shape))
+            np.copyto(buffer, np.frombuffer(frame, dtype).reshape(shape))
         return buffers
 
-    def _whole(self, frame: Frame, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Frame:
-        return frame if self._decompress is None else self._decompress(frame, math.prod(shape) * dtype.itemsize)
+    def _whole(self, frames: Sequence[Frame], fields: Sequence[_Field]) -> Sequence[Frame]:
+        """The frames as they were before they were compressed."""
+        assert self._decompress is not None
+        sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in fields]
+        return [self._decompress(frame, size) for frame, size in zip(frames, sizes, strict=True)]
 
-    def _all_owned(
-        self, frames: Sequence[Frame], fields: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
-    ) -> list[np.ndarray]:
-        return [_owned(self._whole(frame, *field), *field) for frame, field in zip(frames, fields, strict=True)]
+    def _all_owned(self, frames: Sequence[Frame], fields: Sequence[_Field]) -> list[np.ndarray]:
+        """Arrays of the caller's own; of large frames, their memory, which nobody else refers to."""
+        owned = []
+        if self._decompress is not None:
+            frames = self._whole(frames, fields)
+        for frame, (dtype, shape) in zip(frames, fields, strict=True):
+            array: np.ndarray = np.frombuffer(frame, dtype).reshape(shape)
+            keep = array.nbytes >= KEEP_BYTES and array.flags.aligned and array.flags.writeable
+            owned.append(array if keep else array.copy())
+        return owned
 
 
 def joined(parts: Sequence[Part]) -> Part:
@@ -268,9 +279,3 @@ def joined(parts: Sequence[Part]) -> Part:
         sorted(row for part in parts for row in part.rows),
         [group for part in parts for group in part.columns],
     )
-
-
-def _owned(frame: Frame, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """An array of the caller's own; of a large frame, its memory, which nobody else refers to."""
-    array: np.ndarray = np.frombuffer(frame, dtype).reshape(shape)
-    return array.copy() if array.nbytes < KEEP_BYTES or not (array.flags.aligned and array.flags.writeable) else array

@@ -41,6 +41,7 @@ class Observations:
         self.leaves = [leaf for leaf in leaves if leaf != OBJECT]
         self._is_object = [leaf == OBJECT for leaf in leaves]
         self.loose = any(self._is_object)
+        self._flat = spaces.is_flat(single_space) and not self.loose
         self._objects: list[list[Any]] = [[None] * sum(self._is_object)] * num_envs
 
     def take(self, outcome: Outcome | Part, env_ids: Sequence[int] | None = None) -> Infos:
@@ -97,6 +98,8 @@ class Observations:
 
     def batch(self, arrays: Sequence[np.ndarray], env_ids: Sequence[int] | None = None) -> Any:
         """The batched observation, of all envs or of ``env_ids``: these arrays, and of each other leaf a tuple."""
+        if self._flat:
+            return arrays[0]
         if not self.loose:
             return spaces.assemble(self.space, iter(arrays))
         rows = self._objects if env_ids is None else [self._objects[row] for row in env_ids]

@@ -38,7 +38,6 @@ from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
 from envhub_client.connection import CONNECT_TIMEOUT_S, HEARTBEAT_MS, Connection
 from envhub_client.frames import Frames
 from envhub_client.lane_choice import PlainLane, lane
-from envhub_client.lanes import Outcome
 from envhub_client.lasting_lane import LastingLane
 from envhub_client.observations import Observations
 from envhub_client.observer import Seen, seen
@@ -208,6 +207,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
         self._adopt_observation_spaces(observation_spaces)
         self.env_spec = self._spec(made.spec)
         self._action_leaves = spaces.leaves(self.single_action_space)
+        self._flat_actions = spaces.is_flat(self.single_action_space)
         same_step = self._options.autoreset_mode is AutoresetMode.SAME_STEP
         self._observations = Observations(observation_spaces[0], self.num_envs, self._allow_pickle, same_step)
         first = self._plain_lane(self._connection, made)
@@ -338,10 +338,10 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             raise SessionBusy(f"Calling `{what}` while envs are under way that `recv` has not returned.", "recv")
         self._lane.settle()
 
-    def _post(self, state: AsyncState, post: Callable[[], None]) -> None:
+    def _post(self, state: AsyncState, post: Callable[..., None], *args: Any) -> None:
         """Send a request. Interrupted in the middle it counts as never sent: whether it was, nobody knows."""
         try:
-            post()
+            post(*args)
             self._state = state
         except ConnectionInUse:
             raise  # nothing was sent, and what another thread sent is not ours to give up
@@ -349,22 +349,15 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             self._give_up()
             raise
 
-    def _awaiting(self, state: AsyncState) -> None:
+    def _wait(self, state: AsyncState, wait: Callable[..., Any], *args: Any) -> Any:
+        """Wait for what is pending. Only a wait that timed out, or was interrupted, leaves it so: wait again."""
         if self.closed:
             raise SessionClosed(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
         if self._state is not state:
             name = str(state.value)
             raise NothingPending(f"Calling `{name}_wait` without any prior call to `{name}_async`.", name)
-
-    def _collect(self, state: AsyncState, timeout: float | None, finish: Callable[[Outcome], Any]) -> Any:
-        """Wait for what is pending, and finish it; interrupted anywhere in there, it can be waited for again."""
-        self._awaiting(state)
-        return self._wait(lambda: finish(self._lane.collect(timeout)))
-
-    def _wait(self, wait: Callable[[], Any]) -> Any:
-        """Only a wait that timed out, or was interrupted, leaves the request pending."""
         try:
-            found = wait()
+            found = wait(*args)
         except (HubTimeout, ConnectionInUse):
             raise
         except Exception:

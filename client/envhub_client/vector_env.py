@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,6 @@ from envhub.messages import Call, Failure, Op, Reset, SetAttr, pack_rows, unpack
 from envhub.vector_errors import SessionBusy
 from envhub_client.failures import raise_failure
 from envhub_client.frames import NOT_RESET
-from envhub_client.infos import Infos
-from envhub_client.lanes import Outcome
 from envhub_client.partial import PartialBatches, PartReturn
 from envhub_client.reset_arguments import seeds_of, split_mask
 from envhub_client.session import HubSession
@@ -92,7 +91,7 @@ class HubVectorEnv(HubSession):
         seeds = seeds_of(seed, self.num_envs)
         mask, passed_on = split_mask(options, self.num_envs) if masked else ([], options)
         blob = b"" if passed_on is None else self._encode(passed_on)
-        self._post(AsyncState.WAITING_RESET, lambda: self._lane.post_reset(Reset(seeds, mask, blob)))
+        self._post(AsyncState.WAITING_RESET, self._lane.post_reset, Reset(seeds, mask, blob))
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for the reset begun by ``reset_async``.
@@ -101,7 +100,7 @@ class HubVectorEnv(HubSession):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no reset was begun.
         """
-        found: tuple[Any, dict[str, Any]] = self._reset_wait(timeout, lambda infos: infos.batched(self))
+        found: tuple[Any, dict[str, Any]] = self._wait(AsyncState.WAITING_RESET, self._reset_outcome, timeout)
         return found
 
     def reset_each(
@@ -113,18 +112,19 @@ class HubVectorEnv(HubSession):
         """
         try:
             self.reset_async(seed, options, masked=False)
-            found: tuple[Any, dict[int, dict[str, Any]]] = self._reset_wait(None, Infos.by_env)
+            found: tuple[Any, dict[int, dict[str, Any]]] = self._wait(
+                AsyncState.WAITING_RESET, self._reset_outcome, None, True
+            )
         except BaseException as error:
             self._forget_pending(error)
             raise
         return found
 
-    def _reset_wait(self, timeout: float | None, lay_out: Callable[[Infos], Any]) -> Any:
-        def finish(outcome: Outcome) -> tuple[Any, Any]:
-            infos = self._observations.take(outcome)
-            return self._observations.batch(outcome.observations), lay_out(infos)
-
-        return self._collect(AsyncState.WAITING_RESET, timeout, finish)
+    def _reset_outcome(self, timeout: float | None, by_env: bool = False) -> tuple[Any, Any]:
+        outcome = self._lane.collect(timeout)
+        infos = self._observations.take(outcome)
+        found = infos.by_env() if by_env else infos.batched(self)
+        return self._observations.batch(outcome.observations), found
 
     # --- step ---------------------------------------------------------------------------------------------------------
 
@@ -159,9 +159,10 @@ class HubVectorEnv(HubSession):
             SessionClosed: after ``close``.
         """
         self._begin("step_async")
-        packed = pack(spaces.flatten(self.single_action_space, actions), self._action_leaves, self.num_envs)
-        beside = self._pack_beside(packed.beside) if packed.beside else b""
-        self._post(AsyncState.WAITING_STEP, lambda: self._lane.post_step(packed.codes, packed.arrays, beside))
+        parts = [actions] if self._flat_actions else spaces.flatten(self.single_action_space, actions)
+        codes, arrays, elements = pack(parts, self._action_leaves, self.num_envs)
+        beside = self._pack_beside(elements) if elements else b""
+        self._post(AsyncState.WAITING_STEP, self._lane.post_step, codes, arrays, beside)
 
     def step_wait(self, timeout: float | None = None) -> StepReturn:
         """Wait for the step begun by ``step_async``.
@@ -170,26 +171,25 @@ class HubVectorEnv(HubSession):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no step was begun.
         """
-        found: StepReturn = self._step_wait(timeout, lambda infos: infos.batched(self))
+        found: StepReturn = self._wait(AsyncState.WAITING_STEP, self._step_outcome, timeout)
         return found
 
     def step_each(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]:
         """As ``step``, but with the infos as each env gave them, by env; an empty one may be left out."""
         try:
             self.step_async(actions)
-            found: StepReturn = self._step_wait(None, Infos.by_env)
+            found: StepReturn = self._wait(AsyncState.WAITING_STEP, self._step_outcome, None, True)
         except BaseException as error:
             self._forget_pending(error)
             raise
         return found
 
-    def _step_wait(self, timeout: float | None, lay_out: Callable[[Infos], Any]) -> Any:
-        def finish(outcome: Outcome) -> tuple[Any, ...]:
-            infos = self._observations.take(outcome)
-            observations = self._observations.batch(outcome.observations)
-            return observations, outcome.rewards, outcome.terminations, outcome.truncations, lay_out(infos)
-
-        return self._collect(AsyncState.WAITING_STEP, timeout, finish)
+    def _step_outcome(self, timeout: float | None, by_env: bool = False) -> tuple[Any, ...]:
+        outcome = self._lane.collect(timeout)
+        infos = self._observations.take(outcome)
+        found = infos.by_env() if by_env else infos.batched(self)
+        observations = self._observations.batch(outcome.observations)
+        return observations, outcome.rewards, outcome.terminations, outcome.truncations, found
 
     # --- partial batches ----------------------------------------------------------------------------------------------
 
@@ -277,7 +277,7 @@ class HubVectorEnv(HubSession):
         self._begin("call_async")
         _check_name(name)
         call = Call(name, self._encode([list(args), kwargs]))
-        self._asking(lambda: self._post(AsyncState.WAITING_CALL, lambda: self._connection.send(Op.CALL, call)))
+        self._asking(lambda: self._post(AsyncState.WAITING_CALL, self._connection.send, Op.CALL, call))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for the call begun by ``call_async``.
@@ -286,8 +286,7 @@ class HubVectorEnv(HubSession):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no call was begun.
         """
-        self._awaiting(AsyncState.WAITING_CALL)
-        reply = self._asking(lambda: self._wait(lambda: self._called(timeout)))
+        reply = self._asking(lambda: self._wait(AsyncState.WAITING_CALL, self._called, timeout))
         return tuple(self._decode(blob) for _, blob in unpack_rows(reply.frames[0], self.num_envs))
 
     def _called(self, timeout: float | None) -> Reply:
@@ -309,7 +308,8 @@ class HubVectorEnv(HubSession):
 
     def _called_at_once(self, call: Call) -> tuple[Any, ...]:
         """The results of the call, ``NOT_RESET`` where an env was left alone."""
-        reply = self._wait(lambda: self._asking(lambda: self._connection.ask(Op.CALL, call)))
+        ask = partial(self._connection.ask, Op.CALL, call)
+        reply = self._wait(AsyncState.DEFAULT, self._asking, ask)
         rows = unpack_rows(reply.frames[0], self.num_envs)
         return tuple(self._decode(blob) if blob else NOT_RESET for _, blob in rows)
 

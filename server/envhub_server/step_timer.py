@@ -31,6 +31,7 @@ class StepTimer:
         self._batches = 0
         self._tell_at = FIRST_TOLD
         self._steps = self._cpu_ns = self._wait_ns = 0
+        self._told = False  # whether those were told
         self._start: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
         try:
             self._schedstat = moved_up(os.open("/proc/self/schedstat", os.O_RDONLY | os.O_CLOEXEC))
@@ -54,20 +55,22 @@ class StepTimer:
         cpu_ns, own_cpu_ns, wall_ns = time.process_time_ns(), time.thread_time_ns(), time.perf_counter_ns()
         end = _gave_way(), self._queued_ns(), wall_ns, own_cpu_ns, cpu_ns
         gave_way, queued_ns, wall_ns, own_cpu_ns, cpu_ns = (after - before for before, after in zip(self._start, end))
+        if self._told:  # the first batches of a process are slower than those to come
+            self._steps = self._cpu_ns = self._wait_ns = 0
         self._batches += 1
         self.batches_left = 1 if self._batches < EACH_UNTIL else ONE_IN
         self._steps += steps
         self._cpu_ns += cpu_ns
         if gave_way:  # by what other threads of the env compute meanwhile, it does not wait
             self._wait_ns += max(0, wall_ns - max(own_cpu_ns, cpu_ns) - queued_ns)
-        if self._batches < self._tell_at:
-            return False
-        self._tell_at *= 4
-        return True
+        self._told = self._batches >= self._tell_at
+        if self._told:
+            self._tell_at *= 4
+        return self._told
 
     @property
     def times(self) -> StepTimes:
-        """What was timed so far."""
+        """What was timed since that was worth telling last."""
         return StepTimes(self._steps, self._cpu_ns, self._wait_ns)
 
     def _queued_ns(self) -> int:

@@ -9,7 +9,8 @@ a number that was told   that many: ``num_workers``, or the hub's ``--workers``
 its steps before         those by which ``batch_s`` steps the envs soonest, and of about equal numbers the fewest:
 .. that wait             a process per env, so that no wait is added to another
 .. that compute          one per CPU
-.. that cost little      the fewer, the cheaper: one env more costs a worker less than one worker more costs its driver
+.. that cost little      the fewer, the cheaper: one env more costs a worker less than one worker more costs its driver,
+                         and as many workers as CPUs leave the driver none
 its family               one per CPU: the env and its wrappers are of packages that compute in their own process
 nothing                  a process per env, within a share of the memory, descriptors and processes
 =======================  ==============================================================================================
@@ -28,8 +29,9 @@ from envhub_server.step_costs import StepCost
 # What a batch costs besides the envs, as measured on 2 CPUs (tests/benchmarks/NOTES.md); it is the proportion to a step
 # of an env that counts. On more CPUs the workers' shares run side by side, and the driver's do not.
 ROW_S = 4e-6  # of a worker's CPU time, for each env
-WORKER_S = 25e-6  # of CPU time, for each worker: it is woken, finds its rows, tells that they are done, and parks
-DRIVER_S = 5e-6  # of the driver's CPU time, for each worker: to wake it, and to hear of it
+WORKER_S = 30e-6  # of CPU time, for each worker: it is woken, finds its rows, tells that they are done, and parks
+DRIVER_S = 12e-6  # of the driver's CPU time, for each worker: to wake it, and to hear of it
+SHARED_CPU_S = 200e-6  # where the driver has no CPU of its own: nobody looks before it parks, and caches are cold
 ABOUT_EQUAL = 1.05  # a batch that takes so many times as long is as good, if it needs fewer workers
 NOTABLY = 1.5  # a session's user is told where another number of workers would be so many times as fast
 SHARE = 0.5  # of the memory, descriptors and processes that are to be had, for one session that sizes itself
@@ -126,12 +128,14 @@ def batch_s(num_envs: int, workers: int, cost: StepCost, cpus: int) -> float:
     """How long a batched step takes by so many workers, about.
 
     The worker with the most envs takes them one after the other, waits included. All together need so much CPU time,
-    of which ``cpus`` run side by side at best; and the driver's own part is one after the other.
+    of which ``cpus`` run side by side at best; and the driver's own part is one after the other. With fewer workers
+    than CPUs, the driver has one to itself.
     """
     rows = -(-num_envs // workers)
     alone_s = rows * (cost.cpu_s + cost.wait_s + ROW_S) + WORKER_S
     computing_s = num_envs * (cost.cpu_s + ROW_S) + workers * WORKER_S
-    return max(alone_s, computing_s / min(workers, cpus)) + workers * DRIVER_S
+    driver_s = workers * DRIVER_S + (SHARED_CPU_S if workers >= cpus else 0.0)
+    return max(alone_s, computing_s / min(workers, cpus)) + driver_s
 
 
 def better_count(num_envs: int, workers: int, cost: StepCost, machine: Machine) -> tuple[int, float] | None:

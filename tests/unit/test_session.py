@@ -149,8 +149,8 @@ def sized(workers: int, told: bool = False) -> Session:
 
 def test_cost_of_a_step_is_learned_from_all_workers_together() -> None:
     session = sized(2, told=True)
-    assert session.event(0, StepTimes(30, 30_000_000, 0)) == []  # too few steps to say anything
-    assert session.event(1, StepTimes(10, 10_000_000, 80_000_000)) == [LearnCost(StepCost(0.001, 0.002))]
+    assert session.event(0, StepTimes(20, 20_000_000, 0)) == []  # too few steps to say anything
+    assert session.event(1, StepTimes(20, 20_000_000, 80_000_000)) == [LearnCost(StepCost(0.001, 0.002))]
 
 
 def test_user_is_told_once_that_another_number_of_workers_is_better() -> None:

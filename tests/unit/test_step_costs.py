@@ -30,7 +30,7 @@ def test_average_is_that_of_all_workers_steps() -> None:
     assert average([StepTimes(30, 10**9, 0, 5), StepTimes(10, 0, 4 * 10**9, 7)]) == StepCost(0.025, 0.1, 7)
 
 
-@pytest.mark.parametrize("times", [[], [StepTimes(31, 1, 1)], [StepTimes(64, -1, 0)], [StepTimes(64, 0, 10**30)]])
+@pytest.mark.parametrize("times", [[], [StepTimes(23, 1, 1)], [StepTimes(64, -1, 0)], [StepTimes(64, 0, 10**30)]])
 def test_too_few_steps_or_impossible_ones_say_nothing(times: list[StepTimes]) -> None:
     assert average(times) is None
 

@@ -36,6 +36,9 @@ def test_number_that_was_told_is_taken() -> None:
         (SIXTEEN, 16, ATARI, 16),
         # Cheap envs: as few as the driver has the least to do for, where there are CPUs enough.
         (TWO, 64, CARTPOLE, 2),
+        (TWO, 16, CARTPOLE, 1),
+        (TWO, 4, StepCost(60e-6, 0.0), 1),
+        (TWO, 4, StepCost(150e-6, 0.0), 2),
         (SIXTEEN, 2, StepCost(1e-6, 0.0), 1),
         # One env.
         (TWO, 1, BUSY, 1),

@@ -188,8 +188,8 @@ class Hub:
             raise self._refused
 
     def _turn(self) -> None:
-        # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor. Where
-        # it says no more than ``getsockopt(zmq.EVENTS)``, it says so in half of the time, for that makes an enum.
+        # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor. Asking by
+        # ``getsockopt(zmq.EVENTS)`` would take twice the time: pyzmq makes an enum of the option.
         if zmq.zmq_poll(self._asked, 0):
             arrived, ready = True, self._watch.wait(0)
         else:
@@ -394,7 +394,7 @@ class Hub:
         self._fail(request, Failure("internal", "hub", f"a bug in the hub, which logged it: {error!r}"))
 
     def _dispatch(self, request: Incoming, heard_ns: int) -> None:
-        """Carry out a request that arrived then."""
+        """Carry out a request, which arrived at ``heard_ns``."""
         host = self._hosts.get(request.token)
         if host is None or request.op in _OF_HUB:
             self._on_request(request)
@@ -410,7 +410,7 @@ class Hub:
         host.request(request)
 
     def _on_request(self, request: Incoming) -> None:
-        """Carry out a request that is not for a session that was made."""
+        """Carry out a request to the hub itself, or one that makes a session or takes one over."""
         match request.op:
             case Op.MAKE:
                 self._make(request)

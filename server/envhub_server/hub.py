@@ -188,8 +188,8 @@ class Hub:
             raise self._refused
 
     def _turn(self) -> None:
-        # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor. Asking by
-        # ``getsockopt(zmq.EVENTS)`` would take twice the time: pyzmq makes an enum of the option.
+        # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
+        # ``getsockopt(zmq.EVENTS)`` would take twice the time to say it: pyzmq makes an enum of the option.
         if zmq.zmq_poll(self._asked, 0):
             arrived, ready = True, self._watch.wait(0)
         else:

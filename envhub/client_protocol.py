@@ -18,16 +18,15 @@ from envhub.messages import REPLY, SESSION_OPS, Failure, HeartbeatReply, Op
 from envhub.protocol import (
     AWAY_WARNING_S,
     HEARTBEAT_S,
-    MAGIC,
     NO_SESSION,
     PRELUDE,
     RECONNECT_S,
     REFUSED_S,
     SILENCE_WARNING_S,
-    VERSION,
     Frame,
     Frames,
     Prelude,
+    pack_head,
 )
 
 NOTICES_MAX = 16  # that are kept until somebody takes them away
@@ -117,7 +116,7 @@ class ClientProtocol:
             self._ticket += 1
             token, seq = NO_SESSION, self._ticket
         body = message.codes if op == Op.STEP else messages.pack(message)
-        sent = [PRELUDE.pack(MAGIC, *VERSION, op, self.hub_id, token, seq) + body, *frames]
+        sent = [pack_head(op, self.hub_id, token, seq) + body, *frames]
         held = False
         if op in SESSION_OPS:
             held = self._sent_seq > self._ended_seq and op not in _UNHELD
@@ -213,8 +212,7 @@ class ClientProtocol:
         return [self._question(pending.token, pending.seq)]
 
     def _question(self, token: bytes, seq: int) -> Frames:
-        head = Prelude(Op.HEARTBEAT, self.hub_id, token, seq).pack()
-        return [head + messages.pack(messages.HeartbeatRequest())]
+        return [pack_head(Op.HEARTBEAT, self.hub_id, token, seq) + messages.pack(messages.HeartbeatRequest())]
 
     def next_tick_s(self, now_s: float) -> float:
         """How many seconds from now ``tick`` or ``trouble`` has something to say, at the latest."""

@@ -25,6 +25,7 @@ from envhub.protocol import (
     Frame,
     Frames,
     Prelude,
+    pack_head,
 )
 
 _OPS = {int(op): op for op in Op}  # looking an op up is quicker than making it
@@ -61,6 +62,7 @@ class HubProtocol:
     Attributes:
         outgoing: ``(peer, frames)`` to send, in order; the caller empties it.
         leases: when the lease runs out, by token, of the sessions whose client is not connected.
+        returned: tokens of the sessions whose client sent something while their lease ran; the caller empties it.
     """
 
     def __init__(
@@ -92,6 +94,8 @@ class HubProtocol:
         self._sessions_max = sessions_max
         self._links: dict[bytes, _Link] = {}
         self.leases: dict[bytes, float] = {}
+        self.returned: list[bytes] = []
+        self._step = Step(b"")  # the last one: mostly the next has the same codes
         self._ended: dict[bytes, _Link] = {}  # the last ENDED_MAX that ended
         self._closed_early: dict[bytes, _Link] = {}  # the last tokens of no session that somebody closed
 
@@ -121,7 +125,7 @@ class HubProtocol:
         if op in SESSION_OPS and not self._admit(peer, connection, prelude):
             return None
         try:
-            message = _read_request(op, frames, self._header_limits)
+            message = self._read_request(op, frames)
         except codec.DecodeError as error:
             self.malformed += 1
             failure = Failure("malformed", "request", f"the request cannot be read: {error}")
@@ -205,11 +209,24 @@ class HubProtocol:
             self._heard(link, peer, connection, prelude.token)
             if prelude.seq <= link.seq:
                 reply = self._running(prelude.token) if link.running else HeartbeatReply("answered")
-        self._send(peer, Prelude(REPLY | Op.HEARTBEAT, self.hub_id, prelude.token, prelude.seq), reply)
+        self._send(peer, REPLY | Op.HEARTBEAT, prelude.token, prelude.seq, reply)
 
     def _heard(self, link: _Link, peer: bytes, connection: int, token: bytes) -> None:
         link.peer, link.connection = peer, connection
-        self.leases.pop(token, None)
+        if self.leases.pop(token, None) is not None:
+            self.returned.append(token)
+
+    def _read_request(self, op: Op, frames: Frames) -> Any:
+        if len(frames) > FRAMES_MAX:
+            raise codec.DecodeError(f"{len(frames)} frames where at most {FRAMES_MAX} are accepted")
+        body = memoryview(frames[0])[PRELUDE.size :]
+        if op == Op.STEP:
+            if body != self._step.codes:
+                self._step = Step(bytes(body))
+            return self._step
+        message = messages.unpack(messages.REQUESTS[op], body, self._header_limits)
+        validation.check(message)
+        return message
 
     # --- out ------------------------------------------------------------------------------------------------------
 
@@ -226,20 +243,20 @@ class HubProtocol:
         self._reply(request, REPLY | Op.FAILURE, failure, ())
 
     def _reply(self, request: Incoming, op: int, message: Any, frames: Sequence[Frame]) -> None:
-        link = self._links.get(request.token) if request.op in SESSION_OPS else None
-        prelude = Prelude(op, self.hub_id, request.token, request.seq)
-        if link is None or link.seq != request.seq:
-            self._send(request.peer, prelude, message, frames)
+        token, seq = request.token, request.seq
+        link = self._links.get(token) if request.op in SESSION_OPS else None
+        if link is None or link.seq != seq:
+            self._send(request.peer, op, token, seq, message, frames)
             return
         link.running = False
-        link.reply = self._send(link.peer, prelude, message, frames)
+        link.reply = self._send(link.peer, op, token, seq, message, frames)
 
     def _refuse(self, peer: bytes, prelude: Prelude, failure: Failure) -> None:
         self.refused += 1
-        self._send(peer, Prelude(REPLY | Op.FAILURE, self.hub_id, prelude.token, prelude.seq), failure)
+        self._send(peer, REPLY | Op.FAILURE, prelude.token, prelude.seq, failure)
 
-    def _send(self, peer: bytes, prelude: Prelude, message: Any, frames: Sequence[Frame] = ()) -> Frames:
-        head = prelude.pack()
+    def _send(self, peer: bytes, op: int, token: bytes, seq: int, message: Any, frames: Sequence[Frame] = ()) -> Frames:
+        head = pack_head(op, self.hub_id, token, seq)
         reply = [head if isinstance(message, messages.Done) else head + messages.pack(message), *frames]
         self.outgoing.append((peer, reply))
         return reply
@@ -248,13 +265,13 @@ class HubProtocol:
         """Tell a session's client, unasked, that the hub ends the session."""
         link = self._links.get(token)
         if link is not None:
-            self._send(link.peer, Prelude(Op.GOODBYE, self.hub_id, token, 0), why)
+            self._send(link.peer, Op.GOODBYE, token, 0, why)
 
     def notice(self, token: bytes, text: str) -> None:
         """Tell the user of a session something; a client that does not know such a push drops it."""
         link = self._links.get(token)
         if link is not None:
-            self._send(link.peer, Prelude(Op.NOTICE, self.hub_id, token, 0), messages.Notice(text))
+            self._send(link.peer, Op.NOTICE, token, 0, messages.Notice(text))
 
     # --- sessions and leases --------------------------------------------------------------------------------------
 
@@ -312,14 +329,3 @@ def _remember(links: dict[bytes, _Link], token: bytes, link: _Link, links_max: i
     links[token] = link
     if len(links) > links_max:
         del links[next(iter(links))]
-
-
-def _read_request(op: Op, frames: Frames, limits: codec.HeaderLimits) -> Any:
-    if len(frames) > FRAMES_MAX:
-        raise codec.DecodeError(f"{len(frames)} frames where at most {FRAMES_MAX} are accepted")
-    body = memoryview(frames[0])[PRELUDE.size :]
-    if op == Op.STEP:
-        return Step(bytes(body))
-    message = messages.unpack(messages.REQUESTS[op], body, limits)
-    validation.check(message)
-    return message

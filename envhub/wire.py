@@ -16,6 +16,8 @@ ZERO_COPY_BYTES = 1 << 16  # from here on, keeping track of when libzmq is done 
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
+_send_frame = zmq.backend.Socket.send  # that of ``zmq.Socket`` is written in Python, and calls this one for each frame
+
 SEND_QUEUE_MESSAGES_MAX = 16
 ZERO_COPY_TIMEOUT_S = 10.0  # it takes a millisecond
 HANDSHAKE_MS = 3000
@@ -77,7 +79,7 @@ def send(socket: zmq.Socket[Any], frames: Sequence[Any]) -> None:
     last = len(frames) - 1
     for number, frame in enumerate(frames):
         flags = _MORE if number < last else _NOBLOCK
-        socket.send(frame, flags, copy=memoryview(frame).nbytes < ZERO_COPY_BYTES)
+        _send_frame(socket, frame, flags, copy=memoryview(frame).nbytes < ZERO_COPY_BYTES)
 
 
 def receive(socket: zmq.Socket[Any], frames_max: int) -> list[zmq.Frame]:

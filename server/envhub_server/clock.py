@@ -16,12 +16,16 @@ class Clock:
 
     A hub that was suspended (SIGSTOP, a paused machine) must not find, when it wakes, that every lease and every
     deadline has passed meanwhile: those whom it would judge had no chance to be heard.
+
+    Attributes:
+        woke_s: when the last wait was over.
     """
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         """Of this clock, without the times in which the process was stopped."""
         self._monotonic_s = monotonic_s
         self._stopped_s = 0.0
+        self.woke_s = 0.0
         self._lags: deque[tuple[float, float]] = deque()  # when, and how late, each later than those that follow it
 
     def now_s(self) -> float:
@@ -30,19 +34,22 @@ class Clock:
 
     def woke(self, planned_s: float) -> float:
         """Know that a wait is over that was to end by ``planned_s``; for how long the process was stopped."""
-        late_s = self.now_s() - planned_s
+        self.woke_s = self._monotonic_s() - self._stopped_s
+        late_s = self.woke_s - planned_s
         if late_s >= STOPPED_S:
             self._stopped_s += late_s
+            self.woke_s = planned_s
             return late_s
         if late_s >= 0:
             self._note(planned_s, late_s)
         return 0.0
 
-    def handled(self, since_s: float) -> None:
-        """Know that from then until now something was handled, and nothing else was looked at."""
-        now_s = self.now_s()
+    def handled(self, since_s: float) -> float:
+        """Know that from then until now, which is returned, something was handled, and nothing else was looked at."""
+        now_s = self._monotonic_s() - self._stopped_s
         if now_s - since_s >= LAG_MIN_S:
             self._note(now_s, now_s - since_s)
+        return now_s
 
     def _note(self, at_s: float, lag_s: float) -> None:
         while self._lags and self._lags[-1][1] <= lag_s:

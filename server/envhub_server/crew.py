@@ -69,7 +69,11 @@ class _Post:
 
 
 class Crew:
-    """The workers of one session."""
+    """The workers of one session.
+
+    Attributes:
+        loose: of observations, what has no fixed size; None where they have no such parts.
+    """
 
     def __init__(
         self,
@@ -101,7 +105,7 @@ class Crew:
         self._posts: list[_Post] = []
         self._memory: Memory | None = None
         self._next: Memory | None = None  # that the workers are moving to
-        self._loose: LooseParts | None = None  # of observations, where they have any
+        self.loose: LooseParts | None = None
         self._ring_driver: Callable[[], None] = lambda: None
 
     # --- processes --------------------------------------------------------------------------------------------------
@@ -146,10 +150,13 @@ class Crew:
 
     def ring(self, *numbers: int) -> None:
         """Wake these workers, or all, and see to the rows of those that have ended: something was posted."""
+        all_serve = True
         for number, post in enumerate(self._posts):
             if post.process is not None and (not numbers or number in numbers):
                 post.process.ring()
-        self.posted(*numbers)
+            all_serve = all_serve and post.serves
+        if not all_serve:
+            self.posted(*numbers)
 
     @property
     def processes(self) -> dict[int, WorkerProcess]:
@@ -188,8 +195,8 @@ class Crew:
             post.built = message.built
         elif isinstance(message, (control.Built, control.FirstBuilt)):
             post.built = len(post.rows) + 1
-        elif isinstance(message, control.RowInfo) and self._loose is not None:
-            self._loose.note_large(message.row, message.number, message.info)
+        elif isinstance(message, control.RowInfo) and self.loose is not None:
+            self.loose.note_large(message.row, message.number, message.info)
         elif isinstance(message, control.Suspicious):
             self._log().warning("env_suspicious", env=message.row, why=message.what)
         elif isinstance(message, control.Faulted):
@@ -215,7 +222,7 @@ class Crew:
     def join(self, memory: Memory, loose: bool, ring_driver: Callable[[], None]) -> None:
         """Work in this memory, beside which observations have leaves if ``loose``; ``ring_driver`` wakes its driver."""
         self._memory, self._ring_driver = memory, ring_driver
-        self._loose = LooseParts() if loose else None
+        self.loose = LooseParts() if loose else None
 
     def map_arena(self, number: int, message: control.MapArena, done_bell: int) -> None:
         """Hand the arena to a worker; of one that has ended, somebody was or will be told."""
@@ -280,8 +287,8 @@ class Crew:
         post.serves, post.outcome, post.asked_s = True, None, None
         self._deaf(number)
         assert post.process is not None
-        if self._loose is not None and self._arena is not None:
-            objects = [self._loose.of(self._arena, row) for row in post.rows.tolist()]
+        if self.loose is not None and self._arena is not None:
+            objects = [self.loose.of(self._arena, row) for row in post.rows.tolist()]
             message = replace(message, objects=objects)
         post.process.tell(message)
         if post.under_way is not None:
@@ -303,8 +310,8 @@ class Crew:
             stays = np.setdiff1d(begun, resets)
         if not resets.size:
             post.under_way = None
-        if self._loose is not None:  # what the others may have left is not complete
-            self._loose.keep(arena, np.setdiff1d(post.rows, outstanding).tolist())
+        if self.loose is not None:  # what the others may have left is not complete
+            self.loose.keep(arena, np.setdiff1d(post.rows, outstanding).tolist())
         idle = np.setdiff1d(post.rows, np.setdiff1d(outstanding, stays))
         steps = np.setdiff1d(outstanding, np.union1d(resets, stays))
         # Rows that had completed are told by their next step, unless the one error of this step says it of all.
@@ -369,8 +376,8 @@ class Crew:
         """Tell the driver that these rows are done, whose results are stored."""
         assert self._arena is not None
         self._arena.done[rows] = self._arena.request[rows]
-        if self._loose is not None:
-            self._loose.keep(self._arena, rows.tolist())
+        if self.loose is not None:
+            self.loose.keep(self._arena, rows.tolist())
         if rows.size:
             self._ring_driver()
 
@@ -392,16 +399,16 @@ class Crew:
         """Store an info with the parts of no fixed size of the observation that the row repeats; returns the length."""
         arena = self._arena
         assert arena is not None
-        if self._loose is not None:
-            info = beside(self._loose.of(arena, row), info)
+        if self.loose is not None:
+            info = beside(self.loose.of(arena, row), info)
         if not put_info(arena, row, info):
             self._say(row, control.RowInfo(row, info, int(arena.request[row])))
         return len(info)
 
     def keep_loose(self) -> None:
         """Keep the parts of no fixed size of all rows that are done: nobody may have seen them."""
-        if self._loose is not None and self._arena is not None:
-            self._loose.keep(self._arena, range(self._num_envs))
+        if self.loose is not None and self._arena is not None:
+            self.loose.keep(self._arena, range(self._num_envs))
 
     def rest(self) -> None:
         """No request is under way any more."""

@@ -49,7 +49,7 @@ from envhub_server.instructions import (
 )
 from envhub_server.memory import Memory
 from envhub_server.outcomes import Outcomes
-from envhub_server.reply_frames import ReplyFrames, Sender
+from envhub_server.reply_frames import Sendable, Sender, batch_frames, part_frames, row_frames
 from envhub_server.session import Phase, Session
 from envhub_server.side import TICKET_BYTES
 from envhub_server.succession import Succession
@@ -58,6 +58,9 @@ from envhub_server.watch import Watch
 from envhub_server.worker_process import Handlers
 
 ASIDE = (messages.Collect, messages.TemplatesRequest, messages.HopsRequest)  # what a client asks for while it drives
+
+_MOVED = Moved()
+_OVER = (Phase.BROKEN, Phase.CLOSING)
 
 log = structlog.get_logger("envhub.hub")
 
@@ -96,10 +99,12 @@ class Host:
         self._memory: Memory | None = None
         self._passed_ns = [0, 0, 0, 0]  # when the last step was heard, rung, done and answered
         self._noted = False  # whether a row of the last move has something to say besides its arrays
-        self._sender = Sender(session.make.compression)
+        method = session.make.compression
+        self._sendable: Sendable = Sender(method).sendable if method else list
         self._driving = Driving(watch, partial(self._guarded, self._on_side))
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        watch.watch(self._done_bell, partial(self._guarded, self._on_done_bell))
+        # Never read: by edges each ring is heard once all the same, with a system call less.
+        watch.watch_edges(self._done_bell, self._on_done_bell)
 
     @property
     def _arena(self) -> Arena | None:
@@ -162,26 +167,32 @@ class Host:
     def request(self, request: Incoming) -> None:
         """Carry out the client's next request."""
         self._request = request
-        if isinstance(request.message, messages.HopsRequest):
+        message, memory = request.message, self._memory
+        if isinstance(message, messages.HopsRequest):
             heard, rung, woke, answered = self._passed_ns
-            began, ended = ([], []) if self._memory is None else self._memory.batches()
+            began, ended = ([], []) if memory is None else memory.batches()
             self._outcomes.answer(request, messages.Hops(heard, rung, woke, answered, began, ended), ())
             return
-        if not self._take_drive(request) or not self._may_interrupt(request):
+        if isinstance(message, ASIDE):
+            self._crew.hear()  # it asks for what they have said, whoever drives
+            self._crew.keep_loose()  # it may learn that its step has failed
+        elif self._driving.driver != DRIVER_HUB and not self._take_drive(request):
             return
-        if isinstance(request.message, messages.Step) and self._memory is not None:
-            problem = self._memory.frames.problem(request.message.codes, request.frames)
-            if problem:
-                self._fail(Failure("bad_actions", "request", problem))
-                return
-        problem = self._send_part(request) if isinstance(request.message, messages.Send) else ""
+        if memory is not None and memory.parts is not None and not self._may_interrupt(request):
+            return
+        problem = ""
+        if isinstance(message, messages.Step) and memory is not None:
+            problem = memory.frames.problem(message.codes, request.frames)
+        elif isinstance(message, messages.Send):
+            problem = self._send_part(request)
         if problem:
             self._fail(Failure("bad_actions", "request", problem))
             return
-        self._apply(self.session.request(request.message))
-        if isinstance(request.message, messages.Send) and not self.session.idle:
+        self._apply(self.session.request(message))
+        if isinstance(message, messages.Send) and not self.session.idle:
             self._apply(self.session.event(-1, Sent()))
-        self._receive_part()
+        if isinstance(message, messages.Receive):
+            self._receive_part()
 
     # --- takeover ---------------------------------------------------------------------------------------------------
 
@@ -251,7 +262,8 @@ class Host:
         """Answer the request under way with a failure."""
         assert self._request is not None
         self._crew.rest()
-        self._give_drive()
+        if self._driving.lent:
+            self._give_drive()
         self._outcomes.fail(self._request, failure)
 
     def _send_part(self, request: Incoming) -> str:
@@ -307,11 +319,7 @@ class Host:
     def _take_drive(self, request: Incoming) -> bool:
         """Drive from now on; a client that drives asks for nothing but CLOSE before its step has ended."""
         arena = self._arena
-        if isinstance(request.message, ASIDE):
-            self._crew.hear()  # it asks for what they have said, whoever drives
-            self._crew.keep_loose()  # it may learn that its step has failed
-            return True
-        if arena is None or self._driving.driver == DRIVER_HUB or self.session.phase is not Phase.READY:
+        if arena is None or self.session.phase is not Phase.READY:
             return True
         if isinstance(request.message, messages.Close):
             return True
@@ -339,24 +347,29 @@ class Host:
     # --- events -----------------------------------------------------------------------------------------------------
 
     def _on_done_bell(self) -> None:
-        os.read(self._done_bell, 8)
-        self._answer_if_complete()
+        try:
+            self._answer_if_complete()
+        except Exception as error:  # as in ``_guarded``, with a call less: each step comes by here
+            self._outcomes.broke(self, error)
 
     def _answer_if_complete(self) -> None:
         """Answer the request under way if the words in the arena say that its rows are done: a bell only wakes."""
-        arena = self._arena
-        if arena is not None and self._parts is not None:
+        memory = self._memory
+        if memory is None:
+            return
+        if memory.parts is not None:
             self._receive_part()
-        if arena is None or self.session.phase is not Phase.MOVING or not arena.quiescent():
+        if self.session.phase is not Phase.MOVING or not memory.arena.quiescent():
             return
         woke_ns = time.monotonic_ns()
-        self._noted = arena.noted()
+        self._noted = memory.arena.noted()
         if self._noted:
             # What did not fit into the arena was sent by the channel before the rows were done, so it is here by now.
             self._crew.hear()
-        self._crew.keep_loose()
+        if self._crew.loose is not None:
+            self._crew.keep_loose()
         stepped = self._request is not None and isinstance(self._request.message, messages.Step)
-        self._apply(self.session.event(-1, Moved()))
+        self._apply(self.session.event(-1, _MOVED))
         if stepped:
             self._passed_ns[2:] = woke_ns, time.monotonic_ns()
 
@@ -403,8 +416,14 @@ class Host:
 
     def _apply(self, instructions: Instructions) -> None:
         for instruction in instructions:
-            self._carry_out(instruction)
-        if self.session.phase in (Phase.BROKEN, Phase.CLOSING):
+            match instruction:
+                case Drive():
+                    self._drive(instruction)
+                case Answer():
+                    self._answer(instruction)
+                case _:
+                    self._carry_out(instruction)
+        if self.session.phase in _OVER:
             self._revoke()
 
     def _carry_out(self, instruction: Instruction) -> None:
@@ -419,10 +438,6 @@ class Host:
                 self._crew.take_over(number, outcome)
             case HandOver(number, message):
                 self._crew.hand_over(number, message)
-            case Drive():
-                self._drive(instruction)
-            case Answer():
-                self._answer(instruction)
             case Fail(failure):
                 self._fail(failure)
             case MakeArena():
@@ -475,9 +490,10 @@ class Host:
         self._crew.map_arena(number, message, self._done_bell)
 
     def _drive(self, drive: Drive) -> None:
-        assert self._memory is not None and self._request is not None
-        frames, slots = self._memory.frames, self._memory.slots
-        if self._parts is not None:
+        memory = self._memory
+        assert memory is not None and self._request is not None
+        frames, slots = memory.frames, memory.slots
+        if memory.parts is not None:
             slots.take_over()
         if drive.op == OP_STEP:
             frames.load(drive.codes, self._request.frames)
@@ -496,19 +512,21 @@ class Host:
         assert self._request is not None
         frames: list[Any] = []
         if self._memory is not None:
-            reply = ReplyFrames(self._memory, self._sender.sendable)
             if answer.arrays:
                 results = isinstance(self._request.message, messages.Step)
-                reply.batch(results, self.session.infos if self._noted else None)
+                frames = batch_frames(
+                    self._memory, self._sendable, results, self.session.infos if self._noted else None
+                )
             elif answer.part is not None:
-                reply.part(np.array(answer.part, np.int64))
-            reply.rows += answer.rows
-            frames = reply.frames()
+                frames = part_frames(self._memory, self._sendable, np.array(answer.part, np.int64), answer.rows)
+            else:
+                frames = row_frames(answer.rows)
         if frames and max(map(len, frames)) > FRAME_BYTES_MAX:
             text = f"infos or results of {max(map(len, frames))} bytes; a reply carries at most {FRAME_BYTES_MAX}"
             self._fail(Failure("limit", "hub", text))
             return
         self._crew.rest()
-        self._give_drive()
+        if self._driving.lent:
+            self._give_drive()
         message = replace(answer.message, ticket=self.ticket) if isinstance(answer.message, Made) else answer.message
         self._outcomes.answer(self._request, message, frames)

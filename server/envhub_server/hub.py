@@ -19,6 +19,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import structlog
@@ -27,8 +28,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 import envhub
 from envhub import codec, compression, messages, protocol, wire
-from envhub.hub_protocol import HubProtocol, Incoming
-from envhub.messages import Failure, Make, Op
+from envhub.hub_protocol import FIRST_OPS, HubProtocol, Incoming
+from envhub.messages import SESSION_OPS, Failure, Make, Op
 from envhub.protocol import Prelude
 from envhub.waiting import Spinner, spin_us
 from envhub_server import gate, signals, tables
@@ -48,7 +49,7 @@ from envhub_server.side import TICKET_BYTES, SideDoor
 from envhub_server.step_cost_file import StepCostFile
 from envhub_server.step_costs import StepCost, key
 from envhub_server.supervisor import Supervisor
-from envhub_server.watch import Watch
+from envhub_server.watch import Ready, Watch
 from envhub_server.worker_count import SHARE, Machine, WorkerCount, known, told
 
 RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
@@ -56,7 +57,9 @@ LINGER_MS = 2000
 DISCARDED_FRAMES_MAX = 1000  # in one turn, some milliseconds, so that workers and deadlines do not wait
 LOOK_S = 0.1  # how often sessions are looked after while there are any
 
-_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)  # plain numbers, as in ``envhub.wire``
+_POLLIN = int(zmq.POLLIN)  # a plain number, as in ``envhub.wire``
+_BUFFER = attrgetter("buffer")
+_OF_HUB = frozenset(Op) - SESSION_OPS | FIRST_OPS
 
 log = structlog.get_logger("envhub.hub")
 
@@ -78,8 +81,9 @@ class Hub:
         self._unwritten: dict[str, StepCost] = {}  # what is known since the file was written last
         self._clock = Clock()
         self._wake_s = math.inf  # when something happens by the passing of time alone
+        self._handled_s = 0.0  # when the last turn had handled what it found
         self._watch = Watch()
-        self._ready: list[int] = []  # what was found by looking
+        self._ready: Ready = []  # what was found by looking
         looks_us = spin_us(2, usable_cpus(), has_quota())
         self._workers_spinner, self._client_spinner = (Spinner(looks_us, time.perf_counter_ns) for _ in range(2))
         self._spinner: Spinner | None = None  # the one for what comes next: a step's end, or the next step
@@ -145,6 +149,7 @@ class Hub:
         self.addresses = [self._binding.bind(address) for address in self.config.binds]
         for address in self.addresses:
             self._side_door.listen(address)
+        self._asked = [(router, _POLLIN)]
         self._router_descriptor, self._monitor_descriptor = router.FD, self._monitor.FD
         for descriptor in (self._router_descriptor, self._monitor_descriptor):
             self._watch.wake_for(descriptor)
@@ -175,6 +180,7 @@ class Hub:
         Raises:
             FactoryNotFound: it was told to offer a factory that does not exist.
         """
+        self._handled_s = self._clock.now_s()
         while not (self._stops and not self._hosts):
             self._turn()
         self._flush()
@@ -183,47 +189,49 @@ class Hub:
 
     def _turn(self) -> None:
         # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
-        arrived = self._router.getsockopt(_EVENTS) & _POLLIN
-        ready = self._watch.wait(0) if arrived else self._wait()
+        # ``getsockopt(zmq.EVENTS)`` would take twice the time to say it: pyzmq makes an enum of the option.
+        if zmq.zmq_poll(self._asked, 0):
+            arrived, ready = True, self._watch.wait(0)
+        else:
+            arrived, ready = False, self._wait()
         # Before anything is handled: what that sets a deadline for is to have all of its time.
-        self._notice_stop()
-        began_s = self._clock.now_s()
-        if self._monitor_descriptor in ready:  # first of all: connections may come faster than turns
-            self._on_monitor()
-        if arrived or self._router_descriptor in ready:
+        if stopped_s := self._clock.woke(self._wake_s):
+            _warn_of_stop(stopped_s)
+        began_s, others = self._clock.woke_s, False
+        for descriptor, _ in ready:
+            if descriptor == self._monitor_descriptor:  # first of all: connections may come faster than turns
+                self._on_monitor()
+            elif descriptor == self._router_descriptor:
+                arrived = True
+            else:
+                others = True
+        if arrived:
             self._on_router()
-        self._watch.handle(ready)
-        self._clock.handled(began_s)
-        if self._wake_s < math.inf:
-            self._on_clock()
+        if others:
+            self._watch.handle(ready)
+        self._handled_s = self._clock.handled(began_s)
+        if self._wake_s <= self._handled_s:
+            self._on_clock(self._handled_s)
 
-    def _wait(self) -> list[int]:
+    def _wait(self) -> Ready:
         """Which descriptors are ready, once some are or the time has come for something."""
         if self._spinner is not None and self._spinner.spin(self._look):
             return self._ready
-        wait_s = max(0.0, self._wake_s - self._clock.now_s())
+        wait_s = max(0.0, self._wake_s - self._handled_s)
         return self._watch.wait(None if wait_s == math.inf else wait_s)
 
     def _look(self) -> bool:
         self._ready = self._watch.wait(0)
         return bool(self._ready)
 
-    def _notice_stop(self) -> float:
-        """For how long the process was stopped, if that has just ended."""
-        stopped_s = self._clock.woke(self._wake_s)
-        if stopped_s:
-            log.warning("hub_was_stopped", stopped_s=round(stopped_s, 1), note="no deadline runs meanwhile")
-        return stopped_s
-
     def _wake_by(self, at_s: float) -> None:
         """See what has come by the passing of time at this time, at the latest."""
         self._wake_s = min(self._wake_s, at_s)
 
-    def _on_clock(self) -> None:
-        now_s = self._clock.now_s()
-        if now_s < self._wake_s:
-            return
-        now_s -= self._notice_stop()  # since the turn began
+    def _on_clock(self, now_s: float) -> None:
+        if stopped_s := self._clock.woke(self._wake_s):  # since the turn began
+            _warn_of_stop(stopped_s)
+        now_s -= stopped_s
         self._wake_s = math.inf
         self._on_time(now_s)
         times = [self._hosts[token].close_by_s for token in self._closing]
@@ -231,6 +239,7 @@ class Hub:
         times += [self._stop_by_s if self._stops else None, self._protocol.next_expiry_s()]
         times += [now_s + LOOK_S if self._hosts else None]
         self._wake_by(min((at_s for at_s in times if at_s is not None), default=math.inf))
+        self._handled_s = self._clock.now_s()
 
     def _on_time(self, now_s: float) -> None:
         self._gate.look(now_s)
@@ -316,17 +325,19 @@ class Hub:
         if frames and frames[-1].more:
             self._refuse_frames(frames)
             return
-        away = list(self._protocol.leases)
-        incoming = self._protocol.receive(peer.bytes, wire.connection_of(frames), [frame.buffer for frame in frames])
-        for token in away:
-            if not self._protocol.leased(token):
+        incoming = self._protocol.receive(peer.bytes, wire.connection_of(frames), [*map(_BUFFER, frames)])
+        if self._protocol.returned:
+            for token in self._protocol.returned:
                 log.info("client_back", session=token.hex()[:8])
+            self._protocol.returned.clear()
         if incoming is not None:
             self._requests += 1
-            if incoming.token in self._hosts:
-                self._hosts[incoming.token].heard_ns = heard_ns
-            self._dispatch_guarded(incoming)
-        self._flush()
+            try:
+                self._dispatch(incoming, heard_ns)
+            except Exception as error:
+                self._on_bug(incoming, error)
+        if self._protocol.outgoing:
+            self._flush()
 
     def _refuse_frames(self, frames: Sequence[zmq.Frame]) -> None:
         """End the connection that sends more frames than a message may have; those that libzmq has are thrown away."""
@@ -373,23 +384,34 @@ class Hub:
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    def _dispatch_guarded(self, request: Incoming) -> None:
-        """Carry out a request; should that find a bug of the hub, its session pays for it and no other."""
-        try:
-            self._dispatch(request)
-        except Exception as error:
-            if request.token in self._hosts:  # nobody knows in what state it is
-                self._broke(self._hosts[request.token], error)
-                return
-            log.exception("internal_error", op=request.op.name)
-            self._protocol.forget(request.token)  # of a session that was never made
-            self._fail(request, Failure("internal", "hub", f"a bug in the hub, which logged it: {error!r}"))
+    def _on_bug(self, request: Incoming, error: Exception) -> None:
+        """A request has found a bug of the hub: its session pays for it and no other."""
+        if request.token in self._hosts:  # nobody knows in what state it is
+            self._broke(self._hosts[request.token], error)
+            return
+        log.exception("internal_error", op=request.op.name)
+        self._protocol.forget(request.token)  # of a session that was never made
+        self._fail(request, Failure("internal", "hub", f"a bug in the hub, which logged it: {error!r}"))
 
-    def _dispatch(self, request: Incoming) -> None:
+    def _dispatch(self, request: Incoming, heard_ns: int) -> None:
+        """Carry out a request, which arrived at ``heard_ns``."""
+        host = self._hosts.get(request.token)
+        if host is None or request.op in _OF_HUB:
+            self._on_request(request)
+            return
+        host.heard_ns = heard_ns
+        if request.op == Op.STEP:
+            self._spinner = self._workers_spinner if host.session.spin_us else None
+        if isinstance(request.message, messages.Close):
+            self._set_deadline(host)
+        elif self._stops and not isinstance(request.message, (messages.Receive, *ASIDE)):
+            self._fail(request, _STOPPING)
+            return
+        host.request(request)
+
+    def _on_request(self, request: Incoming) -> None:
+        """Carry out a request to the hub itself, or one that makes a session or takes one over."""
         match request.op:
-            case Op.STEP:  # of all ops the one that comes often
-                self._spinner = self._workers_spinner if self._hosts[request.token].session.spin_us else None
-                self._to_session(request)
             case Op.MAKE:
                 self._make(request)
             case Op.HELLO:
@@ -408,23 +430,14 @@ class Hub:
                 self._observe(request)
             case Op.ATTACH:
                 self._attach(request)
-            case _:
-                self._to_session(request)
+            case _:  # the protocol admits it only where there is a session
+                raise KeyError(request.token)
 
     def _list(self, request: Incoming) -> None:
         try:
             self._lister.ask(lambda names: self._answer(request, messages.EnvNames(names), ()))
         except OSError as error:
             self._fail(request, Failure("limit", "hub", f"a worker cannot be started: {error}"))
-
-    def _to_session(self, request: Incoming) -> None:
-        host = self._hosts[request.token]
-        if isinstance(request.message, messages.Close):
-            self._set_deadline(host)
-        elif self._stops and not isinstance(request.message, (messages.Receive, *ASIDE)):
-            self._fail(request, _STOPPING)
-            return
-        host.request(request)
 
     def _make(self, request: Incoming) -> None:
         make: Make = request.message
@@ -590,6 +603,10 @@ class Hub:
     def _health(self) -> dict[str, Any]:
         up_s = time.monotonic() - self._started_s
         return tables.health(self.id, bool(self._stops), up_s, len(self._hosts), self._clock.lag_s())
+
+
+def _warn_of_stop(stopped_s: float) -> None:
+    log.warning("hub_was_stopped", stopped_s=round(stopped_s, 1), note="no deadline runs meanwhile")
 
 
 _STOPPING = Failure("draining", "hub", "the hub is shutting down")

@@ -1,8 +1,8 @@
-"""The frames of a reply that brings the outcome of a reset or step."""
+"""The frames of a reply: arrays, then what is said by row, then what is said in columns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,62 +17,46 @@ class Sender:
     """Makes frames of observations, compressed where that is wanted and worth it."""
 
     def __init__(self, method: str) -> None:
-        """By this method of ``envhub.compression``, or none."""
+        """By this method of ``envhub.compression``."""
         self._method = method
         self._compressors: list[Compressor] = []  # per leaf: some leaves may be worth it, and others not
 
     def sendable(self, observations: list[np.ndarray]) -> list[Any]:
         """A frame of each leaf."""
-        if not self._method:
-            return observations
         self._compressors = self._compressors or [Compressor(self._method) for _ in observations]
         return [each.compress(leaf) for each, leaf in zip(self._compressors, observations, strict=True)]
 
 
-Sendable = Callable[[list[np.ndarray]], list[Any]]
+Sendable = Callable[[list[np.ndarray]], list[Any]]  # makes frames of observations, in a list of its own
+Said = tuple[int, Any]  # a row, and the blob that it has
 
 
-class ReplyFrames:
-    """One reply's frames: arrays, then what is said by row, then what is said in columns.
+def batch_frames(memory: Memory, sendable: Sendable, results: bool, infos: dict[int, bytes] | None) -> list[Any]:
+    """The whole batch, with its results; and infos, if there are any, of which these do not stand in the arena."""
+    arena = memory.arena
+    found = sendable(memory.slots.observations())
+    if results:
+        found.append(arena.results.tobytes())
+    if infos is not None:
+        # A worker may have sent one and then ended, so that the row's outcome is another.
+        limit, lengths = arena.layout.info_bytes, arena.info_length
+        large = [(row, info) for row, info in infos.items() if lengths[row] > limit]
+        found += row_frames(sorted([*arena.small_infos(), *large], key=lambda pair: pair[0]), arena.columns())
+    return found
 
-    Attributes:
-        rows: row and blob of each that has one.
-    """
 
-    def __init__(self, memory: Memory, sendable: Sendable) -> None:
-        """From this memory; ``sendable`` makes frames of observations."""
-        self.rows: list[tuple[int, Any]] = []
-        self._memory = memory
-        self._arena = memory.arena
-        self._sendable = sendable
-        self._arrays: list[Any] = []
-        self._columns: list[Rows] = []
+def part_frames(memory: Memory, sendable: Sendable, rows: np.ndarray, said: Sequence[Said]) -> list[Any]:
+    """These rows, which were posted as a part of the batch, with their results and with what is said of them."""
+    assert memory.parts is not None
+    columns = memory.arena.columns(rows)
+    seen, rewards, terminations, truncations = memory.parts.outcome(rows)
+    results = rewards.tobytes() + terminations.tobytes() + truncations.tobytes()
+    arrays = sendable([np.ascontiguousarray(leaf) for leaf in seen])
+    return [rows.tobytes(), *arrays, results, *row_frames(said, columns)]
 
-    def batch(self, results: bool, infos: dict[int, bytes] | None) -> None:
-        """The whole batch, with its results; and infos, if there are any, of which these do not stand in the arena."""
-        self._arrays += self._sendable(self._memory.slots.observations())
-        if results:
-            self._arrays.append(self._arena.results.tobytes())
-        if infos is not None:
-            # A worker may have sent one and then ended, so that the row's outcome is another.
-            limit, lengths = self._arena.layout.info_bytes, self._arena.info_length
-            large = [(row, info) for row, info in infos.items() if lengths[row] > limit]
-            self.rows = sorted([*self._arena.small_infos(), *large], key=lambda pair: pair[0])
-            self._columns = self._arena.columns()
 
-    def part(self, rows: np.ndarray) -> None:
-        """These rows, which were posted as a part of the batch, with their results."""
-        assert self._memory.parts is not None
-        self._columns = self._arena.columns(rows)
-        seen, rewards, terminations, truncations = self._memory.parts.outcome(rows)
-        results = rewards.tobytes() + terminations.tobytes() + truncations.tobytes()
-        self._arrays += [rows.tobytes(), *self._sendable([np.ascontiguousarray(leaf) for leaf in seen]), results]
-
-    def frames(self) -> list[Any]:
-        """All of them."""
-        found = list(self._arrays)
-        if self.rows or self._columns:
-            found.append(messages.pack_rows(self.rows))
-        if self._columns:
-            found.append(pack_columns(self._columns))
-        return found
+def row_frames(said: Sequence[Said], columns: Sequence[Rows] = ()) -> list[Any]:
+    """What is said by row, and what is said in columns: each is one frame, and the second never comes alone."""
+    if columns:
+        return [messages.pack_rows(said), pack_columns(columns)]
+    return [messages.pack_rows(said)] if said else []

@@ -84,6 +84,9 @@ class Phase(enum.Enum):
     CLOSING = "closing"
 
 
+_OUTCOME = Answer(messages.Done(), arrays=True)  # of a reset or a step
+
+
 class Session:
     """One client's vector env.
 
@@ -118,6 +121,7 @@ class Session:
         self.infos: dict[int, bytes] = {}
         self._rows = range(make.num_envs)
         self._templates: dict[int, bytes] = {}
+        self._drive = Drive(OP_STEP)  # the last step's: mostly the next has the same codes
         self._recipe = recipe
         self._info_bytes = info_bytes
         self._waiting: set[int] = set()  # workers whose part of the phase is outstanding
@@ -234,7 +238,9 @@ class Session:
                 return self._reset(message)
             case Step():
                 self.phase = Phase.MOVING
-                return [Drive(OP_STEP, message.codes)]
+                if message.codes != self._drive.codes:
+                    self._drive = Drive(OP_STEP, message.codes)
+                return [self._drive]
             case Call():
                 wanted = control.CallRows(message.name, message.args, message.only_kind, message.skip_unreset)
                 return self._call([wanted] * len(self.blocks))
@@ -430,7 +436,7 @@ class Session:
         self.phase = Phase.READY
         if self._failure is not None:
             return self._answered(Fail(self._failure))
-        return self._answered(Answer(messages.Done(), arrays=True))
+        return self._answered(_OUTCOME)
 
     def _on_called(self, worker: int) -> Instructions:
         if self.phase is not Phase.CALLING:

@@ -41,7 +41,7 @@ class StepFrames:
             self._sized_codes, self._sizes, self.has_beside = codes, sizes, actions.BESIDE in codes
             with_array = zip(self._arena.actions, codes, strict=True)
             self._buffers = [buffer for buffer, code in with_array if code != actions.BESIDE]
-        found = [len(frame) for frame in frames]
+        found = [*map(len, frames)]
         if found[: len(self._sizes)] != self._sizes or len(found) != len(self._sizes) + self.has_beside:
             return f"action frames of {found} bytes where {self._sizes} are due; no env has moved"
         return self._beside_problem(frames[-1]) if self.has_beside else ""

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable
+from operator import itemgetter
+
+Ready = list[tuple[int, int]]  # descriptors, each with what epoll says of it
+
+_DESCRIPTOR = itemgetter(0)
 
 
 class Watch:
-    """Descriptors, and whom to call when there is something to read."""
+    """Descriptors, and whom to call when there is something to read.
+
+    Attributes:
+        wait: which descriptors are ready, now or within so many seconds; None is without an end.
+    """
 
     def __init__(self) -> None:
         self._handlers: dict[int, Callable[[], object]] = {}
         self._epoll = select.epoll()
+        self.wait: Callable[[float | None], Ready] = self._epoll.poll
 
-    def wait(self, wait_s: float | None) -> list[int]:
-        """Which descriptors are ready, now or within so many seconds; None is without an end."""
-        return [found for found, _ in self._epoll.poll(wait_s)]
-
-    def handle(self, ready: list[int]) -> None:
+    def handle(self, ready: Ready) -> None:
         """Call the handlers of these descriptors, of those that have one."""
-        for descriptor, handler in [(found, self._handlers.get(found)) for found in ready]:
+        found = [*map(self._handlers.get, map(_DESCRIPTOR, ready))]
+        for (descriptor, _), handler in zip(ready, found, strict=True):
             # An earlier handler of this turn may have ended it, and its number may be another's by now.
             if handler is not None and self._handlers.get(descriptor) is handler:
                 handler()

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from envhub import codec, messages, validation
@@ -64,6 +65,7 @@ class WorkerProcess:
 
     Attributes:
         pid: its process id, which is also its process group's; None until it is born.
+        ring: wakes it. Unconditional: knowing whether it sleeps would need a fence that Python lacks.
     """
 
     def __init__(self, watch: Watch, streams: Streams, handlers: Handlers, guardian: Guardian) -> None:
@@ -89,6 +91,7 @@ class WorkerProcess:
             undo.callback(self._output.close)
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             undo.pop_all()
+        self.ring = partial(os.write, self._bell, RING)
         ours.setblocking(False)
         self._channel = Channel(ours, descriptors_max=0)  # a worker has none to give
         watch.watch(ours.fileno(), self.hear)
@@ -123,10 +126,6 @@ class WorkerProcess:
     def map_arena(self, message: control.MapArena, memory: int, *bells: int) -> None:
         """Send the arena with the bell that ``ring`` rings, the client's, and those by which it wakes them."""
         self.tell(message, memory, self._bell, *bells)
-
-    def ring(self) -> None:
-        """Wake the worker. Unconditional: knowing whether it sleeps would need a fence that Python lacks."""
-        os.write(self._bell, RING)
 
     def dump(self) -> None:
         """Have it write the stacks of its threads to its stderr, whatever it is doing; ``log_tail`` soon ends in them.

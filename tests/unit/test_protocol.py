@@ -371,6 +371,18 @@ def test_lease_ends_when_the_client_is_heard_on_another_connection() -> None:
     assert pair.hub.peers_of(2) == [(TOKEN, b"peer-2")]
 
 
+def test_client_is_said_to_have_returned_once_and_only_if_its_lease_ran() -> None:
+    pair = joined()
+    assert pair.hub.returned == []
+    step_on_its_way(pair)
+    pair.disconnect()
+    pair.reconnect()
+    pair.advance(0)
+    pair.settle()
+    assert pair.hub.returned == [TOKEN]
+    assert pair.hub.leases == {}
+
+
 def test_end_of_an_old_connection_does_not_concern_a_client_that_moved() -> None:
     pair = joined()
     pair.reconnect()

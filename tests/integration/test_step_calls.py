@@ -1,0 +1,76 @@
+"""How much the hub does for a step by messages: Python calls, which are as many on every machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hubs import serve
+
+import envhub
+
+CALLS_MAX = 47
+NUM_ENVS = 16
+STEPS_FEW, STEPS_MANY = 100, 2100
+OTHER_SESSIONS = 2  # which must not matter
+
+# Python runs this before the hub. Functions of C do not count.
+COUNT = """
+import atexit, collections, json, os, sys
+
+counted = collections.Counter()
+
+def count(frame, event, argument):
+    if event == "call":
+        counted[frame.f_code] += 1
+
+def write():
+    sys.setprofile(None)
+    found = [(f"{code.co_filename}:{code.co_firstlineno} {code.co_name}", calls) for code, calls in counted.items()]
+    with open(os.environ["ENVHUB_TEST_CALLS"], "w") as file:
+        json.dump(found, file)
+
+if "serve" in sys.orig_argv:
+    atexit.register(write)
+    sys.setprofile(count)
+"""
+
+
+def calls(folder: Path, steps: int) -> Counter[str]:
+    """Calls of each function in the hub's process while one of its sessions makes so many steps."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(COUNT)
+    environ = {
+        "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "ENVHUB_TEST_CALLS": str(folder / "calls.json"),
+        "ENVHUB_SPIN_US": "0",  # how often a hub looks before it parks is a matter of time
+    }
+    with serve(folder, "CartPole-v1", binds=["tcp://127.0.0.1:0"], environ=environ) as hub, ExitStack() as others:
+        for _ in range(OTHER_SESSIONS):
+            others.enter_context(closing(envhub.make_vec("CartPole-v1", 1, hub=hub.tcp, lane="wire"))).reset()
+        with closing(envhub.make_vec("CartPole-v1", NUM_ENVS, hub=hub.tcp, lane="wire", num_workers=1)) as envs:
+            envs.reset(seed=0)
+            actions = np.zeros(NUM_ENVS, np.int64)
+            for _ in range(steps):
+                envs.step(actions)
+    found: Counter[str] = Counter()
+    for function, number in json.loads((folder / "calls.json").read_text()):
+        found[function] += number
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_step_by_messages_takes_no_more_calls_in_the_hub_than_it_did(tmp_path: Path) -> None:
+    few, many = calls(tmp_path / "few", STEPS_FEW), calls(tmp_path / "many", STEPS_MANY)
+    # Of each function, how often each step calls it: what sessions need to begin and end, and what comes by the
+    # passing of time, is so rare that it rounds to nothing.
+    each = {function: round((many[function] - few[function]) / (STEPS_MANY - STEPS_FEW)) for function in many}
+    # The clock notes turns that took longer than LAG_MIN_S, as counting may make them do.
+    each = {function: number for function, number in each.items() if number and not function.endswith(" _note")}
+    listed = "\n".join(f"{number} {function}" for function, number in each.items())
+    assert 0 < sum(each.values()) <= CALLS_MAX, listed

@@ -1,13 +1,17 @@
-"""How much the hub does for a step by messages: Python calls, which are as many on every machine."""
+"""How much hub and client do for a step: Python calls, which are as many on every machine."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import Counter
 from contextlib import ExitStack, closing
 from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from hubs import serve
@@ -15,6 +19,7 @@ from hubs import serve
 import envhub
 
 CALLS_MAX = 47
+CLIENT_CALLS_MAX = {"wire": 57, "auto": 57}
 NUM_ENVS = 16
 STEPS_FEW, STEPS_MANY = 100, 2100
 OTHER_SESSIONS = 2  # which must not matter
@@ -74,3 +79,29 @@ def test_step_by_messages_takes_no_more_calls_in_the_hub_than_it_did(tmp_path: P
     each = {function: number for function, number in each.items() if number and not function.endswith(" _note")}
     listed = "\n".join(f"{number} {function}" for function, number in each.items())
     assert 0 < sum(each.values()) <= CALLS_MAX, listed
+
+
+@pytest.mark.parametrize("lane", ["wire", "auto"])
+def test_step_takes_no_more_calls_in_the_client_than_it_did(lane: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENVHUB_SPIN_US", "0")  # how often a client looks before it parks is a matter of time
+    counted: Counter[CodeType] = Counter()
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            counted[frame.f_code] += 1
+
+    factories = [lambda: gymnasium.make("CartPole-v1")] * NUM_ENVS
+    with closing(envhub.make_vec(factories, lane=lane, num_workers=1)) as envs:
+        envs.reset(seed=0)
+        actions = np.zeros(NUM_ENVS, np.int64)
+        envs.step(actions)
+        before = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            for _ in range(STEPS_FEW):
+                envs.step(actions)
+        finally:
+            sys.setprofile(before)
+    each = {code: round(number / STEPS_FEW) for code, number in counted.items()}
+    listed = "\n".join(f"{number} {code.co_filename} {code.co_name}" for code, number in each.items() if number)
+    assert 0 < sum(each.values()) <= CLIENT_CALLS_MAX[lane], listed

@@ -45,7 +45,7 @@ HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HEARTBEAT_TTL_MS = 1000, 2000, 4000
 PROBE_S = 0.2
 RECONNECT_MS, RECONNECT_MAX_MS = 20, 500
 
-_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)  # plain numbers, as in ``envhub.wire``
+_POLLIN = int(zmq.POLLIN)  # a plain number, as in ``envhub.wire``
 _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
 logger = logging.getLogger("envhub")
@@ -295,7 +295,7 @@ class Connection:
         if not self._whole:
             self._replace_torn_sockets()
         # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
-        arrived = self._socket.getsockopt(_EVENTS) & _POLLIN
+        arrived = bool(zmq.zmq_poll([(self._socket, _POLLIN)], 0))
         ours, monitors = self._descriptors
         for descriptor, _ in () if arrived else self._epoll.poll(wait_s):
             if descriptor == ours:

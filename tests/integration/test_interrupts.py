@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 import sims
+from chaos.interrupts import Interrupt
 from envhub_client.connection import Connection
 from hubs import ServedHub, stopped, worker_processes
 
@@ -35,34 +34,6 @@ class Talking(sims.Counter):
         if self.count % 3 == 0:
             info["text"] = "x" * 5000
         return observation, reward, terminated, truncated, info
-
-
-class Interrupt:
-    """Raises ``KeyboardInterrupt`` at one of the places that a call passes in EnvHub's code."""
-
-    def __init__(self, place: int) -> None:
-        self._left = place
-        self.raised = False
-
-    def during(self, work: Callable[[], Any]) -> Any:
-        """What ``work`` returns, or None where it was interrupted."""
-        sys.settrace(self._trace)
-        try:
-            return work()
-        except KeyboardInterrupt:
-            return None
-        finally:
-            sys.settrace(None)
-
-    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if "envhub" not in frame.f_code.co_filename:
-            return None
-        if event in ("line", "return"):
-            self._left -= 1
-            if self._left == 0:
-                self.raised = True
-                raise KeyboardInterrupt
-        return self._trace
 
 
 @pytest.mark.parametrize("lane", ["auto", "wire"])

@@ -495,15 +495,15 @@ class Connection:
 
     def _on_monitor(self) -> None:
         closed = False
+        self._whole = False  # libzmq signals nothing more of a socket that was looked at and not emptied
         while self._monitor.poll(0):
-            self._whole = False
             event = recv_monitor_message(self._monitor)["event"]
-            self._whole = True
             closed = event == zmq.EVENT_CLOSED
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._protocol.connected()
             elif event == zmq.EVENT_DISCONNECTED:
                 self._protocol.disconnected(time.monotonic())
+        self._whole = True
         if closed and self._refuses():  # once, however many attempts failed since somebody looked
             self._protocol.refused(time.monotonic())
 

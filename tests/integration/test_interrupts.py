@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import sims
-from chaos.interrupts import Interrupt
+from chaos.chaos_proxy import proxy
+from chaos.interrupts import Interrupt, Places
 from envhub_client.connection import Connection
-from hubs import ServedHub, stopped, worker_processes
+from hubs import ServedHub, stopped, wait_until, worker_processes
 
 import envhub
 from envhub.messages import Close, Make, Op
@@ -248,6 +249,38 @@ def test_step_after_a_reset_that_was_interrupted_is_never_overtaken_by_it(
         observer.close()
         envs.step_wait()
     assert count * stride > 50
+
+
+def test_interrupt_anywhere_in_hearing_of_a_cut_leaves_the_next_one_to_be_heard(hub: ServedHub) -> None:
+    places, raised = Places(), 0
+    with (
+        proxy(hub.tcp) as wire,
+        closing(envhub.make_vec("counter", 2, hub=wire.address)) as envs,
+        closing(envhub.connect(hub.ipc)) as client,
+    ):
+        connection = envs._connection
+
+        def tend() -> None:
+            for _ in range(30):  # it is connected again by then
+                connection.tend()
+                time.sleep(0.005)
+
+        def leased() -> bool:
+            return any(session["leased"] for session in client.sessions())
+
+        wire.cut()
+        places.during(tend)
+        for place in [place for place in places.found if place.function == "_on_monitor"]:
+            interrupt = Interrupt(1, place)
+            wire.cut()
+            interrupt.during(tend)
+            raised += interrupt.raised
+            wire.hold()
+            wire.cut()
+            assert wait_until(leased)
+            wire.hold(False)
+            assert wait_until(lambda: connection.tend() or not leased()), place  # it says that it is back
+    assert raised > 5
 
 
 def test_make_that_its_own_close_overtakes_makes_nothing(hub: ServedHub) -> None:

@@ -251,6 +251,25 @@ def test_step_after_a_reset_that_was_interrupted_is_never_overtaken_by_it(
     assert count * stride > 50
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what is dropped says that it was open
+def test_interrupt_anywhere_in_connecting_leaves_no_descriptor(hub: ServedHub) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    places = Places()
+    pidfd = os.pidfd_open(hub.process.pid)
+    places.during(lambda: Connection(hub.ipc, hub_pidfd=pidfd)).close()
+    before = descriptors()
+    for place in places.found:
+        interrupt = Interrupt(1, place)
+        connection = interrupt.during(lambda: Connection(hub.ipc, hub_pidfd=pidfd))
+        if connection is not None:
+            connection.close()
+        del connection
+        assert wait_until(lambda: descriptors() == before), place
+    os.close(pidfd)
+
+
 def test_interrupt_anywhere_in_hearing_of_a_cut_leaves_the_next_one_to_be_heard(hub: ServedHub) -> None:
     places, raised = Places(), 0
     with (

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from io import FileIO
 from typing import Any, NoReturn
 
 import zmq
@@ -118,7 +119,7 @@ class Connection:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
         self.address = address
         self._pid = os.getpid()
-        self._pidfds: list[int] = []  # of the hub's process, if it is this program's own
+        self._pidfd: FileIO | None = None  # of the hub's process, if it is this program's own
         self._warned = False
         self._tried = f"for {timeout:g} s"  # what a hub is that is out of reach, before it said hello
         self.sent_ns = self.heard_ns = self.tend_ns = 0
@@ -133,7 +134,7 @@ class Connection:
         self._protocol = ClientProtocol(token, reconnect_timeout)
         try:
             if hub_pidfd is not None:
-                self._pidfds.append(os.dup(hub_pidfd))
+                self._pidfd = FileIO(os.dup(hub_pidfd))  # is closed also where an interrupt drops the connection
             self._open()
             self.welcome: Welcome = self._hello(timeout)
             self._tried = f"for reconnect_timeout={reconnect_timeout:g} s"
@@ -158,8 +159,10 @@ class Connection:
         self._monitor = wire.open_monitor(dealer, _MONITORED)
         self._epoll = select.epoll()
         self._descriptors = dealer.FD, self._monitor.FD
-        for descriptor in (*self._descriptors, *self._pidfds):
+        for descriptor in self._descriptors:
             self._epoll.register(descriptor, select.EPOLLIN)
+        if self._pidfd is not None:
+            self._epoll.register(self._pidfd, select.EPOLLIN)
         try:
             dealer.connect(self.address)
         except zmq.ZMQError as error:
@@ -417,8 +420,8 @@ class Connection:
         with self.in_use():
             for closer in self._closers:
                 closer()
-            while self._pidfds:
-                os.close(self._pidfds.pop())
+            if self._pidfd is not None:
+                self._pidfd.close()
             self._close_sockets()
             self._context.destroy(linger=0)  # last: what an interrupt leaves open is closed at the next attempt
 
@@ -495,15 +498,15 @@ class Connection:
 
     def _on_monitor(self) -> None:
         closed = False
+        self._whole = False  # libzmq signals nothing more of a socket that was looked at and not emptied
         while self._monitor.poll(0):
-            self._whole = False
             event = recv_monitor_message(self._monitor)["event"]
-            self._whole = True
             closed = event == zmq.EVENT_CLOSED
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._protocol.connected()
             elif event == zmq.EVENT_DISCONNECTED:
                 self._protocol.disconnected(time.monotonic())
+        self._whole = True
         if closed and self._refuses():  # once, however many attempts failed since somebody looked
             self._protocol.refused(time.monotonic())
 

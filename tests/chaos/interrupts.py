@@ -25,16 +25,19 @@ class Place(NamedTuple):
         return f"{Path(self.file).name}:{self.line} ({self.event}, {self.function})"
 
 
-def _may_leave_a_block(place: Place) -> bool:
-    """Whether the line may be that of a ``with`` whose block is about to be left.
+def _leaves_a_block(frame: FrameType) -> bool:
+    """Whether its line is that of a ``with`` which is passed again on the way out, in the middle of its instructions.
 
     An exception of a trace function keeps ``__exit__`` from being called there; a signal never comes just then.
     """
-    return place.event == "line" and linecache.getline(place.file, place.line).lstrip().startswith("with ")
+    code, line = frame.f_code, frame.f_lineno
+    if not linecache.getline(code.co_filename, line).lstrip().startswith("with "):
+        return False
+    return frame.f_lasti != min(start for start, _, found in code.co_lines() if found == line)
 
 
 class Tracer:
-    """Sees every place that this thread passes."""
+    """Sees every place that this thread passes, and at which a signal may come."""
 
     def during(self, work: Callable[[], Any]) -> Any:
         """What ``work`` returns, or None where it was interrupted."""
@@ -49,7 +52,7 @@ class Tracer:
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         if not PACKAGES & set(Path(frame.f_code.co_filename).parts[-2:-1]):
             return None
-        if event in ("line", "return"):
+        if event == "return" or (event == "line" and not _leaves_a_block(frame)):
             self.passed(Place(frame.f_code.co_filename, frame.f_lineno, event, frame.f_code.co_name))
         return self._trace
 
@@ -68,22 +71,20 @@ class Places(Tracer):
 
 
 class Interrupt(Tracer):
-    """Raises ``KeyboardInterrupt`` when a place is passed for the n-th time.
+    """Raises ``KeyboardInterrupt`` when a place is passed for the n-th time, or at the n-th place of all.
 
     Attributes:
         raised: whether it has.
     """
 
-    def __init__(self, place: Place, time: int) -> None:
-        self._place = place
+    def __init__(self, time: int, place: Place | None = None) -> None:
         self._left = time
+        self._place = place
         self.raised = False
 
     def passed(self, place: Place) -> None:
-        if place == self._place:
+        if self._place in (None, place):
             self._left -= 1
-            if self._left == 0 and _may_leave_a_block(place):
-                return
             if self._left == 0:
                 self.raised = True
                 raise KeyboardInterrupt

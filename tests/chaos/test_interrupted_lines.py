@@ -7,7 +7,6 @@ process or descriptor is left once it is closed, or was never handed out.
 from __future__ import annotations
 
 import gc
-import linecache
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -89,17 +88,11 @@ def nothing_left(scene: Scene, what: str) -> Iterator[None]:
         assert wait_until(lambda: look() == wanted, 10), f"{what}: {look()} is left, not {wanted}"  # noqa: B023
 
 
-def leaves_a_block(place: Place) -> bool:
-    """Whether it is a ``with``, which is passed again on the way out, where no signal comes before its lock is free."""
-    return linecache.getline(place.file, place.line).lstrip().startswith("with ")
-
-
 def chosen(request: pytest.FixtureRequest, places: Places) -> list[tuple[Place, int]]:
     """The interrupts to try: of every place one, and some later ones; in the short version a sample."""
     every = [(place, 1) for place in places.found]
     if request.node.callspec.params["sweep"] == "all":
-        later = [place for place in places.found if not leaves_a_block(place)]
-        return every + [(place, time) for place in later for time in LATER if time <= places.found[place]]
+        return every + [(place, time) for place in places.found for time in LATER if time <= places.found[place]]
     dice = random.Random(request.config.getoption("--seed"))
     return dice.sample(every, min(SAMPLE, len(every)))
 
@@ -159,7 +152,7 @@ def test_interrupted_call_leaves_a_session_that_goes_on(
             places.during(work)
             trainer.interrupted(numbers)
         for place, time in chosen(request, places):
-            interrupt = Interrupt(place, time)
+            interrupt = Interrupt(time, place)
             work, numbers = work_of(trainer, name)
             interrupt.during(work)
             raised += interrupt.raised
@@ -188,7 +181,7 @@ def test_interrupted_making_leaves_nothing(scene: Scene, request: pytest.Fixture
     end_private_hub()
     places.during(scene.make).close()
     for place, time in chosen(request, places):
-        interrupt = Interrupt(place, time)
+        interrupt = Interrupt(time, place)
         with nothing_left(scene, f"make_vec interrupted at {place}, {time}"):
             if place.file.endswith("private_hub.py"):
                 end_private_hub()
@@ -221,7 +214,7 @@ def test_interrupted_close_leaves_nothing_once_it_is_repeated(
             envs.reset()
             if number % 2:
                 envs.step_async([[0, 1], [1, 1], [2, 1]])
-            interrupt = Interrupt(place, time)
+            interrupt = Interrupt(time, place)
             interrupt.during(envs.close)
             if after == "closed again":
                 envs.close()

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 import sims
+from chaos.chaos_proxy import proxy
+from chaos.interrupts import Interrupt, Places
 from envhub_client.connection import Connection
-from hubs import ServedHub, stopped, worker_processes
+from hubs import ServedHub, stopped, wait_until, worker_processes
 
 import envhub
 from envhub.messages import Close, Make, Op
@@ -35,34 +35,6 @@ class Talking(sims.Counter):
         if self.count % 3 == 0:
             info["text"] = "x" * 5000
         return observation, reward, terminated, truncated, info
-
-
-class Interrupt:
-    """Raises ``KeyboardInterrupt`` at one of the places that a call passes in EnvHub's code."""
-
-    def __init__(self, place: int) -> None:
-        self._left = place
-        self.raised = False
-
-    def during(self, work: Callable[[], Any]) -> Any:
-        """What ``work`` returns, or None where it was interrupted."""
-        sys.settrace(self._trace)
-        try:
-            return work()
-        except KeyboardInterrupt:
-            return None
-        finally:
-            sys.settrace(None)
-
-    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if "envhub" not in frame.f_code.co_filename:
-            return None
-        if event in ("line", "return"):
-            self._left -= 1
-            if self._left == 0:
-                self.raised = True
-                raise KeyboardInterrupt
-        return self._trace
 
 
 @pytest.mark.parametrize("lane", ["auto", "wire"])
@@ -277,6 +249,57 @@ def test_step_after_a_reset_that_was_interrupted_is_never_overtaken_by_it(
         observer.close()
         envs.step_wait()
     assert count * stride > 50
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what is dropped says that it was open
+def test_interrupt_anywhere_in_connecting_leaves_no_descriptor(hub: ServedHub) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    places = Places()
+    pidfd = os.pidfd_open(hub.process.pid)
+    places.during(lambda: Connection(hub.ipc, hub_pidfd=pidfd)).close()
+    before = descriptors()
+    for place in places.found:
+        interrupt = Interrupt(1, place)
+        connection = interrupt.during(lambda: Connection(hub.ipc, hub_pidfd=pidfd))
+        if connection is not None:
+            connection.close()
+        del connection
+        assert wait_until(lambda: descriptors() == before), place
+    os.close(pidfd)
+
+
+def test_interrupt_anywhere_in_hearing_of_a_cut_leaves_the_next_one_to_be_heard(hub: ServedHub) -> None:
+    places, raised = Places(), 0
+    with (
+        proxy(hub.tcp) as wire,
+        closing(envhub.make_vec("counter", 2, hub=wire.address)) as envs,
+        closing(envhub.connect(hub.ipc)) as client,
+    ):
+        connection = envs._connection
+
+        def tend() -> None:
+            for _ in range(30):  # it is connected again by then
+                connection.tend()
+                time.sleep(0.005)
+
+        def leased() -> bool:
+            return any(session["leased"] for session in client.sessions())
+
+        wire.cut()
+        places.during(tend)
+        for place in [place for place in places.found if place.function == "_on_monitor"]:
+            interrupt = Interrupt(1, place)
+            wire.cut()
+            interrupt.during(tend)
+            raised += interrupt.raised
+            wire.hold()
+            wire.cut()
+            assert wait_until(leased)
+            wire.hold(False)
+            assert wait_until(lambda: connection.tend() or not leased()), place  # it says that it is back
+    assert raised > 5
 
 
 def test_make_that_its_own_close_overtakes_makes_nothing(hub: ServedHub) -> None:

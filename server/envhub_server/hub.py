@@ -87,6 +87,7 @@ class Hub:
         looks_us = spin_us(2, usable_cpus(), has_quota())
         self._workers_spinner, self._client_spinner = (Spinner(looks_us, time.perf_counter_ns) for _ in range(2))
         self._spinner: Spinner | None = None  # the one for what comes next: a step's end, or the next step
+        self._next_spinner: Spinner | None = None  # the one for what comes after the step's end
         self._supervisor = Supervisor(self._watch, config.python)
         self._lister = Lister(self._supervisor, self._registry, self._refuse_entry)
         self._refused: FactoryNotFound | None = None
@@ -402,6 +403,8 @@ class Hub:
         host.heard_ns = heard_ns
         if request.op == Op.STEP:
             self._spinner = self._workers_spinner if host.session.spin_us else None
+            # Between two steps the workers need no CPU, however many they are.
+            self._next_spinner = None if host.session.make.spin_us == 0 else self._client_spinner
         if isinstance(request.message, messages.Close):
             self._set_deadline(host)
         elif self._stops and not isinstance(request.message, (messages.Receive, *ASIDE)):
@@ -533,8 +536,8 @@ class Hub:
             log.info(
                 "session_ready", session=request.token.hex()[:8], num_workers=message.num_workers, why=message.sizing
             )
-        if request.op == Op.STEP and self._spinner is not None:
-            self._spinner = self._client_spinner
+        if request.op == Op.STEP:
+            self._spinner = self._next_spinner
         self._protocol.answer(request, message, frames)
         self._flush()
 

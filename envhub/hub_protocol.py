@@ -95,7 +95,6 @@ class HubProtocol:
         self._links: dict[bytes, _Link] = {}
         self.leases: dict[bytes, float] = {}
         self.returned: list[bytes] = []
-        self._step = Step(b"")  # the last one: mostly the next has the same codes
         self._ended: dict[bytes, _Link] = {}  # the last ENDED_MAX that ended
         self._closed_early: dict[bytes, _Link] = {}  # the last tokens of no session that somebody closed
 
@@ -221,9 +220,7 @@ class HubProtocol:
             raise codec.DecodeError(f"{len(frames)} frames where at most {FRAMES_MAX} are accepted")
         body = memoryview(frames[0])[PRELUDE.size :]
         if op == Op.STEP:
-            if body != self._step.codes:
-                self._step = Step(bytes(body))
-            return self._step
+            return Step(bytes(body))
         message = messages.unpack(messages.REQUESTS[op], body, self._header_limits)
         validation.check(message)
         return message

@@ -167,7 +167,7 @@ class Connection:
             dealer.connect(self.address)
         except zmq.ZMQError as error:
             raise AddressError(f"{self.address} is no address to connect to: {error}") from error
-        self._on_monitor()  # libzmq signals what comes once a socket was seen to be empty
+        self._on_monitor()  # libzmq signals only what comes after the socket was found to be empty
 
     def _hello(self, timeout: float) -> Welcome:
         try:
@@ -297,10 +297,16 @@ class Connection:
     def _hear(self, wait_s: float) -> Reply | None:
         if not self._whole:
             self._replace_torn_sockets()
-        # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
-        arrived = bool(zmq.zmq_poll([(self._socket, _POLLIN)], 0))
         ours, monitors = self._descriptors
-        for descriptor, _ in () if arrived else self._epoll.poll(wait_s):
+        try:
+            # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
+            arrived = bool(zmq.zmq_poll([(self._socket, _POLLIN)], 0))
+            ready = () if arrived else self._epoll.poll(wait_s)
+        except (OSError, ValueError, zmq.ZMQError) as error:
+            if not self._context.closed:
+                raise
+            raise LocalProtocolError(f"this connection to the hub at {self.address} was closed meanwhile") from error
+        for descriptor, _ in ready:
             if descriptor == ours:
                 arrived = True
             elif descriptor == monitors:
@@ -500,7 +506,10 @@ class Connection:
         closed = False
         self._whole = False  # libzmq signals nothing more of a socket that was looked at and not emptied
         while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)["event"]
+            try:
+                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+            except zmq.Again:  # a signal handler that used the connection has taken it
+                continue
             closed = event == zmq.EVENT_CLOSED
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._protocol.connected()

@@ -59,7 +59,7 @@ LOOK_S = 0.1  # how often sessions are looked after while there are any
 
 _POLLIN = int(zmq.POLLIN)  # a plain number, as in ``envhub.wire``
 _BUFFER = attrgetter("buffer")
-_OF_HUB = frozenset(Op) - SESSION_OPS | FIRST_OPS
+_HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
 
 log = structlog.get_logger("envhub.hub")
 
@@ -84,8 +84,8 @@ class Hub:
         self._handled_s = 0.0  # when the last turn had handled what it found
         self._watch = Watch()
         self._ready: Ready = []  # what was found by looking
-        looks_us = spin_us(2, usable_cpus(), has_quota())
-        self._workers_spinner, self._client_spinner = (Spinner(looks_us, time.perf_counter_ns) for _ in range(2))
+        hub_spin_us = spin_us(2, usable_cpus(), has_quota())
+        self._workers_spinner, self._client_spinner = (Spinner(hub_spin_us, time.perf_counter_ns) for _ in range(2))
         self._spinner: Spinner | None = None  # the one for what comes next: a step's end, or the next step
         self._next_spinner: Spinner | None = None  # the one for what comes after the step's end
         self._supervisor = Supervisor(self._watch, config.python)
@@ -150,11 +150,11 @@ class Hub:
         self.addresses = [self._binding.bind(address) for address in self.config.binds]
         for address in self.addresses:
             self._side_door.listen(address)
-        self._asked = [(router, _POLLIN)]
+        self._router_poll = [(router, _POLLIN)]
         self._router_descriptor, self._monitor_descriptor = router.FD, self._monitor.FD
         for descriptor in (self._router_descriptor, self._monitor_descriptor):
             self._watch.wake_for(descriptor)
-        self._on_monitor()  # libzmq signals what comes once a socket was seen to be empty
+        self._on_monitor()  # libzmq signals only what comes after the socket was found to be empty
         if self.config.owner is not None:
             self._watch.watch(self.config.owner, self._on_owner_gone)
         else:
@@ -191,7 +191,7 @@ class Hub:
     def _turn(self) -> None:
         # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
         # ``getsockopt(zmq.EVENTS)`` would take twice the time to say it: pyzmq makes an enum of the option.
-        if zmq.zmq_poll(self._asked, 0):
+        if zmq.zmq_poll(self._router_poll, 0):
             arrived, ready = True, self._watch.wait(0)
         else:
             arrived, ready = False, self._wait()
@@ -206,10 +206,10 @@ class Hub:
                 arrived = True
             else:
                 others = True
+        if others:  # before a request can end what is ready, and begin something else by the same number
+            self._watch.handle(ready)
         if arrived:
             self._on_router()
-        if others:
-            self._watch.handle(ready)
         self._handled_s = self._clock.handled(began_s)
         if self._wake_s <= self._handled_s:
             self._on_clock(self._handled_s)
@@ -397,7 +397,7 @@ class Hub:
     def _dispatch(self, request: Incoming, heard_ns: int) -> None:
         """Carry out a request, which arrived at ``heard_ns``."""
         host = self._hosts.get(request.token)
-        if host is None or request.op in _OF_HUB:
+        if host is None or request.op in _HUB_OPS:
             self._on_request(request)
             return
         host.heard_ns = heard_ns
@@ -434,7 +434,7 @@ class Hub:
             case Op.ATTACH:
                 self._attach(request)
             case _:  # the protocol admits it only where there is a session
-                raise KeyError(request.token)
+                raise KeyError(request.op.name)
 
     def _list(self, request: Incoming) -> None:
         try:

@@ -12,7 +12,7 @@ from envhub.messages import Make
 from envhub_server.control import StepTimes
 
 ENVIRONMENTS_MAX = 512  # whose costs are kept; the one that was used longest ago makes room
-STEPS_MIN = 24  # fewer steps say too little of an env
+STEPS_MIN = 24  # one env has timed as many between its first telling and its second; fewer say too little of an env
 STEP_S_MAX = 3600.0
 ENV_BYTES_MAX = 1 << 50
 KEY_CHARACTERS = 32

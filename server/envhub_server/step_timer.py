@@ -31,7 +31,7 @@ class StepTimer:
         self._batches = 0
         self._tell_at = FIRST_TOLD
         self._steps = self._cpu_ns = self._wait_ns = 0
-        self._told = False  # whether those were told
+        self._told = False  # whether those were worth telling; the next batch begins anew
         self._start: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
         try:
             self._schedstat = moved_up(os.open("/proc/self/schedstat", os.O_RDONLY | os.O_CLOEXEC))
@@ -70,7 +70,7 @@ class StepTimer:
 
     @property
     def times(self) -> StepTimes:
-        """What was timed since that was worth telling last."""
+        """What was timed since the last telling; when ``stop`` has said that it is worth telling, until then."""
         return StepTimes(self._steps, self._cpu_ns, self._wait_ns)
 
     def _queued_ns(self) -> int:

@@ -15,7 +15,7 @@ class Watch:
     """Descriptors, and whom to call when there is something to read.
 
     Attributes:
-        wait: which descriptors are ready, now or within so many seconds; None is without an end.
+        wait: returns which descriptors are ready, now or within so many seconds; None is without an end.
     """
 
     def __init__(self) -> None:

@@ -7,8 +7,8 @@ known                    workers
 =======================  ==============================================================================================
 a number that was told   that many: ``num_workers``, or the hub's ``--workers``
 its steps before         those by which ``batch_s`` steps the envs soonest, and of about equal numbers the fewest:
-.. that wait             a process per env, so that no wait is added to another
-.. that compute          one per CPU
+.. that wait             a process per env, so that no wait is added to another, where that is more than a batch costs
+.. that compute          one per CPU, where that is more than a batch costs
 .. that cost little      the fewer, the cheaper: one env more costs a worker less than one worker more costs its driver,
                          and as many workers as CPUs leave the driver none
 its family               one per CPU: the env and its wrappers are of packages that compute in their own process
@@ -31,7 +31,7 @@ from envhub_server.step_costs import StepCost
 ROW_S = 4e-6  # of a worker's CPU time, for each env
 WORKER_S = 30e-6  # of CPU time, for each worker: it is woken, finds its rows, tells that they are done, and parks
 DRIVER_S = 12e-6  # of the driver's CPU time, for each worker: to wake it, and to hear of it
-SHARED_CPU_S = 200e-6  # where the driver has no CPU of its own: nobody looks before it parks, and caches are cold
+SHARED_CPU_S = 200e-6  # where the driver has no CPU of its own, on 2 CPUs: nobody looks before parking, caches are cold
 ABOUT_EQUAL = 1.05  # a batch that takes so many times as long is as good, if it needs fewer workers
 NOTABLY = 1.5  # a session's user is told where another number of workers would be so many times as fast
 SHARE = 0.5  # of the memory, descriptors and processes that are to be had, for one session that sizes itself

@@ -20,6 +20,7 @@ from envhub_client.connection import Connection
 from hubs import ServedHub, stopped, wait_until, worker_processes
 
 import envhub
+from envhub.errors import LocalProtocolError
 from envhub.messages import Close, Make, Op
 from envhub.vector_errors import NothingPending, SessionBusy
 
@@ -64,6 +65,24 @@ def test_interrupt_anywhere_in_a_wait_loses_nothing(lane: str, by_parts: bool, s
                 break
     assert not interrupt.raised and count * stride > 100
     assert lost <= RETURNING
+
+
+@pytest.mark.parametrize("lasts_s", [0.0, 0.3])
+def test_vector_env_that_a_signal_handler_closes_in_a_wait_says_so(lasts_s: float) -> None:
+    envs = envhub.make_vec([Slow] * 2, num_workers=1, lane="wire")
+    envs.reset()
+
+    def close(*_: object) -> None:
+        envs.close(terminate=True)
+        time.sleep(lasts_s)
+
+    before = signal.signal(signal.SIGALRM, close)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with pytest.raises(LocalProtocolError):
+            envs.step(np.full(2, 6))
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 class Slow(sims.Counter):
@@ -136,7 +155,7 @@ def test_request_after_one_that_was_given_up_waits_for_its_end() -> None:
         try:
             for _ in range(3):
                 with pytest.raises(KeyboardInterrupt):
-                    signal.setitimer(signal.ITIMER_REAL, 0.05)
+                    signal.setitimer(signal.ITIMER_REAL, 0.02)
                     envs.set_attr("nap", 0.3)
                 assert envs.step([7])[1].tolist() == [7]
         finally:
@@ -153,7 +172,7 @@ def interrupted_by(error: type[BaseException]) -> Iterator[None]:
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with pytest.raises(error):
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
             yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -18,7 +18,7 @@ from hubs import serve
 
 import envhub
 
-CALLS_MAX = 47
+CALLS_MAX = 48
 CLIENT_CALLS_MAX = {"wire": 55, "auto": 57}
 NUM_ENVS = 16
 STEPS_FEW, STEPS_MANY = 100, 2100

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -30,7 +31,8 @@ def kept_up(folder: Path, crash_at: str) -> Iterator[list[ServedHub]]:
     with contextlib.ExitStack() as stack:
 
         def start(binds: list[str] | None = None) -> ServedHub:
-            environ = {VARIABLE: crash_at, "PYTHONPATH": str(INJECTED)}
+            paths = [str(INJECTED), os.environ.get("PYTHONPATH", "")]
+            environ = {VARIABLE: crash_at, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
             offered = "chain=chaos.chain_env:ChainEnv"
             crashed = Path(crash_at.split(":")[2])
             for lives in (crashed.exists(), True):

@@ -42,7 +42,7 @@ POINTS = {
         "envhub.wire:receive",
         "envhub.wire:send",
         "envhub_server.hosting:Host._carry_out",
-        "envhub_server.supervisor:WorkerProcess.ring",
+        "envhub_server.crew:Crew.ring",
     ),
 }
 

@@ -85,7 +85,9 @@ class Hub:
         self._watch = Watch()
         self._ready: Ready = []  # what was found by looking
         hub_spin_us = spin_us(2, usable_cpus(), has_quota())
-        self._workers_spinner, self._client_spinner = (Spinner(hub_spin_us, time.perf_counter_ns) for _ in range(2))
+        self._workers_spinner, self._client_spinner = (
+            Spinner(hub_spin_us, time.perf_counter_ns) if hub_spin_us else None for _ in range(2)
+        )
         self._spinner: Spinner | None = None  # the one for what comes next: a step's end, or the next step
         self._next_spinner: Spinner | None = None  # the one for what comes after the step's end
         self._supervisor = Supervisor(self._watch, config.python)

@@ -220,8 +220,11 @@ class Connection:
         """
         with self.in_use():
             if (pending := self._protocol.pending) is not None:
-                raise LocalProtocolError(f"a {pending.name} is pending at the hub at {self.address}")
+                raise self._busy(pending)
             self._begin(op, message, frames, keep)
+
+    def _busy(self, pending: Op) -> LocalProtocolError:
+        return LocalProtocolError(f"a {pending.name} is pending at the hub at {self.address}")
 
     def _begin(self, op: Op, message: Any, frames: Sequence[Any], keep: bool) -> None:
         try:
@@ -392,7 +395,7 @@ class Connection:
         """
         with self.in_use():
             if (pending := self._protocol.pending) is not None:
-                raise LocalProtocolError(f"a {pending.name} is pending at the hub at {self.address}")
+                raise self._busy(pending)
             try:  # around all of it: an interrupt must not leave the request pending
                 self.send(op, message, frames)
                 reply = self.wait(timeout)

@@ -104,7 +104,7 @@ class Host:
         self._driving = Driving(watch, partial(self._guarded, self._on_side))
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Never read: by edges each ring is heard once all the same, with a system call less.
-        watch.watch_edges(self._done_bell, self._on_done_bell)
+        watch.watch_edges(self._done_bell, partial(self._guarded, self._answer_if_complete))
 
     @property
     def _arena(self) -> Arena | None:
@@ -345,12 +345,6 @@ class Host:
             self._driving.revoke(self._arena)
 
     # --- events -----------------------------------------------------------------------------------------------------
-
-    def _on_done_bell(self) -> None:
-        try:
-            self._answer_if_complete()
-        except Exception as error:  # as in ``_guarded``, with a call less: each step comes by here
-            self._outcomes.broke(self, error)
 
     def _answer_if_complete(self) -> None:
         """Answer the request under way if the words in the arena say that its rows are done: a bell only wakes."""

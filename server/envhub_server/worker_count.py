@@ -7,10 +7,10 @@ known                    workers
 =======================  ==============================================================================================
 a number that was told   that many: ``num_workers``, or the hub's ``--workers``
 its steps before         those by which ``batch_s`` steps the envs soonest, and of about equal numbers the fewest:
-.. that wait             a process per env, so that no wait is added to another, where that is more than a batch costs
-.. that compute          one per CPU, where that is more than a batch costs
+.. that wait for long    a process per env, so that no wait is added to another
+.. that compute for long one per CPU
 .. that cost little      the fewer, the cheaper: one env more costs a worker less than one worker more costs its driver,
-                         and as many workers as CPUs leave the driver none
+                         and as many workers as CPUs leave the driver no CPU of its own
 its family               one per CPU: the env and its wrappers are of packages that compute in their own process
 nothing                  a process per env, within a share of the memory, descriptors and processes
 =======================  ==============================================================================================

@@ -225,9 +225,11 @@ class Arena:
     def columns(self, rows: np.ndarray | None = None) -> list[Rows]:
         """Copies of what these rows, or all of them, hold in columns."""
         templates = self.info_template if rows is None else self.info_template[rows]
+        kinds = set(templates.tolist())
         found = []
-        for template in np.unique(templates).tolist() if templates.any() else []:
-            where = np.flatnonzero(templates == template)
+        for template in sorted(kinds):
+            # Mostly all say the same, and nothing has to be looked for.
+            where = np.arange(len(templates)) if len(kinds) == 1 else np.flatnonzero(templates == template)
             where = where if rows is None else rows[where]
             nbytes = min(max(int(self.info_length[where[0]]), 0), self.layout.info_bytes)
             if template > 0 and nbytes:

@@ -224,7 +224,7 @@ def unpack_columns(frame: Any, rows: int) -> list[Rows]:
         if not count or count > rows or len(view) - start < count * (4 + width) or len(found) >= rows:
             raise DecodeError(f"a frame of columns with {count} rows of {width} bytes")
         numbers = np.frombuffer(view, "<u4", count, start).astype(np.int64)
-        if numbers[-1] >= rows or (np.diff(numbers) < 1).any():
+        if numbers[-1] >= rows or (numbers[1:] <= numbers[:-1]).any():
             raise DecodeError(f"a frame of columns whose rows are not ascending and less than {rows}")
         data = np.frombuffer(view, np.uint8, count * width, start + 4 * count).reshape(count, width)
         start += count * (4 + width)

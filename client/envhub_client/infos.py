@@ -54,7 +54,7 @@ class Templates:
         template = self._known.get(number)
         if template is None or data.shape[1] != template.nbytes:
             raise RemoteProtocolError(f"infos of an unknown form, {number}, or of another size: {data.shape[1]} bytes")
-        return Group(template, rows, np.ascontiguousarray(data).reshape(-1).view(template.dtype))
+        return Group(template, rows, np.frombuffer(np.ascontiguousarray(data), template.dtype))
 
 
 class Infos:
@@ -127,21 +127,28 @@ def _fits(tree: Tree, batch: Any) -> bool:
 
 
 def _merged(tree: Tree, batch: dict[str, Any], rows: np.ndarray, records: np.ndarray, num_envs: int) -> dict[str, Any]:
+    whole = len(rows) == num_envs  # nothing is to be put between other rows then
     for key, found in tree.items():
-        value: Any
+        value, mask = batch.get(key), batch.get(f"_{key}")
         if isinstance(found, dict):
-            value = _merged(found, batch.get(key, {}), rows, records, num_envs)
+            value = _merged(found, value or {}, rows, records, num_envs)
+        elif whole and value is None and found.kind is not np.bool_:
+            value = records[found.name].copy()
         else:
-            value = batch.get(key)
-            if value is None:
-                value = np.zeros((num_envs, *found.shape), _form(found))
-                if value.dtype == object:
-                    value[:] = None
-            column = records[found.name]
-            value[rows] = _NUMPY_BOOLS[(column.view(np.uint8) != 0).astype(int)] if value.dtype == object else column
-        mask = batch.get(f"_{key}")
+            value = _assigned(value, found, rows, records[found.name], num_envs)
         if mask is None:
             mask = np.zeros(num_envs, np.bool_)
         mask[rows] = True
         batch[key], batch[f"_{key}"] = value, mask
     return batch
+
+
+def _assigned(there: Any, found: Column, rows: np.ndarray, values: np.ndarray, num_envs: int) -> np.ndarray:
+    """The array of this column, made anew where there is none, with the values of these rows."""
+    if there is None:
+        there = np.zeros((num_envs, *found.shape), _form(found))
+        if there.dtype == object:
+            there[:] = None
+    there[rows] = _NUMPY_BOOLS[(values.view(np.uint8) != 0).astype(int)] if there.dtype == object else values
+    array: np.ndarray = there
+    return array

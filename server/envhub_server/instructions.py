@@ -59,6 +59,7 @@ class StartWorkers:
     """Start workers of these numbers."""
 
     numbers: tuple[int, ...]
+    preload: control.Preload | None = None
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,9 @@ class Zygote:
             if child:
                 os.close(tells)
                 os.waitpid(child, 0)
-                if not os.read(loaded, 1):
+                fit = os.read(loaded, 1)
+                os.close(loaded)
+                if not fit:
                     self._start_workers(wanted)
             else:
                 os.close(loaded)

@@ -114,9 +114,7 @@ class Zygote:
             if child:
                 os.close(tells)
                 os.waitpid(child, 0)
-                fit = os.read(loaded, 1)
-                os.close(loaded)
-                if not fit:
+                if not os.read(loaded, 1):
                     self._start_workers(wanted)
             else:
                 os.close(loaded)

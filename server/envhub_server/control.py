@@ -31,18 +31,6 @@ class StartWorkers:
     """Hub to zygote: fork that many workers. With each one's control channel, standard output and standard error."""
 
     count: int
-    preload: Optional[Preload] = None
-
-
-@dataclass(frozen=True)
-class Preload:
-    """What workers of a session import once, in a process that is then forked into them.
-
-    ``build`` is what one of them is told to build. The session's first workers needed ``modules`` to make their envs.
-    """
-
-    build: Build
-    modules: List[str]
 
 
 @dataclass(frozen=True)
@@ -134,7 +122,6 @@ class FirstBuilt:
 
     in_process: bool  # whether the env is known to compute in its own process
     private_bytes: int  # of memory that this worker shares with no other
-    modules: List[str] = field(default_factory=list)  # that were imported to make it, in this order
 
 
 @dataclass(frozen=True)

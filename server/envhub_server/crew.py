@@ -123,14 +123,14 @@ class Crew:
             else:
                 self._posts.append(_Post(rows, Watchdog(self._faults)))
 
-    def start(self, numbers: Sequence[int], preload: control.Preload | None) -> None:
-        """Ask for the processes of these workers, which are to share one copy of that.
+    def start(self, numbers: Sequence[int]) -> None:
+        """Ask for the processes of these workers.
 
         Raises:
             OSError: there are no descriptors or processes left; none was started.
         """
         environ = None if self._world is None else self._world.environ
-        started = self._supervisor.start([self._handlers(number) for number in numbers], environ, preload)
+        started = self._supervisor.start([self._handlers(number) for number in numbers], environ)
         for number, process in zip(numbers, started, strict=True):
             post = self._posts[number]
             post.process, post.built, post.late = process, 0, None

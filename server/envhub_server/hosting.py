@@ -142,11 +142,11 @@ class Host:
         self._request = request
         self._apply(self.session.start())
 
-    def _start_workers(self, numbers: Sequence[int], preload: control.Preload | None) -> None:
+    def _start_workers(self, numbers: Sequence[int]) -> None:
         if self._arena is None:
             self._crew.settle(len(self.session.blocks))
         try:
-            self._crew.start(numbers, preload)
+            self._crew.start(numbers)
         except OSError as error:
             if self.session.making:
                 refusal = Failure("limit", "hub", f"a worker cannot be started: {error}")
@@ -422,8 +422,8 @@ class Host:
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
-            case StartWorkers(numbers, preload):
-                self._start_workers(numbers, preload)
+            case StartWorkers(numbers):
+                self._start_workers(numbers)
             case Tell(number, message):
                 self._crew.tell(number, message)
             case MapArena(number, message):

@@ -59,7 +59,6 @@ class StartWorkers:
     """Start workers of these numbers."""
 
     numbers: tuple[int, ...]
-    preload: control.Preload | None = None
 
 
 @dataclass(frozen=True)

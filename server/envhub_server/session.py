@@ -117,10 +117,7 @@ class Session:
         self._first_built: dict[int, control.FirstBuilt] = {}
         self._step_times: dict[int, control.StepTimes] = {}
         self._warned = False  # that another number of workers would be better
-        workers = None if sizing is None else min(sizing.workers, make.num_envs)
-        # More workers than CPUs begin no sooner than those do: they wait, and share what the first ones have imported.
-        self._first_only = workers is None or workers > machine.cpus
-        self._settle(machine.cpus if workers is None else min(workers, machine.cpus))
+        self._settle(machine.cpus if sizing is None else sizing.workers)
         self.infos: dict[int, bytes] = {}
         self._rows = range(make.num_envs)
         self._templates: dict[int, bytes] = {}
@@ -172,7 +169,7 @@ class Session:
 
     def _build(self, worker: int) -> Tell:
         cpu = self._machine.cpu(worker) if self.make.pin else None
-        return Tell(worker, build(self.make, self._recipe, worker, self.blocks[worker], cpu, self._first_only))
+        return Tell(worker, build(self.make, self._recipe, worker, self.blocks[worker], cpu, self.sizing is None))
 
     def _settle(self, workers: int) -> None:
         workers = max(1, min(workers, self.make.num_envs))
@@ -344,32 +341,20 @@ class Session:
                 return self._make_failed(_refusal(f"worker {worker} sent a {type(event).__name__}"))
 
     def _on_first_built(self, worker: int, built: control.FirstBuilt) -> Instructions:
-        """Have the other envs made once the first env of each CPU is, and by more workers, if there are to be more."""
-        if self.phase is not Phase.BUILDING or not self._first_only:
+        """Decide on the number of workers, once the first env of each CPU is made, and have the other envs made."""
+        if self.phase is not Phase.BUILDING or self.sizing is not None:
             return []
         self._first_built[worker] = built
         self._standing[worker] = 1
         if len(self._first_built) < len(self.blocks):
             return []
-        self._first_only = False
-        if self.sizing is None:
-            self.sizing = of_first_envs(self.make.num_envs, self._first_built.values(), self._machine)
+        self.sizing = of_first_envs(self.make.num_envs, self._first_built.values(), self._machine)
         begun = len(self.blocks)
         self._settle(self.sizing.workers)
         self._waiting = set(self._alive)
         others = range(begun, len(self.blocks))
         rest = [Tell(worker, control.BuildRest(self.blocks[worker])) for worker in range(begun)]
-        builds = [*map(self._build, others)]
-        return [*([self._start_others(builds)] if builds else []), *rest, *builds]
-
-    def _start_others(self, builds: Sequence[Tell]) -> StartWorkers:
-        """Start the workers that are told this, which are not the session's first ones."""
-        numbers = tuple(build.worker for build in builds)
-        if len(numbers) == 1:
-            return StartWorkers(numbers)
-        modules = dict.fromkeys(name for built in self._first_built.values() for name in built.modules)
-        self._first_built.clear()
-        return StartWorkers(numbers, control.Preload(builds[0].message, list(modules)))
+        return [*([StartWorkers(tuple(others))] if others else []), *rest, *map(self._build, others)]
 
     def _on_step_times(self, worker: int, times: control.StepTimes) -> Instructions:
         """Tell what steps of the env take, and, once, that another number of workers would suit them better."""

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from envhub.waiting import RING
-from envhub_server import control
 from envhub_server.ending import MemoryKills, OutOfMemory, own_counters
 from envhub_server.orphans import Orphans
 from envhub_server.output import Streams
@@ -51,15 +50,8 @@ class Supervisor:
         self._sweep_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         watch.watch(self._sweep_bell, self._sweep)
 
-    def start(
-        self,
-        handlers: Sequence[Handlers],
-        environ: Mapping[str, str] | None = None,
-        preload: control.Preload | None = None,
-    ) -> list[WorkerProcess]:
+    def start(self, handlers: Sequence[Handlers], environ: Mapping[str, str] | None = None) -> list[WorkerProcess]:
         """Start one worker per entry of ``handlers``, of a process started in this environment (the hub's if None).
-
-        Of what is in ``preload`` the workers share one copy, as far as it can be imported before they are forked.
 
         Raises:
             OSError: there are no descriptors or processes left; no worker was started.
@@ -70,7 +62,7 @@ class Supervisor:
         try:
             for handler in handlers:
                 workers.append(WorkerProcess(self._watch, self._streams, handler, self))
-            zygote.fork(workers, preload)
+            zygote.fork(workers)
         except OSError:
             for worker in workers:
                 worker.discard()

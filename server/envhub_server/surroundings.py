@@ -7,7 +7,7 @@ import importlib
 import os
 import pickle
 import sys
-from typing import Any
+from typing import Any, Callable
 
 from envhub import codec
 from envhub.gym_api import api, pickled
@@ -15,44 +15,34 @@ from envhub_server import leftovers
 from envhub_server.dialects import made
 from envhub_server.runner import EnvRunner
 
-# What of a ``Build`` decides what is loaded.
-_LOADED_OF = ("sys_path", "environ", "cwd", "authkey", "modules", "registrations", "factories", "runner")
-
 _known: set[bytes] = set()  # the pickled entries of this process's registry, and the pickled list of them
-_loaded: Any = None  # a Build, and what ``load`` returned for it, here or in the process that this one was forked from
 
 
-def load(build: Any) -> tuple[Any, Any]:
-    """The factories that were pickled, by row, or None, and the class that runs each env, in a world made fit for them.
-
-    Raises:
-        BaseException: whatever a module raises that is imported for them.
-    """
-    global _loaded
-    if _loaded is None or any(getattr(build, name) != getattr(_loaded[0], name) for name in _LOADED_OF):
-        if build.sys_path:
-            _enter_world(build)
-        for module in build.modules:
-            importlib.import_module(module)
-        if build.registrations:
-            _register(build.registrations)
-        # Only ever sent to workers, never read by the hub.
-        unpickled = pickle.loads(build.factories) if build.factories else None  # noqa: S301
-        _loaded = build, (unpickled, _runner_class(build.runner))
-    loaded: tuple[Any, Any] = _loaded[1]
-    return loaded
+def factories(build: Any) -> Any:
+    """A factory for each row that is to be built, by row, in a world made fit for them."""
+    if build.sys_path:
+        _enter_world(build)
+    for module in build.modules:
+        importlib.import_module(module)
+    if build.registrations:
+        _register(build.registrations)
+    if build.factories:
+        return pickle.loads(build.factories)  # noqa: S301  only ever sent to workers, never read by the hub
+    return dict.fromkeys(build.rows, _named_factory(build))
 
 
-def make_named(build: Any) -> Any:
-    """An env that is made by name, in its wrappers."""
-    kwargs: dict[str, Any] = codec.decode(build.kwargs, build.allow_pickle) if build.kwargs else {}
-    env = _load(build.entry)(**kwargs) if build.entry else made(build.name, kwargs)
-    for entry, arguments in zip(build.wrappers, build.wrapper_kwargs):
-        wrapper = _load(entry)
-        if not (isinstance(wrapper, type) and issubclass(wrapper, api.Wrapper)):
-            raise TypeError(f"{entry} is no wrapper")
-        env = wrapper(env, **codec.decode(arguments, build.allow_pickle))
-    return env
+def _named_factory(build: Any) -> Callable[[], Any]:
+    def make() -> Any:
+        kwargs: dict[str, Any] = codec.decode(build.kwargs, build.allow_pickle) if build.kwargs else {}
+        env = _load(build.entry)(**kwargs) if build.entry else made(build.name, kwargs)
+        for entry, arguments in zip(build.wrappers, build.wrapper_kwargs):
+            wrapper = _load(entry)
+            if not (isinstance(wrapper, type) and issubclass(wrapper, api.Wrapper)):
+                raise TypeError(f"{entry} is no wrapper")
+            env = wrapper(env, **codec.decode(arguments, build.allow_pickle))
+        return env
+
+    return make
 
 
 def missing(entry: str) -> str:
@@ -91,7 +81,7 @@ def _enter_world(build: Any) -> None:
         importlib.import_module("multiprocessing.process").current_process().authkey = build.authkey
 
 
-def _runner_class(pickled: bytes) -> Any:
+def runner_class(pickled: bytes) -> Any:
     """The class that runs each env: the usual one, the program's, or one by the name of its module and its own."""
     chosen = pickle.loads(pickled) if pickled else EnvRunner  # noqa: S301  from the owner of this private hub
     found = _load(chosen) if isinstance(chosen, str) else chosen

@@ -47,10 +47,9 @@ from envhub_server.env_family import computes_in_process
 from envhub_server.reports import Owed, carried, describe_failure
 from envhub_server.rows import NotFinite, Row
 from envhub_server.step_timer import StepTimer
-from envhub_server.surroundings import load, make_named, missing
+from envhub_server.surroundings import factories, missing, runner_class
 
 FACTORIES_S = 60  # for the import of every factory's module, before anybody wants an env; it is not tried for longer
-MODULES_MAX = 10_000  # that a worker tells of
 PROGRESS_S = 0.5  # how often a worker that builds envs tells how many stand
 RESERVED_CALLS = frozenset(["reset", "step", "close", "_setattr", "_check_spaces"])
 
@@ -155,14 +154,12 @@ class Worker:
         build = self._build
         if build.cpu is not None:
             os.sched_setaffinity(0, [build.cpu])
-        there_before = set(sys.modules)
-        self._factories, self._runner = load(build)
+        self._factories = factories(build)
+        self._runner = runner_class(build.runner)
         if not build.first_only:
             return self._build_rows(build.rows)
         self._build_row(build.rows[0])
-        in_process = computes_in_process(self._rows[0].env, self._runner)
-        imported = [name for name in sys.modules if name not in there_before]
-        return control.FirstBuilt(in_process, private_bytes(), imported[:MODULES_MAX])
+        return control.FirstBuilt(computes_in_process(self._rows[0].env, self._runner), private_bytes())
 
     def _build_row(self, row: int) -> None:
         self._row_built = row
@@ -175,7 +172,7 @@ class Worker:
         Raises:
             TypeError: it is no single env.
         """
-        env = make_named(self._build) if self._factories is None else self._factories[row]()
+        env = self._factories[row]()
         problem = unfit(env)
         if problem:
             raise TypeError(f"the factory of env {row} returned {problem}")

@@ -29,7 +29,6 @@ from envhub_server import control, leftovers, worker
 from envhub_server.boot import PR_SET_PDEATHSIG, die_with_hub, prctl
 from envhub_server.channel import Channel, ChannelClosed
 from envhub_server.dumps import Dumps
-from envhub_server.preload import preloaded
 from envhub_server.warm_up import warm_up
 
 ADOPTION_POLL_S = 0.0002
@@ -58,76 +57,25 @@ class Zygote:
         self._hub = hub
         self._mark = leftovers.Mark()
         self._guarded: set[int] = set()
-        self._preloading: list[int] = []  # processes that fork workers once a session's modules are imported
 
     def run(self) -> None:
         """Do what the hub says until it lets this process go, or is killed."""
         try:
             while all(self._handle(message) for message in self._channel.receive() or ()):
-                self._preloading = [pid for pid in self._preloading if not os.waitpid(pid, os.WNOHANG)[0]]
+                pass
         except ChannelClosed:
             leftovers.end_all(self._mark.hub, self._guarded)
-        for pid in self._preloading:  # they end once they have forked; the hub would take them for left behind
-            os.waitpid(pid, 0)
 
     def _handle(self, message: Any) -> bool:
         if isinstance(message, control.StartWorkers):
-            wanted = [self._channel.take_descriptors(3) for _ in range(message.count)]
-            if message.preload is None:
-                self._start_workers(wanted)
-            else:
-                self._start_preloaded(wanted, message.preload)
+            for start in range(0, message.count, FORKED_AT_ONCE):
+                count = min(FORKED_AT_ONCE, message.count - start)
+                self._fork_workers([self._channel.take_descriptors(3) for _ in range(count)])
         elif isinstance(message, control.Guard):
             self._guarded.update(message.pids)
         elif isinstance(message, control.Reaped):
             self._guarded.discard(message.pid)
         return not isinstance(message, control.Retire)
-
-    def _start_workers(self, wanted: list[list[int]]) -> None:
-        """Fork a worker for each of these lists of descriptors, which are closed here, some at a time."""
-        for start in range(0, len(wanted), FORKED_AT_ONCE):
-            self._fork_workers(wanted[start : start + FORKED_AT_ONCE])
-
-    def _start_preloaded(self, wanted: list[list[int]], preload: Any) -> None:
-        """The same, by another process and with what they import imported already, if that can be; nobody waits."""
-        try:
-            pid = os.fork()
-        except OSError as error:
-            for ends in wanted:
-                refuse(ends.pop(0), error)
-        else:
-            if not pid:
-                self._be_preloader(wanted, preload)
-            self._preloading.append(pid)
-        close_all(wanted)
-
-    def _be_preloader(self, wanted: list[list[int]], preload: Any) -> None:
-        """Have a child import what is to be imported, and be forked into the workers; if it cannot, this process is.
-
-        Then the workers import it themselves, and tell what is wrong with it.
-        """
-        try:
-            name_process("envhub-preload")
-            self._channel.close()
-            loaded, tells = os.pipe()
-            child = os.fork()
-            if child:
-                os.close(tells)
-                os.waitpid(child, 0)
-                if not os.read(loaded, 1):
-                    self._start_workers(wanted)
-            else:
-                os.close(loaded)
-                self._mark.renew(os.getpid())  # what it starts is not any worker's, so the hub ends it
-                if preloaded(preload, *wanted[0][1:]):
-                    os.write(tells, b"1")
-                    os.close(tells)
-                    self._start_workers(wanted)
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(1)
 
     def _fork_workers(self, wanted: list[list[int]]) -> None:
         """Fork a worker for each of these lists of descriptors, which are closed here."""
@@ -140,7 +88,9 @@ class Zygote:
             if not middle:
                 self._be_middle(wanted)
             os.waitpid(middle, 0)
-        close_all(wanted)
+        for ends in wanted:
+            for end in ends:
+                os.close(end)
 
     def _be_middle(self, wanted: list[list[int]]) -> None:
         """Fork the workers and end; in a worker, be it. Neither comes back to what this process was forked from."""
@@ -169,7 +119,8 @@ class Zygote:
 
     def _become_worker(self, parent: int, ends: list[int], others: list[list[int]]) -> None:
         """Be a worker of the hub, in this process that ``parent`` forked and soon ends after; it does not return."""
-        close_all(others)
+        for end in itertools.chain.from_iterable(others):
+            os.close(end)
         # A process group of its own, with all that its envs start, but not a session: Linux shares the CPUs among
         # sessions first (autogroups), and switching between 64 of them takes twice the time of switching within one.
         os.setpgid(0, 0)
@@ -187,12 +138,6 @@ class Zygote:
         except ChannelClosed:
             os._exit(0)  # the hub does not want it any more
         worker.main(channel, dumps)
-
-
-def close_all(wanted: list[list[int]]) -> None:
-    """Close the descriptors of workers that other processes are now."""
-    for end in itertools.chain.from_iterable(wanted):
-        os.close(end)
 
 
 def refuse(descriptor: int, error: OSError) -> None:

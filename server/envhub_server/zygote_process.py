@@ -106,8 +106,8 @@ class Zygote:
         self._on_channel()
         return not self._deaf and self._process.poll() is None
 
-    def fork(self, workers: Sequence[WorkerProcess], preload: control.Preload | None = None) -> None:
-        """Ask for the processes of these workers, forked from one that has imported that; and give their ends away.
+    def fork(self, workers: Sequence[WorkerProcess]) -> None:
+        """Ask for the processes of these workers, and give their ends away.
 
         Raises:
             OSError: the zygote does not take the request, because it has ended or is stopped.
@@ -116,8 +116,7 @@ class Zygote:
         try:
             for start in range(0, len(workers), at_once):
                 part = workers[start : start + at_once]
-                wanted = control.StartWorkers(len(part), preload)
-                self._channel.send(wanted, [end for worker in part for end in worker.far_ends])
+                self._channel.send(control.StartWorkers(len(part)), [end for worker in part for end in worker.far_ends])
         except (ChannelClosed, RuntimeError) as error:
             raise OSError(f"the zygote does not answer: {error}") from error
         finally:

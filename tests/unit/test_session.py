@@ -12,7 +12,6 @@ from envhub_server.control import (
     FirstBuilt,
     MapArena,
     Mapped,
-    Preload,
     ResetRows,
     RowFailed,
     RowInfo,
@@ -69,10 +68,7 @@ from envhub.messages import Call, Close, Done, EnvNames, Failure, Made, Make, Re
 @settings(deadline=None)
 @given(st.integers(1, 300), st.integers(1, 400))
 def test_blocks_hold_every_env_once_in_turn_and_differ_by_at_most_one(num_envs: int, workers: int) -> None:
-    session = session_of(Make(num_envs), workers)
-    for worker in range(len(session.blocks)):
-        session.event(worker, UNKNOWN)  # the others begin once each CPU has made an env
-    blocks = session.blocks
+    blocks = session_of(Make(num_envs), workers).blocks
     assert all(row % len(blocks) == number for number, block in enumerate(blocks) for row in block)
     assert sorted(row for block in blocks for row in block) == list(range(num_envs))
     sizes = [len(block) for block in blocks]
@@ -108,36 +104,16 @@ def test_first_envs_decide_how_many_workers_make_the_others(first: list[FirstBui
     session = undecided()
     for worker in (0, 1, 2):
         assert session.event(worker, first[worker]) == []
+    started = [StartWorkers(tuple(range(4, workers)))] if workers > 4 else []
     rest = [Tell(worker, BuildRest(list(range(worker, 16, workers)))) for worker in range(4)]
     instructions = session.event(3, first[3])
-    assert [told for told in instructions if isinstance(told, Tell)][:4] == rest
-    builds = [told.message for told in instructions if isinstance(told, Tell)][4:]
+    assert instructions[: len(started) + 4] == [*started, *rest]
+    builds = [told.message for told in instructions[len(started) + 4 :] if isinstance(told, Tell)]
     assert [(build.rows, build.first_only) for build in builds] == [([row], False) for row in range(4, workers)]
-    started = [StartWorkers(tuple(range(4, workers)), Preload(builds[0], []))] if workers > 4 else []
-    assert [told for told in instructions if isinstance(told, StartWorkers)] == started
     for event in (built(), Mapped()):
         answers = [session.event(worker, event) for worker in range(workers)]
     answer = answers[-1][-1]
     assert isinstance(answer, Answer) and answer.message.num_workers == workers and why in answer.message.sizing
-
-
-def test_more_workers_than_cpus_begin_once_the_first_ones_have_told_what_they_imported() -> None:
-    session = session_of(Make(9, "CartPole-v1"), 7)
-    assert session.start()[0] == StartWorkers((0, 1, 2, 3))
-    for worker, modules in enumerate([["a", "a.b"], ["a"], [], ["c", "a"]]):
-        instructions = session.event(worker, FirstBuilt(True, 1 << 20, modules))
-    started, *told = instructions
-    builds = [each.message for each in told if isinstance(each, Tell)][4:]
-    assert started == StartWorkers((4, 5, 6), Preload(builds[0], ["a", "a.b", "c"]))
-    assert [build.rows for build in builds] == [[4], [5], [6]]
-    assert told[:4] == [Tell(worker, BuildRest(list(range(worker, 9, 7)))) for worker in range(4)]
-
-
-def test_single_worker_more_than_cpus_imports_by_itself() -> None:
-    session = session_of(Make(5, "CartPole-v1"), 5)
-    session.start()
-    instructions = [session.event(worker, FirstBuilt(True, 1 << 20, ["a"])) for worker in range(4)][-1]
-    assert instructions[0] == StartWorkers((4,))
 
 
 def test_progress_counts_the_first_envs() -> None:

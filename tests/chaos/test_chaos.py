@@ -16,6 +16,7 @@ def test_schedule_follows_from_the_seed_alone() -> None:
     assert first(3) == first(3) != first(4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("seed", "lanes"), [pytest.param(18, [EMBEDDED, IPC], marks=pytest.mark.long), (8, [TCP, RELAY])]
 )

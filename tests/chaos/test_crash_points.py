@@ -74,6 +74,7 @@ def crash(folder: Path, role: str, number: int, lane: str) -> str:
     return point
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("role", "number", "lane"),
     [

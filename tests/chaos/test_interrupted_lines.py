@@ -173,6 +173,7 @@ def end_private_hub() -> None:
         hub.stop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sweep", ["sample", pytest.param("all", marks=pytest.mark.chaos)])
 @pytest.mark.timeout(7200)
 def test_interrupted_making_leaves_nothing(scene: Scene, request: pytest.FixtureRequest, sweep: str) -> None:
@@ -197,6 +198,7 @@ def test_interrupted_making_leaves_nothing(scene: Scene, request: pytest.Fixture
         assert len(envs.reset()[0]) == ROWS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", ["closed again", pytest.param("dropped", marks=pytest.mark.chaos)])
 @pytest.mark.parametrize("sweep", ["sample", pytest.param("all", marks=pytest.mark.chaos)])
 @pytest.mark.timeout(7200)

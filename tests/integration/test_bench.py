@@ -33,6 +33,7 @@ SEVERAL_PROCESSES = {*WAYS} - {"env alone", "SyncVectorEnv"}
 RIVALS = tuple(rival.name for rival in FORKING + THREADED)
 
 
+@pytest.mark.long
 def test_bench_prints_every_way_for_every_number_of_envs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENVHUB_ADDRESS", "tcp://127.0.0.1:1")  # not what is to be timed
     printed = io.StringIO()
@@ -61,6 +62,7 @@ def test_bench_prints_json_of_envs_of_its_own() -> None:
     assert busy["SyncVectorEnv"] < 1000 and all(record["cores"] >= 0 for record in records)
 
 
+@pytest.mark.long
 def test_budget_tells_every_hop_of_every_lane() -> None:
     printed = io.StringIO()
     bench.run_budget(Console(file=printed, width=80), ["CartPole-v1"], [2])

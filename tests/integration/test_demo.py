@@ -81,6 +81,7 @@ def test_demo_learns_and_compares_and_leaves_no_process() -> None:
     assert wait_until(lambda: not marked(mark)), marked(mark)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_demo_leaves_no_process(number: int) -> None:
     process, mark = start("-m", "envhub", "demo")

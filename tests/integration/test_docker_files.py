@@ -139,6 +139,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
         yield served
 
 
+@pytest.mark.long
 def test_program_of_the_readme_runs(box: ServedHub) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     program = program.replace("tcp://127.0.0.1:5555", box.tcp)

@@ -51,6 +51,7 @@ def test_steps_under_way_are_answered_and_new_ones_refused(tmp_path: Path, name:
         assert not any(map(lives, workers))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lane", ["wire", "auto"])
 def test_second_signal_does_not_wait_for_steps(tmp_path: Path, lane: str) -> None:
     with serve(tmp_path, *OFFERED) as hub, contextlib.closing(made(hub, "stubborn", lane)) as envs:

@@ -384,6 +384,7 @@ def step_on(envs: envhub.HubVectorEnv, states: list[int], mode: str) -> None:
     assert not terminations.any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("where", "request_", "mode"),
     [

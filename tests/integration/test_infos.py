@@ -49,7 +49,7 @@ def made(of_step: Any, of_reset: Any, **options: Any) -> Iterator[Any]:
         yield envs
 
 
-@pytest.mark.parametrize("lane", ["auto", "wire"])
+@pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.long)])
 @pytest.mark.parametrize("info", NO_MAPS, ids=repr)
 def test_info_that_is_no_map_is_the_envs_error(info: Any, lane: str) -> None:
     sync = SyncVectorEnv([lambda: Informing(info, {})] * 2)

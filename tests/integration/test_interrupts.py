@@ -39,7 +39,7 @@ class Talking(sims.Counter):
 
 
 @pytest.mark.parametrize("lane", ["auto", "wire"])
-@pytest.mark.parametrize("by_parts", [False, True])
+@pytest.mark.parametrize("by_parts", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.long)])
 def test_interrupt_anywhere_in_a_wait_loses_nothing(lane: str, by_parts: bool, stride: int) -> None:
     actions, lost = np.zeros(3, np.int64), 0
@@ -126,6 +126,7 @@ def settle(envs: envhub.HubVectorEnv) -> None:
                 envs.recv(timeout=20)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in zmq's own destructors
 @pytest.mark.parametrize("lane", ["auto", "wire"])
 @pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.long)])
@@ -270,6 +271,7 @@ def test_step_after_a_reset_that_was_interrupted_is_never_overtaken_by_it(
     assert count * stride > 50
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what is dropped says that it was open
 def test_interrupt_anywhere_in_connecting_leaves_no_descriptor(hub: ServedHub) -> None:
     def descriptors() -> int:

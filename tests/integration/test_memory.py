@@ -39,6 +39,7 @@ def limit_memory(hub: ServedHub, more: int) -> None:
     resource.prlimit(hub.process.pid, resource.RLIMIT_AS, (most, -1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lane", ["wire", "auto"])
 def test_arena_for_which_the_hub_has_no_memory_is_refused(hungry_hub: ServedHub, lane: str) -> None:
     with contextlib.closing(made(hungry_hub.ipc, lane=lane)) as honest:

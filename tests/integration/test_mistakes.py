@@ -161,6 +161,7 @@ def test_hub_that_is_down_is_announced_with_the_time_it_is_tried(caplog: pytest.
     assert announced(caplog).endswith("it is tried for 4 s")
 
 
+@pytest.mark.long
 def test_hub_that_has_ended_is_announced_with_the_time_it_is_tried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

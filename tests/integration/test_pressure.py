@@ -90,6 +90,7 @@ def _is_short(hub: ServedHub, kind: str, flood: contextlib.ExitStack) -> bool:
 LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in ("side", "all")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["ipc", "tcp", *LONG])
 def test_flood_of_connections_keeps_nobody_from_stepping(tmp_path: Path, kind: str) -> None:
     with serve(tmp_path, "counter=sims:counter") as hub, contextlib.ExitStack() as flood:

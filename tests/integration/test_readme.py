@@ -39,6 +39,7 @@ def test_commands_stand_on_lines_of_their_own() -> None:
     assert lines.count('pip install -e ".[dev]" && pytest') == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
 def test_programs_run(number: int, hub: ServedHub) -> None:
     program = PROGRAMS[number].replace("tcp://127.0.0.1:5555", hub.tcp)

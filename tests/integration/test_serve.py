@@ -54,6 +54,7 @@ def test_hub_with_an_idle_session_ends_at_once(tmp_path: Path) -> None:
         envs.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_right_after_the_start_ends_the_hub_with_0(tmp_path: Path, number: int) -> None:
     with serve(tmp_path, "CartPole-v1") as hub:
@@ -61,6 +62,7 @@ def test_signal_right_after_the_start_ends_the_hub_with_0(tmp_path: Path, number
         assert [path.suffix for path in tmp_path.iterdir()] == [".log"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_until_the_very_end_change_nothing(tmp_path: Path, number: int) -> None:
     with serve(tmp_path, "CartPole-v1") as hub:
@@ -104,6 +106,7 @@ def test_entries_that_name_nothing_are_logged(tmp_path: Path) -> None:
             assert "CartPole-v1" in client.envs() and "CartPole-v77" not in client.envs()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("entry", "why"),
     [
@@ -243,6 +246,7 @@ BAD_ARGUMENTS = [
 ]
 
 
+@pytest.mark.long
 def test_bad_arguments_end_with_2_and_one_line() -> None:
     command = [sys.executable, "-m", "envhub", "serve"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -321,6 +325,7 @@ def test_patterns_offer_what_is_registered(tmp_path: Path) -> None:
         envs.close()
 
 
+@pytest.mark.long
 def test_limits_are_refused_with_their_names(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", "--max-envs", "6", "--workers", "1") as hub, envhub.connect(hub.tcp) as client:
         envs = client.make_vec("CartPole-v1", 4)

@@ -14,6 +14,7 @@ import envhub
 from envhub import compression as methods
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compression", methods.METHODS)
 @pytest.mark.parametrize("copy", [True, False])
 def test_compressed_observations_are_the_same(hub: ServedHub, compression: str, copy: bool) -> None:

@@ -338,6 +338,7 @@ def test_hang_can_be_raised_with_the_stack(address: str | None) -> None:
         assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [3, 0, 3]
 
 
+@pytest.mark.long
 def test_worker_of_many_slow_envs_is_not_stuck(address: str | None) -> None:
     with made(address, 8, num_workers=1, call_timeout=1.5, step_timeout=1.5) as envs:
         envs.reset()
@@ -374,6 +375,7 @@ def test_env_that_dies_in_a_call_fails_it_and_the_session_goes_on(address: str |
         assert step(envs, 0, 0)[0][:, 0].tolist() == [0, 0]
 
 
+@pytest.mark.long
 def test_reset_that_hangs_is_tried_again_until_the_budget_is_spent(address: str | None) -> None:
     with made(address, 1, reset_timeout=1.5, restarts_max=1) as envs:
         envs.reset()
@@ -413,6 +415,7 @@ def test_env_that_is_made_anew_in_its_process_has_the_time_of_its_making() -> No
 # --- restarts ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_env_that_dies_at_every_step_ends_in_one_clear_error_and_the_hub_lives(address: str | None) -> None:
     with made(address) as envs:
         envs.reset()

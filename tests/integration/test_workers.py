@@ -127,6 +127,7 @@ envs.close()
 """
 
 
+@pytest.mark.long
 def test_later_program_knows_what_steps_took_in_an_earlier_one(tmp_path: Path) -> None:
     assert learn_and_look(LEARNING % 1, tmp_path) == ["told by num_workers=1"]
     (file,) = (tmp_path / "envhub").iterdir()
@@ -142,6 +143,7 @@ def test_nothing_is_kept_where_the_cache_is_off(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_session_of_the_wrong_size_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     num_envs = 8 * CPUS
     waiting = [waits_as_if_in_process] * num_envs

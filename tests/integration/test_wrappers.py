@@ -102,6 +102,7 @@ def without_times(infos: dict[str, Any]) -> None:
 MODES = [AutoresetMode.NEXT_STEP, pytest.param(AutoresetMode.SAME_STEP, marks=pytest.mark.long)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", WRAPS)
 def test_wrapper_gives_what_it_gives_over_gymnasiums(name: str, mode: AutoresetMode) -> None:
@@ -140,6 +141,7 @@ PIXELS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WRAPS_OF_IMAGES)
 def test_wrapper_of_images_gives_what_it_gives_over_gymnasiums(name: str) -> None:
     compare(Pixels, name, WRAPS_OF_IMAGES[name], AutoresetMode.NEXT_STEP)

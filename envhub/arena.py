@@ -215,8 +215,15 @@ class Arena:
         """Whether a row has another status than ``STATUS_OK``."""
         return self.status.tobytes().count(0) != self.status.nbytes
 
+    def said_by_channel(self) -> np.ndarray:
+        """Of which rows the workers have sent the hub more than stands here: what an env raised, or a large info."""
+        mask: np.ndarray = (self.status == STATUS_RAISED) | (self.info_length > self.layout.info_bytes)
+        return mask
+
     def small_infos(self) -> list[tuple[int, memoryview]]:
         """Row and encoded info of every row that left one in the arena; a larger one travels by the channel."""
+        if self.info_template.all():  # as of most envs that say something: all rows are in columns
+            return []
         lengths = self.info_length
         filled = ((lengths != 0) & (self.info_template == 0)).nonzero()[0]
         limit = self.layout.info_bytes
@@ -227,7 +234,7 @@ class Arena:
         templates = self.info_template if rows is None else self.info_template[rows]
         kinds = set(templates.tolist())
         found = []
-        for template in sorted(kinds):
+        for template in sorted(kinds - {0}):
             # Mostly all say the same, and nothing has to be looked for.
             where = np.arange(len(templates)) if len(kinds) == 1 else np.flatnonzero(templates == template)
             where = where if rows is None else rows[where]

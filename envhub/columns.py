@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from functools import lru_cache
 from typing import Any, Callable, Dict, Iterable, Iterator, NamedTuple, Union
 
 import numpy as np
@@ -223,10 +224,22 @@ def unpack_columns(frame: Any, rows: int) -> list[Rows]:
         start += _HEAD.size
         if not count or count > rows or len(view) - start < count * (4 + width) or len(found) >= rows:
             raise DecodeError(f"a frame of columns with {count} rows of {width} bytes")
-        numbers = np.frombuffer(view, "<u4", count, start).astype(np.int64)
-        if numbers[-1] >= rows or (numbers[1:] <= numbers[:-1]).any():
-            raise DecodeError(f"a frame of columns whose rows are not ascending and less than {rows}")
+        numbers = _numbers(bytes(view[start : start + 4 * count]), rows)
         data = np.frombuffer(view, np.uint8, count * width, start + 4 * count).reshape(count, width)
         start += count * (4 + width)
         found.append(Rows(template, numbers, data))
     return found
+
+
+@lru_cache(maxsize=16)  # mostly all rows of a session say the same, at every step
+def _numbers(encoded: bytes, rows: int) -> np.ndarray:
+    """The numbers of rows, which nobody may change.
+
+    Raises:
+        DecodeError: they do not ascend, or one is not below ``rows``.
+    """
+    numbers: np.ndarray = np.frombuffer(encoded, "<u4").astype(np.int64)
+    if numbers[-1] >= rows or (numbers[1:] <= numbers[:-1]).any():
+        raise DecodeError(f"a frame of columns whose rows are not ascending and less than {rows}")
+    numbers.flags.writeable = False
+    return numbers

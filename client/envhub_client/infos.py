@@ -136,9 +136,11 @@ def _merged(tree: Tree, batch: dict[str, Any], rows: np.ndarray, records: np.nda
             value = records[found.name].copy()
         else:
             value = _assigned(value, found, rows, records[found.name], num_envs)
-        if mask is None:
-            mask = np.zeros(num_envs, np.bool_)
-        mask[rows] = True
+        if mask is None and whole:
+            mask = np.ones(num_envs, np.bool_)
+        else:
+            mask = np.zeros(num_envs, np.bool_) if mask is None else mask
+            mask[rows] = True
         batch[key], batch[f"_{key}"] = value, mask
     return batch
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from envhub import address as envhub_address
 from envhub import messages
-from envhub.arena import DRIVER_CLIENT, OP_STEP, STATUS_RAISED, Arena
+from envhub.arena import DRIVER_CLIENT, OP_STEP, Arena
 from envhub.errors import HubLost, HubTimeout
 from envhub.layout import Layout, Leaf
 from envhub.messages import Collect, Op, Reset, Shared
@@ -265,9 +265,9 @@ class SharedLane:
         """The infos, of which the hub holds the large ones; or what an env raised, which it holds, too."""
         arena = self._arena
         rows = [(row, bytes(blob)) for row, blob in arena.small_infos()]
-        left = (arena.status == STATUS_RAISED) | (arena.info_length > arena.layout.info_bytes)
-        if left.any():
-            rows = sorted([*rows, *self._ask_hub(np.flatnonzero(left).tolist())])
+        left = np.flatnonzero(arena.said_by_channel()).tolist()
+        if left:
+            rows = sorted([*rows, *self._ask_hub(left)])
         return rows, self._wire.templates.read(arena.columns())
 
     def _ask_hub(self, rows: list[int]) -> list[tuple[int, bytes]]:

@@ -294,9 +294,10 @@ class Host:
         if parts.done() < min(self._request.message.min_envs, parts.outstanding):
             return
         rows, raised = parts.ready()
-        self._crew.hear()  # what belongs to these rows was said before they were done
         parts.taken(rows if raised is None else raised)
         small, large = parts.infos(rows)
+        if large or raised is not None:
+            self._crew.hear()  # it was sent before the rows were done, so it is here by now
         self._apply(self.session.event(-1, Received(tuple(rows.tolist()), tuple(small.items()), tuple(large), raised)))
 
     # --- who drives -------------------------------------------------------------------------------------------------
@@ -357,9 +358,8 @@ class Host:
             return
         woke_ns = time.monotonic_ns()
         self._noted = memory.arena.noted()
-        if self._noted:
-            # What did not fit into the arena was sent by the channel before the rows were done, so it is here by now.
-            self._crew.hear()
+        if self._noted and memory.arena.said_by_channel().any():
+            self._crew.hear()  # it was sent before the rows were done, so it is here by now
         if self._crew.loose is not None:
             self._crew.keep_loose()
         stepped = self._request is not None and isinstance(self._request.message, messages.Step)

@@ -73,8 +73,8 @@ def calls(folder: Path, steps: int) -> Counter[str]:
 def test_step_by_messages_takes_no_more_calls_in_the_hub_than_it_did(tmp_path: Path) -> None:
     few, many = calls(tmp_path / "few", STEPS_FEW), calls(tmp_path / "many", STEPS_MANY)
     # Of each function, how often each step calls it: what sessions need to begin and end, and what comes by the
-    # passing of time, is so rare that it rounds to nothing.
-    each = {function: round((many[function] - few[function]) / (STEPS_MANY - STEPS_FEW)) for function in many}
+    # passing of time, is rarer than three of four steps, however slow the machine is.
+    each = {function: int((many[function] - few[function]) / (STEPS_MANY - STEPS_FEW) + 0.25) for function in many}
     # The clock notes turns that took longer than LAG_MIN_S, as counting may make them do.
     each = {function: number for function, number in each.items() if number and not function.endswith(" _note")}
     listed = "\n".join(f"{number} {function}" for function, number in each.items())

@@ -7,6 +7,7 @@ import importlib
 import os
 import pickle
 import sys
+from collections import defaultdict
 from typing import Any, Callable
 
 from envhub import codec
@@ -19,7 +20,7 @@ _known: set[bytes] = set()  # the pickled entries of this process's registry, an
 
 
 def factories(build: Any) -> Any:
-    """A factory for each row that is to be built, by row, in a world made fit for them."""
+    """The factories of the session's envs by row, in a world made fit for them."""
     if build.sys_path:
         _enter_world(build)
     for module in build.modules:
@@ -28,7 +29,8 @@ def factories(build: Any) -> Any:
         _register(build.registrations)
     if build.factories:
         return pickle.loads(build.factories)  # noqa: S301  only ever sent to workers, never read by the hub
-    return dict.fromkeys(build.rows, _named_factory(build))
+    make = _named_factory(build)
+    return defaultdict(lambda: make)  # which rows are this worker's may change once the first env is made
 
 
 def _named_factory(build: Any) -> Callable[[], Any]:

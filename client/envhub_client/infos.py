@@ -146,7 +146,7 @@ def _merged(tree: Tree, batch: dict[str, Any], rows: np.ndarray, records: np.nda
 
 
 def _assigned(there: Any, found: Column, rows: np.ndarray, values: np.ndarray, num_envs: int) -> np.ndarray:
-    """The array of this column, made anew where there is none, with the values of these rows."""
+    """The array of this column, made where there is none, with the values of these rows."""
     if there is None:
         there = np.zeros((num_envs, *found.shape), _form(found))
         if there.dtype == object:

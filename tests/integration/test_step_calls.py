@@ -69,14 +69,21 @@ def calls(folder: Path, steps: int) -> Counter[str]:
     return found
 
 
+def calls_per_step(folder: Path) -> dict[str, int]:
+    """How often each step calls each function of the hub's process."""
+    folder.mkdir()
+    few, many = calls(folder / "few", STEPS_FEW), calls(folder / "many", STEPS_MANY)
+    # What sessions need to begin and end, and what comes by the passing of time, is so rare that it rounds to nothing.
+    each = {function: round((many[function] - few[function]) / (STEPS_MANY - STEPS_FEW)) for function in many}
+    # The clock notes turns that took longer than LAG_MIN_S, as counting may make them do.
+    return {function: number for function, number in each.items() if number and not function.endswith(" _note")}
+
+
 @pytest.mark.timeout(300)
 def test_step_by_messages_takes_no_more_calls_in_the_hub_than_it_did(tmp_path: Path) -> None:
-    few, many = calls(tmp_path / "few", STEPS_FEW), calls(tmp_path / "many", STEPS_MANY)
-    # Of each function, how often each step calls it: what sessions need to begin and end, and what comes by the
-    # passing of time, is rarer than three of four steps, however slow the machine is.
-    each = {function: int((many[function] - few[function]) / (STEPS_MANY - STEPS_FEW) + 0.25) for function in many}
-    # The clock notes turns that took longer than LAG_MIN_S, as counting may make them do.
-    each = {function: number for function, number in each.items() if number and not function.endswith(" _note")}
+    each = calls_per_step(tmp_path / "once")
+    if sum(each.values()) > CALLS_MAX:  # a busy machine adds calls, and takes none away
+        each = calls_per_step(tmp_path / "again")
     listed = "\n".join(f"{number} {function}" for function, number in each.items())
     assert 0 < sum(each.values()) <= CALLS_MAX, listed
 

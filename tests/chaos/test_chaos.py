@@ -17,9 +17,7 @@ def test_schedule_follows_from_the_seed_alone() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("seed", "lanes"), [pytest.param(18, [EMBEDDED, IPC], marks=pytest.mark.long), (8, [TCP, RELAY])]
-)
+@pytest.mark.parametrize(("seed", "lanes"), [(18, [EMBEDDED, IPC]), (8, [TCP, RELAY])])
 def test_nothing_is_lost_in_a_short_run(tmp_path: Path, seed: int, lanes: list[str]) -> None:
     found = run(tmp_path, seed, 1000, lanes, pace_s=0.4, seconds=6)
     print(found.text())

@@ -361,11 +361,6 @@ REQUESTS: dict[str, Request] = {
     "detach": raises(detach),
 }
 MODES = ["NextStep", "SameStep", "Disabled"]
-OFTEN = {("private", request, "NextStep") for request in REQUESTS} | {
-    ("private", "masked reset", "SameStep"),
-    ("private", "step, masked reset", "Disabled"),
-    ("ipc, stopped", "detach", "NextStep"),
-}
 
 
 def step_on(envs: envhub.HubVectorEnv, states: list[int], mode: str) -> None:
@@ -388,7 +383,7 @@ def step_on(envs: envhub.HubVectorEnv, states: list[int], mode: str) -> None:
 @pytest.mark.parametrize(
     ("where", "request_", "mode"),
     [
-        pytest.param(where, request, mode, marks=() if (where, request, mode) in OFTEN else pytest.mark.long)
+        (where, request, mode)
         for where in ("private", "private, wire", "ipc", "ipc, stopped", "tcp", "tcp, stopped")
         for request in REQUESTS
         for mode in MODES

@@ -129,7 +129,7 @@ def settle(envs: envhub.HubVectorEnv) -> None:
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in zmq's own destructors
 @pytest.mark.parametrize("lane", ["auto", "wire"])
-@pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [40, 200])
 def test_interrupt_at_any_moment_leaves_a_session_that_goes_on(lane: str, count: int) -> None:
     dice, raised = random.Random(7), 0
     with closing(envhub.make_vec([Slow] * 3, num_workers=2, lane=lane)) as envs:

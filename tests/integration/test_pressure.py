@@ -87,11 +87,8 @@ def _is_short(hub: ServedHub, kind: str, flood: contextlib.ExitStack) -> bool:
     return "descriptors_short" in hub.log
 
 
-LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in ("side", "all")]
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["ipc", "tcp", *LONG])
+@pytest.mark.parametrize("kind", ["ipc", "tcp", "side", "all"])
 def test_flood_of_connections_keeps_nobody_from_stepping(tmp_path: Path, kind: str) -> None:
     with serve(tmp_path, "counter=sims:counter") as hub, contextlib.ExitStack() as flood:
         limit_descriptors(hub, DESCRIPTORS_MAX)

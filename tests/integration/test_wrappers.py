@@ -99,11 +99,8 @@ def without_times(infos: dict[str, Any]) -> None:
     infos.get("final_info", {}).get("episode", {}).pop("t", None)
 
 
-MODES = [AutoresetMode.NEXT_STEP, pytest.param(AutoresetMode.SAME_STEP, marks=pytest.mark.long)]
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 @pytest.mark.parametrize("name", WRAPS)
 def test_wrapper_gives_what_it_gives_over_gymnasiums(name: str, mode: AutoresetMode) -> None:
     compare(pendulum, name, WRAPS[name], mode)

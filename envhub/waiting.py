@@ -2,6 +2,9 @@
 
 A parked process is woken by the kernel, which costs tens of microseconds on both sides. Looking costs a CPU, so it is
 bounded, and it is only done where it recently paid.
+
+Of two processes that each store a word and then load the other's, both may miss what the other stored, unless a fence
+stands between store and load. On x86-64 an atomic exchange is one, and taking a free lock is an atomic exchange.
 """
 
 from __future__ import annotations
@@ -9,14 +12,28 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import threading
 from typing import Callable
 
 ENVIRONMENT_VARIABLE = "ENVHUB_SPIN_US"
 SPIN_US = 200  # with both sides parked, a wake-up and the caches that are cold after it cost about as much
 SPIN_US_MAX = 1000
+HAS_FENCE = platform.machine() in ("x86_64", "AMD64")
 SKIPS_MAX = 127  # waits that only park, after a row of vain spins
 
 RING = (1).to_bytes(8, sys.byteorder)  # what is written to an eventfd, to wake who is parked at it
+
+
+_free_lock = threading.Lock()
+
+
+def fence() -> None:
+    """Store what was stored before this call before loading anything after it; only where ``HAS_FENCE``.
+
+    Of two processes that each store, call this and then load, at least one sees what the other has stored.
+    """
+    with _free_lock:
+        pass
 
 
 class Spinner:
@@ -70,7 +87,7 @@ def spin_us(processes: int, cpus: int, quota: bool) -> int:
     told = told_spin_us()
     if told is not None:
         return told
-    looks = processes <= cpus and not quota and platform.machine() in ("x86_64", "AMD64")
+    looks = processes <= cpus and not quota and HAS_FENCE
     return SPIN_US if looks else 0
 
 

@@ -38,7 +38,7 @@ from envhub.arena import (
 from envhub.columns import Writer
 from envhub.gym_api import registered, unfit
 from envhub.layout import OBJECT, Layout, Leaf
-from envhub.waiting import Spinner
+from envhub.waiting import HAS_FENCE, Spinner, fence
 from envhub_server import control
 from envhub_server.channel import FORKED_STATUS, Channel, ChannelClosed, moved_up
 from envhub_server.dialects import adapted
@@ -327,11 +327,19 @@ class Worker:
         self._ended_ns[at] = time.monotonic_ns()
         worth_telling = timed and timer.stop(len(rows))
         if not parts or parts < len(rows):
-            self._ring()
+            self._ring_at_end()
         if worth_telling:
             self._channel.send(replace(timer.times, env_bytes=private_bytes() // len(self._rows)))
         if self._broken:
             self._mend()
+
+    def _ring_at_end(self) -> None:
+        """Wake the driver, unless another worker still has rows of the batch: the last one sees that all are done."""
+        if HAS_FENCE:
+            fence()
+            if self._request != self._done:
+                return
+        self._ring()
 
     def _ring(self) -> None:
         os.write(self._done_bells.get(self._arena.driver, self._done_bells[DRIVER_HUB]), _ONE)
@@ -354,7 +362,7 @@ class Worker:
 
         for row in self._rows:
             self._finish(row, partial(run, row) if row.index in seeds else row.stay)
-        self._ring()
+        self._ring_at_end()
 
     def _finish(self, row: Any, run: Callable[[], None], steps: bool = False) -> None:
         """Run one row's step or reset, store its status, and last of all that it is done."""

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import itertools
+import mmap
+import os
+from collections.abc import Callable
 
 import pytest
 
-from envhub.waiting import SKIPS_MAX, SPIN_US, SPIN_US_MAX, Spinner, spin_us
+from envhub.waiting import HAS_FENCE, SKIPS_MAX, SPIN_US, SPIN_US_MAX, Spinner, fence, spin_us
 
 
 class Clock:
@@ -73,10 +76,10 @@ def test_vain_spins_become_rare_and_a_good_one_brings_them_back() -> None:
 def test_nobody_spins_where_cpus_are_short(
     processes: int, cpus: int, quota: bool, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("envhub.waiting.HAS_FENCE", True)
     monkeypatch.delenv("ENVHUB_SPIN_US", raising=False)
     assert spin_us(processes, cpus, quota) == wanted
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr("envhub.waiting.HAS_FENCE", False)
     assert spin_us(processes, cpus, quota) == 0
 
 
@@ -87,3 +90,43 @@ def test_variable_overrides_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ENVHUB_SPIN_US", wrong)
         with pytest.raises(ValueError, match="ENVHUB_SPIN_US"):
             spin_us(1, 1, False)
+
+
+def missed(rounds: int, between: Callable[[], None]) -> int:
+    """How often of two processes, that each store a word and then load the other's, neither sees the other's."""
+    with mmap.mmap(-1, 4096) as shared:
+        words = memoryview(shared).cast("q")
+        # Each word in a cache line of its own: where each stands, what it stores, and whether it saw the other's.
+        places = [[words[8 * place : 8 * place + 1] for place in range(3 * side, 3 * side + 3)] for side in (0, 1)]
+        child = os.fork()
+        own, other = places if child else reversed(places)
+        (own_round, own_word, own_saw), (other_round, other_word, other_saw) = own, other
+        found = 0
+        for number in range(1, rounds + 1):
+            own_round[0] = number
+            while other_round[0] < number:
+                pass
+            own_word[0] = number
+            between()
+            saw = other_word[0] == number
+            own_saw[0] = 2 * number + saw
+            while other_saw[0] >> 1 < number:
+                pass
+            found += not saw and not other_saw[0] & 1
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
+        for word in (own_round, own_word, own_saw, other_round, other_word, other_saw, words):
+            word.release()
+        return found
+
+
+@pytest.mark.skipif(not HAS_FENCE, reason="this machine has no fence that Python can reach")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two processes have to run at the same time")
+def test_fence_has_at_least_one_of_two_see_what_the_other_stored() -> None:
+    rounds, tries = 20_000, 0
+    while not missed(rounds, lambda: None):
+        tries += 1
+        if tries == 20:
+            pytest.skip("without a fence nothing was missed, either: the two hardly ran at the same time")
+    assert missed((1 + tries) * rounds, fence) == 0

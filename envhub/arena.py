@@ -85,6 +85,8 @@ class Arena:
             self._memory.madvise(mmap.MADV_DONTFORK)
         self._fields = layout.fields()
         self._posts = 0
+        self._all_rows = np.arange(layout.rows)
+        self._all_rows.flags.writeable = False
         self.header = np.frombuffer(self._memory, np.int64, len(HEADER_WORDS))
         self._header_words = self.words(self.header)
         self.request = self._view("request")
@@ -95,6 +97,9 @@ class Arena:
         self.status = self._view("status")
         self._request_words, self._done_words = self.words(self.request), self.words(self.done)
         self._slot_words = self.words(self.slot)
+        self._op_bytes, self._slot_bytes, self._request_bytes = (
+            column.data.cast("B") for column in (self.op, self.slot, self.request)
+        )
         self.info_length, self.info_template = self._view("info_length"), self._view("info_template")
         self.began_ns, self.ended_ns = self._view("began_ns"), self._view("ended_ns")
         self.results = self._view("results")
@@ -198,8 +203,10 @@ class Arena:
     def post(self, op: int, slot: int) -> None:
         """Hand all rows to their workers; actions must stand already. Ring afterwards."""
         self._posts += 1
-        for column, value in ((self.op, op), (self.slot, slot), (self.request, self._posts)):
-            column.data.cast("B")[:] = value.to_bytes(8, sys.byteorder) * self.layout.rows  # as bytes it is quickest
+        rows, order = self.layout.rows, sys.byteorder
+        self._op_bytes[:] = op.to_bytes(8, order) * rows  # as bytes it is quickest
+        self._slot_bytes[:] = slot.to_bytes(8, order) * rows
+        self._request_bytes[:] = self._posts.to_bytes(8, order) * rows
 
     def post_rows(self, op: int, slots: np.ndarray, rows: np.ndarray) -> None:
         """Hand only these rows to their workers, each with its slot; otherwise as ``post``."""
@@ -235,12 +242,13 @@ class Arena:
         kinds = set(templates.tolist())
         found = []
         for template in sorted(kinds - {0}):
-            # Mostly all say the same, and nothing has to be looked for.
-            where = np.arange(len(templates)) if len(kinds) == 1 else np.flatnonzero(templates == template)
+            whole = rows is None and len(kinds) == 1  # as mostly: all rows say the same
+            where = self._all_rows if whole else np.flatnonzero(templates == template)
             where = where if rows is None else rows[where]
             nbytes = min(max(int(self.info_length[where[0]]), 0), self.layout.info_bytes)
             if template > 0 and nbytes:
-                found.append(Rows(template, where, self.infos[where, :nbytes]))
+                data = self.infos[:, :nbytes].copy() if whole else self.infos[where, :nbytes]
+                found.append(Rows(template, where, data))
         return found
 
     def close(self) -> None:

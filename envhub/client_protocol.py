@@ -31,6 +31,7 @@ from envhub.protocol import (
 
 NOTICES_MAX = 16  # that are kept until somebody takes them away
 _AT_ONCE = float("-inf")
+_DONE = messages.Done()
 _UNHELD = (Op.MAKE, Op.ATTACH, Op.CLOSE)  # the hub takes them whatever runs
 
 
@@ -48,6 +49,7 @@ class _Pending:
     token: bytes
     seq: int
     frames: Frames
+    done: bytes  # the first frame of a reply that says that it was done
     speak_s: float  # when to ask after it next
     held: bool = False  # it is not sent before a request that was given up has ended
     follows: bool = False  # it was held, and a late copy of what was given up may still come before it
@@ -122,8 +124,9 @@ class ClientProtocol:
             held = self._sent_seq > self._ended_seq and op not in _UNHELD
             if not held:
                 self._sent_seq = seq
+        done = pack_head(REPLY | op, self.hub_id, token, seq)
         self.answer = None
-        self._pending = _Pending(op, token, seq, sent, _AT_ONCE if held else now_s + HEARTBEAT_S, held, held)
+        self._pending = _Pending(op, token, seq, sent, done, _AT_ONCE if held else now_s + HEARTBEAT_S, held, held)
         self._heard_s = now_s
         return sent
 
@@ -137,9 +140,13 @@ class ClientProtocol:
         Raises:
             RemoteProtocolError: the message is none of EnvHub's, or its content is malformed.
         """
+        pending = self._pending
+        if pending is not None and pending.op == Op.STEP and frames and frames[0] == pending.done:
+            self._heard_s, self._away_since_s, self._refused_since_s = now_s, None, None
+            return self._answered(pending, _DONE, frames)
         prelude = Prelude.unpack(frames[0] if frames else b"")
         self._heard_s, self._away_since_s, self._refused_since_s = now_s, None, None
-        op, pending = prelude.op & ~REPLY, self._pending
+        op = prelude.op & ~REPLY
         if self.hub_id and prelude.hub_id != self.hub_id:
             self._loss = "another hub answers at its address"
             return None
@@ -167,11 +174,14 @@ class ClientProtocol:
             return None
         if op == Op.HELLO:
             self.hub_id = prelude.hub_id
-        self.answer = Reply(pending.op, message, frames[1:])
+        return self._answered(pending, message, frames)
+
+    def _answered(self, pending: _Pending, message: Any, frames: Frames) -> Reply:
+        self.answer = answer = Reply(pending.op, message, frames[1:])
         if pending.op in SESSION_OPS:
             self._ended_seq = pending.seq
         self._pending = None
-        return self.answer
+        return answer
 
     def _heartbeat(self, pending: _Pending, body: Frame) -> None:
         found = _read(Op.HEARTBEAT, body)

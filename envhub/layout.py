@@ -30,6 +30,7 @@ HEADER_BYTES = 4096
 ALIGNMENT = 64
 SLOTS = 2
 ACTION_ITEM_BYTES = 8
+_REWARD, _FLAG = np.dtype(np.float64), np.dtype(np.bool_)
 RESULT_BYTES = 10  # a reward and two flags
 ROW_WORDS = (
     "request",
@@ -164,16 +165,19 @@ class Layout:
         return _aligned(last.offset + last.nbytes, HEADER_BYTES)
 
 
-def split_results(results: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def split_results(results: Any, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rewards, terminations and truncations as views of the bytes of all three.
 
     Raises:
         ValueError: these are not the bytes of so many rows.
     """
-    if results.size != rows * RESULT_BYTES:
-        raise ValueError(f"{results.size} bytes of results for {rows} rows")
-    flags = results[rows * 8 :].view(np.bool_)
-    return results[: rows * 8].view(np.float64), flags[:rows], flags[rows:]
+    if len(results) != rows * RESULT_BYTES:
+        raise ValueError(f"{len(results)} bytes of results for {rows} rows")
+    return (
+        np.ndarray(rows, _REWARD, results),
+        np.ndarray(rows, _FLAG, results, rows * _REWARD.itemsize),
+        np.ndarray(rows, _FLAG, results, rows * (_REWARD.itemsize + _FLAG.itemsize)),
+    )
 
 
 def _placed(wanted: Sequence[tuple[str, str, tuple[int, ...]]]) -> dict[str, Field]:

@@ -16,6 +16,7 @@ MAGIC = b"EHUB"
 VERSION = (1, 0)  # a peer of another major version is refused
 PRELUDE = struct.Struct("<4sBBBxQ16sQ")  # magic, major, minor, op, hub id, session token, seq
 NO_SESSION = bytes(16)
+SEQ_MAX = (1 << 64) - 1
 
 pack_head = partial(PRELUDE.pack, MAGIC, *VERSION)  # of op, hub id, token and seq: the bytes of such a prelude
 

@@ -16,7 +16,8 @@ ZERO_COPY_BYTES = 1 << 16  # from here on, keeping track of when libzmq is done 
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
-_send_frame = zmq.backend.Socket.send  # that of ``zmq.Socket`` is written in Python, and calls this one for each frame
+# Those of ``zmq.Socket`` call these for each frame, and cost more than they.
+_send_frame, _receive_frame = zmq.backend.Socket.send, zmq.backend.Socket.recv
 
 SEND_QUEUE_MESSAGES_MAX = 16
 ZERO_COPY_TIMEOUT_S = 10.0  # it takes a millisecond
@@ -90,10 +91,21 @@ def receive(socket: zmq.Socket[Any], frames_max: int) -> list[zmq.Frame]:
     Raises:
         zmq.Again: there is none.
     """
-    frames = [socket.recv(_NOBLOCK, copy=False)]
-    while frames[-1].more and len(frames) < frames_max:
-        frames.append(socket.recv(_NOBLOCK, copy=False))
+    frame = _receive_frame(socket, _NOBLOCK, copy=False)
+    frames = [frame]
+    while frame.more and len(frames) < frames_max:
+        frame = _receive_frame(socket, _NOBLOCK, copy=False)
+        frames.append(frame)
     return frames
+
+
+def receive_peer(socket: zmq.Socket[Any]) -> bytes:
+    """From whom a ROUTER's next message is; ``receive`` it then.
+
+    Raises:
+        zmq.Again: there is none.
+    """
+    return _receive_frame(socket, _NOBLOCK)
 
 
 def discard(socket: zmq.Socket[Any], frames_max: int) -> bool:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from io import FileIO
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import zmq
@@ -46,38 +47,69 @@ HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HEARTBEAT_TTL_MS = 1000, 2000, 4000
 PROBE_S = 0.2
 RECONNECT_MS, RECONNECT_MAX_MS = 20, 500
 
+_BUFFER = attrgetter("buffer")
 _POLLIN = int(zmq.POLLIN)  # a plain number, as in ``envhub.wire``
 _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
 logger = logging.getLogger("envhub")
 
 
-class _User:
-    """The thread that uses a connection. Threads may hand it over, but not use it at once; one may nest its uses."""
+_Lock: Any = type(threading.RLock())
 
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._keeping = threading.Lock()  # held while it is the keeper that has the other one, for an instant
+
+class _User(_Lock):  # type: ignore[misc]
+    """The thread that uses a connection. Threads may hand it over, but not use it at once; one may nest its uses.
+
+    It is a lock for which nobody waits.
+    """
+
+    def __init__(self, context: zmq.Context[Any], address: str) -> None:
+        self._context = context
+        self._address = address
+        self._pid = os.getpid()
+        self._keeping = threading.Lock()  # held while it is the keeper that is using the connection, for an instant
+
+    def check(self) -> None:
+        """See whether there is a connection to use.
+
+        Raises:
+            LocalProtocolError: the connection is closed.
+            Forked: it belongs to the process that this one was forked from.
+        """
+        if self._context.closed:
+            raise LocalProtocolError(f"this connection to the hub at {self._address} is closed")
+        if os.getpid() != self._pid:
+            raise Forked("this connection was made before a fork; connect again in the child")
 
     def __enter__(self) -> None:
-        if self._lock.acquire(blocking=False):
-            return
-        with self._keeping:
-            if self._lock.acquire(blocking=False):
-                return
-        raise ConnectionInUse("another thread is using this connection; give each thread a vector env of its own")
+        if self._context.closed or os.getpid() != self._pid:
+            self.check()
+        if not self.acquire(blocking=False):
+            self._take_from_keeper()
 
-    def __exit__(self, *exc_info: object) -> None:
-        self._lock.release()
+    def _take_from_keeper(self) -> None:
+        with self._keeping:
+            if not self.acquire(blocking=False):
+                text = "another thread is using this connection; give each thread a vector env of its own"
+                raise ConnectionInUse(text)
+
+    def take(self) -> None:
+        """Use the connection, though it may be closed, until ``release``.
+
+        Raises:
+            ConnectionInUse: another thread does.
+        """
+        if not self.acquire(blocking=False):
+            self._take_from_keeper()
 
     def while_idle(self, work: Callable[[], None]) -> None:
         """Do this, unless a thread is using the connection; one that is about to waits."""
         with self._keeping:
-            if self._lock.acquire(blocking=False):
+            if self.acquire(blocking=False):
                 try:
                     work()
                 finally:
-                    self._lock.release()
+                    self.release()
 
 
 class Connection:
@@ -89,6 +121,8 @@ class Connection:
         sent_ns: when the last request began to be sent, on the monotonic clock.
         heard_ns: when the last message arrived.
         tend_ns: when it is to be tended next, by who uses it but does not wait on it.
+        in_use: for ``with``: use the connection in this thread alone. Entering it raises ``LocalProtocolError`` where
+            the connection is closed, ``ConnectionInUse`` where another thread uses it, and ``Forked`` in a child.
     """
 
     def __init__(
@@ -123,11 +157,11 @@ class Connection:
         self._warned = False
         self._tried = f"for {timeout:g} s"  # what a hub is that is out of reach, before it said hello
         self.sent_ns = self.heard_ns = self.tend_ns = 0
-        self._user = _User()
         self._frame_bytes_max = protocol.FRAME_BYTES_MAX
         self._closers: list[Callable[[], None]] = []
         self._whole = True  # whether every message that was begun at the sockets, in or out, was finished
         self._context = zmq.Context()
+        self.in_use = _User(self._context, address)
         self._socket: Any = None
         self._monitor: Any = None
         self._epoll: Any = None
@@ -158,6 +192,7 @@ class Connection:
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         self._monitor = wire.open_monitor(dealer, _MONITORED)
         self._epoll = select.epoll()
+        self._poll = [(dealer, _POLLIN)]
         self._descriptors = dealer.FD, self._monitor.FD
         for descriptor in self._descriptors:
             self._epoll.register(descriptor, select.EPOLLIN)
@@ -218,32 +253,32 @@ class Connection:
             RequestRefused: it is larger than what the hub accepts; nothing was sent.
             LocalProtocolError: a request is pending, or another thread is using the connection.
         """
-        with self.in_use():
+        with self.in_use:
             if (pending := self._protocol.pending) is not None:
                 raise self._busy(pending)
-            self._begin(op, message, frames, keep)
+            try:
+                self.sent_ns = time.monotonic_ns()
+                now_s = self.sent_ns / 1e9
+                if self._protocol.loss(now_s):
+                    self._check_found(now_s)
+                sent = self._protocol.request(op, message, frames, now_s)
+                if max(map(len, sent)) > self._frame_bytes_max:
+                    raise self._too_large(op, sent)
+                if not self._protocol.held:
+                    self._send(sent)
+            except BaseException as error:
+                if not keep or isinstance(error, Exception):
+                    self.give_up()
+                raise
 
     def _busy(self, pending: Op) -> LocalProtocolError:
         return LocalProtocolError(f"a {pending.name} is pending at the hub at {self.address}")
 
-    def _begin(self, op: Op, message: Any, frames: Sequence[Any], keep: bool) -> None:
-        try:
-            self.sent_ns = time.monotonic_ns()
-            if self._protocol.loss(self.sent_ns / 1e9):
-                self._check_found(self.sent_ns / 1e9)
-            sent = self._protocol.request(op, message, frames, self.sent_ns / 1e9)
-            largest = max(map(len, sent))
-            if largest > self._frame_bytes_max:
-                raise RequestRefused(
-                    f"a {op.name} request of {largest} bytes is more than message_bytes_max={self._frame_bytes_max} "
-                    f"of the hub at {self.address}"
-                )
-            if not self._protocol.held:
-                self._send(sent)
-        except BaseException as error:
-            if not keep or isinstance(error, Exception):
-                self.give_up()
-            raise
+    def _too_large(self, op: Op, frames: Sequence[Any]) -> RequestRefused:
+        return RequestRefused(
+            f"a {op.name} request of {max(map(len, frames))} bytes is more than "
+            f"message_bytes_max={self._frame_bytes_max} of the hub at {self.address}"
+        )
 
     def synchronize(self) -> None:
         """Give up what is pending, and wait until the hub is done with all that it was asked for in this session.
@@ -257,8 +292,11 @@ class Connection:
 
     def give_up(self) -> None:
         """Forget the pending request, if there is one; its reply is dropped should it come."""
-        with self._user:
+        self.in_use.take()
+        try:
             self._protocol.give_up()
+        finally:
+            self.in_use.release()
 
     def wait(self, timeout: float | None = None) -> Reply:
         """The pending request's reply, a failure included; until the next request, it can be had again.
@@ -268,7 +306,7 @@ class Connection:
             HubLost: the hub is gone.
             LocalProtocolError: no request is pending, or another thread is using the connection.
         """
-        with self.in_use():
+        with self.in_use:
             return self._protocol.answer or self._await(timeout)
 
     def _await(self, timeout: float | None) -> Reply:
@@ -280,30 +318,29 @@ class Connection:
             wait_s = self._protocol.next_tick_s(now_s)
             if deadline_s is not None:
                 wait_s = min(wait_s, max(0.0, deadline_s - now_s))
-            reply = self._turn(wait_s)
+            reply = self._hear(wait_s)
             if reply is not None:
                 return reply
+            self._see_to_it()
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 raise HubTimeout(
                     f"no reply from the hub at {self.address} within {timeout:g} s; it can be waited for again"
                 )
 
-    def _turn(self, wait_s: float) -> Reply | None:
-        """Take what has come, or comes within so many seconds, and say what is due; returns the pending reply."""
-        reply = self._hear(wait_s)
-        if reply is None:
-            now_s = time.monotonic()
-            self._check_found(now_s)
-            self._say(now_s)
-        return reply
+    def _see_to_it(self) -> None:
+        """Say what is due, if the hub is still there; errors as for ``_check_found``."""
+        now_s = time.monotonic()
+        self._check_found(now_s)
+        self._say(now_s)
 
     def _hear(self, wait_s: float) -> Reply | None:
+        """Take what has come, or comes within so many seconds; returns the pending reply."""
         if not self._whole:
             self._replace_torn_sockets()
         ours, monitors = self._descriptors
         try:
             # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
-            arrived = bool(zmq.zmq_poll([(self._socket, _POLLIN)], 0))
+            arrived = bool(zmq.zmq_poll(self._poll, 0))
             ready = () if arrived else self._epoll.poll(wait_s)
         except (OSError, ValueError, zmq.ZMQError) as error:
             if not self._context.closed:
@@ -331,14 +368,15 @@ class Connection:
         Raises:
             HubLost: the hub is gone.
         """
-        with self.in_use():
-            self._turn(0)
+        with self.in_use:
+            if self._hear(0) is None:
+                self._see_to_it()
             self.tend_ns = time.monotonic_ns() + int(TEND_S * 1e9)
 
     def keep(self) -> None:
         """Look after the connection while its program is busy elsewhere; what is wrong is raised at its next use."""
         if os.getpid() == self._pid:
-            self._user.while_idle(self._keep)
+            self.in_use.while_idle(self._keep)
 
     def _keep(self) -> None:
         if self._context.closed:
@@ -393,7 +431,7 @@ class Connection:
             HubTimeout: no reply within ``timeout`` seconds; the request is given up, as at an interrupt.
             EnvHubError: whatever the failure says, see ``envhub_client.failures``.
         """
-        with self.in_use():
+        with self.in_use:
             if (pending := self._protocol.pending) is not None:
                 raise self._busy(pending)
             try:  # around all of it: an interrupt must not leave the request pending
@@ -426,26 +464,13 @@ class Connection:
         if os.getpid() != self._pid or self._context.closed:
             return
         keeping.keeper.drop(self)
-        with self.in_use():
+        with self.in_use:
             for closer in self._closers:
                 closer()
             if self._pidfd is not None:
                 self._pidfd.close()
             self._close_sockets()
             self._context.destroy(linger=0)  # last: what an interrupt leaves open is closed at the next attempt
-
-    def in_use(self) -> _User:
-        """For ``with``: use the connection in this thread alone.
-
-        Raises:
-            LocalProtocolError: the connection is closed.
-            Forked: it belongs to the process that this one was forked from.
-        """
-        if self._context.closed:
-            raise LocalProtocolError(f"this connection to the hub at {self.address} is closed")
-        if os.getpid() != self._pid:
-            raise Forked("this connection was made before a fork; connect again in the child")
-        return self._user
 
     # --- the socket -------------------------------------------------------------------------------------------------
 
@@ -489,7 +514,7 @@ class Connection:
                 return None
             self._whole = True
             self.heard_ns = time.monotonic_ns()
-            reply = self._protocol.receive([frame.buffer for frame in frames], self.heard_ns / 1e9)
+            reply = self._protocol.receive([*map(_BUFFER, frames)], self.heard_ns / 1e9)
             if self._protocol.progress is not None or self._protocol.notices:
                 self._tell_progress()
             if self._warned:

@@ -84,6 +84,9 @@ class Infos:
             return batch
         if getattr(envs._add_info, "__func__", None) is not _ADD_INFO:
             return self._one_by_one(envs)
+        if len(self._groups) == 1 and not self._maps:
+            ((template, rows, records),) = self._groups
+            return _merged(template.tree, batch, rows, records, envs.num_envs)
         # The first env that says something decides on the form of its array, so everything is in the envs' order.
         sources: list[tuple[int, dict[str, Any] | Group]] = [*self._maps.items()]
         sources += [(int(group.rows[0]), group) for group in self._groups]
@@ -137,7 +140,8 @@ def _merged(tree: Tree, batch: dict[str, Any], rows: np.ndarray, records: np.nda
         else:
             value = _assigned(value, found, rows, records[found.name], num_envs)
         if mask is None and whole:
-            mask = np.ones(num_envs, np.bool_)
+            mask = np.empty(num_envs, np.bool_)
+            mask.fill(True)  # ``np.ones`` takes three times as long
         else:
             mask = np.zeros(num_envs, np.bool_) if mask is None else mask
             mask[rows] = True

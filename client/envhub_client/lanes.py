@@ -24,7 +24,7 @@ from envhub_client.infos import Group, Templates
 # Up to here, copying a received frame costs less than keeping the whole receive buffer it stands in alive.
 KEEP_BYTES = 1 << 16
 
-_Field = tuple[np.dtype[Any], tuple[int, ...]]
+_Field = tuple[np.dtype[Any], tuple[int, ...], int]  # dtype, shape and size in bytes of a batch of a leaf
 
 
 class Outcome(NamedTuple):
@@ -89,16 +89,19 @@ class WireLane:
         self.leaves = leaves
         self.copy = copy
         self._connection = connection
-        self._fields = [(np.dtype(leaf.dtype), (num_envs, *leaf.shape)) for leaf in leaves]
-        self._buffers = None if copy else [[np.zeros(shape, dtype) for dtype, shape in self._fields] for _ in range(2)]
+        self._fields = _fields(leaves, num_envs)
+        zeros = [(shape, dtype) for dtype, shape, _ in self._fields]
+        self._buffers = None if copy else [[np.zeros(*wanted) for wanted in zeros] for _ in range(2)]
         self._turn = 0
+        self._step = Step(b"")  # the last one's codes, which mostly are the next one's, too
         self._sent = np.zeros(num_envs, bool)
         self._inbox = _EMPTY
         self.templates = Templates(connection)
         self._decompress = Decompressor(compression).decompress if compression else None
 
-    def settle(self) -> None:
-        """Nothing is under way here that is not known."""
+    def settle(self) -> int:
+        """Nothing is under way here that is not known; returns ``outstanding``."""
+        return self._sent.tobytes().count(True)  # quicker than a sum of NumPy's, and asked for at each step
 
     def post_reset(self, reset: Reset) -> None:
         """Begin a reset."""
@@ -108,13 +111,15 @@ class WireLane:
     def post_step(self, codes: bytes, arrays: Sequence[np.ndarray], beside: bytes) -> None:
         """Begin a step. The arrays are copied: they may change while it runs, and the request may be sent again."""
         self._inbox, self._turn = _EMPTY, 1 - self._turn
-        frames = [array.tobytes() for array in arrays]
-        self._connection.send(Op.STEP, Step(codes), [*frames, beside] if beside else frames)
+        if codes != self._step.codes:
+            self._step = Step(codes)
+        frames = [*map(np.ndarray.tobytes, arrays)]
+        self._connection.send(Op.STEP, self._step, [*frames, beside] if beside else frames)
 
     @property
     def outstanding(self) -> int:
         """How many envs were posted by ``post_rows`` and not taken."""
-        return self._sent.tobytes().count(True)  # quicker than a sum of NumPy's, and asked for at each step
+        return self.settle()
 
     def post_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs only.
@@ -202,11 +207,10 @@ class WireLane:
         env_ids = np.frombuffer(frames[0], np.int64).copy()
         if not env_ids.size or env_ids.min() < 0 or env_ids.max() >= self.num_envs or not self._sent[env_ids].all():
             raise ValueError("rows that were not sent")
-        fields = [(dtype, (len(env_ids), *shape[1:])) for dtype, shape in self._fields]
-        seen = self._all_owned(frames[1 : count + 1], fields)
-        rewards, terminations, truncations = split_results(np.frombuffer(frames[count + 1], np.uint8), len(env_ids))
+        seen = self._all_owned(frames[1 : count + 1], _fields(self.leaves, len(env_ids)))
+        results = split_results(bytearray(frames[count + 1]), len(env_ids))
         infos = self._infos(frames[count + 2 :]) if len(frames) > count + 2 else ([], [])
-        return Part(env_ids, seen, rewards.copy(), terminations.copy(), truncations.copy(), *infos)
+        return Part(env_ids, seen, *results, *infos)
 
     def collect(self, timeout: float | None) -> Outcome:
         """Wait for what was begun.
@@ -225,39 +229,53 @@ class WireLane:
         results = 1 if reply.op == Op.STEP else 0
         if len(frames) < count + results:
             raise ValueError(f"{len(frames)} frames")
-        infos = self._infos(frames[count + results :]) if len(frames) > count + results else ([], [])
-        observations = self._observations(frames[:count])
+        rows, columns = self._infos(frames[count + results :]) if len(frames) > count + results else ([], [])
+        seen = frames[:count]
+        observations = self._all_owned(seen, self._fields) if self._buffers is None else self._copied(seen)
         if not results:
-            return Outcome(observations, None, None, None, *infos)
-        rewards, terminations, truncations = split_results(np.frombuffer(frames[count], np.uint8), self.num_envs)
-        return Outcome(observations, rewards.copy(), terminations.copy(), truncations.copy(), *infos)
+            return Outcome(observations, None, None, None, rows, columns)
+        return Outcome(observations, *split_results(bytearray(frames[count]), self.num_envs), rows, columns)
 
-    def _observations(self, frames: Sequence[Frame]) -> list[np.ndarray]:
-        if self._buffers is None:
-            return self._all_owned(frames, self._fields)
+    def _copied(self, frames: Sequence[Frame]) -> list[np.ndarray]:
+        """The arrays in the buffers whose turn it is."""
+        assert self._buffers is not None
         buffers = self._buffers[self._turn]
         if self._decompress is not None:
             frames = self._whole(frames, self._fields)
-        for buffer, frame, (dtype, shape) in zip(buffers, frames, self._fields, strict=True):
-            np.copyto(buffer, np.frombuffer(frame, dtype).reshape(shape))
+        for buffer, frame, (dtype, shape, size) in zip(buffers, frames, self._fields, strict=True):
+            if len(frame) != size:
+                raise _wrong_size(frame, size)
+            np.copyto(buffer, np.ndarray(shape, dtype, frame))
         return buffers
 
     def _whole(self, frames: Sequence[Frame], fields: Sequence[_Field]) -> Sequence[Frame]:
         """The frames as they were before they were compressed."""
         assert self._decompress is not None
-        sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in fields]
-        return [self._decompress(frame, size) for frame, size in zip(frames, sizes, strict=True)]
+        return [self._decompress(frame, size) for frame, (_, _, size) in zip(frames, fields, strict=True)]
 
     def _all_owned(self, frames: Sequence[Frame], fields: Sequence[_Field]) -> list[np.ndarray]:
         """Arrays of the caller's own; of large frames, their memory, which nobody else refers to."""
         owned = []
         if self._decompress is not None:
             frames = self._whole(frames, fields)
-        for frame, (dtype, shape) in zip(frames, fields, strict=True):
-            array: np.ndarray = np.frombuffer(frame, dtype).reshape(shape)
-            keep = array.nbytes >= KEEP_BYTES and array.flags.aligned and array.flags.writeable
-            owned.append(array if keep else array.copy())
+        for frame, (dtype, shape, size) in zip(frames, fields, strict=True):
+            if len(frame) != size:
+                raise _wrong_size(frame, size)
+            if size < KEEP_BYTES:
+                owned.append(np.ndarray(shape, dtype, bytearray(frame)))
+                continue
+            array: np.ndarray = np.ndarray(shape, dtype, frame)
+            owned.append(array if array.flags.aligned and array.flags.writeable else array.copy())
         return owned
+
+
+def _fields(leaves: Sequence[Leaf], rows: int) -> list[_Field]:
+    found = [(np.dtype(leaf.dtype), (rows, *leaf.shape)) for leaf in leaves]
+    return [(dtype, shape, math.prod(shape) * dtype.itemsize) for dtype, shape in found]
+
+
+def _wrong_size(frame: Frame, size: int) -> ValueError:
+    return ValueError(f"a frame of {len(frame)} bytes for an array of {size}")
 
 
 def joined(parts: Sequence[Part]) -> Part:

@@ -89,13 +89,14 @@ class LastingLane:
         self._unseen[:] = True
         self._lane = lane
 
-    def settle(self) -> None:
-        """Wait for what an interrupt kept from being known."""
+    def settle(self) -> int:
+        """Wait for what an interrupt kept from being known; returns ``outstanding``."""
         try:
             if self._loss is None:
                 self._lane.settle()
         except HubLost as error:
             self._loss = error
+        return self.outstanding
 
     def _begin(self, begin: Begin, again: Begin) -> None:
         """Begin this now, or if the hub is lost, ``again`` when it is collected."""

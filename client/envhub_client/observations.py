@@ -28,6 +28,7 @@ class Observations:
         space: of one env.
         leaves: those of fixed size, which come as arrays.
         loose: whether there are others.
+        flat: whether a batch is one such array.
         represented: where in the infos a ``repr`` stood in for a value that could not be carried, and the first one's.
     """
 
@@ -41,7 +42,7 @@ class Observations:
         self.leaves = [leaf for leaf in leaves if leaf != OBJECT]
         self._is_object = [leaf == OBJECT for leaf in leaves]
         self.loose = any(self._is_object)
-        self._flat = spaces.is_flat(single_space) and not self.loose
+        self.flat = spaces.is_flat(single_space) and not self.loose
         self._objects: list[list[Any]] = [[None] * sum(self._is_object)] * num_envs
 
     def take(self, outcome: Outcome | Part, env_ids: Sequence[int] | None = None) -> Infos:
@@ -98,7 +99,7 @@ class Observations:
 
     def batch(self, arrays: Sequence[np.ndarray], env_ids: Sequence[int] | None = None) -> Any:
         """The batched observation, of all envs or of ``env_ids``: these arrays, and of each other leaf a tuple."""
-        if self._flat:
+        if self.flat:
             return arrays[0]
         if not self.loose:
             return spaces.assemble(self.space, iter(arrays))

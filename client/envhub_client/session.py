@@ -334,9 +334,8 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
         if self._state is not AsyncState.DEFAULT:
             name = str(self._state.value)
             raise SessionBusy(f"Calling `{what}` while waiting for a pending call to `{name}` to complete.", name)
-        if self._lane.outstanding and not among_others:
+        if self._lane.settle() and not among_others:
             raise SessionBusy(f"Calling `{what}` while envs are under way that `recv` has not returned.", "recv")
-        self._lane.settle()
 
     def _post(self, state: AsyncState, post: Callable[..., None], *args: Any) -> None:
         """Send a request. Interrupted in the middle it counts as never sent: whether it was, nobody knows."""
@@ -435,10 +434,10 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
             LocalProtocolError: another thread is using this vector env; nothing was closed.
         """
         try:
-            alone = self._connection.in_use()
+            self._connection.in_use.check()
         except LocalProtocolError:
             return  # the session is the parent's, or an earlier attempt was interrupted when all was done
-        with alone:
+        with self._connection.in_use:
             if isinstance(self._lane, LastingLane):
                 self._lane.stop()
             try:

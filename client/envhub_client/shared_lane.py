@@ -27,7 +27,7 @@ from envhub.layout import Layout, Leaf
 from envhub.messages import Collect, Op, Reset, Shared
 from envhub.parts import Parts
 from envhub.slots import Slots
-from envhub.waiting import RING, Spinner
+from envhub.waiting import HAS_FENCE, RING, Spinner
 from envhub_client.connection import Connection
 from envhub_client.infos import Group
 from envhub_client.keeper import TEND_S
@@ -157,7 +157,7 @@ class SharedLane:
             self._driving = self._fresh = False
             self._wire.post_step(codes, arrays, beside)
             return
-        with self._connection.in_use():
+        with self._connection.in_use:
             arena = self._arena
             self._prepare()
             if not self._fresh:
@@ -173,13 +173,15 @@ class SharedLane:
             self._slots.post(OP_STEP)
             self._ring()
 
-    def settle(self) -> None:
-        """Wait for the end of a step that an interrupt kept from being known, if there is one."""
-        if not self._parts.outstanding and not self._arena.quiescent():
-            with self._connection.in_use():
+    def settle(self) -> int:
+        """Wait for the end of a step that an interrupt kept from being known; returns ``outstanding``."""
+        outstanding = self._parts.outstanding
+        if not outstanding and not self._arena.quiescent():
+            with self._connection.in_use:
                 self._regain_drive()
                 self._ring()
                 self._await(None)
+        return outstanding
 
     def _prepare(self) -> None:
         """Be able to begin a step; errors as for ``_regain_drive``.
@@ -187,14 +189,11 @@ class SharedLane:
         Raises:
             HubLost: the hub is shutting down.
         """
-        self._tend()
+        if time.monotonic_ns() >= self._connection.tend_ns:
+            self._connection.tend()
         self._regain_drive()
         if not self._arena.may_post:
             raise HubLost(f"the hub at {self._connection.address} is shutting down")
-
-    def _tend(self) -> None:
-        if time.monotonic_ns() >= self._connection.tend_ns:
-            self._connection.tend()
 
     def _ring(self) -> None:
         for bell in self._bells:
@@ -212,7 +211,7 @@ class SharedLane:
         Raises:
             ValueError: one of them is under way, or others are with actions of a dtype of another size.
         """
-        with self._connection.in_use():
+        with self._connection.in_use:
             self._prepare()
             self._codes, self._fresh, self._rung = b"", False, False
             self._parts.post(env_ids, codes, arrays)
@@ -225,7 +224,7 @@ class SharedLane:
 
         They are returned again until they are ``taken``.
         """
-        with self._connection.in_use():
+        with self._connection.in_use:
             self._await(timeout, lambda: self._parts.done() >= min_envs)
             env_ids, raised = self._parts.ready()
             if raised is not None:
@@ -247,7 +246,7 @@ class SharedLane:
         """Wait for what was begun, and return it, again if asked again; errors as for the wire lane."""
         if not self._driving:
             return self._wire.collect(timeout)
-        with self._connection.in_use():
+        with self._connection.in_use:
             self._await(timeout)
             arena, slots = self._arena, self._slots
             rows, columns = self._noted() if arena.noted() else ([], [])
@@ -293,22 +292,25 @@ class SharedLane:
             self._ring()
         if not self._spinner.spin(ready):
             deadline_s = math.inf if timeout is None else time.monotonic() + timeout
-            while not ready() and not arena.revoked:
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0:
-                    raise HubTimeout(
-                        f"the envs did not finish their step within {timeout:g} s; it can be waited for again"
-                    )
-                rung = self._poller.poll(min(left_s, PARK_S))
-                if any(descriptor != self._bell for descriptor, _ in rung) and not arena.revoked:
-                    self._connection.lose("its side socket has ended")
-                if not arena.revoked:  # else the hub says why
-                    self._tend()
+            while not ready():
+                if arena.revoked:
+                    self._fail_as_revoked()
+                self._park(deadline_s, timeout)
         self.woke_ns = time.monotonic_ns()
-        if not self._spinner.looks:
-            self._poller.poll(0)  # on other machines than x86-64 what a word guards is read after a system call only
-        if not ready():
-            self._fail_as_revoked()
+        if not HAS_FENCE:
+            self._poller.poll(0)  # there, what a word guards is read after a system call only
+
+    def _park(self, deadline_s: float, timeout: float | None) -> None:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise HubTimeout(f"the envs did not finish their step within {timeout:g} s; it can be waited for again")
+        rung = self._poller.poll(min(left_s, PARK_S))
+        if self._arena.revoked:  # the hub says why
+            return
+        if len(rung) > 1 or (rung and rung[0][0] != self._bell):
+            self._connection.lose("its side socket has ended")
+        if time.monotonic_ns() >= self._connection.tend_ns:
+            self._connection.tend()
 
     def _close(self) -> None:
         """Let go of the memory, and of every view of it."""
@@ -330,7 +332,9 @@ class SharedLane:
         """
         if self._connection.unsettled or self._arena.driver != DRIVER_CLIENT:
             self._connection.synchronize()
-        if self._arena.revoked or self._arena.driver != DRIVER_CLIENT:
+            if self._arena.driver != DRIVER_CLIENT:
+                self._fail_as_revoked()
+        if not self._arena.may_post and self._arena.revoked:
             self._fail_as_revoked()
 
 

@@ -17,6 +17,7 @@ from envhub.messages import Call, Failure, Op, Reset, SetAttr, pack_rows, unpack
 from envhub.vector_errors import SessionBusy
 from envhub_client.failures import raise_failure
 from envhub_client.frames import NOT_RESET
+from envhub_client.lanes import Outcome
 from envhub_client.partial import PartialBatches, PartReturn
 from envhub_client.reset_arguments import seeds_of, split_mask
 from envhub_client.session import HubSession
@@ -122,9 +123,12 @@ class HubVectorEnv(HubSession):
 
     def _reset_outcome(self, timeout: float | None, by_env: bool = False) -> tuple[Any, Any]:
         outcome = self._lane.collect(timeout)
+        infos = self._infos(outcome, by_env)
+        return self._observations.batch(outcome.observations), infos
+
+    def _infos(self, outcome: Outcome, by_env: bool) -> dict[Any, Any]:
         infos = self._observations.take(outcome)
-        found = infos.by_env() if by_env else infos.batched(self)
-        return self._observations.batch(outcome.observations), found
+        return infos.by_env() if by_env else infos.batched(self)
 
     # --- step ---------------------------------------------------------------------------------------------------------
 
@@ -185,11 +189,11 @@ class HubVectorEnv(HubSession):
         return found
 
     def _step_outcome(self, timeout: float | None, by_env: bool = False) -> tuple[Any, ...]:
-        outcome = self._lane.collect(timeout)
-        infos = self._observations.take(outcome)
-        found = infos.by_env() if by_env else infos.batched(self)
-        observations = self._observations.batch(outcome.observations)
-        return observations, outcome.rewards, outcome.terminations, outcome.truncations, found
+        observations, rewards, terminations, truncations, rows, columns = outcome = self._lane.collect(timeout)
+        says = rows or columns or self._observations.loose  # mostly no env says anything
+        infos = self._infos(outcome, by_env) if says else {}
+        batch = observations[0] if self._observations.flat else self._observations.batch(observations)
+        return batch, rewards, terminations, truncations, infos
 
     # --- partial batches ----------------------------------------------------------------------------------------------
 

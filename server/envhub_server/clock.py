@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 STOPPED_S = 2.0  # woken so much later than planned, the hub was stopped and not merely busy
 LAG_WINDOW_S = 60.0
-LAG_MIN_S = 0.0001  # of what takes less, no note is made
+LAG_MIN_S = 0.0001  # of what takes less, no note need be made
 
 
 class Clock:
@@ -18,40 +18,31 @@ class Clock:
     deadline has passed meanwhile: those whom it would judge had no chance to be heard.
 
     Attributes:
-        woke_s: when the last wait was over.
+        stopped_s: for how long it was stopped, in all.
     """
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         """Of this clock, without the times in which the process was stopped."""
         self._monotonic_s = monotonic_s
-        self._stopped_s = 0.0
-        self.woke_s = 0.0
+        self.stopped_s = 0.0
         self._lags: deque[tuple[float, float]] = deque()  # when, and how late, each later than those that follow it
 
     def now_s(self) -> float:
         """The time."""
-        return self._monotonic_s() - self._stopped_s
+        return self._monotonic_s() - self.stopped_s
 
     def woke(self, planned_s: float) -> float:
         """Know that a wait is over that was to end by ``planned_s``; for how long the process was stopped."""
-        self.woke_s = self._monotonic_s() - self._stopped_s
-        late_s = self.woke_s - planned_s
+        late_s = self.now_s() - planned_s
         if late_s >= STOPPED_S:
-            self._stopped_s += late_s
-            self.woke_s = planned_s
+            self.stopped_s += late_s
             return late_s
         if late_s >= 0:
-            self._note(planned_s, late_s)
+            self.note(planned_s, late_s)
         return 0.0
 
-    def handled(self, since_s: float) -> float:
-        """Know that from then until now, which is returned, something was handled, and nothing else was looked at."""
-        now_s = self._monotonic_s() - self._stopped_s
-        if now_s - since_s >= LAG_MIN_S:
-            self._note(now_s, now_s - since_s)
-        return now_s
-
-    def _note(self, at_s: float, lag_s: float) -> None:
+    def note(self, at_s: float, lag_s: float) -> None:
+        """Know that, until then, for so long nobody looked at what had come."""
         while self._lags and self._lags[-1][1] <= lag_s:
             self._lags.pop()
         self._lags.append((at_s, lag_s))

@@ -73,6 +73,7 @@ class Crew:
 
     Attributes:
         loose: of observations, what has no fixed size; None where they have no such parts.
+        told: whether a worker was told something of the request under way.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Crew:
         self._next: Memory | None = None  # that the workers are moving to
         self.loose: LooseParts | None = None
         self._ring_driver: Callable[[], None] = lambda: None
+        self.told = False
 
     # --- processes --------------------------------------------------------------------------------------------------
 
@@ -176,7 +178,7 @@ class Crew:
         if isinstance(message, control.BuildRest):
             post.built = 1
         if isinstance(message, (control.ResetRows, control.StepRows, *CALLS)):
-            post.under_way = message
+            post.under_way, self.told = message, True
             if not post.serves:
                 if isinstance(message, control.ResetRows) and not message.rows and self._arena is not None:
                     post.under_way = None
@@ -412,6 +414,7 @@ class Crew:
 
     def rest(self) -> None:
         """No request is under way any more."""
+        self.told = False
         for post in self._posts:
             post.under_way = None
 

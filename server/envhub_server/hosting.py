@@ -17,7 +17,7 @@ import structlog
 from envhub import messages
 from envhub.arena import DRIVER_CLIENT, DRIVER_HUB, OP_BESIDE, OP_STEP, Arena
 from envhub.hub_protocol import Incoming
-from envhub.messages import Failure, Made, Make
+from envhub.messages import Failure, Made, Make, Op
 from envhub.parts import Parts
 from envhub.protocol import FRAME_BYTES_MAX
 from envhub.standing_in import FRESH, OWED
@@ -39,7 +39,6 @@ from envhub_server.instructions import (
     LearnCost,
     MakeArena,
     MapArena,
-    Moved,
     Notify,
     Received,
     Sent,
@@ -59,7 +58,6 @@ from envhub_server.worker_process import Handlers
 
 ASIDE = (messages.Collect, messages.TemplatesRequest, messages.HopsRequest)  # what a client asks for while it drives
 
-_MOVED = Moved()
 _OVER = (Phase.BROKEN, Phase.CLOSING)
 
 log = structlog.get_logger("envhub.hub")
@@ -104,7 +102,7 @@ class Host:
         self._driving = Driving(watch, partial(self._guarded, self._on_side))
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Never read: by edges each ring is heard once all the same, with a system call less.
-        watch.watch_edges(self._done_bell, partial(self._guarded, self._answer_if_complete))
+        watch.watch_edges(self._done_bell, self._on_done_bell)
 
     @property
     def _arena(self) -> Arena | None:
@@ -181,8 +179,9 @@ class Host:
         if memory is not None and memory.parts is not None and not self._may_interrupt(request):
             return
         problem = ""
-        if isinstance(message, messages.Step) and memory is not None:
-            problem = memory.frames.problem(message.codes, request.frames)
+        if isinstance(message, messages.Step):
+            if memory is not None and self.session.phase is Phase.READY:  # else the session says why not
+                problem = memory.frames.load(message.codes, request.frames)
         elif isinstance(message, messages.Send):
             problem = self._send_part(request)
         if problem:
@@ -347,30 +346,34 @@ class Host:
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def _answer_if_complete(self) -> None:
+    # Should what a client wrote into its memory make the hub fail, its session pays for it and no other.
+
+    def _guarded(self, handler: Callable[[], None]) -> None:
+        try:
+            handler()
+        except Exception as error:
+            self._outcomes.broke(self, error)
+
+    def _on_done_bell(self) -> None:
         """Answer the request under way if the words in the arena say that its rows are done: a bell only wakes."""
         memory = self._memory
         if memory is None:
             return
-        if memory.parts is not None:
-            self._receive_part()
-        if self.session.phase is not Phase.MOVING or not memory.arena.quiescent():
-            return
-        woke_ns = time.monotonic_ns()
-        self._noted = memory.arena.noted()
-        if self._noted and memory.arena.said_by_channel().any():
-            self._crew.hear()  # it was sent before the rows were done, so it is here by now
-        if self._crew.loose is not None:
-            self._crew.keep_loose()
-        stepped = self._request is not None and isinstance(self._request.message, messages.Step)
-        self._apply(self.session.event(-1, _MOVED))
-        if stepped:
-            self._passed_ns[2:] = woke_ns, time.monotonic_ns()
-
-    def _guarded(self, handler: Callable[[], None]) -> None:
-        """Call it; should what a client wrote into its memory make it fail, its session pays for it and no other."""
         try:
-            handler()
+            if memory.parts is not None:
+                self._receive_part()
+            if self.session.phase is not Phase.MOVING or not memory.arena.quiescent():
+                return
+            woke_ns = time.monotonic_ns()
+            self._noted = memory.arena.noted()
+            if self._noted and memory.arena.said_by_channel().any():
+                self._crew.hear()  # it was sent before the rows were done, so it is here by now
+            if self._crew.loose is not None:
+                self._crew.keep_loose()
+            stepped = self._request is not None and self._request.op is Op.STEP
+            self._apply(self.session.moved())
+            if stepped:
+                self._passed_ns[2:] = woke_ns, time.monotonic_ns()
         except Exception as error:
             self._outcomes.broke(self, error)
 
@@ -398,7 +401,7 @@ class Host:
 
     def _tick(self, now_s: float) -> None:
         self._crew.tick(now_s)
-        self._answer_if_complete()  # a worker that is stopped, or lost its bell, may not have rung
+        self._on_done_bell()  # a worker that is stopped, or lost its bell, may not have rung
         self._settle()
         self._apply(self.session.tick(now_s))
 
@@ -490,7 +493,6 @@ class Host:
         if memory.parts is not None:
             slots.take_over()
         if drive.op == OP_STEP:
-            frames.load(drive.codes, self._request.frames)
             slots.post(OP_BESIDE if frames.has_beside else OP_STEP)
             if frames.has_beside:
                 for number, rows in enumerate(self.session.blocks):
@@ -507,10 +509,8 @@ class Host:
         frames: list[Any] = []
         if self._memory is not None:
             if answer.arrays:
-                results = isinstance(self._request.message, messages.Step)
-                frames = batch_frames(
-                    self._memory, self._sendable, results, self.session.infos if self._noted else None
-                )
+                infos = self.session.infos if self._noted else None
+                frames = batch_frames(self._memory, self._sendable, self._request.op is Op.STEP, infos)
             elif answer.part is not None:
                 frames = part_frames(self._memory, self._sendable, np.array(answer.part, np.int64), answer.rows)
             else:
@@ -519,7 +519,8 @@ class Host:
             text = f"infos or results of {max(map(len, frames))} bytes; a reply carries at most {FRAME_BYTES_MAX}"
             self._fail(Failure("limit", "hub", text))
             return
-        self._crew.rest()
+        if self._crew.told:
+            self._crew.rest()
         if self._driving.lent:
             self._give_drive()
         message = replace(answer.message, ticket=self.ticket) if isinstance(answer.message, Made) else answer.message

@@ -35,7 +35,7 @@ from envhub.waiting import Spinner, spin_us
 from envhub_server import gate, signals, tables
 from envhub_server.admission import admitted
 from envhub_server.binding import Binding, seed_routing_ids
-from envhub_server.clock import Clock
+from envhub_server.clock import LAG_MIN_S, Clock
 from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.gate import Gate
 from envhub_server.hosting import ASIDE, Host
@@ -55,6 +55,7 @@ from envhub_server.worker_count import SHARE, Machine, WorkerCount, known, told
 RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
 LINGER_MS = 2000
 DISCARDED_FRAMES_MAX = 1000  # in one turn, some milliseconds, so that workers and deadlines do not wait
+STEP_FRAME_BYTES_MAX = 1024  # of a first frame that may be the one that a session waits for
 LOOK_S = 0.1  # how often sessions are looked after while there are any
 
 _POLLIN = int(zmq.POLLIN)  # a plain number, as in ``envhub.wire``
@@ -195,12 +196,15 @@ class Hub:
         # ``getsockopt(zmq.EVENTS)`` would take twice the time to say it: pyzmq makes an enum of the option.
         if zmq.zmq_poll(self._router_poll, 0):
             arrived, ready = True, self._watch.wait(0)
+        elif self._spinner is not None and self._spinner.spin(self._look):
+            arrived, ready = False, self._ready
         else:
-            arrived, ready = False, self._wait()
-        # Before anything is handled: what that sets a deadline for is to have all of its time.
-        if stopped_s := self._clock.woke(self._wake_s):
-            _warn_of_stop(stopped_s)
-        began_s, others = self._clock.woke_s, False
+            wait_s = None if self._wake_s == math.inf else max(0.0, self._wake_s - self._handled_s)
+            arrived, ready = False, self._watch.wait(wait_s)
+        # The time is the clock's ``now_s``, written out: a turn is what every step waits for.
+        began_s, others = time.monotonic() - self._clock.stopped_s, False
+        if began_s >= self._wake_s:
+            began_s = self._on_wake()
         for descriptor, _ in ready:
             if descriptor == self._monitor_descriptor:  # first of all: connections may come faster than turns
                 self._on_monitor()
@@ -212,16 +216,20 @@ class Hub:
             self._watch.handle(ready)
         if arrived:
             self._on_router()
-        self._handled_s = self._clock.handled(began_s)
-        if self._wake_s <= self._handled_s:
-            self._on_clock(self._handled_s)
+        self._handled_s = handled_s = time.monotonic() - self._clock.stopped_s
+        if handled_s - began_s >= LAG_MIN_S:
+            self._clock.note(handled_s, handled_s - began_s)
+        if self._wake_s <= handled_s:
+            self._on_clock()
 
-    def _wait(self) -> Ready:
-        """Which descriptors are ready, once some are or the time has come for something."""
-        if self._spinner is not None and self._spinner.spin(self._look):
-            return self._ready
-        wait_s = max(0.0, self._wake_s - self._handled_s)
-        return self._watch.wait(None if wait_s == math.inf else wait_s)
+    def _on_wake(self) -> float:
+        """See for how long the process was stopped; returns the time.
+
+        Before anything is handled: what that sets a deadline for is to have all of its time.
+        """
+        if stopped_s := self._clock.woke(self._wake_s):
+            log.warning("hub_was_stopped", stopped_s=round(stopped_s, 1), note="no deadline runs meanwhile")
+        return self._clock.now_s()
 
     def _look(self) -> bool:
         self._ready = self._watch.wait(0)
@@ -231,10 +239,8 @@ class Hub:
         """See what has come by the passing of time at this time, at the latest."""
         self._wake_s = min(self._wake_s, at_s)
 
-    def _on_clock(self, now_s: float) -> None:
-        if stopped_s := self._clock.woke(self._wake_s):  # since the turn began
-            _warn_of_stop(stopped_s)
-        now_s -= stopped_s
+    def _on_clock(self) -> None:
+        now_s = self._on_wake()  # it may have been stopped since the turn began
         self._wake_s = math.inf
         self._on_time(now_s)
         times = [self._hosts[token].close_by_s for token in self._closing]
@@ -322,17 +328,19 @@ class Hub:
                 self._discarding = not wire.discard(self._router, DISCARDED_FRAMES_MAX)
             return
         try:
-            peer, *frames = wire.receive(self._router, 1 + protocol.FRAMES_MAX)
+            peer = wire.receive_peer(self._router)
         except zmq.Again:  # what was signalled was no message
             return
-        if frames and frames[-1].more:
+        frames = wire.receive(self._router, protocol.FRAMES_MAX)
+        if frames[-1].more:
             self._refuse_frames(frames)
             return
-        incoming = self._protocol.receive(peer.bytes, wire.connection_of(frames), [*map(_BUFFER, frames)])
-        if self._protocol.returned:
-            for token in self._protocol.returned:
-                log.info("client_back", session=token.hex()[:8])
-            self._protocol.returned.clear()
+        first, *others = map(_BUFFER, frames)
+        incoming = None
+        if len(first) <= STEP_FRAME_BYTES_MAX:
+            incoming = self._protocol.receive_step(peer, bytes(first), others)
+        if incoming is None:
+            incoming = self._receive(peer, wire.connection_of(frames), [first, *others])
         if incoming is not None:
             self._requests += 1
             try:
@@ -341,6 +349,13 @@ class Hub:
                 self._on_bug(incoming, error)
         if self._protocol.outgoing:
             self._flush()
+
+    def _receive(self, peer: bytes, connection: int, frames: Sequence[Any]) -> Incoming | None:
+        incoming = self._protocol.receive(peer, connection, [*frames])
+        for token in self._protocol.returned:
+            log.info("client_back", session=token.hex()[:8])
+        self._protocol.returned.clear()
+        return incoming
 
     def _refuse_frames(self, frames: Sequence[zmq.Frame]) -> None:
         """End the connection that sends more frames than a message may have; those that libzmq has are thrown away."""
@@ -608,10 +623,6 @@ class Hub:
     def _health(self) -> dict[str, Any]:
         up_s = time.monotonic() - self._started_s
         return tables.health(self.id, bool(self._stops), up_s, len(self._hosts), self._clock.lag_s())
-
-
-def _warn_of_stop(stopped_s: float) -> None:
-    log.warning("hub_was_stopped", stopped_s=round(stopped_s, 1), note="no deadline runs meanwhile")
 
 
 _STOPPING = Failure("draining", "hub", "the hub is shutting down")

@@ -25,11 +25,6 @@ class Exited:
 
 
 @dataclass(frozen=True)
-class Moved:
-    """No row is with a worker any more: the reset or step under way is complete."""
-
-
-@dataclass(frozen=True)
 class ArenaRefused:
     """The memory the session asked for is not to be had."""
 
@@ -104,10 +99,9 @@ class HandOver:
 
 @dataclass(frozen=True)
 class Drive:
-    """Hand all rows to their workers; the actions of a step are in the request's frames."""
+    """Hand all rows to their workers; the actions of a step stand in the arena."""
 
     op: int
-    codes: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ class Presence:
     def ended(self, connection: int, now_s: float) -> None:
         """A connection with this descriptor has ended."""
         self._silent = {token: silent for token, silent in self._silent.items() if silent != connection}
-        for token, peer in self._protocol.peers_of(connection):
+        for token, peer in self._protocol.connection_ended(connection):
             self.suspect(token, peer, now_s, SUSPICION_S)
 
     def suspect(self, token: bytes, peer: bytes, now_s: float, delays_s: Sequence[float] = (0.0,)) -> None:

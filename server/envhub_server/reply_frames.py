@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,8 @@ def batch_frames(memory: Memory, sendable: Sendable, results: bool, infos: dict[
         # A worker may have sent one and then ended, so that the row's outcome is another.
         limit, lengths = arena.layout.info_bytes, arena.info_length
         large = [(row, info) for row, info in infos.items() if lengths[row] > limit]
-        found += row_frames(sorted([*arena.small_infos(), *large], key=lambda pair: pair[0]), arena.columns())
+        said = sorted([*arena.small_infos(), *large], key=itemgetter(0)) if large else arena.small_infos()
+        found += row_frames(said, arena.columns())
     return found
 
 

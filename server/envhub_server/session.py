@@ -57,7 +57,6 @@ from envhub_server.instructions import (
     LearnCost,
     MakeArena,
     MapArena,
-    Moved,
     Notify,
     Received,
     Sent,
@@ -84,6 +83,7 @@ class Phase(enum.Enum):
     CLOSING = "closing"
 
 
+_STEP = Drive(OP_STEP)
 _OUTCOME = Answer(messages.Done(), arrays=True)  # of a reset or a step
 
 
@@ -121,7 +121,6 @@ class Session:
         self.infos: dict[int, bytes] = {}
         self._rows = range(make.num_envs)
         self._templates: dict[int, bytes] = {}
-        self._drive = Drive(OP_STEP)  # the last step's: mostly the next has the same codes
         self._recipe = recipe
         self._info_bytes = info_bytes
         self._waiting: set[int] = set()  # workers whose part of the phase is outstanding
@@ -238,9 +237,7 @@ class Session:
                 return self._reset(message)
             case Step():
                 self.phase = Phase.MOVING
-                if message.codes != self._drive.codes:
-                    self._drive = Drive(OP_STEP, message.codes)
-                return [self._drive]
+                return [_STEP]
             case Call():
                 wanted = control.CallRows(message.name, message.args, message.only_kind, message.skip_unreset)
                 return self._call([wanted] * len(self.blocks))
@@ -318,8 +315,6 @@ class Session:
                 if len(self._templates) < TEMPLATES_MAX * len(self.blocks):
                     self._templates[number] = example
                 return []
-            case Moved():
-                return self._on_moved()
             case Sent():
                 return self._answered(Answer(messages.Done()))
             case Received():
@@ -430,13 +425,12 @@ class Session:
         served: Instructions = [HandOver(worker, control.Serve(info=self.make.lost)) for worker in sorted(self._alive)]
         return [*served, *self._answered(Answer(made))]
 
-    def _on_moved(self) -> Instructions:
+    def moved(self) -> Instructions:
+        """What to do now that the rows of the request under way are done."""
         if self.phase is not Phase.MOVING:
             return []
         self.phase = Phase.READY
-        if self._failure is not None:
-            return self._answered(Fail(self._failure))
-        return self._answered(_OUTCOME)
+        return self._answered(_OUTCOME if self._failure is None else Fail(self._failure))
 
     def _on_called(self, worker: int) -> Instructions:
         if self.phase is not Phase.CALLING:

@@ -17,34 +17,47 @@ class StepFrames:
     Mostly every step's actions are of the same kind, so what follows from it is worked out when it changes.
 
     Attributes:
-        has_beside: whether parts of the actions of the last step checked travel beside the arrays.
+        has_beside: whether parts of the actions of the last step travel beside the arrays.
     """
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._sized_codes = self._posted_codes = b""
         self._sizes: list[int] = []
-        self._buffers: list[np.ndarray] = []
+        self._buffers: list[memoryview] = []
         self.has_beside = False
         self._beside: list[tuple[int, bytes]] = []
 
-    def problem(self, codes: bytes, frames: Sequence[Any]) -> str:
-        """What is wrong with a step's frames; empty where they fit the arena."""
-        layout = self._arena.layout
-        if len(codes) != len(layout.actions):
-            return f"{len(codes)} codes for {len(layout.actions)} action leaves"
-        if codes != self._sized_codes:
-            try:
-                sizes = actions.sizes(codes, layout.actions, layout.rows)
-            except ValueError as error:
-                return str(error)
-            self._sized_codes, self._sizes, self.has_beside = codes, sizes, actions.BESIDE in codes
-            with_array = zip(self._arena.actions, codes, strict=True)
-            self._buffers = [buffer for buffer, code in with_array if code != actions.BESIDE]
+    def load(self, codes: bytes, frames: Sequence[Any]) -> str:
+        """Put the frames of a step into the arena; what is wrong with them, if they do not fit it."""
+        if codes != self._sized_codes and (problem := self._size(codes)):
+            return problem
         found = [*map(len, frames)]
         if found[: len(self._sizes)] != self._sizes or len(found) != len(self._sizes) + self.has_beside:
             return f"action frames of {found} bytes where {self._sizes} are due; no env has moved"
-        return self._beside_problem(frames[-1]) if self.has_beside else ""
+        if self.has_beside and (problem := self._beside_problem(frames[-1])):
+            return problem
+        for buffer, frame in zip(self._buffers, frames):  # noqa: B905  what is beside comes last
+            buffer[: len(frame)] = frame
+        if codes != self._posted_codes:
+            self._posted_codes = codes
+            for column, code in zip(self._arena.action_codes, codes, strict=True):
+                column[:] = code
+        return ""
+
+    def _size(self, codes: bytes) -> str:
+        """Know how large the arrays are; what is wrong with these codes."""
+        layout = self._arena.layout
+        if len(codes) != len(layout.actions):
+            return f"{len(codes)} codes for {len(layout.actions)} action leaves"
+        try:
+            sizes = actions.sizes(codes, layout.actions, layout.rows)
+        except ValueError as error:
+            return str(error)
+        self._sized_codes, self._sizes, self.has_beside = codes, sizes, actions.BESIDE in codes
+        with_array = zip(self._arena.actions, codes, strict=True)
+        self._buffers = [buffer.data for buffer, code in with_array if code != actions.BESIDE]
+        return ""
 
     def _beside_problem(self, frame: Any) -> str:
         rows = self._arena.layout.rows
@@ -54,15 +67,6 @@ class StepFrames:
             return f"{error}; no env has moved"
         complete = [row for row, _ in self._beside] == list(range(rows))
         return "" if complete else "the actions beside the arrays are not one for each row; no env has moved"
-
-    def load(self, codes: bytes, frames: Sequence[Any]) -> None:
-        """Put the frames, in which there was no problem, into the arena."""
-        for buffer, frame in zip(self._buffers, frames):  # noqa: B905  what is beside comes last
-            buffer.data[: len(frame)] = frame
-        if codes != self._posted_codes:
-            self._posted_codes = codes
-            for column, code in zip(self._arena.action_codes, codes, strict=True):
-                column[:] = code
 
     def part(self, rows: Sequence[int], codes: bytes, frames: Sequence[Any]) -> tuple[np.ndarray, list[np.ndarray]]:
         """The rows of a part of the batch, and their actions, one array per leaf.

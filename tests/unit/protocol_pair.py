@@ -76,7 +76,10 @@ class ProtocolPair:
     def deliver_to_hub(self, index: int = 0) -> Incoming | None:
         """Hand one packet to the hub; returns the request in it if it is new, which is running from now on."""
         packet = self.to_hub.pop(index)
-        incoming = self.hub.receive(packet.peer, packet.connection, list(packet.frames))
+        first, *others = packet.frames
+        incoming = self.hub.receive_step(packet.peer, first, others)
+        if incoming is None:
+            incoming = self.hub.receive(packet.peer, packet.connection, [first, *others])
         if incoming is not None:
             self.carried_out.append(incoming)
             self.running = incoming
@@ -103,7 +106,7 @@ class ProtocolPair:
         self.connected = False
         self.to_client.clear()
         self.client.disconnected(self.now_s)
-        for token, _ in self.hub.peers_of(self.connection):
+        for token, _ in self.hub.connection_ended(self.connection):
             self.hub.connection_lost(token, self.now_s)
 
     def reconnect(self) -> None:

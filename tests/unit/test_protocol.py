@@ -18,7 +18,7 @@ from protocol_pair import (
 from envhub import messages, protocol
 from envhub.client_protocol import ClientProtocol
 from envhub.errors import RemoteProtocolError
-from envhub.hub_protocol import HubProtocol
+from envhub.hub_protocol import HubProtocol, Incoming
 from envhub.messages import Attach, Close, Failure, HeartbeatReply, Hello, Make, Op, Reset, Step
 from envhub.protocol import NO_SESSION, Prelude
 
@@ -121,7 +121,7 @@ def test_late_copy_of_a_make_does_not_make_the_closed_session_again() -> None:
     pair.to_hub.append(late)
     assert pair.deliver_to_hub() is None
     assert failure_in(pair.to_client[0]).code == "session_lost"
-    assert pair.hub.peers_of(1) == []
+    assert pair.hub.connection_ended(1) == []
 
 
 def test_lost_failure_of_a_make_is_sent_again_without_making_again() -> None:
@@ -368,7 +368,7 @@ def test_lease_ends_when_the_client_is_heard_on_another_connection() -> None:
     pair.advance(0)
     pair.settle()
     assert not pair.hub.leased(TOKEN)
-    assert pair.hub.peers_of(2) == [(TOKEN, b"peer-2")]
+    assert pair.hub.connection_ended(2) == [(TOKEN, b"peer-2")]
 
 
 def test_client_is_said_to_have_returned_once_and_only_if_its_lease_ran() -> None:
@@ -387,7 +387,7 @@ def test_end_of_an_old_connection_does_not_concern_a_client_that_moved() -> None
     pair = joined()
     pair.reconnect()
     pair.step(b"left")
-    assert pair.hub.peers_of(1) == []
+    assert pair.hub.connection_ended(1) == []
 
 
 def test_session_goes_on_in_the_same_state_after_a_reconnect() -> None:
@@ -530,3 +530,73 @@ def test_goodbye_to_another_session_is_dropped() -> None:
     body = messages.pack(Failure("draining", "hub", "the hub is shutting down"))
     pair.client.receive([Prelude(Op.GOODBYE, HUB_ID, bytes(16 * [7]), 0).pack() + body], pair.now_s)
     assert pair.client.loss(pair.now_s) == ""
+
+
+# --- the step that a session waits for --------------------------------------------------------------------------------
+
+
+def waiting_for_a_step() -> tuple[ProtocolPair, Packet]:
+    """A session that has made a step, and the packet of its next one."""
+    pair = joined()
+    step_on_its_way(pair)
+    pair.settle()
+    step_on_its_way(pair, b"right")
+    return pair, pair.to_hub[0]
+
+
+def test_step_like_the_last_one_is_known_by_its_first_frame_and_taken_once() -> None:
+    pair, step = waiting_for_a_step()
+    first, *others = step.frames
+    taken = pair.hub.receive_step(step.peer, first, others)
+    assert taken == Incoming(step.peer, Op.STEP, TOKEN, 3, Step(b"\x04"), [b"right"])
+    assert pair.hub.receive_step(step.peer, first, others) is None
+    assert pair.hub.receive(step.peer, step.connection, step.frames) is None, "it runs, and its reply goes to who asks"
+    pair.hub.answer(taken, messages.Done(), [b"arrays"])
+    assert pair.hub.outgoing.pop()[1] == [Prelude(REPLY | Op.STEP, HUB_ID, TOKEN, 3).pack(), b"arrays"]
+    assert pair.hub.receive(step.peer, step.connection, step.frames) is None
+    assert pair.hub.outgoing.pop()[1][1:] == [b"arrays"], "a late copy is answered as before"
+    assert pair.hub.replayed == 2
+
+
+def test_step_from_elsewhere_or_of_a_client_that_was_gone_is_left_to_receive() -> None:
+    pair, step = waiting_for_a_step()
+    first, *others = step.frames
+    assert pair.hub.receive_step(b"another peer", first, others) is None
+    pair.hub.connection_lost(TOKEN, pair.now_s)
+    assert pair.hub.receive_step(step.peer, first, others) is None
+    assert pair.hub.receive(step.peer, step.connection, step.frames) is not None
+    assert pair.hub.returned == [TOKEN] and not pair.hub.leased(TOKEN)
+
+
+def test_step_on_a_connection_that_is_not_known_any_more_is_left_to_receive() -> None:
+    pair, step = waiting_for_a_step()
+    first, *others = step.frames
+    assert pair.hub.connection_ended(pair.connection) == [(TOKEN, step.peer)]
+    assert pair.hub.receive_step(step.peer, first, others) is None
+    assert pair.hub.receive(step.peer, 7, step.frames) is not None and pair.hub.connection_of(TOKEN) == 7
+
+
+@pytest.mark.parametrize("op", [Op.RESET, Op.CLOSE])
+def test_step_that_something_else_came_before_is_none_that_the_session_waits_for(op: Op) -> None:
+    pair, step = waiting_for_a_step()
+    first, *others = step.frames
+    pair.to_hub.clear()
+    pair.client.give_up()
+    head = Prelude(op, HUB_ID, TOKEN, 3).pack() + messages.pack(Reset() if op is Op.RESET else Close())
+    pair.to_hub.append(Packet(pair.peer, pair.connection, [head]))
+    pair.settle()
+    assert pair.hub.receive_step(step.peer, first, others) is None
+
+
+def test_step_that_failed_is_not_remembered_and_the_last_number_has_no_next() -> None:
+    pair, step = waiting_for_a_step()
+    taken = pair.hub.receive_step(step.peer, step.frames[0], step.frames[1:])
+    assert taken is not None
+    pair.hub.fail(taken, Failure("bad_actions", "request", "too short"))
+    after = Prelude(Op.STEP, HUB_ID, TOKEN, 4).pack() + b"\x04"
+    assert pair.hub.receive_step(step.peer, after, [b"left"]) is None
+    last = Prelude(Op.STEP, HUB_ID, TOKEN, protocol.SEQ_MAX).pack() + b"\x04"
+    taken = pair.hub.receive(step.peer, step.connection, [last, b"left"])
+    assert taken is not None
+    pair.hub.answer(taken, messages.Done())
+    assert len(pair.hub.outgoing) == 2

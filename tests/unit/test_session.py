@@ -31,7 +31,6 @@ from envhub_server.instructions import (
     Kill,
     LearnCost,
     MakeArena,
-    Moved,
     Notify,
     StartWorkers,
     Tell,
@@ -293,7 +292,7 @@ def test_reset_drives_all_rows_and_tells_each_worker_its_seeds() -> None:
         Tell(1, ResetRows([1], [None], b"options")),
     ]
     assert session.phase is Phase.MOVING
-    assert session.event(-1, Moved()) == [Answer(Done(), arrays=True)]
+    assert session.moved() == [Answer(Done(), arrays=True)]
     assert session.phase is Phase.READY
 
 
@@ -319,7 +318,7 @@ def test_reset_that_does_not_fit_is_refused_and_nothing_moves(reset: Reset) -> N
     (fail,) = session.request(reset)
     assert isinstance(fail, Fail) and (fail.failure.code, fail.failure.scope) == ("refused", "request")
     assert session.phase is Phase.READY and session.idle
-    assert session.request(Step(b"\x04")) == [Drive(OP_STEP, b"\x04")]
+    assert session.request(Step(b"\x04")) == [Drive(OP_STEP)]
 
 
 # --- step -------------------------------------------------------------------------------------------------------------
@@ -327,15 +326,15 @@ def test_reset_that_does_not_fit_is_refused_and_nothing_moves(reset: Reset) -> N
 
 def test_step_drives_all_rows_and_is_answered_with_the_arrays() -> None:
     session = ready()
-    assert session.request(Step(b"\x04")) == [Drive(OP_STEP, b"\x04")]
+    assert session.request(Step(b"\x04")) == [Drive(OP_STEP)]
     assert not session.idle
-    assert session.event(-1, Moved()) == [Answer(Done(), arrays=True)]
+    assert session.moved() == [Answer(Done(), arrays=True)]
     assert session.idle
 
 
 def test_doorbell_between_requests_is_nothing() -> None:
     session = ready()
-    assert session.event(-1, Moved()) == []
+    assert session.moved() == []
     assert session.phase is Phase.READY
 
 
@@ -343,10 +342,10 @@ def test_exception_in_step_is_told_once_all_rows_are_done_and_the_session_goes_o
     session = ready()
     session.request(Step(b"\x04"))
     assert session.event(0, RowFailed(RAISED)) == []
-    assert session.event(-1, Moved()) == [Fail(RAISED)]
+    assert session.moved() == [Fail(RAISED)]
     assert session.phase is Phase.READY
     session.request(Step(b"\x04"))
-    assert session.event(-1, Moved()) == [Answer(Done(), arrays=True)]
+    assert session.moved() == [Answer(Done(), arrays=True)]
 
 
 def test_of_several_exceptions_the_first_envs_is_told() -> None:
@@ -355,14 +354,14 @@ def test_of_several_exceptions_the_first_envs_is_told() -> None:
     failures = {row: Failure("env_raised", "env", "no", env_index=row, worker=row) for row in (2, 0, 3)}
     for row, failure in failures.items():
         session.event(row, RowFailed(failure))
-    assert session.event(-1, Moved()) == [Fail(failures[0])]
+    assert session.moved() == [Fail(failures[0])]
 
 
 def test_infos_too_large_for_the_arena_are_kept_until_the_next_request() -> None:
     session = ready()
     session.request(Step(b"\x04"))
     assert session.event(0, RowInfo(2, b"large")) == []
-    session.event(-1, Moved())
+    session.moved()
     assert session.infos == {2: b"large"}
     session.request(Step(b"\x04"))
     assert session.infos == {}
@@ -388,7 +387,7 @@ def test_exception_in_a_call_is_told_once_every_worker_has_answered() -> None:
     session.request(Call("render", b""))
     assert session.event(0, CallFailed(RAISED)) == []
     assert session.event(1, CallResults([b"c"])) == [Fail(RAISED)]
-    assert session.request(Step(b"\x04")) == [Drive(OP_STEP, b"\x04")]
+    assert session.request(Step(b"\x04")) == [Drive(OP_STEP)]
 
 
 def test_results_of_an_earlier_call_are_not_mixed_into_the_next() -> None:
@@ -457,7 +456,7 @@ def test_close_after_an_exception_in_step_is_answered_without_it() -> None:
     session = ready(1, 1)
     session.request(Step(b"\x04"))
     session.event(0, RowFailed(RAISED))
-    session.event(-1, Moved())
+    session.moved()
     session.request(Close())
     assert session.event(0, Exited(Ending("exited with status 0"))) == [Answer(Done()), End()]
 

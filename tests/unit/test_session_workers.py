@@ -26,7 +26,6 @@ from envhub_server.instructions import (
     HandOver,
     Kill,
     MakeArena,
-    Moved,
     StartWorkers,
     TakeOver,
     Tell,
@@ -73,7 +72,7 @@ def test_rows_of_a_worker_that_ended_are_the_hubs_and_the_session_goes_on(reques
     assert (told["cause"], told["signal"], told["exit_status"], told["restarts"]) == ("crash", "SIGKILL", None, 0)
     assert told["message"] == "worker 0 (envs 0, 2) was ended by SIGKILL" and told["log_tail"] == "its last words"
     if request_ is not None:
-        (answer,) = session.event(-1, Moved())
+        (answer,) = session.moved()
         assert isinstance(answer, Answer) and answer.arrays
     assert session.phase is Phase.READY and session.idle
 
@@ -81,7 +80,7 @@ def test_rows_of_a_worker_that_ended_are_the_hubs_and_the_session_goes_on(reques
 def test_worker_is_started_again_when_its_time_has_come_and_serves_its_rows() -> None:
     session = ready()
     session.request(Reset([3, 4, 5]))
-    session.event(-1, Moved())
+    session.moved()
     session.event(1, KILLED, now_s=100.0)
     assert session.tick(100.0) == []
     started, build = session.tick(100.1)
@@ -93,7 +92,7 @@ def test_worker_is_started_again_when_its_time_has_come_and_serves_its_rows() ->
     (handed,) = session.event(1, Mapped(), now_s=101.0)
     assert isinstance(handed, HandOver) and handed.message.seeds == [reseeded(4, 1)]
     assert handed.message.failure is None and b"env_failure" in handed.message.info
-    assert session.request(Step(b"\x04")) == [Drive(OP_STEP, b"\x04")]
+    assert session.request(Step(b"\x04")) == [Drive(OP_STEP)]
 
 
 def test_env_that_was_late_is_named_and_so_is_what_it_was_to_do() -> None:
@@ -134,7 +133,7 @@ def test_failure_that_the_hub_tells_in_place_of_a_worker_fails_the_step_and_no_m
     (taken,) = session.event(0, KILLED)
     assert isinstance(taken, TakeOver)
     session.event(0, RowFailed(taken.outcome.failure))
-    assert session.event(-1, Moved()) == [Fail(taken.outcome.failure)]
+    assert session.moved() == [Fail(taken.outcome.failure)]
     assert taken.outcome.failure.code == "worker_died" and taken.outcome.failure.scope == "request"
     assert session.phase is Phase.READY
 
@@ -206,7 +205,7 @@ def test_env_that_raises_too_often_breaks_the_session() -> None:
 def test_what_other_workers_still_say_after_the_last_end_is_nothing() -> None:
     session = broken()
     assert session.event(1, RowFailed(RAISED)) == []
-    assert session.event(-1, Moved()) == []
+    assert session.moved() == []
     assert session.event(1, KILLED) == [] and session.tick(1e9) == []
     assert session.phase is Phase.BROKEN
 
@@ -317,7 +316,7 @@ def test_every_request_gets_one_answer_and_every_session_one_end(
         if what == "hear" and hub.inbox:
             hub.hear(data.draw(st.integers(0, len(hub.inbox) - 1)))
         elif what == "move" and hub.moving:
-            hub.apply(hub.session.event(-1, Moved()))
+            hub.apply(hub.session.moved())
         elif what == "ask" and hub.session.idle:
             hub.ask(data.draw(st.sampled_from(REQUESTS)))
         elif what == "raise" and hub.moving and hub.alive:

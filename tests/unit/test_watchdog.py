@@ -68,10 +68,10 @@ def test_largest_lag_of_the_last_minute_is_told() -> None:
 def test_time_in_which_something_was_handled_is_lag() -> None:
     now_s = 100.0
     clock = Clock(lambda: now_s)
-    clock.handled(96.0)
+    clock.note(100.0, 4.0)
     assert clock.lag_s() == 4.0
     now_s = 101.0
-    clock.handled(100.5)
+    clock.note(101.0, 0.5)
     assert clock.lag_s() == 4.0
     now_s = 161.0
     assert clock.lag_s() == 0.5

@@ -125,12 +125,13 @@ def encode(value: Any, unknown: Unknown = refuse) -> bytes:
 
 def encode_call(name: str, fields: dict[str, Any]) -> list[bytes]:
     """``encode([name, fields])`` in pieces, of which the large byte strings are those given and not copies of them."""
-    large = [key for key, value in fields.items() if type(value) is bytes and len(value) >= PIECE_BYTES]
-    head = [msgpack.Packer().pack_array_header(2), encode(name), msgpack.Packer().pack_map_header(len(fields))]
-    head += [encode(part) for key, value in fields.items() if key not in large for part in (key, value)]
-    pieces = [b"".join(head)]
-    for key in large:
-        pieces += [encode(key) + _BIN_32.pack(0xC6, len(fields[key])), fields[key]]
+    large = {key: value for key, value in fields.items() if type(value) is bytes and len(value) >= PIECE_BYTES}
+    small = {key: value for key, value in fields.items() if key not in large}
+    own_header = len(msgpack.Packer().pack_map_header(len(small)))
+    header = msgpack.Packer().pack_map_header(len(fields))
+    pieces = [msgpack.Packer().pack_array_header(2) + encode(name) + header + encode(small)[own_header:]]
+    for key, value in large.items():
+        pieces += [encode(key) + _BIN_32.pack(0xC6, len(value)), value]
     return pieces
 
 

@@ -439,7 +439,15 @@ _HINTS: Dict[Type[Any], Dict[str, Any]] = {}
 
 def pack(message: Any) -> bytes:
     """The msgpack map of a message's fields."""
-    return codec.encode(dataclasses.asdict(message))
+    return codec.encode(as_map(message))
+
+
+def as_map(message: Any) -> Dict[str, Any]:
+    """A message's fields by name, those of a message in it, too. ``dataclasses.asdict`` copies what is in them."""
+    found = {}
+    for name, value in vars(message).items():
+        found[name] = as_map(value) if dataclasses.is_dataclass(value) else value
+    return found
 
 
 def unpack(kind: Type[M], blob: Any, limits: codec.HeaderLimits = codec.KNOWN) -> M:

@@ -5,12 +5,11 @@ They have the form of those of ``envhub.messages``, in a list with their name.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Type
 
 from envhub import codec
-from envhub.messages import EnvNames, Failure, build
+from envhub.messages import EnvNames, Failure, as_map, build
 
 # Several workers that each start a thread per core make every one of them slower, so each gets one.
 ONE_THREAD = dict.fromkeys(
@@ -337,7 +336,7 @@ def pack(message: Any) -> List[bytes]:
 
     What the hub passes on to every worker of a session, such as the arguments of a call, exists once in its memory.
     """
-    return codec.encode_call(type(message).__name__, dataclasses.asdict(message))
+    return codec.encode_call(type(message).__name__, as_map(message))
 
 
 def unpack(blob: Any) -> Any:

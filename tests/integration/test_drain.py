@@ -23,7 +23,7 @@ def made(hub: ServedHub, name: str, lane: str) -> envhub.HubVectorEnv:
     return envs
 
 
-@pytest.mark.parametrize("name", ["sleeper", "stubborn"])
+@pytest.mark.parametrize("name", ["sleeper", pytest.param("stubborn", marks=pytest.mark.long)])
 def test_steps_under_way_are_answered_and_new_ones_refused(tmp_path: Path, name: str) -> None:
     with serve(tmp_path, *OFFERED) as hub, contextlib.ExitStack() as opened:
         sessions = [opened.enter_context(contextlib.closing(made(hub, name, lane))) for lane in ("wire", "auto")]

@@ -246,6 +246,7 @@ def _client(env: str, hub: str | None) -> tuple[subprocess.Popen[str], list[int]
     return process, [int(word) for word in process.stdout.readline().split()]
 
 
+@pytest.mark.long
 def test_killed_client_of_a_served_hub_keeps_its_session_for_the_lease_only(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter", "--lease", "4") as hub:
         process, _ = _client("'counter'", hub.tcp)

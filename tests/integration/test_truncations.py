@@ -404,6 +404,7 @@ def test_worker_that_has_made_its_envs_is_not_stuck_while_it_waits_for_another()
         envs.reset()
 
 
+@pytest.mark.long
 def test_env_that_is_made_anew_in_its_process_has_the_time_of_its_making() -> None:
     with made(None, 2, num_workers=1, build_s=2.0, step_timeout=1.5, on_exception="truncate") as envs:
         envs.reset()
@@ -428,6 +429,7 @@ def test_env_that_dies_at_every_step_ends_in_one_clear_error_and_the_hub_lives(a
         envs.reset()
 
 
+@pytest.mark.long
 def test_step_waits_for_the_new_env_only_so_long_and_is_then_truncated_again(tmp_path: Path) -> None:
     with made(None, 2, marks=str(tmp_path), build_s=3.0, restart_wait=0.4, restarts_max=1) as envs:
         envs.reset()

@@ -77,6 +77,7 @@ class Mine(gymnasium.Wrapper[Any, Any, Any, Any]):
     """A wrapper that might wait."""
 
 
+@pytest.mark.long
 def test_second_session_of_an_env_knows_what_its_steps_took(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     offered = (f"{kind}=sims:{kind}" for kind in ("Waits", "Computes"))
     num_envs = CPUS + 4

@@ -54,6 +54,7 @@ class _Link:
 
     peer: bytes
     connection: int
+    lasts: bool = True  # the connection, as far as is known
     seq: int = 0
     running: bool = False
     reply: Frames | None = None
@@ -118,7 +119,9 @@ class HubProtocol:
             frames: those that follow it.
         """
         token, link = self._next_steps.get(first) or _NOBODY
-        if link.peer != peer or link.connection < 0 or token in self.leases or len(frames) >= FRAMES_MAX:
+        if link.peer != peer or token in self.leases or len(frames) >= FRAMES_MAX:
+            return None
+        if not link.lasts or link.connection < 0:
             return None
         del self._next_steps[first]
         link.seq, link.running, link.reply = link.seq + 1, True, None
@@ -129,7 +132,7 @@ class HubProtocol:
 
         Args:
             peer: the ROUTER's routing id.
-            connection: names the transport connection, for ``connection_lost``.
+            connection: names the transport connection, for ``connection_ended``.
             frames: the message's frames without the routing id.
         """
         try:
@@ -208,12 +211,12 @@ class HubProtocol:
             self._refuse(peer, prelude, Failure("session_lost", "session", text))
             if prelude.op == Op.CLOSE and ended is None:
                 # It may have overtaken, by another connection, the MAKE that its client gave up.
-                _remember(self._closed_early, prelude.token, _Link(peer, connection, prelude.seq), CLOSED_EARLY_MAX)
+                _remember(self._closed_early, prelude.token, _Link(peer, connection, seq=prelude.seq), CLOSED_EARLY_MAX)
             return False
         if refusal := self._make_refusal(prelude.op):
             self._refuse(peer, prelude, refusal)
             return False
-        self._links[prelude.token] = _Link(peer, connection, prelude.seq, running=True)
+        self._links[prelude.token] = _Link(peer, connection, seq=prelude.seq, running=True)
         return True
 
     def _make_refusal(self, op: int) -> Failure | None:
@@ -236,7 +239,7 @@ class HubProtocol:
         self._send(peer, REPLY | Op.HEARTBEAT, prelude.token, prelude.seq, reply)
 
     def _heard(self, link: _Link, peer: bytes, connection: int, token: bytes) -> None:
-        link.peer, link.connection = peer, connection
+        link.peer, link.connection, link.lasts = peer, connection, True
         if self.leases.pop(token, None) is not None:
             self.returned.append(token)
 
@@ -310,10 +313,10 @@ class HubProtocol:
         _remember(self._ended, token, link, ENDED_MAX)
 
     def connection_ended(self, connection: int) -> list[tuple[bytes, bytes]]:
-        """``(token, peer)`` of the sessions last heard of on this connection, of which none is known from now on."""
+        """Know that one of this name has ended: ``(token, peer)`` of the sessions that were last heard of on it."""
         found = [(token, link) for token, link in self._links.items() if link.connection == connection]
         for _, link in found:
-            link.connection = -1
+            link.lasts = False
         return [(token, link.peer) for token, link in found]
 
     def sessions_of(self, peer: bytes) -> list[bytes]:

@@ -18,6 +18,7 @@ from typing import Callable
 ENVIRONMENT_VARIABLE = "ENVHUB_SPIN_US"
 SPIN_US = 200  # with both sides parked, a wake-up and the caches that are cold after it cost about as much
 SPIN_US_MAX = 1000
+# A machine that also loads in order: what a word guards can be read once the word was seen, without a system call.
 HAS_FENCE = platform.machine() in ("x86_64", "AMD64")
 SKIPS_MAX = 127  # waits that only park, after a row of vain spins
 

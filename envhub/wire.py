@@ -16,8 +16,8 @@ ZERO_COPY_BYTES = 1 << 16  # from here on, keeping track of when libzmq is done 
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
-# Those of ``zmq.Socket`` call these for each frame, and cost more than they.
-_send_frame, _receive_frame = zmq.backend.Socket.send, zmq.backend.Socket.recv
+# The ``send`` of ``zmq.Socket`` is written in Python, and calls this one for each frame.
+_send_frame = zmq.backend.Socket.send
 
 SEND_QUEUE_MESSAGES_MAX = 16
 ZERO_COPY_TIMEOUT_S = 10.0  # it takes a millisecond
@@ -91,10 +91,10 @@ def receive(socket: zmq.Socket[Any], frames_max: int) -> list[zmq.Frame]:
     Raises:
         zmq.Again: there is none.
     """
-    frame = _receive_frame(socket, _NOBLOCK, copy=False)
+    frame = socket.recv(_NOBLOCK, copy=False)
     frames = [frame]
     while frame.more and len(frames) < frames_max:
-        frame = _receive_frame(socket, _NOBLOCK, copy=False)
+        frame = socket.recv(_NOBLOCK, copy=False)
         frames.append(frame)
     return frames
 
@@ -105,7 +105,7 @@ def receive_peer(socket: zmq.Socket[Any]) -> bytes:
     Raises:
         zmq.Again: there is none.
     """
-    return _receive_frame(socket, _NOBLOCK)
+    return socket.recv(_NOBLOCK)
 
 
 def discard(socket: zmq.Socket[Any], frames_max: int) -> bool:

@@ -64,6 +64,7 @@ class _User(_Lock):  # type: ignore[misc]
     """
 
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
+        super().__init__()  # for locks that are written in Python, as gevent's are
         self._context = context
         self._address = address
         self._pid = os.getpid()

@@ -203,7 +203,7 @@ class Hub:
             arrived, ready = False, self._watch.wait(wait_s)
         # The time is the clock's ``now_s``, written out: a turn is what every step waits for.
         began_s, others = time.monotonic() - self._clock.stopped_s, False
-        if began_s >= self._wake_s:
+        if began_s >= self._wake_s:  # before anything is handled: what that sets a deadline for is to have all of it
             began_s = self._on_wake()
         for descriptor, _ in ready:
             if descriptor == self._monitor_descriptor:  # first of all: connections may come faster than turns
@@ -223,10 +223,7 @@ class Hub:
             self._on_clock()
 
     def _on_wake(self) -> float:
-        """See for how long the process was stopped; returns the time.
-
-        Before anything is handled: what that sets a deadline for is to have all of its time.
-        """
+        """See for how long the process was stopped; returns the time."""
         if stopped_s := self._clock.woke(self._wake_s):
             log.warning("hub_was_stopped", stopped_s=round(stopped_s, 1), note="no deadline runs meanwhile")
         return self._clock.now_s()

@@ -22,7 +22,8 @@ class StepFrames:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._sized_codes = self._posted_codes = b""
+        self._sized_codes: bytes | None = None
+        self._posted_codes = b""
         self._sizes: list[int] = []
         self._buffers: list[memoryview] = []
         self.has_beside = False

@@ -78,10 +78,10 @@ def test_misuse_of_a_session_is_refused_and_the_session_goes_on(raw: Raw) -> Non
     made, body, _ = raw.ask(Op.MAKE, messages.pack(Make(2, "counter")), token, 1)
     assert made.op == REPLY | Op.MAKE, body
     assert raw.refusal(Op.STEP, b"\x04", token, 0, bytes(16)).code == "bad_seq"
-    assert raw.refusal(Op.STEP, b"\x04", token, 2, bytes(15)).code == "bad_actions"
-    assert raw.refusal(Op.STEP, b"\x7f", token, 3, bytes(16)).code == "bad_actions"
-    assert raw.refusal(Op.STEP, b"\x04\x04", token, 4, bytes(16)).code == "bad_actions"
-    assert raw.refusal(Op.STEP, b"", token, 5).code == "bad_actions"
+    assert raw.refusal(Op.STEP, b"", token, 2).code == "bad_actions"
+    assert raw.refusal(Op.STEP, b"\x04", token, 3, bytes(15)).code == "bad_actions"
+    assert raw.refusal(Op.STEP, b"\x7f", token, 4, bytes(16)).code == "bad_actions"
+    assert raw.refusal(Op.STEP, b"\x04\x04", token, 5, bytes(16)).code == "bad_actions"
     assert raw.refusal(Op.RESET, messages.pack(Reset(mask=[True])), token, 6).code == "refused"
     assert raw.refusal(Op.RESET, messages.pack(Reset(seeds=[1, 2, 3])), token, 7).code == "refused"
     assert raw.ask(Op.RESET, messages.pack(Reset()), token, 8)[0].op == REPLY | Op.RESET

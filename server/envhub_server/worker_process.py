@@ -65,7 +65,7 @@ class WorkerProcess:
 
     Attributes:
         pid: its process id, which is also its process group's; None until it is born.
-        ring: wakes it. Unconditional: knowing whether it sleeps would need a fence that Python lacks.
+        ring: wakes it, also where it is awake: no word of the arena says whether it sleeps.
     """
 
     def __init__(self, watch: Watch, streams: Streams, handlers: Handlers, guardian: Guardian) -> None:

@@ -57,12 +57,15 @@ graphs = st.builds(
 )
 one_ofs = st.lists(boxes() | discretes | texts, min_size=1, max_size=3).map(gym_spaces.OneOf)
 leaf_spaces = st.one_of(boxes(), discretes, multi_discretes(), multi_binaries, texts, sequences, graphs, one_ofs)
+# An env may tell its action as an info. Where one key is another with a "_" before it, Gymnasium puts the mask of the
+# other in its place, or its value in place of the mask, by the order of the keys.
+keys = st.text(max_size=3).filter(lambda key: not key.startswith("_"))
 any_space = st.recursive(
     leaf_spaces,
     lambda inner: st.one_of(
         st.lists(inner, min_size=1, max_size=3).map(gym_spaces.Tuple),
-        st.dictionaries(st.text(max_size=3), inner, min_size=1, max_size=3).map(gym_spaces.Dict),
-        st.lists(st.tuples(st.text(max_size=3), inner), min_size=1, max_size=3, unique_by=lambda pair: pair[0]).map(
+        st.dictionaries(keys, inner, min_size=1, max_size=3).map(gym_spaces.Dict),
+        st.lists(st.tuples(keys, inner), min_size=1, max_size=3, unique_by=lambda pair: pair[0]).map(
             lambda pairs: gym_spaces.Dict(pairs)
         ),
     ),

@@ -17,19 +17,19 @@ from envhub.registration import register_with_gymnasium
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AsyncVectorEnv": "envhub_client.async_vector_env",
-    "EnvRunner": "envhub_server.runner",
+    "AsyncVectorEnv": "envhub_client.envs.async_vector_env",
+    "EnvRunner": "envhub_server.worker.env_runner",
     "Client": "envhub_client.client",
     "EnvFailure": "envhub.env_failure",
-    "FaultOptions": "envhub_client.faults",
-    "HubEnv": "envhub_client.single_env",
-    "HubVectorEnv": "envhub_client.vector_env",
-    "SessionOptions": "envhub_client.options",
-    "Sizing": "envhub_client.session",
+    "FaultOptions": "envhub_client.session.faults",
+    "HubEnv": "envhub_client.envs.single_env",
+    "HubVectorEnv": "envhub_client.envs.vector_env",
+    "SessionOptions": "envhub_client.session.options",
+    "Sizing": "envhub_client.session.session",
     "connect": "envhub_client.client",
-    "make": "envhub_client.making",
-    "make_vec": "envhub_client.making",
-    "serve": "envhub_server.serving",
+    "make": "envhub_client.make",
+    "make_vec": "envhub_client.make",
+    "serve": "envhub_server.serve",
 }
 _ERRORS = [
     "AddressError",

@@ -56,10 +56,10 @@ def serve(
     insecure
         Allow an address that other machines can reach, though nothing guards it.
     """
+    from envhub_server.catalog.registry import FactoryNotFound
     from envhub_server.config import HubConfig, Limits, Timing
-    from envhub_server.hub import Hub
-    from envhub_server.registry import FactoryNotFound
-    from envhub_server.serving import serve as run
+    from envhub_server.hub.hub import Hub
+    from envhub_server.serve import serve as run
 
     from envhub.errors import AddressError
 
@@ -121,7 +121,7 @@ def health(address: str | None = None, *, timeout: float = 5.0) -> None:
 @app.command
 def demo() -> None:
     """Learn CartPole-v1 through a hub over tcp, then compare the ways to step it."""
-    from envhub_client.demo import run
+    from envhub_client.tools.demo import run
 
     with _errors_told("demo"):
         run(console)
@@ -162,8 +162,8 @@ def bench(
     budget
         Print instead where the time of one step goes, hop by hop.
     """
-    from envhub_client.bench import run, run_budget
-    from envhub_client.plot import check
+    from envhub_client.tools.bench.bench import run, run_budget
+    from envhub_client.tools.bench.plot import check
 
     try:
         sizes = [int(size) for size in n.split(",")]
@@ -206,7 +206,7 @@ def conformance(
     timeout
         Seconds to wait for each answer of the hub.
     """
-    from envhub_client.conformance import run
+    from envhub_client.tools.conformance.conformance import run
 
     with _errors_told("conformance"):
         if not run(console, address, env or (), json, timeout):
@@ -222,7 +222,7 @@ def _refuse(command: str, why: object) -> NoReturn:
 def _errors_told(command: str) -> Iterator[None]:
     """What can go wrong with a hub or an env's name is told in a line; anything else is a bug and shows where."""
     import gymnasium
-    from envhub_client.progress import making_bar
+    from envhub_client.tools.progress import making_bar
 
     from envhub.errors import EnvHubError
 

@@ -18,11 +18,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--lane") == "wire":
-        from envhub_client import making
-        from envhub_client.options import SessionOptions
+        from envhub_client import make
+        from envhub_client.session.options import SessionOptions
 
         defaults = SessionOptions.__init__.__defaults__
         assert defaults is not None and defaults.count("auto") == 1
         SessionOptions.__init__.__defaults__ = tuple("wire" if value == "auto" else value for value in defaults)
-        assert making.make_vec.__kwdefaults__ is not None
-        making.make_vec.__kwdefaults__["lane"] = "wire"
+        assert make.make_vec.__kwdefaults__ is not None
+        make.make_vec.__kwdefaults__["lane"] = "wire"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from envhub import address as addresses
-from envhub.messages import Attach, HealthRequest, ListEnvs, Op, SessionsRequest, StatsRequest
-from envhub_client.connection import CONNECT_TIMEOUT_S, Connection
+from envhub.protocol.messages import Attach, HealthRequest, ListEnvs, Op, SessionsRequest, StatsRequest
+from envhub.transport import address as addresses
+from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection
 from envhub_client.observer import Observer, token_bytes
 
 if TYPE_CHECKING:
-    from envhub_client.vector_env import HubVectorEnv
+    from envhub_client.envs.vector_env import HubVectorEnv
 
 
 def connect(address: str | None = None, timeout: float = CONNECT_TIMEOUT_S) -> Client:
@@ -58,7 +58,7 @@ class Client:
 
     def make_vec(self, env: Any, num_envs: int = 1, **options: Any) -> HubVectorEnv:
         """A vector env on this hub; arguments and errors as for ``envhub.make_vec``."""
-        from envhub_client.making import make_vec
+        from envhub_client.make import make_vec
 
         return make_vec(env, num_envs, hub=self.address, **options)
 
@@ -84,8 +84,8 @@ class Client:
             SessionLost: there is no such session (any longer).
             HubUnreachable: no hub answered.
         """
-        from envhub_client.options import SessionOptions
-        from envhub_client.vector_env import HubVectorEnv
+        from envhub_client.envs.vector_env import HubVectorEnv
+        from envhub_client.session.options import SessionOptions
 
         session = token_bytes(token)
         if observe:

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envhub import codec, spaces
-from envhub.client_protocol import Reply
 from envhub.errors import RemoteProtocolError
-from envhub.messages import Observe, Observed, Op
-from envhub_client.connection import Connection
-from envhub_client.observations import Observations
+from envhub.protocol.client import Reply
+from envhub.protocol.messages import Observe, Observed, Op
+from envhub.values import codec, spaces
+from envhub_client.connection.connection import Connection
+from envhub_client.results.observations import Observations
 
 
 class Seen(NamedTuple):

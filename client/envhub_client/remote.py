@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from envhub_client import making
-from envhub_client.single_env import HubEnv
-from envhub_client.vector_env import HubVectorEnv
+from envhub_client import make as making
+from envhub_client.envs.single_env import HubEnv
+from envhub_client.envs.vector_env import HubVectorEnv
 
 
 def make(env_id: str, url: str | None = None, **kwargs: Any) -> HubEnv:

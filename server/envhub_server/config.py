@@ -9,9 +9,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from envhub.validation import SECONDS_MAX
-from envhub.waiting import told_spin_us
-from envhub_server.registry import Registry
+from envhub.arena.spin import told_spin_us
+from envhub.protocol.validation import SECONDS_MAX
+from envhub_server.catalog.registry import Registry
 
 MIB = 1 << 20
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -54,7 +54,7 @@ class HubConfig:
 
     Attributes:
         binds: addresses to listen on, ``tcp://host:port`` or ``ipc://path``.
-        envs: what may be made, in the forms of ``envhub_server.registry``.
+        envs: what may be made, in the forms of ``envhub_server.catalog.registry``.
         workers: how many workers a session gets that does not say; None is what suits its envs.
         insecure: allow an address that other machines can reach, though nothing guards it.
         python: the interpreter of the workers: Python 3.8 or later with NumPy, msgpack and Gymnasium (0.26 or later) or

@@ -7,7 +7,7 @@ import os
 
 import structlog
 
-from envhub_server.sink import Sink
+from envhub_server.processes.nonblocking_writer import Sink
 
 
 class Stderr:

@@ -22,13 +22,13 @@ import numpy as np
 import psutil
 import pytest
 from chaos.chaos_proxy import proxy
-from envhub_client.raw_peer import RawPeer
+from envhub_client.tools.conformance.raw_peer import RawPeer
 from hubs import HERE, ServedHub, lives, serve, wait_until
 from zmtp import ZmtpPeer
 
 import envhub
-from envhub import messages
-from envhub.messages import Make, Op, Reset
+from envhub.protocol import messages
+from envhub.protocol.messages import Make, Op, Reset
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(600)]
 
@@ -234,7 +234,7 @@ def test_slow_readers(tmp_path: Path) -> None:
 
 
 def _packed(**arguments: object) -> bytes:
-    from envhub import codec
+    from envhub.values import codec
 
     return codec.encode(arguments)
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
-from envhub_client.contest import ASYNC, Contest, vector_entrant
-from envhub_client.private_hub import private_hub
-from envhub_client.served_hub import served_hub
-from envhub_client.workloads import factory, offered
+from envhub_client.private_hub.process import private_hub
+from envhub_client.tools.bench.contest import ASYNC, Contest, vector_entrant
+from envhub_client.tools.bench.served_hub import served_hub
+from envhub_client.tools.bench.workloads import factory, offered
 
 import envhub
 

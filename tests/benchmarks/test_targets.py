@@ -16,9 +16,9 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
-from envhub_client.contest import ASYNC, ECHO, ONE_WAY, PRIVATE, SYNC, TCP, Contest, Result, wire_bytes
-from envhub_client.served_hub import ServedHub, served_hub
-from envhub_client.workloads import BUSY_S, factory, offered
+from envhub_client.tools.bench.contest import ASYNC, ECHO, ONE_WAY, PRIVATE, SYNC, TCP, Contest, Result, wire_bytes
+from envhub_client.tools.bench.served_hub import ServedHub, served_hub
+from envhub_client.tools.bench.workloads import BUSY_S, factory, offered
 from gymnasium.vector import AsyncVectorEnv
 
 import envhub
@@ -34,7 +34,7 @@ IDLE_SESSIONS, IDLE_S = 8, 10.0
 # A worker's share of heavy envs, stepped by itself as often as it can: so many steps in so many seconds.
 OWN_RATE = """
 import sys, time
-from envhub_client.workloads import busy
+from envhub_client.tools.bench.workloads import busy
 envs = [busy() for _ in range(int(sys.argv[1]))]
 for env in envs:
     env.reset()

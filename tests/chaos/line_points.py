@@ -16,11 +16,11 @@ from typing import Any
 from chaos.chain_env import ChainEnv
 
 MODULES = (
-    "envhub_server.worker",
-    "envhub_server.rows",
-    "envhub_server.runner",
-    "envhub_server.channel",
-    "envhub.standing_in",
+    "envhub_server.worker.main",
+    "envhub_server.worker.row",
+    "envhub_server.worker.env_runner",
+    "envhub_server.ipc.channel",
+    "envhub.arena.stand_in",
 )
 
 

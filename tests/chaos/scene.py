@@ -228,7 +228,7 @@ class Scene:
     def _private_hub(self) -> psutil.Process | None:
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.trainers[EMBEDDED].process.pid).children():
-                if any("envhub_server.private" in part for part in child.cmdline()):
+                if any("envhub_server.private_hub" in part for part in child.cmdline()):
                     return child
         return None
 

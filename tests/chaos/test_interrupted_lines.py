@@ -19,7 +19,7 @@ import pytest
 from chaos.chain_env import ChainEnv
 from chaos.checker import Batch, Checker
 from chaos.interrupts import Interrupt, Place, Places
-from envhub_client import private_hub
+from envhub_client.private_hub import process
 from hubs import serve, wait_until, worker_processes
 
 import envhub
@@ -58,7 +58,7 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
     if where == "private":
 
         def address() -> str:
-            hub = private_hub._hub
+            hub = process._hub
             return hub.address if hub is not None and hub.alive else ""
 
         factory = [lambda: ChainEnv(elements=8, length=LENGTH)] * ROWS
@@ -168,7 +168,7 @@ def test_interrupted_call_leaves_a_session_that_goes_on(
 
 def end_private_hub() -> None:
     """Have the next ``make_vec`` start one."""
-    hub = private_hub._hub
+    hub = process._hub
     if hub is not None and hub.alive:
         hub.stop()
 

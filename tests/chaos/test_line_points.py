@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chaos.checker import Batch, Checker
-from envhub_server.worker import Worker
+from envhub_server.worker.main import Worker
 from hubs import ServedHub, serve, wait_until
 
 import envhub

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from chaos.chaos_proxy import proxy
-from envhub_client.cem_cartpole import SOLVED, learn
+from envhub_client.tools.cem_cartpole import SOLVED, learn
 from hubs import ServedHub, serve
 from rich.console import Console
 

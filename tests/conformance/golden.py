@@ -12,12 +12,13 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from gymnasium.envs.registration import EnvSpec
 
-from envhub import actions, codec, messages, spaces
-from envhub.client_protocol import ClientProtocol
-from envhub.hub_protocol import HubProtocol
-from envhub.layout import OBJECT, Leaf
-from envhub.messages import Op
-from envhub.protocol import Prelude
+from envhub.arena.layout import OBJECT, Leaf
+from envhub.protocol import messages
+from envhub.protocol.client import ClientProtocol
+from envhub.protocol.hub import HubProtocol
+from envhub.protocol.messages import Op
+from envhub.protocol.prelude import Prelude
+from envhub.values import actions, codec, spaces
 
 HUB_ID = 0x0123456789ABCDEF
 TOKEN = bytes(range(16))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conformance import golden
 
-from envhub import codec
+from envhub.values import codec
 
 KEPT = json.loads(Path(golden.__file__).with_suffix(".json").read_text())
 MADE = golden.golden()

@@ -13,11 +13,11 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import sims
-from envhub_server import control
-from envhub_server.channel import Channel
+from envhub_server.ipc import control
+from envhub_server.ipc.channel import Channel
 from gymnasium import spaces
 
-from envhub.layout import Leaf
+from envhub.arena.layout import Leaf
 
 MIB = 1 << 20
 

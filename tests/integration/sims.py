@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from envhub import spaces as wire
+from envhub.values import spaces as wire
 
 
 class Counter(gym.Env[np.ndarray, int]):

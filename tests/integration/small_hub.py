@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from envhub_server.config import MIB, HubConfig, Limits
-from envhub_server.serving import serve
+from envhub_server.serve import serve
 
 if __name__ == "__main__":
     serve(HubConfig(binds=(sys.argv[1],), envs=("wide=odd_sims:Wide",), limits=Limits(arena_bytes_max=4 * MIB)))

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 import msgpack
-from envhub_server import control
-from envhub_server.ending import Ending
-from envhub_server.supervisor import Supervisor
-from envhub_server.worker_process import Handlers, WorkerProcess
+from envhub_server.ipc import control
+from envhub_server.processes.exit_cause import Ending
+from envhub_server.processes.supervisor import Supervisor
+from envhub_server.processes.worker_handle import Handlers, WorkerProcess
 
 START_TIMEOUT_S = 30.0
 

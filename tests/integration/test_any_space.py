@@ -18,7 +18,7 @@ from same import assert_same
 from strategies import any_space, runs_of_infos
 
 import envhub
-from envhub import spaces
+from envhub.values import spaces
 
 NUM_ENVS = 3
 # Without shrinking, which would make some hundred sessions.

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envhub_client import bench, plot
-from envhub_client.budget import SHARED_HOPS, WIRE_HOPS
-from envhub_client.contest import Contest, Result
-from envhub_client.entrant import PROCESSES_MAX
-from envhub_client.rivals import FORKING, THREADED, Rival
-from envhub_client.timing import Summary, interleave, summarize
+from envhub_client.tools.bench import bench, plot
+from envhub_client.tools.bench.budget import SHARED_HOPS, WIRE_HOPS
+from envhub_client.tools.bench.contest import Contest, Result
+from envhub_client.tools.bench.entrant import PROCESSES_MAX
+from envhub_client.tools.bench.rivals import FORKING, THREADED, Rival
+from envhub_client.tools.bench.timing import Summary, interleave, summarize
 from rich.console import Console
 
 STEPPING = [

@@ -13,11 +13,11 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
-from envhub_client.private_hub import private_hub
+from envhub_client.private_hub.process import private_hub
 from gymnasium.vector import AsyncVectorEnv
 
 import envhub
-from envhub.waiting import HAS_FENCE
+from envhub.arena.spin import HAS_FENCE
 
 NUM_ENVS = 8
 WARM_STEPS = 100  # after which a worker looks at its clocks in one step of 16

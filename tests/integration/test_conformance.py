@@ -14,8 +14,8 @@ import pytest
 import zmq
 from hubs import ServedHub
 
-from envhub.messages import REPLY, Op
-from envhub.protocol import Prelude
+from envhub.protocol.messages import REPLY, Op
+from envhub.protocol.prelude import Prelude
 
 
 def conformance(address: str, *envs: str) -> tuple[int, dict[str, str], set[str]]:

@@ -26,7 +26,7 @@ from same import assert_same
 
 import envhub
 from envhub import AsyncVectorEnv
-from envhub.messages import Op, StatsRequest
+from envhub.protocol.messages import Op, StatsRequest
 
 # --- runners ----------------------------------------------------------------------------------------------------------
 

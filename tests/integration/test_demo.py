@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from envhub_client import cem_cartpole
-from envhub_client.served_hub import addresses, served_hub
+from envhub_client.tools import cem_cartpole
+from envhub_client.tools.bench.served_hub import addresses, served_hub
 from hubs import wait_until
 
 from envhub.errors import HubUnreachable

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from envhub_server.catalog.registry import Registry
 from envhub_server.config import HubConfig
-from envhub_server.registry import Registry
-from envhub_server.serving import check_config
+from envhub_server.serve import check_config
 from hubs import ServedHub, serve
 
-from envhub import address, cli
+from envhub import cli
+from envhub.transport import address
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()

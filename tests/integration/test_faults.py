@@ -274,7 +274,7 @@ def test_private_hub_that_is_killed_is_told_at_once_and_replaced() -> None:
     envs = make("counter", 2, None)
     envs.reset()
     children = psutil.Process().children()
-    (hub,) = [child for child in children if any("envhub_server.private" in part for part in child.cmdline())]
+    (hub,) = [child for child in children if any("envhub_server.private_hub" in part for part in child.cmdline())]
     hub.kill()
     begun = time.monotonic()
     assert wait_until(lambda: not lives(hub))

@@ -14,9 +14,10 @@ from hubs import ServedHub, serve, wait_until
 from zmtp import ZmtpPeer
 
 import envhub
-from envhub import codec, messages
-from envhub.messages import Hello, Make, Op, Reset
-from envhub.protocol import PRELUDE, Prelude
+from envhub.protocol import messages
+from envhub.protocol.messages import Hello, Make, Op, Reset
+from envhub.protocol.prelude import PRELUDE, Prelude
+from envhub.values import codec
 
 MIB = 1 << 20
 GROWN_MAX = 64 * MIB

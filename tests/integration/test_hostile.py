@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from envhub_client.raw_peer import RawPeer
+from envhub_client.tools.conformance.raw_peer import RawPeer
 from hubs import ServedHub
 
 import envhub
-from envhub import messages
-from envhub.messages import REPLY, Close, Failure, Hello, Make, Op, Reset
-from envhub.protocol import Prelude
+from envhub.protocol import messages
+from envhub.protocol.messages import REPLY, Close, Failure, Hello, Make, Op, Reset
+from envhub.protocol.prelude import Prelude
 
 
 class Raw(RawPeer):

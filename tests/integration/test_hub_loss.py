@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import pytest
 import sims
-from envhub_client.private_hub import private_hub
+from envhub_client.private_hub.process import private_hub
 from gymnasium import spaces
 from hubs import ServedHub, lives, serve, wait_until, worker_processes
 

@@ -16,12 +16,12 @@ import pytest
 import sims
 from chaos.chaos_proxy import proxy
 from chaos.interrupts import Interrupt, Places
-from envhub_client.connection import Connection
+from envhub_client.connection.connection import Connection
 from hubs import ServedHub, stopped, wait_until, worker_processes
 
 import envhub
 from envhub.errors import LocalProtocolError
-from envhub.messages import Close, Make, Op
+from envhub.protocol.messages import Close, Make, Op
 from envhub.vector_errors import NothingPending, SessionBusy
 
 RETURNING = 12  # places after the result is known to be had: there it is lost, as a return value is

@@ -17,7 +17,7 @@ import envhub
 PROGRAM = """
 import sys
 from envhub_server.config import HubConfig
-from envhub_server.serving import serve
+from envhub_server.serve import serve
 
 serve(HubConfig(binds=(sys.argv[1],), envs=("CartPole-v1", "Pendulum-v1"), python=sys.argv[2]))
 """

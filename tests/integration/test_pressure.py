@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from envhub_server.memory import Memory
+from envhub_server.memory.session_memory import Memory
 from hubs import ServedHub, serve, wait_until
 
 import envhub
-from envhub.address import parse, side_path
-from envhub.layout import Layout, Leaf
+from envhub.arena.layout import Layout, Leaf
+from envhub.transport.address import parse, side_path
 
 DESCRIPTORS_MAX = 256
 FLOOD = 300

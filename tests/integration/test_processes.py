@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 import sims
-from envhub_server import gate
-from envhub_server.worker_count import SHARE
+from envhub_server.network import descriptor_guard
+from envhub_server.session.worker_count import SHARE
 from hubs import ServedHub, below, serve, wait_until
 
 import envhub
@@ -87,7 +87,7 @@ def test_variable_that_any_process_may_change_needs_no_new_zygote(monkeypatch: p
 def test_workers_outlive_the_change_to_another_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(envhub.make_vec([sims.Counter], 1)) as before:
         before.reset()
-        (hub,) = [child for child in psutil.Process().children() if "envhub_server.private" in str(child.cmdline())]
+        (hub,) = [child for child in psutil.Process().children() if "envhub_server.private_hub" in str(child.cmdline())]
         (old,) = [child for child in hub.children() if child.name() == "envhub-zygote"]
         monkeypatch.setenv("LD_TEST_ANOTHER_WORLD", "1")
         with closing(envhub.make_vec([sims.Counter], 1)) as after:
@@ -135,7 +135,8 @@ def test_number_of_workers_that_descriptors_allow_suits_envs_that_are_made_by_na
     num_envs, wanted = 2 * cpus + 3, cpus + 1
     with serve(tmp_path, "counter=sims:counter") as hub:
         process = psutil.Process(hub.process.pid)
-        given = process.num_fds() + gate.PER_SESSION + math.ceil((wanted + 0.5) / SHARE) * gate.PER_WORKER
+        of_workers = math.ceil((wanted + 0.5) / SHARE) * descriptor_guard.PER_WORKER
+        given = process.num_fds() + descriptor_guard.PER_SESSION + of_workers
         process.rlimit(psutil.RLIMIT_NOFILE, (2 * given, 2 * given))  # of which the hub keeps half
         with closing(envhub.make_vec("counter", num_envs, hub=hub.ipc)) as envs:
             assert envs.sizing.num_workers == wanted, envs.sizing

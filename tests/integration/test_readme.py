@@ -19,17 +19,17 @@ PROGRAMS = [
     for program in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 ]
 HOMES = {
-    "HubVectorEnv": "envhub_client.vector_env",
-    "WireLane": "envhub_client.lanes",
-    "SharedLane": "envhub_client.shared_lane",
-    "Connection": "envhub_client.connection",
-    "ClientProtocol": "envhub.client_protocol",
-    "HubProtocol": "envhub.hub_protocol",
-    "Hub": "envhub_server.hub",
-    "Host": "envhub_server.hosting",
-    "Session": "envhub_server.session",
-    "Worker": "envhub_server.worker",
-    "Row": "envhub_server.rows",
+    "HubVectorEnv": "envhub_client.envs.vector_env",
+    "WireLane": "envhub_client.lanes.wire",
+    "SharedLane": "envhub_client.lanes.shared",
+    "Connection": "envhub_client.connection.connection",
+    "ClientProtocol": "envhub.protocol.client",
+    "HubProtocol": "envhub.protocol.hub",
+    "Hub": "envhub_server.hub.hub",
+    "Host": "envhub_server.hub.runtime",
+    "Session": "envhub_server.session.state",
+    "Worker": "envhub_server.worker.main",
+    "Row": "envhub_server.worker.row",
 }
 
 

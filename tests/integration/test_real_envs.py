@@ -15,7 +15,7 @@ from hubs import ServedHub, serve
 from same import assert_same
 
 import envhub
-from envhub import spaces as wire
+from envhub.values import spaces as wire
 
 NUM_ENVS, STEPS = 3, 1000
 MUJOCO = ["HalfCheetah-v5", "Ant-v5", "Hopper-v5", "Humanoid-v5"]

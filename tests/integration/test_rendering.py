@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 import sims
-from envhub_client.private_hub import private_hub
+from envhub_client.private_hub.process import private_hub
 from gymnasium.wrappers.vector import RecordVideo
 
 import envhub

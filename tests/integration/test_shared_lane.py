@@ -22,7 +22,7 @@ from gymnasium import spaces
 from hubs import ServedHub, serve, stopped, wait_until
 
 import envhub
-from envhub.address import parse, side_path
+from envhub.transport.address import parse, side_path
 
 
 def test_lane_is_the_shared_one_where_it_can_be_had(hub: ServedHub) -> None:

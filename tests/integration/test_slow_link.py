@@ -11,7 +11,7 @@ from hubs import ServedHub
 from same import assert_same
 
 import envhub
-from envhub import compression as methods
+from envhub.values import compression as methods
 
 
 @pytest.mark.long

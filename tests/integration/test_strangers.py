@@ -18,14 +18,17 @@ import numpy as np
 import psutil
 import pytest
 import zmq
-from envhub_client.raw_peer import RawPeer
+from envhub_client.tools.conformance.raw_peer import RawPeer
 from hubs import ServedHub, serve, wait_until
 from zmtp import ZmtpPeer
 
 import envhub
-from envhub import codec, layout, messages, protocol
-from envhub.messages import REPLY, Close, Faults, Make, Observe, Op, Reset
-from envhub.protocol import Prelude
+from envhub.arena import layout
+from envhub.protocol import messages
+from envhub.protocol import prelude as protocol
+from envhub.protocol.messages import REPLY, Close, Faults, Make, Observe, Op, Reset
+from envhub.protocol.prelude import Prelude
+from envhub.values import codec
 
 OFFERED = (
     "counter=sims:counter",
@@ -175,7 +178,7 @@ def test_worker_that_says_a_number_out_of_bounds_is_ended(
 CLAIMS = 64
 FIRST_ROUTING_ID = """
 import zmq
-from envhub_server.binding import seed_routing_ids
+from envhub_server.network.listener import seed_routing_ids
 seed_routing_ids()
 with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as dealer:
     dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")

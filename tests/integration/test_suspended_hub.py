@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from envhub_client.raw_peer import RawPeer
+from envhub_client.tools.conformance.raw_peer import RawPeer
 from hubs import ServedHub, serve, wait_until
 
 import envhub
-from envhub import messages
-from envhub.messages import REPLY, Make, Op, Reset
+from envhub.protocol import messages
+from envhub.protocol.messages import REPLY, Make, Op, Reset
 
 LEASE_S = STEP_TIMEOUT_S = 8.0  # which would be over, had they run while the hub was stopped
 TOKEN = b"l" * 16

@@ -18,7 +18,7 @@ import gymnasium
 import psutil
 import pytest
 import sims
-from envhub_client.progress import making_bar
+from envhub_client.tools.progress import making_bar
 from hubs import ServedHub, serve, wait_until
 from rich.console import Console
 

@@ -16,11 +16,12 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from envhub_server import control, worker
-from envhub_server.channel import Channel
+from envhub_server.ipc import control
+from envhub_server.ipc.channel import Channel
+from envhub_server.worker import main
 from gymnasium import spaces
 
-from envhub.messages import Failure
+from envhub.protocol.messages import Failure
 
 CALLS = ("init", "reset", "step", "call", "render", "set_attr", "close")
 
@@ -90,9 +91,9 @@ def _never_ring() -> None:
     _ring_as(lambda self: None)
 
 
-def _ring_as(ring: Callable[[worker.Worker], None]) -> None:
+def _ring_as(ring: Callable[[main.Worker], None]) -> None:
     """Do this in place of ringing, also where another worker is to ring."""
-    worker.Worker._ring = worker.Worker._ring_at_end = ring  # type: ignore[method-assign]
+    main.Worker._ring = main.Worker._ring_at_end = ring  # type: ignore[method-assign]
 
 
 def _say(message: Any) -> None:

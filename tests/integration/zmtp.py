@@ -6,10 +6,10 @@ import socket
 import struct
 from types import TracebackType
 
-from envhub import messages
-from envhub.address import parse
-from envhub.messages import Hello, Op
-from envhub.protocol import NO_SESSION, Prelude
+from envhub.protocol import messages
+from envhub.protocol.messages import Hello, Op
+from envhub.protocol.prelude import NO_SESSION, Prelude
+from envhub.transport.address import parse
 
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 _MORE, _LONG, _COMMAND = 1, 2, 4

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from envhub import messages
-from envhub.client_protocol import ClientProtocol, Reply
-from envhub.hub_protocol import HubProtocol, Incoming
-from envhub.messages import Call, Close, Done, EnvNames, Failure, Hello, Made, Make, Op, Reset, Step, Welcome
-from envhub.protocol import HEARTBEAT_S, LEASE_S, SESSIONS_MAX, Prelude
+from envhub.protocol import messages
+from envhub.protocol.client import ClientProtocol, Reply
+from envhub.protocol.hub import HubProtocol, Incoming
+from envhub.protocol.messages import Call, Close, Done, EnvNames, Failure, Hello, Made, Make, Op, Reset, Step, Welcome
+from envhub.protocol.prelude import HEARTBEAT_S, LEASE_S, SESSIONS_MAX, Prelude
 
 TOKEN = bytes(range(16))
 HUB_ID = 0x0123456789ABCDEF

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from envhub_server.control import Built, Mapped
-from envhub_server.registry import Recipe
-from envhub_server.restart import RestartPolicy, Restarts
-from envhub_server.session import Phase, Session
-from envhub_server.watchdog import Late
-from envhub_server.worker_count import Machine, WorkerCount
+from envhub_server.catalog.registry import Recipe
+from envhub_server.ipc.control import Built, Mapped
+from envhub_server.session.hang_detector import Late
+from envhub_server.session.restarts import RestartPolicy, Restarts
+from envhub_server.session.state import Phase, Session
+from envhub_server.session.worker_count import Machine, WorkerCount
 
-from envhub.messages import Failure, Make
+from envhub.protocol.messages import Failure, Make
 
 MACHINE = Machine((0, 1, 2, 3), 4, quota=True)  # with which nobody spins
 OBSERVATION, WIDER, ACTION = b"a space", b"a wider one of the same leaves", b"actions"

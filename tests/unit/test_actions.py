@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from envhub import actions
+from envhub.arena.layout import ACTION_ITEM_BYTES, OBJECT, Leaf
 from envhub.errors import SpaceMismatch
-from envhub.layout import ACTION_ITEM_BYTES, OBJECT, Leaf
+from envhub.values import actions
 
 SCALAR, VECTOR = Leaf("<i8", ()), Leaf("<f4", (3,))
 

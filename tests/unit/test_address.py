@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from envhub import address
-from envhub.address import Address
 from envhub.errors import AddressError
+from envhub.transport import address
+from envhub.transport.address import Address
 
 
 def test_tcp_address_has_a_host_and_a_port() -> None:

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from protocol_pair import SESSION_REQUESTS, TOKEN, ProtocolPair
 
-from envhub import protocol
-from envhub.messages import Failure, Make, Op
+from envhub.protocol import prelude
+from envhub.protocol.messages import Failure, Make, Op
 
 
 class AnyNetwork(RuleBasedStateMachine):
@@ -108,7 +108,7 @@ class AnyNetwork(RuleBasedStateMachine):
         if not self.pair.connected:
             self.pair.reconnect()
         for _ in range(6):
-            self.pair.advance(protocol.HEARTBEAT_S)
+            self.pair.advance(prelude.HEARTBEAT_S)
             while self.pair.to_hub or self.pair.running or self.pair.to_client:
                 if self.pair.to_client:
                     self.deliver()

@@ -20,26 +20,26 @@ FILES = {str(path.relative_to(ROOT)): path for folder in PACKAGES.values() for p
 TREES = {name: ast.parse(path.read_text(), name) for name, path in FILES.items()}
 
 PURE = [
-    "envhub/actions.py",
-    "envhub/codec.py",
-    "envhub/layout.py",
-    "envhub/messages.py",
-    "envhub/protocol.py",
-    "envhub/hub_protocol.py",
-    "envhub/client_protocol.py",
-    "envhub/spaces.py",
-    "envhub/validation.py",
-    "server/envhub_server/registry.py",
-    "server/envhub_server/session.py",
+    "envhub/values/actions.py",
+    "envhub/values/codec.py",
+    "envhub/arena/layout.py",
+    "envhub/protocol/messages.py",
+    "envhub/protocol/prelude.py",
+    "envhub/protocol/hub.py",
+    "envhub/protocol/client.py",
+    "envhub/values/spaces.py",
+    "envhub/protocol/validation.py",
+    "server/envhub_server/catalog/registry.py",
+    "server/envhub_server/session/state.py",
 ]
 STEP_PATH = [
-    "envhub/wire.py",
-    "client/envhub_client/connection.py",
-    "server/envhub_server/binding.py",
-    "server/envhub_server/hub.py",
+    "envhub/transport/sockets.py",
+    "client/envhub_client/connection/connection.py",
+    "server/envhub_server/network/listener.py",
+    "server/envhub_server/hub/hub.py",
 ]
 # These may import zmq inside functions.
-TOOLS = ["client/envhub_client/echo.py", "client/envhub_client/raw_peer.py"]
+TOOLS = ["client/envhub_client/tools/bench/echo.py", "client/envhub_client/tools/conformance/raw_peer.py"]
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -73,7 +73,7 @@ def dotted(node: ast.AST) -> str:
 
 
 def test_the_files_are_found() -> None:
-    assert {*PURE, *STEP_PATH, "server/envhub_server/worker.py", "envhub/cli.py"} <= FILES.keys()
+    assert {*PURE, *STEP_PATH, "server/envhub_server/worker/main.py", "envhub/cli.py"} <= FILES.keys()
 
 
 # --- who imports whom -------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_multiprocessing_gives_only_its_timeout_error(name: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_only_the_zygote_forks_without_exec(name: str) -> None:
     calls = {dotted(call.func) for call in CALLS[name]}
-    if name == "server/envhub_server/zygote.py":
+    if name == "server/envhub_server/worker/zygote.py":
         calls.remove("os.fork")
     assert not {"os.fork", "os.forkpty", "pty.fork", "asyncio.run"} & calls
     keywords = {word.arg for call in CALLS[name] for word in call.keywords}
@@ -159,7 +159,7 @@ def unpicklings(name: str) -> list[ast.AST]:
 
 @pytest.mark.parametrize("name", FILES)
 def test_only_workers_and_the_codecs_one_exception_unpickle(name: str) -> None:
-    if name not in ("envhub/codec.py", "server/envhub_server/surroundings.py"):
+    if name not in ("envhub/values/codec.py", "server/envhub_server/worker/env_sources.py"):
         assert unpicklings(name) == []
 
 
@@ -173,10 +173,10 @@ def test_pickle_is_always_called_by_its_full_name(name: str) -> None:
 
 
 def test_codec_unpickles_only_where_the_caller_allows_it() -> None:
-    (unpickling,) = unpicklings("envhub/codec.py")
+    (unpickling,) = unpicklings("envhub/values/codec.py")
     guards = [
         ast.unparse(node.test)
-        for node in NODES["envhub/codec.py"]
+        for node in NODES["envhub/values/codec.py"]
         if isinstance(node, ast.If) and any(inner is unpickling for line in node.body for inner in ast.walk(line))
     ]
     assert guards == ["code == PICKLE and self._allow_pickle"]
@@ -194,10 +194,10 @@ def test_no_other_way_to_run_what_came_over_a_socket(name: str) -> None:
 def test_stock_decoder_is_called_behind_the_check_only() -> None:
     for name, nodes in NODES.items():
         uses = [node for node in nodes if dotted(node).startswith("msgpack_numpy.")]
-        assert name == "envhub/codec.py" or uses == [], name
+        assert name == "envhub/values/codec.py" or uses == [], name
     found = [
         (function.name, node.lineno)
-        for function in ast.walk(TREES["envhub/codec.py"])
+        for function in ast.walk(TREES["envhub/values/codec.py"])
         if isinstance(function, ast.FunctionDef)
         for node in ast.walk(function)
         if dotted(node) == "msgpack_numpy.decode"
@@ -224,6 +224,6 @@ def test_import_of_envhub_loads_nothing_until_it_is_used() -> None:
 
 
 def test_connection_needs_neither_gymnasium_nor_a_server_library() -> None:
-    loaded = loaded_by("import envhub.protocol, envhub_client.connection")
+    loaded = loaded_by("import envhub.protocol.prelude, envhub_client.connection.connection")
     assert "zmq" in loaded
     assert not loaded & {*SERVER_LIBRARIES, "envhub_server"}

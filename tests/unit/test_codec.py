@@ -11,7 +11,7 @@ import pytest
 from codec_values import QUICK, Opaque, arrays, round_trip, same, scalars, text_and_time, values
 from hypothesis import given
 
-from envhub import codec
+from envhub.values import codec
 
 # --- what it carries --------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from gymnasium import spaces as gym_spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from envhub import codec
+from envhub.values import codec
 
 # --- attacks ----------------------------------------------------------------------------------------------------------
 

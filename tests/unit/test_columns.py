@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envhub_client.infos import Infos, Templates
+from envhub_client.results.infos import Infos, Templates
 from gymnasium.vector import VectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from envhub import codec
-from envhub.columns import (
+from envhub.values import codec
+from envhub.values.info_columns import (
     TEMPLATES_MAX,
     NotInColumns,
     Rows,

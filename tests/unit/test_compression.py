@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envhub.codec import DecodeError
-from envhub.compression import LEAST_BYTES, METHODS, SKIPS_MAX, Compressor, Decompressor, available
+from envhub.values.codec import DecodeError
+from envhub.values.compression import LEAST_BYTES, METHODS, SKIPS_MAX, Compressor, Decompressor, available
 
 methods = pytest.mark.parametrize("method", METHODS)
 

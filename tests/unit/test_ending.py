@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from envhub_server.ending import Ending, MemoryKills, OutOfMemory, ending, own_counters
+from envhub_server.processes.exit_cause import Ending, MemoryKills, OutOfMemory, ending, own_counters
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envhub_client.lanes import Outcome, Part
-from envhub_client.observations import Observations
+from envhub_client.lanes.wire import Outcome, Part
+from envhub_client.results.observations import Observations
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
 import envhub
-from envhub import codec
 from envhub.env_failure import EnvFailure
+from envhub.values import codec
 
 FAILURE = EnvFailure("crash", "worker 3 was ended by SIGSEGV", signal="SIGSEGV", restarts=2)
 

@@ -7,8 +7,8 @@ from typing import Any
 import ale_py
 import gymnasium
 import pytest
-from envhub_server.env_family import computes_in_process
-from envhub_server.runner import EnvRunner
+from envhub_server.worker.env_family import computes_in_process
+from envhub_server.worker.env_runner import EnvRunner
 from gymnasium.wrappers import TimeLimit
 
 

@@ -12,10 +12,10 @@ from protocol_pair import (
     step_on_its_way,
 )
 
-from envhub import messages, protocol
 from envhub.errors import RemoteProtocolError
-from envhub.messages import Close, Done, HeartbeatReply, ListEnvs, Make, Op, Reset, Step
-from envhub.protocol import NO_SESSION, Prelude
+from envhub.protocol import messages, prelude
+from envhub.protocol.messages import Close, Done, HeartbeatReply, ListEnvs, Make, Op, Reset, Step
+from envhub.protocol.prelude import NO_SESSION, Prelude
 
 REPLY = messages.REPLY
 
@@ -68,7 +68,7 @@ def test_lost_request_is_sent_again_after_a_heartbeat() -> None:
     pair = joined()
     step_on_its_way(pair)
     pair.to_hub.clear()
-    pair.advance(protocol.HEARTBEAT_S)
+    pair.advance(prelude.HEARTBEAT_S)
     assert Prelude.unpack(pair.to_hub[0].frames[0]).op == Op.HEARTBEAT
     pair.settle()
     pair.advance(0)
@@ -88,10 +88,10 @@ def test_request_that_was_sent_again_is_asked_after_again() -> None:
     pair = joined()
     step_on_its_way(pair)
     pair.to_hub.clear()
-    pair.advance(protocol.HEARTBEAT_S)
+    pair.advance(prelude.HEARTBEAT_S)
     pair.settle()
     sent_again = []
-    for seconds in (0.0, protocol.HEARTBEAT_S):
+    for seconds in (0.0, prelude.HEARTBEAT_S):
         pair.advance(seconds)
         sent_again.append(Prelude.unpack(pair.to_hub.pop().frames[0]).op)
     assert sent_again == [Op.STEP, Op.HEARTBEAT]
@@ -102,7 +102,7 @@ def test_running_request_is_not_sent_again() -> None:
     step_on_its_way(pair)
     pair.deliver_to_hub()
     for _ in range(10):
-        pair.advance(protocol.HEARTBEAT_S)
+        pair.advance(prelude.HEARTBEAT_S)
         assert [Prelude.unpack(packet.frames[0]).op for packet in pair.to_hub] == [Op.HEARTBEAT]
         pair.deliver_to_hub()
         pair.deliver_to_client()
@@ -113,9 +113,9 @@ def test_client_says_nothing_before_the_first_heartbeat_is_due() -> None:
     pair = joined()
     step_on_its_way(pair)
     pair.to_hub.clear()
-    pair.advance(protocol.HEARTBEAT_S * 0.9)
+    pair.advance(prelude.HEARTBEAT_S * 0.9)
     assert pair.to_hub == []
-    assert pair.client.next_tick_s(pair.now_s) == pytest.approx(protocol.HEARTBEAT_S * 0.1)
+    assert pair.client.next_tick_s(pair.now_s) == pytest.approx(prelude.HEARTBEAT_S * 0.1)
 
 
 def test_idle_client_sends_no_heartbeats() -> None:
@@ -129,8 +129,8 @@ def test_question_without_a_session_is_asked_again_every_second() -> None:
     pair.hello()
     pair.request(Op.LIST, ListEnvs())
     pair.to_hub.clear()
-    pair.advance(protocol.HEARTBEAT_S)
-    pair.advance(protocol.HEARTBEAT_S)
+    pair.advance(prelude.HEARTBEAT_S)
+    pair.advance(prelude.HEARTBEAT_S)
     assert [Prelude.unpack(packet.frames[0]).op for packet in pair.to_hub] == [Op.LIST, Op.LIST]
     pair.settle()
     assert pair.replies[-1].message.names == ["CartPole-v1"]
@@ -216,7 +216,7 @@ def test_close_overtakes_a_request_that_runs() -> None:
 
 def test_session_with_the_token_of_none_is_refused() -> None:
     pair = joined()
-    assert sent(pair, Op.MAKE, 1, messages.pack(Make(1)), token=protocol.NO_SESSION).code == "malformed"
+    assert sent(pair, Op.MAKE, 1, messages.pack(Make(1)), token=prelude.NO_SESSION).code == "malformed"
 
 
 def test_second_make_of_a_session_is_refused_and_the_session_goes_on() -> None:
@@ -243,7 +243,7 @@ def given_up() -> ProtocolPair:
 def test_request_is_held_back_until_the_one_that_was_given_up_has_ended() -> None:
     pair = given_up()
     for _ in range(3):
-        pair.advance(protocol.HEARTBEAT_S)
+        pair.advance(prelude.HEARTBEAT_S)
         (question,) = pair.to_hub
         assert Prelude.unpack(question.frames[0])[:4] == (Op.HEARTBEAT, HUB_ID, TOKEN, 2)
         pair.deliver_to_hub()
@@ -288,7 +288,7 @@ def test_copy_of_a_given_up_request_that_comes_late_delays_the_next_one_only() -
     pair.deliver_to_client()
     assert pair.client.pending is Op.RESET
     pair.finish()
-    pair.advance(protocol.HEARTBEAT_S)
+    pair.advance(prelude.HEARTBEAT_S)
     pair.settle()
     assert pair.replies[-1].op is Op.RESET and [request.seq for request in pair.carried_out[1:]] == [1, 2, 3]
 

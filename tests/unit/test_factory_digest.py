@@ -11,12 +11,12 @@ from typing import Any
 
 import gymnasium
 import pytest
-from envhub_client.factory_digest import _tokens, factories_digest
+from envhub_client.session.factory_digest import _tokens, factories_digest
 from gymnasium.envs.registration import EnvSpec
 
 PROGRAM = """
 import functools, gymnasium
-from envhub_client.factory_digest import factories_digest
+from envhub_client.session.factory_digest import factories_digest
 
 ENV = "CartPole-v1"
 

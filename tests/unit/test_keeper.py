@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 
-from envhub_client.keeper import Keeper
+from envhub_client.connection.keepalive import Keeper
 
 DEADLINE_S = 10.0
 

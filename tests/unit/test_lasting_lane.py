@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from envhub_client.lanes import Outcome, Part
-from envhub_client.lasting_lane import ATTEMPTS_MAX, LastingLane
+from envhub_client.lanes.wire import Outcome, Part
+from envhub_client.session.recovery import ATTEMPTS_MAX, LastingLane
 
-from envhub import codec
+from envhub.arena.layout import Leaf
 from envhub.errors import HubLost
-from envhub.layout import Leaf
-from envhub.messages import Reset
+from envhub.protocol.messages import Reset
+from envhub.values import codec
 
 ROWS = 3
 LOST = codec.encode({"invalid_transition": True, "env_failure": {"cause": "hub_lost"}})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envhub.layout import (
+from envhub.arena.layout import (
     ACTION_ITEM_BYTES,
     ALIGNMENT,
     HEADER_BYTES,

@@ -3,11 +3,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from envhub_server.loose_parts import LooseParts
+from envhub_server.memory.loose_parts import LooseParts
 
-from envhub.arena import OP_STEP, Arena, allocate
-from envhub.layout import Layout, Leaf
-from envhub.standing_in import beside, put_info
+from envhub.arena.layout import Layout, Leaf
+from envhub.arena.memory import OP_STEP, Arena, allocate
+from envhub.arena.stand_in import beside, put_info
 
 ROWS, INFO_BYTES = 3, 64
 

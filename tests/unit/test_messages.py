@@ -4,13 +4,13 @@ import dataclasses
 from typing import Any
 
 import pytest
-from envhub_server import control
-from envhub_server.control import CONTROL, Build, RowFailed
+from envhub_server.ipc import control
+from envhub_server.ipc.control import CONTROL, Build, RowFailed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envhub import codec, messages
-from envhub.messages import (
+from envhub.protocol import messages
+from envhub.protocol.messages import (
     REPLIES,
     REQUESTS,
     SESSION_OPS,
@@ -26,6 +26,7 @@ from envhub.messages import (
     Welcome,
     World,
 )
+from envhub.values import codec
 
 WIRE = sorted({*REQUESTS.values(), *REPLIES.values()}, key=lambda kind: kind.__name__)
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from envhub_server.presence import Presence, silent_s
+from envhub_server.network.client_liveness import Presence, silent_s
 from protocol_pair import TOKEN, ProtocolPair, joined
 
 CONNECTION = 1  # as ``ProtocolPair`` numbers its first one

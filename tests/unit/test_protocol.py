@@ -15,12 +15,12 @@ from protocol_pair import (
     step_on_its_way,
 )
 
-from envhub import messages, protocol
-from envhub.client_protocol import ClientProtocol
 from envhub.errors import RemoteProtocolError
-from envhub.hub_protocol import HubProtocol, Incoming
-from envhub.messages import Attach, Close, Failure, HeartbeatReply, Hello, Make, Op, Reset, Step
-from envhub.protocol import NO_SESSION, Prelude
+from envhub.protocol import messages, prelude
+from envhub.protocol.client import ClientProtocol
+from envhub.protocol.hub import HubProtocol, Incoming
+from envhub.protocol.messages import Attach, Close, Failure, HeartbeatReply, Hello, Make, Op, Reset, Step
+from envhub.protocol.prelude import NO_SESSION, Prelude
 
 REPLY = messages.REPLY
 
@@ -167,7 +167,7 @@ def test_reply_with_arrays_is_not_kept_once_the_session_has_ended() -> None:
 def test_only_the_last_ended_sessions_are_remembered() -> None:
     hub = HubProtocol(HUB_ID, sessions_max=1)
     body = messages.pack(Make(1))
-    for number in range(1, protocol.ENDED_MAX + 11):
+    for number in range(1, prelude.ENDED_MAX + 11):
         token = number.to_bytes(16, "big")
         assert hub.receive(b"peer", 1, [Prelude(Op.MAKE, HUB_ID, token, 1).pack() + body]) is not None
         hub.forget(token)
@@ -198,7 +198,7 @@ def test_only_the_last_closed_tokens_are_remembered_and_cost_no_ended_session_it
     hub = HubProtocol(HUB_ID)
     assert refusal_of(hub, Op.MAKE, TOKEN, 1, Make(1)) == ""
     hub.forget(TOKEN)
-    tokens = [number.to_bytes(16, "big") for number in range(1, protocol.CLOSED_EARLY_MAX + 2)]
+    tokens = [number.to_bytes(16, "big") for number in range(1, prelude.CLOSED_EARLY_MAX + 2)]
     for token in tokens:
         assert refusal_of(hub, Op.CLOSE, token, 2, Close()) == "session_lost"
     assert refusal_of(hub, Op.MAKE, TOKEN, 1, Make(1)) == "session_lost"
@@ -230,7 +230,7 @@ def test_late_answer_of_an_ended_session_is_not_taken_for_one_of_its_successor()
     pair.hub.fail(old, Failure("session_lost", "session", "its lease ran out"))
     pair.collect()
     assert pair.deliver_to_client() is None  # the client dropped it
-    pair.advance(protocol.HEARTBEAT_S)
+    pair.advance(prelude.HEARTBEAT_S)
     pair.deliver_to_hub()
     assert messages.unpack(HeartbeatReply, pair.to_client.pop().frames[0][40:]).state == "running"
     pair.running = new
@@ -285,8 +285,8 @@ def test_malformed_header_is_answered_and_the_session_goes_on(body: bytes) -> No
 
 def test_request_with_too_many_frames_is_answered_and_the_session_goes_on() -> None:
     pair = joined()
-    reply = pair.ask(Op.STEP, Step(b"\x04"), *[b""] * protocol.FRAMES_MAX)
-    assert reply.message.code == "malformed" and str(protocol.FRAMES_MAX) in reply.message.message
+    reply = pair.ask(Op.STEP, Step(b"\x04"), *[b""] * prelude.FRAMES_MAX)
+    assert reply.message.code == "malformed" and str(prelude.FRAMES_MAX) in reply.message.message
     assert pair.step(b"left").frames == [b"did left"]
 
 
@@ -462,7 +462,7 @@ def test_hub_that_answers_heartbeats_is_not_lost_however_long_a_step_takes() -> 
     step_on_its_way(pair)
     pair.deliver_to_hub()
     for _ in range(1000):
-        pair.advance(protocol.HEARTBEAT_S)
+        pair.advance(prelude.HEARTBEAT_S)
         pair.deliver_to_hub()
         pair.deliver_to_client()
         assert pair.client.loss(pair.now_s) == pair.client.trouble(pair.now_s) == ""
@@ -487,8 +487,8 @@ def test_lost_connection_is_told_within_four_seconds_also_where_nothing_is_pendi
     pair = joined()
     pair.disconnect()
     assert pair.client.trouble(pair.now_s + 0.2) == ""  # most are back by then
-    assert pair.client.next_tick_s(pair.now_s) == pytest.approx(protocol.AWAY_WARNING_S)
-    assert "lost" in pair.client.trouble(pair.now_s + protocol.AWAY_WARNING_S + 0.01)
+    assert pair.client.next_tick_s(pair.now_s) == pytest.approx(prelude.AWAY_WARNING_S)
+    assert "lost" in pair.client.trouble(pair.now_s + prelude.AWAY_WARNING_S + 0.01)
     pair.reconnect()
     assert pair.client.trouble(pair.now_s + 9.0) == ""
 
@@ -596,7 +596,7 @@ def test_step_that_failed_is_not_remembered_and_the_last_number_has_no_next() ->
     pair.hub.fail(taken, Failure("bad_actions", "request", "too short"))
     after = Prelude(Op.STEP, HUB_ID, TOKEN, 4).pack() + b"\x04"
     assert pair.hub.receive_step(step.peer, after, [b"left"]) is None
-    last = Prelude(Op.STEP, HUB_ID, TOKEN, protocol.SEQ_MAX).pack() + b"\x04"
+    last = Prelude(Op.STEP, HUB_ID, TOKEN, prelude.SEQ_MAX).pack() + b"\x04"
     taken = pair.hub.receive(step.peer, step.connection, [last, b"left"])
     assert taken is not None
     pair.hub.answer(taken, messages.Done())

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from envhub_server.registry import Recipe, Registry
+from envhub_server.catalog.registry import Recipe, Registry
 
 
 def test_without_entries_every_registered_id_is_offered() -> None:

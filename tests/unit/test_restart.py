@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import random
 
-from envhub_server.restart import RestartPolicy, Restarts
-from envhub_server.seeds import reseeded
+from envhub_server.ipc.reseeding import reseeded
+from envhub_server.session.restarts import RestartPolicy, Restarts
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -3,7 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from envhub_server.control import (
+from envhub_server.catalog.registry import Recipe
+from envhub_server.catalog.step_costs import StepCost
+from envhub_server.ipc.control import (
     BuildRest,
     CallFailed,
     CallResults,
@@ -19,8 +21,8 @@ from envhub_server.control import (
     SetAttrRows,
     StepTimes,
 )
-from envhub_server.ending import Ending
-from envhub_server.instructions import (
+from envhub_server.processes.exit_cause import Ending
+from envhub_server.session.instructions import (
     Answer,
     ArenaRefused,
     Drive,
@@ -35,10 +37,8 @@ from envhub_server.instructions import (
     StartWorkers,
     Tell,
 )
-from envhub_server.registry import Recipe
-from envhub_server.session import Phase, Session
-from envhub_server.step_costs import StepCost
-from envhub_server.worker_count import WorkerCount
+from envhub_server.session.state import Phase, Session
+from envhub_server.session.worker_count import WorkerCount
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import (
@@ -57,9 +57,9 @@ from sessions import (
     session_of,
 )
 
-from envhub.arena import OP_RESET, OP_STEP
-from envhub.layout import Layout, Leaf
-from envhub.messages import Call, Close, Done, EnvNames, Failure, Made, Make, Reset, SetAttr, Step, World
+from envhub.arena.layout import Layout, Leaf
+from envhub.arena.memory import OP_RESET, OP_STEP
+from envhub.protocol.messages import Call, Close, Done, EnvNames, Failure, Made, Make, Reset, SetAttr, Step, World
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from envhub_server.control import (
+from envhub_server.ipc.control import (
     Build,
     CallResults,
     CallRows,
@@ -15,9 +15,10 @@ from envhub_server.control import (
     RowFailed,
     SetAttrRows,
 )
-from envhub_server.ending import Ending
-from envhub_server.ends import Outcome
-from envhub_server.instructions import (
+from envhub_server.ipc.reseeding import reseeded
+from envhub_server.processes.exit_cause import Ending
+from envhub_server.session.failure_text import Outcome
+from envhub_server.session.instructions import (
     Answer,
     Drive,
     End,
@@ -30,16 +31,15 @@ from envhub_server.instructions import (
     TakeOver,
     Tell,
 )
-from envhub_server.instructions import MapArena as MapRestarted
-from envhub_server.seeds import reseeded
-from envhub_server.session import Phase, Session
+from envhub_server.session.instructions import MapArena as MapRestarted
+from envhub_server.session.state import Phase, Session
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import LATE, RAISED, STOPPING, built, ready, session_of
 
-from envhub import codec
-from envhub.arena import OP_STEP
-from envhub.messages import Call, Close, Done, Failure, Faults, Make, Reset, SetAttr, Step
+from envhub.arena.memory import OP_STEP
+from envhub.protocol.messages import Call, Close, Done, Failure, Faults, Make, Reset, SetAttr, Step
+from envhub.values import codec
 
 # --- workers that end -------------------------------------------------------------------------------------------------
 

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import any_space
 
-from envhub import codec, spaces
+from envhub.arena.layout import OBJECT, Leaf
 from envhub.errors import UnsupportedSpace
-from envhub.layout import OBJECT, Leaf
+from envhub.values import codec, spaces
 
 SOME = settings(max_examples=35, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -12,18 +12,21 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from envhub_client import connection
-from envhub_server import hub
+from envhub_client.connection import connection
 from envhub_server.config import HubConfig, Limits, Timing
+from envhub_server.hub import hub
 
-from envhub import actions, codec, layout, messages, protocol, validation, wire
-from envhub.client_protocol import ClientProtocol
-from envhub.hub_protocol import HubProtocol
-from envhub.layout import Leaf
-from envhub.messages import REPLIES, REQUESTS, Done, Failure, Hello, Op, Shared, Step, Welcome, World
+from envhub.arena import layout
+from envhub.arena.layout import Leaf
+from envhub.protocol import messages, prelude, validation
+from envhub.protocol.client import ClientProtocol
+from envhub.protocol.hub import HubProtocol
+from envhub.protocol.messages import REPLIES, REQUESTS, Done, Failure, Hello, Op, Shared, Step, Welcome, World
+from envhub.transport import sockets
+from envhub.values import actions, codec
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "envhub/PROTOCOL.md").read_text()
+TEXT = (ROOT / "envhub/protocol/PROTOCOL.md").read_text()
 CODE = [path for folder in ("envhub", "server", "client") for path in (ROOT / folder).rglob("*.py")]
 
 
@@ -88,14 +91,14 @@ def test_hex_of_the_example_is_what_both_halves_send() -> None:
 
 
 def test_version_of_the_specification_is_the_codes() -> None:
-    assert TEXT.startswith(f"# The EnvHub protocol, version {protocol.VERSION[0]}.{protocol.VERSION[1]}\n")
+    assert TEXT.startswith(f"# The EnvHub protocol, version {prelude.VERSION[0]}.{prelude.VERSION[1]}\n")
 
 
 def test_prelude_is_described_field_by_field() -> None:
     rows = table("The prelude")
     sizes = [int(row[1]) for row in rows]
     assert [int(row[0]) for row in rows] == [sum(sizes[:number]) for number in range(len(sizes))]
-    assert sum(sizes) == protocol.PRELUDE.size
+    assert sum(sizes) == prelude.PRELUDE.size
 
 
 def test_every_op_stands_in_the_table_with_its_number() -> None:
@@ -141,7 +144,7 @@ def test_every_failure_code_stands_in_the_table_with_its_scope() -> None:
             parts = node.args[:2]
             if len(parts) == 2 and all(isinstance(part, ast.Constant) for part in parts):
                 used.add((str(parts[0].value), str(parts[1].value)))  # type: ignore[attr-defined]
-    worker = (ROOT / "server/envhub_server/worker.py").read_text()
+    worker = (ROOT / "server/envhub_server/worker/main.py").read_text()
     used |= {(code, "env") for code in re.findall(r'"(env_raised|factory_failed)"', worker)}
     listed = {(row[0], scope.strip(" `")) for row in table("Failure codes") for scope in row[1].split(",")}
     assert listed == used
@@ -149,7 +152,7 @@ def test_every_failure_code_stands_in_the_table_with_its_scope() -> None:
 
 
 LIMITS = {
-    "frames of a message": protocol.FRAMES_MAX,
+    "frames of a message": prelude.FRAMES_MAX,
     "header of a request, without the contents of its bin values": codec.HEADER_BYTES_MAX,
     "items of all lists and maps of a request's header": codec.HEADER_ITEMS_MAX,
     "items of all lists and maps of another header": codec.KNOWN_HEADER_ITEMS_MAX,
@@ -163,8 +166,8 @@ LIMITS = {
     "items of one leaf, of one env": layout.LEAF_ITEMS_MAX,
     "dimensions of one leaf": layout.LEAF_DIMENSIONS_MAX,
     "shared memory of all sessions": Limits().arena_bytes_max,
-    "ended sessions remembered": protocol.ENDED_MAX,
-    "tokens remembered that were closed first": protocol.CLOSED_EARLY_MAX,
+    "ended sessions remembered": prelude.ENDED_MAX,
+    "tokens remembered that were closed first": prelude.CLOSED_EARLY_MAX,
     "items of a list or map in a value": codec.ITEMS_MAX,
     "text in msgpack": codec.STRING_BYTES_MAX,
     "bytes in msgpack": codec.BYTES_MAX,
@@ -174,12 +177,12 @@ LIMITS = {
     "lease": Timing().lease_s,
     "envs to close": messages.Faults().close_s,
     "requests to end when the hub stops": Timing().drain_s,
-    "heartbeat": protocol.HEARTBEAT_S,
-    "beats that do not come": protocol.BEATS_MAX,
-    "silence before a client warns": protocol.SILENCE_WARNING_S,
-    "time without a connection before a client warns": protocol.AWAY_WARNING_S,
-    "refused connections before the hub is lost": protocol.REFUSED_S,
-    "out of reach before the hub is lost": protocol.RECONNECT_S,
+    "heartbeat": prelude.HEARTBEAT_S,
+    "beats that do not come": prelude.BEATS_MAX,
+    "silence before a client warns": prelude.SILENCE_WARNING_S,
+    "time without a connection before a client warns": prelude.AWAY_WARNING_S,
+    "refused connections before the hub is lost": prelude.REFUSED_S,
+    "out of reach before the hub is lost": prelude.RECONNECT_S,
 }
 
 
@@ -201,14 +204,14 @@ def test_bounds_of_numbers_are_the_codes() -> None:
 def test_limits_are_the_codes() -> None:
     found = {row[0]: float(row[1].replace(",", "")) for row in table("Limits")}
     assert {name: found.get(name) for name in LIMITS} == {name: float(limit) for name, limit in LIMITS.items()}
-    assert Limits().sessions_max == protocol.SESSIONS_MAX and Timing().lease_s == protocol.LEASE_S
+    assert Limits().sessions_max == prelude.SESSIONS_MAX and Timing().lease_s == prelude.LEASE_S
 
 
 def options(module: ModuleType, message_bytes_max: int) -> dict[str, str]:
     """Every option of a side's one socket, with the value of its expression: its own and those of both sides."""
     queue = module.RECEIVE_QUEUE_MESSAGES_MAX
     found = {}
-    for place in (wire, module):
+    for place in (sockets, module):
         names = {**vars(place), "message_bytes_max": message_bytes_max, "receive_queue_messages_max": queue}
         for call in ast.walk(ast.parse(inspect.getsource(place))):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "setsockopt":
@@ -221,7 +224,7 @@ def options(module: ModuleType, message_bytes_max: int) -> dict[str, str]:
 
 def test_socket_options_are_the_codes() -> None:
     rows = table("Socket options")
-    sides = ((1, hub, HubConfig().limits.message_bytes_max), (2, connection, protocol.FRAME_BYTES_MAX))
+    sides = ((1, hub, HubConfig().limits.message_bytes_max), (2, connection, prelude.FRAME_BYTES_MAX))
     for column, module, message_bytes_max in sides:
         shown = {row[0]: row[column] for row in rows if row[column] != "default"}
         if "IPC_FILTER_UID" in shown:

@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 
 import pytest
-from envhub_server.control import StepTimes
-from envhub_server.step_cost_file import StepCostFile, cache_path
-from envhub_server.step_costs import ENVIRONMENTS_MAX, KEY_CHARACTERS, StepCost, StepCosts, average, key
+from envhub_server.catalog.step_cost_file import StepCostFile, cache_path
+from envhub_server.catalog.step_costs import ENVIRONMENTS_MAX, KEY_CHARACTERS, StepCost, StepCosts, average, key
+from envhub_server.ipc.control import StepTimes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envhub.messages import Make
+from envhub.protocol.messages import Make
 
 COST, OTHER = StepCost(0.001, 0.0), StepCost(0.0, 0.01)
 A, B = "a" * KEY_CHARACTERS, "b" * KEY_CHARACTERS

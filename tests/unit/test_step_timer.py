@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-from envhub_server import step_timer
-from envhub_server.control import StepTimes
-from envhub_server.step_timer import EACH_UNTIL, ONE_IN, StepTimer
+from envhub_server.ipc.control import StepTimes
+from envhub_server.worker import step_timer
+from envhub_server.worker.step_timer import EACH_UNTIL, ONE_IN, StepTimer
 
 
 def timed(timer: StepTimer, work: Callable[[], object], batches: int = 1) -> StepTimes:

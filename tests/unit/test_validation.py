@@ -6,17 +6,17 @@ from dataclasses import replace
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
-from envhub_client.faults import FaultOptions
-from envhub_server import control
-from envhub_server.worker_process import BOUNDS
+from envhub_client.session.faults import FaultOptions
+from envhub_server.ipc import control
+from envhub_server.processes.worker_handle import BOUNDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envhub import messages
-from envhub.hub_protocol import HubProtocol
-from envhub.messages import REPLY, REQUESTS, Failure, Faults, Make, Op
-from envhub.protocol import PRELUDE, Prelude
-from envhub.validation import REQUEST_BOUNDS, OutOfBounds, check
+from envhub.protocol import messages
+from envhub.protocol.hub import HubProtocol
+from envhub.protocol.messages import REPLY, REQUESTS, Failure, Faults, Make, Op
+from envhub.protocol.prelude import PRELUDE, Prelude
+from envhub.protocol.validation import REQUEST_BOUNDS, OutOfBounds, check
 
 HUB_ID = 7
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from envhub.waiting import HAS_FENCE, SKIPS_MAX, SPIN_US, SPIN_US_MAX, Spinner, fence, spin_us
+from envhub.arena.spin import HAS_FENCE, SKIPS_MAX, SPIN_US, SPIN_US_MAX, Spinner, fence, spin_us
 
 
 class Clock:
@@ -76,10 +76,10 @@ def test_vain_spins_become_rare_and_a_good_one_brings_them_back() -> None:
 def test_nobody_spins_where_cpus_are_short(
     processes: int, cpus: int, quota: bool, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envhub.waiting.HAS_FENCE", True)
+    monkeypatch.setattr("envhub.arena.spin.HAS_FENCE", True)
     monkeypatch.delenv("ENVHUB_SPIN_US", raising=False)
     assert spin_us(processes, cpus, quota) == wanted
-    monkeypatch.setattr("envhub.waiting.HAS_FENCE", False)
+    monkeypatch.setattr("envhub.arena.spin.HAS_FENCE", False)
     assert spin_us(processes, cpus, quota) == 0
 
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import math
 
-from envhub_server.clock import Clock
-from envhub_server.watchdog import Late, Watchdog
+from envhub_server.loop.clock import Clock
+from envhub_server.session.hang_detector import Late, Watchdog
 
-from envhub.messages import Faults
+from envhub.protocol.messages import Faults
 
 FAULTS = Faults(step_s=60.0, reset_s=10.0, init_s=100.0, call_s=20.0)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import zmq
 
-from envhub import wire
+from envhub.transport import sockets
 
 
 def test_socket_can_be_monitored_while_an_earlier_one_of_its_identity_is_still_being_closed() -> None:
@@ -10,7 +10,7 @@ def test_socket_can_be_monitored_while_an_earlier_one_of_its_identity_is_still_b
     with zmq.Context() as context:
         for _ in range(200):
             with context.socket(zmq.DEALER) as socket:
-                monitor = wire.open_monitor(socket, zmq.EVENT_DISCONNECTED)
+                monitor = sockets.open_monitor(socket, zmq.EVENT_DISCONNECTED)
             monitor.close()
 
 
@@ -21,9 +21,9 @@ def test_message_is_received_up_to_a_number_of_frames_and_the_rest_discarded_in_
         for count in (3, 4, 10):
             theirs.send_multipart([b"%d" % number for number in range(count)])
         theirs.send(b"next")
-        assert [frame.bytes for frame in wire.receive(ours, 4)] == [b"0", b"1", b"2"]
-        assert not wire.receive(ours, 4)[-1].more
-        first = wire.receive(ours, 4)
+        assert [frame.bytes for frame in sockets.receive(ours, 4)] == [b"0", b"1", b"2"]
+        assert not sockets.receive(ours, 4)[-1].more
+        first = sockets.receive(ours, 4)
         assert len(first) == 4 and first[-1].more
-        assert [wire.discard(ours, 4), wire.discard(ours, 4)] == [False, True]
-        assert [frame.bytes for frame in wire.receive(ours, 4)] == [b"next"]
+        assert [sockets.discard(ours, 4), sockets.discard(ours, 4)] == [False, True]
+        assert [frame.bytes for frame in sockets.receive(ours, 4)] == [b"next"]

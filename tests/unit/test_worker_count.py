@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from envhub_server.control import FirstBuilt
-from envhub_server.step_costs import StepCost
-from envhub_server.worker_count import Machine, WorkerCount, better_count, known, of_first_envs, soonest, told
+from envhub_server.catalog.step_costs import StepCost
+from envhub_server.ipc.control import FirstBuilt
+from envhub_server.session.worker_count import Machine, WorkerCount, better_count, known, of_first_envs, soonest, told
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -25,24 +25,24 @@ VARIABLE = "ENVHUB_CRASH_AT"
 # Before and after each call of these is a point: a message sent or received, an outcome or a word stored, a bell rung,
 # a request taken, a reply sent, an instruction carried out.
 _CHANNEL = (
-    "envhub_server.channel:Channel.send",
-    "envhub_server.channel:Channel.receive",
+    "envhub_server.ipc.channel:Channel.send",
+    "envhub_server.ipc.channel:Channel.receive",
 )
 POINTS = {
     "worker": (
         *_CHANNEL,
-        "envhub_server.rows:Row.step",
-        "envhub_server.rows:Row.reset",
-        "envhub_server.worker:Worker._finish",
-        "envhub_server.worker:Worker._ring",
+        "envhub_server.worker.row:Row.step",
+        "envhub_server.worker.row:Row.reset",
+        "envhub_server.worker.main:Worker._finish",
+        "envhub_server.worker.main:Worker._ring",
     ),
-    "zygote": (*_CHANNEL, "envhub_server.zygote:Zygote._fork_workers"),
+    "zygote": (*_CHANNEL, "envhub_server.worker.zygote:Zygote._fork_workers"),
     "hub": (
         *_CHANNEL,
-        "envhub.wire:receive",
-        "envhub.wire:send",
-        "envhub_server.hosting:Host._carry_out",
-        "envhub_server.crew:Crew.ring",
+        "envhub.transport.sockets:receive",
+        "envhub.transport.sockets:send",
+        "envhub_server.hub.runtime:Host._carry_out",
+        "envhub_server.hub.worker_pool:Crew.ring",
     ),
 }
 

@@ -1,1 +1,0 @@
-../examples/cem_cartpole.py

@@ -1,0 +1,1 @@
+"""A connection to a hub, and what keeps it."""

@@ -1,0 +1,566 @@
+"""A connection to a hub: the DEALER socket around a ``ClientProtocol``.
+
+One connection carries one request at a time and at most one session. It reconnects by itself; ``HubLost`` is raised
+only on proof that the hub is gone, or after it was out of reach for too long.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from io import FileIO
+from operator import attrgetter
+from typing import Any, NoReturn
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+import envhub
+from envhub.errors import (
+    AddressError,
+    ConnectionInUse,
+    Forked,
+    HubLost,
+    HubTimeout,
+    HubUnreachable,
+    LocalProtocolError,
+    RemoteProtocolError,
+    RequestRefused,
+)
+from envhub.protocol import prelude as protocol
+from envhub.protocol.client import ClientProtocol, Reply
+from envhub.protocol.messages import Collect, Failure, Hello, Op, Welcome
+from envhub.transport import address as envhub_address
+from envhub.transport import sockets
+from envhub_client.connection import keepalive as keeping
+from envhub_client.connection.failures import raise_failure
+from envhub_client.connection.keepalive import TEND_S
+
+CONNECT_TIMEOUT_S = 10.0
+RECEIVE_QUEUE_MESSAGES_MAX = 1000  # it must never fill up: libzmq (4.3.5) may abort if the connection ends then
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HEARTBEAT_TTL_MS = 1000, 2000, 4000
+PROBE_S = 0.2
+RECONNECT_MS, RECONNECT_MAX_MS = 20, 500
+
+_BUFFER = attrgetter("buffer")
+_POLLIN = int(zmq.POLLIN)  # a plain number, as in ``envhub.transport.sockets``
+_MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+
+logger = logging.getLogger("envhub")
+
+
+_Lock: Any = type(threading.RLock())
+
+
+class _User(_Lock):  # type: ignore[misc]
+    """The thread that uses a connection. Threads may hand it over, but not use it at once; one may nest its uses.
+
+    It is a lock for which nobody waits.
+    """
+
+    def __init__(self, context: zmq.Context[Any], address: str) -> None:
+        super().__init__()  # for locks that are written in Python, as gevent's are
+        self._context = context
+        self._address = address
+        self._pid = os.getpid()
+        self._keeping = threading.Lock()  # held while it is the keeper that is using the connection, for an instant
+
+    def check(self) -> None:
+        """See whether there is a connection to use.
+
+        Raises:
+            LocalProtocolError: the connection is closed.
+            Forked: it belongs to the process that this one was forked from.
+        """
+        if self._context.closed:
+            raise LocalProtocolError(f"this connection to the hub at {self._address} is closed")
+        if os.getpid() != self._pid:
+            raise Forked("this connection was made before a fork; connect again in the child")
+
+    def __enter__(self) -> None:
+        if self._context.closed or os.getpid() != self._pid:
+            self.check()
+        if not self.acquire(blocking=False):
+            self._take_from_keeper()
+
+    def _take_from_keeper(self) -> None:
+        with self._keeping:
+            if not self.acquire(blocking=False):
+                text = "another thread is using this connection; give each thread a vector env of its own"
+                raise ConnectionInUse(text)
+
+    def take(self) -> None:
+        """Use the connection, though it may be closed, until ``release``.
+
+        Raises:
+            ConnectionInUse: another thread does.
+        """
+        if not self.acquire(blocking=False):
+            self._take_from_keeper()
+
+    def while_idle(self, work: Callable[[], None]) -> None:
+        """Do this, unless a thread is using the connection; one that is about to waits."""
+        with self._keeping:
+            if self.acquire(blocking=False):
+                try:
+                    work()
+                finally:
+                    self.release()
+
+
+class Connection:
+    """One DEALER connection.
+
+    Attributes:
+        address: the hub's.
+        welcome: what the hub said of itself.
+        sent_ns: when the last request began to be sent, on the monotonic clock.
+        heard_ns: when the last message arrived.
+        tend_ns: when it is to be tended next, by who uses it but does not wait on it.
+        in_use: for ``with``: use the connection in this thread alone. Entering it raises ``LocalProtocolError`` where
+            the connection is closed, ``ConnectionInUse`` where another thread uses it, and ``Forked`` in a child.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: bytes = protocol.NO_SESSION,
+        timeout: float = CONNECT_TIMEOUT_S,
+        hub_pidfd: int | None = None,
+        reconnect_timeout: float = protocol.RECONNECT_S,
+    ) -> None:
+        """Connect and say hello.
+
+        Args:
+            address: ``tcp://host:port`` or ``ipc://path``.
+            token: of the session this connection is to carry.
+            timeout: seconds to wait for the hub.
+            hub_pidfd: of the hub's process, where it is this program's own; its end is the hub's.
+            reconnect_timeout: seconds that the hub may be out of reach while a request is pending.
+
+        Raises:
+            AddressError: not an address.
+            ValueError: ``timeout`` is not positive and finite.
+            HubUnreachable: no hub answered in time.
+            VersionMismatch: it speaks another protocol version.
+        """
+        envhub_address.parse(address)
+        if not 0 < timeout < math.inf:
+            raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
+        self.address = address
+        self._pid = os.getpid()
+        self._pidfd: FileIO | None = None  # of the hub's process, if it is this program's own
+        self._warned = False
+        self._tried = f"for {timeout:g} s"  # what a hub is that is out of reach, before it said hello
+        self.sent_ns = self.heard_ns = self.tend_ns = 0
+        self._frame_bytes_max = protocol.FRAME_BYTES_MAX
+        self._closers: list[Callable[[], None]] = []
+        self._whole = True  # whether every message that was begun at the sockets, in or out, was finished
+        self._context = zmq.Context()
+        self.in_use = _User(self._context, address)
+        self._socket: Any = None
+        self._monitor: Any = None
+        self._epoll: Any = None
+        self._protocol = ClientProtocol(token, reconnect_timeout)
+        try:
+            if hub_pidfd is not None:
+                self._pidfd = FileIO(os.dup(hub_pidfd))  # is closed also where an interrupt drops the connection
+            self._open()
+            self.welcome: Welcome = self._hello(timeout)
+            self._tried = f"for reconnect_timeout={reconnect_timeout:g} s"
+            self._frame_bytes_max = self.welcome.limits.get("message_bytes_max", protocol.FRAME_BYTES_MAX)
+            if token != protocol.NO_SESSION:
+                keeping.keeper.add(self)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        # Not IMMEDIATE: with it, what the hub said last is thrown away when its end of the connection closes.
+        limit = RECEIVE_QUEUE_MESSAGES_MAX
+        self._socket = dealer = sockets.open_socket(self._context, zmq.DEALER, protocol.FRAME_BYTES_MAX, limit)
+        dealer.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        dealer.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TTL_MS)
+        dealer.setsockopt(zmq.LINGER, 0)
+        sockets.choose_family(dealer, envhub_address.parse(self.address))
+        dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+        self._monitor = sockets.open_monitor(dealer, _MONITORED)
+        self._epoll = select.epoll()
+        self._poll = [(dealer, _POLLIN)]
+        self._descriptors = dealer.FD, self._monitor.FD
+        for descriptor in self._descriptors:
+            self._epoll.register(descriptor, select.EPOLLIN)
+        if self._pidfd is not None:
+            self._epoll.register(self._pidfd, select.EPOLLIN)
+        try:
+            dealer.connect(self.address)
+        except zmq.ZMQError as error:
+            raise AddressError(f"{self.address} is no address to connect to: {error}") from error
+        self._on_monitor()  # libzmq signals only what comes after the socket was found to be empty
+
+    def _hello(self, timeout: float) -> Welcome:
+        try:
+            reply = self.ask(Op.HELLO, Hello(client=envhub.__version__), timeout=timeout)
+        except (HubTimeout, HubLost) as error:
+            hint = (
+                "is `envhub serve` running there, as this user?"
+                if self.address.startswith("ipc://")
+                else "is `envhub serve --bind` running there, is the port right, does a firewall stand between?"
+            )
+            raise HubUnreachable(f"no hub answered at {self.address} within {timeout:g} s: {hint}") from error
+        assert isinstance(reply.message, Welcome)
+        return reply.message
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    @property
+    def token(self) -> bytes:
+        """Of the session that it carries."""
+        return self._protocol.token
+
+    @property
+    def pending(self) -> Op | None:
+        """The op of the request whose reply has not come."""
+        return self._protocol.pending
+
+    @property
+    def answer(self) -> Reply | None:
+        """The reply to the last request, if it has come."""
+        return self._protocol.answer
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether the hub may still carry out a request of the session, the pending one or one that was given up."""
+        return self._protocol.unsettled
+
+    @property
+    def out_of_reach(self) -> bool:
+        """Whether the hub has not been heard for so long that it was warned of."""
+        return bool(self._protocol.trouble(time.monotonic()))
+
+    def send(self, op: Op, message: Any, frames: Sequence[Any] = (), keep: bool = False) -> None:
+        """Begin a request; ``wait`` for its reply. The frames must not change until then.
+
+        With ``keep``, an interrupt meanwhile leaves it pending: the hub may have it, or is sent it once more.
+
+        Raises:
+            RequestRefused: it is larger than what the hub accepts; nothing was sent.
+            LocalProtocolError: a request is pending, or another thread is using the connection.
+        """
+        with self.in_use:
+            if (pending := self._protocol.pending) is not None:
+                raise self._busy(pending)
+            try:
+                self.sent_ns = time.monotonic_ns()
+                now_s = self.sent_ns / 1e9
+                if self._protocol.loss(now_s):
+                    self._check_found(now_s)
+                sent = self._protocol.request(op, message, frames, now_s)
+                if max(map(len, sent)) > self._frame_bytes_max:
+                    raise self._too_large(op, sent)
+                if not self._protocol.held:
+                    self._send(sent)
+            except BaseException as error:
+                if not keep or isinstance(error, Exception):
+                    self.give_up()
+                raise
+
+    def _busy(self, pending: Op) -> LocalProtocolError:
+        return LocalProtocolError(f"a {pending.name} is pending at the hub at {self.address}")
+
+    def _too_large(self, op: Op, frames: Sequence[Any]) -> RequestRefused:
+        return RequestRefused(
+            f"a {op.name} request of {max(map(len, frames))} bytes is more than "
+            f"message_bytes_max={self._frame_bytes_max} of the hub at {self.address}"
+        )
+
+    def synchronize(self) -> None:
+        """Give up what is pending, and wait until the hub is done with all that it was asked for in this session.
+
+        Raises:
+            EnvHubError: the session has failed or ended, or the hub is lost.
+        """
+        self.give_up()
+        # Once the hub has answered a request, it begins none of a lower number, however late that comes.
+        self.ask(Op.COLLECT, Collect([]))
+
+    def give_up(self) -> None:
+        """Forget the pending request, if there is one; its reply is dropped should it come."""
+        self.in_use.take()
+        try:
+            self._protocol.give_up()
+        finally:
+            self.in_use.release()
+
+    def wait(self, timeout: float | None = None) -> Reply:
+        """The pending request's reply, a failure included; until the next request, it can be had again.
+
+        Raises:
+            HubTimeout: it did not come within ``timeout`` seconds; call again to go on waiting.
+            HubLost: the hub is gone.
+            LocalProtocolError: no request is pending, or another thread is using the connection.
+        """
+        with self.in_use:
+            return self._protocol.answer or self._await(timeout)
+
+    def _await(self, timeout: float | None) -> Reply:
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        while True:
+            if self._protocol.pending is None:  # the program gave it up, if not before then in a signal handler
+                raise LocalProtocolError(f"no request is pending at the hub at {self.address}")
+            now_s = time.monotonic()
+            wait_s = self._protocol.next_tick_s(now_s)
+            if deadline_s is not None:
+                wait_s = min(wait_s, max(0.0, deadline_s - now_s))
+            reply = self._hear(wait_s)
+            if reply is not None:
+                return reply
+            self._see_to_it()
+            if deadline_s is not None and time.monotonic() >= deadline_s:
+                raise HubTimeout(
+                    f"no reply from the hub at {self.address} within {timeout:g} s; it can be waited for again"
+                )
+
+    def _see_to_it(self) -> None:
+        """Say what is due, if the hub is still there; errors as for ``_check_found``."""
+        now_s = time.monotonic()
+        self._check_found(now_s)
+        self._say(now_s)
+
+    def _hear(self, wait_s: float) -> Reply | None:
+        """Take what has come, or comes within so many seconds; returns the pending reply."""
+        if not self._whole:
+            self._replace_torn_sockets()
+        ours, monitors = self._descriptors
+        try:
+            # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
+            arrived = bool(zmq.zmq_poll(self._poll, 0))
+            ready = () if arrived else self._epoll.poll(wait_s)
+        except (OSError, ValueError, zmq.ZMQError) as error:
+            if not self._context.closed:
+                raise
+            raise LocalProtocolError(f"this connection to the hub at {self.address} was closed meanwhile") from error
+        for descriptor, _ in ready:
+            if descriptor == ours:
+                arrived = True
+            elif descriptor == monitors:
+                self._on_monitor()
+            else:
+                self._protocol.lost("its process has ended")
+        return self._receive() if arrived else None
+
+    def _say(self, now_s: float) -> None:
+        for frames in self._protocol.tick(now_s):
+            self._send(frames)
+        self._tell_trouble(now_s)
+
+    def tend(self) -> None:
+        """Look after the connection while nobody waits on it: reconnect, warn, tell the hub that it is this session's.
+
+        Whoever uses the session in another way calls this every ``TEND_S``, as ``tend_ns`` says.
+
+        Raises:
+            HubLost: the hub is gone.
+        """
+        with self.in_use:
+            if self._hear(0) is None:
+                self._see_to_it()
+            self.tend_ns = time.monotonic_ns() + int(TEND_S * 1e9)
+
+    def keep(self) -> None:
+        """Look after the connection while its program is busy elsewhere; what is wrong is raised at its next use."""
+        if os.getpid() == self._pid:
+            self.in_use.while_idle(self._keep)
+
+    def _keep(self) -> None:
+        if self._context.closed:
+            return
+        try:
+            self._hear(0)
+        except RemoteProtocolError as error:  # the hub is asked again for what this was to be
+            logger.warning("a message from the hub at %s was thrown away: %s", self.address, error)
+        now_s = time.monotonic()
+        if not self._protocol.loss(now_s):
+            self._say(now_s)
+
+    def lose(self, why: str) -> NoReturn:
+        """Know that the hub has ended, from somewhere else than this connection.
+
+        Raises:
+            HubLost: always, and by whatever is asked from now on.
+        """
+        self._protocol.lost(why)
+        raise HubLost(f"the hub at {self.address} is lost: {why}")
+
+    def _check_found(self, now_s: float) -> None:
+        """Whether the hub is still there.
+
+        Raises:
+            HubLost: it is gone.
+            SessionLost: it has ended the session.
+        """
+        loss = self._protocol.loss(now_s)
+        if not loss:
+            return
+        self._protocol.give_up()
+        if self._protocol.goodbye is not None:
+            raise_failure(self._protocol.goodbye, self.address)
+        raise HubLost(f"the hub at {self.address} is lost: {loss}")
+
+    def _tell_trouble(self, now_s: float) -> None:
+        trouble = self._protocol.trouble(now_s)
+        if bool(trouble) is self._warned:
+            return
+        self._warned = bool(trouble)
+        if trouble:
+            tried = f"for {protocol.REFUSED_S:g} s" if self._protocol.is_refused else self._tried
+            logger.warning("the hub at %s is out of reach: %s; it is tried %s", self.address, trouble, tried)
+        else:
+            logger.warning("the hub at %s is within reach again", self.address)
+
+    def ask(self, op: Op, message: Any, frames: Sequence[Any] = (), timeout: float | None = None) -> Reply:
+        """Send a request and wait for its reply; a failure is raised.
+
+        Raises:
+            HubTimeout: no reply within ``timeout`` seconds; the request is given up, as at an interrupt.
+            EnvHubError: whatever the failure says, see ``envhub_client.connection.failures``.
+        """
+        with self.in_use:
+            if (pending := self._protocol.pending) is not None:
+                raise self._busy(pending)
+            try:  # around all of it: an interrupt must not leave the request pending
+                self.send(op, message, frames)
+                reply = self.wait(timeout)
+            except HubTimeout as error:
+                self.give_up()
+                raise HubTimeout(f"the hub at {self.address} did not answer {op.name} within {timeout:g} s") from error
+            except BaseException:
+                self.give_up()
+                raise
+        if isinstance(reply.message, Failure):
+            raise_failure(reply.message, self.address)
+        return reply
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A connection is neither pickled nor copied, nor is what holds one.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(f"a connection to a hub ({self.address}) cannot be pickled or copied; connect where it is used")
+
+    def on_close(self, closer: Callable[[], None]) -> None:
+        """Have this called when the connection is closed, in the process that it belongs to."""
+        self._closers.append(closer)
+
+    def close(self) -> None:
+        """Close the sockets; in a forked child, where they are not ours, do nothing."""
+        if os.getpid() != self._pid or self._context.closed:
+            return
+        keeping.keeper.drop(self)
+        with self.in_use:
+            for closer in self._closers:
+                closer()
+            if self._pidfd is not None:
+                self._pidfd.close()
+            self._close_sockets()
+            self._context.destroy(linger=0)  # last: what an interrupt leaves open is closed at the next attempt
+
+    # --- the socket -------------------------------------------------------------------------------------------------
+
+    # An exception between two frames of a message would have the next message taken for the rest of this one. So each
+    # is noted before it begins, and sockets at which one was not finished are replaced before they are used again.
+
+    def _send(self, frames: Sequence[Any]) -> None:
+        if not self._whole:
+            self._replace_torn_sockets()
+        self._whole = False
+        try:
+            sockets.send(self._socket, frames)
+        except zmq.Again:
+            # Not connected just now. The protocol asks after the request once it is, and sends it again.
+            logger.debug("a request to %s waits for the connection", self.address)
+        self._whole = True
+
+    def _replace_torn_sockets(self) -> None:
+        self._close_sockets()
+        self._open()
+        self._whole = True
+
+    def _close_sockets(self) -> None:
+        if self._socket is not None and not self._socket.closed:
+            self._socket.monitor(None, 0)
+            self._socket.close(linger=0)
+        if self._monitor is not None:
+            self._monitor.close()
+        if self._epoll is not None:
+            self._epoll.close()
+
+    def _receive(self) -> Reply | None:
+        while True:
+            self._whole = False
+            try:
+                frames = sockets.receive(self._socket, protocol.FRAMES_MAX)
+                if frames[-1].more:
+                    raise RemoteProtocolError(f"a message of more than {protocol.FRAMES_MAX} frames")
+            except zmq.Again:
+                self._whole = True
+                return None
+            self._whole = True
+            self.heard_ns = time.monotonic_ns()
+            reply = self._protocol.receive([*map(_BUFFER, frames)], self.heard_ns / 1e9)
+            if self._protocol.progress is not None or self._protocol.notices:
+                self._tell_progress()
+            if self._warned:
+                self._tell_trouble(self.heard_ns / 1e9)
+            if reply is not None:
+                return reply
+
+    def _tell_progress(self) -> None:
+        found, self._protocol.progress = self._protocol.progress, None
+        if found is not None:
+            place = ("the hub at %s is %s: %d of %d envs stand", self.address, found.phase, found.built, found.num_envs)
+            logger.info(*place, extra={"progress": (found.phase, found.built, found.num_envs)})
+        while self._protocol.notices:
+            logger.warning("the hub at %s: %s", self.address, self._protocol.notices.pop(0))
+
+    def _on_monitor(self) -> None:
+        closed = False
+        self._whole = False  # libzmq signals nothing more of a socket that was looked at and not emptied
+        while self._monitor.poll(0):
+            try:
+                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+            except zmq.Again:  # a signal handler that used the connection has taken it
+                continue
+            closed = event == zmq.EVENT_CLOSED
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._protocol.connected()
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._protocol.disconnected(time.monotonic())
+        self._whole = True
+        if closed and self._refuses():  # once, however many attempts failed since somebody looked
+            self._protocol.refused(time.monotonic())
+
+    def _refuses(self) -> bool:
+        """Whether nobody listens at the address, which is proof; that the network does not get there is none."""
+        parsed = envhub_address.parse(self.address)
+        try:
+            if parsed.is_ipc:
+                with socket.socket(socket.AF_UNIX) as probe:
+                    probe.settimeout(PROBE_S)
+                    probe.connect(parsed.path.replace("@", "\0", 1) if parsed.path[0] == "@" else parsed.path)
+            else:
+                socket.create_connection((parsed.host.strip("[]"), parsed.port), PROBE_S).close()
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True
+        except OSError:
+            return False
+        return False

@@ -1,0 +1,94 @@
+"""From a ``Failure`` on the wire to the exception a caller expects.
+
+An env's own exception comes back as the class it was raised as, where that class is a builtin or already imported here
+and its arguments and attributes could be carried; else as ``EnvRaised``. Nothing is imported and nothing unpickled for
+it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, NoReturn
+
+from envhub.errors import (
+    EnvHubError,
+    EnvRaised,
+    EnvTimeout,
+    HubLost,
+    LocalProtocolError,
+    RequestRefused,
+    RestartsExhausted,
+    SessionLost,
+    SpaceMismatch,
+    UnsupportedSpace,
+    VersionMismatch,
+    WorkerDied,
+)
+from envhub.protocol.messages import Failure
+from envhub.values import codec
+
+_CLASSES: dict[str, type[Exception]] = {
+    "bad_actions": SpaceMismatch,
+    "bad_seq": LocalProtocolError,
+    "draining": HubLost,
+    "env_timeout": EnvTimeout,
+    "malformed": LocalProtocolError,
+    "restarts_exhausted": RestartsExhausted,
+    "session_lost": SessionLost,
+    "stale_hub": HubLost,
+    "unsupported_version": VersionMismatch,
+    "worker_died": WorkerDied,
+}
+
+
+def raise_failure(failure: Failure, address: str) -> NoReturn:
+    """Raise what the failure means.
+
+    Raises:
+        EnvRaised: an env raised something that cannot be made again here; otherwise its own class, from ``EnvRaised``.
+        EnvHubError: everything else, by the failure's code.
+    """
+    if failure.scope != "env":
+        kind = _CLASSES.get(failure.code, RequestRefused)
+        said = f"\n\nLast output of its worker:\n{failure.log_tail.rstrip()}" if failure.log_tail else ""
+        raise kind(f"{failure.message} (hub at {address}){said}")
+    remote = EnvRaised(failure.env_index, failure.type, failure.message, failure.traceback, failure.worker, address)
+    original = _original(failure)
+    if original is None:
+        raise remote
+    raise original from remote
+
+
+def _original(failure: Failure) -> Exception | None:
+    kind = _class(failure.type)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        return None
+    if issubclass(kind, EnvHubError) and kind is not UnsupportedSpace:
+        return None  # an env's code cannot claim that this hub was lost
+    try:
+        args = codec.decode(failure.args) if failure.args else [failure.message]
+        attributes = codec.decode(failure.attributes) if failure.attributes else {}
+    except codec.DecodeError:
+        return None
+    for make in (kind, functools.partial(kind.__new__, kind)):  # its constructor may want other arguments than it keeps
+        try:
+            found: Exception = make(*args)
+            vars(found).update(attributes)
+            if str(found) == failure.message:
+                return found
+        except (Exception, SystemExit):  # it cannot be made, or has no text: EnvRaised says all there is
+            continue
+    return None
+
+
+def _class(name: str) -> Any:
+    """What has this qualified name in a module that is imported here; None if nothing has."""
+    parts = name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        found: Any = sys.modules.get(".".join(parts[:end]))
+        if found is not None:
+            for part in parts[end:]:
+                found = vars(found).get(part) if hasattr(found, "__dict__") else None
+            return found
+    return None

@@ -1,0 +1,1 @@
+"""Gymnasium's classes over a session."""

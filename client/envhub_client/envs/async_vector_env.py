@@ -1,0 +1,137 @@
+"""``AsyncVectorEnv``: Gymnasium's, over a private hub."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Env, Space, logger, spaces
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.async_vector_env import AsyncState
+
+from envhub.errors import EnvRaised
+from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.keywords import meant
+from envhub_client.private_hub.process import make_of_factories
+from envhub_client.session.factories import checked_factories
+from envhub_client.session.faults import FIELDS, FaultOptions
+from envhub_client.session.options import SessionOptions
+
+_BATCHED = (
+    *(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
+    *(spaces.Text, spaces.Graph, spaces.Sequence, spaces.OneOf),
+)
+
+
+class AsyncVectorEnv(HubVectorEnv):
+    """``gymnasium.vector.AsyncVectorEnv``, hosted by a private hub: change the import, keep the program.
+
+    The envs live in worker processes that share neither memory nor descriptors with this program; factories travel by
+    cloudpickle. ``client/README.md`` lists what differs.
+    """
+
+    def __init__(  # noqa: PLR0913  upstream's, and what says in how many processes
+        self,
+        env_fns: Sequence[Callable[[], Env[Any, Any]]],
+        shared_memory: bool = True,
+        copy: bool = True,
+        context: str | None = None,
+        daemon: bool = True,
+        worker: Any = None,
+        observation_mode: Any = "same",
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        max_concurrency: int | None = None,
+        *,
+        num_workers: int | str | None = None,
+        **faults: Any,
+    ) -> None:
+        """Make one env per factory.
+
+        Args:
+            env_fns: factories of the envs; called in the workers, never here.
+            shared_memory: accepted; observations are in shared memory either way. With it, as upstream, a space that is
+                no kind of Gymnasium's is refused.
+            copy: whether returned observations are the caller's own.
+            context: accepted; workers are always started afresh.
+            daemon: accepted; workers always end with this program, and may have children.
+            worker: what runs each env: a subclass of ``envhub.EnvRunner``, or its name as ``"module:Class"``.
+            observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``.
+            autoreset_mode: the enum, or its value.
+            max_concurrency: at most so many envs run at any one time, in as many processes.
+            num_workers: processes that host the envs; as for ``envhub.make_vec``.
+            **faults: what is done about envs that fail, see ``envhub.FaultOptions``.
+
+        Raises:
+            TypeError: ``env_fns`` is no list of factories.
+            TypeError, ValueError: no such option.
+            ValueError: ``worker`` is a function, ``max_concurrency`` no positive integer or given besides
+                ``num_workers``, or ``shared_memory`` meets a space that is no kind of Gymnasium's.
+            Exception: as for ``HubVectorEnv``.
+        """
+        if isinstance(worker, str) and not all(worker.partition(":")):
+            raise ValueError(f"worker={worker!r} is no name of a class, which is written 'module:Class'")
+        if not (worker is None or isinstance(worker, (str, type))):
+            raise ValueError(
+                "A custom `worker` must accept 8 arguments, says upstream; envhub.AsyncVectorEnv has no such pipes and "
+                "memory, and runs no such function. Pass a subclass of envhub.EnvRunner that overrides reset, step or "
+                "autoreset, or its name 'module:Class'"
+            )
+        if max_concurrency is not None and not isinstance(max_concurrency, (int, np.integer)):
+            raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
+        if max_concurrency is not None and max_concurrency < 1:
+            raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
+        for name in faults.keys() - set(FIELDS):
+            raise TypeError(f"{type(self).__name__} takes no {name!r}{meant(name, (*_KEYWORDS, *FIELDS))}")
+        factories = checked_factories(env_fns)
+        if max_concurrency is not None:
+            if num_workers is not None:
+                raise ValueError("max_concurrency says how many processes there are, and so does num_workers: give one")
+            num_workers = int(min(max_concurrency, len(factories)))
+        self.env_fns = env_fns
+        self.shared_memory = shared_memory
+        self.copy = copy
+        self.context = context
+        self.daemon = daemon
+        self.worker = worker
+        self.observation_mode = observation_mode
+        self.max_concurrency = max_concurrency
+        options = SessionOptions(
+            num_workers=num_workers,
+            autoreset_mode=autoreset_mode,  # type: ignore[arg-type]  # the options accept the enum's value, too
+            observation_mode=observation_mode,
+            copy=copy,
+            faults=FaultOptions(**faults),
+        )
+        make = make_of_factories(factories, worker)
+        super().__init__(None, make, options)
+        if shared_memory and not _is_gymnasiums(self.single_observation_space):
+            self.close(terminate=True)
+            raise ValueError(
+                "Using `AsyncVector(..., shared_memory=True)` caused an error, you can disable this feature with "
+                "`shared_memory=False` however this is slower."
+            )
+
+    def _wait(self, state: AsyncState, wait: Callable[..., Any], *args: Any) -> Any:
+        """What an env raised is also logged where upstream logs it, with its texts; no worker is shut down."""
+        try:
+            return super()._wait(state, wait, *args)
+        except Exception as error:
+            raised = error if isinstance(error, EnvRaised) else error.__cause__
+            if isinstance(raised, EnvRaised):
+                logger.error(f"Received the following error from Worker-{raised.env_index} - Shutting it down")
+                logger.error(raised.remote_traceback)
+                logger.error("Raising the last exception back to the main process.")
+            raise
+
+
+_KEYWORDS = tuple(inspect.signature(AsyncVectorEnv).parameters)
+
+
+def _is_gymnasiums(space: Space[Any]) -> bool:
+    """Whether Gymnasium knows how to batch it; what it does not know, upstream refuses to share."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return all(map(_is_gymnasiums, parts))
+    return isinstance(space, _BATCHED)

@@ -1,0 +1,110 @@
+"""A single env in a hub as a ``gymnasium.Env``."""
+
+from __future__ import annotations
+
+from typing import Any, SupportsFloat
+
+import gymnasium
+import numpy as np
+from gymnasium.vector.utils import iterate
+
+from envhub_client.envs.vector_env import HubVectorEnv
+
+
+class HubEnv(gymnasium.Env[Any, Any]):
+    """One env in a hub; ``envhub.make`` makes it. It owns a vector env of one, without autoreset."""
+
+    def __init__(self, envs: HubVectorEnv) -> None:
+        self._envs = envs
+        self.observation_space = envs.single_observation_space
+        self.action_space = envs.single_action_space
+        self.metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
+        self.render_mode = envs.render_mode
+        self.spec = envs.env_spec
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the env; as ``gymnasium.Env.reset``. Errors as for ``HubVectorEnv.reset``."""
+        observations, infos = self._envs.reset_each(None if seed is None else [seed], options)
+        return self._only(observations), infos.get(0, {})
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step the env; as ``gymnasium.Env.step``. Errors as for ``HubVectorEnv.step``."""
+        actions = self._batch(self.action_space, action)
+        observations, rewards, terminations, truncations, infos = self._envs.step_each(actions)
+        return (
+            self._only(observations),
+            float(rewards[0]),
+            bool(terminations[0]),
+            bool(truncations[0]),
+            infos.get(0, {}),
+        )
+
+    def render(self) -> Any:
+        """The env's rendered frame, or whatever its ``render`` returns."""
+        return self._envs.render()[0]
+
+    def close(self) -> None:
+        """End the session."""
+        self._envs.close()
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """An attribute of this object, else of the env in the hub: a value, or a function that calls its method there.
+
+        Raises:
+            AttributeError: neither has it.
+        """
+        if hasattr(self, name):
+            return getattr(self, name)
+        if not self._envs.attr_is_callable(name)[0]:
+            return self._envs.get_attr(name)[0]
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return self._envs.call(name, *args, **kwargs)[0]
+
+        method.__name__ = name
+        return method
+
+    def has_wrapper_attr(self, name: str) -> bool:
+        """Whether this object or the env in the hub has the attribute; no method is called for it."""
+        if hasattr(self, name):
+            return True
+        try:
+            self._envs.attr_is_callable(name)
+        except AttributeError:
+            return False
+        return True
+
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        """Set an attribute of the env in the hub; without ``force``, only one that exists. Returns whether it was."""
+        if not (force or self.has_wrapper_attr(name)):
+            return False
+        self._envs.set_attr(name, [value])
+        return True
+
+    @property
+    def np_random(self) -> np.random.Generator:
+        """A copy of the env's random generator; assigning to it sets the env's own."""
+        generator: np.random.Generator = self._envs.get_attr("np_random")[0]
+        return generator
+
+    @np_random.setter
+    def np_random(self, value: np.random.Generator) -> None:
+        self.set_wrapper_attr("np_random", value)
+
+    _np_random = np_random  # ``gymnasium.utils.env_checker`` looks here
+
+    @property
+    def np_random_seed(self) -> int:
+        """The seed of the env's random generator, -1 where it is unknown."""
+        seed: int = self._envs.get_attr("np_random_seed")[0]
+        return seed
+
+    def _only(self, observations: Any) -> Any:
+        return next(iter(iterate(self._envs.observation_space, observations)))
+
+    def _batch(self, space: gymnasium.Space[Any], action: Any) -> Any:
+        if isinstance(space, gymnasium.spaces.Dict):
+            return {key: self._batch(sub, action[key]) for key, sub in space.spaces.items()}
+        if isinstance(space, gymnasium.spaces.Tuple):
+            return tuple(self._batch(sub, part) for sub, part in zip(space.spaces, action, strict=True))
+        return np.asarray(action)[np.newaxis] if isinstance(action, (np.ndarray, np.generic)) else [action]

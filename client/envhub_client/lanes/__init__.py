@@ -1,0 +1,1 @@
+"""How the envs of a session are stepped."""

@@ -1,0 +1,204 @@
+"""``envhub.make_vec`` and ``envhub.make``: from what a user names to a session on a hub."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+from gymnasium import Env
+from gymnasium.envs.registration import EnvSpec, WrapperSpec
+from gymnasium.vector import AutoresetMode
+
+from envhub.errors import RequestRefused
+from envhub.protocol.messages import Make
+from envhub.protocol.prelude import RECONNECT_S
+from envhub.transport.address import ENVIRONMENT_VARIABLE
+from envhub.values import codec
+from envhub_client.envs.single_env import HubEnv
+from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.keywords import meant, refused_keyword
+from envhub_client.private_hub.process import make_of_factories
+from envhub_client.session.factories import checked_factories
+from envhub_client.session.faults import FIELDS, split
+from envhub_client.session.options import ObservationMode, SessionOptions
+
+EnvLike = str | EnvSpec | Callable[[], Env[Any, Any]] | Sequence[Callable[[], Env[Any, Any]]]
+
+
+def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is positional
+    env: EnvLike,
+    num_envs: int = 1,
+    *,
+    hub: str | None = None,
+    num_workers: int | str | None = None,
+    autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+    observation_mode: ObservationMode = "same",
+    copy: bool = True,
+    lane: str = "auto",
+    spin_us: int | None = None,
+    pin: bool = False,
+    compression: str | None = None,
+    reconnect_timeout: float = RECONNECT_S,
+    on_hub_loss: str = "raise",
+    env_kwargs: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> HubVectorEnv:
+    """A vector env of ``num_envs`` envs in a hub.
+
+    Args:
+        env: a Gymnasium id (``"CartPole-v1"``, ``"module:Id-v0"``), an ``EnvSpec``, whose wrappers then run in the
+            workers, or, with a private hub only, a factory or a list of one factory per env.
+        num_envs: how many; with a list of factories its length, if given at all.
+        hub: a running hub's address. Without it ``ENVHUB_ADDRESS`` (not for factories); without that a private hub,
+            which starts and ends with this program.
+        num_workers: processes that host the envs. Without it, or with ``"auto"``, what is known of the env decides:
+            what its steps took before, or whether it is one that computes in its own process; where nothing is known
+            every env gets a process. ``envs.sizing`` says how many there are, and why.
+        autoreset_mode: as in Gymnasium.
+        observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``.
+        copy: whether returned observations are the caller's own, or two buffers that alternate.
+        lane: ``"auto"`` steps in the workers' own memory where that can be had, on the hub's machine; ``"wire"`` by
+            messages only.
+        spin_us: for how many microseconds whoever waits looks at a word before it parks, 0 to 1000; by default what
+            suits the hub's machine, or what ``ENVHUB_SPIN_US`` says in the hub's environment.
+        pin: whether each worker keeps to one CPU.
+        compression: of observations that come from another machine, ``"lz4"``, ``"zstd"``, or ``"auto"``, what both
+            sides have (``pip install "envhub-rl[compression]"``); for slow links.
+        reconnect_timeout: for how many seconds a hub that is out of reach is tried, before it is taken for lost.
+        on_hub_loss: ``"raise"`` ``HubLost``; or ``"recreate"``: go on in a new session on the hub that comes back
+            at the same address, or on a new private hub. The step under way then returns every env truncated.
+        env_kwargs: arguments for the env, for those whose names are taken by this function.
+        **kwargs: what is done about envs that fail, see ``envhub.FaultOptions``, such as ``on_crash="raise"`` or
+            ``step_timeout=10``; and further arguments for the env.
+
+    Raises:
+        HubUnreachable: no hub answered, or none can run here.
+        RequestRefused: the hub does not make this, or one side cannot compress so.
+        Exception: as for ``HubVectorEnv``.
+    """
+    num_envs = operator.index(num_envs)
+    faults, arguments = split(kwargs)
+    options = SessionOptions(
+        num_workers,
+        autoreset_mode,  # type: ignore[arg-type]
+        observation_mode,
+        copy,
+        lane,
+        spin_us,
+        pin,
+        compression,
+        faults,
+        reconnect_timeout,
+        on_hub_loss,
+    )
+    arguments = {**arguments, **(env_kwargs or {})}
+    if not isinstance(env, (str, EnvSpec)):
+        return _by_factories(env, num_envs, hub, options, arguments)
+    address = hub or os.environ.get(ENVIRONMENT_VARIABLE) or None
+    try:
+        return _by_name(env, num_envs, address, options, arguments)
+    except TypeError as error:
+        # Only the env knows which arguments it takes, so what is no keyword of ours is its own until it refuses it.
+        name = refused_keyword(error, kwargs)
+        question = meant(name, _KEYWORDS)
+        if not question:
+            raise
+        raise TypeError(f"neither make_vec nor the env takes {name!r}{question} The env: {error}") from error
+
+
+def _by_name(
+    env: str | EnvSpec, num_envs: int, address: str | None, options: SessionOptions, arguments: dict[str, Any]
+) -> HubVectorEnv:
+    if isinstance(env, EnvSpec) and address is None:
+        # The whole spec travels: what it says need not be registered, here or there.
+        factory = functools.partial(gymnasium.make, env, **arguments)
+        envs = _by_factories(factory, num_envs, None, options, {})
+        envs.adopt_spec(env, {**_spec_arguments(env), **arguments})
+        return envs
+    wrappers: Sequence[WrapperSpec] = ()
+    if isinstance(env, EnvSpec):
+        wrappers, arguments = env.additional_wrappers, {**_spec_arguments(env), **arguments}
+    unknown = codec.as_pickle if address is None else codec.refuse
+    make = Make(
+        num_envs,
+        env if isinstance(env, str) else env.id,
+        codec.encode(arguments, unknown),
+        wrappers=[wrapper.entry_point for wrapper in wrappers],
+        wrapper_kwargs=[codec.encode(_wrapper_arguments(wrapper), unknown) for wrapper in wrappers],
+    )
+    envs = HubVectorEnv(address, make, options)
+    envs.adopt_spec(env if isinstance(env, EnvSpec) else gymnasium.registry.get(env), arguments)
+    return envs
+
+
+def _spec_arguments(spec: EnvSpec) -> dict[str, Any]:
+    """What ``gymnasium.make`` would take from the spec besides its id."""
+    arguments = dict(spec.kwargs)
+    for vector_only in ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers"):
+        arguments.pop(vector_only, None)
+    if spec.max_episode_steps is not None:
+        arguments["max_episode_steps"] = spec.max_episode_steps
+    if spec.disable_env_checker:
+        arguments["disable_env_checker"] = True
+    return arguments
+
+
+def _wrapper_arguments(wrapper: WrapperSpec) -> dict[str, Any]:
+    if wrapper.kwargs is None:
+        raise RequestRefused(
+            f"the spec does not say how {wrapper.name} was made: it extends no gymnasium.utils.RecordConstructorArgs"
+        )
+    return dict(wrapper.kwargs)
+
+
+def _by_factories(
+    env: Callable[[], Env[Any, Any]] | Sequence[Callable[[], Env[Any, Any]]],
+    num_envs: int,
+    hub: str | None,
+    options: SessionOptions,
+    arguments: dict[str, Any],
+) -> HubVectorEnv:
+    if hub is not None:
+        raise RequestRefused(
+            "a factory is run by a private hub only (hub=None); a hub on the network makes what its operator "
+            "registered: `envhub serve name=module:factory`"
+        )
+    if arguments:
+        questions = [meant(name, _KEYWORDS) for name in arguments]
+        raise TypeError(
+            f"arguments for the env ({', '.join(arguments)}) go into the factory, where one is given"
+            f"{next(filter(None, questions), '')}"
+        )
+    factories = [env] * num_envs if callable(env) else checked_factories(env)
+    if num_envs not in (1, len(factories)):
+        raise ValueError(f"num_envs={num_envs} and {len(factories)} factories")
+    return HubVectorEnv(None, make_of_factories(factories), options)
+
+
+_KEYWORDS = (*(name for name in inspect.signature(make_vec).parameters if name != "kwargs"), *FIELDS)
+
+
+def make(env: EnvLike, *, hub: str | None = None, env_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> HubEnv:
+    """One env in a hub, as a ``gymnasium.Env``.
+
+    Args:
+        env: as for ``make_vec``, without lists.
+        hub: as for ``make_vec``.
+        env_kwargs: as for ``make_vec``.
+        **kwargs: further arguments for the env.
+
+    Raises:
+        TypeError: for what only several envs have, such as ``num_envs``.
+        Exception: as for ``make_vec``.
+    """
+    for name in ("num_envs", "autoreset_mode"):
+        if name in kwargs:
+            raise TypeError(f"make takes no {name!r}, for it makes one env, which its caller resets; see make_vec")
+    # Its caller resets it, as any single env.
+    envs = make_vec(env, 1, hub=hub, autoreset_mode=AutoresetMode.DISABLED, env_kwargs=env_kwargs, **kwargs)
+    return HubEnv(envs)

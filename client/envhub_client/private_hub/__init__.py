@@ -1,0 +1,1 @@
+"""This program's own hub."""

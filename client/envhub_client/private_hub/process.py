@@ -1,0 +1,241 @@
+"""The private hub of this program: started when it is first wanted, ended when the program ends, however it ends."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import importlib.util
+import os
+import pickle
+import secrets
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import cloudpickle
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from envhub.errors import HubUnreachable
+from envhub.protocol.messages import Make, World
+from envhub.values.gym_api import pickled
+from envhub_client.session.factory_digest import factories_digest
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 1.0
+_WORKER = "envhub_server.worker.zygote"  # only ever imported by the process that workers are forked from
+
+# The program's folder and the empty entry come first in its path; the hub must not find a zmq.py of theirs.
+_BOOT = "import sys; sys.path[:] = filter(None, sys.path); from envhub_server.private_hub import main; main({})"
+
+
+class PrivateHub:
+    """A hub process that serves this program only.
+
+    It is made before it is started, so that whoever makes it can hold it before there is a process.
+
+    Attributes:
+        address: an abstract ipc name of 128 random bits that leaves no file; only this user's processes can connect.
+        owner_pid: of the process whose hub it is.
+    """
+
+    def __init__(self) -> None:
+        self.owner_pid = os.getpid()
+        self.address = f"ipc://@envhub-{secrets.token_hex(16)}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._held: list[int] = []  # descriptors, while it is started
+        self._pidfds: list[int] = []  # one, once it listens
+
+    def start(self) -> None:
+        """Start the process and wait until it listens.
+
+        Raises:
+            HubUnreachable: no hub can run here, or it did not start.
+        """
+        if _WORKER in sys.modules:
+            raise HubUnreachable(
+                "a worker starts no hub of its own: this program was imported there to make an env; what only the "
+                'program itself is to do belongs under `if __name__ == "__main__":`; or pass the address of a hub'
+            )
+        if sys.platform != "linux":
+            raise HubUnreachable(
+                f"a hub needs Linux, this is {sys.platform}: run `envhub serve` on a Linux machine or in Docker, and "
+                "pass its address, hub='tcp://HOST:PORT'"
+            )
+        held = self._held
+        try:
+            held += os.pipe()
+            held.append(os.pidfd_open(self.owner_pid))
+            held[:] = map(above_stdio, held)
+            self._spawn(*held)
+            os.close(held.pop(1))
+            self._await(held[0])
+            _close(held)
+            self._pidfds.append(os.pidfd_open(self.pid))
+        except BaseException:  # an interrupt, too, must not leave it behind
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
+            _close(held)
+            raise
+
+    def _spawn(self, ready: int, theirs: int, owner: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _BOOT.format(f"{self.address!r}, {owner}, {theirs}")],
+            stdin=subprocess.DEVNULL,
+            cwd="/",
+            env={**os.environ, "PYTHONPATH": _search_path()},
+            pass_fds=[owner, theirs],
+            start_new_session=True,  # Ctrl-C on the terminal is the program's, not the hub's
+        )
+
+    def _await(self, ready: int) -> None:
+        poller = select.poll()
+        poller.register(ready, select.POLLIN)
+        heard = poller.poll(START_TIMEOUT_S * 1000)
+        if heard and os.read(ready, 1):
+            return
+        why = f"it was silent for {START_TIMEOUT_S:g} s"
+        if heard and self._process is not None:  # the end of the pipe: it has ended, or is about to
+            why = f"it exited with status {self._process.wait(STOP_TIMEOUT_S)}"
+        raise HubUnreachable(f"the private hub did not start: {why}; what it wrote to stderr says more")
+
+    @property
+    def pid(self) -> int:
+        """Of the hub's process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def pidfd(self) -> int:
+        """Readable once the hub's process has ended."""
+        return self._pidfds[0]
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs and belongs to this process, not to one that this was forked from."""
+        ours = bool(self._pidfds) and self.owner_pid == os.getpid()
+        return ours and self._process is not None and self._process.poll() is None
+
+    def forget(self) -> None:
+        """Free what is held of a process that has ended; connections have descriptors of their own."""
+        atexit.unregister(self.stop)
+        _close(self._held)
+        _close(self._pidfds)
+
+    def stop(self) -> None:
+        """End the process; should it take its time, it ends on its own once the program is gone."""
+        if self.alive and self._process is not None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_TIMEOUT_S)
+
+
+def _close(descriptors: list[int]) -> None:
+    """Close them, each once, however often it is called."""
+    while descriptors:
+        os.close(descriptors.pop())
+
+
+def above_stdio(descriptor: int) -> int:
+    """The descriptor, or a copy in its place: a program without standard streams gets their numbers for its own."""
+    if descriptor > 2:
+        return descriptor
+    copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(descriptor)
+    return copy
+
+
+_lock = threading.Lock()
+_hub: PrivateHub | None = None
+
+
+def private_hub() -> PrivateHub:
+    """This process's private hub, started if none runs.
+
+    Raises:
+        HubUnreachable: no hub can run here, or it did not start.
+    """
+    global _hub
+    with _lock:
+        if _hub is None or not _hub.alive:
+            if _hub is not None and _hub.owner_pid == os.getpid():
+                _hub.forget()
+            _hub = PrivateHub()
+            atexit.register(_hub.stop)
+            _hub.start()
+        return _hub
+
+
+def world() -> World:
+    """This program's surroundings, for the workers of its private hub."""
+    try:
+        cwd = os.getcwd()
+    except FileNotFoundError as error:
+        raise HubUnreachable("this program's working directory is gone, and workers would start there") from error
+    return World(
+        sys_path=[os.path.abspath(place) for place in sys.path if isinstance(place, str)],
+        cwd=cwd,
+        environ=dict(os.environ),
+        registrations=_registrations(),
+        authkey=_authkey(),
+    )
+
+
+def _authkey() -> bytes:
+    """The key of this program's ``multiprocessing``, if it uses that: proxies in factories need it in the workers."""
+    process = sys.modules.get("multiprocessing.process")
+    return b"" if process is None else bytes(process.current_process().authkey)
+
+
+def _registrations() -> bytes:
+    """Gymnasium's registry as the program has it, each entry by itself: one may not load in a worker."""
+    pickled = (_pickled(spec) for spec in list(gymnasium.registry.values()))
+    return pickle.dumps([entry for entry in pickled if entry])
+
+
+def _pickled(spec: EnvSpec) -> bytes:
+    try:
+        module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
+        if module == "__main__":  # a worker's main module is another one, so the class itself travels
+            owner = functools.reduce(getattr, name.split("."), sys.modules[module])
+            return bytes(cloudpickle.dumps(dataclasses.replace(spec, entry_point=owner)))
+        return pickled(spec)
+    except Exception:  # whatever a foreign object raises when it is pickled, it stays at home
+        return b""
+
+
+def make_of_factories(factories: Sequence[object], runner: object = None) -> Make:
+    """What asks a private hub for one env of each factory; its workers load them.
+
+    Args:
+        factories: of the envs.
+        runner: the class that runs each env, or its name; None for the usual one.
+
+    Raises:
+        TypeError: the factories hold something that cannot be pickled.
+    """
+    try:
+        pickled = bytes(cloudpickle.dumps(list(factories)))
+        pickled_runner = b"" if runner is None else bytes(cloudpickle.dumps(runner))
+    except Exception as error:  # whatever a foreign object raises when it is pickled
+        raise TypeError(f"the factories of the envs cannot be pickled for the workers: {error}") from error
+    digest = factories_digest(factories, runner)
+    return Make(len(factories), factories=pickled, runner=pickled_runner, factories_digest=digest)
+
+
+def _search_path() -> str:
+    places = []
+    for name in ("envhub", "envhub_server"):
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:
+            raise HubUnreachable(f"the package {name} is not installed beside this client; pass the address of a hub")
+        places.append(str(Path(found.origin).parent.parent))
+    places += [place for place in [os.environ.get("PYTHONPATH")] if place]
+    return os.pathsep.join(places)

@@ -1,0 +1,1 @@
+"""Arrays and infos as the trainer gets them."""

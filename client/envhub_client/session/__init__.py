@@ -1,0 +1,1 @@
+"""One session on a hub: its making, its options, its recovery, its end."""

@@ -1,0 +1,91 @@
+"""What a session does about envs that crash, hang, raise or talk nonsense."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from envhub.protocol import messages
+from envhub.protocol.validation import RESTARTS_MAX, SECONDS_MAX
+
+POLICIES = ("truncate", "raise")
+
+
+@dataclass(frozen=True)
+class FaultOptions:
+    """Policies and deadlines, which ``make_vec`` takes as keywords.
+
+    With ``"truncate"`` the env's last observation is returned once more, with reward 0 and ``truncated``; its infos say
+    why (``env_failure``, an ``EnvFailure``) and that this is no transition of the env's (``invalid_transition``). The
+    env is made anew meanwhile. With ``"raise"`` the step raises; the session goes on with the next one. Times are in
+    seconds, and count for each env by itself.
+
+    Attributes:
+        on_crash: when an env's process ends.
+        on_timeout: when an env does not finish in time; its process is ended then, with all that it started.
+        on_exception: when an env's ``step`` raises. An exception of ``reset`` is always raised.
+        on_invalid: when an observation or a reward is not finite; or ``"pass"``, as in Gymnasium.
+        restart_wait: how long a step waits for an env that is being made anew, before it is truncated again.
+        restarts_max: how often the envs of one process are made anew within a minute; ``RestartsExhausted`` after that.
+        init_timeout: for making an env, and for its first step, in which much is compiled.
+        reset_timeout: for a reset.
+        step_timeout: for a step.
+        call_timeout: for a call.
+        close_timeout: for all envs to close.
+    """
+
+    on_crash: str = "truncate"
+    on_timeout: str = "truncate"
+    on_exception: str = "raise"
+    on_invalid: str = "pass"
+    restart_wait: float = 5.0
+    restarts_max: int = 5
+    init_timeout: float = 300.0
+    reset_timeout: float = 120.0
+    step_timeout: float = 300.0
+    call_timeout: float = 300.0
+    close_timeout: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            ValueError: no such policy, or no such time or number.
+            TypeError: a time or number is none.
+        """
+        for name in ("on_crash", "on_timeout", "on_exception", "on_invalid"):
+            allowed = (*POLICIES, "pass") if name == "on_invalid" else POLICIES
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
+        for name in TIMES:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"{name} must be a number of seconds, got {value!r}")
+            if not math.isfinite(value) or not (0 if name == "restart_wait" else 0.001) <= value <= SECONDS_MAX:
+                raise ValueError(f"{name} must be a number of seconds up to {SECONDS_MAX}, got {value!r}")
+        if isinstance(self.restarts_max, bool) or not isinstance(self.restarts_max, int):
+            raise TypeError(f"restarts_max must be an int, got {self.restarts_max!r}")
+        if not 0 <= self.restarts_max <= RESTARTS_MAX:
+            raise ValueError(f"restarts_max must be between 0 and {RESTARTS_MAX}, got {self.restarts_max}")
+
+    def wire(self) -> messages.Faults:
+        """The form in which a hub is told."""
+        told: dict[str, Any] = {name: getattr(self, name) for name in FIELDS if name not in TIMES}
+        told.update({name.replace("_timeout", "") + "_s": float(getattr(self, name)) for name in TIMES})
+        return messages.Faults(**told)
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(FaultOptions))
+TIMES = tuple(name for name in FIELDS if name.endswith(("_timeout", "_wait")) and not name.startswith("on_"))
+
+
+def split(arguments: dict[str, Any]) -> tuple[FaultOptions, dict[str, Any]]:
+    """The options among these keyword arguments, and the others.
+
+    Raises:
+        ValueError, TypeError: an option makes no sense.
+    """
+    told = {name: value for name, value in arguments.items() if name in FIELDS}
+    return FaultOptions(**told), {name: value for name, value in arguments.items() if name not in FIELDS}

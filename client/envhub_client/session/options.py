@@ -1,0 +1,86 @@
+"""The options of a session that are not the env's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymnasium import Space
+from gymnasium.vector import AutoresetMode
+
+from envhub.arena.spin import checked_spin_us
+from envhub.protocol.prelude import RECONNECT_S
+from envhub.protocol.validation import SECONDS_MAX
+from envhub.values.compression import METHODS
+from envhub_client.session.faults import FaultOptions
+
+ObservationMode = str | tuple[Space[Any], Space[Any]]
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """How a hub hosts the envs, and how their observations are handed over.
+
+    Attributes:
+        num_workers: processes that host the envs. With None, or ``"auto"``, the hub decides by what it knows of the
+            env. With as many as envs, every env's crash is its own.
+        autoreset_mode: as in Gymnasium; the enum, or its value.
+        observation_mode: ``"same"``, ``"different"``, or ``(batched space, single space)``.
+        copy: whether returned observations are the caller's to keep. If not, two buffers alternate, and what a step
+            returned holds until the second next step.
+        lane: ``"auto"`` is the shared lane where it can be had, on the hub's machine; ``"wire"`` never is.
+        spin_us: for how many microseconds whoever waits looks at a word before it parks; None is what suits the
+            machine, and 0 not at all.
+        pin: whether each worker keeps to one CPU.
+        compression: of observations on the wire lane, ``"lz4"``, ``"zstd"``, or None. With ``"auto"`` what both sides
+            have, unless the hub is on this machine.
+        faults: what is done about envs that fail.
+        reconnect_timeout: for how many seconds a hub that is out of reach is tried, before it is taken for lost.
+        on_hub_loss: ``"raise"``, or ``"recreate"``: the envs go on in a new session on the hub that takes its place.
+    """
+
+    num_workers: int | str | None = None
+    autoreset_mode: AutoresetMode = field(default=AutoresetMode.NEXT_STEP)
+    observation_mode: ObservationMode = "same"
+    copy: bool = True
+    lane: str = "auto"
+    spin_us: int | None = None
+    pin: bool = False
+    compression: str | None = None
+    faults: FaultOptions = field(default_factory=FaultOptions)
+    reconnect_timeout: float = RECONNECT_S
+    on_hub_loss: str = "raise"
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            ValueError, TypeError: with Gymnasium's texts where it has them.
+        """
+        object.__setattr__(self, "autoreset_mode", AutoresetMode(self.autoreset_mode))
+        mode = self.observation_mode
+        if isinstance(mode, tuple) and len(mode) == 2:
+            if not all(isinstance(space, Space) for space in mode):
+                raise TypeError(
+                    f"Expected both elements of observation_mode to be Spaces, got {type(mode[0])} and {type(mode[1])}"
+                )
+        elif mode not in ("same", "different"):
+            raise ValueError(
+                "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
+                f"space, actual got {mode}"
+            )
+        if self.lane not in ("auto", "wire"):
+            raise ValueError(f"lane must be 'auto' or 'wire', got {self.lane!r}")
+        if self.compression not in (None, "auto", *METHODS):
+            raise ValueError(f"compression must be 'auto', 'lz4', 'zstd' or None, got {self.compression!r}")
+        workers = self.num_workers
+        if not (workers is None or workers == "auto" or (isinstance(workers, int) and workers >= 1)):
+            raise ValueError(f"num_workers must be at least 1, 'auto' or None, got {workers!r}")
+        if not 0 <= self.reconnect_timeout <= SECONDS_MAX:  # NaN, too, is not between them
+            raise ValueError(
+                f"reconnect_timeout must be between 0 and {SECONDS_MAX} seconds, got {self.reconnect_timeout}"
+            )
+        if self.on_hub_loss not in ("raise", "recreate"):
+            raise ValueError(f"on_hub_loss must be 'raise' or 'recreate', got {self.on_hub_loss!r}")
+        if self.spin_us is not None:
+            checked_spin_us(self.spin_us, "spin_us")

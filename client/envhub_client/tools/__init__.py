@@ -1,0 +1,1 @@
+"""The ``envhub`` command's tools, which the library never imports."""

@@ -1,0 +1,79 @@
+"""Where the time of one batched step goes, hop by hop: ``envhub bench --budget``."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from envhub.protocol.messages import Hops, HopsRequest, Op
+from envhub_client.envs.vector_env import HubVectorEnv
+
+STEPS = 300
+WARM_UP_STEPS = 50
+SEED = 1
+WIRE_HOPS = ("client encode", "wire", "hub", "wake", "env", "collect", "hub's reply", "wire back", "decode")
+SHARED_HOPS = ("client encode", "wake", "env", "collect", "decode")
+MEANINGS = {
+    "client encode": "the batch of actions becomes bytes",
+    "wire": "from there until the hub is told of it",
+    "hub": "until it has put the actions into the arena and rung every worker",
+    "wake": "until the last worker has begun",
+    "env": "until the last worker has ended: the envs themselves",
+    "collect": "until who drives is woken by the last worker, and looks",
+    "hub's reply": "until the hub has given its reply away",
+    "wire back": "until the client is told of it",
+    "decode": "until the step returns",
+}
+
+
+def budget(envs: HubVectorEnv) -> dict[str, float]:
+    """Microseconds of each hop of one step, medians of ``STEPS``, and of the whole step as ``"step"``.
+
+    The hub must be on this machine, whose clock all times are of. Of the workers the last to begin, and the last to
+    end, count.
+    """
+    envs.action_space.seed(SEED)
+    envs.reset(seed=SEED)
+    found: dict[str, list[float]] = {}
+    for number in range(WARM_UP_STEPS + STEPS):
+        for hop, nanoseconds in _one_step(envs).items() if number >= WARM_UP_STEPS else ():
+            found.setdefault(hop, []).append(nanoseconds / 1000)
+    return {hop: float(np.median(values)) for hop, values in found.items()}
+
+
+def _one_step(envs: HubVectorEnv) -> dict[str, int]:
+    actions, connection = envs.action_space.sample(), envs._connection
+    start = time.monotonic_ns()
+    envs.step_async(actions)
+    posted = time.monotonic_ns()
+    envs.step_wait()
+    end = time.monotonic_ns()
+    sent, heard = connection.sent_ns, connection.heard_ns
+    hops: Hops = connection.ask(Op.HOPS, HopsRequest()).message
+    began, ended = max(hops.began), max(hops.ended)
+    names: tuple[str, ...] = SHARED_HOPS
+    passed = [start, posted, began, ended, getattr(envs._lane, "woke_ns", end), end]
+    if envs.lane == "wire":
+        names = WIRE_HOPS
+        passed = [start, sent, hops.heard, hops.rung, began, ended, hops.woke, hops.answered, heard, end]
+    # What spins begins before the bell that would wake it: then a hop has taken no time.
+    spent = [after - before for before, after in itertools.pairwise(itertools.accumulate(passed, max))]
+    return {**dict(zip(names, spent, strict=True)), "step": end - start}
+
+
+def budget_table(env: str, num_envs: int, by_way: Mapping[str, Mapping[str, float]]) -> Table:
+    """One row per hop, one column per way."""
+    title = f"{env}: µs of one step of {num_envs} {'env' if num_envs == 1 else 'envs'}, medians of {STEPS}"
+    found = Table(title=title, box=box.SIMPLE, padding=0)
+    found.add_column("hop", no_wrap=True)
+    for way in by_way:
+        found.add_column(way, justify="right", no_wrap=True)
+    for hop in (*WIRE_HOPS, "step"):
+        cells = [f"{spent[hop]:,.0f}" if hop in spent else "" for spent in by_way.values()]
+        found.add_row(f"[bold]{hop}" if hop == "step" else hop, *cells)
+    return found

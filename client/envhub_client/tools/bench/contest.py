@@ -1,0 +1,271 @@
+"""A contest: several ways to step the same envs, all made ready first, then timed in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import psutil
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+
+import envhub
+from envhub.arena.layout import RESULT_BYTES, Leaf
+from envhub.values import spaces
+from envhub_client.private_hub.process import private_hub
+from envhub_client.tools.bench.echo import echo, one_way
+from envhub_client.tools.bench.entrant import PROCESSES_MAX, SEED, CannotHost, Entrant, Task, cycled, ended
+from envhub_client.tools.bench.memory import Memory, added_mb, memory
+from envhub_client.tools.bench.rivals import Rival
+from envhub_client.tools.bench.timing import Summary, interleave, step_times, summarize
+
+ASYNC, SYNC, ALONE = "AsyncVectorEnv", "SyncVectorEnv", "env alone"
+PRIVATE, WIRE, IPC, TCP = "private hub", "private, wire", "hub over ipc", "hub over tcp"
+ECHO, ONE_WAY = "pyzmq echo", "pyzmq one-way"
+FIRST_STEPS_S = 0.02
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was found for one way.
+
+    Attributes:
+        num_envs: how many envs the contest was about.
+        processes: how many processes those are in; 0 is this one, None where there are no envs.
+        summary: the timing.
+        cores: how many CPUs this program and all that it started kept busy meanwhile.
+        memory_mb: megabytes (PSS) that the way added, after its first steps.
+    """
+
+    num_envs: int
+    processes: int | None
+    summary: Summary
+    cores: float
+    memory_mb: float
+
+
+class Contest(contextlib.ExitStack):
+    """Ways to step ``num_envs`` envs of one kind; use it in ``with``, add the ways, then ``run`` it.
+
+    Every way gets the same seeds and the same random actions, drawn beforehand.
+
+    Attributes:
+        task: what is stepped.
+        failures: by name of a rival, why it is not among the ways though it is installed.
+    """
+
+    def __init__(self, env: str, num_envs: int) -> None:
+        """Begin without any way.
+
+        Args:
+            env: a Gymnasium id, or one of ``envhub_client.tools.bench.workloads``.
+            num_envs: how many.
+
+        Raises:
+            Exception: what Gymnasium raises for an env it cannot make.
+        """
+        super().__init__()
+        self.task = Task(env, num_envs)
+        self.failures: dict[str, str] = {}
+        self._entrants: dict[str, Entrant] = {}
+        self._memory: Memory | None = None  # after the last way was added
+        self._memory_mb: dict[str, float] = {}
+
+    @property
+    def ways(self) -> list[str]:
+        """What was added so far."""
+        return list(self._entrants)
+
+    def add_alone(self) -> None:
+        """One env, in this process, with nothing around it but what resets it."""
+        self.add(ALONE, _alone(self.task))
+
+    def add_async(self) -> None:
+        """Gymnasium's ``AsyncVectorEnv``. It forks: add it before the ways that start threads, which are the hubs."""
+        self.add(ASYNC, _async(self.task))
+
+    def add_sync(self) -> None:
+        """Gymnasium's ``SyncVectorEnv``."""
+        self.add(SYNC, vector_entrant(self.task, lambda: SyncVectorEnv(self.task.factories), 0))
+
+    def add_private_hub(self, num_workers: int | None = None) -> None:
+        """The private hub of this program, with so many workers or as many as it finds best."""
+        # By factory, which only a private hub runs: ENVHUB_ADDRESS may name another hub.
+        self.add(
+            PRIVATE,
+            vector_entrant(self.task, lambda: envhub.make_vec(self.task.factories, num_workers=num_workers)),
+            lambda: private_hub().pid,
+        )
+
+    def add_wire(self) -> None:
+        """The private hub of this program, but by messages, as if it were on another machine."""
+        self.add(
+            WIRE,
+            vector_entrant(self.task, lambda: envhub.make_vec(self.task.factories, lane="wire")),
+            lambda: private_hub().pid,
+        )
+
+    def add_hub(self, way: str, address: str, pid: int | None = None) -> None:
+        """A running hub; with its pid, its memory counts, too."""
+        task = self.task
+        self.add(way, vector_entrant(task, lambda: envhub.make_vec(task.env, task.num_envs, hub=address)), lambda: pid)
+
+    def add_echo(self) -> None:
+        """The round trip of raw pyzmq with as many bytes as a batched step has, of which none are computed."""
+        request, reply = self._message_bytes()
+        self.add(ECHO, self._without_envs(echo(request, reply)))
+
+    def add_one_way(self) -> None:
+        """Raw pyzmq as it hands over one batch of replies after the other, of which none was asked for."""
+        self.add(ONE_WAY, self._without_envs(one_way(self._message_bytes()[1])))
+
+    def add_rival(self, rival: Rival) -> None:
+        """Another package's way, if that is installed and has such envs; why it failed to begin is kept."""
+        if rival.forks and self.task.num_envs > PROCESSES_MAX:
+            return
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # they would be about the package, and in the way of the table
+                if rival.installed():
+                    self.add(rival.name, rival.enter(self.task))
+        except CannotHost:
+            return
+        except Exception as error:  # whatever a foreign package raises; the bench goes on without it
+            self.failures[rival.name] = f"{type(error).__name__}: {error}".partition("\n")[0]
+
+    def _message_bytes(self) -> tuple[int, int]:
+        request, reply = wire_bytes(self.task.observation_space, self.task.action_space)
+        return self.task.num_envs * request, self.task.num_envs * reply
+
+    @contextlib.contextmanager
+    def _without_envs(self, made: AbstractContextManager[Callable[[], object]]) -> Iterator[Entrant]:
+        with made as step:
+            yield Entrant(step, self.task.num_envs, None)
+
+    def add(
+        self,
+        way: str,
+        entrant: AbstractContextManager[Entrant],
+        hub_pid: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """Make a way ready, take its first steps, and see what memory that took.
+
+        Args:
+            way: its name.
+            entrant: what makes it ready, and ends it after the contest.
+            hub_pid: the hub that it goes through, asked once it is ready.
+        """
+        gc.collect()  # beforehand only: it writes to what forked processes share with this one, which unshares it
+        before = memory(self._memory)
+        with contextlib.ExitStack() as stack:
+            found = stack.enter_context(entrant)
+            step_times(found.step, FIRST_STEPS_S)
+            self._memory = memory()
+            self._memory_mb[way] = added_mb(before, self._memory, hub_pid())
+            found.pause()
+            self._entrants[way] = found
+            self.push(stack.pop_all())
+
+    def run(self, seconds: float, repeats: int, after_each: Callable[[], object] = lambda: None) -> dict[str, Result]:
+        """Time every way in turn; results by way.
+
+        Args:
+            seconds: how long each way is timed in each turn.
+            repeats: how many turns.
+            after_each: called after each measurement.
+        """
+        cpu_s: dict[str, float] = dict.fromkeys(self._entrants, 0.0)
+        before = 0.0
+
+        def account(way: str) -> None:
+            nonlocal before
+            own = time.process_time()  # before and after it looks at the others, which takes time of its own
+            others = cpu_seconds_of_others()
+            if way:
+                cpu_s[way] += own + others - before
+                after_each()
+            before = time.process_time() + others
+
+        steps = {way: entrant.step for way, entrant in self._entrants.items()}
+        times = interleave(steps, seconds, repeats, account, self._turn)
+        return {way: self._result(way, found, cpu_s[way]) for way, found in times.items()}
+
+    @contextlib.contextmanager
+    def _turn(self, way: str) -> Iterator[None]:
+        self._entrants[way].resume()
+        try:
+            yield
+        finally:
+            self._entrants[way].pause()
+
+    def _result(self, way: str, repeats: list[np.ndarray], cpu_s: float) -> Result:
+        entrant = self._entrants[way]
+        return Result(
+            self.task.num_envs,
+            entrant.processes,
+            summarize(entrant.env_steps, repeats),
+            cpu_s / sum(float(repeat.sum()) for repeat in repeats),
+            self._memory_mb[way],
+        )
+
+
+@contextlib.contextmanager
+def _alone(task: Task) -> Iterator[Entrant]:
+    with contextlib.closing(task.factories[0]()) as env:
+
+        def step(action: Any) -> None:
+            _, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                env.reset()
+
+        env.reset(seed=SEED)
+        yield Entrant(cycled(step, task.actions), 1, 0)
+
+
+@contextlib.contextmanager
+def _async(task: Task) -> Iterator[Entrant]:
+    envs = AsyncVectorEnv(task.factories)
+    with ended(envs.close, envs.processes):
+        try:
+            envs.reset(seed=SEED)
+            yield Entrant(cycled(envs.step, task.batches), task.num_envs, task.num_envs)
+        except BaseException:
+            envs.closed = True  # else it closes itself when it is collected, and waits for the answers
+            raise
+
+
+@contextlib.contextmanager
+def vector_entrant(
+    task: Task, make: Callable[[], VectorEnv[Any, Any, Any]], processes: int | None = None
+) -> Iterator[Entrant]:
+    """The vector env that ``make`` returns; a hub's says itself how many processes it has."""
+    with contextlib.closing(make()) as envs:
+        envs.reset(seed=SEED)
+        workers = envs.num_workers if isinstance(envs, envhub.HubVectorEnv) else processes
+        yield Entrant(cycled(envs.step, task.batches), task.num_envs, workers)
+
+
+def cpu_seconds_of_others() -> float:
+    """CPU time of all processes that this one started and that still run."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def wire_bytes(observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> tuple[int, int]:
+    """The bytes per env of the arrays that a step sends, and of those it gets, without headers and infos."""
+    return _leaf_bytes(spaces.leaves(action_space)), _leaf_bytes(spaces.leaves(observation_space)) + RESULT_BYTES
+
+
+def _leaf_bytes(leaves: Sequence[Leaf]) -> int:
+    return sum(leaf.items * np.dtype(leaf.dtype).itemsize for leaf in leaves)

@@ -1,0 +1,123 @@
+"""Who takes part in a contest: something that is ready to step envs, and what it is asked to step."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import psutil
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+
+from envhub_client.tools.bench.workloads import Factory, factory
+
+PROCESSES_MAX = 256  # a way that takes a process for each env is left out where it would take more
+ACTION_BATCHES = 16
+SEED = 1
+
+
+class CannotHost(Exception):
+    """This entrant has no such envs."""
+
+
+class Task:
+    """What every entrant steps: the same envs by the same random actions, drawn beforehand.
+
+    Attributes:
+        env: a Gymnasium id, or one of ``envhub_client.tools.bench.workloads``.
+        num_envs: how many.
+        observation_space: of one env.
+        action_space: of one env.
+    """
+
+    def __init__(self, env: str, num_envs: int) -> None:
+        """Make one env and step it: what envs load when they are first used, no entrant shall pay for.
+
+        Raises:
+            Exception: what Gymnasium raises for an env it cannot make.
+        """
+        self.env, self.num_envs = env, num_envs
+        with contextlib.closing(factory(env)()) as one:
+            self.observation_space: gymnasium.Space[Any] = one.observation_space
+            self.action_space: gymnasium.Space[Any] = one.action_space
+            one.reset(seed=SEED)
+            one.step(self.actions[0])
+
+    @property
+    def factories(self) -> list[Factory]:
+        """What makes each of the envs."""
+        return [factory(self.env)] * self.num_envs
+
+    @functools.cached_property
+    def batches(self) -> list[Any]:
+        """Batches of actions, as ``VectorEnv.step`` takes them."""
+        space = batch_space(self.action_space, self.num_envs)
+        space.seed(SEED)
+        return [space.sample() for _ in range(ACTION_BATCHES)]
+
+    @property
+    def actions(self) -> list[Any]:
+        """Actions of a single env."""
+        self.action_space.seed(SEED)
+        return [self.action_space.sample() for _ in range(ACTION_BATCHES)]
+
+    def only_arrays(self) -> None:
+        """Raise ``CannotHost`` unless observations and actions are an array or a number each."""
+        arrays = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
+        if not isinstance(self.observation_space, arrays) or not isinstance(self.action_space, arrays):
+            raise CannotHost(self.env)
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """What is ready to step.
+
+    Attributes:
+        step: makes one batched step.
+        env_steps: how many steps of an env that is.
+        processes: how many processes the envs are in; 0 is this one, None where there are no envs.
+        spinning: pids of processes that take a CPU each even while they have nothing to do.
+    """
+
+    step: Callable[[], object]
+    env_steps: int
+    processes: int | None
+    spinning: Sequence[int] = ()
+
+    def pause(self) -> None:
+        """Stop what spins, so that it takes no CPU from whoever is measured meanwhile."""
+        for pid in self.spinning:
+            psutil.Process(pid).suspend()
+
+    def resume(self) -> None:
+        """Let it go on."""
+        for pid in self.spinning:
+            psutil.Process(pid).resume()
+
+
+def cycled(step: Callable[[Any], object], choices: Sequence[Any]) -> Callable[[], object]:
+    """A step with the next of these actions, again and again."""
+    endless = itertools.cycle(choices)
+    return lambda: step(next(endless))
+
+
+@contextlib.contextmanager
+def ended(close: Callable[[], object], processes: Sequence[Any]) -> Iterator[None]:
+    """Close after the block; but where it raises, terminate these processes instead.
+
+    Ctrl-C reaches them, too, and closing in good order would wait for the answers of those that it has ended.
+    """
+    try:
+        yield
+    except BaseException:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+        raise
+    close()

@@ -1,0 +1,129 @@
+"""The rivals: what else steps many envs, timed by ``envhub bench`` where it is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import psutil
+
+from envhub_client.tools.bench import dm_env_rpc_rival, openenv_rival
+from envhub_client.tools.bench.entrant import SEED, CannotHost, Entrant, Task, cycled, ended
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A package that steps many envs.
+
+    Attributes:
+        name: how the bench calls it.
+        module: what is imported of it.
+        enter: makes it ready; raises ``CannotHost`` where it has no such envs.
+        forks: whether it takes a process for each env.
+    """
+
+    name: str
+    module: str
+    enter: Callable[[Task], AbstractContextManager[Entrant]]
+    forks: bool = False
+
+    def installed(self) -> bool:
+        """Import it, if it is there.
+
+        Raises:
+            ImportError: it is there, but does not work.
+        """
+        try:
+            importlib.import_module(self.module)
+        except ModuleNotFoundError as error:
+            if error.name != self.module.partition(".")[0]:
+                raise
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def sb3(task: Task) -> Iterator[Entrant]:
+    """``SubprocVecEnv`` of Stable-Baselines3, which resets an env in the step that ends its episode."""
+    vec_env: Any = importlib.import_module("stable_baselines3.common.vec_env")
+    # As AsyncVectorEnv starts its own; the default, a fork server, would have each import PyTorch for itself.
+    envs = vec_env.SubprocVecEnv(task.factories, start_method="fork")
+    with ended(envs.close, envs.processes):
+        envs.seed(SEED)
+        envs.reset()
+        yield Entrant(cycled(envs.step, task.batches), task.num_envs, task.num_envs)
+
+
+@contextlib.contextmanager
+def tianshou(task: Task) -> Iterator[Entrant]:
+    """``ShmemVectorEnv`` of Tianshou; who steps it resets the envs whose episodes have ended."""
+    module: Any = importlib.import_module("tianshou.env")
+    envs = module.ShmemVectorEnv(task.factories)
+
+    def step(actions: Any) -> None:
+        _, _, terminated, truncated, _ = envs.step(actions)
+        if len(rows := np.flatnonzero(terminated | truncated)):
+            envs.reset(rows)
+
+    with ended(envs.close, [worker.process for worker in envs.workers]):
+        envs.seed(SEED)
+        envs.reset()
+        yield Entrant(cycled(step, task.batches), task.num_envs, task.num_envs)
+
+
+@contextlib.contextmanager
+def puffer(task: Task) -> Iterator[Entrant]:
+    """``Multiprocessing`` of PufferLib, with as many workers as have a core each and the same number of envs."""
+    vector: Any = importlib.import_module("pufferlib.vector")
+    emulation: Any = importlib.import_module("pufferlib.emulation")
+    task.only_arrays()
+    cpus = min(len(os.sched_getaffinity(0)), psutil.cpu_count(logical=False) or 1)
+    workers = max(number for number in range(1, cpus + 1) if task.num_envs % number == 0)
+    envs = vector.make(
+        emulation.GymnasiumPufferEnv,
+        env_kwargs={"env_creator": task.factories[0]},
+        backend=vector.Multiprocessing,
+        num_envs=task.num_envs,
+        num_workers=workers,
+    )
+    with ended(envs.close, envs.processes):
+        vector.reset(envs, SEED)
+        step = cycled(partial(vector.step, envs), task.batches)
+        found = Entrant(step, task.num_envs, workers, [process.pid for process in envs.processes])
+        try:
+            yield found
+        finally:
+            found.resume()  # what is stopped cannot end
+
+
+@contextlib.contextmanager
+def envpool(task: Task) -> Iterator[Entrant]:
+    """EnvPool, in threads of this process, with C++ envs of its own: not the code that the others step."""
+    module: Any = importlib.import_module("envpool")
+    if task.env not in module.list_all_envs():
+        raise CannotHost(task.env)
+    with contextlib.closing(module.make_gymnasium(task.env, num_envs=task.num_envs, seed=SEED)) as envs:
+        dtype = envs.action_space.dtype
+        envs.reset()
+        batches = [np.asarray(batch, dtype) for batch in task.batches]
+        yield Entrant(cycled(envs.step, batches), task.num_envs, 0)
+
+
+# They fork, so they come before all that start threads.
+FORKING = [
+    Rival("SB3 Subproc", "stable_baselines3", sb3, forks=True),
+    Rival("tianshou Shmem", "tianshou", tianshou, forks=True),
+    Rival("PufferLib", "pufferlib", puffer),
+]
+THREADED = [
+    Rival("EnvPool (C++)", "envpool", envpool),
+    Rival("dm_env_rpc", "dm_env_rpc", dm_env_rpc_rival.streams),
+    Rival("OpenEnv", "openenv", openenv_rival.clients),
+]

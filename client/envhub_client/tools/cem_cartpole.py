@@ -1,0 +1,1 @@
+../../examples/cem_cartpole.py

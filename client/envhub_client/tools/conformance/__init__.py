@@ -1,0 +1,1 @@
+"""``envhub conformance``: what is checked of a hub, from outside."""

@@ -1,0 +1,79 @@
+"""A client that sends what it is told, for those who test a hub from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from envhub.errors import HubTimeout
+from envhub.protocol import messages
+from envhub.protocol.messages import REPLY, Failure, Hello, Op
+from envhub.protocol.prelude import FRAME_BYTES_MAX, NO_SESSION, PRELUDE, Prelude
+
+ANSWER_TIMEOUT_S = 30.0
+
+
+class Answer(NamedTuple):
+    """One message of the hub: its prelude, its header and the frames that follow."""
+
+    prelude: Prelude
+    body: bytes
+    frames: list[bytes]
+
+    @property
+    def failure(self) -> Failure | None:
+        """The failure in it, if it is one."""
+        return messages.unpack(Failure, self.body) if self.prelude.op == REPLY | Op.FAILURE else None
+
+
+class RawPeer:
+    """A DEALER that has said hello.
+
+    Attributes:
+        hub_id: what its requests carry.
+    """
+
+    def __init__(self, address: str, timeout: float = ANSWER_TIMEOUT_S) -> None:
+        """Connect and say hello; ``timeout`` is how many seconds each answer may take."""
+        import zmq
+
+        self._timeout = timeout
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.maxmsgsize = FRAME_BYTES_MAX
+        self._socket.connect(address)
+        self.hub_id = 0
+        try:
+            self.hub_id = self.ask(Op.HELLO, messages.pack(Hello())).prelude.hub_id
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        """Send these frames as they are."""
+        self._socket.send_multipart(frames)
+
+    def ask(self, op: int, body: bytes, token: bytes = NO_SESSION, seq: int = 1, *frames: bytes) -> Answer:
+        """Send a request with a prelude and wait for its reply; pushes and late replies are passed over."""
+        self.send([Prelude(op, self.hub_id, token, seq).pack() + body, *frames])
+        while True:
+            answer = self.receive()
+            if answer.prelude.op & REPLY and (answer.prelude.token, answer.prelude.seq) == (token, seq):
+                return answer
+
+    def receive(self) -> Answer:
+        """The next message.
+
+        Raises:
+            HubTimeout: there is none in time.
+        """
+        if not self._socket.poll(int(self._timeout * 1000)):
+            raise HubTimeout(f"the hub did not answer within {self._timeout:g} s")
+        first, *frames = self._socket.recv_multipart()
+        return Answer(Prelude.unpack(first), first[PRELUDE.size :], frames)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+        self._context.term()

@@ -1,0 +1,256 @@
+"""A session's shared memory: one sealed memfd, mapped by the hub and by each of its workers.
+
+Who may write what, and when:
+
+* The **driver** (the hub, or on the shared lane its client) writes actions, ``op``, ``slot`` and ``request``, and only
+  to rows whose ``done == request``. The header words ``driver`` and ``epoch`` say who that is; only the hub writes
+  them.
+* From the moment a row's ``request`` runs ahead of its ``done`` until they are equal again, the row's results (one slot
+  of its observation, reward, flags, info, ``status``, ``needs_reset``) belong to its **worker**.
+* A worker stores its results first and ``done`` last. Each word is one aligned eight-byte store, so nobody ever reads
+  half of one; the words are authoritative, a doorbell only wakes.
+
+The arena has no name, so nothing is left behind whoever dies; its seals keep a peer from truncating it under us.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import sys
+from typing import Any, cast
+
+import numpy as np
+
+from envhub.arena.layout import HEADER_WORDS, MAGIC, VERSION, Layout, split_results
+from envhub.values.info_columns import Rows
+
+OP_STEP, OP_RESET, OP_BESIDE = 1, 2, 3  # the last two also come by the channel, which says the rest
+OP_PART = 4  # a step of some rows, each of which is told of when it is done
+STATUS_OK, STATUS_RAISED, STATUS_INFO = 0, 1, 2  # INFO: the row left one, whose length is in ``info_length``
+DRIVER_HUB, DRIVER_CLIENT = 1, 2
+# Of a ``turn`` word: the row that the worker is at or was at last, whether that is an env's first step, and above them
+# a number that is another each time.
+TURN_ROW, TURN_FIRST, TURN_ONE = (1 << 20) - 1, 1 << 20, 1 << 21
+OBSERVE_TRIES = 10
+REVOKED, WINDING_UP = 1, 2  # of the header word ``revoked``
+
+_EPOCH, _DRIVER, _REVOKED = (HEADER_WORDS.index(name) for name in ("epoch", "driver", "revoked"))
+
+# From linux/fcntl.h; Python's fcntl module names them only on some builds.
+_F_ADD_SEALS = 1033
+_F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
+
+
+def allocate(layout: Layout) -> int:
+    """A sealed memfd large enough for ``layout``, its pages reserved; the caller owns the descriptor.
+
+    Raises:
+        OSError: the memory cannot be had (ENOSPC, ENOMEM); nothing is left behind.
+    """
+    fd = os.memfd_create("envhub-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.posix_fallocate(fd, 0, layout.nbytes())
+        fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SEAL | _F_SEAL_SHRINK | _F_SEAL_GROW)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+class Arena:
+    """The mapped memory, every field of it an array.
+
+    The arrays are views: they stay valid as long as somebody holds one of them.
+
+    Attributes:
+        request, done, op, slot, needs_reset, status, info_length: int64 words, one per row.
+        info_template: one per row; 0 says that the info is an encoded map, else it is the values of one.
+        began_ns, ended_ns: one per row; when its worker's whole batch did, in the worker's first row.
+        turn: one per row; in a worker's first row, which env it is at, as ``Turn`` says.
+        rewards, terminations, truncations: one per row; ``results`` is the bytes of all three, as they travel.
+        infos: uint8, ``(rows, info_bytes)``.
+        actions: one uint8 array per action leaf; ``action_codes``, per leaf, how to read each row of it.
+        observations: per leaf, ``(2, rows, *shape)``.
+    """
+
+    def __init__(self, layout: Layout, fd: int, in_children: bool = False) -> None:
+        """Map it; with ``in_children`` it stays mapped in processes that this one forks."""
+        self.layout = layout
+        self._memory = mmap.mmap(fd, layout.nbytes())
+        self._epoch = 0
+        if hasattr(mmap, "MADV_DONTFORK") and not in_children:
+            # A child that an env forks must not keep the session's memory alive, nor write to it.
+            self._memory.madvise(mmap.MADV_DONTFORK)
+        self._fields = layout.fields()
+        self._posts = 0
+        self._all_rows = np.arange(layout.rows)
+        self._all_rows.flags.writeable = False
+        self.header = np.frombuffer(self._memory, np.int64, len(HEADER_WORDS))
+        self._header_words = self.words(self.header)
+        self.request = self._view("request")
+        self.done = self._view("done")
+        self.op = self._view("op")
+        self.slot = self._view("slot")
+        self.needs_reset = self._view("needs_reset")
+        self.status = self._view("status")
+        self._request_words, self._done_words = self.words(self.request), self.words(self.done)
+        self._slot_words = self.words(self.slot)
+        self._op_bytes, self._slot_bytes, self._request_bytes = (
+            column.data.cast("B") for column in (self.op, self.slot, self.request)
+        )
+        self.info_length, self.info_template = self._view("info_length"), self._view("info_template")
+        self.began_ns, self.ended_ns = self._view("began_ns"), self._view("ended_ns")
+        self.results = self._view("results")
+        self.rewards, self.terminations, self.truncations = split_results(self.results, layout.rows)
+        self.turn = self._view("turn")
+        self.infos = self._view("infos")
+        self.actions = [self._view(f"action/{i}") for i in range(len(layout.actions))]
+        self.action_codes = [self._view(f"action_code/{i}") for i in range(len(layout.actions))]
+        self.observations = [self._view(f"observation/{i}") for i in range(len(layout.observations))]
+
+    def _view(self, name: str) -> np.ndarray[Any, Any]:
+        field = self._fields[name]
+        return cast(np.ndarray, np.ndarray(field.shape, field.dtype, self._memory, field.offset))
+
+    @staticmethod
+    def words(column: np.ndarray) -> memoryview:
+        """A column of words for single accesses: each is one aligned eight-byte load or store, three times quicker."""
+        return column.data
+
+    def format(self, epoch: int) -> None:
+        """Write the header of a fresh arena, driven by the hub."""
+        self._epoch = epoch
+        self.header[:] = [MAGIC, VERSION, self.layout.rows, epoch, DRIVER_HUB, 0]
+
+    @property
+    def driver(self) -> int:
+        """Whose requests the workers carry out and answer, ``DRIVER_HUB`` or ``DRIVER_CLIENT``."""
+        return self._header_words[_DRIVER]
+
+    def hand_over(self, driver: int) -> None:
+        """Let somebody else drive; only the hub says so, and only while no row is with a worker."""
+        self._epoch += 1  # not what stands there: a client may have written over it
+        self._header_words[_EPOCH] = self._epoch
+        self._header_words[_DRIVER] = driver
+
+    def take_over(self) -> int:
+        """Go on from where the last driver was; returns the slot that it used last."""
+        self._posts = int(self.request.max())
+        return int(self._slot_words[0]) & 1
+
+    def move_from(self, other: Arena) -> None:
+        """Be in the place of another arena of the same layout, which nobody serves any more."""
+        self._memory[:] = memoryview(other._memory)
+        # What somebody posted there in the meantime was begun by nobody.
+        late = self.request != self.done
+        self.request[late] = self.done[late]
+        self.slot[late] = 1 - (self.slot[late] & 1)
+        self._posts = other._posts
+        self.format(other._epoch + 1)
+
+    def last_observations(self) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+        """What each row showed last, whoever drives: its number of steps, whether it is given, and copies by leaf.
+
+        A row is not where its worker was quicker each time than the copy.
+        """
+        given = np.zeros(self.layout.rows, bool)
+        steps = np.zeros(self.layout.rows, np.int64)
+        found = [np.zeros(leaf.shape[1:], leaf.dtype) for leaf in self.observations]
+        for _ in range(OBSERVE_TRIES):
+            rows = np.flatnonzero(~given)
+            if not rows.size:
+                break
+            before = [column[rows] for column in (self.done, self.request, self.slot)]
+            done, request, slot = before
+            shown = (slot & 1) ^ (done != request)
+            for copied, leaf in zip(found, self.observations):
+                copied[rows] = leaf[shown, rows]
+            steps[rows] = done
+            after = [column[rows] for column in (self.done, self.request, self.slot)]
+            given[rows] = np.all([x == y for x, y in zip(before, after)], axis=0)
+        return steps, given, found
+
+    @property
+    def revoked(self) -> bool:
+        """Whether the session no longer is its client's."""
+        return self._header_words[_REVOKED] == REVOKED
+
+    def revoke(self) -> None:
+        """Tell the client, which is to be woken then, to ask the hub what became of its session."""
+        self._header_words[_REVOKED] = REVOKED
+
+    @property
+    def may_post(self) -> bool:
+        """Whether the client may begin another step."""
+        return not self._header_words[_REVOKED]
+
+    def wind_up(self) -> None:
+        """Tell the client to begin no other step; the one under way goes on."""
+        self._header_words[_REVOKED] = self._header_words[_REVOKED] or WINDING_UP
+
+    def check(self) -> None:
+        """Refuse memory that is not an arena of this layout.
+
+        Raises:
+            ValueError: the header says otherwise.
+        """
+        found = tuple(int(word) for word in self.header[:3])
+        if found != (MAGIC, VERSION, self.layout.rows):
+            raise ValueError(f"not an arena of layout {VERSION} with {self.layout.rows} rows: {found}")
+
+    def post(self, op: int, slot: int) -> None:
+        """Hand all rows to their workers; actions must stand already. Ring afterwards."""
+        self._posts += 1
+        rows, order = self.layout.rows, sys.byteorder
+        self._op_bytes[:] = op.to_bytes(8, order) * rows  # as bytes it is quickest
+        self._slot_bytes[:] = slot.to_bytes(8, order) * rows
+        self._request_bytes[:] = self._posts.to_bytes(8, order) * rows
+
+    def post_rows(self, op: int, slots: np.ndarray, rows: np.ndarray) -> None:
+        """Hand only these rows to their workers, each with its slot; otherwise as ``post``."""
+        self.op[rows] = op
+        self.slot[rows] = slots
+        self.request[rows] += 1
+
+    def quiescent(self) -> bool:
+        """Whether no row is with a worker."""
+        return self._done_words == self._request_words
+
+    def noted(self) -> bool:
+        """Whether a row has another status than ``STATUS_OK``."""
+        return self.status.tobytes().count(0) != self.status.nbytes
+
+    def said_by_channel(self) -> np.ndarray:
+        """Of which rows the workers have sent the hub more than stands here: what an env raised, or a large info."""
+        mask: np.ndarray = (self.status == STATUS_RAISED) | (self.info_length > self.layout.info_bytes)
+        return mask
+
+    def small_infos(self) -> list[tuple[int, memoryview]]:
+        """Row and encoded info of every row that left one in the arena; a larger one travels by the channel."""
+        if self.info_template.all():  # as of most envs that say something: all rows are in columns
+            return []
+        lengths = self.info_length
+        filled = ((lengths != 0) & (self.info_template == 0)).nonzero()[0]
+        limit = self.layout.info_bytes
+        return [(int(row), self.infos[row, : lengths[row]].data) for row in filled if 0 < lengths[row] <= limit]
+
+    def columns(self, rows: np.ndarray | None = None) -> list[Rows]:
+        """Copies of what these rows, or all of them, hold in columns."""
+        templates = self.info_template if rows is None else self.info_template[rows]
+        kinds = set(templates.tolist())
+        found = []
+        for template in sorted(kinds - {0}):
+            whole = rows is None and len(kinds) == 1  # as mostly: all rows say the same
+            where = self._all_rows if whole else np.flatnonzero(templates == template)
+            where = where if rows is None else rows[where]
+            nbytes = min(max(int(self.info_length[where[0]]), 0), self.layout.info_bytes)
+            if template > 0 and nbytes:
+                data = self.infos[:, :nbytes].copy() if whole else self.infos[where, :nbytes]
+                found.append(Rows(template, where, data))
+        return found
+
+    def close(self) -> None:
+        """Let go of the memory; it is unmapped when the last view of it is gone."""
+        self.__dict__.clear()

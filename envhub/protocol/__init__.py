@@ -1,0 +1,1 @@
+"""What crosses ZeroMQ, without a socket: messages, and both halves of the protocol."""

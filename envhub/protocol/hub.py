@@ -1,0 +1,365 @@
+"""The hub's half of the protocol: frames in, events and frames out.
+
+``HubProtocol`` finds sessions by token and sees to it that every request gets exactly one reply and is carried out at
+most once, whatever the network drops, delays or doubles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from envhub.errors import RemoteProtocolError
+from envhub.protocol import messages, validation
+from envhub.protocol.messages import REPLY, SESSION_OPS, Failure, HeartbeatReply, Op, Step
+from envhub.protocol.prelude import (
+    CLOSED_EARLY_MAX,
+    ENDED_MAX,
+    FRAMES_MAX,
+    LEASE_S,
+    NO_SESSION,
+    PRELUDE,
+    SEQ_MAX,
+    SESSIONS_MAX,
+    VERSION,
+    Frame,
+    Frames,
+    Prelude,
+    pack_head,
+)
+from envhub.values import codec
+
+_OPS = {int(op): op for op in Op}  # looking an op up is quicker than making it
+
+
+class Incoming(NamedTuple):
+    """A request that is new and is to be carried out and answered."""
+
+    peer: bytes
+    op: Op
+    token: bytes
+    seq: int
+    message: Any
+    frames: Sequence[Frame]
+
+
+_incoming = tuple.__new__  # a named tuple's own takes twice the time
+
+FIRST_OPS = frozenset([Op.MAKE, Op.ATTACH])  # of a token, which they give to a session
+
+
+@dataclass
+class _Link:
+    """What the hub's half knows of one session."""
+
+    peer: bytes
+    connection: int
+    lasts: bool = True  # the connection, as far as is known
+    seq: int = 0
+    running: bool = False
+    reply: Frames | None = None
+    step: Step | None = None  # the last request, if it was one
+    next_step: bytes = b""  # the first frame of the next one, if nothing but its number is different
+
+
+class HubProtocol:
+    """The hub's half.
+
+    Attributes:
+        outgoing: ``(peer, frames)`` to send, in order; the caller empties it.
+        leases: when the lease runs out, by token, of the sessions whose client is not connected.
+        returned: tokens of the sessions whose client sent something while their lease ran; the caller empties it.
+    """
+
+    def __init__(
+        self,
+        hub_id: int,
+        lease_s: float = LEASE_S,
+        sessions_max: int = SESSIONS_MAX,
+        running: Callable[[bytes], HeartbeatReply] = lambda token: HeartbeatReply("running"),
+        header_limits: codec.HeaderLimits = codec.STRANGERS,
+    ) -> None:
+        """Be the hub of this id.
+
+        Args:
+            hub_id: not 0.
+            lease_s: for how long a session outlives the loss of its client.
+            sessions_max: how many sessions there may be.
+            running: tells how far the request of a session is that runs.
+            header_limits: of requests.
+        """
+        self.hub_id = hub_id
+        self._header_limits = header_limits
+        self._running = running
+        self.outgoing: list[tuple[bytes, Frames]] = []
+        self.malformed = 0
+        self.refused = 0
+        self.replayed = 0
+        self.draining = False
+        self._lease_s = lease_s
+        self._sessions_max = sessions_max
+        self._links: dict[bytes, _Link] = {}
+        self.leases: dict[bytes, float] = {}
+        self.returned: list[bytes] = []
+        self._ended: dict[bytes, _Link] = {}  # the last ENDED_MAX that ended
+        self._closed_early: dict[bytes, _Link] = {}  # the last tokens of no session that somebody closed
+        self._next_steps: dict[bytes, tuple[bytes, _Link]] = {}  # tokens and links, by ``_Link.next_step``
+
+    # --- in -------------------------------------------------------------------------------------------------------
+
+    def receive_step(self, peer: bytes, first: bytes, frames: Frames) -> Incoming | None:
+        """Take a message that is the STEP which a session was waiting for, from where it was last heard.
+
+        It is the same as ``receive``, quicker, and without asking for the connection. None where it is another message:
+        then nothing was done, and ``receive`` takes it.
+
+        Args:
+            peer: the ROUTER's routing id.
+            first: the first frame.
+            frames: those that follow it.
+        """
+        token, link = self._next_steps.get(first) or _NOBODY
+        if link.peer != peer or token in self.leases or len(frames) >= FRAMES_MAX:
+            return None
+        if not link.lasts or link.connection < 0:
+            return None
+        del self._next_steps[first]
+        link.seq, link.running, link.reply = link.seq + 1, True, None
+        return _incoming(Incoming, (peer, Op.STEP, token, link.seq, link.step, frames))
+
+    def receive(self, peer: bytes, connection: int, frames: Frames) -> Incoming | None:
+        """Take one message from ``peer``; returns the request in it if that is new and has to be carried out.
+
+        Args:
+            peer: the ROUTER's routing id.
+            connection: names the transport connection, for ``connection_ended``.
+            frames: the message's frames without the routing id.
+        """
+        try:
+            prelude = Prelude.unpack(frames[0] if frames else b"")
+        except RemoteProtocolError:
+            self.malformed += 1  # without a prelude there is nothing an answer could refer to
+            return None
+        refusal = self._refusal(prelude)
+        if refusal is not None:
+            self._refuse(peer, prelude, refusal)
+            return None
+        op = _OPS[prelude.op]
+        if op == Op.HEARTBEAT:
+            self._heartbeat(peer, connection, prelude)
+            return None
+        if op in SESSION_OPS and not self._admit(peer, connection, prelude):
+            return None
+        try:
+            message = self._read_request(op, frames)
+        except codec.DecodeError as error:
+            self.malformed += 1
+            failure = Failure("malformed", "request", f"the request cannot be read: {error}")
+            if isinstance(error, validation.OutOfBounds):
+                failure = Failure("refused", "request", f"the request makes no sense: {error}")
+            self.fail(Incoming(peer, op, prelude.token, prelude.seq, None, ()), failure)
+            if op in FIRST_OPS:
+                self.forget(prelude.token)  # nobody else knows of this session
+            return None
+        return Incoming(peer, op, prelude.token, prelude.seq, message, frames[1:])
+
+    def _refusal(self, prelude: Prelude) -> Failure | None:
+        if prelude.major != VERSION[0]:
+            spoken = f"{VERSION[0]}.{VERSION[1]}"
+            text = f"this hub speaks protocol {spoken}, the client {prelude.major}.{prelude.minor}; upgrade the older"
+            return Failure("unsupported_version", "hub", text)
+        if prelude.op not in messages.REQUESTS and prelude.op != Op.STEP:
+            return Failure("malformed", "request", f"this hub knows no request with op {prelude.op}")
+        if prelude.op in SESSION_OPS and prelude.token == NO_SESSION:
+            return Failure("malformed", "request", "a session's token must not be all zero")
+        if prelude.op != Op.HELLO and prelude.hub_id != self.hub_id:
+            return Failure("stale_hub", "hub", "the request was meant for a hub that has ended; nothing was done")
+        return None
+
+    def _admit(self, peer: bytes, connection: int, prelude: Prelude) -> bool:
+        """Whether the session request is the next of its session; answers it here where it is not."""
+        link = self._links.get(prelude.token)
+        if link is None:
+            return self._admit_first(peer, connection, prelude)
+        self._heard(link, peer, connection, prelude.token)
+        if prelude.seq == link.seq:
+            self.replayed += 1
+            if link.reply is not None:
+                self.outgoing.append((peer, link.reply))
+            return False  # with no reply yet it joins the running one, whose reply now goes to this peer
+        # A client that gave requests up goes on with a later seq, and may close while one of them still runs.
+        follows = prelude.seq > link.seq and (not link.running or prelude.op == Op.CLOSE)
+        if not follows or prelude.op in FIRST_OPS:
+            text = f"request {prelude.seq} does not follow request {link.seq}{', which runs' if link.running else ''}"
+            if prelude.op in FIRST_OPS:
+                text = "the session is made already; another one needs a token of its own"
+            self._refuse(peer, prelude, Failure("bad_seq", "request", text))
+            return False
+        link.seq, link.running, link.reply, link.step = prelude.seq, True, None, None
+        self._next_steps.pop(link.next_step, None)
+        return True
+
+    def _admit_first(self, peer: bytes, connection: int, prelude: Prelude) -> bool:
+        """Whether the request begins a session; a late copy of a request of one that ended is not carried out again."""
+        ended = self._ended.get(prelude.token) or self._closed_early.get(prelude.token)
+        if ended is not None and ended.reply is not None and prelude.seq == ended.seq:
+            self.replayed += 1
+            self.outgoing.append((peer, ended.reply))
+            return False
+        if prelude.op not in FIRST_OPS or (ended is not None and prelude.seq <= ended.seq):
+            text = "this hub has no such session: its lease ran out, it was closed or taken over, or it never was"
+            self._refuse(peer, prelude, Failure("session_lost", "session", text))
+            if prelude.op == Op.CLOSE and ended is None:
+                # It may have overtaken, by another connection, the MAKE that its client gave up.
+                _remember(self._closed_early, prelude.token, _Link(peer, connection, seq=prelude.seq), CLOSED_EARLY_MAX)
+            return False
+        if refusal := self._make_refusal(prelude.op):
+            self._refuse(peer, prelude, refusal)
+            return False
+        self._links[prelude.token] = _Link(peer, connection, seq=prelude.seq, running=True)
+        return True
+
+    def _make_refusal(self, op: int) -> Failure | None:
+        if self.draining:
+            return Failure("draining", "hub", "the hub is shutting down and takes no new sessions")
+        if op == Op.MAKE and len(self._links) >= self._sessions_max:
+            text = (
+                f"the hub already has sessions_max={self._sessions_max} sessions; close one, or wait for a lease to end"
+            )
+            return Failure("limit", "hub", text)
+        return None
+
+    def _heartbeat(self, peer: bytes, connection: int, prelude: Prelude) -> None:
+        link = self._links.get(prelude.token)
+        reply = HeartbeatReply("unknown")
+        if link is not None:
+            self._heard(link, peer, connection, prelude.token)
+            if prelude.seq <= link.seq:
+                reply = self._running(prelude.token) if link.running else HeartbeatReply("answered")
+        self._send(peer, REPLY | Op.HEARTBEAT, prelude.token, prelude.seq, reply)
+
+    def _heard(self, link: _Link, peer: bytes, connection: int, token: bytes) -> None:
+        link.peer, link.connection, link.lasts = peer, connection, True
+        if self.leases.pop(token, None) is not None:
+            self.returned.append(token)
+
+    def _read_request(self, op: Op, frames: Frames) -> Any:
+        if len(frames) > FRAMES_MAX:
+            raise codec.DecodeError(f"{len(frames)} frames where at most {FRAMES_MAX} are accepted")
+        body = memoryview(frames[0])[PRELUDE.size :]
+        if op == Op.STEP:
+            return Step(bytes(body))
+        message = messages.unpack(messages.REQUESTS[op], body, self._header_limits)
+        validation.check(message)
+        return message
+
+    # --- out ------------------------------------------------------------------------------------------------------
+
+    def answer(self, request: Incoming, message: Any, frames: Sequence[Frame] = ()) -> None:
+        """Send the one reply to ``request``; of a session's request it is kept until the next request arrives.
+
+        The frames are sent as they are: who gives views of changing memory must leave it be until the session's
+        next request.
+        """
+        body = b"" if isinstance(message, messages.Done) else messages.pack(message)
+        self._reply(request, REPLY | request.op, body, frames)
+
+    def fail(self, request: Incoming, failure: Failure) -> None:
+        """Send a failure as the one reply to ``request``."""
+        self._reply(request, REPLY | Op.FAILURE, messages.pack(failure), ())
+
+    def _reply(self, request: Incoming, op: int, body: bytes, frames: Sequence[Frame]) -> None:
+        peer, asked, token, seq, message, _ = request
+        reply = [pack_head(op, self.hub_id, token, seq) + body, *frames]
+        link = self._links.get(token) if asked in SESSION_OPS else None
+        if link is not None and link.seq == seq:
+            peer, link.running, link.reply = link.peer, False, reply
+            if op == REPLY | Op.STEP and seq < SEQ_MAX:
+                link.step = message
+                link.next_step = pack_head(Op.STEP, self.hub_id, token, seq + 1) + message.codes
+                self._next_steps[link.next_step] = (token, link)
+        self.outgoing.append((peer, reply))
+
+    def _refuse(self, peer: bytes, prelude: Prelude, failure: Failure) -> None:
+        self.refused += 1
+        self._send(peer, REPLY | Op.FAILURE, prelude.token, prelude.seq, failure)
+
+    def _send(self, peer: bytes, op: int, token: bytes, seq: int, message: Any) -> None:
+        self.outgoing.append((peer, [pack_head(op, self.hub_id, token, seq) + messages.pack(message)]))
+
+    def goodbye(self, token: bytes, why: Failure) -> None:
+        """Tell a session's client, unasked, that the hub ends the session."""
+        link = self._links.get(token)
+        if link is not None:
+            self._send(link.peer, Op.GOODBYE, token, 0, why)
+
+    def notice(self, token: bytes, text: str) -> None:
+        """Tell the user of a session something; a client that does not know such a push drops it."""
+        link = self._links.get(token)
+        if link is not None:
+            self._send(link.peer, Op.NOTICE, token, 0, messages.Notice(text))
+
+    # --- sessions and leases --------------------------------------------------------------------------------------
+
+    def forget(self, token: bytes) -> None:
+        """Drop a session that has ended; later requests for it are told ``session_lost``, save a repeated last one."""
+        link = self._links.pop(token, None)
+        self.leases.pop(token, None)
+        if link is None:
+            return
+        self._next_steps.pop(link.next_step, None)
+        if link.reply is not None and len(link.reply) > 1:
+            link.reply = None  # its frames are views of memory that the session had
+        _remember(self._ended, token, link, ENDED_MAX)
+
+    def connection_ended(self, connection: int) -> list[tuple[bytes, bytes]]:
+        """Know that one of this name has ended: ``(token, peer)`` of the sessions that were last heard of on it."""
+        found = [(token, link) for token, link in self._links.items() if link.connection == connection]
+        for _, link in found:
+            link.lasts = False
+        return [(token, link.peer) for token, link in found]
+
+    def sessions_of(self, peer: bytes) -> list[bytes]:
+        """Tokens of the sessions whose client was last heard as this peer."""
+        return [token for token, link in self._links.items() if link.peer == peer and token not in self.leases]
+
+    def peer_of(self, token: bytes) -> bytes | None:
+        """Where the session's client was last heard, or None where there is no such session."""
+        link = self._links.get(token)
+        return None if link is None or token in self.leases else link.peer
+
+    def connection_of(self, token: bytes) -> int:
+        """The connection that the session's client was last heard on; -1 where none is known."""
+        link = self._links.get(token)
+        return -1 if link is None else link.connection
+
+    def connection_back(self, token: bytes) -> None:
+        """The session's client is there after all: its lease ends."""
+        self.leases.pop(token, None)
+
+    def connection_lost(self, token: bytes, now_s: float) -> None:
+        """The session's client is gone: its lease runs from now on."""
+        self.leases[token] = now_s + self._lease_s
+
+    def expired(self, now_s: float) -> list[bytes]:
+        """Tokens of the sessions whose lease has run out."""
+        return [token for token, until_s in self.leases.items() if until_s <= now_s]
+
+    def next_expiry_s(self) -> float | None:
+        """When the first lease runs out, if one is running."""
+        return min(self.leases.values(), default=None)
+
+    def leased(self, token: bytes) -> bool:
+        """Whether the session's client is away and its lease is running."""
+        return token in self.leases
+
+
+_NOBODY = (NO_SESSION, _Link(b"", -1))
+
+
+def _remember(links: dict[bytes, _Link], token: bytes, link: _Link, links_max: int) -> None:
+    """Add a link, and forget the oldest one where there are too many."""
+    links[token] = link
+    if len(links) > links_max:
+        del links[next(iter(links))]

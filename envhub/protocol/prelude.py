@@ -1,0 +1,68 @@
+"""What both halves of the protocol share: the prelude of every message, and the protocol's numbers.
+
+PROTOCOL.md is the specification; ``envhub.protocol.hub`` and ``envhub.protocol.client`` are its two halves, without a
+socket, a process or a clock. Time is ``now_s``, seconds on a monotonic clock of the caller's.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import partial
+from typing import Any, NamedTuple
+
+from envhub.errors import RemoteProtocolError
+
+MAGIC = b"EHUB"
+VERSION = (1, 0)  # a peer of another major version is refused
+PRELUDE = struct.Struct("<4sBBBxQ16sQ")  # magic, major, minor, op, hub id, session token, seq
+NO_SESSION = bytes(16)
+SEQ_MAX = (1 << 64) - 1
+
+pack_head = partial(PRELUDE.pack, MAGIC, *VERSION)  # of op, hub id, token and seq: the bytes of such a prelude
+
+FRAMES_MAX = 1024
+FRAME_BYTES_MAX = 1 << 30  # of a reply
+SESSIONS_MAX = 64
+ENDED_MAX = 256
+CLOSED_EARLY_MAX = 256  # tokens that were closed before a session was made of them
+LEASE_S = 60.0
+
+HEARTBEAT_S = 1.0
+BEATS_MAX = 3  # of a client's connection that do not come before its lease runs
+SILENCE_WARNING_S = 3.5  # while a request is pending and its hub is asked after it every second
+AWAY_WARNING_S = 0.3  # most connections that end are back before that
+REFUSED_S = 5.0
+RECONNECT_S = 60.0
+
+Frame = Any  # bytes, or any buffer
+Frames = list[Frame]
+
+
+class Prelude(NamedTuple):
+    """The fixed start of every first frame."""
+
+    op: int
+    hub_id: int
+    token: bytes
+    seq: int
+    major: int = VERSION[0]
+    minor: int = VERSION[1]
+
+    def pack(self) -> bytes:
+        """The prelude's bytes."""
+        op, hub_id, token, seq, major, minor = self
+        return PRELUDE.pack(MAGIC, major, minor, op, hub_id, token, seq)
+
+    @classmethod
+    def unpack(cls, frame: Frame) -> Prelude:
+        """The prelude that ``frame`` starts with.
+
+        Raises:
+            RemoteProtocolError: too short, or not EnvHub's.
+        """
+        if len(frame) < PRELUDE.size:
+            raise RemoteProtocolError(f"a first frame of {len(frame)} bytes is shorter than a prelude")
+        magic, major, minor, op, hub_id, token, seq = PRELUDE.unpack_from(frame)
+        if magic != MAGIC:
+            raise RemoteProtocolError("the first frame does not start with EHUB")
+        return tuple.__new__(cls, (op, hub_id, token, seq, major, minor))  # a named tuple's own takes twice the time

@@ -1,0 +1,72 @@
+"""The bounds of every number in a request: one table, and the check of a message against it.
+
+The hub checks a request before anything acts on it. A number that is not finite or not within its bounds would
+otherwise work inside of the hub: a deadline of NaN is never due, and hides from ``min`` those of other sessions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from envhub.arena.spin import SPIN_US_MAX
+from envhub.protocol.messages import Collect, Faults, Make, Receive, Reset, Send, TemplatesRequest
+from envhub.values.codec import DecodeError
+
+ROWS_MAX = 1 << 20  # of a session: its arena's words have 20 bits for the number of a row
+SECONDS_MAX = 7 * 24 * 3600
+RESTARTS_MAX = 1_000_000
+SEED_MAX = 1 << 256
+
+ROW = (0, ROWS_MAX - 1)
+SECONDS = (0, SECONDS_MAX)
+COUNT = (0, (1 << 63) - 1)
+WORD = (-1 << 63, (1 << 63) - 1)  # of an arena, in which a client may have written anything
+
+Bounds = Mapping[type, Mapping[str, tuple[int, int]]]
+
+# By message and field, the smallest and the largest number; of a list, for each of its items.
+REQUEST_BOUNDS: Bounds = {
+    Make: {
+        "num_envs": (1, ROWS_MAX),
+        "num_workers": (0, ROWS_MAX),
+        "spin_us": (0, SPIN_US_MAX),
+        "beat_s": SECONDS,
+    },
+    Faults: {
+        "restart_wait_s": SECONDS,
+        "restarts_max": (0, RESTARTS_MAX),
+        "init_s": SECONDS,
+        "reset_s": SECONDS,
+        "step_s": SECONDS,
+        "call_s": SECONDS,
+        "close_s": SECONDS,
+    },
+    Reset: {"seeds": (-SEED_MAX, SEED_MAX)},  # of a negative one the env says that it is none
+    Collect: {"rows": ROW},
+    Send: {"rows": ROW},
+    Receive: {"min_envs": (1, ROWS_MAX)},
+    TemplatesRequest: {"numbers": COUNT},
+}
+
+
+class OutOfBounds(DecodeError):
+    """A message has a number that its table does not allow."""
+
+
+def check(message: Any, bounds: Bounds = REQUEST_BOUNDS) -> None:
+    """Refuse a message with a number outside of its bounds, also in a message inside of it.
+
+    Raises:
+        OutOfBounds: names the field.
+    """
+    for value in vars(message).values():
+        if dataclasses.is_dataclass(value):
+            check(value, bounds)
+    for name, (low, high) in bounds.get(type(message), {}).items():
+        value = getattr(message, name)
+        for number in value if isinstance(value, list) else (value,):
+            if number is not None and not low <= number <= high:  # NaN, too, is not between them
+                kind = type(message).__name__
+                raise OutOfBounds(f"{kind}.{name} is {number}, which is not between {low} and {high}")

@@ -1,0 +1,1 @@
+"""Addresses, and the ZeroMQ sockets of both sides."""

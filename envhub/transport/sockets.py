@@ -1,0 +1,121 @@
+"""The ZeroMQ sockets of both sides, with the limits and the heartbeats that they share."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+
+from envhub.transport.address import Address
+
+ZERO_COPY_BYTES = 1 << 16  # from here on, keeping track of when libzmq is done with a frame is cheaper than a copy
+
+# Plain numbers: joining zmq's own costs more than sending a small frame.
+_NOBLOCK = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+
+# The ``send`` of ``zmq.Socket`` is written in Python, and calls this one for each frame.
+_send_frame = zmq.backend.Socket.send
+
+SEND_QUEUE_MESSAGES_MAX = 16
+ZERO_COPY_TIMEOUT_S = 10.0  # it takes a millisecond
+HANDSHAKE_MS = 3000
+
+_monitors = itertools.count()
+
+
+def open_socket(context: zmq.Context[Any], kind: int, message_bytes_max: int, receive_queue_messages_max: int) -> Any:
+    """A socket of this kind that takes no larger message, and queues no more of them per connection."""
+    opened = context.socket(kind)
+    opened.setsockopt(zmq.MAXMSGSIZE, message_bytes_max)
+    opened.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES_MAX)
+    opened.setsockopt(zmq.RCVHWM, receive_queue_messages_max)
+    opened.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    return opened
+
+
+def begin_zero_copy(context: zmq.Context[Any]) -> None:
+    """Send a frame without a copy, now: at the first one pyzmq makes sockets and starts threads.
+
+    libzmq ends a process that has no memory or descriptors for these, as one may not have later.
+    """
+    with context.socket(zmq.PAIR) as ours, context.socket(zmq.PAIR) as theirs:
+        ours.bind("inproc://zero-copy")
+        theirs.connect("inproc://zero-copy")
+        sent = ours.send(bytes(ZERO_COPY_BYTES), copy=False, track=True)
+        theirs.recv()
+        sent.wait(ZERO_COPY_TIMEOUT_S)
+
+
+def choose_family(socket: zmq.Socket[Any], address: Address) -> None:
+    """Have the next bind or connect speak IPv6 where the address is one; names go on meaning IPv4."""
+    socket.setsockopt(zmq.IPV6, int(address.is_ipv6))
+
+
+def open_monitor(socket: zmq.Socket[Any], events: int) -> Any:
+    """A socket that tells of ``events`` of ``socket``; it holds as many as come.
+
+    With a limit, as it has in ``get_monitor_socket``, libzmq's own thread would wait in the middle of its work for
+    somebody to read them, and closing the socket would wait for that thread. No address is used twice: libzmq gives
+    one up some time after its socket was closed.
+    """
+    address = f"inproc://monitor-{next(_monitors)}"
+    socket.monitor(address, events)
+    monitor = socket.context.socket(zmq.PAIR)
+    monitor.setsockopt(zmq.RCVHWM, 0)
+    monitor.setsockopt(zmq.LINGER, 0)
+    monitor.connect(address)
+    return monitor
+
+
+def send(socket: zmq.Socket[Any], frames: Sequence[Any]) -> None:
+    """Send one message without waiting; large frames are not copied and must not change until the peer has them.
+
+    Raises:
+        zmq.Again: no connection takes it now; nothing was sent.
+        zmq.ZMQError: a ROUTER knows no such peer.
+    """
+    last = len(frames) - 1
+    for number, frame in enumerate(frames):
+        flags = _MORE if number < last else _NOBLOCK
+        _send_frame(socket, frame, flags, copy=memoryview(frame).nbytes < ZERO_COPY_BYTES)
+
+
+def receive(socket: zmq.Socket[Any], frames_max: int) -> list[zmq.Frame]:
+    """One message, whole, or its first ``frames_max`` frames.
+
+    Where the last frame says ``more``, either ``discard`` the rest, or close the socket.
+
+    Raises:
+        zmq.Again: there is none.
+    """
+    frame = socket.recv(_NOBLOCK, copy=False)
+    frames = [frame]
+    while frame.more and len(frames) < frames_max:
+        frame = socket.recv(_NOBLOCK, copy=False)
+        frames.append(frame)
+    return frames
+
+
+def receive_peer(socket: zmq.Socket[Any]) -> bytes:
+    """From whom a ROUTER's next message is; ``receive`` it then.
+
+    Raises:
+        zmq.Again: there is none.
+    """
+    return socket.recv(_NOBLOCK)
+
+
+def discard(socket: zmq.Socket[Any], frames_max: int) -> bool:
+    """Throw away up to so many frames of the message that is being received; whether it has ended."""
+    return not all(socket.recv(_NOBLOCK, copy=False).more for _ in range(frames_max))
+
+
+def connection_of(frames: Sequence[zmq.Frame]) -> int:
+    """The descriptor that a message came by, or -1: libzmq knows none for peers of its oldest protocol."""
+    try:
+        return int(frames[0].get(zmq.SRCFD)) if frames else -1
+    except zmq.ZMQError:
+        return -1

@@ -1,0 +1,1 @@
+"""Values to bytes and back: infos, spaces, actions."""

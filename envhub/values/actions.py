@@ -1,0 +1,133 @@
+"""Batched actions as frames, and back into what an env's ``step`` is given.
+
+An env must see what ``SyncVectorEnv`` would hand it: rows of the caller's array in the caller's dtype, or, from a
+list of Python numbers, those numbers. So each action leaf travels with a code: a dtype from a closed list, and a bit
+that says whether the elements were Python numbers. What is no array of those dtypes, such as text, a graph or a list
+of mixed numbers, travels beside the arrays, element by element. Values are never cast and never checked against bounds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Sequence
+
+import numpy as np
+
+from envhub.arena.layout import OBJECT, Leaf
+from envhub.errors import SpaceMismatch
+
+DTYPES = [np.dtype(name) for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")]
+PYTHON = 0x80  # the elements were Python numbers
+BESIDE = 0x7F  # there is no array: the elements travel beside, each as a value
+
+_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+_NUMBERS = {int: "iu", float: "f", bool: "b"}
+
+
+class Packed(NamedTuple):
+    """A batch of actions: a code per leaf, C-contiguous arrays, and for each leaf without an array its elements."""
+
+    codes: bytes
+    arrays: list[np.ndarray]
+    beside: list[Sequence[Any]]
+
+
+def pack(parts: Sequence[Any], leaves: Sequence[Leaf], num_envs: int) -> Packed:
+    """A batch whose leaves are ``parts``, ready to travel.
+
+    Raises:
+        TypeError: a part is no batch at all.
+        SpaceMismatch: wrong count or shape.
+    """
+    codes, arrays, beside = bytearray(), [], []
+    for part, leaf in zip(parts, leaves):
+        batch: Any = part if type(part) is np.ndarray and part.ndim else _as_batch(part, num_envs)
+        python, array = (False, None) if leaf.dtype == OBJECT.dtype else _as_array(batch)
+        if array is None:
+            _check_elements(batch, leaf, num_envs)
+            codes.append(BESIDE)
+            beside.append(batch)
+            continue
+        if array.shape != (num_envs, *leaf.shape):
+            raise _mismatch(array.shape, leaf, num_envs)
+        codes.append(_CODES[array.dtype] | PYTHON if python else _CODES[array.dtype])
+        arrays.append(array)
+    return Packed(bytes(codes), arrays, beside)
+
+
+def _as_batch(part: Any, num_envs: int) -> Any:
+    """The part as something with a length: an array, or a sequence."""
+    if isinstance(part, (list, tuple)):
+        return part
+    batch = np.asarray(part) if hasattr(part, "__array__") else part
+    if isinstance(batch, (str, bytes, dict)) or not hasattr(batch, "__iter__") or getattr(batch, "ndim", 1) == 0:
+        raise TypeError(f"actions must be a batch of {num_envs}, got the single value {part!r}")
+    return batch if isinstance(batch, np.ndarray) else list(batch)
+
+
+def _as_array(batch: Any) -> tuple[bool, np.ndarray | None]:
+    """Whether the elements are Python numbers, and their array; none where an array would change what they are."""
+    python = False
+    if not isinstance(batch, np.ndarray):
+        kinds = set(map(type, batch))
+        kind = kinds.pop() if len(kinds) == 1 else object
+        python = kind in _NUMBERS
+        if not (python or issubclass(kind, np.generic) or (kind is np.ndarray and _alike(batch))):
+            return False, None
+        batch = np.asarray(batch)
+        if python and batch.dtype.kind not in _NUMBERS[kind]:  # integers that no integer of NumPy's holds together
+            return False, None
+    if batch.dtype not in _CODES:
+        return False, None
+    return python, batch if batch.flags.c_contiguous else np.ascontiguousarray(batch)
+
+
+def _alike(arrays: Sequence[np.ndarray]) -> bool:
+    first = arrays[0]
+    return first.ndim > 0 and all(array.dtype == first.dtype and array.shape == first.shape for array in arrays)
+
+
+def _check_elements(batch: Any, leaf: Leaf, num_envs: int) -> None:
+    if len(batch) != num_envs:
+        raise _mismatch((len(batch), *leaf.shape), leaf, num_envs)
+    if leaf == OBJECT:
+        return
+    for element in batch:
+        try:
+            shape = np.shape(element)
+        except ValueError as error:  # a ragged list
+            raise SpaceMismatch(f"an action that is no array: {error}; no env has moved") from error
+        if shape != leaf.shape:
+            raise _mismatch((num_envs, *shape), leaf, num_envs)
+
+
+def _mismatch(found: tuple[int, ...], leaf: Leaf, num_envs: int) -> SpaceMismatch:
+    return SpaceMismatch(
+        f"actions of shape {found} where {num_envs} envs with actions of shape {leaf.shape} need "
+        f"{(num_envs, *leaf.shape)}; no env has moved"
+    )
+
+
+def sizes(codes: bytes, leaves: Sequence[Leaf], num_envs: int) -> list[int]:
+    """How many bytes each array has, of those leaves that have one.
+
+    Raises:
+        ValueError: no such code, or an array for a leaf that has no fixed size.
+    """
+    found = []
+    for code, leaf in zip(codes, leaves):
+        if code == BESIDE:
+            continue
+        if code & ~PYTHON >= len(DTYPES) or leaf == OBJECT:
+            raise ValueError(f"an action leaf of {leaf.dtype} has no code {code}")
+        found.append(num_envs * leaf.items * DTYPES[code & ~PYTHON].itemsize)
+    return found
+
+
+def reader(buffer: np.ndarray, leaf: Leaf, rows: int, row: int, code: int) -> Callable[[], Any]:
+    """What reads the action of one row from the arena's ``buffer``, as the env is to see it."""
+    dtype = DTYPES[code & ~PYTHON]
+    batch = buffer[: rows * leaf.items * dtype.itemsize].view(dtype).reshape(rows, *leaf.shape)
+    if code & PYTHON:
+        return batch[row].tolist if leaf.shape else lambda: batch[row].item()
+    # The env may keep its action, so it gets its own copy; indexing a vector makes a scalar, which is one already.
+    return batch[row].copy if leaf.shape else lambda: batch[row]

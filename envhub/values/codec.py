@@ -1,0 +1,575 @@
+"""Strict msgpack for headers, infos, options and call arguments.
+
+Arrays and NumPy scalars travel in the format of ``msgpack_numpy``, but its decoder is reached only through a check that
+refuses everything it could be abused with: by itself it unpickles object arrays and builds arrays over pointers of the
+sender's choice. Decoding never runs code of the sender's choosing; the one exception, ``PICKLE``, must be asked for by
+the caller and is asked for only between a program and the workers of its own private hub.
+
+What msgpack lacks travels as extension types: tuples, sets, integers over 64 bits, complex numbers, mappings with other
+than string keys, NumPy random generators, and, where the caller allows it, the ``repr`` of a value nobody can carry.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+from typing import Any, Callable, NamedTuple, cast
+
+import msgpack
+import msgpack_numpy
+import numpy as np
+
+from envhub.errors import UnsupportedSpace
+
+TUPLE, SET, FROZENSET, INTEGER, COMPLEX, MAPPING, GENERATOR, ARRAY, REPR, PICKLE, GRAPH, SCALAR, SPEC, SPACE = range(
+    1, 15
+)
+
+_EXTENSIONS = frozenset(range(TUPLE, SPACE + 1))
+_HEADER_EXTENSIONS = frozenset([INTEGER])
+
+DEPTH_MAX = 64
+DECODED_DEPTH_MAX = DEPTH_MAX + 2  # the outermost value itself, and an array inside the innermost container
+ITEMS_MAX = 1 << 20
+CHECKED_BYTES_MIN = 1 << 12  # of fewer bytes, what msgpack allocates for lists that they only announce is little
+HEADER_BYTES_MAX = 1 << 16  # besides the bin values in it, which the hub passes on unread
+HEADER_ITEMS_MAX = 1 << 13  # of all its lists and maps together
+KNOWN_HEADER_ITEMS_MAX = 1 << 18  # the same, where the sender is no stranger
+HEADER_DEPTH_MAX = 8  # lists and maps around an item
+HEADER_EXTENSION_BYTES_MAX = 128  # an integer in hexadecimal digits
+STRING_BYTES_MAX = 1 << 26
+BYTES_MAX = 1 << 30
+REPR_CHARS_MAX = 256
+PIECE_BYTES = 1 << 16  # from here on, a copy costs more than one more piece to send
+NDIM_MAX = 16
+
+_CONTAINER_ITEMS_MAX = ITEMS_MAX // 2  # a mapping's keys and values count as items each
+_STRING_CHARS_MAX = STRING_BYTES_MAX // 4  # a character takes up to 4 bytes
+_ATOMS = frozenset([type(None), bool, float, str, bytes])
+_NUMPY_KEYS = {b"nd", b"type", b"kind", b"shape", b"data"}
+_GENERATORS = frozenset(["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
+_CODE_POINT_MAX = 0x10FFFF
+_BIN_32 = struct.Struct(">BI")
+
+Unknown = Callable[[Any], msgpack.ExtType]
+
+
+class Represented(str):
+    """The ``repr`` of a value that could not be carried, in its place."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class DecodeError(ValueError):
+    """The bytes are not a value that EnvHub's codec accepts."""
+
+
+class EncodeError(TypeError):
+    """The value has no form in EnvHub's codec."""
+
+
+def refuse(value: Any) -> msgpack.ExtType:
+    """Raise ``EncodeError`` for a value the codec cannot carry."""
+    raise EncodeError(
+        f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent to or from a hub on the network; "
+        f"send numbers, strings, NumPy arrays and containers of up to {_CONTAINER_ITEMS_MAX} of them, or use a private "
+        "hub (hub=None)"
+    )
+
+
+def as_repr(value: Any) -> msgpack.ExtType:
+    """Stand in for a value the codec cannot carry by its ``repr``, cut at ``REPR_CHARS_MAX`` characters."""
+    try:
+        text = repr(value)
+    except Exception as error:  # a repr that raises must not fail the step that carries it
+        text = f"<{type(value).__qualname__}, whose repr raised {type(error).__name__}>"
+    return msgpack.ExtType(REPR, text[:REPR_CHARS_MAX].encode("utf-8", "replace"))
+
+
+def as_pickle(value: Any) -> msgpack.ExtType:
+    """Carry a value by cloudpickle; for a program's own private hub only.
+
+    Raises:
+        EncodeError: it cannot be pickled.
+    """
+    import cloudpickle
+
+    try:
+        return msgpack.ExtType(PICKLE, cloudpickle.dumps(value))
+    except Exception as error:  # anything may raise in a foreign __reduce__
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise EncodeError(f"a {kind} cannot be pickled: {error}") from error
+
+
+def as_pickle_or_repr(value: Any) -> msgpack.ExtType:
+    """As ``as_pickle``, or as ``as_repr`` where that fails."""
+    try:
+        return as_pickle(value)
+    except EncodeError:
+        return as_repr(value)
+
+
+_FAITHFUL = frozenset([as_pickle, as_pickle_or_repr])  # these can keep the very class of a value
+
+
+def encode(value: Any, unknown: Unknown = refuse) -> bytes:
+    """Bytes for ``value``; ``unknown`` decides about what the codec cannot carry.
+
+    Raises:
+        EncodeError: with ``unknown=refuse``, a value inside has no form here.
+    """
+    return _pack(_Encoder(unknown).plain(value, 0))
+
+
+def encode_call(name: str, fields: dict[str, Any]) -> list[bytes]:
+    """``encode([name, fields])`` in pieces, of which the large byte strings are those given and not copies of them."""
+    large = {key: value for key, value in fields.items() if type(value) is bytes and len(value) >= PIECE_BYTES}
+    small = {key: value for key, value in fields.items() if key not in large}
+    own_header = len(msgpack.Packer().pack_map_header(len(small)))
+    header = msgpack.Packer().pack_map_header(len(fields))
+    pieces = [msgpack.Packer().pack_array_header(2) + encode(name) + header + encode(small)[own_header:]]
+    for key, value in large.items():
+        pieces += [encode(key) + _BIN_32.pack(0xC6, len(value)), value]
+    return pieces
+
+
+def decode(blob: Any, allow_pickle: bool = False) -> Any:
+    """The value that ``encode`` was given; arrays are fresh and writable.
+
+    Args:
+        blob: bytes, or any buffer.
+        allow_pickle: unpickle ``PICKLE`` values. Never for bytes from a network.
+
+    Raises:
+        DecodeError: the bytes are malformed, or break a limit of this module.
+    """
+    return _Decoder(allow_pickle, DECODED_DEPTH_MAX, ITEMS_MAX).unpack(blob)
+
+
+def decode_leniently(blob: Any, allow_pickle: bool = False) -> tuple[Any, list[Represented]]:
+    """As ``decode``, but a value that cannot be unpickled is told of in its place.
+
+    Returns:
+        What was decoded, and which of the values inside only stand in for others.
+    """
+    decoder = _Decoder(allow_pickle, DECODED_DEPTH_MAX, ITEMS_MAX, lenient=True)
+    return decoder.unpack(blob), decoder.represented
+
+
+class HeaderLimits(NamedTuple):
+    """How much one header may hold.
+
+    Attributes:
+        bytes_max: its length, without the contents of bin values.
+        items_max: items of all its lists and maps together; a key and its value are two.
+    """
+
+    bytes_max: int
+    items_max: int
+
+
+STRANGERS = HeaderLimits(HEADER_BYTES_MAX, HEADER_ITEMS_MAX)
+# The hub that a client has asked, a hub's own workers, and the one program that a private hub serves.
+KNOWN = HeaderLimits(BYTES_MAX, KNOWN_HEADER_ITEMS_MAX)
+
+
+def decode_header(blob: Any, limits: HeaderLimits = KNOWN) -> Any:
+    """As ``decode``, for headers: they hold little, nest little, and have integers as only extension type.
+
+    Raises:
+        DecodeError: the bytes are malformed, or break a limit of this module.
+    """
+    check_header(blob, limits)
+    return _Decoder(False, 1, limits.items_max, _HEADER_EXTENSIONS).unpack(blob)
+
+
+def check_header(blob: Any, limits: HeaderLimits) -> None:
+    """Refuse a header that holds too much, before anything is made of it.
+
+    The work is bounded by ``limits.items_max``, whatever the length of the header.
+
+    Raises:
+        DecodeError: it is too long, has too many items, nests too deep, or does not end where its last item does.
+    """
+    view = memoryview(blob).cast("B")
+    pending = [1]  # for each list and map around the next item, how many items are still to come
+    at = items = unread_bytes = 0
+    while pending:
+        if not pending[-1]:
+            pending.pop()
+            continue
+        if at >= len(view):
+            raise DecodeError("a header that ends within a list or map")
+        pending[-1] -= 1
+        kind, length, width = _HEADS[view[at]]
+        at += 1 + width
+        length += int.from_bytes(view[at - width : at], "big") if width else 0
+        if kind in (_LIST, _MAP):
+            length *= kind
+            items += length
+            if items > limits.items_max:
+                raise DecodeError(f"a header of more than {limits.items_max} items")
+            if len(pending) > HEADER_DEPTH_MAX:
+                raise DecodeError(f"a header with more than {HEADER_DEPTH_MAX} lists and maps around an item")
+            pending.append(length)
+            continue
+        if kind == _INVALID or (kind == _EXTENSION and length > HEADER_EXTENSION_BYTES_MAX):
+            raise DecodeError(f"a header with an item that none has, at byte {at}")
+        at += length
+        unread_bytes += length if kind == _BIN else 0
+        if at - unread_bytes > limits.bytes_max:
+            raise DecodeError(f"a header of more than {limits.bytes_max} bytes")
+    if at != len(view):
+        raise DecodeError(f"a header of {len(view)} bytes whose last item ends at byte {at}")
+
+
+_LIST, _MAP, _BIN, _EXTENSION, _PLAIN, _INVALID = range(1, 7)  # the first two: items for each one announced
+
+
+def _head(lead: int) -> tuple[int, int, int]:
+    """What msgpack says by an item's first byte: its kind, a length, and how many bytes after it add to that."""
+    if lead < 0x80 or lead >= 0xE0 or lead in (0xC0, 0xC2, 0xC3):
+        return _PLAIN, 0, 0
+    if lead < 0xC0:
+        return (_MAP, lead & 15, 0) if lead < 0x90 else (_LIST, lead & 15, 0) if lead < 0xA0 else (_PLAIN, lead & 31, 0)
+    if 0xC4 <= lead <= 0xC6:
+        return _BIN, 0, 1 << (lead - 0xC4)
+    if 0xC7 <= lead <= 0xC9:
+        return _EXTENSION, 1, 1 << (lead - 0xC7)  # one more byte is its type
+    if 0xD4 <= lead <= 0xD8:
+        return _EXTENSION, 1 + (1 << (lead - 0xD4)), 0
+    if 0xD9 <= lead <= 0xDB:
+        return _PLAIN, 0, 1 << (lead - 0xD9)
+    if lead >= 0xDC:
+        return (_LIST if lead < 0xDE else _MAP), 0, 2 << (lead & 1)
+    return (_INVALID, 0, 0) if lead == 0xC1 else (_PLAIN, _NUMBER_BYTES[lead], 0)
+
+
+_NUMBER_BYTES = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
+_HEADS = [_head(lead) for lead in range(256)]
+
+
+def _pack(plain: Any) -> bytes:
+    try:
+        return cast(bytes, msgpack.packb(plain, use_bin_type=True))
+    except UnicodeEncodeError:  # a lone surrogate, as in the name of a file that is not valid UTF-8
+        return cast(bytes, msgpack.packb(plain, use_bin_type=True, unicode_errors="surrogatepass"))
+
+
+_SPACE_MODULES = [
+    "box",
+    "dict",
+    "discrete",
+    "graph",
+    "multi_binary",
+    "multi_discrete",
+    "oneof",
+    "sequence",
+    "text",
+    "tuple",
+]
+_GYMNASIUM = frozenset(
+    ["gymnasium.envs.registration", "gym.spaces.graph", *(f"gymnasium.spaces.{name}" for name in _SPACE_MODULES)]
+)
+
+# The classes that decode to themselves; any other, such as an enum or a named tuple, is another's subclass.
+_OWN_CLASSES = frozenset([int, complex, dict, list, tuple, set, frozenset, np.ndarray, np.random.Generator])
+
+# Subclasses, such as an enum's members, travel as what they extend; their own ``__str__`` may say something else.
+_BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (int, int.__int__),
+    (float, float.__float__),
+    (str, str.__str__),
+)
+
+
+class _Encoder:
+    """Turns values into what msgpack packs natively, plus extension types."""
+
+    def __init__(self, unknown: Unknown) -> None:
+        self._unknown = unknown
+        self._faithful = unknown in _FAITHFUL
+        self._path: set[int] = set()  # ids of the containers around the current value, to end at a cycle
+
+    def plain(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        if kind is str and len(value) > _STRING_CHARS_MAX:
+            return self._unknown(value)
+        if kind in _ATOMS:
+            return value
+        if kind.__module__ in _GYMNASIUM:
+            return self._of_gymnasium(value, depth)
+        if self._faithful and kind not in _OWN_CLASSES and not isinstance(value, np.generic):
+            return self._unknown(value)
+        if kind is int:
+            return value if -(1 << 63) <= value < (1 << 64) else msgpack.ExtType(INTEGER, hex(value).encode())
+        if isinstance(value, (np.ndarray, np.generic)):
+            return self._numpy(value)
+        if isinstance(value, (dict, list, tuple, set, frozenset)):
+            return self._container(value, depth + 1)
+        return self._other(value, depth)
+
+    def _numpy(self, value: Any) -> Any:
+        if isinstance(value, (np.str_, np.bytes_, np.datetime64, np.timedelta64)):
+            array = np.array(value)
+            if isinstance(value, (np.str_, np.bytes_)) and array[()] != value:
+                return value.item()  # it ends in a zero, which an array leaves out
+            return msgpack.ExtType(SCALAR, _pack([array.dtype.str, array.tobytes()]))
+        if value.ndim > NDIM_MAX:
+            return self._unknown(value)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "USmM":
+            raw = [value.dtype.str, list(value.shape), value.tobytes()]
+            return msgpack.ExtType(ARRAY, _pack(raw))
+        if value.dtype.kind not in "biufc" or value.dtype.itemsize > 16:
+            return self._unknown(value)
+        return msgpack_numpy.encode(np.ascontiguousarray(value) if value.ndim else value)
+
+    def _container(self, value: Any, depth: int) -> Any:
+        if depth > DEPTH_MAX or id(value) in self._path or len(value) > _CONTAINER_ITEMS_MAX:
+            return self._unknown(value)
+        self._path.add(id(value))
+        try:
+            if isinstance(value, dict):
+                if all(type(key) is str for key in value):
+                    return {key: self.plain(item, depth) for key, item in value.items()}
+                pairs = [self.plain(part, depth) for pair in value.items() for part in pair]
+                return msgpack.ExtType(MAPPING, _pack(pairs))
+            items = [self.plain(item, depth) for item in value]
+        finally:
+            self._path.discard(id(value))
+        if isinstance(value, list):
+            return items
+        code = TUPLE if isinstance(value, tuple) else SET if isinstance(value, set) else FROZENSET
+        return msgpack.ExtType(code, _pack(items))
+
+    def _of_gymnasium(self, value: Any, depth: int) -> Any:
+        if type(value).__name__ == "GraphInstance":
+            return msgpack.ExtType(GRAPH, _pack([self.plain(part, depth + 1) for part in value]))
+        if self._faithful:
+            return self._unknown(value)
+        if type(value).__name__ == "EnvSpec":
+            if not all(isinstance(entry, (str, type(None))) for entry in (value.entry_point, value.vector_entry_point)):
+                return self._unknown(value)  # a class or function itself, not where to import it from
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+            fields["additional_wrappers"] = list(map(dataclasses.astuple, value.additional_wrappers))
+            return msgpack.ExtType(SPEC, _pack(self.plain(fields, depth + 1)))
+        return self._space(value, depth)
+
+    def _space(self, value: Any, depth: int) -> Any:
+        from envhub.values import spaces
+
+        try:
+            return msgpack.ExtType(SPACE, _pack(self.plain(spaces.describe(value), depth + 1)))
+        except UnsupportedSpace:  # or something else of these modules
+            return self._unknown(value)
+
+    def _other(self, value: Any, depth: int) -> Any:
+        if isinstance(value, complex):
+            return msgpack.ExtType(COMPLEX, np.complex128(value).tobytes())
+        if isinstance(value, np.random.Generator):
+            name = type(value.bit_generator).__name__
+            if name in _GENERATORS:
+                return msgpack.ExtType(GENERATOR, _pack([name, self.plain(value.bit_generator.state, depth + 1)]))
+        if isinstance(value, Represented):
+            return as_repr(value)
+        for base, convert in _BASES:
+            if isinstance(value, base):
+                return self.plain(convert(value), depth)
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return memoryview(value).tobytes()
+        return self._unknown(value)
+
+
+class _Decoder:
+    """One decoding: counts the nesting of extension types, which msgpack itself does not see."""
+
+    def __init__(
+        self,
+        allow_pickle: bool,
+        depth_max: int,
+        items_max: int,
+        extensions: frozenset[int] = _EXTENSIONS,
+        lenient: bool = False,
+    ) -> None:
+        self._allow_pickle = allow_pickle
+        self._extensions = extensions
+        self._lenient = lenient
+        self._depth_max = depth_max
+        self._items_max = items_max
+        self._depth = 0
+        self.represented: list[Represented] = []
+
+    def unpack(self, blob: Any) -> Any:
+        self._depth += 1
+        if self._depth > self._depth_max:
+            raise DecodeError(f"values nested deeper than {self._depth_max}")
+        try:
+            nbytes = memoryview(blob).nbytes
+            items_max = min(self._items_max, nbytes)  # msgpack allocates what a list announces
+            if nbytes >= CHECKED_BYTES_MIN:
+                _check_complete(blob, nbytes)
+            return msgpack.unpackb(
+                blob,
+                raw=False,
+                unicode_errors="surrogatepass",
+                strict_map_key=True,
+                max_array_len=items_max,
+                max_map_len=items_max,
+                max_str_len=STRING_BYTES_MAX,
+                max_bin_len=BYTES_MAX,
+                max_ext_len=BYTES_MAX,
+                ext_hook=self._extension,
+                object_hook=_numpy_or_map,
+            )
+        except DecodeError:
+            raise
+        except Exception as error:
+            # msgpack raises a dozen kinds (ValueError, StackError, UnicodeDecodeError …) for malformed input
+            raise DecodeError(f"malformed msgpack: {type(error).__name__}: {error}"[:REPR_CHARS_MAX]) from error
+        finally:
+            self._depth -= 1
+
+    def _extension(self, code: int, blob: bytes) -> Any:
+        if code not in self._extensions:
+            raise DecodeError(f"extension type {code} is not accepted here")
+        if code in _REBUILD:
+            items = self.unpack(blob)
+            if not isinstance(items, list):
+                raise DecodeError(f"extension type {code} holds no list")
+            return _REBUILD[code](items)
+        if code == INTEGER:
+            return int(bytes(blob).decode("ascii"), 16)
+        if code == COMPLEX and len(blob) == 16:
+            return complex(np.frombuffer(blob, np.complex128)[0])
+        if code == REPR:
+            return self._represent(bytes(blob).decode("utf-8"))
+        if code == SPEC:
+            return _spec(self.unpack(blob))
+        if code == SPACE:
+            from envhub.values import spaces
+
+            return spaces.build(self.unpack(blob))
+        if code == PICKLE and self._allow_pickle:
+            import pickle
+
+            try:
+                return pickle.loads(blob)  # noqa: S301  the program's own private hub, see the module's docstring
+            except Exception as error:  # anything may raise in a foreign constructor
+                return self._not_unpickled(error)
+        raise DecodeError(f"extension type {code} of {len(blob)} bytes is not accepted here")
+
+    def _not_unpickled(self, error: Exception) -> Represented:
+        why = f"a value was pickled but cannot be unpickled: {type(error).__name__}: {error}"
+        if not self._lenient:
+            raise DecodeError(why) from error
+        return self._represent(f"<{why}>"[:REPR_CHARS_MAX])
+
+    def _represent(self, text: str) -> Represented:
+        found = Represented(text)
+        self.represented.append(found)
+        return found
+
+
+def _check_complete(blob: Any, nbytes: int) -> None:
+    """Refuse bytes whose lists and maps announce more than is there: together they would have msgpack allocate much."""
+    unpacker = msgpack.Unpacker(max_buffer_size=nbytes)
+    unpacker.feed(blob)
+    unpacker.skip()
+    if unpacker.tell() != nbytes:
+        raise DecodeError("bytes follow the value")
+
+
+def _mapping(items: list[Any]) -> dict[Any, Any]:
+    if len(items) % 2:
+        raise DecodeError("a mapping's last key has no value")
+    return dict(zip(items[::2], items[1::2]))
+
+
+def _generator(items: list[Any]) -> np.random.Generator:
+    name, state = items
+    if name not in _GENERATORS:
+        raise DecodeError("unknown bit generator")
+    # NumPy takes these positions for indices without a check of its own: a false one reads memory beyond the state.
+    if name == "MT19937" and state["state"]["pos"] not in range(625):
+        raise DecodeError("an MT19937 state with a position outside of it")
+    if name == "Philox" and state["buffer_pos"] not in range(5):
+        raise DecodeError("a Philox state with a position outside of it")
+    bits = getattr(np.random, name)()
+    bits.state = state
+    return np.random.Generator(bits)
+
+
+def _array(items: list[Any]) -> np.ndarray:
+    name, shape, raw = items
+    dtype = np.dtype(name) if isinstance(name, str) and len(name) <= 24 else np.dtype("V")
+    if dtype.kind not in "USmM" or dtype.hasobject:
+        raise DecodeError(f"an array of dtype {name!r} is not accepted")
+    _check_size(shape, dtype, raw)
+    if dtype.kind == "U" and raw and np.frombuffer(raw, f"{dtype.byteorder}u4").max() > _CODE_POINT_MAX:
+        raise DecodeError("an array of text with a character that does not exist")
+    return cast(np.ndarray, np.frombuffer(raw, dtype).reshape(shape).copy())
+
+
+def _graph(items: list[Any]) -> Any:
+    from gymnasium.spaces import GraphInstance
+
+    nodes, edges, links = items
+    return GraphInstance(nodes, edges, links)
+
+
+def _spec(fields: dict[str, Any]) -> Any:
+    from gymnasium.envs.registration import EnvSpec, WrapperSpec
+
+    known = {field.name for field in dataclasses.fields(EnvSpec) if field.init}
+    wrappers = tuple(WrapperSpec(*wrapper) for wrapper in fields.pop("additional_wrappers", []))
+    spec = EnvSpec(**{name: value for name, value in fields.items() if name in known})
+    return dataclasses.replace(spec, additional_wrappers=wrappers)
+
+
+def _scalar(items: list[Any]) -> Any:
+    name, raw = items
+    array = _array([name, [], raw])
+    return array[()]
+
+
+_REBUILD: dict[int, Callable[[list[Any]], Any]] = {
+    TUPLE: tuple,
+    SET: set,
+    FROZENSET: frozenset,
+    MAPPING: _mapping,
+    GENERATOR: _generator,
+    ARRAY: _array,
+    GRAPH: _graph,
+    SCALAR: _scalar,
+}
+
+
+def _numpy_or_map(found: dict[Any, Any]) -> Any:
+    """The only door to ``msgpack_numpy.decode``: plain numeric arrays and scalars whose size adds up."""
+    if b"nd" not in found:
+        if found and not all(type(key) is str for key in found):
+            raise DecodeError("map keys must be strings")
+        return found
+    if not set(found) <= _NUMPY_KEYS or found.get(b"kind", b"") != b"":
+        raise DecodeError("malformed array")
+    name, raw = found.get(b"type"), found.get(b"data")
+    if not isinstance(name, str) or len(name) > 4 or not isinstance(raw, bytes):
+        raise DecodeError("malformed array")
+    dtype = np.dtype(name)
+    if dtype.kind not in "biufc" or not 0 < dtype.itemsize <= 16:
+        raise DecodeError(f"an array of dtype {name!r} is not accepted")
+    if found[b"nd"] is not (b"shape" in found):
+        raise DecodeError("an array without a shape, or a scalar with one")
+    _check_size(found.get(b"shape", []), dtype, raw)
+    value = msgpack_numpy.decode(found)
+    return value.copy() if found[b"nd"] else value
+
+
+def _check_size(shape: Any, dtype: np.dtype[Any], raw: bytes) -> None:
+    dims: tuple[Any, ...] = tuple(shape) if isinstance(shape, (list, tuple)) else (-1,)
+    if len(dims) > NDIM_MAX or not all(type(dim) is int and dim >= 0 for dim in dims):
+        raise DecodeError("malformed array shape")
+    if math.prod(dims) * dtype.itemsize != len(raw):
+        raise DecodeError("an array's shape and bytes disagree")

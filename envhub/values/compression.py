@@ -1,0 +1,112 @@
+"""Observations made smaller for a slow link, by libraries that either side may lack."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from envhub.values.codec import DecodeError
+
+METHODS = ("lz4", "zstd")  # the quicker first
+LEAST_BYTES = 1 << 12  # what is smaller is sent as it is
+WORTH = 0.9  # of its size, to which a frame must shrink
+SKIPS_MAX = 63  # frames that are sent as they are after a row of vain tries
+ZSTD_LEVEL = 1
+
+
+class _Method(NamedTuple):
+    compress: Callable[[Any], bytes]
+    decompress: Callable[[Any, int], bytes]
+
+
+def _lz4() -> _Method:
+    block = importlib.import_module("lz4.block")
+    return _Method(
+        lambda frame: bytes(block.compress(frame, store_size=False)),
+        lambda frame, size: bytes(block.decompress(frame, uncompressed_size=size)),
+    )
+
+
+def _zstd() -> _Method:
+    library = importlib.import_module("zstandard")
+    writer, reader = library.ZstdCompressor(level=ZSTD_LEVEL), library.ZstdDecompressor()
+
+    def decompress(frame: Any, size: int) -> bytes:
+        if library.frame_content_size(frame) != size:  # else the library would allocate what the sender claims
+            raise ValueError("another size")
+        return bytes(reader.decompress(frame))
+
+    return _Method(lambda frame: bytes(writer.compress(frame)), decompress)
+
+
+_MAKERS = {"lz4": _lz4, "zstd": _zstd}
+
+
+def available() -> list[str]:
+    """The methods whose libraries are installed here (``pip install "envhub-rl[compression]"``)."""
+    found = []
+    for name in METHODS:
+        try:
+            _MAKERS[name]()
+        except ImportError:
+            continue
+        found.append(name)
+    return found
+
+
+class Compressor:
+    """Makes frames smaller where that recently paid."""
+
+    def __init__(self, method: str) -> None:
+        """Use ``method``.
+
+        Raises:
+            ImportError: its library is not installed.
+        """
+        self._compress = _MAKERS[method]().compress
+        self._skips = self._penalty = 0
+
+    def compress(self, frame: Any) -> Any:
+        """The frame, smaller if it is worth it, else itself."""
+        size = memoryview(frame).nbytes
+        if size < LEAST_BYTES:
+            return frame
+        if self._skips:
+            self._skips -= 1
+            return frame
+        smaller = self._compress(frame)
+        if len(smaller) < WORTH * size:
+            self._penalty = 0
+            return smaller
+        # Each vain try in a row doubles the number of frames that go without.
+        self._skips = self._penalty = min(2 * self._penalty + 1, SKIPS_MAX)
+        return frame
+
+
+class Decompressor:
+    """Restores frames to the size that they must have."""
+
+    def __init__(self, method: str) -> None:
+        """Use ``method``.
+
+        Raises:
+            ImportError: its library is not installed.
+        """
+        self._decompress = _MAKERS[method]().decompress
+
+    def decompress(self, frame: Any, size: int) -> Any:
+        """A frame of ``size`` bytes; one that has them already is returned as it is.
+
+        Raises:
+            DecodeError: it is no frame of this method and size.
+        """
+        if len(frame) == size:
+            return frame
+        try:
+            found = self._decompress(frame, size)
+        except Exception as error:  # each library has classes of its own
+            raise DecodeError(f"a compressed frame cannot be read: {error}") from error
+        if len(found) != size:
+            raise DecodeError(f"a compressed frame holds {len(found)} bytes where {size} are due")
+        return found

@@ -1,0 +1,245 @@
+"""Infos in columns: the numeric values of an env's info as a few bytes in fixed places, instead of an encoded map.
+
+Most envs say the same things at every step: lives, positions, parts of the reward. What is said, the keys, the types
+and the nesting, is a **template**, which the reader learns once, from an example. From then on a row holds values only,
+and those of one key in many rows are a column, read at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from functools import lru_cache
+from typing import Any, Callable, Dict, Iterable, Iterator, NamedTuple, Union
+
+import numpy as np
+
+from envhub.values.codec import DecodeError, encode
+
+TEMPLATES_MAX = 64  # of a worker; whatever is said in other ways travels encoded
+EXAMPLE_BYTES_MAX = 1 << 14
+ALIGNMENT = 8
+NESTING_MAX = 8
+# How struct writes what, by NumPy's name for it.
+_CODES = {"b1": "?", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
+_CODES.update({"f2": "e", "f4": "f", "f8": "d"})
+_PYTHON = {bool: "b1", int: "i8", float: "f8"}
+_NUMPY = {np.dtype(name).type: name for name in _CODES}
+_OTHERWISE = frozenset(["final_obs"])
+
+
+class NotInColumns(Exception):
+    """The info holds something besides numbers and arrays of them."""
+
+
+class Column(NamedTuple):
+    """One value of an info: its place in the row, and its type, ``np.ndarray`` or a number's."""
+
+    name: str
+    kind: type
+    dtype: Any
+    shape: tuple[int, ...]
+
+
+Tree = Dict[str, Union[Column, "Tree"]]
+
+
+class Template:
+    """What an info looks like.
+
+    Attributes:
+        nbytes: of a row.
+        dtype: of a row, a field per value.
+        tree: the info, with a ``Column`` in place of each value.
+    """
+
+    def __init__(self, example: dict[str, Any]) -> None:
+        """Of every info that differs from this one by its numbers only.
+
+        Raises:
+            NotInColumns: not only numbers, arrays of numbers and such maps are in there, or what Gymnasium's vector
+                envs batch in other ways.
+        """
+        self._columns: list[Column] = []
+        self.tree = self._grow(example, NESTING_MAX)
+        dtypes = [np.dtype((column.dtype, column.shape)) for column in self._columns]
+        places = [0]
+        for dtype in dtypes:
+            places.append(places[-1] + -(-dtype.itemsize // ALIGNMENT) * ALIGNMENT)
+        self.nbytes = places[-1]
+        names = [column.name for column in self._columns]
+        self.dtype = np.dtype({"names": names, "formats": dtypes, "offsets": places[:-1], "itemsize": self.nbytes})
+        pieces = (
+            f"{dtype.itemsize}s" if column.kind is np.ndarray else _CODES[dtype.str[1:]]
+            for column, dtype in zip(self._columns, dtypes)
+        )
+        padded = (f"{piece}{-dtype.itemsize % ALIGNMENT}x" for piece, dtype in zip(pieces, dtypes))
+        self._pack_into = struct.Struct("=" + "".join(padded)).pack_into
+        self._arrays = [number for number, column in enumerate(self._columns) if column.kind is np.ndarray]
+
+    def write(self, values: list[Any], place: Any) -> None:
+        """Write the values of an info, in their order, at the start of ``place``.
+
+        Raises:
+            struct.error: one of them is too large a number.
+        """
+        for number in self._arrays:
+            values[number] = values[number].tobytes()
+        self._pack_into(place, 0, *values)
+
+    def _grow(self, example: dict[str, Any], nesting: int) -> Tree:
+        tree: Tree = {}
+        for key, value in example.items():
+            if key in _OTHERWISE or f"_{key}" in example:
+                raise NotInColumns(f"the key {key!r}")
+            tree[key] = self._grow(value, nesting - 1) if type(value) is dict and nesting else self._column(value)
+        return tree
+
+    def _column(self, value: Any) -> Column:
+        kind = type(value)
+        if kind is np.ndarray and value.dtype.str[1:] in _CODES and value.dtype.isnative:
+            column = Column(str(len(self._columns)), kind, value.dtype, value.shape)
+        elif kind in _PYTHON or kind in _NUMPY:
+            name = _PYTHON.get(kind) or _NUMPY[kind]
+            column = Column(str(len(self._columns)), kind, np.dtype(name), ())
+        else:
+            raise NotInColumns(f"a {kind.__name__}")
+        self._columns.append(column)
+        return column
+
+    def info(self, record: Any) -> dict[str, Any]:
+        """The info in one row, each value of the type that the env gave it."""
+        return _filled(self.tree, record)
+
+
+def _filled(tree: Tree, record: Any) -> dict[str, Any]:
+    info: dict[str, Any] = {}
+    for key, found in tree.items():
+        if isinstance(found, dict):
+            info[key] = _filled(found, record)
+        else:
+            value = record[found.name]
+            if found.kind is np.ndarray:
+                info[key] = np.array(value, found.dtype)
+            else:
+                info[key] = value.item() if found.kind in _PYTHON else value
+    return info
+
+
+class Writer:
+    """Writes infos as rows of columns, in the process of the envs."""
+
+    def __init__(self, row_bytes: int, announce: Callable[[int, bytes], None]) -> None:
+        """Use ``row_bytes`` a row at most; each new template is announced, by number and encoded example, before."""
+        self._row_bytes = row_bytes
+        self._announce = announce
+        self._templates: dict[tuple[Any, ...], tuple[int, Template] | None] = {}
+
+    def write(self, info: dict[str, Any], place: Any) -> tuple[int, int]:
+        """Write the info into its row's bytes; returns the template's number and the length, or zeros if it cannot."""
+        try:
+            values: list[Any] = []
+            signature = tuple(_signature(info, values, NESTING_MAX))
+            if signature not in self._templates:
+                self._learn(signature, info)
+            found = self._templates.get(signature)
+            if found is None:
+                return 0, 0
+            number, template = found
+            template.write(values, place)
+        except (struct.error, NotInColumns):  # such as an int of more than 64 bits
+            return 0, 0
+        return number, template.nbytes
+
+    def _learn(self, signature: tuple[Any, ...], info: dict[str, Any]) -> None:
+        if len(self._templates) >= TEMPLATES_MAX:
+            return
+        self._templates[signature] = None
+        template = Template(info)
+        example = encode(info)
+        if not 0 < template.nbytes <= self._row_bytes or len(example) > EXAMPLE_BYTES_MAX:
+            return
+        digest = hashlib.blake2b(repr(signature).encode("utf-8", "backslashreplace"), digest_size=8).digest()
+        number = int.from_bytes(digest, "little") >> 1 or 1
+        self._announce(number, example)
+        self._templates[signature] = (number, template)
+
+
+def _signature(info: dict[str, Any], values: list[Any], nesting: int) -> Iterator[Any]:
+    """What a template is known by; fills ``values`` on the way."""
+    if not nesting:
+        raise NotInColumns("maps too deep")
+    for key, value in info.items():
+        if type(key) is not str:
+            raise NotInColumns(f"the key {key!r}")
+        kind = type(value)
+        yield key
+        if kind is dict:
+            yield dict
+            yield from _signature(value, values, nesting - 1)
+            yield None
+        elif kind is np.ndarray:
+            yield value.dtype.str
+            yield value.shape
+            values.append(value)
+        else:
+            yield kind
+            values.append(value)
+
+
+# --- many rows ----------------------------------------------------------------------------------------------------
+
+
+class Rows(NamedTuple):
+    """What several rows hold by one template: the numbers of the rows, ascending, and the bytes of each."""
+
+    template: int
+    rows: np.ndarray
+    data: np.ndarray
+
+
+_HEAD = struct.Struct("<QII")
+
+
+def pack_columns(found: Iterable[Rows]) -> bytes:
+    """One frame of them."""
+    pieces = []
+    for template, rows, data in found:
+        pieces += [_HEAD.pack(template, *data.shape), rows.astype("<u4").tobytes(), data.tobytes()]
+    return b"".join(pieces)
+
+
+def unpack_columns(frame: Any, rows: int) -> list[Rows]:
+    """What ``pack_columns`` joined, of rows in ``[0, rows)``.
+
+    Raises:
+        DecodeError: the lengths do not add up, or there is another row.
+    """
+    view, start = memoryview(frame).cast("B"), 0
+    found: list[Rows] = []
+    while start < len(view):
+        if start + _HEAD.size > len(view):
+            raise DecodeError("a frame of columns ends in the middle of a head")
+        template, count, width = _HEAD.unpack_from(view, start)
+        start += _HEAD.size
+        if not count or count > rows or len(view) - start < count * (4 + width) or len(found) >= rows:
+            raise DecodeError(f"a frame of columns with {count} rows of {width} bytes")
+        numbers = _numbers(bytes(view[start : start + 4 * count]), rows)
+        data = np.frombuffer(view, np.uint8, count * width, start + 4 * count).reshape(count, width)
+        start += count * (4 + width)
+        found.append(Rows(template, numbers, data))
+    return found
+
+
+@lru_cache(maxsize=16)  # mostly all rows of a session say the same, at every step
+def _numbers(encoded: bytes, rows: int) -> np.ndarray:
+    """The numbers of rows, which nobody may change.
+
+    Raises:
+        DecodeError: they do not ascend, or one is not below ``rows``.
+    """
+    numbers: np.ndarray = np.frombuffer(encoded, "<u4").astype(np.int64)
+    if numbers[-1] >= rows or (numbers[1:] <= numbers[:-1]).any():
+        raise DecodeError(f"a frame of columns whose rows are not ascending and less than {rows}")
+    numbers.flags.writeable = False
+    return numbers

@@ -1,0 +1,285 @@
+"""Gymnasium spaces: their wire form, their leaves, and values taken apart into leaves and put together.
+
+A leaf is what a space is made of once Dict and Tuple are taken apart: a fixed-size array for Box, Discrete,
+MultiDiscrete and MultiBinary, and an ``OBJECT`` for every other space, whose values vary in size.
+
+One registered function per space and purpose, as in ``gymnasium.vector.utils``. Only Gymnasium's own classes have a
+wire form, exactly: a subclass may mean something else by the same fields. Between a program and the workers of its own
+private hub any other space travels by cloudpickle.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import Any, Callable, Dict, Iterator
+
+import numpy as np
+
+from envhub.arena.layout import OBJECT, Leaf
+from envhub.errors import UnsupportedSpace
+from envhub.values.gym_api import api
+
+gym_spaces = api.spaces
+
+Description = Dict[str, Any]
+Describe = Callable[[Any], Description]
+Build = Callable[[Description], Any]
+
+PICKLED = "Pickled"
+
+
+def describe(space: Any, pickled: bool = False) -> Description:
+    """The space as codec values, from which ``build`` makes an equal one that also samples alike.
+
+    Args:
+        space: any space.
+        pickled: take spaces of other classes as they are, for an encoder that pickles them.
+
+    Raises:
+        UnsupportedSpace: the space, or one inside it, has no wire form.
+    """
+    name = type(space).__name__
+    own = type(space) is getattr(gym_spaces, name, None) or type(space).__module__.startswith("gym.spaces.")
+    if not own or name not in _DESCRIBE:
+        return _describe_other(space, pickled)
+    found = {"space": name, **_DESCRIBE[name](space, lambda sub: describe(sub, pickled))}
+    random = getattr(space, "_np_random", None)
+    if isinstance(random, np.random.Generator):  # it was seeded, or sampled from: it goes on from there
+        found["random"] = random
+    return found
+
+
+def _describe_other(space: Any, pickled: bool) -> Description:
+    kind = f"{type(space).__module__}.{type(space).__qualname__}"
+    if not pickled:
+        raise UnsupportedSpace(
+            f"a {kind} has no form on the network, where only Gymnasium's own spaces have one: wrap the env so that it "
+            "uses those, or use a private hub (hub=None)"
+        )
+    return {"space": PICKLED, "value": space}
+
+
+def build(description: Description) -> Any:
+    """The space that ``describe`` described.
+
+    Raises:
+        UnsupportedSpace: an unknown kind of space, or fields that make no space.
+    """
+    fields = dict(description)
+    name, random = fields.pop("space", None), fields.pop("random", None)
+    if name == PICKLED and isinstance(fields.get("value"), gym_spaces.Space):
+        return fields["value"]
+    if not isinstance(name, str) or name not in _BUILD:
+        raise UnsupportedSpace(f"this version of EnvHub knows no space {name!r}, or not on the network")
+    try:
+        built = _BUILD[name](build, **fields)
+        leaves(built)  # which it has, or it cannot be used
+    except UnsupportedSpace:
+        raise
+    except Exception as error:
+        # The fields came over the wire: whatever a constructor makes of them is the wire's fault.
+        raise UnsupportedSpace(f"malformed description of a {name}: {error}") from error
+    if isinstance(random, np.random.Generator):
+        built._np_random = random
+    return built
+
+
+def _describe_bound(bound: np.ndarray) -> Any:
+    # A bound is mostly one value: an image's 28,224 zeros need not travel.
+    first = bound.flat[0] if bound.size else None
+    same = first is not None and bool(np.array_equal(bound, np.full_like(bound, first)))
+    return np.full((), first, bound.dtype) if same else bound
+
+
+def _describe_box(space: Any, describe: Describe) -> Description:
+    low, high = _describe_bound(space.low), _describe_bound(space.high)
+    found = {"dtype": space.dtype.str, "shape": list(space.shape), "low": low, "high": high}
+    if space.dtype.kind in "iu":  # a bound that was infinite is a number now, yet the space samples as if it were not
+        found["bounded"] = [_describe_bound(space.bounded_below), _describe_bound(space.bounded_above)]
+    return found
+
+
+def _build_box(
+    build: Build, dtype: str, shape: list[int], low: np.ndarray, high: np.ndarray, bounded: Any = None
+) -> Any:
+    low, high = (np.broadcast_to(bound, shape).astype(dtype) for bound in (low, high))
+    box = gym_spaces.Box(low, high, tuple(shape), np.dtype(dtype))
+    if bounded is not None:
+        box.bounded_below, box.bounded_above = (np.broadcast_to(side, shape).astype(bool) for side in bounded)
+    return box
+
+
+def _build_discrete(build: Build, n: int, start: int, dtype: str) -> Any:
+    kind = np.dtype(dtype)
+    start_if_any = {"start": start} if start else {}  # gym before 0.22 knows none
+    if kind == np.int64:  # the only dtype that Gymnasium before 1.2 knows
+        return gym_spaces.Discrete(n, **start_if_any)
+    return gym_spaces.Discrete(n, **start_if_any, dtype=kind.type)
+
+
+def _build_multi_discrete(build: Build, nvec: np.ndarray, start: np.ndarray, dtype: str) -> Any:
+    start_if_any = {"start": start} if np.any(start) else {}  # Gymnasium before 0.29 knows none
+    return gym_spaces.MultiDiscrete(nvec, dtype=np.dtype(dtype).type, **start_if_any)
+
+
+def _describe_dict(space: Any, describe: Describe) -> Description:
+    return {
+        "keys": list(space.spaces),
+        "spaces": [describe(sub) for sub in space.spaces.values()],
+        "sort_keys": bool(getattr(space, "sort_keys", False)),
+    }
+
+
+def _build_dict(build: Build, keys: list[str], spaces: list[Description], sort_keys: bool = False) -> Any:
+    # A list of pairs keeps the order; versions that know sort_keys need it for equal spaces to compare equal.
+    built = gym_spaces.Dict([(key, build(sub)) for key, sub in zip(keys, spaces)])
+    if hasattr(built, "sort_keys"):
+        built.sort_keys = sort_keys
+    return built
+
+
+def _build_text(build: Build, min_length: int, max_length: int, charset: str) -> Any:
+    return gym_spaces.Text(max_length, min_length=min_length, charset=charset)
+
+
+def _describe_graph(space: Any, describe: Describe) -> Description:
+    edges = space.edge_space
+    return {"nodes": describe(space.node_space), "edges": None if edges is None else describe(edges)}
+
+
+def _build_graph(build: Build, nodes: Description, edges: Any) -> Any:
+    return gym_spaces.Graph(build(nodes), None if edges is None else build(edges))
+
+
+_DESCRIBE: dict[str, Callable[[Any, Describe], Description]] = {
+    "Box": _describe_box,
+    # What older versions lack has the value that it was to have.
+    "Discrete": lambda s, _: {"n": int(s.n), "start": int(getattr(s, "start", 0)), "dtype": s.dtype.str},
+    "MultiDiscrete": lambda s, _: {
+        "nvec": s.nvec,
+        "start": getattr(s, "start", np.zeros_like(s.nvec)),
+        "dtype": s.dtype.str,
+    },
+    "MultiBinary": lambda s, _: {"n": list(s.shape), "flat": isinstance(s.n, (int, np.integer))},
+    "Dict": _describe_dict,
+    "Tuple": lambda s, describe: {"spaces": [describe(sub) for sub in s.spaces]},
+    "Text": lambda s, _: {
+        "min_length": s.min_length,
+        "max_length": s.max_length,
+        "charset": "".join(s.character_list),
+    },
+    "Sequence": lambda s, describe: {"item": describe(s.feature_space), "stack": bool(getattr(s, "stack", False))},
+    "Graph": _describe_graph,
+    "OneOf": lambda s, describe: {"spaces": [describe(sub) for sub in s.spaces]},
+}
+_BUILD: dict[str, Callable[..., Any]] = {
+    "Box": _build_box,
+    "Discrete": _build_discrete,
+    "MultiDiscrete": _build_multi_discrete,
+    "MultiBinary": lambda build, n, flat: gym_spaces.MultiBinary(n[0] if flat else n),
+    "Dict": _build_dict,
+    "Tuple": lambda build, spaces: gym_spaces.Tuple([build(sub) for sub in spaces]),
+    "Text": _build_text,
+    "Sequence": lambda build, item, stack: gym_spaces.Sequence(build(item), **({"stack": True} if stack else {})),
+    "Graph": _build_graph,
+    "OneOf": lambda build, spaces: gym_spaces.OneOf([build(sub) for sub in spaces]),
+}
+
+
+@singledispatch
+def leaves(space: Any) -> list[Leaf]:
+    """What a space is made of, in the order of the space."""
+    return [OBJECT]
+
+
+@leaves.register(gym_spaces.Box)
+@leaves.register(gym_spaces.Discrete)
+@leaves.register(gym_spaces.MultiDiscrete)
+@leaves.register(gym_spaces.MultiBinary)
+def _leaves_array(space: Any) -> list[Leaf]:
+    return [Leaf(space.dtype.str, tuple(space.shape))]
+
+
+@leaves.register(gym_spaces.Dict)
+def _leaves_dict(space: Any) -> list[Leaf]:
+    return [leaf for sub in space.spaces.values() for leaf in leaves(sub)]
+
+
+@leaves.register(gym_spaces.Tuple)
+def _leaves_tuple(space: Any) -> list[Leaf]:
+    return [leaf for sub in space.spaces for leaf in leaves(sub)]
+
+
+def structure(space: Any) -> Any:
+    """What must be alike in spaces whose elements are batched together: their nesting, and every leaf.
+
+    Keys have no order here, as they have none for Gymnasium; leaves of no fixed size are alike if their classes are.
+    """
+    if isinstance(space, gym_spaces.Dict):
+        return {key: structure(sub) for key, sub in space.spaces.items()}
+    if isinstance(space, gym_spaces.Tuple):
+        return [structure(sub) for sub in space.spaces]
+    return type(space), leaves(space), getattr(space, "max_length", None)
+
+
+def flatten(space: Any, value: Any) -> list[Any]:
+    """The parts of ``value`` in the order of the space's leaves.
+
+    ``value`` is an element of ``space``, or a batch of its elements as Gymnasium batches them: both nest alike.
+
+    Raises:
+        KeyError, TypeError, ValueError: ``value`` does not nest as the space does.
+    """
+    if isinstance(space, gym_spaces.Dict):
+        return [part for key, sub in space.spaces.items() for part in flatten(sub, value[key])]
+    if isinstance(space, gym_spaces.Tuple):
+        if len(value) != len(space.spaces):
+            raise ValueError(f"a tuple of {len(value)} where the space has {len(space.spaces)} parts")
+        return [part for sub, item in zip(space.spaces, value) for part in flatten(sub, item)]
+    return [value]
+
+
+def assemble(space: Any, parts: Iterator[Any]) -> Any:
+    """The nested value (dicts and tuples) whose leaves are the next of ``parts``; undoes ``flatten``."""
+    if isinstance(space, gym_spaces.Dict):
+        return {key: assemble(sub, parts) for key, sub in space.spaces.items()}
+    if isinstance(space, gym_spaces.Tuple):
+        return tuple(assemble(sub, parts) for sub in space.spaces)
+    return next(parts)
+
+
+def is_flat(space: Any) -> bool:
+    """Whether the space is a single leaf, so that values need no taking apart."""
+    return not isinstance(space, (gym_spaces.Dict, gym_spaces.Tuple))
+
+
+def check_equivalent(space: Any, wanted: Any, observation_mode: str) -> None:
+    """Refuse an observation space that cannot be batched with the session's; the texts are Gymnasium's.
+
+    Raises:
+        RuntimeError: it differs, or, where spaces may differ, has another structure.
+    """
+    if observation_mode == "same":
+        if wanted != space:
+            raise RuntimeError(
+                "AsyncVectorEnv(..., observation_mode='same') however some of the sub-environments observation spaces "
+                "are not equivalent. If this is intentional, use `observation_mode='different'` instead."
+            )
+    elif structure(space) != structure(wanted):
+        raise RuntimeError(
+            "AsyncVectorEnv(..., observation_mode='different' or custom space) however the sub-environment's "
+            "observation spaces do not share a common shape and dtype."
+        )
+
+
+def check_action_space(space: Any, wanted: Any) -> None:
+    """Refuse an action space that is not the session's; the text is Gymnasium's.
+
+    Raises:
+        RuntimeError: it differs.
+    """
+    if wanted != space:
+        raise RuntimeError(
+            f"Some environments have an action space different from `{wanted}`. In order to batch actions, the action "
+            "spaces from all environments must be equal."
+        )

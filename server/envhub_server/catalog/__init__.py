@@ -1,0 +1,1 @@
+"""What may be made, and what is known of it."""

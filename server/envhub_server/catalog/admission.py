@@ -1,0 +1,50 @@
+"""What a hub makes for whom."""
+
+from __future__ import annotations
+
+import re
+
+from envhub.protocol.messages import Failure, Make
+from envhub.values import compression
+from envhub_server.catalog.registry import Recipe, Registry, namespace_modules
+from envhub_server.config import HubConfig
+
+AUTORESET_MODES = frozenset(["NextStep", "SameStep", "Disabled"])
+# Those that any client may ask for; RecordVideo writes wherever it is told to.
+WRAPPERS = re.compile(r"gymnasium\.wrappers\.\w+:(?!RecordVideo)\w+")
+OBSERVATION_MODES = frozenset(["same", "different"])
+
+
+def admitted(make: Make, config: HubConfig, registry: Registry, envs: int) -> Recipe | Failure:
+    """How to make what is asked for, or why it is not made; so many envs are in use."""
+    limits = config.limits
+    if make.num_envs > limits.envs_per_session_max:
+        text = f"num_envs={make.num_envs} is more than envs_per_session_max={limits.envs_per_session_max}"
+        return Failure("limit", "hub", text)
+    if envs + make.num_envs > limits.envs_max:
+        text = f"{make.num_envs} more envs would exceed the hub's envs_max={limits.envs_max}; {envs} are in use"
+        return Failure("limit", "hub", text)
+    if make.num_workers is not None and make.num_workers > make.num_envs:
+        return Failure("refused", "request", f"num_workers={make.num_workers} is more than num_envs")
+    if make.autoreset_mode not in AUTORESET_MODES or make.observation_mode not in OBSERVATION_MODES:
+        text = f"autoreset_mode={make.autoreset_mode!r}, observation_mode={make.observation_mode!r}: no such mode"
+        return Failure("refused", "request", text)
+    if make.compression and make.compression not in compression.available():
+        text = f"this hub cannot compress by {make.compression!r}; it has {compression.available() or 'nothing to'}"
+        return Failure("refused", "request", text)
+    if len(make.wrappers) != len(make.wrapper_kwargs):
+        text = f"{len(make.wrappers)} wrappers and arguments for {len(make.wrapper_kwargs)}"
+        return Failure("refused", "request", text)
+    if config.private:
+        return Recipe(make.name, namespace_modules(make.name))
+    if make.factories or make.runner or make.world is not None:
+        text = "this hub makes environments by name only; factories run in a private hub (hub=None)"
+        return Failure("not_permitted", "request", text)
+    if foreign := [wrapper for wrapper in make.wrappers if not WRAPPERS.fullmatch(wrapper)]:
+        text = f"{', '.join(foreign)}: a hub on the network imports no wrapper but Gymnasium's, and none that records"
+        return Failure("not_permitted", "request", text)
+    recipe = registry.find(make.name)
+    if recipe is None:
+        text = f"this hub does not offer {make.name!r}; its operator decides what it offers, `envs()` lists it"
+        return Failure("unknown_env", "request", text)
+    return recipe

@@ -1,0 +1,80 @@
+"""The file in which private hubs keep what steps of envs took, for the programs that come later.
+
+It is small, belongs to the user, and is only ever a hint: one that is missing, broken or older changes nothing but the
+number of workers. Programs that share it each write the whole file at once, so it is never half of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import structlog
+
+from envhub_server.catalog.step_costs import StepCost, StepCosts
+
+ENVIRONMENT_VARIABLE = "ENVHUB_CACHE"
+FILE_BYTES_MAX = 1 << 20
+
+log = structlog.get_logger("envhub.hub")
+
+
+class StepCostFile:
+    """Costs that outlive the hub."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Kept in the file at ``path``; in none where that is None."""
+        self._path = path
+        self._noted: dict[str, StepCost] = {}
+
+    def read(self) -> StepCosts:
+        """What the file says; nothing, where it cannot be read."""
+        if self._path is None:
+            return StepCosts()
+        try:
+            # Without waiting: whatever stands there, a hub's start must not hang on it.
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(descriptor, "rb") as file:
+                return StepCosts.of_text((file.read(FILE_BYTES_MAX) or b"").decode("utf-8", "replace"))
+        except FileNotFoundError:
+            return StepCosts()
+        except OSError as error:
+            log.warning("step_costs_unread", path=str(self._path), error=str(error))
+            return StepCosts()
+
+    def write(self, noted: Mapping[str, StepCost]) -> None:
+        """Add these costs to what the file says by now, in one piece; where that fails, later programs know less."""
+        if self._path is None or not noted:
+            return
+        costs = self.read()
+        for key, cost in noted.items():
+            costs.note(key, cost)
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
+            try:
+                with open(descriptor, "w", encoding="utf-8") as file:
+                    file.write(costs.text())
+                os.replace(name, self._path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(name)
+                raise
+        except OSError as error:
+            log.warning("step_costs_unwritten", path=str(self._path), error=str(error))
+
+
+def cache_path(environ: Mapping[str, str]) -> Path | None:
+    """The file in the user's cache folder; None where ``ENVHUB_CACHE`` is ``off``, or no folder is the user's."""
+    if environ.get(ENVIRONMENT_VARIABLE, "").lower() in ("off", "0", "no", "false"):
+        return None
+    folder = environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(folder):  # as the XDG base directory specification says
+        home = environ.get("HOME", "")
+        if not os.path.isabs(home):
+            return None
+        folder = os.path.join(home, ".cache")
+    return Path(folder, "envhub", "step_costs.json")

@@ -1,0 +1,1 @@
+"""The loop: poll, protocol, session, send."""

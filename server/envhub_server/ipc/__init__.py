@@ -1,0 +1,1 @@
+"""What the hub and its child processes share. Python 3.8 and later."""

@@ -1,0 +1,173 @@
+"""The control channel between the hub and one worker: framed messages and descriptors over a Unix stream socket.
+
+A frame is its length (uint32, little-endian) and a control message. The hub's end never blocks: what the socket does
+not take waits in a buffer until the hub's loop finds the socket writable. The worker's end blocks.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import os
+import resource
+import socket
+import struct
+from collections import deque
+from typing import Any, Sequence
+
+from envhub_server.ipc import control
+
+MESSAGE_BYTES_MAX = 1 << 30
+READ_BYTES = 1 << 18
+DESCRIPTORS_MAX = 250  # the kernel takes 253 at a time
+MOVED_UP_TO = 1024  # the first number of a descriptor that env code must not close by accident; less where
+MOVED_UP_MAX = 64  # numbers from there on would be more than a process may have
+
+FORKED_STATUS = 1  # of a process that took itself for the one that it was forked from
+
+_LENGTH = struct.Struct("<I")
+
+
+def moved_up(descriptor: int) -> int:
+    """Another number for this descriptor, close-on-exec, which code that closes all the usual ones leaves open.
+
+    Env code calls ``os.closerange(3, 101)``, or up to 256 or 1024, before it executes another program.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, max(3, min(MOVED_UP_TO, limit - MOVED_UP_MAX)))
+    os.close(descriptor)
+    return moved
+
+
+class ChannelClosed(Exception):
+    """The other end is gone, or this one is no open socket."""
+
+
+class Channel:
+    """One end of the channel."""
+
+    def __init__(self, connection: socket.socket, descriptors_max: int = DESCRIPTORS_MAX) -> None:
+        """Of this socket; of descriptors that the other end sends, no more than so many at a time are taken."""
+        self._pid = os.getpid()
+        self._socket = connection
+        self._ancillary_bytes = socket.CMSG_SPACE(descriptors_max * 4) if descriptors_max else 0
+        self._incoming = bytearray()
+        self._outgoing: deque[memoryview] = deque()
+        self._descriptors: list[int] = []
+
+    def fileno(self) -> int:
+        """The socket's descriptor, to poll."""
+        return self._socket.fileno()
+
+    @property
+    def backlogged(self) -> bool:
+        """Whether bytes wait for the socket to become writable."""
+        return bool(self._outgoing)
+
+    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+        """Send a control message; on a non-blocking socket, as far as it goes now.
+
+        A process that was forked from the one that made the channel ends here, without a word: C code forks, too, of
+        which the interpreter is not told.
+
+        Raises:
+            ChannelClosed: the other end is gone.
+            ValueError: the message is larger than ``MESSAGE_BYTES_MAX``.
+        """
+        if os.getpid() != self._pid:
+            os._exit(FORKED_STATUS)
+        pieces = control.pack(message)
+        length = sum(map(len, pieces))
+        if length > MESSAGE_BYTES_MAX:
+            raise ValueError(f"a {type(message).__name__} of {length} bytes; a channel carries {MESSAGE_BYTES_MAX}")
+        if descriptors:
+            # They ride on the frame's first bytes, so these must go out in this call: nothing may wait before them.
+            self._send_descriptors(_LENGTH.pack(length), descriptors)
+        else:
+            pieces[0] = _LENGTH.pack(length) + pieces[0]
+        self._outgoing.extend(map(memoryview, pieces))
+        self.flush()
+
+    def _send_descriptors(self, head: bytes, descriptors: Sequence[int]) -> None:
+        if self._outgoing:
+            raise RuntimeError("descriptors cannot overtake a message that still waits to be sent")
+        rights = array.array("i", descriptors).tobytes()
+        try:
+            self._socket.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+
+    def flush(self) -> None:
+        """Send what waits, as far as the socket takes it.
+
+        Raises:
+            ChannelClosed: the other end is gone.
+        """
+        while self._outgoing:
+            try:
+                sent = self._socket.send(self._outgoing[0])
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise ChannelClosed(str(error)) from error
+            piece = self._outgoing.popleft()
+            if sent < len(piece):
+                self._outgoing.appendleft(piece[sent:])
+
+    def receive(self) -> list[Any] | None:
+        """Read once and return every message that is complete now; None where a non-blocking socket has nothing.
+
+        Raises:
+            ChannelClosed: the other end is gone; messages it sent before were returned by earlier calls.
+            codec.DecodeError: the other end sent something that is no control message.
+        """
+        try:
+            chunk, ancillary, _, _ = self._socket.recvmsg(READ_BYTES, self._ancillary_bytes)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+        for level, kind, raw in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                received = array.array("i")
+                received.frombytes(raw[: len(raw) - len(raw) % received.itemsize])
+                self._descriptors += received.tolist()
+        if not chunk:
+            raise ChannelClosed("end of file")
+        self._incoming += chunk
+        return self._complete()
+
+    def _complete(self) -> list[Any]:
+        found = []
+        start = 0
+        while len(self._incoming) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._incoming, start)
+            end = start + _LENGTH.size + length
+            if length > MESSAGE_BYTES_MAX or end > len(self._incoming):
+                if length > MESSAGE_BYTES_MAX:
+                    raise ChannelClosed(f"a message of {length} bytes was announced")
+                break
+            found.append(control.unpack(bytes(self._incoming[start + _LENGTH.size : end])))
+            start = end
+        del self._incoming[:start]
+        return found
+
+    def take_descriptors(self, count: int) -> list[int]:
+        """The next ``count`` descriptors that came with messages, moved up; the caller owns them."""
+        taken, self._descriptors = self._descriptors[:count], self._descriptors[count:]
+        if len(taken) != count:
+            raise ChannelClosed(f"{count} descriptors expected, {len(taken)} came")
+        return list(map(moved_up, taken))
+
+    def shutdown(self) -> None:
+        """End the conversation: the other end can send no more; what it has sent can still be received."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()

@@ -1,0 +1,1 @@
+"""What the hub's loop waits for: descriptors, signals and time."""

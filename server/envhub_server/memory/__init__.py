@@ -1,0 +1,1 @@
+"""The hub's hands in the arena."""

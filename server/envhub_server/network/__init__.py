@@ -1,0 +1,1 @@
+"""Who connects, and whether they are still there."""

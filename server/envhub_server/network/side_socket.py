@@ -1,0 +1,134 @@
+"""The side socket of an ipc address: where a client on this machine gets the descriptors of its session's memory.
+
+It stands beside the address as ``<path>.side``. Whoever connects must be of the hub's user and say a ticket that one
+session was given when it was made; the kernel says who the user is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+from collections import OrderedDict
+from collections.abc import Callable
+
+import structlog
+
+from envhub.transport.address import parse, side_path, socket_name
+from envhub_server.loop.poller import Watch
+from envhub_server.network import descriptor_guard
+
+TICKET_BYTES = 16
+PENDING_MAX = 64  # connections that have said no ticket yet; the oldest makes room
+BACKLOG = 64
+
+_UCRED = struct.Struct("3i")
+
+log = structlog.get_logger("envhub.hub")
+
+Admit = Callable[[bytes, socket.socket], None]
+
+
+class SideDoor:
+    """The side sockets of one hub."""
+
+    def __init__(self, watch: Watch, admit: Admit) -> None:
+        """Hand every connection that says a ticket to ``admit``, which then owns it."""
+        self._watch = watch
+        self._admit = admit
+        self._listeners: list[tuple[socket.socket, str]] = []
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._pending: OrderedDict[int, socket.socket] = OrderedDict()
+
+    @property
+    def open(self) -> bool:
+        """Whether there is a side socket at all."""
+        return bool(self._listeners)
+
+    def listen(self, address: str) -> None:
+        """Listen beside this address, if it is of ipc; without, its clients use the wire."""
+        path = side_path(parse(address))
+        if path is None:
+            return
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            if not path.startswith("@"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)  # a killed hub's: who listens on the address itself holds its lock
+            listener.setblocking(False)
+            listener.bind(socket_name(path))
+            listener.listen(BACKLOG)
+        except OSError as error:
+            listener.close()
+            log.warning("no_side_socket", path=path, why=str(error))
+            return
+        self._listeners.append((listener, path))
+        self._watch.watch(listener.fileno(), lambda: self._on_connection(listener))
+
+    def _on_connection(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError as error:  # it has gone again, or there is no descriptor for it: its client uses the wire
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._turn_away(listener)
+            return
+        if descriptor_guard.is_high(connection.fileno()):
+            connection.close()  # likewise
+            return
+        connection.setblocking(False)
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        pid, uid, _ = _UCRED.unpack(raw)
+        if uid != os.getuid():
+            log.warning("side_refused", pid=pid, uid=uid)
+            connection.close()
+            return
+        while len(self._pending) >= PENDING_MAX:
+            self._drop(next(iter(self._pending)))
+        descriptor = connection.fileno()
+        self._pending[descriptor] = connection
+        self._watch.watch(descriptor, lambda: self._on_ticket(descriptor))
+
+    def _turn_away(self, listener: socket.socket) -> None:
+        """Close a connection for which there is no descriptor, by the one that is kept for that."""
+        self._close_spare()
+        with contextlib.suppress(OSError):
+            listener.accept()[0].close()
+        with contextlib.suppress(OSError):  # somebody else was quicker
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _close_spare(self) -> None:
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+
+    def _on_ticket(self, descriptor: int) -> None:
+        connection = self._pending[descriptor]
+        try:
+            ticket = connection.recv(TICKET_BYTES)
+        except OSError:
+            ticket = b""
+        if len(ticket) != TICKET_BYTES:
+            self._drop(descriptor)
+            return
+        del self._pending[descriptor]
+        self._watch.unwatch(descriptor)
+        self._admit(ticket, connection)
+
+    def _drop(self, descriptor: int) -> None:
+        self._watch.unwatch(descriptor)
+        self._pending.pop(descriptor).close()
+
+    def close(self) -> None:
+        """Stop listening, and leave no file."""
+        for descriptor in list(self._pending):
+            self._drop(descriptor)
+        for listener, path in self._listeners:
+            self._watch.unwatch(listener.fileno())
+            listener.close()
+            if not path.startswith("@"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+        self._listeners.clear()
+        self._close_spare()

@@ -1,0 +1,46 @@
+"""The private hub: the process that ``hub=None`` starts, which belongs to one program and ends with it.
+
+Started by ``envhub_client.private_hub.process`` as ``ADDRESS OWNER_PIDFD READY_FD``; it writes one byte to the last
+once it listens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+
+from envhub_server import log
+from envhub_server.catalog.step_cost_file import cache_path
+from envhub_server.config import MIB, HubConfig, Limits, Timing
+from envhub_server.hub.hub import Hub
+from envhub_server.hub_process import run_hub
+from envhub_server.worker.bootstrap import PR_SET_PDEATHSIG
+
+
+def main(address: str, owner: int, ready_fd: int) -> None:
+    """Serve the program behind the pidfd ``owner`` on this address until it ends."""
+    # Should somebody have stopped it, it must go on when its program ends, to see that; it never ends by this.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
+    log.configure(logging.ERROR)  # its program has the terminal to itself; only trouble is worth a line there
+
+    def ready(hub: Hub) -> None:
+        try:
+            os.write(ready_fd, b"1")
+        except BrokenPipeError:
+            hub.stop("its program ended, or was interrupted while it started the hub")
+        os.close(ready_fd)
+
+    # Its one client is the program itself, which may have all that the machine gives.
+    limits = Limits(
+        sessions_max=1024,
+        envs_max=1 << 20,
+        envs_per_session_max=1 << 16,
+        arena_bytes_max=1 << 50,
+        message_bytes_max=1024 * MIB,
+    )
+    # It ends with the program, which may be stopped for as long as somebody looks at it in a debugger.
+    timing = Timing(lease_s=3600.0)
+    costs = cache_path(os.environ)
+    run_hub(HubConfig(binds=(address,), owner=owner, limits=limits, timing=timing, step_costs=costs), ready)

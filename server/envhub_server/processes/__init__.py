@@ -1,0 +1,1 @@
+"""Processes are started, watched and ended here."""

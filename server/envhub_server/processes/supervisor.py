@@ -1,0 +1,162 @@
+"""The processes of a hub: a zygote started by exec, workers forked by it, and whatever the envs of these left behind.
+
+Workers are watched by pidfd and ended with their whole process group. What left the group comes to the hub, which is a
+subreaper, and is ended with its worker (``orphans``). Should the hub be killed, the kernel ends the workers and the
+zygote all that is left. Everything here runs in the hub's main thread: the kernel ends a worker when that thread ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from envhub.arena.spin import RING
+from envhub_server.loop.poller import Watch
+from envhub_server.processes.exit_cause import MemoryKills, OutOfMemory, own_counters
+from envhub_server.processes.orphan_reaper import Orphans
+from envhub_server.processes.worker_handle import Handlers, WorkerProcess
+from envhub_server.processes.worker_output import Streams
+from envhub_server.processes.zygote_handle import Zygote, start_world
+
+PR_SET_CHILD_SUBREAPER = 36
+ZYGOTES_MAX = 3  # started in place of those that ended, within
+ZYGOTES_WINDOW_S = 60.0
+
+log = structlog.get_logger("envhub.supervisor")
+
+
+class Supervisor:
+    """The zygote and all that came of it."""
+
+    def __init__(self, watch: Watch, python: str) -> None:
+        """Make this process the parent of everything below it that loses its own."""
+        self._python = python
+        self._hub = secrets.token_hex(8)  # what its processes are marked with
+        self._orphans = Orphans(self._hub)
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self._watch = watch
+        self._streams = Streams(watch)
+        self._memory_kills = MemoryKills(own_counters())
+        self._zygotes: list[Zygote] = []  # the last is the one in use, the others are about to end
+        self._replaced_s: deque[float] = deque(maxlen=ZYGOTES_MAX)  # when a zygote was started for one that ended
+        self._workers: set[WorkerProcess] = set()
+        self._swept_next: list[int] = []  # pids of workers that ended, of whose orphans none was looked for yet
+        self._sweep_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        watch.watch(self._sweep_bell, self._sweep)
+
+    def start(self, handlers: Sequence[Handlers], environ: Mapping[str, str] | None = None) -> list[WorkerProcess]:
+        """Start one worker per entry of ``handlers``, of a process started in this environment (the hub's if None).
+
+        Raises:
+            OSError: there are no descriptors or processes left; no worker was started.
+        """
+        zygote = self._zygote(environ)
+        self._memory_kills.forget()
+        workers: list[WorkerProcess] = []
+        try:
+            for handler in handlers:
+                workers.append(WorkerProcess(self._watch, self._streams, handler, self))
+            zygote.fork(workers)
+        except OSError:
+            for worker in workers:
+                worker.discard()
+            raise
+        self._workers.update(workers)
+        return workers
+
+    # --- zygotes ----------------------------------------------------------------------------------------------------
+
+    def _zygote(self, environ: Mapping[str, str] | None) -> Zygote:
+        """The zygote of this world. A fork cannot move to another, so a program that changed its own gets a new one."""
+        current = self._zygotes[-1] if self._zygotes else None
+        if current is not None and current.alive and current.world == start_world(environ):
+            return current
+        zygote = self._start_zygote(environ)
+        if current is not None:
+            current.retire()
+        return zygote
+
+    def _start_zygote(self, environ: Mapping[str, str] | None) -> Zygote:
+        zygote = Zygote(self._watch, self._python, self._hub, environ, self._pids(), self._on_zygote_end)
+        self._zygotes.append(zygote)
+        return zygote
+
+    def _on_zygote_end(self, zygote: Zygote) -> None:
+        in_use = zygote is self._zygotes[-1]
+        self._zygotes.remove(zygote)
+        if in_use and self._pids():
+            self._replace(zygote)
+
+    def _replace(self, zygote: Zygote) -> None:
+        """Start another, since nobody would end what workers leave behind if the hub were killed now."""
+        now_s = time.monotonic()
+        if len(self._replaced_s) == ZYGOTES_MAX and now_s < self._replaced_s[0] + ZYGOTES_WINDOW_S:
+            log.error("zygote_ended", why=f"{ZYGOTES_MAX} in {ZYGOTES_WINDOW_S:g} s; the next session starts another")
+            return
+        self._replaced_s.append(now_s)
+        try:
+            another = self._start_zygote(zygote.environ)
+        except OSError as error:
+            log.error("zygote_ended", why=f"another cannot be started: {error}")
+        else:
+            log.warning("zygote_replaced", pid=another.pid)
+
+    # --- workers ----------------------------------------------------------------------------------------------------
+
+    def _pids(self) -> list[int]:
+        return [worker.pid for worker in self._workers if worker.pid is not None]
+
+    def on_born(self, pid: int) -> None:
+        """Have the zygote guard this worker."""
+        if self._zygotes:
+            self._zygotes[-1].guard([pid])
+        self.reap_orphans()  # which may have had to wait for its birth
+
+    def on_end(self, worker: WorkerProcess) -> None:
+        """End what this worker left behind, soon."""
+        self._workers.discard(worker)
+        if worker.pid is not None:
+            self._orphans.worker_ended(worker.pid)
+            self._swept_next.append(worker.pid)
+        self.reap_orphans()
+
+    def explain_kill(self) -> OutOfMemory:
+        """Whether a worker that something else killed was killed for want of memory."""
+        return self._memory_kills.explain()
+
+    # --- orphans ----------------------------------------------------------------------------------------------------
+
+    def reap_orphans(self) -> None:
+        """Look after what envs left behind in the next turn of the loop: once, however many workers end in this one."""
+        os.write(self._sweep_bell, RING)
+
+    def _sweep(self) -> None:
+        os.read(self._sweep_bell, 8)
+        workers = set(self._pids())
+        known = workers | {zygote.pid for zygote in self._zygotes}
+        try:
+            self._orphans.sweep(known, workers, births=len(workers) < len(self._workers))
+        except OSError as error:  # no descriptor or no memory to look with: the next child that ends is a reason, too
+            log.warning("orphans_not_seen", why=str(error))
+            return
+        # Not before: should the hub be killed, the janitor is to end what these have left behind.
+        ended, self._swept_next = self._swept_next, []
+        for pid in ended if self._zygotes else ():
+            self._zygotes[-1].reaped(pid)
+
+    def close(self) -> None:
+        """End the zygotes, and whatever envs left behind; the workers are ended by their sessions."""
+        self._workers.clear()  # else the end of a zygote would start another
+        for zygote in list(self._zygotes):
+            zygote.kill()
+            zygote.reap()
+        self._orphans.end_all()
+        self._streams.close()
+        self._watch.unwatch(self._sweep_bell)
+        os.close(self._sweep_bell)

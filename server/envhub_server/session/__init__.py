@@ -1,0 +1,1 @@
+"""What a session decides, and what it decides by. Pure."""

@@ -1,0 +1,49 @@
+"""What a worker is told to build."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from envhub.protocol.messages import Make, World
+from envhub_server.catalog.registry import Recipe
+from envhub_server.ipc import control
+
+
+def build(
+    make: Make, recipe: Recipe, worker: int, rows: Sequence[int], cpu: int | None, first_only: bool = False
+) -> control.Build:
+    """The message for this worker: to make the envs of these rows, or first of all only the first one."""
+    return control.Build(
+        worker=worker,
+        rows=list(rows),
+        name=recipe.name,
+        kwargs=make.kwargs,
+        factories=make.factories,
+        entry=recipe.entry,
+        modules=list(recipe.modules),
+        autoreset_mode=make.autoreset_mode,
+        observation_mode=make.observation_mode,
+        runner=make.runner,
+        wrappers=make.wrappers,
+        wrapper_kwargs=make.wrapper_kwargs,
+        allow_pickle=make.world is not None,
+        columns=make.columns,
+        first_only=first_only,
+        cpu=cpu,
+        on_exception=make.faults.on_exception,
+        on_invalid=make.faults.on_invalid,
+        **_surroundings(make.world),
+    )
+
+
+def _surroundings(world: World | None) -> dict[str, Any]:
+    if world is None:
+        return {}
+    return {
+        "sys_path": world.sys_path,
+        "registrations": world.registrations,
+        "environ": {**world.environ, **control.ONE_THREAD},
+        "cwd": world.cwd,
+        "authkey": world.authkey,
+    }

@@ -1,0 +1,79 @@
+"""How workers end, in words: for the client that is to be told, and for infos."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from envhub.protocol.messages import Failure, Faults
+from envhub.values import codec
+from envhub_server.processes.exit_cause import Ending
+from envhub_server.session.hang_detector import Late
+
+LOG_TAIL_CHARS_MAX = 4096
+_STACKS = re.compile(r"^(Current thread|Thread) 0x", re.MULTILINE)
+_WHAT = {"init": "its making or its first step", "reset": "its reset", "step": "its step", "call": "a call"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the rows of a worker that ended are told.
+
+    Attributes:
+        failure: what happened; ``env_index`` is to be each row's own.
+        raises: whether the step raises; else it is a truncation.
+        info: that row's info, encoded, where it does not.
+    """
+
+    failure: Failure
+    raises: bool
+    info: bytes
+
+
+def named(worker: int, rows: Sequence[int]) -> str:
+    """A worker and its envs."""
+    envs = f"env {rows[0]}" if len(rows) == 1 else f"envs {', '.join(map(str, rows))}"
+    return f"worker {worker} ({envs})"
+
+
+def failure(worker: int, rows: Sequence[int], ending: Ending, late: Late | None) -> Failure:
+    """What to tell of a worker that ended, or was ended because one of its envs was late."""
+    tail = ending.log_tail[-LOG_TAIL_CHARS_MAX:]
+    if late is None:
+        text = f"{named(worker, rows)} {ending.how}"
+        return Failure("worker_died", "request", text, env_index=rows[0], worker=worker, log_tail=tail)
+    text = (
+        f"env {late.row} did not finish {_WHAT[late.kind]} within {late.kind}_timeout={late.limit_s:g} s; "
+        f"its {named(worker, rows)} was ended"
+    )
+    return Failure("env_timeout", "request", text, env_index=late.row, worker=worker, log_tail=tail)
+
+
+def outcome(told: Failure, ending: Ending, restarts: int, faults: Faults) -> Outcome:
+    """What its rows are told, by the session's policy."""
+    timed_out = told.code == "env_timeout"
+    stacks = _STACKS.search(told.log_tail) if timed_out else None
+    info = {
+        "cause": "timeout" if timed_out else "crash",
+        "message": told.message,
+        "signal": ending.signal,
+        "exit_status": ending.status,
+        "traceback": told.log_tail[stacks.start() :] if stacks else "",
+        "restarts": restarts,
+        "log_tail": told.log_tail,
+    }
+    policy = faults.on_timeout if timed_out else faults.on_crash
+    return Outcome(told, policy == "raise", truncation(info))
+
+
+def truncation(env_failure: dict[str, Any]) -> bytes:
+    """The encoded info of an outcome that is none of the env's own."""
+    return codec.encode({"env_failure": env_failure, "invalid_transition": True})
+
+
+def exhausted(told: Failure, restarts: int) -> Failure:
+    """What to tell once a worker is not started again."""
+    text = f"{told.message}; it ended {restarts} times and is not started again: close this session, mend the env"
+    return Failure("restarts_exhausted", "session", text, told.env_index, told.worker, log_tail=told.log_tail)

@@ -1,0 +1,156 @@
+"""How many workers a session gets, and why: pure, from what is known of the env and of the machine.
+
+What is known of the env decides; of these, the first that there is:
+
+=======================  ==============================================================================================
+known                    workers
+=======================  ==============================================================================================
+a number that was told   that many: ``num_workers``, or the hub's ``--workers``
+its steps before         those by which ``batch_s`` steps the envs soonest, and of about equal numbers the fewest:
+.. that wait for long    a process per env, so that no wait is added to another
+.. that compute for long one per CPU
+.. that cost little      the fewer, the cheaper: one env more costs a worker less than one worker more costs its driver,
+                         and as many workers as CPUs leave the driver no CPU of its own
+its family               one per CPU: the env and its wrappers are of packages that compute in their own process
+nothing                  a process per env, within a share of the memory, descriptors and processes
+=======================  ==============================================================================================
+
+Where there are no more envs than CPUs, nothing and the family say the same: a process per env.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from envhub_server.catalog.step_costs import StepCost
+from envhub_server.ipc.control import FirstBuilt
+
+# What a batch costs besides the envs, as measured on 2 CPUs (tests/benchmarks/NOTES.md); it is the proportion to a step
+# of an env that counts. On more CPUs the workers' shares run side by side, and the driver's do not.
+ROW_S = 4e-6  # of a worker's CPU time, for each env
+WORKER_S = 30e-6  # of CPU time, for each worker: it is woken, finds its rows, tells that they are done, and parks
+DRIVER_S = 12e-6  # of the driver's CPU time, for each worker: to wake it, and to hear of it
+SHARED_CPU_S = 200e-6  # where the driver has no CPU of its own, on 2 CPUs: nobody looks before parking, caches are cold
+ABOUT_EQUAL = 1.05  # a batch that takes so many times as long is as good, if it needs fewer workers
+NOTABLY = 1.5  # a session's user is told where another number of workers would be so many times as fast
+SHARE = 0.5  # of the memory, descriptors and processes that are to be had, for one session that sizes itself
+
+
+@dataclass(frozen=True)
+class WorkerCount:
+    """A number of workers, and the reason for it.
+
+    Attributes:
+        workers: how many.
+        reason: why so many, for people.
+        told: whether somebody chose the number, so that no other will be taken by itself.
+    """
+
+    workers: int
+    reason: str
+    told: bool = False
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a session may have of the machine.
+
+    Attributes:
+        affinity: the CPUs' numbers.
+        cpus: how many of them are usable.
+        quota: whether a cgroup limits the CPU time.
+        workers_max: how many more workers a session may have, by its share of the descriptors and processes.
+        memory_bytes: how much memory is to be had.
+    """
+
+    affinity: tuple[int, ...]
+    cpus: int
+    quota: bool = False
+    workers_max: int = 1 << 20
+    memory_bytes: int = 1 << 50
+
+    def cpu(self, worker: int) -> int:
+        """Which CPU is this worker's, where each has its own."""
+        return self.affinity[worker % len(self.affinity)]
+
+
+def told(num_envs: int, wanted: int, by: str) -> WorkerCount:
+    """As many as ``by`` says."""
+    return WorkerCount(min(wanted, num_envs), f"told by {by}", told=True)
+
+
+def known(num_envs: int, cost: StepCost | None, machine: Machine) -> WorkerCount | None:
+    """What is best before any env is made; None where that is to be seen of the first envs."""
+    if cost is not None:
+        best = soonest(num_envs, cost, machine.cpus)
+        workers = _within(best, cost.env_bytes, machine)
+        return WorkerCount(workers, f"a step of this env took {cost} before{_limited(best, workers)}")
+    if num_envs <= machine.cpus:
+        return WorkerCount(num_envs, "a process per env: there are no more envs than CPUs")
+    return None
+
+
+def of_first_envs(num_envs: int, first: Iterable[FirstBuilt], machine: Machine) -> WorkerCount:
+    """What suits envs of which nobody knows what a step takes, but of which the first ones are made."""
+    found = list(first)
+    if all(each.in_process for each in found):
+        return WorkerCount(machine.cpus, "one per CPU: the env and its wrappers are known to compute in their process")
+    workers = _within(num_envs, max(each.private_bytes for each in found), machine)
+    return WorkerCount(workers, f"a process per env: nothing is known of this env{_limited(num_envs, workers)}")
+
+
+def _within(wanted: int, each_bytes: int, machine: Machine) -> int:
+    """As many of the wanted workers as may be had where each takes so much memory; one per CPU may always."""
+    room = min(machine.workers_max, int(SHARE * machine.memory_bytes) // max(1, each_bytes))
+    return min(wanted, max(machine.cpus, room))
+
+
+def _limited(wanted: int, workers: int) -> str:
+    limits = "memory, descriptors and processes"
+    return "" if workers == wanted else f"; {wanted} are more than the {limits} that are to be had allow"
+
+
+def soonest(num_envs: int, cost: StepCost, cpus: int) -> int:
+    """By how many workers so many envs are stepped soonest; of about equal numbers, the fewest."""
+    times = {workers: batch_s(num_envs, workers, cost, cpus) for workers in _worth_a_look(num_envs, cpus)}
+    limit_s = min(times.values()) * ABOUT_EQUAL
+    return min(workers for workers, time_s in times.items() if time_s <= limit_s)
+
+
+def _worth_a_look(num_envs: int, cpus: int) -> set[int]:
+    """Numbers of workers, of which one is about the best: between two of them the largest has as many envs."""
+    rows = range(1, num_envs + 1)
+    return {-(-num_envs // row) for row in rows} | {min(cpus, num_envs)}
+
+
+def batch_s(num_envs: int, workers: int, cost: StepCost, cpus: int) -> float:
+    """How long a batched step takes by so many workers, about.
+
+    The worker with the most envs takes them one after the other, waits included. All together need so much CPU time,
+    of which ``cpus`` run side by side at best; and the driver's own part is one after the other. With fewer workers
+    than CPUs, the driver has one to itself.
+    """
+    rows = -(-num_envs // workers)
+    alone_s = rows * (cost.cpu_s + cost.wait_s + ROW_S) + WORKER_S
+    computing_s = num_envs * (cost.cpu_s + ROW_S) + workers * WORKER_S
+    driver_s = workers * DRIVER_S + (SHARED_CPU_S if workers >= cpus else 0.0)
+    return max(alone_s, computing_s / min(workers, cpus)) + driver_s
+
+
+def better_count(num_envs: int, workers: int, cost: StepCost, machine: Machine) -> tuple[int, float] | None:
+    """A number of workers that is more than ``NOTABLY`` times as fast, and how many times; None if there is none.
+
+    It is the number that ``known`` gives the next session.
+    """
+    best = _within(soonest(num_envs, cost, machine.cpus), cost.env_bytes, machine)
+    taken_s, best_s = (batch_s(num_envs, count, cost, machine.cpus) for count in (workers, best))
+    return (best, taken_s / best_s) if taken_s / best_s > NOTABLY else None
+
+
+def better_count_text(num_envs: int, workers: int, best: int, times_as_fast: float, cost: StepCost) -> str:
+    """What is told where ``better_count`` found a better number."""
+    return (
+        f"{num_envs} envs in {workers} workers: {best} would step them about {times_as_fast:.1f} times as fast, for a "
+        f"step takes {cost}; the next session of this env gets them by itself"
+    )

@@ -1,0 +1,131 @@
+"""Envs of older Gymnasium and of gym, made to speak as those of Gymnasium 1.4.
+
+What differs, by the release notes of both: gym before 0.26 has ``seed`` and steps of four values, whose ``info`` says
+``TimeLimit.truncated``; gym and Gymnasium before 1.0 have no ``set_wrapper_attr``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import numpy as np
+
+from envhub.values import spaces
+from envhub.values.gym_api import api
+
+
+def made(name: str, kwargs: dict[str, Any]) -> Any:
+    """What the registry makes of this id, adapted."""
+    if api.__name__ == "gymnasium" or _version(api) >= (0, 26):
+        return adapted(api.make(name, **kwargs))
+    render_mode = kwargs.pop("render_mode", None)  # it came with 0.26; before, ``render`` was told each time
+    env = adapted(api.make(name, **kwargs))
+    env.render_mode = render_mode
+    return env
+
+
+def adapted(env: Any) -> Any:
+    """The env, or where it speaks an older dialect, an interpreter for it."""
+    if isinstance(env, FiveValues):
+        return env
+    gym = sys.modules.get("gym")
+    if gym is not None and isinstance(env, gym.Env):
+        return FourValues(env) if _version(gym) < (0, 26) else FiveValues(env)
+    if hasattr(env, "set_wrapper_attr") or not isinstance(env, api.Env):
+        return env
+    return FiveValues(env)
+
+
+def _version(package: Any) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", package.__version__)[:2])
+
+
+class FiveValues:
+    """An env of gym 0.26 or of Gymnasium before 1.0."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.observation_space = _native(env.observation_space)
+        self.action_space = _native(env.action_space)
+        self.metadata = env.metadata
+        self.render_mode = getattr(env, "render_mode", None)
+        self.spec = env.spec
+        self._seed = -1
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """As in Gymnasium."""
+        self._seed = self._seed if seed is None else seed
+        found: tuple[Any, dict[str, Any]] = self.env.reset(seed=seed, options=options)
+        return found
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """As in Gymnasium."""
+        found: tuple[Any, Any, Any, Any, dict[str, Any]] = self.env.step(action)
+        return found
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """As in Gymnasium: the attribute of the nearest wrapper that has it, or of the env."""
+        if name == "np_random_seed":  # which the env does not remember
+            return self._seed
+        if name in ("render_mode", "spec", "observation_space", "action_space", "metadata"):
+            return getattr(self, name)
+        for layer in self._layers():
+            if name in vars(layer) or hasattr(type(layer), name):
+                return getattr(layer, name)
+        return getattr(self.env, name)
+
+    def set_wrapper_attr(self, name: str, value: Any) -> None:
+        """As in Gymnasium: on the nearest wrapper that has it, else on the outermost."""
+        for layer in self._layers():
+            if name in vars(layer) or hasattr(type(layer), name):
+                setattr(layer, name, value)
+                return
+        setattr(self.env, name, value)
+
+    def _layers(self) -> list[Any]:
+        layers = [self.env]
+        while "env" in vars(layers[-1]):
+            layers.append(layers[-1].env)
+        return layers
+
+    def close(self) -> None:
+        """As in Gymnasium."""
+        self.env.close()
+
+
+class FourValues(FiveValues):
+    """An env of gym before 0.26."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        known = {"render.modes": "render_modes", "video.frames_per_second": "render_fps"}
+        self.metadata = {known.get(key, key): value for key, value in env.metadata.items()}
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """As in Gymnasium; such an env knows no options."""
+        if seed is not None:
+            self.env.seed(seed)
+            self._seed = seed
+        return self.env.reset(), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """As in Gymnasium."""
+        observation, reward, done, info = self.env.step(action)
+        info = dict(info)
+        truncated = bool(info.pop("TimeLimit.truncated", False))
+        return observation, reward, bool(done) and not truncated, bool(done) and truncated, info
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """As in Gymnasium; ``render`` returns the frame that ``render_mode="rgb_array"`` would."""
+        if name == "render":
+            return lambda: self.env.render(mode="rgb_array")
+        found = super().get_wrapper_attr(name)
+        if name == "np_random" and isinstance(found, np.random.RandomState):
+            return np.random.Generator(found._bit_generator)
+        return found
+
+
+def _native(space: Any) -> Any:
+    return space if isinstance(space, api.spaces.Space) else spaces.build(spaces.describe(space))

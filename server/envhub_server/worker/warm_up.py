@@ -1,0 +1,108 @@
+"""A warm-up: the zygote builds an env, resets it and steps it as a worker does, before it forks the first worker.
+
+What Python makes when code first runs (imports inside functions, specialised bytecode, caches of classes and methods)
+is made once in the zygote, on pages that all of its workers share. Without the warm-up each worker makes it for
+itself, which takes its time and 5 MB of its memory, and 64 copies of the same bytecode compete for the CPUs' caches.
+
+The env is one of Gymnasium's own that is written in Python and starts nothing. Python 3.8 and later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import warnings
+from typing import Any, cast
+
+import numpy as np
+
+from envhub.arena.layout import Layout, Leaf
+from envhub.arena.memory import OP_RESET, OP_STEP, Arena, allocate
+from envhub.values import actions, codec
+from envhub_server.ipc import control
+from envhub_server.ipc.channel import Channel
+from envhub_server.worker.env_sources import remember_registry
+from envhub_server.worker.main import Worker
+from envhub_server.worker.stack_dumps import Dumps
+
+ENV = "CartPole-v1"
+SEED = 1  # so that the warm-up is the same in every zygote
+STEPS = 100  # by then CPython has specialised the bytecode of a step, and an episode or two have ended
+INFO_BYTES = 512
+
+
+def warm_up() -> bool:
+    """Do once all that a worker does, and leave no descriptor behind; whether it went well.
+
+    An interpreter in which it does not, such as one without that env, has workers that are slower to start.
+    """
+    remember_registry()
+    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a worker says it again, if it is of interest
+        ends = socket.socketpair()
+        for end in ends:
+            stack.callback(end.close)
+            end.setblocking(False)  # nobody reads at the other end while one of them writes
+        hub, channel = map(Channel, ends)
+        worker = Worker(channel, _NoDumps())
+        stack.callback(worker.close)
+        try:
+            _WarmUp(hub, channel, worker).run()
+        except Exception:
+            return False
+    return True
+
+
+class _NoDumps(Dumps):
+    """In the place of the stack dumps, whose signals and descriptors are a worker's own."""
+
+    def __init__(self) -> None:
+        pass
+
+    def arm(self) -> None:
+        pass
+
+
+class _WarmUp:
+    """A worker in this process, and the hub's part in what it does."""
+
+    def __init__(self, hub: Channel, channel: Channel, worker: Worker) -> None:
+        self._hub, self._channel, self._worker = hub, channel, worker
+
+    def run(self) -> None:
+        """Go through the life of a worker."""
+        self._tell(control.Build(0, [0], ENV, b"", b"", "", [], "NextStep", True, columns=True))
+        arena = self._map(self._heard(control.Built))
+        for column in arena.action_codes:
+            column[:] = actions.DTYPES.index(np.dtype(np.int64))
+        self._tell(control.Serve())
+        arena.post(OP_RESET, 1)
+        self._tell(control.ResetRows([0], [SEED], codec.encode({})))
+        for number in range(STEPS):
+            arena.post(OP_STEP, number % 2)
+            self._worker.serve_rows()
+        self._tell(control.CloseEnvs())
+
+    def _map(self, built: Any) -> Arena:
+        leaves = built.observation_leaves, built.action_leaves
+        of_observations, of_actions = (tuple(map(Leaf.from_wire, found)) for found in leaves)
+        layout = Layout(1, of_observations, of_actions, INFO_BYTES)
+        memory = allocate(layout)
+        arena = Arena(layout, memory)
+        arena.format(epoch=1)
+        heard, rung = os.pipe()  # Python has no eventfd before 3.10
+        os.set_blocking(rung, False)  # nobody reads it, and all rings fit in
+        spaces = built.observation_spaces[0], built.action_space
+        self._tell(control.MapArena(1, *leaves, INFO_BYTES, *spaces, "same", 0), [memory, heard, heard, rung, rung])
+        for descriptor in (memory, heard, rung):
+            os.close(descriptor)
+        return arena
+
+    def _tell(self, message: Any, descriptors: Any = ()) -> None:
+        self._hub.send(message, descriptors)
+        for found in cast(list[Any], self._channel.receive()):
+            self._worker.handle(found)
+
+    def _heard(self, kind: type) -> Any:
+        return next(found for found in cast(list[Any], self._hub.receive()) if isinstance(found, kind))

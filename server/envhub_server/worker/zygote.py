@@ -1,0 +1,163 @@
+"""The zygote: a process that has imported what every worker needs, and forks a worker whenever the hub asks for one.
+
+It is exec'ed, so it holds nothing of the hub's, and it has one thread, so that forking it is safe. Its workers share
+the pages of what it imported. ``bootstrap.py`` starts it, on Python 3.8 and later.
+
+A worker is forked by a process in between, which ends, so that it becomes the child of the hub, which is a subreaper:
+the hub gets its exit status, and the zygote's end is not the worker's.
+
+It is also the hub's janitor. A channel that ends without ``Retire`` means that the hub was killed: the kernel ends the
+workers then, and the zygote what these had started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import os
+import resource
+import signal
+import socket
+import time
+import traceback
+from typing import Any
+
+import numpy as np
+
+from envhub_server.ipc import control, process_marks
+from envhub_server.ipc.channel import Channel, ChannelClosed
+from envhub_server.worker import main as worker
+from envhub_server.worker.bootstrap import PR_SET_PDEATHSIG, die_with_hub, prctl
+from envhub_server.worker.stack_dumps import Dumps
+from envhub_server.worker.warm_up import warm_up
+
+ADOPTION_POLL_S = 0.0002
+FORKED_AT_ONCE = 8  # workers by one process in between; the first of them wait for the last, others not
+SEED_BYTES = 16
+OOM_SCORE = 500  # more than the hub's: of the two a worker is the one to end when memory is short
+PR_SET_NAME = 15
+
+
+def main(descriptor: int, hub: int) -> None:
+    """Fork workers until the hub lets this process go, or is killed."""
+    name_process("envhub-zygote")
+    warm_up()
+    # From now on it outlives the hub; should somebody have stopped it, it must go on when the hub ends.
+    prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
+    gc.collect()
+    gc.freeze()  # a collection in a worker would write to pages that all of them share
+    Zygote(Channel(socket.socket(fileno=descriptor)), hub).run()
+
+
+class Zygote:
+    """This process, as far as it forks and guards workers."""
+
+    def __init__(self, channel: Channel, hub: int) -> None:
+        self._channel = channel
+        self._hub = hub
+        self._mark = process_marks.Mark()
+        self._guarded: set[int] = set()
+
+    def run(self) -> None:
+        """Do what the hub says until it lets this process go, or is killed."""
+        try:
+            while all(self._handle(message) for message in self._channel.receive() or ()):
+                pass
+        except ChannelClosed:
+            process_marks.end_all(self._mark.hub, self._guarded)
+
+    def _handle(self, message: Any) -> bool:
+        if isinstance(message, control.StartWorkers):
+            for start in range(0, message.count, FORKED_AT_ONCE):
+                count = min(FORKED_AT_ONCE, message.count - start)
+                self._fork_workers([self._channel.take_descriptors(3) for _ in range(count)])
+        elif isinstance(message, control.Guard):
+            self._guarded.update(message.pids)
+        elif isinstance(message, control.Reaped):
+            self._guarded.discard(message.pid)
+        return not isinstance(message, control.Retire)
+
+    def _fork_workers(self, wanted: list[list[int]]) -> None:
+        """Fork a worker for each of these lists of descriptors, which are closed here."""
+        try:
+            middle = os.fork()
+        except OSError as error:
+            for ends in wanted:
+                refuse(ends.pop(0), error)
+        else:
+            if not middle:
+                self._be_middle(wanted)
+            os.waitpid(middle, 0)
+        for ends in wanted:
+            for end in ends:
+                os.close(end)
+
+    def _be_middle(self, wanted: list[list[int]]) -> None:
+        """Fork the workers and end; in a worker, be it. Neither comes back to what this process was forked from."""
+        try:
+            parent = os.getpid()
+            self._channel.close()
+            yield_memory()
+            while wanted:
+                ends = wanted.pop(0)
+                try:
+                    grown = os.fork()
+                except OSError as error:
+                    refuse(ends.pop(0), error)
+                else:
+                    if not grown:
+                        self._become_worker(parent, ends, wanted)
+                # The next ones must not have them: a worker's end that another holds, too, would hide from the hub
+                # that it is gone.
+                for end in ends:
+                    os.close(end)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+    def _become_worker(self, parent: int, ends: list[int], others: list[list[int]]) -> None:
+        """Be a worker of the hub, in this process that ``parent`` forked and soon ends after; it does not return."""
+        for end in itertools.chain.from_iterable(others):
+            os.close(end)
+        # A process group of its own, with all that its envs start, but not a session: Linux shares the CPUs among
+        # sessions first (autogroups), and switching between 64 of them takes twice the time of switching within one.
+        os.setpgid(0, 0)
+        self._mark.renew(os.getpid())
+        name_process("envhub-worker")
+        dumps = Dumps(*ends[1:])
+        # ``random`` does so by itself; envs of two workers must not draw the same numbers.
+        np.random.seed(np.frombuffer(os.urandom(SEED_BYTES), np.uint32))
+        channel = Channel(socket.socket(fileno=ends[0]))
+        while os.getppid() == parent:
+            time.sleep(ADOPTION_POLL_S)
+        die_with_hub(self._hub)
+        try:
+            channel.send(control.Born(os.getpid()))
+        except ChannelClosed:
+            os._exit(0)  # the hub does not want it any more
+        worker.main(channel, dumps)
+
+
+def refuse(descriptor: int, error: OSError) -> None:
+    """Say why a worker could not be forked, and close its end of the channel."""
+    channel = Channel(socket.socket(fileno=descriptor))
+    with contextlib.suppress(ChannelClosed):
+        channel.send(control.NotBorn(str(error)))
+    channel.close()
+
+
+def name_process(name: str) -> None:
+    """Give this process the name that ``ps`` and ``top`` show; at most 15 bytes."""
+    prctl(PR_SET_NAME, name.encode())
+
+
+def yield_memory() -> None:
+    """Be what the kernel ends first when memory is short, and write no core to the disk; an env may allow it again."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:  # which may be read-only
+        score = min(1000, int(file.read()) + OOM_SCORE)
+        file.seek(0)
+        file.write(str(score))

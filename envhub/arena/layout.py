@@ -18,11 +18,12 @@ Row ``i`` of an observation field *is* the batched observation.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import Any, Sequence
 
 import numpy as np
+
+from envhub.values.leaf import LEAVES_MAX, OBJECT, Leaf
 
 MAGIC = 0x31424E4855424E45
 VERSION = 3
@@ -46,62 +47,6 @@ ROW_WORDS = (
     "turn",
 )
 HEADER_WORDS = ("magic", "version", "rows", "epoch", "driver", "revoked")
-LEAVES_MAX = 1000  # of a space; each is a frame of a request or of a reply, of which PROTOCOL.md limits the number
-LEAF_DIMENSIONS_MAX = 30  # NumPy 1 allows 32; an arena has two more: slot and row
-LEAF_ITEMS_MAX = 1 << 30  # of one env; more fit no frame
-
-# Booleans, integers and floats of NumPy's ``dtype.str``. An array of any other kind over memory that somebody else
-# writes is refused: NumPy follows the items of an object array as pointers.
-_NUMERIC = re.compile(r"[<>|=]?(b1|[iu][1248]|f(2|4|8|12|16))", re.ASCII)
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One part of a space: what one env contributes to one array, or ``OBJECT``, a value of no fixed size."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        """Check that it is an array of numbers of a size that can be, or ``OBJECT``: a peer may have described it.
-
-        Raises:
-            ValueError: it is neither.
-        """
-        dtype, shape = self.dtype, self.shape
-        if (dtype, shape) == ("O", ()):
-            return
-        if not (isinstance(dtype, str) and _NUMERIC.fullmatch(dtype)):
-            raise ValueError(f"a leaf of dtype {str(dtype)[:32]!r}; leaves are booleans, integers and floats")
-        if len(shape) > LEAF_DIMENSIONS_MAX:
-            raise ValueError(f"a leaf of {len(shape)} dimensions; at most {LEAF_DIMENSIONS_MAX} are carried")
-        if not all(type(dim) is int and 0 <= dim <= LEAF_ITEMS_MAX for dim in shape):
-            raise ValueError(f"a leaf with a dimension that is no number from 0 to {LEAF_ITEMS_MAX}")
-        if math.prod(max(dim, 1) for dim in shape) > LEAF_ITEMS_MAX:
-            raise ValueError(f"a leaf of more than {LEAF_ITEMS_MAX} items")
-
-    @property
-    def items(self) -> int:
-        """How many elements one env contributes."""
-        return math.prod(self.shape)
-
-    def wire(self) -> list[Any]:
-        """The leaf as codec values."""
-        return [self.dtype, list(self.shape)]
-
-    @classmethod
-    def from_wire(cls, found: Sequence[Any]) -> Leaf:
-        """The leaf that ``wire`` described.
-
-        Raises:
-            ValueError: it is none.
-        """
-        if len(found) != 2 or not isinstance(found[1], list):
-            raise ValueError("a leaf is a dtype and a list of dimensions")
-        return cls(found[0], tuple(found[1]))
-
-
-OBJECT = Leaf("O", ())
 
 
 @dataclass(frozen=True)

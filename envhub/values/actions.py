@@ -12,8 +12,8 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from envhub.arena.layout import OBJECT, Leaf
 from envhub.errors import SpaceMismatch
+from envhub.values.leaf import OBJECT, Leaf
 
 DTYPES = [np.dtype(name) for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")]
 PYTHON = 0x80  # the elements were Python numbers

@@ -15,9 +15,9 @@ from typing import Any, Callable, Dict, Iterator
 
 import numpy as np
 
-from envhub.arena.layout import OBJECT, Leaf
 from envhub.errors import UnsupportedSpace
 from envhub.values.gym_api import api
+from envhub.values.leaf import OBJECT, Leaf
 
 gym_spaces = api.spaces
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -10,7 +11,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-PACKAGES = {"envhub", "envhub_client"}
+import envhub_client
+
+import envhub
+
+FOLDERS = tuple(f"{Path(package.__file__ or '').parent}{os.sep}" for package in (envhub, envhub_client))
 
 
 class Place(NamedTuple):
@@ -50,7 +55,7 @@ class Tracer:
             sys.settrace(None)
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if not PACKAGES & set(Path(frame.f_code.co_filename).parts[-2:-1]):
+        if not frame.f_code.co_filename.startswith(FOLDERS):
             return None
         if event == "return" or (event == "line" and not _leaves_a_block(frame)):
             self.passed(Place(frame.f_code.co_filename, frame.f_lineno, event, frame.f_code.co_name))

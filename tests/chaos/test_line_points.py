@@ -109,7 +109,7 @@ def at_the_bell(point: str) -> bool:
     """Whether the worker is about to ring: all its rows are done."""
     lines, first = inspect.getsourcelines(Worker._ring)
     file, _, line = point.partition(" ")[2].partition(":")
-    return file == "worker" and int(line) in range(first, first + len(lines))
+    return file == "main" and int(line) in range(first, first + len(lines))
 
 
 def kill(hub: ServedHub, lane: str, workers: int, folder: Path, point: str, occurrence: int) -> bool:

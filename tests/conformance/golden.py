@@ -12,13 +12,13 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from gymnasium.envs.registration import EnvSpec
 
-from envhub.arena.layout import OBJECT, Leaf
 from envhub.protocol import messages
 from envhub.protocol.client import ClientProtocol
 from envhub.protocol.hub import HubProtocol
 from envhub.protocol.messages import Op
 from envhub.protocol.prelude import Prelude
 from envhub.values import actions, codec, spaces
+from envhub.values.leaf import OBJECT, Leaf
 
 HUB_ID = 0x0123456789ABCDEF
 TOKEN = bytes(range(16))

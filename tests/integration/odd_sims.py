@@ -17,7 +17,7 @@ from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel
 from gymnasium import spaces
 
-from envhub.arena.layout import Leaf
+from envhub.values.leaf import Leaf
 
 MIB = 1 << 20
 

@@ -21,8 +21,9 @@ from envhub_server.memory.session_memory import Memory
 from hubs import ServedHub, serve, wait_until
 
 import envhub
-from envhub.arena.layout import Layout, Leaf
+from envhub.arena.layout import Layout
 from envhub.transport.address import parse, side_path
+from envhub.values.leaf import Leaf
 
 DESCRIPTORS_MAX = 256
 FLOOD = 300

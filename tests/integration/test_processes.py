@@ -135,8 +135,11 @@ def test_number_of_workers_that_descriptors_allow_suits_envs_that_are_made_by_na
     num_envs, wanted = 2 * cpus + 3, cpus + 1
     with serve(tmp_path, "counter=sims:counter") as hub:
         process = psutil.Process(hub.process.pid)
-        of_workers = math.ceil((wanted + 0.5) / SHARE) * descriptor_guard.PER_WORKER
-        given = process.num_fds() + descriptor_guard.PER_SESSION + of_workers
+        given = (
+            process.num_fds()
+            + descriptor_guard.PER_SESSION
+            + math.ceil((wanted + 0.5) / SHARE) * descriptor_guard.PER_WORKER
+        )
         process.rlimit(psutil.RLIMIT_NOFILE, (2 * given, 2 * given))  # of which the hub keeps half
         with closing(envhub.make_vec("counter", num_envs, hub=hub.ipc)) as envs:
             assert envs.sizing.num_workers == wanted, envs.sizing

@@ -23,12 +23,11 @@ from hubs import ServedHub, serve, wait_until
 from zmtp import ZmtpPeer
 
 import envhub
-from envhub.arena import layout
 from envhub.protocol import messages
 from envhub.protocol import prelude as protocol
 from envhub.protocol.messages import REPLY, Close, Faults, Make, Observe, Op, Reset
 from envhub.protocol.prelude import Prelude
-from envhub.values import codec
+from envhub.values import codec, leaf
 
 OFFERED = (
     "counter=sims:counter",
@@ -101,7 +100,7 @@ def test_leaf_that_is_no_array_of_numbers_never_becomes_shared_memory(
 def test_space_of_more_leaves_than_a_message_has_frames_is_refused_at_make(
     met: ServedHub, honest: envhub.HubVectorEnv, kind: str
 ) -> None:
-    most = layout.LEAVES_MAX
+    most = leaf.LEAVES_MAX
     with contextlib.closing(envhub.make_vec("many", 2, hub=met.tcp, env_kwargs={kind: most})) as envs:
         envs.reset()
         envs.step(envs.action_space.sample())

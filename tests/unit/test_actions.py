@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from envhub.arena.layout import ACTION_ITEM_BYTES, OBJECT, Leaf
+from envhub.arena.layout import ACTION_ITEM_BYTES
 from envhub.errors import SpaceMismatch
 from envhub.values import actions
+from envhub.values.leaf import OBJECT, Leaf
 
 SCALAR, VECTOR = Leaf("<i8", ()), Leaf("<f4", (3,))
 

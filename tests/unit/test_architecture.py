@@ -78,6 +78,56 @@ def test_the_files_are_found() -> None:
 
 # --- who imports whom -------------------------------------------------------------------------------------------------
 
+# Of each room, which others of its package it imports besides the package's top level, and which of ``envhub``.
+ROOMS = {
+    "envhub": {
+        "arena": {"values"},
+        "protocol": {"arena", "values"},
+        "transport": set(),
+        "values": set(),
+    },
+    "envhub_server": {
+        "catalog": {"ipc", "processes"},
+        "hub": {"catalog", "ipc", "loop", "memory", "network", "processes", "session"},
+        "ipc": set(),
+        "loop": set(),
+        "memory": {"ipc", "loop"},
+        "network": {"loop"},
+        "processes": {"ipc", "loop"},
+        "session": {"catalog", "ipc", "processes"},
+        "worker": {"ipc"},
+    },
+    "envhub_client": {
+        "connection": set(),
+        "envs": {"connection", "lanes", "private_hub", "results", "session"},
+        "lanes": {"connection", "private_hub", "results", "session"},
+        "private_hub": {"session"},
+        "results": {"connection", "lanes"},
+        "session": {"connection", "lanes", "private_hub", "results"},
+        "tools": {"connection", "envs", "lanes", "private_hub", "results", "session"},
+    },
+}
+
+
+def room(place: list[str]) -> str:
+    """The room of a module or package, given by its dotted parts; empty for the top level."""
+    return place[1] if len(place) > 1 and place[1] in ROOMS[place[0]] else ""
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_room_imports_only_rooms_that_stand_behind_it(name: str) -> None:
+    package = next(package for package, folder in PACKAGES.items() if FILES[name].is_relative_to(folder))
+    own = room([package, *FILES[name].relative_to(PACKAGES[package]).parts])
+    for module, imported, _ in IMPORTS[name]:
+        found = [*module.split("."), imported]
+        if own and found[0] == package and room(found) != own:
+            assert room(found) in ROOMS[package][own] | {""}, f"{module} {imported}"
+
+
+def test_every_folder_is_a_room() -> None:
+    for package, folder in PACKAGES.items():
+        assert {path.parent.name for path in folder.glob("*/__init__.py")} == ROOMS[package].keys()
+
 
 @pytest.mark.parametrize("name", FILES)
 def test_server_and_client_never_import_each_other(name: str) -> None:

@@ -9,10 +9,10 @@ import pytest
 from envhub_client.lanes.wire import Outcome, Part
 from envhub_client.session.recovery import ATTEMPTS_MAX, LastingLane
 
-from envhub.arena.layout import Leaf
 from envhub.errors import HubLost
 from envhub.protocol.messages import Reset
 from envhub.values import codec
+from envhub.values.leaf import Leaf
 
 ROWS = 3
 LOST = codec.encode({"invalid_transition": True, "env_failure": {"cause": "hub_lost"}})

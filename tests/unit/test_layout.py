@@ -8,18 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envhub.arena.layout import (
-    ACTION_ITEM_BYTES,
-    ALIGNMENT,
-    HEADER_BYTES,
-    HEADER_WORDS,
-    LEAVES_MAX,
-    OBJECT,
-    ROW_WORDS,
-    SLOTS,
-    Layout,
-    Leaf,
-)
+from envhub.arena.layout import ACTION_ITEM_BYTES, ALIGNMENT, HEADER_BYTES, HEADER_WORDS, ROW_WORDS, SLOTS, Layout
+from envhub.values.leaf import LEAVES_MAX, OBJECT, Leaf
 
 dtypes = st.sampled_from(["<f4", "<f8", "|u1", "<i8", "<f2", "|i1", "|b1"])
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)

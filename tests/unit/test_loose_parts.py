@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import pytest
 from envhub_server.memory.loose_parts import LooseParts
 
-from envhub.arena.layout import Layout, Leaf
+from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_STEP, Arena, allocate
 from envhub.arena.stand_in import beside, put_info
+from envhub.values.leaf import Leaf
 
 ROWS, INFO_BYTES = 3, 64
 

@@ -57,9 +57,10 @@ from sessions import (
     session_of,
 )
 
-from envhub.arena.layout import Layout, Leaf
+from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_RESET, OP_STEP
 from envhub.protocol.messages import Call, Close, Done, EnvNames, Failure, Made, Make, Reset, SetAttr, Step, World
+from envhub.values.leaf import Leaf
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
 

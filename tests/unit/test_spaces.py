@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import any_space
 
-from envhub.arena.layout import OBJECT, Leaf
 from envhub.errors import UnsupportedSpace
 from envhub.values import codec, spaces
+from envhub.values.leaf import OBJECT, Leaf
 
 SOME = settings(max_examples=35, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

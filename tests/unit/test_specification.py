@@ -16,14 +16,13 @@ from envhub_client.connection import connection
 from envhub_server.config import HubConfig, Limits, Timing
 from envhub_server.hub import hub
 
-from envhub.arena import layout
-from envhub.arena.layout import Leaf
 from envhub.protocol import messages, prelude, validation
 from envhub.protocol.client import ClientProtocol
 from envhub.protocol.hub import HubProtocol
 from envhub.protocol.messages import REPLIES, REQUESTS, Done, Failure, Hello, Op, Shared, Step, Welcome, World
 from envhub.transport import sockets
-from envhub.values import actions, codec
+from envhub.values import actions, codec, leaf
+from envhub.values.leaf import Leaf
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "envhub/protocol/PROTOCOL.md").read_text()
@@ -162,9 +161,9 @@ LIMITS = {
     "sessions of a hub": Limits().sessions_max,
     "envs of a hub": Limits().envs_max,
     "envs of a session": Limits().envs_per_session_max,
-    "leaves of an observation or an action space": layout.LEAVES_MAX,
-    "items of one leaf, of one env": layout.LEAF_ITEMS_MAX,
-    "dimensions of one leaf": layout.LEAF_DIMENSIONS_MAX,
+    "leaves of an observation or an action space": leaf.LEAVES_MAX,
+    "items of one leaf, of one env": leaf.LEAF_ITEMS_MAX,
+    "dimensions of one leaf": leaf.LEAF_DIMENSIONS_MAX,
     "shared memory of all sessions": Limits().arena_bytes_max,
     "ended sessions remembered": prelude.ENDED_MAX,
     "tokens remembered that were closed first": prelude.CLOSED_EARLY_MAX,

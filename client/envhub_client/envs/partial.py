@@ -9,10 +9,10 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import VectorEnv
 
-from envhub.arena.layout import Leaf
 from envhub.errors import SpaceMismatch
 from envhub.values import spaces
 from envhub.values.actions import pack
+from envhub.values.leaf import Leaf
 from envhub.vector_errors import NothingPending
 from envhub_client.lanes.choice import PlainLane
 from envhub_client.lanes.wire import Part

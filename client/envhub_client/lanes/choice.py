@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from envhub.arena.layout import Leaf
 from envhub.protocol.messages import Made
+from envhub.values.leaf import Leaf
 from envhub_client.connection.connection import Connection
 from envhub_client.lanes.wire import WireLane
 from envhub_client.session.options import SessionOptions

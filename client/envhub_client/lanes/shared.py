@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from envhub.arena.layout import Layout, Leaf
+from envhub.arena.layout import Layout
 from envhub.arena.memory import DRIVER_CLIENT, OP_STEP, Arena
 from envhub.arena.parts import Parts
 from envhub.arena.slots import Slots
@@ -28,6 +28,7 @@ from envhub.errors import HubLost, HubTimeout
 from envhub.protocol import messages
 from envhub.protocol.messages import Collect, Op, Reset, Shared
 from envhub.transport import address as envhub_address
+from envhub.values.leaf import Leaf
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.keepalive import TEND_S
 from envhub_client.lanes.wire import Outcome, Part, WireLane

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envhub.arena.layout import Leaf, split_results
+from envhub.arena.layout import split_results
 from envhub.errors import RemoteProtocolError, RequestRefused
 from envhub.protocol import messages
 from envhub.protocol.client import Reply
@@ -18,6 +18,7 @@ from envhub.protocol.prelude import Frame
 from envhub.values import codec
 from envhub.values.compression import Decompressor
 from envhub.values.info_columns import unpack_columns
+from envhub.values.leaf import Leaf
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.failures import raise_failure
 from envhub_client.results.infos import Group, Templates

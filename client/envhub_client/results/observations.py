@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
-from envhub.arena.layout import OBJECT
 from envhub.env_failure import EnvFailure
 from envhub.errors import RemoteProtocolError
 from envhub.values import codec, spaces
+from envhub.values.leaf import OBJECT
 from envhub_client.lanes.wire import Outcome, Part
 from envhub_client.results.infos import Infos
 

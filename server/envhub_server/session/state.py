@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from envhub.arena.layout import Layout, Leaf
+from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_RESET, OP_STEP
 from envhub.arena.spin import spin_us
 from envhub.protocol import messages
@@ -41,6 +41,7 @@ from envhub.protocol.messages import (
     TemplatesRequest,
 )
 from envhub.values.info_columns import TEMPLATES_MAX
+from envhub.values.leaf import Leaf
 from envhub_server.catalog.registry import Recipe
 from envhub_server.catalog.step_costs import average
 from envhub_server.ipc import control

@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, Sequence
 
-from envhub.arena.layout import OBJECT, Layout, Leaf
+from envhub.arena.layout import Layout
 from envhub.arena.memory import (
     DRIVER_CLIENT,
     DRIVER_HUB,
@@ -40,6 +40,7 @@ from envhub.protocol import messages
 from envhub.values import codec, spaces
 from envhub.values.gym_api import registered, unfit
 from envhub.values.info_columns import Writer
+from envhub.values.leaf import OBJECT, Leaf
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import FORKED_STATUS, Channel, ChannelClosed, moved_up
 from envhub_server.worker.env_family import computes_in_process

@@ -11,11 +11,12 @@ from typing import Any, Callable, Iterator, Sequence
 
 import numpy as np
 
-from envhub.arena.layout import OBJECT, SLOTS
+from envhub.arena.layout import SLOTS
 from envhub.arena.memory import TURN_FIRST, Arena
 from envhub.arena.stand_in import ENDED, FRESH, ONGOING, OWED, beside, put_info, repeat_observation, truncate
 from envhub.values import actions, codec, spaces
 from envhub.values.info_columns import Writer
+from envhub.values.leaf import OBJECT
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker.env_runner import EnvRunner
 

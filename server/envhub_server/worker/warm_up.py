@@ -17,9 +17,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from envhub.arena.layout import Layout, Leaf
+from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_RESET, OP_STEP, Arena, allocate
 from envhub.values import actions, codec
+from envhub.values.leaf import Leaf
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel
 from envhub_server.worker.env_sources import remember_registry

@@ -17,8 +17,9 @@ import psutil
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 import envhub
-from envhub.arena.layout import RESULT_BYTES, Leaf
+from envhub.arena.layout import RESULT_BYTES
 from envhub.values import spaces
+from envhub.values.leaf import Leaf
 from envhub_client.private_hub.process import private_hub
 from envhub_client.tools.bench.echo import echo, one_way
 from envhub_client.tools.bench.entrant import PROCESSES_MAX, SEED, CannotHost, Entrant, Task, cycled, ended

@@ -12,10 +12,10 @@ from gymnasium import error
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from envhub.arena.layout import OBJECT
 from envhub.protocol.messages import Made, pack_rows
 from envhub.values import codec, spaces
 from envhub.values.actions import pack
+from envhub.values.leaf import OBJECT
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.make import make_vec
 

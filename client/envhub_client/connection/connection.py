@@ -323,13 +323,13 @@ class Connection:
             reply = self._hear(wait_s)
             if reply is not None:
                 return reply
-            self._see_to_it()
+            self._say_what_is_due()
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 raise HubTimeout(
                     f"no reply from the hub at {self.address} within {timeout:g} s; it can be waited for again"
                 )
 
-    def _see_to_it(self) -> None:
+    def _say_what_is_due(self) -> None:
         """Say what is due, if the hub is still there; errors as for ``_check_found``."""
         now_s = time.monotonic()
         self._check_found(now_s)
@@ -372,7 +372,7 @@ class Connection:
         """
         with self.in_use:
             if self._hear(0) is None:
-                self._see_to_it()
+                self._say_what_is_due()
             self.tend_ns = time.monotonic_ns() + int(TEND_S * 1e9)
 
     def keep(self) -> None:

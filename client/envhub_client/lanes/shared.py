@@ -335,7 +335,7 @@ class SharedLane:
             self._connection.synchronize()
             if self._arena.driver != DRIVER_CLIENT:
                 self._fail_as_revoked()
-        if not self._arena.may_post and self._arena.revoked:
+        if self._arena.revoked:
             self._fail_as_revoked()
 
 

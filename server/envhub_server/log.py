@@ -7,7 +7,7 @@ import os
 
 import structlog
 
-from envhub_server.processes.nonblocking_writer import Sink
+from envhub_server.processes.nonblocking_writer import NonblockingWriter
 
 
 class Stderr:
@@ -19,7 +19,7 @@ class Stderr:
 
     def __init__(self) -> None:
         self.dropped = 0
-        self._sink = Sink(2)
+        self._sink = NonblockingWriter(2)
 
     def write(self, text: str) -> None:
         """Write ``text``, as far as a reader has room for it now."""

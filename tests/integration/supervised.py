@@ -15,9 +15,9 @@ from typing import Any
 
 import msgpack
 from envhub_server.ipc import control
-from envhub_server.processes.exit_cause import Ending
+from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.supervisor import Supervisor
-from envhub_server.processes.worker_handle import Handlers, WorkerProcess
+from envhub_server.processes.worker_handle import Handlers, WorkerHandle
 
 START_TIMEOUT_S = 30.0
 
@@ -29,15 +29,15 @@ class Loop:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[], object]] = {}
 
-    def watch(self, descriptor: int, handler: Callable[[], object]) -> None:
+    def register(self, descriptor: int, handler: Callable[[], object]) -> None:
         self._handlers[descriptor] = handler
         self._epoll.register(descriptor, select.EPOLLIN)
 
-    def watch_writable(self, descriptor: int, wanted: bool) -> None:
+    def want_writable(self, descriptor: int, wanted: bool) -> None:
         if descriptor in self._handlers:
             self._epoll.modify(descriptor, select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
 
-    def unwatch(self, descriptor: int) -> None:
+    def unregister(self, descriptor: int) -> None:
         if self._handlers.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
 
@@ -61,7 +61,7 @@ def main(env: str, how: str) -> None:
     loop = Loop()
     supervisor = Supervisor(loop, sys.executable)
     heard: list[Any] = []
-    endings: list[Ending] = []
+    endings: list[ExitCause] = []
     (worker,) = supervisor.start([Handlers(heard.append, endings.append, lambda pid: None)])
     worker.tell(build(env))
     act(loop, worker, how, endings)
@@ -70,7 +70,7 @@ def main(env: str, how: str) -> None:
     print("\n" + json.dumps(dataclasses.asdict(endings[0])))
 
 
-def act(loop: Loop, worker: WorkerProcess, how: str, endings: list[Ending]) -> None:
+def act(loop: Loop, worker: WorkerHandle, how: str, endings: list[ExitCause]) -> None:
     if how in ("dump", "kill"):
         loop.run(lambda: "about to" in worker.log_tail, START_TIMEOUT_S)
     if how == "dump":

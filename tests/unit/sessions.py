@@ -9,7 +9,7 @@ from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc.control import Built, Mapped
 from envhub_server.session.hang_detector import Late
 from envhub_server.session.restarts import RestartPolicy, Restarts
-from envhub_server.session.state import Phase, Session
+from envhub_server.session.state import Phase, SessionState
 from envhub_server.session.worker_count import Machine, WorkerCount
 
 from envhub.protocol.messages import Failure, Make
@@ -31,13 +31,13 @@ def built(*observations: bytes) -> Built:
     return Built(list(observations or [OBSERVATION]), ACTION, [["<f4", [4]]], [["<i8", []]], b"meta", "rgb_array", "{}")
 
 
-def session_of(make: Make, workers: int | None, recipe: Recipe = RECIPE, **policy: Any) -> Session:
+def session_of(make: Make, workers: int | None, recipe: Recipe = RECIPE, **policy: Any) -> SessionState:
     """A session of so many workers; where that is None, its first envs decide."""
     sizing = None if workers is None else WorkerCount(workers, "as the test wants it")
-    return Session(make, recipe, sizing, INFO_BYTES, MACHINE, restarts(**policy))
+    return SessionState(make, recipe, sizing, INFO_BYTES, MACHINE, restarts(**policy))
 
 
-def begun(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
+def begun(num_envs: int = 3, workers: int = 2, **make: Any) -> SessionState:
     """A session whose workers are building."""
     made = Make(num_envs, "CartPole-v1", **make)
     session = session_of(made, workers, restarts_max=made.faults.restarts_max)
@@ -45,7 +45,7 @@ def begun(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
     return session
 
 
-def ready(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
+def ready(num_envs: int = 3, workers: int = 2, **make: Any) -> SessionState:
     """A session that is made, idle."""
     session = begun(num_envs, workers, **make)
     for worker in range(len(session.blocks)):

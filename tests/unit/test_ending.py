@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from envhub_server.processes.exit_cause import Ending, MemoryKills, OutOfMemory, ending, own_counters
+from envhub_server.processes.exit_cause import ExitCause, MemoryKills, OutOfMemory, ending, own_counters
 
 
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        (0, Ending("exited with status 0", "", 0, "last")),
-        (-11, Ending("was ended by SIGSEGV", "SIGSEGV", None, "last")),
-        (-40, Ending("was ended by signal 40", "signal 40", None, "last")),
+        (0, ExitCause("exited with status 0", "", 0, "last")),
+        (-11, ExitCause("was ended by SIGSEGV", "SIGSEGV", None, "last")),
+        (-40, ExitCause("was ended by signal 40", "signal 40", None, "last")),
     ],
 )
-def test_ending_names_status_or_signal(code: int, told: Ending) -> None:
+def test_ending_names_status_or_signal(code: int, told: ExitCause) -> None:
     assert ending(code, OutOfMemory.NO, "", "last") == told
 
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from envhub_server.network.client_liveness import Presence, silent_s
+from envhub_server.network.client_liveness import ClientLiveness, silent_s
 from protocol_pair import TOKEN, ProtocolPair, joined
 
 CONNECTION = 1  # as ``ProtocolPair`` numbers its first one
@@ -26,7 +26,7 @@ class Fixture:
         self.silent_s = 0.0
         self.reached = True
         self.now_s = 100.0
-        self.presence = Presence(self.pair.hub, lambda peer: self.reached, 60.0, lambda connection: self.silent_s)
+        self.presence = ClientLiveness(self.pair.hub, lambda peer: self.reached, 60.0, lambda connection: self.silent_s)
 
     def look(self, seconds: float = 1.0, beat_s: float = 1.0) -> bool:
         """Let so much time pass; whether the session's lease runs then."""

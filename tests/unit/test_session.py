@@ -21,7 +21,7 @@ from envhub_server.ipc.control import (
     SetAttrRows,
     StepTimes,
 )
-from envhub_server.processes.exit_cause import Ending
+from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.session.instructions import (
     Answer,
     ArenaRefused,
@@ -37,7 +37,7 @@ from envhub_server.session.instructions import (
     StartWorkers,
     Tell,
 )
-from envhub_server.session.state import Phase, Session
+from envhub_server.session.state import Phase, SessionState
 from envhub_server.session.worker_count import WorkerCount
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -81,7 +81,7 @@ def test_blocks_hold_every_env_once_in_turn_and_differ_by_at_most_one(num_envs: 
 IN_PROCESS, UNKNOWN = FirstBuilt(True, 1 << 20), FirstBuilt(False, 1 << 20)
 
 
-def undecided(num_envs: int = 16) -> Session:
+def undecided(num_envs: int = 16) -> SessionState:
     """A session whose first envs are being made, to decide how many workers it gets."""
     session = session_of(Make(num_envs, "CartPole-v1", pin=True), None)
     started, *builds = session.start()
@@ -122,7 +122,7 @@ def test_progress_counts_the_first_envs() -> None:
     assert (session.building.built, session.building.num_envs) == (1, 16)
 
 
-@pytest.mark.parametrize("event", [RowFailed(RAISED), Exited(Ending("was ended by SIGKILL"))])
+@pytest.mark.parametrize("event", [RowFailed(RAISED), Exited(ExitCause("was ended by SIGKILL"))])
 def test_session_whose_first_env_cannot_be_made_is_not_made(event: Any) -> None:
     session = undecided()
     session.event(1, UNKNOWN)
@@ -135,14 +135,14 @@ def test_session_whose_first_env_cannot_be_made_is_not_made(event: Any) -> None:
 def test_session_that_is_abandoned_before_its_first_envs_are_made_ends() -> None:
     session = undecided()
     assert session.abandon(STOPPING, terminate=True) == [Fail(STOPPING), *map(Kill, range(4))]
-    ends = [session.event(worker, Exited(Ending("was ended by SIGKILL"))) for worker in range(4)]
+    ends = [session.event(worker, Exited(ExitCause("was ended by SIGKILL"))) for worker in range(4)]
     assert ends == [[], [], [], [End()]]
 
 
-def sized(workers: int, told: bool = False) -> Session:
+def sized(workers: int, told: bool = False) -> SessionState:
     """A session of 16 envs that has so many workers."""
     sizing = WorkerCount(workers, "as the test wants it", told)
-    session = Session(Make(16), RECIPE, sizing, INFO_BYTES, MACHINE, restarts())
+    session = SessionState(Make(16), RECIPE, sizing, INFO_BYTES, MACHINE, restarts())
     session.start()
     return session
 
@@ -238,8 +238,8 @@ def test_env_that_cannot_be_built_fails_the_make_and_ends_its_workers() -> None:
     failure = Failure("factory_failed", "env", "no such file", env_index=2, worker=1)
     assert session.event(1, RowFailed(failure)) == [Fail(failure), Kill(0), Kill(1)]
     assert session.event(0, built()) == []  # it was on its way
-    assert session.event(0, Exited(Ending("was ended by SIGKILL"))) == []
-    assert session.event(1, Exited(Ending("was ended by SIGKILL"))) == [End()]
+    assert session.event(0, Exited(ExitCause("was ended by SIGKILL"))) == []
+    assert session.event(1, Exited(ExitCause("was ended by SIGKILL"))) == [End()]
 
 
 def test_env_that_does_not_fit_the_arena_fails_the_make() -> None:
@@ -262,16 +262,16 @@ def test_worker_that_dies_while_making_fails_the_make(mapping: bool) -> None:
     if mapping:
         session.event(0, built())
         session.event(1, built())
-    fail, kill = session.event(1, Exited(Ending("was ended by SIGSEGV")))
+    fail, kill = session.event(1, Exited(ExitCause("was ended by SIGSEGV")))
     assert isinstance(fail, Fail)
     assert fail.failure.code == "worker_died" and "SIGSEGV" in fail.failure.message
     assert kill == Kill(0)
-    assert session.event(0, Exited(Ending("was ended by SIGKILL"))) == [End()]
+    assert session.event(0, Exited(ExitCause("was ended by SIGKILL"))) == [End()]
 
 
 def test_only_worker_that_dies_while_building_ends_the_session_at_once() -> None:
     session = begun(1, 1)
-    fail, end = session.event(0, Exited(Ending("exited with status 3")))
+    fail, end = session.event(0, Exited(ExitCause("exited with status 3")))
     assert isinstance(fail, Fail) and fail.failure.env_index == 0
     assert end == End()
 
@@ -435,22 +435,22 @@ def test_close_is_answered_when_the_last_worker_has_ended() -> None:
     session = ready()
     assert session.request(Close()) == [Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
     assert session.phase is Phase.CLOSING
-    assert session.event(1, Exited(Ending("exited with status 0"))) == []
-    assert session.event(0, Exited(Ending("exited with status 0"))) == [Answer(Done()), End()]
+    assert session.event(1, Exited(ExitCause("exited with status 0"))) == []
+    assert session.event(0, Exited(ExitCause("exited with status 0"))) == [Answer(Done()), End()]
 
 
 def test_close_with_terminate_kills_the_workers() -> None:
     session = ready()
     assert session.request(Close(terminate=True)) == [Kill(0), Kill(1)]
-    session.event(0, Exited(Ending("was ended by SIGKILL")))
-    assert session.event(1, Exited(Ending("was ended by SIGKILL"))) == [Answer(Done()), End()]
+    session.event(0, Exited(ExitCause("was ended by SIGKILL")))
+    assert session.event(1, Exited(ExitCause("was ended by SIGKILL"))) == [Answer(Done()), End()]
 
 
 def test_exception_in_close_is_told_and_the_session_ends_all_the_same() -> None:
     session = ready(2, 1)
     session.request(Close())
     session.event(0, RowFailed(RAISED))
-    assert session.event(0, Exited(Ending("exited with status 0"))) == [Fail(RAISED), End()]
+    assert session.event(0, Exited(ExitCause("exited with status 0"))) == [Fail(RAISED), End()]
 
 
 def test_close_after_an_exception_in_step_is_answered_without_it() -> None:
@@ -459,15 +459,15 @@ def test_close_after_an_exception_in_step_is_answered_without_it() -> None:
     session.event(0, RowFailed(RAISED))
     session.moved()
     session.request(Close())
-    assert session.event(0, Exited(Ending("exited with status 0"))) == [Answer(Done()), End()]
+    assert session.event(0, Exited(ExitCause("exited with status 0"))) == [Answer(Done()), End()]
 
 
 def test_workers_that_do_not_close_in_time_are_killed() -> None:
     session = ready()
     session.request(Close())
-    session.event(0, Exited(Ending("exited with status 0")))
+    session.event(0, Exited(ExitCause("exited with status 0")))
     assert session.close(terminate=True) == [Kill(1)]
-    assert session.event(1, Exited(Ending("was ended by SIGKILL"))) == [Answer(Done()), End()]
+    assert session.event(1, Exited(ExitCause("was ended by SIGKILL"))) == [Answer(Done()), End()]
 
 
 def test_requests_while_closing_are_refused() -> None:
@@ -481,15 +481,15 @@ def test_close_of_a_session_that_is_ending_anyway_is_answered_at_its_end() -> No
     session = ready(1, 1)
     assert session.abandon(STOPPING, terminate=False) == [Tell(0, CloseEnvs())]
     assert session.request(Close()) == []
-    assert session.event(0, Exited(Ending("exited with status 0"))) == [Answer(Done()), End()]
+    assert session.event(0, Exited(ExitCause("exited with status 0"))) == [Answer(Done()), End()]
 
 
 def test_abandoned_session_tells_the_request_under_way_why() -> None:
     session = ready()
     session.request(Step(b"\x04"))
     assert session.abandon(STOPPING, terminate=False) == [Fail(STOPPING), Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
-    session.event(0, Exited(Ending("exited with status 0")))
-    assert session.event(1, Exited(Ending("exited with status 0"))) == [End()]
+    session.event(0, Exited(ExitCause("exited with status 0")))
+    assert session.event(1, Exited(ExitCause("exited with status 0"))) == [End()]
 
 
 def test_idle_session_is_abandoned_without_a_word() -> None:

@@ -16,7 +16,7 @@ from envhub_server.ipc.control import (
     SetAttrRows,
 )
 from envhub_server.ipc.reseeding import reseeded
-from envhub_server.processes.exit_cause import Ending
+from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.session.failure_text import Outcome
 from envhub_server.session.instructions import (
     Answer,
@@ -32,7 +32,7 @@ from envhub_server.session.instructions import (
     Tell,
 )
 from envhub_server.session.instructions import MapArena as MapRestarted
-from envhub_server.session.state import Phase, Session
+from envhub_server.session.state import Phase, SessionState
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import LATE, RAISED, STOPPING, built, ready, session_of
@@ -43,7 +43,8 @@ from envhub.values import codec
 
 # --- workers that end -------------------------------------------------------------------------------------------------
 
-KILLED = Exited(Ending("was ended by SIGKILL", "SIGKILL", log_tail="its last words"))
+SEGFAULT = Exited(ExitCause("was ended by SIGSEGV"))
+KILLED = Exited(ExitCause("was ended by SIGKILL", "SIGKILL", log_tail="its last words"))
 
 
 def env_failure(outcome: Outcome) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def env_failure(outcome: Outcome) -> dict[str, Any]:
     return found
 
 
-def broken(**faults: Any) -> Session:
+def broken(**faults: Any) -> SessionState:
     """A session whose worker 0 is not started again."""
     session = ready(faults=Faults(restarts_max=0, **faults))
     session.event(0, KILLED)
@@ -99,7 +100,7 @@ def test_env_that_was_late_is_named_and_so_is_what_it_was_to_do() -> None:
     session = ready()
     session.request(Step(b"\x04"))
     tail = 'a word\nCurrent thread 0x0001 (most recent call first):\n  File "x.py", line 3 in step\n'
-    (taken,) = session.event(0, Exited(Ending("was ended by SIGKILL", "SIGKILL", log_tail=tail), LATE))
+    (taken,) = session.event(0, Exited(ExitCause("was ended by SIGKILL", "SIGKILL", log_tail=tail), LATE))
     assert isinstance(taken, TakeOver)
     told = env_failure(taken.outcome)
     assert told["cause"] == "timeout"
@@ -167,7 +168,7 @@ def test_worker_that_cannot_build_its_envs_any_more_is_given_up_after_three_trie
         assert session.phase is Phase.READY
         assert session.tick(now_s)[0] == StartWorkers((0,))
         assert session.event(0, RowFailed(failure)) == []
-        session.event(0, Exited(Ending("exited with status 0")), now_s)
+        session.event(0, Exited(ExitCause("exited with status 0")), now_s)
     (fail,) = session.request(Step(b"\x04"))
     assert isinstance(fail, Fail) and fail.failure.code == "restarts_exhausted"
     assert "no such file" in fail.failure.message and "4 times" in fail.failure.message
@@ -213,7 +214,7 @@ def test_what_other_workers_still_say_after_the_last_end_is_nothing() -> None:
 def test_broken_session_closes_the_envs_that_are_left() -> None:
     session = broken()
     assert session.request(Close()) == [Tell(1, CloseEnvs())]
-    assert session.event(1, Exited(Ending("exited with status 0"))) == [Answer(Done()), End()]
+    assert session.event(1, Exited(ExitCause("exited with status 0"))) == [Answer(Done()), End()]
 
 
 def test_broken_session_without_workers_is_closed_at_once() -> None:
@@ -235,7 +236,7 @@ def test_session_that_waits_for_a_worker_is_closed_without_it() -> None:
 class FakeHub:
     """Carries out instructions against fake workers, and counts what the session says."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionState) -> None:
         self.session = session
         self.alive = set(range(len(session.blocks)))
         self.inbox: list[tuple[int, Any]] = []  # what workers have said and the session not yet heard
@@ -268,7 +269,7 @@ class FakeHub:
                     self.told += 1
                     self.moving = False
                 case Kill(worker):
-                    self.inbox.append((worker, Exited(Ending("was ended by SIGKILL"))))
+                    self.inbox.append((worker, Exited(ExitCause("was ended by SIGKILL"))))
                 case End():
                     self.ends += 1
 
@@ -278,7 +279,7 @@ class FakeHub:
             case CallRows() | SetAttrRows():
                 return [CallResults([b""] * len(block))]
             case CloseEnvs():
-                return [Exited(Ending("exited with status 0"))]
+                return [Exited(ExitCause("exited with status 0"))]
             case ResetRows():
                 return []
             case Build(first_only=True):
@@ -322,7 +323,9 @@ def test_every_request_gets_one_answer_and_every_session_one_end(
         elif what == "raise" and hub.moving and hub.alive:
             hub.apply(hub.session.event(min(hub.alive), RowFailed(RAISED)))
         elif what == "die" and hub.alive:
-            hub.inbox.insert(0, (data.draw(st.sampled_from(sorted(hub.alive))), Exited(Ending("was ended by SIGSEGV"))))
+            hub.inbox.insert(
+                0, (data.draw(st.sampled_from(sorted(hub.alive))), Exited(ExitCause("was ended by SIGSEGV")))
+            )
             hub.hear(0)
         elif what == "tick":
             now_s += 10.0

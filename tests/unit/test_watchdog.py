@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 from envhub_server.loop.clock import Clock
-from envhub_server.session.hang_detector import Late, Watchdog
+from envhub_server.session.hang_detector import HangDetector, Late
 
 from envhub.protocol.messages import Faults
 
@@ -11,7 +11,7 @@ FAULTS = Faults(step_s=60.0, reset_s=10.0, init_s=100.0, call_s=20.0)
 
 
 def test_env_that_stays_at_the_same_turn_is_told_of_as_slow_and_then_as_over() -> None:
-    watchdog = Watchdog(FAULTS)
+    watchdog = HangDetector(FAULTS)
     found = [watchdog.look(float(now_s), "step", 3, turn=7) for now_s in range(0, 61, 10)]
     assert found[:3] == [None] * 3
     assert found[3] == Late("step", 3, 30.0, 60.0) and not found[3].over
@@ -20,12 +20,12 @@ def test_env_that_stays_at_the_same_turn_is_told_of_as_slow_and_then_as_over() -
 
 
 def test_worker_that_goes_on_is_never_late_however_long_its_batch_takes() -> None:
-    watchdog = Watchdog(FAULTS)
+    watchdog = HangDetector(FAULTS)
     assert not any(watchdog.look(50.0 * turn, "step", turn % 16, turn) for turn in range(1000))
 
 
 def test_rest_between_two_steps_does_not_count() -> None:
-    watchdog = Watchdog(FAULTS)
+    watchdog = HangDetector(FAULTS)
     assert watchdog.look(0.0, "step", 0, 1) is None
     watchdog.rest()
     assert watchdog.look(1000.0, "step", 0, 1) is None
@@ -34,7 +34,7 @@ def test_rest_between_two_steps_does_not_count() -> None:
 
 def test_each_kind_has_its_own_time() -> None:
     for kind, limit_s in {"init": 100.0, "reset": 10.0, "step": 60.0, "call": 20.0}.items():
-        watchdog = Watchdog(FAULTS)
+        watchdog = HangDetector(FAULTS)
         watchdog.look(0.0, kind, 0, 1)
         early, late = watchdog.look(limit_s - 0.1, kind, 0, 1), watchdog.look(limit_s, kind, 0, 1)
         assert (early is None or not early.over) and late is not None and late.over

@@ -13,7 +13,7 @@ import structlog
 from envhub.protocol import messages
 from envhub_server.catalog.registry import FactoryNotFound, Registry
 from envhub_server.ipc import control
-from envhub_server.processes.exit_cause import Ending
+from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_handle import Handlers
 
@@ -22,7 +22,7 @@ Tell = Callable[[list[str]], None]
 log = structlog.get_logger("envhub.lister")
 
 
-class Lister:
+class Listing:
     """Asks a short-lived worker for the registered ids, once; then it knows them."""
 
     def __init__(self, supervisor: Supervisor, registry: Registry, refuse: Callable[[FactoryNotFound], None]) -> None:
@@ -68,7 +68,7 @@ class Lister:
         if isinstance(message, control.FactoryMissing):
             self._refuse(self._registry.not_found(message.entry, message.why))
 
-    def _on_exit(self, ending: Ending) -> None:
+    def _on_exit(self, ending: ExitCause) -> None:
         if self._known is None:
             log.warning("names_unknown", why=f"the worker that lists them {ending.how}")
         self._tell(self._known or [])

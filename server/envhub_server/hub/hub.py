@@ -2,7 +2,7 @@
 
 ::
 
-    ROUTER ──frames──▶ HubProtocol ──request──▶ Host/Session ──instructions──▶ arena, doorbells, channels
+    ROUTER ──frames──▶ HubProtocol ──request──▶ SessionRuntime/SessionState ──instructions──▶ arena, doorbells, channels
        ▲                    │                        ▲
        └───────frames───────┘                        └── doorbells, channels, pidfds of the workers
 
@@ -35,25 +35,25 @@ from envhub.protocol.prelude import Prelude
 from envhub.transport import sockets
 from envhub.values import codec, compression
 from envhub_server.catalog.admission import admitted
-from envhub_server.catalog.listing import Lister
+from envhub_server.catalog.listing import Listing
 from envhub_server.catalog.registry import FactoryNotFound, Registry
 from envhub_server.catalog.step_cost_file import StepCostFile
 from envhub_server.catalog.step_costs import StepCost, key
 from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import stats
 from envhub_server.hub.outcomes import Outcomes
-from envhub_server.hub.runtime import ASIDE, Host
+from envhub_server.hub.runtime import ASIDE, SessionRuntime
 from envhub_server.loop import signals
 from envhub_server.loop.clock import LAG_MIN_S, Clock
-from envhub_server.loop.poller import Ready, Watch
+from envhub_server.loop.poller import Poller, Ready
 from envhub_server.network import descriptor_guard
-from envhub_server.network.client_liveness import Presence
-from envhub_server.network.descriptor_guard import Gate
-from envhub_server.network.listener import Binding, seed_routing_ids
-from envhub_server.network.side_socket import TICKET_BYTES, SideDoor
+from envhub_server.network.client_liveness import ClientLiveness
+from envhub_server.network.descriptor_guard import DescriptorGuard
+from envhub_server.network.listener import Listener, seed_routing_ids
+from envhub_server.network.side_socket import TICKET_BYTES, SideSocket
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.session.restarts import RestartPolicy, Restarts
-from envhub_server.session.state import Session
+from envhub_server.session.state import SessionState
 from envhub_server.session.worker_count import SHARE, Machine, WorkerCount, known, told
 
 RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
@@ -79,15 +79,15 @@ class Hub:
         self._registry = Registry(config.envs)
         headers = codec.KNOWN if config.private else codec.STRANGERS
         self._protocol = HubProtocol(self.id, config.timing.lease_s, config.limits.sessions_max, self._running, headers)
-        self._presence = Presence(self._protocol, self._reaches, config.timing.lease_s)
-        self._hosts: dict[bytes, Host] = {}
+        self._presence = ClientLiveness(self._protocol, self._reaches, config.timing.lease_s)
+        self._hosts: dict[bytes, SessionRuntime] = {}
         self._step_cost_file = StepCostFile(config.step_costs)
         self._step_costs = self._step_cost_file.read()
         self._unwritten: dict[str, StepCost] = {}  # what is known since the file was written last
         self._clock = Clock()
         self._wake_s = math.inf  # when something happens by the passing of time alone
         self._handled_s = 0.0  # when the last turn had handled what it found
-        self._watch = Watch()
+        self._poller = Poller()
         self._ready: Ready = []  # what was found by looking
         hub_spin_us = spin_us(2, usable_cpus(), has_quota())
         self._workers_spinner, self._client_spinner = (
@@ -95,8 +95,8 @@ class Hub:
         )
         self._spinner: Spinner | None = None  # the one for what comes next: a step's end, or the next step
         self._next_spinner: Spinner | None = None  # the one for what comes after the step's end
-        self._supervisor = Supervisor(self._watch, config.python)
-        self._lister = Lister(self._supervisor, self._registry, self._refuse_entry)
+        self._supervisor = Supervisor(self._poller, config.python)
+        self._lister = Listing(self._supervisor, self._registry, self._refuse_entry)
         self._refused: FactoryNotFound | None = None
         self._outcomes = Outcomes(
             self._answer,
@@ -116,8 +116,8 @@ class Hub:
         self._end_by_s = math.inf  # when, once it is told to stop, no env gets more time to close
         self._requests = 0
         self._discarding = False  # whether what comes next is the rest of a message that has too many frames
-        self._binding: Binding | None = None
-        self._side_door = SideDoor(self._watch, self._admit)
+        self._binding: Listener | None = None
+        self._side_door = SideSocket(self._poller, self._admit)
         self._closing: set[bytes] = set()  # sessions whose time for closing runs
 
     # --- opening and closing ----------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Hub:
         Raises:
             AddressError: an address is malformed, in use, or open to other machines without ``insecure``.
         """
-        with contextlib.closing(self._watch), signals.watched(self._watch, self.stop, self._supervisor.reap_orphans):
+        with contextlib.closing(self._poller), signals.watched(self._poller, self.stop, self._supervisor.reap_orphans):
             try:
                 self._open()
                 yield
@@ -152,18 +152,18 @@ class Hub:
         router.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
         router.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
         self._monitor = sockets.open_monitor(router, zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-        self._binding = Binding(router, self.config.insecure)
-        self._gate = Gate(self._binding)
+        self._binding = Listener(router, self.config.insecure)
+        self._gate = DescriptorGuard(self._binding)
         self.addresses = [self._binding.bind(address) for address in self.config.binds]
         for address in self.addresses:
             self._side_door.listen(address)
         self._router_poll = [(router, _POLLIN)]
         self._router_descriptor, self._monitor_descriptor = router.FD, self._monitor.FD
         for descriptor in (self._router_descriptor, self._monitor_descriptor):
-            self._watch.wake_for(descriptor)
+            self._poller.wake_on(descriptor)
         self._on_monitor()  # libzmq signals only what comes after the socket was found to be empty
         if self.config.owner is not None:
-            self._watch.watch(self.config.owner, self._on_owner_gone)
+            self._poller.register(self.config.owner, self._on_owner_gone)
         else:
             self._lister.start()  # also so that the first client finds a zygote; a program's has a world of its own
 
@@ -199,12 +199,12 @@ class Hub:
         # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
         # ``getsockopt(zmq.EVENTS)`` would take twice the time to say it: pyzmq makes an enum of the option.
         if zmq.zmq_poll(self._router_poll, 0):
-            arrived, ready = True, self._watch.wait(0)
+            arrived, ready = True, self._poller.wait(0)
         elif self._spinner is not None and self._spinner.spin(self._look):
             arrived, ready = False, self._ready
         else:
             wait_s = None if self._wake_s == math.inf else max(0.0, self._wake_s - self._handled_s)
-            arrived, ready = False, self._watch.wait(wait_s)
+            arrived, ready = False, self._poller.wait(wait_s)
         # The time is the clock's ``now_s``, written out: a turn is what every step waits for.
         began_s, others = time.monotonic() - self._clock.stopped_s, False
         if began_s >= self._wake_s:  # before anything is handled: what that sets a deadline for is to have all of it
@@ -217,7 +217,7 @@ class Hub:
             else:
                 others = True
         if others:  # before a request can end what is ready, and begin something else by the same number
-            self._watch.handle(ready)
+            self._poller.handle(ready)
         if arrived:
             self._on_router()
         self._handled_s = handled_s = time.monotonic() - self._clock.stopped_s
@@ -233,7 +233,7 @@ class Hub:
         return self._clock.now_s()
 
     def _look(self) -> bool:
-        self._ready = self._watch.wait(0)
+        self._ready = self._poller.wait(0)
         return bool(self._ready)
 
     def _wake_by(self, at_s: float) -> None:
@@ -306,15 +306,15 @@ class Hub:
 
     def _on_owner_gone(self) -> None:
         assert self.config.owner is not None
-        self._watch.unwatch(self.config.owner)
+        self._poller.unregister(self.config.owner)
         self._stops = 1  # nobody is left to answer, so there is nothing to drain
         self.stop("its program ended")
 
-    def _set_deadline(self, host: Host) -> None:
+    def _set_deadline(self, host: SessionRuntime) -> None:
         host.close_by_s = min(self._clock.now_s() + host.session.make.faults.close_s, self._end_by_s)
         self._closing.add(host.token)
 
-    def _abandon(self, host: Host, why: Failure, terminate: bool = False) -> None:
+    def _abandon(self, host: SessionRuntime, why: Failure, terminate: bool = False) -> None:
         self._set_deadline(host)
         host.abandon(why, terminate)
         self._protocol.goodbye(host.token, why)
@@ -477,10 +477,10 @@ class Hub:
             return
         policy = RestartPolicy(make.faults.restarts_max, all_max=max(10, make.num_envs))
         restarts = Restarts(policy, random.Random())
-        session = Session(make, found, sizing, self.config.limits.info_bytes, machine, restarts)
+        session = SessionState(make, found, sizing, self.config.limits.info_bytes, machine, restarts)
         ticket = secrets.token_bytes(TICKET_BYTES) if self._side_door.open else b""
         try:
-            host = Host(request.token, session, self._watch, self._supervisor, self._outcomes, ticket)
+            host = SessionRuntime(request.token, session, self._poller, self._supervisor, self._outcomes, ticket)
         except OSError as error:
             self._refuse_make(request, Failure("limit", "hub", f"a session cannot be made: {error}"))
             return
@@ -565,14 +565,14 @@ class Hub:
         self._protocol.fail(request, failure)
         self._flush()
 
-    def _worker_started(self, host: Host, number: int, pid: int) -> None:
+    def _worker_started(self, host: SessionRuntime, number: int, pid: int) -> None:
         log.info("worker_started", session=host.token.hex()[:8], worker=number, pid=pid)
 
-    def _worker_exited(self, host: Host, number: int, how: str, expected: bool) -> None:
+    def _worker_exited(self, host: SessionRuntime, number: int, how: str, expected: bool) -> None:
         tell = log.info if expected else log.warning
         tell("worker_exited", session=host.token.hex()[:8], worker=number, how=how)
 
-    def _ended(self, host: Host) -> None:
+    def _ended(self, host: SessionRuntime) -> None:
         self._flush()
         self._protocol.forget(host.token)
         del self._hosts[host.token]
@@ -580,11 +580,11 @@ class Hub:
         self._write_step_costs()
         log.info("session_ended", session=host.token.hex()[:8])
 
-    def _broke(self, host: Host, error: Exception) -> None:
+    def _broke(self, host: SessionRuntime, error: Exception) -> None:
         log.error("internal_error", session=host.token.hex()[:8], error=repr(error), exc_info=error)
         host.abandon(Failure("internal", "session", f"a bug in the hub or a worker: {error!r}"), terminate=True)
 
-    def _learned(self, host: Host, cost: StepCost) -> None:
+    def _learned(self, host: SessionRuntime, cost: StepCost) -> None:
         """Know what a step of these envs takes; a session's first such news is kept at once, its last when it ends."""
         known_as = key(host.session.make)
         if not known_as:
@@ -599,7 +599,7 @@ class Hub:
         self._step_cost_file.write(self._unwritten)
         self._unwritten.clear()
 
-    def _notify(self, host: Host, text: str) -> None:
+    def _notify(self, host: SessionRuntime, text: str) -> None:
         log.warning("worker_count_wrong", session=host.token.hex()[:8], note=text)
         self._protocol.notice(host.token, text)
         self._flush()

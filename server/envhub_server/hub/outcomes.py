@@ -11,7 +11,7 @@ from envhub.protocol.messages import Failure
 from envhub_server.catalog.step_costs import StepCost
 
 if TYPE_CHECKING:
-    from envhub_server.hub.runtime import Host
+    from envhub_server.hub.runtime import SessionRuntime
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class Outcomes:
 
     answer: Callable[[Incoming, Any, Sequence[Any]], None]
     fail: Callable[[Incoming, Failure], None]
-    worker_started: Callable[[Host, int, int], None]
-    worker_exited: Callable[[Host, int, str, bool], None]
-    ended: Callable[[Host], None]
-    broke: Callable[[Host, Exception], None]
-    learned: Callable[[Host, StepCost], None]
-    notify: Callable[[Host, str], None]
+    worker_started: Callable[[SessionRuntime, int, int], None]
+    worker_exited: Callable[[SessionRuntime, int, str, bool], None]
+    ended: Callable[[SessionRuntime], None]
+    broke: Callable[[SessionRuntime, Exception], None]
+    learned: Callable[[SessionRuntime, StepCost], None]
+    notify: Callable[[SessionRuntime, str], None]
     memory_left: Callable[[], int]
     now_s: Callable[[], float]

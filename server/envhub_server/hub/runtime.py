@@ -23,14 +23,14 @@ from envhub.protocol.messages import Failure, Made, Make, Op
 from envhub.protocol.prelude import FRAME_BYTES_MAX
 from envhub_server.hub.outcomes import Outcomes
 from envhub_server.hub.takeover import Succession
-from envhub_server.hub.worker_pool import Crew, ring
+from envhub_server.hub.worker_pool import WorkerPool, ring
 from envhub_server.ipc import control
-from envhub_server.loop.poller import Watch
+from envhub_server.loop.poller import Poller
 from envhub_server.memory.reply_frames import Sendable, Sender, batch_frames, part_frames, row_frames
-from envhub_server.memory.session_memory import Memory
-from envhub_server.memory.shared_lane_grant import Driving
+from envhub_server.memory.session_memory import SessionMemory
+from envhub_server.memory.shared_lane_grant import SharedLaneGrant
 from envhub_server.network.side_socket import TICKET_BYTES
-from envhub_server.processes.exit_cause import Ending
+from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_handle import Handlers
 from envhub_server.session.instructions import (
@@ -54,7 +54,7 @@ from envhub_server.session.instructions import (
     TakeOver,
     Tell,
 )
-from envhub_server.session.state import Phase, Session
+from envhub_server.session.state import Phase, SessionState
 
 ASIDE = (messages.Collect, messages.TemplatesRequest, messages.HopsRequest)  # what a client asks for while it drives
 
@@ -63,7 +63,7 @@ _OVER = (Phase.BROKEN, Phase.CLOSING)
 log = structlog.get_logger("envhub.hub")
 
 
-class Host:
+class SessionRuntime:
     """One session with everything it holds.
 
     Attributes:
@@ -77,8 +77,8 @@ class Host:
     def __init__(
         self,
         token: bytes,
-        session: Session,
-        watch: Watch,
+        session: SessionState,
+        poller: Poller,
         supervisor: Supervisor,
         outcomes: Outcomes,
         ticket: bytes = b"",
@@ -88,21 +88,21 @@ class Host:
         self.ticket = ticket
         self.heard_ns = 0
         self.close_by_s: float | None = None
-        self._watch = watch
+        self._poller = poller
         self._outcomes = outcomes
         self._request: Incoming | None = None
         self._succession: Succession | None = None  # while another client takes the session over
         self._tickets = bool(ticket)
-        self._crew = Crew(session.make, watch, supervisor, self._handlers, outcomes.now_s, self._log)
-        self._memory: Memory | None = None
+        self._crew = WorkerPool(session.make, poller, supervisor, self._handlers, outcomes.now_s, self._log)
+        self._memory: SessionMemory | None = None
         self._passed_ns = [0, 0, 0, 0]  # when the last step was heard, rung, done and answered
         self._noted = False  # whether a row of the last move has something to say besides its arrays
         method = session.make.compression
         self._sendable: Sendable = Sender(method).sendable if method else list
-        self._driving = Driving(watch, partial(self._guarded, self._on_side))
+        self._driving = SharedLaneGrant(poller, partial(self._guarded, self._on_side))
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Never read: by edges each ring is heard once all the same, with a system call less.
-        watch.watch_edges(self._done_bell, self._on_done_bell)
+        poller.register_edges(self._done_bell, self._on_done_bell)
 
     @property
     def _arena(self) -> Arena | None:
@@ -150,7 +150,7 @@ class Host:
                 refusal = Failure("limit", "hub", f"a worker cannot be started: {error}")
                 self._apply(self.session.abandon(refusal, terminate=True))
             for number in numbers:
-                self._on_exit(number, Ending(f"cannot be started: {error}"))
+                self._on_exit(number, ExitCause(f"cannot be started: {error}"))
 
     def _log(self) -> Any:
         return log.bind(session=self.token.hex()[:8])
@@ -221,7 +221,7 @@ class Host:
             return
         if found is not self._memory:
             self._memory.close()
-            self._memory, self._driving = found, Driving(self._watch, partial(self._guarded, self._on_side))
+            self._memory, self._driving = found, SharedLaneGrant(self._poller, partial(self._guarded, self._on_side))
         self._memory.take_over()
         self._crew.keep_loose()  # which the new client has not seen
         self._memory.parts, self._request = None, heir
@@ -388,7 +388,7 @@ class Host:
         except Exception as error:  # it was well-formed and yet could not be dealt with
             self._outcomes.broke(self, error)
 
-    def _on_exit(self, number: int, ending: Ending) -> None:
+    def _on_exit(self, number: int, ending: ExitCause) -> None:
         late = self._crew.ended(number)
         self._settle()
         expected = self.session.phase is Phase.CLOSING
@@ -447,7 +447,7 @@ class Host:
                 if number in self._crew.processes:
                     self._crew.processes[number].kill()
             case End():
-                self._watch.unwatch(self._done_bell)
+                self._poller.unregister(self._done_bell)
                 self._revoke()
                 self._driving.close()
                 self._crew.close()
@@ -472,7 +472,7 @@ class Host:
             self._apply(self.session.event(-1, ArenaRefused(reason)))
             return
         try:
-            self._memory = Memory(layout, len(self.session.blocks))
+            self._memory = SessionMemory(layout, len(self.session.blocks))
         except OSError as error:
             reason = f"{wanted} bytes of shared memory cannot be had: {error}"
             self._apply(self.session.event(-1, ArenaRefused(reason)))

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from envhub.protocol.hub import HubProtocol
-from envhub_server.hub.runtime import Host
+from envhub_server.hub.runtime import SessionRuntime
 
 
 def health(hub: int, draining: bool, up_s: float, sessions: int, lag_s: float) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def health(hub: int, draining: bool, up_s: float, sessions: int, lag_s: float) -
     }
 
 
-def stats(hosts: Collection[Host], protocol: HubProtocol, requests: int) -> dict[str, Any]:
+def stats(hosts: Collection[SessionRuntime], protocol: HubProtocol, requests: int) -> dict[str, Any]:
     """The counters of a hub that has taken so many requests."""
     return {
         "envs": sum(host.session.make.num_envs for host in hosts),
@@ -36,7 +36,7 @@ def stats(hosts: Collection[Host], protocol: HubProtocol, requests: int) -> dict
     }
 
 
-def described(host: Host, leased: bool) -> dict[str, Any]:
+def described(host: SessionRuntime, leased: bool) -> dict[str, Any]:
     """One session."""
     return {
         "session": host.token.hex()[:8],  # enough to tell sessions apart; the whole token is a key to it

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from envhub.protocol.hub import Incoming
 from envhub.protocol.messages import Failure
-from envhub_server.hub.worker_pool import Crew
-from envhub_server.memory.session_memory import Memory
-from envhub_server.session.state import Phase, Session
+from envhub_server.hub.worker_pool import WorkerPool
+from envhub_server.memory.session_memory import SessionMemory
+from envhub_server.session.state import Phase, SessionState
 
 
 class Succession:
@@ -16,15 +16,15 @@ class Succession:
         heir: the request of who takes over, the last of them.
     """
 
-    def __init__(self, session: Session, crew: Crew, done_bell: int) -> None:
+    def __init__(self, session: SessionState, crew: WorkerPool, done_bell: int) -> None:
         """Of this session, whose workers wake the hub by ``done_bell``."""
         self.heir: Incoming | None = None
         self._session = session
         self._crew = crew
         self._done_bell = done_bell
-        self._next: Memory | None = None
+        self._next: SessionMemory | None = None
 
-    def settle(self, memory: Memory, lent: bool) -> Memory | Failure | None:
+    def settle(self, memory: SessionMemory, lent: bool) -> SessionMemory | Failure | None:
         """Go on as far as it goes now.
 
         Args:

@@ -20,13 +20,13 @@ from envhub.arena.spin import RING
 from envhub.arena.stand_in import ENDED, FRESH, OWED, beside, put_info, stay, truncate
 from envhub.protocol.messages import Failure, Make
 from envhub_server.ipc import control
-from envhub_server.loop.poller import Watch
+from envhub_server.loop.poller import Poller
 from envhub_server.memory.loose_parts import LooseParts
-from envhub_server.memory.session_memory import Memory
+from envhub_server.memory.session_memory import SessionMemory
 from envhub_server.processes.supervisor import Supervisor
-from envhub_server.processes.worker_handle import Handlers, WorkerProcess
+from envhub_server.processes.worker_handle import Handlers, WorkerHandle
 from envhub_server.session.failure_text import Outcome
-from envhub_server.session.hang_detector import Late, Watchdog
+from envhub_server.session.hang_detector import HangDetector, Late
 
 DUMP_S = 0.2  # for a worker to write where its threads are, before it is killed
 
@@ -54,8 +54,8 @@ class _Post:
     """
 
     rows: np.ndarray
-    watchdog: Watchdog
-    process: WorkerProcess | None = None
+    watchdog: HangDetector
+    process: WorkerHandle | None = None
     serves: bool = False
     built: int = 0
     under_way: Any = None
@@ -68,7 +68,7 @@ class _Post:
     held: control.Serve | None = None
 
 
-class Crew:
+class WorkerPool:
     """The workers of one session.
 
     Attributes:
@@ -79,7 +79,7 @@ class Crew:
     def __init__(
         self,
         make: Make,
-        watch: Watch,
+        poller: Poller,
         supervisor: Supervisor,
         handlers: Callable[[int], Handlers],
         now_s: Callable[[], float],
@@ -89,7 +89,7 @@ class Crew:
 
         Args:
             make: what it is made of.
-            watch: where to listen.
+            poller: where to listen.
             supervisor: starts the processes.
             handlers: of a worker's messages and its end; also of what is said here in its place.
             now_s: the hub's time.
@@ -99,13 +99,13 @@ class Crew:
         self._faults = make.faults
         self._world = make.world
         self._log = log
-        self._watch = watch
+        self._poller = poller
         self._supervisor = supervisor
         self._handlers = handlers
         self._now_s = now_s
         self._posts: list[_Post] = []
-        self._memory: Memory | None = None
-        self._next: Memory | None = None  # that the workers are moving to
+        self._memory: SessionMemory | None = None
+        self._next: SessionMemory | None = None  # that the workers are moving to
         self.loose: LooseParts | None = None
         self._ring_driver: Callable[[], None] = lambda: None
         self.told = False
@@ -123,7 +123,7 @@ class Crew:
             if number < len(self._posts):
                 self._posts[number].rows = rows
             else:
-                self._posts.append(_Post(rows, Watchdog(self._faults)))
+                self._posts.append(_Post(rows, HangDetector(self._faults)))
 
     def start(self, numbers: Sequence[int]) -> None:
         """Ask for the processes of these workers.
@@ -161,7 +161,7 @@ class Crew:
             self.posted(*numbers)
 
     @property
-    def processes(self) -> dict[int, WorkerProcess]:
+    def processes(self) -> dict[int, WorkerHandle]:
         """Those that run, by their worker's number."""
         return {number: post.process for number, post in enumerate(self._posts) if post.process is not None}
 
@@ -221,7 +221,7 @@ class Crew:
 
     # --- the arena --------------------------------------------------------------------------------------------------
 
-    def join(self, memory: Memory, loose: bool, ring_driver: Callable[[], None]) -> None:
+    def join(self, memory: SessionMemory, loose: bool, ring_driver: Callable[[], None]) -> None:
         """Work in this memory, beside which observations have leaves if ``loose``; ``ring_driver`` wakes its driver."""
         self._memory, self._ring_driver = memory, ring_driver
         self.loose = LooseParts() if loose else None
@@ -237,7 +237,7 @@ class Crew:
 
     # --- moving to other memory -------------------------------------------------------------------------------------
 
-    def move(self, memory: Memory, message: control.MapArena, done_bell: int) -> None:
+    def move(self, memory: SessionMemory, message: control.MapArena, done_bell: int) -> None:
         """Begin to leave the memory for another: from when a worker has mapped that, it serves the old no more."""
         self._next = memory
         for number, post in enumerate(self._posts):
@@ -330,12 +330,12 @@ class Crew:
         if self._memory is not None and not self._posts[number].heard:
             self._posts[number].heard = True
             # Never read here: its client could make that block. By edges each ring is heard once all the same.
-            self._watch.watch_edges(self._memory.bells[1 + number], lambda: self.posted(number))
+            self._poller.register_edges(self._memory.bells[1 + number], lambda: self.posted(number))
 
     def _deaf(self, number: int) -> None:
         if self._memory is not None and self._posts[number].heard:
             self._posts[number].heard = False
-            self._watch.unwatch(self._memory.bells[1 + number])
+            self._poller.unregister(self._memory.bells[1 + number])
 
     def posted(self, *numbers: int) -> None:
         """Rows may have been posted: answer in the place of those of these workers, or all, that do not serve."""

@@ -11,7 +11,7 @@ Ready = list[tuple[int, int]]  # descriptors, each with what epoll says of it
 _DESCRIPTOR = itemgetter(0)
 
 
-class Watch:
+class Poller:
     """Descriptors, and whom to call when there is something to read.
 
     Attributes:
@@ -31,26 +31,26 @@ class Watch:
             if handler is not None and self._handlers.get(descriptor) is handler:
                 handler()
 
-    def wake_for(self, descriptor: int) -> None:
+    def wake_on(self, descriptor: int) -> None:
         """End a wait whenever the descriptor is readable; whoever waits deals with it."""
         self._epoll.register(descriptor, select.EPOLLIN)
 
-    def watch(self, descriptor: int, handler: Callable[[], object]) -> None:
+    def register(self, descriptor: int, handler: Callable[[], object]) -> None:
         """Call ``handler`` whenever the descriptor is readable."""
         self._handlers[descriptor] = handler
         self._epoll.register(descriptor, select.EPOLLIN)
 
-    def watch_edges(self, descriptor: int, handler: Callable[[], object]) -> None:
+    def register_edges(self, descriptor: int, handler: Callable[[], object]) -> None:
         """Call ``handler`` whenever something more can be read, whether or not that is ever done."""
         self._handlers[descriptor] = handler
         self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLET)
 
-    def watch_writable(self, descriptor: int, wanted: bool) -> None:
+    def want_writable(self, descriptor: int, wanted: bool) -> None:
         """Call the descriptor's handler when it is writable, too."""
         if descriptor in self._handlers:
             self._epoll.modify(descriptor, select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
 
-    def unwatch(self, descriptor: int) -> None:
+    def unregister(self, descriptor: int) -> None:
         """Stop calling; the descriptor is still open."""
         if self._handlers.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)

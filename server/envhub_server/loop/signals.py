@@ -7,13 +7,13 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 
-from envhub_server.loop.poller import Watch
+from envhub_server.loop.poller import Poller
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def watched(watch: Watch, on_stop: Callable[[str], None], on_child: Callable[[], None]) -> Iterator[None]:
+def watched(poller: Poller, on_stop: Callable[[str], None], on_child: Callable[[], None]) -> Iterator[None]:
     """Within the context, call ``on_stop`` with a signal's name, and ``on_child`` when a child process has ended.
 
     A process that was told to stop is about to end by itself: after the context it heeds no further signal to stop.
@@ -33,7 +33,7 @@ def watched(watch: Watch, on_stop: Callable[[str], None], on_child: Callable[[],
 
     numbers = (*STOPPING, signal.SIGCHLD)
     with ours, theirs:
-        watch.watch(ours.fileno(), on_wakeup)
+        poller.register(ours.fileno(), on_wakeup)
         # The descriptor before the handlers, and after them: a signal that only reached a handler would be lost.
         wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         before = [signal.signal(number, lambda *_: None) for number in numbers]
@@ -43,4 +43,4 @@ def watched(watch: Watch, on_stop: Callable[[str], None], on_child: Callable[[],
             for number, handler in zip(numbers, before, strict=True):
                 signal.signal(number, signal.SIG_IGN if told and number in STOPPING else handler)
             signal.set_wakeup_fd(wakeup)
-            watch.unwatch(ours.fileno())
+            poller.unregister(ours.fileno())

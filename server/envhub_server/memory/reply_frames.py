@@ -11,7 +11,7 @@ import numpy as np
 from envhub.protocol import messages
 from envhub.values.compression import Compressor
 from envhub.values.info_columns import Rows, pack_columns
-from envhub_server.memory.session_memory import Memory
+from envhub_server.memory.session_memory import SessionMemory
 
 
 class Sender:
@@ -32,7 +32,7 @@ Sendable = Callable[[list[np.ndarray]], list[Any]]  # makes frames of observatio
 Said = tuple[int, Any]  # a row, and the blob that it has
 
 
-def batch_frames(memory: Memory, sendable: Sendable, results: bool, infos: dict[int, bytes] | None) -> list[Any]:
+def batch_frames(memory: SessionMemory, sendable: Sendable, results: bool, infos: dict[int, bytes] | None) -> list[Any]:
     """The whole batch, with its results; and infos, if there are any, of which these do not stand in the arena."""
     arena = memory.arena
     found = sendable(memory.slots.observations())
@@ -47,7 +47,7 @@ def batch_frames(memory: Memory, sendable: Sendable, results: bool, infos: dict[
     return found
 
 
-def part_frames(memory: Memory, sendable: Sendable, rows: np.ndarray, said: Sequence[Said]) -> list[Any]:
+def part_frames(memory: SessionMemory, sendable: Sendable, rows: np.ndarray, said: Sequence[Said]) -> list[Any]:
     """These rows, which were posted as a part of the batch, with their results and with what is said of them."""
     assert memory.parts is not None
     columns = memory.arena.columns(rows)

@@ -11,7 +11,7 @@ from envhub.arena.slots import Slots
 from envhub_server.memory.step_frames import StepFrames
 
 
-class Memory:
+class SessionMemory:
     """The arena, and how the hub steps in it while it drives.
 
     Attributes:
@@ -52,13 +52,13 @@ class Memory:
         workers = len(self.bells) - 1
         return self.arena.began_ns[:workers].tolist(), self.arena.ended_ns[:workers].tolist()
 
-    def another(self) -> Memory:
+    def another(self) -> SessionMemory:
         """Memory of the same layout.
 
         Raises:
             OSError: as when it was made.
         """
-        return Memory(self.arena.layout, len(self.bells) - 1)
+        return SessionMemory(self.arena.layout, len(self.bells) - 1)
 
     def close(self) -> None:
         """Close the descriptors; the memory goes with the last view of it."""

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, Arena
 from envhub.protocol import messages
 from envhub_server.ipc.channel import DESCRIPTORS_MAX
-from envhub_server.loop.poller import Watch
+from envhub_server.loop.poller import Poller
 
 SO_PEERPIDFD = 77  # of Linux 6.5; Python's socket module does not name it
 
 
-class Driving:
+class SharedLaneGrant:
     """The drive of one session, which only the hub hands over, and only while no row is with a worker.
 
     Attributes:
@@ -23,10 +23,10 @@ class Driving:
         lent: whether a client has ever had the memory.
     """
 
-    def __init__(self, watch: Watch, on_gone: Callable[[], None]) -> None:
+    def __init__(self, poller: Poller, on_gone: Callable[[], None]) -> None:
         """The hub's for now; ``on_gone`` hears that the client has left its side socket."""
         self.driver = DRIVER_HUB
-        self._watch = watch
+        self._poller = poller
         self._on_gone = on_gone
         self._side: socket.socket | None = None  # of the client, while it may drive
         self._client = -1  # a pidfd of its process: a child that it forked may hold its end of the socket
@@ -47,11 +47,11 @@ class Driving:
         except OSError:
             return False
         self._side, self.lent = side, True
-        self._watch.watch(side.fileno(), self._on_gone)
+        self._poller.register(side.fileno(), self._on_gone)
         with contextlib.suppress(OSError):  # an older kernel
             self._client = side.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
             os.set_inheritable(self._client, False)
-            self._watch.watch(self._client, self._on_gone)
+            self._poller.register(self._client, self._on_gone)
         return True
 
     def give(self, arena: Arena) -> None:
@@ -85,10 +85,10 @@ class Driving:
     def close(self) -> None:
         """Have nobody but the hub drive from now on."""
         if self._side is not None:
-            self._watch.unwatch(self._side.fileno())
+            self._poller.unregister(self._side.fileno())
             self._side.close()
             self._side = None
         if self._client >= 0:
-            self._watch.unwatch(self._client)
+            self._poller.unregister(self._client)
             os.close(self._client)
             self._client = -1

@@ -36,7 +36,7 @@ def silent_s(descriptor: int) -> float:
     """For how many seconds the peer of this connection has sent nothing; 0 where that is not known.
 
     Of a peer on this machine only whether it is stopped is known, and then it is for ever. The descriptor is libzmq's:
-    it may be closed by now, or another connection's; ``Presence.ended`` sets right what that makes wrong.
+    it may be closed by now, or another connection's; ``ClientLiveness.ended`` sets right what that makes wrong.
     """
     try:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
@@ -54,7 +54,7 @@ def _stopped(pid: int) -> bool:
     return pid > 0 and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-class Presence:
+class ClientLiveness:
     """Looks after the clients of one hub's sessions."""
 
     def __init__(

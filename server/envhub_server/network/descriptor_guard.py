@@ -17,7 +17,7 @@ import struct
 
 import structlog
 
-from envhub_server.network.listener import Binding
+from envhub_server.network.listener import Listener
 
 # What is kept: a fifth of the limit. Connections may come at 20 us each while the hub is busy for milliseconds, so not
 # fewer than so many, where that is at most half of the limit.
@@ -34,10 +34,10 @@ _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of the kernel'
 log = structlog.get_logger("envhub.hub")
 
 
-class Gate:
+class DescriptorGuard:
     """Whether new connections and sessions are let in."""
 
-    def __init__(self, binding: Binding) -> None:
+    def __init__(self, binding: Listener) -> None:
         """Of the addresses of ``binding``; open."""
         self._binding = binding
         self._listeners: list[socket.socket] = []

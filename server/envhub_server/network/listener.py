@@ -35,7 +35,7 @@ def seed_routing_ids() -> None:
     ctypes.CDLL(None).srand(ctypes.c_uint(int.from_bytes(os.urandom(4), "little")))
 
 
-class Binding:
+class Listener:
     """The addresses of one ROUTER.
 
     libzmq binds an ipc path that another hub listens on without a word and so steals it; the lock beside the path is

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import structlog
 
 from envhub.transport.address import parse, side_path, socket_name
-from envhub_server.loop.poller import Watch
+from envhub_server.loop.poller import Poller
 from envhub_server.network import descriptor_guard
 
 TICKET_BYTES = 16
@@ -31,12 +31,12 @@ log = structlog.get_logger("envhub.hub")
 Admit = Callable[[bytes, socket.socket], None]
 
 
-class SideDoor:
+class SideSocket:
     """The side sockets of one hub."""
 
-    def __init__(self, watch: Watch, admit: Admit) -> None:
+    def __init__(self, poller: Poller, admit: Admit) -> None:
         """Hand every connection that says a ticket to ``admit``, which then owns it."""
-        self._watch = watch
+        self._poller = poller
         self._admit = admit
         self._listeners: list[tuple[socket.socket, str]] = []
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -65,7 +65,7 @@ class SideDoor:
             log.warning("no_side_socket", path=path, why=str(error))
             return
         self._listeners.append((listener, path))
-        self._watch.watch(listener.fileno(), lambda: self._on_connection(listener))
+        self._poller.register(listener.fileno(), lambda: self._on_connection(listener))
 
     def _on_connection(self, listener: socket.socket) -> None:
         try:
@@ -88,7 +88,7 @@ class SideDoor:
             self._drop(next(iter(self._pending)))
         descriptor = connection.fileno()
         self._pending[descriptor] = connection
-        self._watch.watch(descriptor, lambda: self._on_ticket(descriptor))
+        self._poller.register(descriptor, lambda: self._on_ticket(descriptor))
 
     def _turn_away(self, listener: socket.socket) -> None:
         """Close a connection for which there is no descriptor, by the one that is kept for that."""
@@ -113,11 +113,11 @@ class SideDoor:
             self._drop(descriptor)
             return
         del self._pending[descriptor]
-        self._watch.unwatch(descriptor)
+        self._poller.unregister(descriptor)
         self._admit(ticket, connection)
 
     def _drop(self, descriptor: int) -> None:
-        self._watch.unwatch(descriptor)
+        self._poller.unregister(descriptor)
         self._pending.pop(descriptor).close()
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class SideDoor:
         for descriptor in list(self._pending):
             self._drop(descriptor)
         for listener, path in self._listeners:
-            self._watch.unwatch(listener.fileno())
+            self._poller.unregister(listener.fileno())
             listener.close()
             if not path.startswith("@"):
                 with contextlib.suppress(FileNotFoundError):

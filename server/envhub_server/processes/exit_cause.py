@@ -21,7 +21,7 @@ class OutOfMemory(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Ending:
+class ExitCause:
     """How a worker ended.
 
     Attributes:
@@ -37,12 +37,12 @@ class Ending:
     log_tail: str = ""
 
 
-def ending(code: int, out_of_memory: OutOfMemory, remark: str, log_tail: str) -> Ending:
+def ending(code: int, out_of_memory: OutOfMemory, remark: str, log_tail: str) -> ExitCause:
     """The ending of a process by its exit code as of ``os.waitstatus_to_exitcode``."""
     if code >= 0:
-        return Ending(f"exited with status {code}{remark}", "", code, log_tail)
+        return ExitCause(f"exited with status {code}{remark}", "", code, log_tail)
     name = signal_name(-code)
-    return Ending(f"was ended by {name}{out_of_memory.value}{remark}", name, None, log_tail)
+    return ExitCause(f"was ended by {name}{out_of_memory.value}{remark}", name, None, log_tail)
 
 
 def signal_name(number: int) -> str:

@@ -9,7 +9,7 @@ import select
 _NOT_THERE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ESPIPE)
 
 
-class Sink:
+class NonblockingWriter:
     """Writes to a descriptor that it does not own, and never waits."""
 
     def __init__(self, descriptor: int) -> None:

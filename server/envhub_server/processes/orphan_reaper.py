@@ -17,7 +17,7 @@ CLOSE_TIMEOUT_S = 1.0
 CLOSE_POLL_S = 0.002
 
 
-class Orphans:
+class OrphanReaper:
     """The children of this process that it did not start."""
 
     def __init__(self, hub: str) -> None:

@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from envhub.arena.spin import RING
-from envhub_server.loop.poller import Watch
+from envhub_server.loop.poller import Poller
 from envhub_server.processes.exit_cause import MemoryKills, OutOfMemory, own_counters
-from envhub_server.processes.orphan_reaper import Orphans
-from envhub_server.processes.worker_handle import Handlers, WorkerProcess
+from envhub_server.processes.orphan_reaper import OrphanReaper
+from envhub_server.processes.worker_handle import Handlers, WorkerHandle
 from envhub_server.processes.worker_output import Streams
-from envhub_server.processes.zygote_handle import Zygote, start_world
+from envhub_server.processes.zygote_handle import ZygoteHandle, start_environment
 
 PR_SET_CHILD_SUBREAPER = 36
 ZYGOTES_MAX = 3  # started in place of those that ended, within
@@ -34,23 +34,23 @@ log = structlog.get_logger("envhub.supervisor")
 class Supervisor:
     """The zygote and all that came of it."""
 
-    def __init__(self, watch: Watch, python: str) -> None:
+    def __init__(self, poller: Poller, python: str) -> None:
         """Make this process the parent of everything below it that loses its own."""
         self._python = python
         self._hub = secrets.token_hex(8)  # what its processes are marked with
-        self._orphans = Orphans(self._hub)
+        self._orphans = OrphanReaper(self._hub)
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-        self._watch = watch
-        self._streams = Streams(watch)
+        self._poller = poller
+        self._streams = Streams(poller)
         self._memory_kills = MemoryKills(own_counters())
-        self._zygotes: list[Zygote] = []  # the last is the one in use, the others are about to end
+        self._zygotes: list[ZygoteHandle] = []  # the last is the one in use, the others are about to end
         self._replaced_s: deque[float] = deque(maxlen=ZYGOTES_MAX)  # when a zygote was started for one that ended
-        self._workers: set[WorkerProcess] = set()
+        self._workers: set[WorkerHandle] = set()
         self._swept_next: list[int] = []  # pids of workers that ended, of whose orphans none was looked for yet
         self._sweep_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        watch.watch(self._sweep_bell, self._sweep)
+        poller.register(self._sweep_bell, self._sweep)
 
-    def start(self, handlers: Sequence[Handlers], environ: Mapping[str, str] | None = None) -> list[WorkerProcess]:
+    def start(self, handlers: Sequence[Handlers], environ: Mapping[str, str] | None = None) -> list[WorkerHandle]:
         """Start one worker per entry of ``handlers``, of a process started in this environment (the hub's if None).
 
         Raises:
@@ -58,10 +58,10 @@ class Supervisor:
         """
         zygote = self._zygote(environ)
         self._memory_kills.forget()
-        workers: list[WorkerProcess] = []
+        workers: list[WorkerHandle] = []
         try:
             for handler in handlers:
-                workers.append(WorkerProcess(self._watch, self._streams, handler, self))
+                workers.append(WorkerHandle(self._poller, self._streams, handler, self))
             zygote.fork(workers)
         except OSError:
             for worker in workers:
@@ -72,28 +72,28 @@ class Supervisor:
 
     # --- zygotes ----------------------------------------------------------------------------------------------------
 
-    def _zygote(self, environ: Mapping[str, str] | None) -> Zygote:
+    def _zygote(self, environ: Mapping[str, str] | None) -> ZygoteHandle:
         """The zygote of this world. A fork cannot move to another, so a program that changed its own gets a new one."""
         current = self._zygotes[-1] if self._zygotes else None
-        if current is not None and current.alive and current.world == start_world(environ):
+        if current is not None and current.alive and current.world == start_environment(environ):
             return current
         zygote = self._start_zygote(environ)
         if current is not None:
             current.retire()
         return zygote
 
-    def _start_zygote(self, environ: Mapping[str, str] | None) -> Zygote:
-        zygote = Zygote(self._watch, self._python, self._hub, environ, self._pids(), self._on_zygote_end)
+    def _start_zygote(self, environ: Mapping[str, str] | None) -> ZygoteHandle:
+        zygote = ZygoteHandle(self._poller, self._python, self._hub, environ, self._pids(), self._on_zygote_end)
         self._zygotes.append(zygote)
         return zygote
 
-    def _on_zygote_end(self, zygote: Zygote) -> None:
+    def _on_zygote_end(self, zygote: ZygoteHandle) -> None:
         in_use = zygote is self._zygotes[-1]
         self._zygotes.remove(zygote)
         if in_use and self._pids():
             self._replace(zygote)
 
-    def _replace(self, zygote: Zygote) -> None:
+    def _replace(self, zygote: ZygoteHandle) -> None:
         """Start another, since nobody would end what workers leave behind if the hub were killed now."""
         now_s = time.monotonic()
         if len(self._replaced_s) == ZYGOTES_MAX and now_s < self._replaced_s[0] + ZYGOTES_WINDOW_S:
@@ -118,7 +118,7 @@ class Supervisor:
             self._zygotes[-1].guard([pid])
         self.reap_orphans()  # which may have had to wait for its birth
 
-    def on_end(self, worker: WorkerProcess) -> None:
+    def on_end(self, worker: WorkerHandle) -> None:
         """End what this worker left behind, soon."""
         self._workers.discard(worker)
         if worker.pid is not None:
@@ -158,5 +158,5 @@ class Supervisor:
             zygote.reap()
         self._orphans.end_all()
         self._streams.close()
-        self._watch.unwatch(self._sweep_bell)
+        self._poller.unregister(self._sweep_bell)
         os.close(self._sweep_bell)

@@ -16,8 +16,8 @@ from envhub.protocol import messages, validation
 from envhub.values import codec
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel, ChannelClosed
-from envhub_server.loop.poller import Watch
-from envhub_server.processes.exit_cause import Ending, OutOfMemory, ending
+from envhub_server.loop.poller import Poller
+from envhub_server.processes.exit_cause import ExitCause, OutOfMemory, ending
 from envhub_server.processes.worker_output import Output, Streams
 
 LAST_READS_MAX = 256  # of a worker that has ended; a child of its that still talks must not be heard for ever
@@ -44,7 +44,7 @@ class Handlers:
     """Who is told of a worker: each of its messages, at the very end how it ended, and first of all its process id."""
 
     message: Callable[[Any], None]
-    exited: Callable[[Ending], None]
+    exited: Callable[[ExitCause], None]
     born: Callable[[int], None] = lambda pid: None
 
 
@@ -54,14 +54,14 @@ class Guardian(Protocol):
     def on_born(self, pid: int) -> None:
         """A worker has this process id from now on."""
 
-    def on_end(self, worker: WorkerProcess) -> None:
+    def on_end(self, worker: WorkerHandle) -> None:
         """It is reaped, or will never be born."""
 
     def explain_kill(self) -> OutOfMemory:
         """Whether a worker that something else killed was killed for want of memory."""
 
 
-class WorkerProcess:
+class WorkerHandle:
     """One worker as the hub sees it, from before its birth until it is reaped.
 
     Attributes:
@@ -69,14 +69,14 @@ class WorkerProcess:
         ring: wakes it, also where it is awake: no word of the arena says whether it sleeps.
     """
 
-    def __init__(self, watch: Watch, streams: Streams, handlers: Handlers, guardian: Guardian) -> None:
+    def __init__(self, poller: Poller, streams: Streams, handlers: Handlers, guardian: Guardian) -> None:
         """Make its channel, bell and pipes; the zygote makes the process.
 
         Raises:
             OSError: no descriptor is to be had; nothing is left behind.
         """
         self.pid: int | None = None
-        self._watch = watch
+        self._poller = poller
         self._handlers = handlers
         self._guardian = guardian
         self._pidfd = -1
@@ -95,7 +95,7 @@ class WorkerProcess:
         self.ring = partial(os.write, self._bell, RING)
         ours.setblocking(False)
         self._channel = Channel(ours, descriptors_max=0)  # a worker has none to give
-        watch.watch(ours.fileno(), self.hear)
+        poller.register(ours.fileno(), self.hear)
 
     @property
     def far_ends(self) -> list[int]:
@@ -119,7 +119,7 @@ class WorkerProcess:
         """
         try:
             self._channel.send(message, descriptors)
-            self._watch.watch_writable(self._channel.fileno(), self._channel.backlogged)
+            self._poller.want_writable(self._channel.fileno(), self._channel.backlogged)
         except ChannelClosed:
             if self.pid is not None and not self._over:
                 self._kill_group()  # one that is ending by itself ends as it would have
@@ -147,7 +147,7 @@ class WorkerProcess:
                 pass  # it may have come already, and have work to do
         if self.pid is None:
             if not self._over:
-                self._end(Ending("was not started"))
+                self._end(ExitCause("was not started"))
             return
         self._killed = True
         self._kill_group()
@@ -163,19 +163,19 @@ class WorkerProcess:
             return False
         try:
             self._channel.flush()
-            self._watch.watch_writable(self._channel.fileno(), self._channel.backlogged)
+            self._poller.want_writable(self._channel.fileno(), self._channel.backlogged)
             found = self._channel.receive()
             for message in found or []:
                 self._on_message(message)
             return found is not None
         except ChannelClosed:
             # No proof of an end: a child that the env forked may hold the other end. The pidfd decides.
-            self._watch.unwatch(self._channel.fileno())
+            self._poller.unregister(self._channel.fileno())
             if self.pid is None:
-                self._end(Ending(f"could not be started: {self._why}"))
+                self._end(ExitCause(f"could not be started: {self._why}"))
         except codec.DecodeError as error:
             # Nothing that it says from now on counts; its exit is handled as any other.
-            self._watch.unwatch(self._channel.fileno())
+            self._poller.unregister(self._channel.fileno())
             self._nonsense = f", having sent what cannot be read: {error}"
             self.kill()
         return False
@@ -197,9 +197,9 @@ class WorkerProcess:
         except OSError as error:
             self.kill()
             os.waitpid(pid, 0)
-            self._end(Ending(f"cannot be watched: {error}"))
+            self._end(ExitCause(f"cannot be watched: {error}"))
             return
-        self._watch.watch(self._pidfd, self._on_exit)
+        self._poller.register(self._pidfd, self._on_exit)
         self._guardian.on_born(pid)
         self._handlers.born(pid)
 
@@ -209,7 +209,7 @@ class WorkerProcess:
         for _ in range(LAST_READS_MAX):  # what it said before it ended, such as why it could not build its envs
             if not self.hear():
                 break
-        self._watch.unwatch(self._pidfd)
+        self._poller.unregister(self._pidfd)
         os.close(self._pidfd)
         self._pidfd = -1
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -217,7 +217,7 @@ class WorkerProcess:
         out_of_memory = self._guardian.explain_kill() if by_others else OutOfMemory.NO
         self._end(ending(code, out_of_memory, self._nonsense, self.log_tail))
 
-    def _end(self, how: Ending) -> None:
+    def _end(self, how: ExitCause) -> None:
         self.discard()
         self._guardian.on_end(self)
         self._handlers.exited(how)
@@ -225,7 +225,7 @@ class WorkerProcess:
     def discard(self) -> None:
         """Free what the hub holds of it; its process has ended or was never asked for."""
         self._over = True
-        self._watch.unwatch(self._channel.fileno())
+        self._poller.unregister(self._channel.fileno())
         self._channel.close()
         self.close_far_ends()
         self._output.close()

@@ -15,8 +15,8 @@ import time
 
 import structlog
 
-from envhub_server.loop.poller import Watch
-from envhub_server.processes.nonblocking_writer import Sink
+from envhub_server.loop.poller import Poller
+from envhub_server.processes.nonblocking_writer import NonblockingWriter
 
 TAIL_BYTES = 16384
 READ_BYTES = 16384
@@ -81,11 +81,11 @@ class Stream:
         dropped: bytes that nobody took, since there was no reader, or one that did not read.
     """
 
-    def __init__(self, watch: Watch, descriptor: int) -> None:
+    def __init__(self, poller: Poller, descriptor: int) -> None:
         self.dropped = 0
         self._name = _NAMES[descriptor]
-        self._watch = watch
-        self._sink = Sink(descriptor)
+        self._poller = poller
+        self._sink = NonblockingWriter(descriptor)
         self._tails: dict[int, Tail] = {}
         self._held = b""  # what was read, and waits for the sink
         self._given_up = False
@@ -93,8 +93,8 @@ class Stream:
         self._pipes, self._room = select.epoll(), select.epoll()
         self._timer = Timer()
         self._room.register(self._timer.fileno(), select.EPOLLIN)
-        watch.watch(self._pipes.fileno(), self._on_pipes)
-        watch.watch(self._room.fileno(), self._on_room)
+        poller.register(self._pipes.fileno(), self._on_pipes)
+        poller.register(self._room.fileno(), self._on_room)
 
     def add(self, pipe: int, tail: Tail) -> None:
         """Read from this pipe from now on; it must not block."""
@@ -149,7 +149,7 @@ class Stream:
 
     def _pause(self) -> None:
         """Read no more until there is room for what was read."""
-        self._watch.unwatch(self._pipes.fileno())
+        self._poller.unregister(self._pipes.fileno())
         with contextlib.suppress(OSError):  # a file on a full disk cannot be waited for; the timer ends the pause
             self._room.register(self._sink.descriptor, select.EPOLLOUT)
         self._timer.start(PATIENCE_S)
@@ -169,7 +169,7 @@ class Stream:
         with contextlib.suppress(OSError):
             self._room.unregister(self._sink.descriptor)
         self._timer.start(0)
-        self._watch.watch(self._pipes.fileno(), self._on_pipes)
+        self._poller.register(self._pipes.fileno(), self._on_pipes)
 
     def _tell_dropped(self) -> None:
         self._given_up = False
@@ -185,7 +185,7 @@ class Stream:
             self._room.poll(left_s)
             self._held = self._held[self._sink.write(self._held) :]
         for waited in (self._pipes, self._room):
-            self._watch.unwatch(waited.fileno())
+            self._poller.unregister(waited.fileno())
             waited.close()
         self._timer.close()
 
@@ -193,8 +193,8 @@ class Stream:
 class Streams:
     """The hub's standard output and error, as its workers share them."""
 
-    def __init__(self, watch: Watch) -> None:
-        self.output, self.error = Stream(watch, 1), Stream(watch, 2)
+    def __init__(self, poller: Poller) -> None:
+        self.output, self.error = Stream(poller, 1), Stream(poller, 2)
 
     def close(self) -> None:
         """Stop reading."""

@@ -15,8 +15,8 @@ import envhub
 import envhub_server
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import DESCRIPTORS_MAX, Channel, ChannelClosed
-from envhub_server.loop.poller import Watch
-from envhub_server.processes.worker_handle import WorkerProcess
+from envhub_server.loop.poller import Poller
+from envhub_server.processes.worker_handle import WorkerHandle
 
 # What is read when a process starts, or when what the zygote imports is imported: a zygote is of one world as far as
 # these go. The rest of a program's environment is put in place in each worker.
@@ -27,7 +27,7 @@ START_VARIABLES = (
 DESCRIPTORS_PER_WORKER = 3  # its channel, its standard output and its standard error
 
 
-def start_world(environ: Mapping[str, str] | None) -> dict[str, str] | None:
+def start_environment(environ: Mapping[str, str] | None) -> dict[str, str] | None:
     """What of an environment a process must have been started in; None stands for the hub's own."""
     if environ is None:
         return None
@@ -44,7 +44,7 @@ def _locations() -> list[str]:
     return [f"{name}={place}" for name, place in {**folders, "msgpack_numpy": codec_file.origin}.items()]
 
 
-class Zygote:
+class ZygoteHandle:
     """The process that forks workers, in one environment and working directory.
 
     It outlives a hub that is killed, by as long as it takes to end what the workers left behind.
@@ -52,12 +52,12 @@ class Zygote:
 
     def __init__(
         self,
-        watch: Watch,
+        poller: Poller,
         python: str,
         hub: str,
         environ: Mapping[str, str] | None,
         workers: Sequence[int],
-        on_end: Callable[[Zygote], None],
+        on_end: Callable[[ZygoteHandle], None],
     ) -> None:
         """Start the process with this interpreter, and have ``on_end`` called once it has ended; it guards ``workers``.
 
@@ -65,9 +65,9 @@ class Zygote:
             OSError: no process or descriptor is to be had; nothing is left behind.
         """
         self.environ = environ
-        self.world = start_world(environ)
+        self.world = start_environment(environ)
         self._deaf = False
-        self._watch = watch
+        self._poller = poller
         self._on_end = on_end
         marked = {process_marks.VARIABLE: process_marks.mark(hub, process_marks.NO_WORKER)}
         with contextlib.ExitStack() as undo:
@@ -94,8 +94,8 @@ class Zygote:
             self._pidfd = os.pidfd_open(self._process.pid)
             self._channel = Channel(ours, descriptors_max=0)
             undo.pop_all()
-        watch.watch(self._pidfd, self.reap)
-        watch.watch(ours.fileno(), self._on_channel)
+        poller.register(self._pidfd, self.reap)
+        poller.register(ours.fileno(), self._on_channel)
         self.guard(workers)
 
     @property
@@ -109,7 +109,7 @@ class Zygote:
         self._on_channel()
         return not self._deaf and self._process.poll() is None
 
-    def fork(self, workers: Sequence[WorkerProcess]) -> None:
+    def fork(self, workers: Sequence[WorkerHandle]) -> None:
         """Ask for the processes of these workers, and give their ends away.
 
         Raises:
@@ -137,17 +137,17 @@ class Zygote:
     def _tell(self, message: Any) -> None:
         with contextlib.suppress(ChannelClosed):  # it has ended, and ``on_end`` is about to be called
             self._channel.send(message)
-            self._watch.watch_writable(self._channel.fileno(), self._channel.backlogged)
+            self._poller.want_writable(self._channel.fileno(), self._channel.backlogged)
 
     def _on_channel(self) -> None:
         """It says nothing here: there is room for what waits to be said to it, or it has ended."""
         try:
             self._channel.flush()
             self._channel.receive()
-            self._watch.watch_writable(self._channel.fileno(), self._channel.backlogged)
+            self._poller.want_writable(self._channel.fileno(), self._channel.backlogged)
         except ChannelClosed:
             self._deaf = True
-            self._watch.unwatch(self._channel.fileno())
+            self._poller.unregister(self._channel.fileno())
 
     def retire(self) -> None:
         """Let it end once it has forked what it was asked for."""
@@ -163,12 +163,12 @@ class Zygote:
     def reap(self) -> None:
         """Wait for the end of its process and free what watched it."""
         self._process.wait()
-        self._watch.unwatch(self._pidfd)
+        self._poller.unregister(self._pidfd)
         os.close(self._pidfd)
         self._close_channel()
         self._on_end(self)
 
     def _close_channel(self) -> None:
         if self._channel.fileno() >= 0:
-            self._watch.unwatch(self._channel.fileno())
+            self._poller.unregister(self._channel.fileno())
         self._channel.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 from envhub.protocol.messages import Failure, Faults
 from envhub.values import codec
-from envhub_server.processes.exit_cause import Ending
+from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.session.hang_detector import Late
 
 LOG_TAIL_CHARS_MAX = 4096
@@ -38,7 +38,7 @@ def named(worker: int, rows: Sequence[int]) -> str:
     return f"worker {worker} ({envs})"
 
 
-def failure(worker: int, rows: Sequence[int], ending: Ending, late: Late | None) -> Failure:
+def failure(worker: int, rows: Sequence[int], ending: ExitCause, late: Late | None) -> Failure:
     """What to tell of a worker that ended, or was ended because one of its envs was late."""
     tail = ending.log_tail[-LOG_TAIL_CHARS_MAX:]
     if late is None:
@@ -51,7 +51,7 @@ def failure(worker: int, rows: Sequence[int], ending: Ending, late: Late | None)
     return Failure("env_timeout", "request", text, env_index=late.row, worker=worker, log_tail=tail)
 
 
-def outcome(told: Failure, ending: Ending, restarts: int, faults: Faults) -> Outcome:
+def outcome(told: Failure, ending: ExitCause, restarts: int, faults: Faults) -> Outcome:
     """What its rows are told, by the session's policy."""
     timed_out = told.code == "env_timeout"
     stacks = _STACKS.search(told.log_tail) if timed_out else None

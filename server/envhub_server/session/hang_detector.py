@@ -36,7 +36,7 @@ class Late:
         return self.waited_s >= self.limit_s
 
 
-class Watchdog:
+class HangDetector:
     """Looks at one worker."""
 
     def __init__(self, faults: Faults) -> None:

@@ -9,7 +9,7 @@ from envhub.arena.layout import Layout
 from envhub.protocol.messages import Failure
 from envhub_server.catalog.step_costs import StepCost
 from envhub_server.ipc import control
-from envhub_server.processes.exit_cause import Ending
+from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.session.failure_text import Outcome
 from envhub_server.session.hang_detector import Late
 
@@ -20,7 +20,7 @@ from envhub_server.session.hang_detector import Late
 class Exited:
     """A worker's process has ended, perhaps because one of its envs was ``late``."""
 
-    ending: Ending
+    ending: ExitCause
     late: Late | None = None
 
 

@@ -46,7 +46,7 @@ from envhub_server.catalog.registry import Recipe
 from envhub_server.catalog.step_costs import average
 from envhub_server.ipc import control
 from envhub_server.ipc.reseeding import reseeded
-from envhub_server.processes.exit_cause import Ending
+from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.session import failure_text
 from envhub_server.session.build_order import build
 from envhub_server.session.instructions import (
@@ -89,7 +89,7 @@ _STEP = Drive(OP_STEP)
 _OUTCOME = Answer(messages.Done(), arrays=True)  # of a reset or a step
 
 
-class Session:
+class SessionState:
     """One client's vector env.
 
     Attributes:
@@ -476,7 +476,7 @@ class Session:
 
     # --- workers that end while the session stands ------------------------------------------------------------------
 
-    def _on_lost(self, worker: int, told: Failure, ending: Ending, now_s: float) -> Instructions:
+    def _on_lost(self, worker: int, told: Failure, ending: ExitCause, now_s: float) -> Instructions:
         """Its rows are the hub's until another worker has taken its place, if one is to."""
         served = worker not in self._away
         if worker in self._boots:

@@ -41,8 +41,8 @@ POINTS = {
         *_CHANNEL,
         "envhub.transport.sockets:receive",
         "envhub.transport.sockets:send",
-        "envhub_server.hub.runtime:Host._carry_out",
-        "envhub_server.hub.worker_pool:Crew.ring",
+        "envhub_server.hub.runtime:SessionRuntime._carry_out",
+        "envhub_server.hub.worker_pool:WorkerPool.ring",
     ),
 }
 

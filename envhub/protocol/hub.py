@@ -6,7 +6,8 @@ most once, whatever the network drops, delays or doubles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -77,7 +78,6 @@ class HubProtocol:
         hub_id: int,
         lease_s: float = LEASE_S,
         sessions_max: int = SESSIONS_MAX,
-        running: Callable[[bytes], HeartbeatReply] = lambda token: HeartbeatReply("running"),
         header_limits: codec.HeaderLimits = codec.STRANGERS,
     ) -> None:
         """Be the hub of this id.
@@ -86,12 +86,10 @@ class HubProtocol:
             hub_id: not 0.
             lease_s: for how long a session outlives the loss of its client.
             sessions_max: how many sessions there may be.
-            running: tells how far the request of a session is that runs.
             header_limits: of requests.
         """
         self.hub_id = hub_id
         self._header_limits = header_limits
-        self._running = running
         self.outgoing: list[tuple[bytes, Frames]] = []
         self.malformed = 0
         self.refused = 0
@@ -147,8 +145,7 @@ class HubProtocol:
             return None
         op = _OPS[prelude.op]
         if op == Op.HEARTBEAT:
-            self._heartbeat(peer, connection, prelude)
-            return None
+            return self._heartbeat(peer, connection, prelude)
         if op in SESSION_OPS and not self._admit(peer, connection, prelude):
             return None
         try:
@@ -230,14 +227,18 @@ class HubProtocol:
             return Failure("limit", "hub", text)
         return None
 
-    def _heartbeat(self, peer: bytes, connection: int, prelude: Prelude) -> None:
+    def _heartbeat(self, peer: bytes, connection: int, prelude: Prelude) -> Incoming | None:
+        """Answer a heartbeat, or return it: how far a request is that runs, only the caller knows."""
         link = self._links.get(prelude.token)
         reply = HeartbeatReply("unknown")
         if link is not None:
             self._heard(link, peer, connection, prelude.token)
             if prelude.seq <= link.seq:
-                reply = self._running(prelude.token) if link.running else HeartbeatReply("answered")
+                if link.running:
+                    return Incoming(peer, Op.HEARTBEAT, prelude.token, prelude.seq, None, ())
+                reply = HeartbeatReply("answered")
         self._send(peer, REPLY | Op.HEARTBEAT, prelude.token, prelude.seq, reply)
+        return None
 
     def _heard(self, link: _Link, peer: bytes, connection: int, token: bytes) -> None:
         link.peer, link.connection, link.lasts = peer, connection, True
@@ -346,9 +347,9 @@ class HubProtocol:
         """Tokens of the sessions whose lease has run out."""
         return [token for token, until_s in self.leases.items() if until_s <= now_s]
 
-    def next_expiry_s(self) -> float | None:
-        """When the first lease runs out, if one is running."""
-        return min(self.leases.values(), default=None)
+    def next_expiry_s(self) -> float:
+        """When the first lease runs out; infinity where none is running."""
+        return min(self.leases.values(), default=math.inf)
 
     def leased(self, token: bytes) -> bool:
         """Whether the session's client is away and its lease is running."""

@@ -7,47 +7,39 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import select
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import msgpack
 from envhub_server.ipc import control
+from envhub_server.loop.poller import Poller
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.supervisor import Supervisor
-from envhub_server.processes.worker_handle import Handlers, WorkerHandle
+from envhub_server.processes.worker_events import Events, WorkerExited
+from envhub_server.processes.worker_handle import WorkerHandle
 
 START_TIMEOUT_S = 30.0
 
 
 class Loop:
-    """Watches descriptors as a hub's loop does."""
+    """Waits for descriptors as a hub's loop does."""
 
     def __init__(self) -> None:
-        self._epoll = select.epoll()
-        self._handlers: dict[int, Callable[[], object]] = {}
+        self.poller = Poller()
+        self.events: Events = deque()
 
-    def register(self, descriptor: int, handler: Callable[[], object]) -> None:
-        self._handlers[descriptor] = handler
-        self._epoll.register(descriptor, select.EPOLLIN)
-
-    def want_writable(self, descriptor: int, wanted: bool) -> None:
-        if descriptor in self._handlers:
-            self._epoll.modify(descriptor, select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
-
-    def unregister(self, descriptor: int) -> None:
-        if self._handlers.pop(descriptor, None) is not None:
-            self._epoll.unregister(descriptor)
+    @property
+    def causes(self) -> list[ExitCause]:
+        """How workers have ended."""
+        return [event.cause for _, event in self.events if isinstance(event, WorkerExited)]
 
     def run(self, until: Callable[[], object], timeout_s: float) -> None:
-        """Call handlers until the condition is true, or the time is over."""
+        """Handle what comes until the condition is true, or the time is over."""
         end_s = time.monotonic() + timeout_s
         while not until() and time.monotonic() < end_s:
-            for descriptor, _ in self._epoll.poll(0.01):
-                if descriptor in self._handlers:
-                    self._handlers[descriptor]()
+            self.poller.handle(self.poller.wait(0.01))
 
 
 def build(env: str) -> control.Build:
@@ -59,18 +51,16 @@ def build(env: str) -> control.Build:
 def main(env: str, how: str) -> None:
     """Have a worker make the env; then dump and kill it, kill it, or wait for its end, and print the ending."""
     loop = Loop()
-    supervisor = Supervisor(loop, sys.executable)
-    heard: list[Any] = []
-    endings: list[ExitCause] = []
-    (worker,) = supervisor.start([Handlers(heard.append, endings.append, lambda pid: None)])
+    supervisor = Supervisor(loop.poller, sys.executable, loop.events)
+    (worker,) = supervisor.start(1, [0])
     worker.tell(build(env))
-    act(loop, worker, how, endings)
-    loop.run(lambda: endings, START_TIMEOUT_S)
+    act(loop, worker, how)
+    loop.run(lambda: loop.causes, START_TIMEOUT_S)
     supervisor.close()
-    print("\n" + json.dumps(dataclasses.asdict(endings[0])))
+    print("\n" + json.dumps(dataclasses.asdict(loop.causes[0])))
 
 
-def act(loop: Loop, worker: WorkerHandle, how: str, endings: list[ExitCause]) -> None:
+def act(loop: Loop, worker: WorkerHandle, how: str) -> None:
     if how in ("dump", "kill"):
         loop.run(lambda: "about to" in worker.log_tail, START_TIMEOUT_S)
     if how == "dump":

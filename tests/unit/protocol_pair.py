@@ -8,7 +8,21 @@ from typing import Any
 from envhub.protocol import messages
 from envhub.protocol.client import ClientProtocol, Reply
 from envhub.protocol.hub import HubProtocol, Incoming
-from envhub.protocol.messages import Call, Close, Done, EnvNames, Failure, Hello, Made, Make, Op, Reset, Step, Welcome
+from envhub.protocol.messages import (
+    Call,
+    Close,
+    Done,
+    EnvNames,
+    Failure,
+    HeartbeatReply,
+    Hello,
+    Made,
+    Make,
+    Op,
+    Reset,
+    Step,
+    Welcome,
+)
 from envhub.protocol.prelude import HEARTBEAT_S, LEASE_S, SESSIONS_MAX, Prelude
 
 TOKEN = bytes(range(16))
@@ -80,11 +94,13 @@ class ProtocolPair:
         incoming = self.hub.receive_step(packet.peer, first, others)
         if incoming is None:
             incoming = self.hub.receive(packet.peer, packet.connection, [first, *others])
-        if incoming is not None:
+        if incoming is not None and incoming.op is Op.HEARTBEAT:
+            self.hub.answer(incoming, HeartbeatReply("running"))
+        elif incoming is not None:
             self.carried_out.append(incoming)
             self.running = incoming
         self.collect()
-        return incoming
+        return None if incoming is None or incoming.op is Op.HEARTBEAT else incoming
 
     def deliver_to_client(self, index: int = 0) -> Reply | None:
         """Hand one packet to the client; returns the pending request's reply if it is that."""

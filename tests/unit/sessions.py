@@ -1,15 +1,20 @@
-"""Sessions in the states that tests begin with, and what their workers say."""
+"""Sessions in the states that tests begin with, and what their workers say. After each stimulus they are validated."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from envhub_server.catalog.registry import Recipe
-from envhub_server.ipc.control import Built, Mapped
-from envhub_server.session.hang_detector import Late
+from envhub_server.ipc.control import Built, CallFailed, CallResults, Mapped
+from envhub_server.processes.exit_cause import ExitCause
+from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
+from envhub_server.session import stimuli
+from envhub_server.session.hang_detector import Progress
+from envhub_server.session.instructions import Instructions
 from envhub_server.session.restarts import RestartPolicy, Restarts
-from envhub_server.session.state import Phase, SessionState
+from envhub_server.session.state import TABLE, Phase, SessionState
 from envhub_server.session.worker_count import Machine, WorkerCount
 
 from envhub.protocol.messages import Failure, Make
@@ -19,8 +24,45 @@ OBSERVATION, WIDER, ACTION = b"a space", b"a wider one of the same leaves", b"ac
 INFO_BYTES = 64
 RECIPE = Recipe("CartPole-v1")
 RAISED = Failure("env_raised", "env", "no", env_index=1, worker=0)
-LATE = Late("step", 2, 1.6, 1.5)
-STOPPING = Failure("draining", "hub", "the hub is shutting down")
+SHUTTING_DOWN = Failure("draining", "hub", "the hub is shutting down")
+KILLED = ExitCause("was ended by SIGKILL", "SIGKILL", log_tail="its last words")
+
+
+class Session(SessionState):
+    """A state machine that is asked by its stimuli only, and validated after each.
+
+    Every change of its phase must be one that the table declares.
+    """
+
+    def handle(self, stimulus: Any, now_s: float = 0.0) -> Instructions:
+        before, kind = self.phase, type(stimulus)
+        if isinstance(stimulus, (stimuli.Requested, WorkerSaid)):
+            kind = type(stimulus.message)
+        instructions = super().handle(stimulus, now_s)
+        self.validate()
+        declared = TABLE.get(kind, {}).get(before, ())[1:]
+        draining = (Phase.CLOSING, Phase.ENDED)  # which may follow anything, once the hub shuts down
+        assert self.phase in (before, *declared, *draining), f"{kind.__name__} in {before} led to {self.phase}"
+        return instructions
+
+    def said(self, worker: int, message: Any, now_s: float = 0.0) -> Instructions:
+        """A call's answer repeats its number."""
+        if isinstance(message, (CallResults, CallFailed)) and not message.number:
+            message = replace(message, number=self._calls)
+        return self.handle(WorkerSaid(worker, message), now_s)
+
+    def exited(self, worker: int, cause: ExitCause = KILLED, now_s: float = 0.0) -> Instructions:
+        return self.handle(WorkerExited(worker, cause), now_s)
+
+    def request(self, message: Any, quiescent: bool = True, now_s: float = 0.0) -> Instructions:
+        return self.handle(stimuli.Requested(message, quiescent), now_s)
+
+    def rows_done(self) -> Instructions:
+        return self.handle(stimuli.RowsDone())
+
+    def elapsed(self, now_s: float, *progress: Progress | None, quiescent: bool = True) -> Instructions:
+        found = progress or (None,) * len(self.workers)
+        return self.handle(stimuli.Elapsed(quiescent, found), now_s)
 
 
 def restarts(**policy: Any) -> Restarts:
@@ -31,26 +73,33 @@ def built(*observations: bytes) -> Built:
     return Built(list(observations or [OBSERVATION]), ACTION, [["<f4", [4]]], [["<i8", []]], b"meta", "rgb_array", "{}")
 
 
-def session_of(make: Make, workers: int | None, recipe: Recipe = RECIPE, **policy: Any) -> SessionState:
+def session_of(make: Make, workers: int | None, recipe: Recipe = RECIPE, **policy: Any) -> Session:
     """A session of so many workers; where that is None, its first envs decide."""
     sizing = None if workers is None else WorkerCount(workers, "as the test wants it")
-    return SessionState(make, recipe, sizing, INFO_BYTES, MACHINE, restarts(**policy))
+    return Session(make, recipe, sizing, INFO_BYTES, MACHINE, restarts(**policy))
 
 
-def begun(num_envs: int = 3, workers: int = 2, **make: Any) -> SessionState:
+def begun(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
     """A session whose workers are building."""
     made = Make(num_envs, "CartPole-v1", **make)
     session = session_of(made, workers, restarts_max=made.faults.restarts_max)
-    session.start()
+    session.handle(stimuli.SessionMade())
     return session
 
 
-def ready(num_envs: int = 3, workers: int = 2, **make: Any) -> SessionState:
+def ready(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
     """A session that is made, idle."""
     session = begun(num_envs, workers, **make)
     for worker in range(len(session.blocks)):
-        session.event(worker, built())
+        session.said(worker, built())
     for worker in range(len(session.blocks)):
-        session.event(worker, Mapped())
-    assert session.phase is Phase.READY and session.idle
+        session.said(worker, Mapped())
+    assert session.phase is Phase.READY and not session.asked
+    return session
+
+
+def shared(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
+    """A session whose client drives."""
+    session = ready(num_envs, workers, **make)
+    session.handle(stimuli.SideConnected(quiescent=True))
     return session

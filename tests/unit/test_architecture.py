@@ -91,7 +91,7 @@ ROOMS = {
         "hub": {"catalog", "ipc", "loop", "memory", "network", "processes", "session"},
         "ipc": set(),
         "loop": set(),
-        "memory": {"ipc", "loop"},
+        "memory": {"ipc", "loop", "session"},
         "network": {"loop"},
         "processes": {"ipc", "loop"},
         "session": {"catalog", "ipc", "processes"},

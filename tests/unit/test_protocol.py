@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import struct
 from typing import Any
 
@@ -346,7 +347,7 @@ def test_reply_to_an_abandoned_request_is_dropped() -> None:
 def test_session_expires_when_its_lease_has_run_out() -> None:
     pair = ProtocolPair(lease_s=60.0)
     pair.make()
-    assert pair.hub.next_expiry_s() is None
+    assert pair.hub.next_expiry_s() == math.inf
     pair.disconnect()
     assert pair.hub.leased(TOKEN)
     assert pair.hub.next_expiry_s() == pair.now_s + 60.0

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import get_args
 
 import pytest
 from envhub_server.catalog.registry import Recipe
 from envhub_server.catalog.step_costs import StepCost
+from envhub_server.hub.runtime import _CARRIED_OUT
 from envhub_server.ipc.control import (
     BuildRest,
     CallFailed,
@@ -22,22 +24,42 @@ from envhub_server.ipc.control import (
     StepTimes,
 )
 from envhub_server.processes.exit_cause import ExitCause
+from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
+from envhub_server.session import stimuli
 from envhub_server.session.instructions import (
     Answer,
-    ArenaRefused,
-    Drive,
+    AnswerAttach,
+    CloseSide,
+    DropOtherArena,
     End,
-    Exited,
     Fail,
+    FailAttach,
+    GiveArena,
+    GiveDrive,
+    Goodbye,
+    Grant,
     HandOver,
+    Instruction,
     Kill,
     LearnCost,
     MakeArena,
+    MakeOtherArena,
     Notify,
-    StartWorkers,
+    PostPart,
+    PostReset,
+    PostStep,
+    RefuseSide,
+    ReportKilled,
+    Revoke,
+    StartProcesses,
+    TakeDrive,
+    TakePart,
+    TakeRows,
     Tell,
+    UseOtherArena,
+    WindUp,
 )
-from envhub_server.session.state import Phase, SessionState
+from envhub_server.session.state import TABLE, Driver, IllegalStimulus, Lane, Phase, diagram
 from envhub_server.session.worker_count import WorkerCount
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,19 +70,41 @@ from sessions import (
     OBSERVATION,
     RAISED,
     RECIPE,
-    STOPPING,
+    SHUTTING_DOWN,
     WIDER,
+    Session,
     begun,
     built,
     ready,
     restarts,
     session_of,
+    shared,
 )
 
 from envhub.arena.layout import Layout
-from envhub.arena.memory import OP_RESET, OP_STEP
-from envhub.protocol.messages import Call, Close, Done, EnvNames, Failure, Made, Make, Reset, SetAttr, Step, World
+from envhub.protocol import messages
+from envhub.protocol.hub import FIRST_OPS
+from envhub.protocol.messages import (
+    SESSION_OPS,
+    Call,
+    Close,
+    Collect,
+    Done,
+    EnvNames,
+    Failure,
+    Faults,
+    Made,
+    Make,
+    Receive,
+    Reset,
+    Send,
+    SetAttr,
+    Step,
+    World,
+)
 from envhub.values.leaf import Leaf
+
+DRAINING = stimuli.Draining(by_s=10.0, end_by_s=20.0, quiescent=True)
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
@@ -81,11 +125,11 @@ def test_blocks_hold_every_env_once_in_turn_and_differ_by_at_most_one(num_envs: 
 IN_PROCESS, UNKNOWN = FirstBuilt(True, 1 << 20), FirstBuilt(False, 1 << 20)
 
 
-def undecided(num_envs: int = 16) -> SessionState:
+def undecided(num_envs: int = 16) -> Session:
     """A session whose first envs are being made, to decide how many workers it gets."""
     session = session_of(Make(num_envs, "CartPole-v1", pin=True), None)
-    started, *builds = session.start()
-    assert started == StartWorkers((0, 1, 2, 3)) and len(builds) == 4  # one for each CPU
+    started, *builds = session.handle(stimuli.SessionMade())
+    assert started == StartProcesses((0, 1, 2, 3)) and len(builds) == 4  # one for each CPU
     for cpu, build in enumerate(builds):
         assert isinstance(build, Tell) and build.message.first_only
         assert (build.message.rows[0], build.message.cpu) == (cpu, cpu)
@@ -103,72 +147,72 @@ def undecided(num_envs: int = 16) -> SessionState:
 def test_first_envs_decide_how_many_workers_make_the_others(first: list[FirstBuilt], workers: int, why: str) -> None:
     session = undecided()
     for worker in (0, 1, 2):
-        assert session.event(worker, first[worker]) == []
-    started = [StartWorkers(tuple(range(4, workers)))] if workers > 4 else []
+        assert session.said(worker, first[worker]) == []
+    started = [StartProcesses(tuple(range(4, workers)))] if workers > 4 else []
     rest = [Tell(worker, BuildRest(list(range(worker, 16, workers)))) for worker in range(4)]
-    instructions = session.event(3, first[3])
+    instructions = session.said(3, first[3])
     assert instructions[: len(started) + 4] == [*started, *rest]
     builds = [told.message for told in instructions[len(started) + 4 :] if isinstance(told, Tell)]
     assert [(build.rows, build.first_only) for build in builds] == [([row], False) for row in range(4, workers)]
     for event in (built(), Mapped()):
-        answers = [session.event(worker, event) for worker in range(workers)]
+        answers = [session.said(worker, event) for worker in range(workers)]
     answer = answers[-1][-1]
     assert isinstance(answer, Answer) and answer.message.num_workers == workers and why in answer.message.sizing
 
 
 def test_progress_counts_the_first_envs() -> None:
     session = undecided()
-    session.event(2, UNKNOWN)
+    session.said(2, UNKNOWN)
     assert (session.building.built, session.building.num_envs) == (1, 16)
 
 
-@pytest.mark.parametrize("event", [RowFailed(RAISED), Exited(ExitCause("was ended by SIGKILL"))])
-def test_session_whose_first_env_cannot_be_made_is_not_made(event: Any) -> None:
+@pytest.mark.parametrize("exits", [False, True])
+def test_session_whose_first_env_cannot_be_made_is_not_made(exits: bool) -> None:
     session = undecided()
-    session.event(1, UNKNOWN)
-    answer, *kills = session.event(0, event)
-    alive = [1, 2, 3] if isinstance(event, Exited) else [0, 1, 2, 3]
+    session.said(1, UNKNOWN)
+    answer, *kills = session.exited(0) if exits else session.said(0, RowFailed(RAISED))
+    alive = [1, 2, 3] if exits else [0, 1, 2, 3]
     assert isinstance(answer, Fail) and kills == [Kill(worker) for worker in alive]
-    assert session.event(1, UNKNOWN) == []
+    assert session.said(1, UNKNOWN) == []
 
 
 def test_session_that_is_abandoned_before_its_first_envs_are_made_ends() -> None:
     session = undecided()
-    assert session.abandon(STOPPING, terminate=True) == [Fail(STOPPING), *map(Kill, range(4))]
-    ends = [session.event(worker, Exited(ExitCause("was ended by SIGKILL"))) for worker in range(4)]
+    assert session.handle(stimuli.Abandoned(SHUTTING_DOWN)) == [Fail(SHUTTING_DOWN), *map(Kill, range(4))]
+    ends = [session.exited(worker, ExitCause("was ended by SIGKILL")) for worker in range(4)]
     assert ends == [[], [], [], [End()]]
 
 
-def sized(workers: int, told: bool = False) -> SessionState:
+def sized(workers: int, told: bool = False) -> Session:
     """A session of 16 envs that has so many workers."""
     sizing = WorkerCount(workers, "as the test wants it", told)
-    session = SessionState(Make(16), RECIPE, sizing, INFO_BYTES, MACHINE, restarts())
-    session.start()
+    session = Session(Make(16), RECIPE, sizing, INFO_BYTES, MACHINE, restarts())
+    session.handle(stimuli.SessionMade())
     return session
 
 
 def test_cost_of_a_step_is_learned_from_all_workers_together() -> None:
     session = sized(2, told=True)
-    assert session.event(0, StepTimes(20, 20_000_000, 0)) == []  # too few steps to say anything
-    assert session.event(1, StepTimes(20, 20_000_000, 80_000_000)) == [LearnCost(StepCost(0.001, 0.002))]
+    assert session.said(0, StepTimes(20, 20_000_000, 0)) == []  # too few steps to say anything
+    assert session.said(1, StepTimes(20, 20_000_000, 80_000_000)) == [LearnCost(StepCost(0.001, 0.002))]
 
 
 def test_user_is_told_once_that_another_number_of_workers_is_better() -> None:
     session = sized(1)
     waits = StepTimes(64, 6_400_000, 640_000_000)  # 10 ms each
-    learn, notify = session.event(0, waits)
+    learn, notify = session.said(0, waits)
     assert isinstance(learn, LearnCost) and isinstance(notify, Notify)
     assert "16 envs in 1 workers: 16 would" in notify.text and "10 ms of waiting" in notify.text
-    assert session.event(0, waits) == [learn]
+    assert session.said(0, waits) == [learn]
 
 
 def test_user_who_chose_the_number_of_workers_is_told_nothing() -> None:
-    assert sized(1, told=True).event(0, StepTimes(64, 0, 640_000_000)) == [LearnCost(StepCost(0.0, 0.01))]
+    assert sized(1, told=True).said(0, StepTimes(64, 0, 640_000_000)) == [LearnCost(StepCost(0.0, 0.01))]
 
 
 def test_worker_that_tells_nonsense_of_its_steps_is_not_believed() -> None:
-    assert sized(1).event(0, StepTimes(64, -1, 10**30)) == []
-    assert sized(1).event(0, StepTimes(-64, 1, 1)) == []
+    assert sized(1).said(0, StepTimes(64, -1, 10**30)) == []
+    assert sized(1).said(0, StepTimes(-64, 1, 1)) == []
 
 
 # --- making -----------------------------------------------------------------------------------------------------------
@@ -177,19 +221,19 @@ def test_worker_that_tells_nonsense_of_its_steps_is_not_believed() -> None:
 def test_every_worker_is_told_to_build_its_block() -> None:
     make = Make(3, "CartPole-v1", kwargs=b"k", autoreset_mode="SameStep")
     session = session_of(make, 2, Recipe("CartPole-v1", ("mine",), "m:f"))
-    started, first, second = session.start()
-    assert started == StartWorkers(tuple(range(2)))
+    started, first, second = session.handle(stimuli.SessionMade())
+    assert started == StartProcesses(tuple(range(2)))
     assert isinstance(first, Tell) and isinstance(second, Tell)
     assert (first.worker, first.message.rows, first.message.worker) == (0, [0, 2], 0)
     assert (second.worker, second.message.rows, second.message.worker) == (1, [1], 1)
     assert (first.message.name, first.message.kwargs, first.message.entry) == ("CartPole-v1", b"k", "m:f")
     assert (first.message.modules, first.message.autoreset_mode) == (["mine"], "SameStep")
-    assert session.phase is Phase.BUILDING and not session.idle
+    assert session.phase is Phase.BUILDING and session.asked
 
 
 def test_only_workers_of_a_private_hub_may_unpickle() -> None:
-    private = session_of(Make(1, world=World(["/x"], "/", {}, b"r")), 1).start()[1]
-    public = session_of(Make(1), 1).start()[1]
+    private = session_of(Make(1, world=World(["/x"], "/", {}, b"r")), 1).handle(stimuli.SessionMade())[1]
+    public = session_of(Make(1), 1).handle(stimuli.SessionMade())[1]
     assert isinstance(private, Tell) and isinstance(public, Tell)
     assert private.message.allow_pickle and private.message.sys_path == ["/x"]
     assert not public.message.allow_pickle and public.message.sys_path == []
@@ -197,88 +241,89 @@ def test_only_workers_of_a_private_hub_may_unpickle() -> None:
 
 def test_arena_is_made_when_the_last_worker_has_built() -> None:
     session = begun()
-    assert session.event(1, built()) == []
+    assert session.said(1, built()) == []
     layout = Layout(3, (Leaf("<f4", (4,)),), (Leaf("<i8", ()),), INFO_BYTES)
     message = MapArena(3, [["<f4", [4]]], [["<i8", []]], INFO_BYTES, OBSERVATION, ACTION, "same", 0)
-    assert session.event(0, built()) == [MakeArena(layout, message, loose=False)]
+    given = [GiveArena(0, message), GiveArena(1, message)]
+    assert session.said(0, built()) == [MakeArena(layout, loose=False), *given]
     assert session.phase is Phase.MAPPING
 
 
 def test_make_is_answered_when_the_last_worker_has_mapped() -> None:
     session = begun()
-    session.event(0, built())
-    session.event(1, built())
-    assert session.event(1, Mapped()) == []
+    session.said(0, built())
+    session.said(1, built())
+    assert session.said(1, Mapped()) == []
     made = Made(3, 2, [OBSERVATION], ACTION, b"meta", "rgb_array", "{}", sizing="as the test wants it")
-    assert session.event(0, Mapped()) == [HandOver(0, Serve()), HandOver(1, Serve()), Answer(made)]
-    assert session.phase is Phase.READY and session.idle
+    assert session.said(0, Mapped()) == [HandOver(0, Serve()), HandOver(1, Serve()), Answer(made)]
+    assert session.phase is Phase.READY and not session.asked
 
 
 def test_spaces_of_every_env_are_told_where_they_may_differ() -> None:
     session = begun(observation_mode="different")
-    session.event(0, built(OBSERVATION, OBSERVATION))
-    session.event(1, built(WIDER))
-    session.event(0, Mapped())
-    answer = session.event(1, Mapped())[-1]
+    session.said(0, built(OBSERVATION, OBSERVATION))
+    session.said(1, built(WIDER))
+    session.said(0, Mapped())
+    answer = session.said(1, Mapped())[-1]
     assert isinstance(answer, Answer)
     assert answer.message.observation_spaces == [OBSERVATION, WIDER, OBSERVATION]
 
 
 def test_env_whose_spaces_cannot_be_batched_fails_the_make_and_ends_its_workers() -> None:
     session = begun()
-    session.event(0, built())
-    session.event(1, built())
+    session.said(0, built())
+    session.said(1, built())
     failure = Failure("factory_failed", "env", "spaces are not equivalent", env_index=2, worker=1)
-    assert session.event(1, RowFailed(failure)) == [Fail(failure), Kill(0), Kill(1)]
+    assert session.said(1, RowFailed(failure)) == [Fail(failure), Kill(0), Kill(1)]
     assert session.phase is Phase.CLOSING
 
 
 def test_env_that_cannot_be_built_fails_the_make_and_ends_its_workers() -> None:
     session = begun()
     failure = Failure("factory_failed", "env", "no such file", env_index=2, worker=1)
-    assert session.event(1, RowFailed(failure)) == [Fail(failure), Kill(0), Kill(1)]
-    assert session.event(0, built()) == []  # it was on its way
-    assert session.event(0, Exited(ExitCause("was ended by SIGKILL"))) == []
-    assert session.event(1, Exited(ExitCause("was ended by SIGKILL"))) == [End()]
+    assert session.said(1, RowFailed(failure)) == [Fail(failure), Kill(0), Kill(1)]
+    assert session.said(0, built()) == []  # it was on its way
+    assert session.exited(0, ExitCause("was ended by SIGKILL")) == []
+    assert session.exited(1, ExitCause("was ended by SIGKILL")) == [End()]
 
 
 def test_env_that_does_not_fit_the_arena_fails_the_make() -> None:
     session = begun(1, 1)
-    session.event(0, built())
+    session.said(0, built())
     failure = Failure("factory_failed", "env", "leaves differ", env_index=0, worker=0)
-    assert session.event(0, RowFailed(failure)) == [Fail(failure), Kill(0)]
+    assert session.said(0, RowFailed(failure)) == [Fail(failure), Kill(0)]
 
 
 def test_arena_that_cannot_be_had_fails_the_make() -> None:
     session = begun(1, 1)
-    session.event(0, built())
+    session.said(0, built())
     limit = Failure("limit", "hub", "no memory left")
-    assert session.event(-1, ArenaRefused("no memory left")) == [Fail(limit), Kill(0)]
+    assert session.handle(stimuli.ArenaRefused("no memory left")) == [Fail(limit), Kill(0)]
 
 
 @pytest.mark.parametrize("mapping", [False, True])
 def test_worker_that_dies_while_making_fails_the_make(mapping: bool) -> None:
     session = begun()
     if mapping:
-        session.event(0, built())
-        session.event(1, built())
-    fail, kill = session.event(1, Exited(ExitCause("was ended by SIGSEGV")))
+        session.said(0, built())
+        session.said(1, built())
+    fail, kill = session.exited(1, ExitCause("was ended by SIGSEGV"))
     assert isinstance(fail, Fail)
     assert fail.failure.code == "worker_died" and "SIGSEGV" in fail.failure.message
     assert kill == Kill(0)
-    assert session.event(0, Exited(ExitCause("was ended by SIGKILL"))) == [End()]
+    assert session.exited(0, ExitCause("was ended by SIGKILL")) == [End()]
 
 
 def test_only_worker_that_dies_while_building_ends_the_session_at_once() -> None:
     session = begun(1, 1)
-    fail, end = session.event(0, Exited(ExitCause("exited with status 3")))
+    fail, end = session.exited(0, ExitCause("exited with status 3"))
     assert isinstance(fail, Fail) and fail.failure.env_index == 0
     assert end == End()
 
 
 def test_message_that_no_worker_should_send_ends_the_session() -> None:
     session = ready()
-    assert session.event(0, EnvNames([])) == [Kill(0), Kill(1)]
+    assert session.said(0, EnvNames([])) == [Kill(0), Kill(1)]
     assert session.phase is Phase.CLOSING
 
 
@@ -288,19 +333,19 @@ def test_message_that_no_worker_should_send_ends_the_session() -> None:
 def test_reset_drives_all_rows_and_tells_each_worker_its_seeds() -> None:
     session = ready()
     assert session.request(Reset([7, None, 9], [], b"options")) == [
-        Drive(OP_RESET),
+        PostReset(),
         Tell(0, ResetRows([0, 2], [7, 9], b"options")),
         Tell(1, ResetRows([1], [None], b"options")),
     ]
     assert session.phase is Phase.MOVING
-    assert session.moved() == [Answer(Done(), arrays=True)]
+    assert session.rows_done() == [Answer(Done(), arrays=True)]
     assert session.phase is Phase.READY
 
 
 def test_reset_with_a_mask_says_which_rows_every_worker_resets() -> None:
     session = ready(4, 2)
     assert session.request(Reset([1, 2, 3, 4], [False, True, False, False])) == [
-        Drive(OP_RESET),
+        PostReset(),
         Tell(0, ResetRows([], [], b"")),
         Tell(1, ResetRows([1], [2], b"")),
     ]
@@ -308,7 +353,7 @@ def test_reset_with_a_mask_says_which_rows_every_worker_resets() -> None:
 
 def test_mask_of_every_row_is_a_reset_of_all() -> None:
     session = ready(2, 1)
-    assert session.request(Reset([], [True, True]))[0] == Drive(OP_RESET)
+    assert session.request(Reset([], [True, True]))[0] == PostReset()
 
 
 @pytest.mark.parametrize(
@@ -318,8 +363,8 @@ def test_reset_that_does_not_fit_is_refused_and_nothing_moves(reset: Reset) -> N
     session = ready()
     (fail,) = session.request(reset)
     assert isinstance(fail, Fail) and (fail.failure.code, fail.failure.scope) == ("refused", "request")
-    assert session.phase is Phase.READY and session.idle
-    assert session.request(Step(b"\x04")) == [Drive(OP_STEP)]
+    assert session.phase is Phase.READY and not session.asked
+    assert session.request(Step(b"\x04")) == [PostStep()]
 
 
 # --- step -------------------------------------------------------------------------------------------------------------
@@ -327,26 +372,26 @@ def test_reset_that_does_not_fit_is_refused_and_nothing_moves(reset: Reset) -> N
 
 def test_step_drives_all_rows_and_is_answered_with_the_arrays() -> None:
     session = ready()
-    assert session.request(Step(b"\x04")) == [Drive(OP_STEP)]
-    assert not session.idle
-    assert session.moved() == [Answer(Done(), arrays=True)]
-    assert session.idle
+    assert session.request(Step(b"\x04")) == [PostStep()]
+    assert session.asked
+    assert session.rows_done() == [Answer(Done(), arrays=True)]
+    assert not session.asked
 
 
 def test_doorbell_between_requests_is_nothing() -> None:
     session = ready()
-    assert session.moved() == []
+    assert session.rows_done() == []
     assert session.phase is Phase.READY
 
 
 def test_exception_in_step_is_told_once_all_rows_are_done_and_the_session_goes_on() -> None:
     session = ready()
     session.request(Step(b"\x04"))
-    assert session.event(0, RowFailed(RAISED)) == []
-    assert session.moved() == [Fail(RAISED)]
+    assert session.said(0, RowFailed(RAISED)) == []
+    assert session.rows_done() == [Fail(RAISED)]
     assert session.phase is Phase.READY
     session.request(Step(b"\x04"))
-    assert session.moved() == [Answer(Done(), arrays=True)]
+    assert session.rows_done() == [Answer(Done(), arrays=True)]
 
 
 def test_of_several_exceptions_the_first_envs_is_told() -> None:
@@ -354,15 +399,15 @@ def test_of_several_exceptions_the_first_envs_is_told() -> None:
     session.request(Step(b"\x04"))
     failures = {row: Failure("env_raised", "env", "no", env_index=row, worker=row) for row in (2, 0, 3)}
     for row, failure in failures.items():
-        session.event(row, RowFailed(failure))
-    assert session.moved() == [Fail(failures[0])]
+        session.said(row, RowFailed(failure))
+    assert session.rows_done() == [Fail(failures[0])]
 
 
 def test_infos_too_large_for_the_arena_are_kept_until_the_next_request() -> None:
     session = ready()
     session.request(Step(b"\x04"))
-    assert session.event(0, RowInfo(2, b"large")) == []
-    session.moved()
+    assert session.said(0, RowInfo(2, b"large")) == []
+    session.rows_done()
     assert session.infos == {2: b"large"}
     session.request(Step(b"\x04"))
     assert session.infos == {}
@@ -378,28 +423,28 @@ def test_call_is_answered_with_one_result_per_env_in_order() -> None:
         Tell(1, CallRows("render", b"args", number=1)),
     ]
     assert session.phase is Phase.CALLING
-    assert session.event(1, CallResults([b"c"])) == []
-    assert session.event(0, CallResults([b"a", b"b"])) == [Answer(Done(), rows=((0, b"a"), (1, b"c"), (2, b"b")))]
+    assert session.said(1, CallResults([b"c"])) == []
+    assert session.said(0, CallResults([b"a", b"b"])) == [Answer(Done(), rows=((0, b"a"), (1, b"c"), (2, b"b")))]
     assert session.phase is Phase.READY
 
 
 def test_exception_in_a_call_is_told_once_every_worker_has_answered() -> None:
     session = ready()
     session.request(Call("render", b""))
-    assert session.event(0, CallFailed(RAISED)) == []
-    assert session.event(1, CallResults([b"c"])) == [Fail(RAISED)]
-    assert session.request(Step(b"\x04")) == [Drive(OP_STEP)]
+    assert session.said(0, CallFailed(RAISED)) == []
+    assert session.said(1, CallResults([b"c"])) == [Fail(RAISED)]
+    assert session.request(Step(b"\x04")) == [PostStep()]
 
 
 def test_results_of_an_earlier_call_are_not_mixed_into_the_next() -> None:
     session = ready()
     session.request(Call("first", b""))
-    session.event(1, CallResults([b"old"]))
-    session.event(0, CallFailed(RAISED))
+    session.said(1, CallResults([b"old"]))
+    session.said(0, CallFailed(RAISED))
     numbers = {tell.message.number for tell in session.request(Call("second", b""))}  # type: ignore[union-attr]
     assert numbers == {2}
-    session.event(0, CallResults([b"a", b"b"]))
-    assert session.event(1, CallResults([b"c"])) == [Answer(Done(), rows=((0, b"a"), (1, b"c"), (2, b"b")))]
+    session.said(0, CallResults([b"a", b"b"]))
+    assert session.said(1, CallResults([b"c"])) == [Answer(Done(), rows=((0, b"a"), (1, b"c"), (2, b"b")))]
 
 
 def test_set_attr_gives_each_worker_its_values() -> None:
@@ -408,8 +453,8 @@ def test_set_attr_gives_each_worker_its_values() -> None:
         Tell(0, SetAttrRows("gravity", each=[b"1", b"3"], number=1)),
         Tell(1, SetAttrRows("gravity", each=[b"2"], number=1)),
     ]
-    session.event(0, CallResults([b"", b""]))
-    assert session.event(1, CallResults([b""])) == [Answer(Done(), rows=((0, b""), (1, b""), (2, b"")))]
+    session.said(0, CallResults([b"", b""]))
+    assert session.said(1, CallResults([b""])) == [Answer(Done(), rows=((0, b""), (1, b""), (2, b"")))]
 
 
 def test_one_value_is_set_on_every_env() -> None:
@@ -435,67 +480,299 @@ def test_close_is_answered_when_the_last_worker_has_ended() -> None:
     session = ready()
     assert session.request(Close()) == [Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
     assert session.phase is Phase.CLOSING
-    assert session.event(1, Exited(ExitCause("exited with status 0"))) == []
-    assert session.event(0, Exited(ExitCause("exited with status 0"))) == [Answer(Done()), End()]
+    assert session.exited(1, ExitCause("exited with status 0")) == []
+    assert session.exited(0, ExitCause("exited with status 0")) == [Answer(Done()), End()]
 
 
 def test_close_with_terminate_kills_the_workers() -> None:
     session = ready()
     assert session.request(Close(terminate=True)) == [Kill(0), Kill(1)]
-    session.event(0, Exited(ExitCause("was ended by SIGKILL")))
-    assert session.event(1, Exited(ExitCause("was ended by SIGKILL"))) == [Answer(Done()), End()]
+    session.exited(0, ExitCause("was ended by SIGKILL"))
+    assert session.exited(1, ExitCause("was ended by SIGKILL")) == [Answer(Done()), End()]
 
 
 def test_exception_in_close_is_told_and_the_session_ends_all_the_same() -> None:
     session = ready(2, 1)
     session.request(Close())
-    session.event(0, RowFailed(RAISED))
-    assert session.event(0, Exited(ExitCause("exited with status 0"))) == [Fail(RAISED), End()]
+    session.said(0, RowFailed(RAISED))
+    assert session.exited(0, ExitCause("exited with status 0")) == [Fail(RAISED), End()]
 
 
 def test_close_after_an_exception_in_step_is_answered_without_it() -> None:
     session = ready(1, 1)
     session.request(Step(b"\x04"))
-    session.event(0, RowFailed(RAISED))
-    session.moved()
+    session.said(0, RowFailed(RAISED))
+    session.rows_done()
     session.request(Close())
-    assert session.event(0, Exited(ExitCause("exited with status 0"))) == [Answer(Done()), End()]
+    assert session.exited(0, ExitCause("exited with status 0")) == [Answer(Done()), End()]
 
 
 def test_workers_that_do_not_close_in_time_are_killed() -> None:
     session = ready()
     session.request(Close())
-    session.event(0, Exited(ExitCause("exited with status 0")))
-    assert session.close(terminate=True) == [Kill(1)]
-    assert session.event(1, Exited(ExitCause("was ended by SIGKILL"))) == [Answer(Done()), End()]
+    session.exited(0, ExitCause("exited with status 0"))
+    assert session.next_deadline_s() == session.make.faults.close_s
+    killed, failed, kill = session.elapsed(session.make.faults.close_s)
+    assert isinstance(killed, ReportKilled) and isinstance(failed, Fail) and kill == Kill(1)
+    assert "close_timeout=5 s" in failed.failure.message
+    assert session.exited(1, ExitCause("was ended by SIGKILL")) == [End()]
 
 
 def test_requests_while_closing_are_refused() -> None:
     session = ready()
-    session.abandon(STOPPING, terminate=False)
+    session.handle(DRAINING)
     (fail,) = session.request(Step(b"\x04"))
     assert isinstance(fail, Fail) and "closing" in fail.failure.message
 
 
 def test_close_of_a_session_that_is_ending_anyway_is_answered_at_its_end() -> None:
     session = ready(1, 1)
-    assert session.abandon(STOPPING, terminate=False) == [Tell(0, CloseEnvs())]
+    assert session.handle(DRAINING) == [Goodbye(SHUTTING_DOWN), Tell(0, CloseEnvs())]
     assert session.request(Close()) == []
-    assert session.event(0, Exited(ExitCause("exited with status 0"))) == [Answer(Done()), End()]
+    assert session.exited(0, ExitCause("exited with status 0")) == [Answer(Done()), End()]
 
 
 def test_abandoned_session_tells_the_request_under_way_why() -> None:
     session = ready()
     session.request(Step(b"\x04"))
-    assert session.abandon(STOPPING, terminate=False) == [Fail(STOPPING), Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
-    session.event(0, Exited(ExitCause("exited with status 0")))
-    assert session.event(1, Exited(ExitCause("exited with status 0"))) == [End()]
+    assert session.handle(stimuli.Abandoned(SHUTTING_DOWN)) == [Fail(SHUTTING_DOWN), Kill(0), Kill(1)]
+    session.exited(0)
+    assert session.exited(1) == [End()]
 
 
 def test_idle_session_is_abandoned_without_a_word() -> None:
-    assert ready().abandon(STOPPING, terminate=True) == [Kill(0), Kill(1)]
+    assert ready().handle(stimuli.Abandoned(SHUTTING_DOWN)) == [Kill(0), Kill(1)]
 
 
 def test_session_abandoned_while_building_fails_its_make() -> None:
     session = begun()
-    assert session.abandon(STOPPING, terminate=False) == [Fail(STOPPING), Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
+    assert session.handle(stimuli.Abandoned(SHUTTING_DOWN)) == [Fail(SHUTTING_DOWN), Kill(0), Kill(1)]
+
+
+def test_session_whose_lease_expires_closes_its_envs_or_kills_those_that_are_under_way() -> None:
+    assert ready().handle(stimuli.LeaseExpired(quiescent=True)) == [Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
+    session = ready()
+    session.request(Step(b"\x04"))
+    failed, *kills = session.handle(stimuli.LeaseExpired(quiescent=False))
+    assert isinstance(failed, Fail) and kills == [Kill(0), Kill(1)]
+
+
+# --- a hub that shuts down --------------------------------------------------------------------------------------------
+
+
+def test_hub_that_shuts_down_waits_for_the_request_under_way() -> None:
+    session = ready()
+    session.request(Step(b"\x04"))
+    assert session.handle(DRAINING) == []
+    answer, goodbye, *closed = session.rows_done()
+    assert isinstance(answer, Answer) and goodbye == Goodbye(SHUTTING_DOWN)
+    assert closed == [Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
+
+
+def test_hub_that_shuts_down_waits_no_longer_than_that() -> None:
+    session = ready()
+    session.request(Step(b"\x04"))
+    session.handle(DRAINING)
+    assert session.elapsed(9.9, quiescent=False) == []
+    failed, goodbye, *kills = session.elapsed(10.0, quiescent=False)
+    assert failed == Fail(SHUTTING_DOWN) and goodbye == Goodbye(SHUTTING_DOWN) and kills == [Kill(0), Kill(1)]
+
+
+def test_hub_that_shuts_down_begins_no_request() -> None:
+    session = ready()
+    session.request(Send([0], b"\x04"))
+    session.handle(stimuli.PartPosted(1))
+    assert session.handle(DRAINING) == []
+    assert session.request(Step(b"\x04")) == [Fail(SHUTTING_DOWN)]
+    assert session.request(Receive(1)) == [TakePart(1)]
+    answer, goodbye, *_ = session.handle(stimuli.PartDone((0,)))
+    assert isinstance(answer, Answer) and goodbye == Goodbye(SHUTTING_DOWN)
+
+
+def test_hub_that_shuts_down_lets_a_client_that_drives_end_its_step() -> None:
+    session = shared()
+    assert session.handle(stimuli.Draining(10.0, 20.0, quiescent=False)) == [WindUp()]
+    assert session.elapsed(0.1, quiescent=False) == []
+    assert Goodbye(SHUTTING_DOWN) in session.elapsed(0.2, quiescent=True)
+
+
+# --- parts of a batch -------------------------------------------------------------------------------------------------
+
+
+def test_part_is_posted_and_received_once_enough_rows_are_done() -> None:
+    session = ready()
+    assert session.request(Send([0, 2], b"\x04")) == [PostPart()]
+    assert session.handle(stimuli.PartPosted(2)) == [Answer(Done())]
+    assert session.request(Receive(5)) == [TakePart(2)]  # not more than there are
+    session.said(0, RowInfo(2, b"large"))
+    answer = session.handle(stimuli.PartDone((0, 2), ((0, b"small"),), (2,)))
+    assert answer == [Answer(Done(), rows=((0, b"small"), (2, b"large")), part=(0, 2))]
+    (fail,) = session.request(Receive(1))
+    assert isinstance(fail, Fail) and "no env is under way" in fail.failure.message
+
+
+def test_row_of_a_part_that_raised_is_told_by_itself() -> None:
+    session = ready()
+    session.request(Send([0, 1], b"\x04"))
+    session.handle(stimuli.PartPosted(2))
+    session.said(1, RowFailed(RAISED))
+    session.request(Receive(1))
+    assert session.handle(stimuli.PartDone((), raised=1)) == [Fail(RAISED)]
+    assert session.request(Receive(1)) == [TakePart(1)]
+
+
+def test_whole_batch_waits_for_the_rows_that_went_by_parts() -> None:
+    session = ready()
+    session.request(Send([0], b"\x04"))
+    session.handle(stimuli.PartPosted(1))
+    for request in (Step(b"\x04"), Reset(), Call("x", b"")):
+        (fail,) = session.request(request)
+        assert isinstance(fail, Fail) and "RECEIVE" in fail.failure.message
+
+
+def test_actions_that_do_not_fit_are_refused_and_the_session_goes_on() -> None:
+    session = ready()
+    session.request(Step(b"\x04"))
+    assert session.handle(stimuli.ActionsRefused("no")) == [Fail(Failure("bad_actions", "request", "no"))]
+    session.request(Send([0], b"\x04"))
+    assert session.handle(stimuli.ActionsRefused("no")) == [Fail(Failure("bad_actions", "request", "no"))]
+    assert session.request(Step(b"\x04")) == [PostStep()]
+
+
+# --- who drives -------------------------------------------------------------------------------------------------------
+
+
+def test_client_with_the_ticket_drives_until_it_asks_for_something() -> None:
+    session = ready()
+    assert session.handle(stimuli.SideConnected(quiescent=True)) == [Grant(), GiveDrive()]
+    assert (session.lane, session.driver) == (Lane.SHARED, Driver.CLIENT)
+    taken, *told = session.request(Call("x", b""))
+    assert taken == TakeDrive() and len(told) == 2 and session.driver is Driver.HUB
+    session.said(0, CallResults([b"", b""]))
+    answer, given = session.said(1, CallResults([b""]))
+    assert isinstance(answer, Answer) and given == GiveDrive() and session.driver is Driver.CLIENT
+
+
+def test_client_that_drives_keeps_the_drive_when_it_asks_for_what_its_step_left() -> None:
+    session = shared()
+    session.said(1, RowFailed(RAISED))
+    assert session.request(Collect([1]), quiescent=False) == [Fail(RAISED)]
+    assert session.request(Collect([0]), quiescent=False) == [Answer(Done())]
+    assert session.driver is Driver.CLIENT
+
+
+def test_client_whose_step_is_under_way_is_refused() -> None:
+    session = shared()
+    (fail,) = session.request(Reset(), quiescent=False)
+    assert isinstance(fail, Fail) and "a step that the client drives has not ended" in fail.failure.message
+    assert session.driver is Driver.CLIENT
+
+
+@pytest.mark.parametrize("why", ["busy", "shared", "not quiescent", "taken over"])
+def test_side_socket_is_refused_while_something_is_under_way(why: str) -> None:
+    session = shared() if why == "shared" else ready()
+    if why == "busy":
+        session.request(Step(b"\x04"))
+    if why == "taken over":
+        session.request(Step(b"\x04"))
+        session.handle(stimuli.Attached(quiescent=False))
+    assert session.handle(stimuli.SideConnected(quiescent=why != "not quiescent")) == [RefuseSide()]
+
+
+def test_hub_drives_once_the_client_has_left_and_its_rows_are_done() -> None:
+    session = shared()
+    assert session.handle(stimuli.SideClosed(quiescent=False)) == [CloseSide()]
+    assert session.driver is Driver.CLIENT and session.next_deadline_s() < math.inf
+    assert session.elapsed(1.0, quiescent=True) == [TakeDrive()]
+    assert session.driver is Driver.HUB
+
+
+# --- takeover ---------------------------------------------------------------------------------------------------------
+
+
+def test_client_without_the_memory_is_followed_at_once() -> None:
+    session = ready()
+    assert session.handle(stimuli.Attached(quiescent=True)) == [CloseSide(), TakeDrive(), AnswerAttach()]
+
+
+def test_takeover_waits_for_the_request_under_way() -> None:
+    session = ready()
+    session.request(Step(b"\x04"))
+    assert session.handle(stimuli.Attached(quiescent=False)) == [CloseSide()]
+    answer, *following = session.rows_done()
+    assert isinstance(answer, Answer) and following == [TakeDrive(), AnswerAttach()]
+
+
+def test_workers_leave_memory_that_a_client_has_had() -> None:
+    session = shared()
+    assert session.handle(stimuli.Attached(quiescent=True)) == [Revoke(), CloseSide(), MakeOtherArena()]
+    assert session.phase is Phase.HANDING_OVER
+    given = session.handle(stimuli.OtherArenaMade())
+    assert [(type(each), each.worker) for each in given] == [(GiveArena, 0), (GiveArena, 1)]  # type: ignore[union-attr]
+    assert session.said(1, Mapped()) == []
+    moved = session.said(0, Mapped())
+    serve = Serve(moved=True)
+    assert moved == [UseOtherArena(), Tell(0, serve), Tell(1, serve), TakeDrive(), AnswerAttach()]
+    assert session.phase is Phase.READY and session.driver is Driver.HUB
+
+
+def test_takeover_goes_on_without_a_worker_that_ends_meanwhile() -> None:
+    session = shared()
+    session.handle(stimuli.Attached(quiescent=True))
+    session.handle(stimuli.OtherArenaMade())
+    session.said(1, Mapped())
+    moved = session.exited(0)
+    kinds = [type(each) for each in moved]
+    assert kinds == [UseOtherArena, Tell, TakeDrive, AnswerAttach, TakeRows]
+
+
+def test_worker_that_is_made_during_a_takeover_gets_its_rows_after_it() -> None:
+    session = shared()
+    session.exited(0, now_s=0.0)
+    session.elapsed(1.0)
+    session.handle(stimuli.Attached(quiescent=True))
+    session.handle(stimuli.OtherArenaMade())
+    assert [type(each) for each in session.said(0, built())] == [GiveArena]
+    assert session.said(0, Mapped()) == []
+    kinds = [type(each) for each in session.said(1, Mapped())]
+    assert kinds == [UseOtherArena, HandOver, Tell, TakeDrive, AnswerAttach]
+
+
+def test_takeover_without_memory_leaves_the_session_as_it_was() -> None:
+    session = shared()
+    session.handle(stimuli.Attached(quiescent=True))
+    (fail,) = session.handle(stimuli.OtherArenaRefused("no room"))
+    assert isinstance(fail, FailAttach) and fail.failure.code == "limit" and session.phase is Phase.READY
+    assert session.request(Step(b"\x04")) == [TakeDrive(), PostStep()]
+
+
+def test_takeover_of_a_session_that_breaks_or_closes_is_told() -> None:
+    session = shared(faults=Faults(restarts_max=0))
+    session.handle(stimuli.Attached(quiescent=True))
+    session.handle(stimuli.OtherArenaMade())
+    dropped, fail = session.exited(0)
+    assert dropped == DropOtherArena() and isinstance(fail, FailAttach) and session.phase is Phase.BROKEN
+    again = session.handle(stimuli.Attached(quiescent=True))
+    assert isinstance(again[-1], FailAttach)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_stimulus_in_a_phase_in_which_it_cannot_come_is_an_error() -> None:
+    with pytest.raises(IllegalStimulus, match="OtherArenaMade in phase ready"):
+        ready().handle(stimuli.OtherArenaMade())
+
+
+def test_every_stimulus_and_instruction_has_its_place() -> None:
+    assert {*get_args(stimuli.Stimulus)} - {stimuli.Requested, WorkerExited, WorkerSaid} <= TABLE.keys()
+    assert {*get_args(Instruction)} == _CARRIED_OUT.keys()
+    assert {messages.REQUESTS[op] for op in SESSION_OPS & messages.REQUESTS.keys() - FIRST_OPS} <= TABLE.keys()
+    for kind, rules in TABLE.items():
+        assert Phase.ENDED not in rules, kind
+
+
+def test_diagram_shows_the_life_of_a_session() -> None:
+    edges = {(before, after): kinds for before, after, kinds in diagram()}
+    assert edges["building", "mapping"] == ["Built"] and edges["ready", "moving"] == ["Step", "Reset"]
+    assert "WorkerExited" in edges["moving", "broken"] and ("ended", "ready") not in edges

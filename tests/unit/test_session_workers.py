@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import math
+from collections import deque
 from typing import Any
 
 import pytest
 from envhub_server.ipc.control import (
     Build,
+    Building,
     CallResults,
     CallRows,
     CloseEnvs,
@@ -13,51 +16,76 @@ from envhub_server.ipc.control import (
     Mapped,
     ResetRows,
     RowFailed,
+    Serve,
     SetAttrRows,
 )
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.processes.exit_cause import ExitCause
-from envhub_server.session.failure_text import Outcome
+from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
+from envhub_server.session import stimuli
+from envhub_server.session.failure_text import WorkerLoss
+from envhub_server.session.hang_detector import Progress
 from envhub_server.session.instructions import (
     Answer,
-    Drive,
+    AnswerAttach,
+    DropOtherArena,
     End,
-    Exited,
     Fail,
+    FailAttach,
+    FinishSteps,
+    GiveArena,
+    GiveDrive,
     HandOver,
+    KeepRows,
     Kill,
-    MakeArena,
-    StartWorkers,
-    TakeOver,
+    MakeOtherArena,
+    PostPart,
+    PostReset,
+    PostStep,
+    ReportDropped,
+    ReportLate,
+    StartProcesses,
+    TakeDrive,
+    TakePart,
+    TakeRows,
     Tell,
+    UseOtherArena,
 )
-from envhub_server.session.instructions import MapArena as MapRestarted
-from envhub_server.session.state import Phase, SessionState
+from envhub_server.session.state import SAMPLE_S, STACKS_S, Driver, Lane, Phase, Stage, Takeover
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sessions import LATE, RAISED, STOPPING, built, ready, session_of
+from sessions import KILLED, RAISED, SHUTTING_DOWN, Session, begun, built, ready, session_of, shared
 
-from envhub.arena.memory import OP_STEP
-from envhub.protocol.messages import Call, Close, Done, Failure, Faults, Make, Reset, SetAttr, Step
+from envhub.protocol.messages import (
+    Call,
+    Close,
+    Collect,
+    Done,
+    Failure,
+    Faults,
+    Make,
+    Receive,
+    Reset,
+    Send,
+    SetAttr,
+    Step,
+)
 from envhub.values import codec
 
 # --- workers that end -------------------------------------------------------------------------------------------------
 
-SEGFAULT = Exited(ExitCause("was ended by SIGSEGV"))
-KILLED = Exited(ExitCause("was ended by SIGKILL", "SIGKILL", log_tail="its last words"))
 
-
-def env_failure(outcome: Outcome) -> dict[str, Any]:
-    info = codec.decode(outcome.info)
+def env_failure(loss: WorkerLoss) -> dict[str, Any]:
+    info = codec.decode(loss.info)
     assert info["invalid_transition"] is True
     found: dict[str, Any] = info["env_failure"]
     return found
 
 
-def broken(**faults: Any) -> SessionState:
+def broken(**faults: Any) -> Session:
     """A session whose worker 0 is not started again."""
     session = ready(faults=Faults(restarts_max=0, **faults))
-    session.event(0, KILLED)
+    session.exited(0)
     assert session.phase is Phase.BROKEN
     return session
 
@@ -67,108 +95,149 @@ def test_rows_of_a_worker_that_ended_are_the_hubs_and_the_session_goes_on(reques
     session = ready()
     if request_ is not None:
         session.request(request_)
-    (taken,) = session.event(0, KILLED)
-    assert isinstance(taken, TakeOver) and taken.worker == 0 and not taken.outcome.raises
-    told = env_failure(taken.outcome)
+    (taken,) = session.exited(0)
+    assert isinstance(taken, TakeRows) and taken.worker == 0 and not taken.loss.raises
+    told = env_failure(taken.loss)
     assert (told["cause"], told["signal"], told["exit_status"], told["restarts"]) == ("crash", "SIGKILL", None, 0)
     assert told["message"] == "worker 0 (envs 0, 2) was ended by SIGKILL" and told["log_tail"] == "its last words"
     if request_ is not None:
-        (answer,) = session.moved()
+        (answer,) = session.rows_done()
         assert isinstance(answer, Answer) and answer.arrays
-    assert session.phase is Phase.READY and session.idle
+    assert session.phase is Phase.READY and not session.asked
 
 
 def test_worker_is_started_again_when_its_time_has_come_and_serves_its_rows() -> None:
     session = ready()
     session.request(Reset([3, 4, 5]))
-    session.moved()
-    session.event(1, KILLED, now_s=100.0)
-    assert session.tick(100.0) == []
-    started, build = session.tick(100.1)
-    assert started == StartWorkers((1,)) and isinstance(build, Tell)
+    session.rows_done()
+    session.exited(1, now_s=100.0)
+    assert session.elapsed(100.0) == []
+    started, build = session.elapsed(100.1)
+    assert started == StartProcesses((1,)) and isinstance(build, Tell)
     assert (build.worker, build.message.rows) == (1, [1])
-    assert session.tick(100.2) == []
-    (mapped,) = session.event(1, built())
-    assert isinstance(mapped, MapRestarted) and mapped.worker == 1 and mapped.message.num_envs == 3
-    (handed,) = session.event(1, Mapped(), now_s=101.0)
+    assert session.elapsed(100.2) == []
+    (mapped,) = session.said(1, built())
+    assert isinstance(mapped, GiveArena) and mapped.worker == 1 and mapped.message.num_envs == 3
+    (handed,) = session.said(1, Mapped(), now_s=101.0)
     assert isinstance(handed, HandOver) and handed.message.seeds == [reseeded(4, 1)]
     assert handed.message.failure is None and b"env_failure" in handed.message.info
-    assert session.request(Step(b"\x04")) == [Drive(OP_STEP)]
+    assert session.request(Step(b"\x04")) == [PostStep()]
+
+
+def late(session: Session) -> float:
+    """Have env 2 of worker 0 hang in a step of the session until its worker is killed; returns the time."""
+    session.request(Step(b"\x04"))
+    at = Progress(turn=7, row=2, kind="step")
+    limit_s = session.make.faults.step_s
+    assert session.elapsed(0.0, at, None, quiescent=False) == []
+    (report,) = session.elapsed(limit_s, at, None, quiescent=False)
+    assert isinstance(report, ReportLate) and report.worker == 0 and report.late.over
+    assert session.next_deadline_s() <= limit_s + STACKS_S
+    assert session.elapsed(limit_s + STACKS_S, at, None, quiescent=False) == [Kill(0)]
+    return limit_s + STACKS_S
 
 
 def test_env_that_was_late_is_named_and_so_is_what_it_was_to_do() -> None:
-    session = ready()
-    session.request(Step(b"\x04"))
+    session = ready(faults=Faults(step_s=1.5))
+    late(session)
     tail = 'a word\nCurrent thread 0x0001 (most recent call first):\n  File "x.py", line 3 in step\n'
-    (taken,) = session.event(0, Exited(ExitCause("was ended by SIGKILL", "SIGKILL", log_tail=tail), LATE))
-    assert isinstance(taken, TakeOver)
-    told = env_failure(taken.outcome)
+    (taken,) = session.exited(0, ExitCause("was ended by SIGKILL", "SIGKILL", log_tail=tail))
+    assert isinstance(taken, TakeRows)
+    told = env_failure(taken.loss)
     assert told["cause"] == "timeout"
     assert told["message"].startswith("env 2 did not finish its step within step_timeout=1.5 s; its worker 0 ")
     assert told["traceback"].startswith("Current thread") and "a word" not in told["traceback"]
 
 
+@pytest.mark.parametrize("kind", ["reset", "init", "call"])
+def test_deadline_is_of_what_the_env_is_called_for(kind: str) -> None:
+    session = ready(faults=Faults(reset_s=1.0, init_s=2.0, call_s=3.0))
+    limit_s = {"reset": 1.0, "init": 2.0, "call": 3.0}[kind]
+    session.request(Call("x", b"") if kind == "call" else Step(b"\x04"))
+    at = Progress(turn=7, row=1, kind="" if kind == "call" else kind)
+    assert session.elapsed(0.0, None, at) == [] and session.elapsed(limit_s - 0.1, None, at) == []
+    (report,) = session.elapsed(limit_s, None, at)
+    assert isinstance(report, ReportLate) and (report.late.kind, report.late.row) == (kind, 1)
+
+
+def test_worker_that_makes_its_envs_has_the_time_for_one_for_each() -> None:
+    session = begun(4, 2, faults=Faults(init_s=10.0))
+    assert session.elapsed(0.0) == []
+    session.said(0, Building(1))
+    (report,) = session.elapsed(10.0)  # worker 0 is at its second env by now
+    assert isinstance(report, ReportLate) and (report.worker, report.late.row) == (1, 1)
+
+
+def test_worker_that_waits_for_the_others_is_not_late() -> None:
+    session = begun(4, 2, faults=Faults(init_s=10.0))
+    session.said(0, built())
+    for now_s in (0.0, 5.0):
+        assert session.elapsed(now_s) == []
+    assert [report.worker for report in session.elapsed(20.0)] == [1]  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
-    ("faults", "exited", "raises"),
+    ("faults", "hangs", "raises"),
     [
-        (Faults(), KILLED, False),
-        (Faults(on_crash="raise"), KILLED, True),
-        (Faults(on_timeout="raise"), KILLED, False),
-        (Faults(on_crash="raise"), Exited(KILLED.ending, LATE), False),
-        (Faults(on_timeout="raise"), Exited(KILLED.ending, LATE), True),
+        (Faults(), False, False),
+        (Faults(on_crash="raise"), False, True),
+        (Faults(on_timeout="raise"), False, False),
+        (Faults(on_crash="raise"), True, False),
+        (Faults(on_timeout="raise"), True, True),
     ],
 )
-def test_each_cause_has_a_policy(faults: Faults, exited: Exited, raises: bool) -> None:
+def test_each_cause_has_a_policy(faults: Faults, hangs: bool, raises: bool) -> None:
     session = ready(faults=faults)
-    (taken,) = session.event(0, exited)
-    assert isinstance(taken, TakeOver) and taken.outcome.raises is raises
-    session.tick(1e9)
-    session.event(0, built())
-    (handed,) = session.event(0, Mapped())
+    now_s = late(session) if hangs else 0.0
+    (taken,) = session.exited(0, now_s=now_s)
+    assert isinstance(taken, TakeRows) and taken.loss.raises is raises
+    session.elapsed(1e9)
+    session.said(0, built())
+    (handed,) = session.said(0, Mapped())
     assert isinstance(handed, HandOver) and (handed.message.failure is not None) is raises
 
 
 def test_failure_that_the_hub_tells_in_place_of_a_worker_fails_the_step_and_no_more() -> None:
     session = ready(faults=Faults(on_crash="raise"))
     session.request(Step(b"\x04"))
-    (taken,) = session.event(0, KILLED)
-    assert isinstance(taken, TakeOver)
-    session.event(0, RowFailed(taken.outcome.failure))
-    assert session.moved() == [Fail(taken.outcome.failure)]
-    assert taken.outcome.failure.code == "worker_died" and taken.outcome.failure.scope == "request"
+    (taken,) = session.exited(0)
+    assert isinstance(taken, TakeRows)
+    session.handle(stimuli.StandInFailed(taken.loss.failure))
+    assert session.rows_done() == [Fail(taken.loss.failure)]
+    assert taken.loss.failure.code == "worker_died" and taken.loss.failure.scope == "request"
     assert session.phase is Phase.READY
 
 
 def test_call_fails_when_a_worker_ends_in_it_and_every_other_has_answered() -> None:
     session = ready()
     session.request(Call("render", b""))
-    assert len(session.event(0, KILLED)) == 1
-    (fail,) = session.event(1, CallResults([b""]))
+    assert len(session.exited(0)) == 1
+    (fail,) = session.said(1, CallResults([b""]))
     assert isinstance(fail, Fail) and fail.failure.code == "worker_died" and fail.failure.message.endswith("a call")
     assert session.phase is Phase.READY
 
 
 def test_call_waits_for_a_worker_that_is_on_its_way() -> None:
     session = ready()
-    session.event(0, KILLED)
+    session.exited(0)
     session.request(Call("render", b""))
-    assert session.event(1, CallResults([b"b"])) == []
-    session.tick(1e9)
-    session.event(0, built())
-    session.event(0, Mapped())
-    (answer,) = session.event(0, CallResults([b"a", b"c"]))
+    assert session.said(1, CallResults([b"b"])) == []
+    session.elapsed(1e9)
+    session.said(0, built())
+    session.said(0, Mapped())
+    (answer,) = session.said(0, CallResults([b"a", b"c"]))
     assert isinstance(answer, Answer) and answer.rows == ((0, b"a"), (1, b"b"), (2, b"c"))
 
 
 def test_worker_that_cannot_build_its_envs_any_more_is_given_up_after_three_tries() -> None:
     session = ready(faults=Faults(restarts_max=100))
-    session.event(0, KILLED)
+    session.exited(0)
     failure = Failure("factory_failed", "env", "no such file", env_index=0, worker=0)
     for now_s in (10.0, 20.0, 30.0):
         assert session.phase is Phase.READY
-        assert session.tick(now_s)[0] == StartWorkers((0,))
-        assert session.event(0, RowFailed(failure)) == []
-        session.event(0, Exited(ExitCause("exited with status 0")), now_s)
+        assert session.elapsed(now_s)[0] == StartProcesses((0,))
+        assert session.said(0, RowFailed(failure)) == []
+        session.exited(0, ExitCause("exited with status 0"))
     (fail,) = session.request(Step(b"\x04"))
     assert isinstance(fail, Fail) and fail.failure.code == "restarts_exhausted"
     assert "no such file" in fail.failure.message and "4 times" in fail.failure.message
@@ -178,7 +247,7 @@ def test_worker_that_cannot_build_its_envs_any_more_is_given_up_after_three_trie
 def test_last_end_of_a_worker_fails_the_request_under_way_at_once(request_: Any) -> None:
     session = ready(faults=Faults(restarts_max=0))
     session.request(request_)
-    (fail,) = session.event(0, KILLED)
+    (fail,) = session.exited(0)
     assert isinstance(fail, Fail)
     assert (fail.failure.code, fail.failure.scope) == ("restarts_exhausted", "session")
     assert (fail.failure.worker, fail.failure.env_index) == (0, 0)
@@ -193,94 +262,223 @@ def test_every_request_after_the_last_end_fails_at_once(request_: Any) -> None:
     for _ in range(2):
         (fail,) = session.request(request_)
         assert isinstance(fail, Fail) and fail.failure.code == "restarts_exhausted"
-        assert session.idle
+        assert not session.asked
 
 
 def test_env_that_raises_too_often_breaks_the_session() -> None:
     session = ready(faults=Faults(restarts_max=2))
-    assert [session.event(0, Faulted(2, "ValueError: no"), 1.0) for _ in range(3)] == [[], [], []]
+    assert [session.said(0, Faulted(2, "ValueError: no"), 1.0) for _ in range(3)] == [[], [], []]
     (fail,) = session.request(Step(b"\x04"))
     assert isinstance(fail, Fail) and "env 2 raised ValueError: no" in fail.failure.message
 
 
 def test_what_other_workers_still_say_after_the_last_end_is_nothing() -> None:
     session = broken()
-    assert session.event(1, RowFailed(RAISED)) == []
-    assert session.moved() == []
-    assert session.event(1, KILLED) == [] and session.tick(1e9) == []
+    assert session.said(1, RowFailed(RAISED)) == []
+    assert session.rows_done() == []
+    assert session.exited(1) == [] and session.elapsed(1e9) == []
     assert session.phase is Phase.BROKEN
 
 
 def test_broken_session_closes_the_envs_that_are_left() -> None:
     session = broken()
     assert session.request(Close()) == [Tell(1, CloseEnvs())]
-    assert session.event(1, Exited(ExitCause("exited with status 0"))) == [Answer(Done()), End()]
+    assert session.exited(1, ExitCause("exited with status 0")) == [Answer(Done()), End()]
 
 
 def test_broken_session_without_workers_is_closed_at_once() -> None:
     session = ready(1, 1, faults=Faults(restarts_max=0))
-    session.event(0, KILLED)
+    session.exited(0)
     assert session.request(Close()) == [Answer(Done()), End()]
 
 
 def test_session_that_waits_for_a_worker_is_closed_without_it() -> None:
     session = ready(1, 1)
-    session.event(0, KILLED)
+    session.exited(0)
     assert session.request(Close()) == [Answer(Done()), End()]
-    assert session.tick(1e9) == []
+
+
+# --- what is told to the next process ---------------------------------------------------------------------------------
+
+
+def test_part_of_a_request_waits_for_the_next_process() -> None:
+    session = ready()
+    session.exited(0)
+    reset = session.request(Reset([1, 2, 3]))
+    assert [type(each) for each in reset] == [PostReset, Tell]
+    session.elapsed(1e9)
+    session.said(0, built())
+    (handed,) = session.said(0, Mapped())
+    assert isinstance(handed, HandOver) and handed.pending == ResetRows([0, 2], [1, 3], b"")
+
+
+def test_reset_that_leaves_out_all_rows_of_a_worker_that_ended_waits_for_none() -> None:
+    session = ready()
+    session.exited(0)
+    reset = session.request(Reset(mask=[False, True, False]))
+    assert reset == [PostReset(), KeepRows(0), Tell(1, ResetRows([1], [None], b""))]
+
+
+def test_worker_that_ends_in_a_reset_is_said_to_have_been_at_it() -> None:
+    session = ready()
+    session.request(Reset([1, 2, 3]))
+    (taken,) = session.exited(0)
+    assert isinstance(taken, TakeRows) and taken.resetting == (0, 2)
+
+
+def test_answer_to_an_earlier_call_is_dropped() -> None:
+    session = ready()
+    session.request(Call("x", b""))
+    (dropped,) = session.said(0, CallResults([b"", b""], number=7))
+    assert isinstance(dropped, ReportDropped) and session.phase is Phase.CALLING
+
+
+def test_steps_wait_for_the_next_process_only_for_so_long() -> None:
+    session = ready(faults=Faults(restart_wait_s=5.0))
+    session.exited(0)
+    session.handle(stimuli.RowsWaiting(0), 100.0)
+    session.handle(stimuli.RowsWaiting(0), 103.0)  # the first one counts
+    finished = [each for each in session.elapsed(105.0) if isinstance(each, FinishSteps)]
+    assert [each.worker for each in finished] == [0]
+
+
+def test_processes_that_cannot_be_started_fail_the_make() -> None:
+    session = begun()
+    fail, *rest = session.handle(stimuli.WorkersNotStarted((0, 1), "no descriptors"))
+    assert isinstance(fail, Fail) and "cannot be started: no descriptors" in fail.failure.message
+    assert rest == [Kill(0), Kill(1), End()]
+
+
+def test_process_that_cannot_be_started_again_is_tried_later() -> None:
+    session = ready()
+    session.exited(0, now_s=0.0)
+    session.elapsed(0.1)
+    session.handle(stimuli.WorkersNotStarted((0,), "no descriptors"), 0.1)
+    assert session.workers[0].stage is Stage.ABSENT and 0.1 < session.next_deadline_s() <= 0.4
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+def test_idle_session_has_no_deadline() -> None:
+    session = ready()
+    session.request(Step(b"\x04"))
+    assert session.next_deadline_s() == SAMPLE_S
+    session.rows_done()
+    session.elapsed(SAMPLE_S)
+    assert session.next_deadline_s() == math.inf
+
+
+def test_restart_is_due_at_its_time() -> None:
+    session = ready()
+    session.elapsed(50.0)
+    session.exited(0, now_s=50.0)
+    assert session.next_deadline_s() == pytest.approx(50.1)
+
+
+def test_client_that_drives_and_does_not_step_is_looked_after_less_often() -> None:
+    session = shared()
+    now_s, waits = 0.0, []
+    for _ in range(30):
+        before_s, now_s = now_s, session.next_deadline_s()
+        waits.append(now_s - before_s)
+        session.elapsed(now_s, quiescent=True)
+    assert waits[0] == pytest.approx(SAMPLE_S) and waits[-1] == pytest.approx(1.0)
+    session.elapsed(now_s, quiescent=False)
+    assert session.next_deadline_s() - now_s == pytest.approx(SAMPLE_S)
 
 
 # --- any life ---------------------------------------------------------------------------------------------------------
 
 
 class FakeHub:
-    """Carries out instructions against fake workers, and counts what the session says."""
+    """Carries out instructions against fake workers and a fake client, and counts what the session says.
 
-    def __init__(self, session: SessionState) -> None:
+    Its queue is the hub's: what comes of an instruction is handled after those that came before.
+    """
+
+    def __init__(self, session: Session) -> None:
         self.session = session
-        self.alive = set(range(len(session.blocks)))
+        self.now_s = 0.0
+        self.alive: set[int] = set()
         self.inbox: list[tuple[int, Any]] = []  # what workers have said and the session not yet heard
+        self.queue: deque[Any] = deque()
         self.asked, self.told, self.ends = 1, 0, 0
-        self.moving = False
+        self.heirs = self.heirs_told = 0
+        self.posted: set[int] = set()  # workers whose rows are not done
+        self.parts = 0
         self.serving: set[int] = set()
-        self.apply(session.start())
+        self.others = 0  # arenas that a takeover has made
+        self.deliver(stimuli.SessionMade())
 
-    def apply(self, instructions: list[Any]) -> None:
-        for instruction in instructions:
-            assert self.ends == 0, f"{instruction} after the end"
-            match instruction:
-                case Tell(worker, message):
-                    self.inbox += [(worker, reply) for reply in self.reply_to(worker, message)]
-                case MakeArena():
-                    self.inbox += [(worker, Mapped()) for worker in sorted(self.alive)]
-                case MapRestarted(worker):
-                    self.inbox.append((worker, Mapped()))
-                case StartWorkers(numbers):
-                    self.alive.update(numbers)
-                case TakeOver(worker):
-                    assert worker not in self.alive
-                    self.serving.discard(worker)
-                case HandOver(worker):
-                    assert worker in self.alive and worker not in self.serving, "two owners of a row"
-                    self.serving.add(worker)
-                case Drive():
-                    self.moving = True
-                case Answer() | Fail():
-                    self.told += 1
-                    self.moving = False
-                case Kill(worker):
-                    self.inbox.append((worker, Exited(ExitCause("was ended by SIGKILL"))))
-                case End():
-                    self.ends += 1
+    @property
+    def quiescent(self) -> bool:
+        return not self.posted
+
+    def deliver(self, stimulus: Any) -> None:
+        self.queue.append(stimulus)
+        while self.queue:
+            instructions = self.session.handle(self.queue.popleft(), self.now_s)
+            for instruction in instructions:
+                self.carry_out(instruction)
+
+    def carry_out(self, instruction: Any) -> None:
+        assert self.ends == 0, f"{instruction} after the end"
+        match instruction:
+            case StartProcesses(workers):
+                assert not self.alive & {*workers}
+                self.alive.update(workers)
+            case Tell(worker, message):
+                self.inbox += [(worker, reply) for reply in self.reply_to(worker, message)]
+            case GiveArena(worker):
+                self.inbox.append((worker, Mapped()))
+            case TakeRows(worker):
+                assert worker not in self.alive
+                self.serving.discard(worker)
+                self.posted.discard(worker)
+            case HandOver(worker, _, pending):
+                assert worker in self.alive and worker not in self.serving, "two owners of a row"
+                self.serving.add(worker)
+                if pending is not None:
+                    self.inbox += [(worker, reply) for reply in self.reply_to(worker, pending)]
+            case PostReset() | PostStep():
+                assert not self.posted and self.session.driver is Driver.HUB
+                self.posted = set(self.serving)
+                if not self.posted:
+                    self.queue.append(stimuli.RowsDone())
+            case PostPart():
+                self.parts += 1
+                self.queue.append(stimuli.PartPosted(1))
+            case TakePart(rows):
+                assert rows == 1 and self.parts
+                self.parts -= 1
+                self.queue.append(stimuli.PartDone((0,)))
+            case MakeOtherArena():
+                self.others += 1
+                self.queue.append(stimuli.OtherArenaMade())
+            case UseOtherArena() | DropOtherArena():
+                self.others -= 1
+            case GiveDrive():
+                assert not self.posted and not self.parts
+            case TakeDrive():
+                assert not self.posted
+                self.parts = 0
+            case AnswerAttach() | FailAttach():
+                self.heirs_told += 1
+            case Answer() | Fail():
+                self.told += 1
+            case Kill(worker):
+                self.inbox.append((worker, KILLED))
+            case End():
+                self.ends += 1
 
     def reply_to(self, worker: int, message: Any) -> list[Any]:
-        block = self.session.blocks[worker]
         match message:
             case CallRows() | SetAttrRows():
-                return [CallResults([b""] * len(block))]
+                return [CallResults([b""] * len(self.session.blocks[worker]), message.number)]
             case CloseEnvs():
-                return [Exited(ExitCause("exited with status 0"))]
-            case ResetRows():
+                return [ExitCause("exited with status 0")]
+            case ResetRows() | Serve():
                 return []
             case Build(first_only=True):
                 return [FirstBuilt(False, 1 << 20)]
@@ -288,56 +486,89 @@ class FakeHub:
                 return [built()]
 
     def hear(self, index: int) -> None:
-        worker, event = self.inbox.pop(index)
+        """The session hears the next of what the worker of this message has said: a channel keeps its order."""
+        worker = self.inbox[index][0]
+        event = self.inbox.pop(next(i for i, (number, _) in enumerate(self.inbox) if number == worker))[1]
         if worker not in self.alive:
             return
-        if isinstance(event, Exited):
+        if isinstance(event, ExitCause):
             self.alive.discard(worker)
-        self.apply(self.session.event(worker, event))
+            self.inbox = [(number, said) for number, said in self.inbox if number != worker]
+            self.posted.discard(worker)
+            self.deliver(WorkerExited(worker, event))
+        else:
+            self.deliver(WorkerSaid(worker, event))
+
+    def finish(self) -> None:
+        """Every row is done."""
+        self.posted.clear()
+        self.deliver(stimuli.RowsDone())
 
     def ask(self, request: Any) -> None:
         self.asked += 1
-        self.apply(self.session.request(request))
+        self.deliver(stimuli.Requested(request, self.quiescent))
+
+    def act(self, what: str, data: st.DataObject) -> None:
+        state = self.session
+        match what:
+            case "hear" if self.inbox:
+                self.hear(data.draw(st.integers(0, len(self.inbox) - 1)))
+            case "move" if state.phase is Phase.MOVING:
+                self.finish()
+            case "ask" if not state.asked and state.phase is not Phase.HANDING_OVER:
+                self.ask(data.draw(st.sampled_from(REQUESTS)))
+            case "raise" if state.phase is Phase.MOVING and self.serving & self.alive:
+                self.deliver(WorkerSaid(min(self.serving & self.alive), RowFailed(RAISED)))
+            case "die" if self.alive:
+                self.inbox.insert(
+                    0, (data.draw(st.sampled_from(sorted(self.alive))), ExitCause("was ended by SIGSEGV"))
+                )
+                self.hear(0)
+            case "tick":
+                self.now_s += data.draw(st.sampled_from([0.1, 10.0]))
+                self.deliver(stimuli.Elapsed(self.quiescent, (None,) * len(state.workers)))
+            case "connect":
+                self.deliver(stimuli.SideConnected(self.quiescent))
+            case "leave" if state.lane is Lane.SHARED:
+                self.deliver(stimuli.SideClosed(self.quiescent))
+            case "drive" if state.driver is Driver.CLIENT and self.serving:
+                self.posted = set(self.serving)
+            case "done" if state.driver is Driver.CLIENT:
+                self.posted.clear()
+            case "attach" if state.attachable:
+                self.heirs += self.session._takeover is Takeover.NONE  # the last of several is told
+                self.deliver(stimuli.Attached(self.quiescent))
+            case "end":
+                ends = [stimuli.Abandoned(SHUTTING_DOWN), stimuli.LeaseExpired(self.quiescent)]
+                ends.append(stimuli.Draining(self.now_s + 5.0, self.now_s + 9.0, self.quiescent))
+                self.deliver(data.draw(st.sampled_from(ends)))
 
 
-REQUESTS = [Step(b"\x04"), Reset(), Reset([1]), Call("x", b""), SetAttr("x", [b""]), Close(), Close(terminate=True)]
+REQUESTS = [Step(b"\x04"), Reset(), Reset([1]), Call("x", b""), SetAttr("x", [b""]), Send([0], b"\x04"), Receive(1)]
+REQUESTS += [Collect([0]), Close(), Close(terminate=True)]
+ACTS = ["hear"] * 4 + ["move"] * 2 + ["ask"] * 2
+ACTS += ["raise", "die", "tick", "connect", "leave", "drive", "done", "attach", "end"]
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.integers(1, 7), st.none() | st.integers(1, 3), st.data())
+@settings(max_examples=400, deadline=None)
+@given(st.integers(1, 7), st.none() | st.integers(1, 3), st.booleans(), st.data())
 def test_every_request_gets_one_answer_and_every_session_one_end(
-    num_envs: int, workers: int | None, data: st.DataObject
+    num_envs: int, workers: int | None, made: bool, data: st.DataObject
 ) -> None:
     hub = FakeHub(session_of(Make(num_envs), workers))
-    now_s = 0.0
-    for _ in range(data.draw(st.integers(0, 40), label="events")):
+    while made and hub.inbox:
+        hub.hear(0)
+    for _ in range(data.draw(st.integers(0, 60), label="events")):
         if hub.ends:
             break
-        what = data.draw(st.sampled_from(["hear", "hear", "hear", "move", "ask", "raise", "die", "tick", "abandon"]))
-        if what == "hear" and hub.inbox:
-            hub.hear(data.draw(st.integers(0, len(hub.inbox) - 1)))
-        elif what == "move" and hub.moving:
-            hub.apply(hub.session.moved())
-        elif what == "ask" and hub.session.idle:
-            hub.ask(data.draw(st.sampled_from(REQUESTS)))
-        elif what == "raise" and hub.moving and hub.alive:
-            hub.apply(hub.session.event(min(hub.alive), RowFailed(RAISED)))
-        elif what == "die" and hub.alive:
-            hub.inbox.insert(
-                0, (data.draw(st.sampled_from(sorted(hub.alive))), Exited(ExitCause("was ended by SIGSEGV")))
-            )
-            hub.hear(0)
-        elif what == "tick":
-            now_s += 10.0
-            hub.apply(hub.session.tick(now_s))
-        elif what == "abandon":
-            hub.apply(hub.session.abandon(STOPPING, data.draw(st.booleans())))
+        hub.act(data.draw(st.sampled_from(ACTS)), data)
         assert hub.told in (hub.asked, hub.asked - 1)
-        assert hub.session.idle == (hub.told == hub.asked)
+        assert hub.session.asked == (hub.told != hub.asked) or hub.ends
     if not hub.ends:
-        hub.apply(hub.session.abandon(STOPPING, terminate=True))
+        hub.deliver(stimuli.Abandoned(SHUTTING_DOWN))
     while hub.inbox:
         hub.hear(0)
-    assert hub.ends == 1
+    assert hub.ends == 1 and hub.session.phase is Phase.ENDED
     assert hub.told == hub.asked
+    assert hub.heirs_told == hub.heirs and not hub.others
     assert hub.alive == set()

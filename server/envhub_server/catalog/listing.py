@@ -5,33 +5,35 @@ So does whether factories exist, since the hub imports none of their modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import structlog
 
 from envhub.protocol import messages
 from envhub_server.catalog.registry import FactoryNotFound, Registry
 from envhub_server.ipc import control
-from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.supervisor import Supervisor
-from envhub_server.processes.worker_handle import Handlers
+from envhub_server.processes.worker_events import WorkerExited, WorkerSaid, WorkerStarted
 
-Tell = Callable[[list[str]], None]
+LISTING = -1  # in the place of a session's number, of events of the worker that lists names
 
 log = structlog.get_logger("envhub.lister")
 
 
 class Listing:
-    """Asks a short-lived worker for the registered ids, once; then it knows them."""
+    """Asks a short-lived worker for the registered ids, once; then it knows them.
 
-    def __init__(self, supervisor: Supervisor, registry: Registry, refuse: Callable[[FactoryNotFound], None]) -> None:
-        """Ask for what is in ``registry``, and ``refuse`` each factory in there that does not exist."""
+    Attributes:
+        names: what the hub offers; None before that is known.
+        asking: whether a worker is asked.
+        refused: the first factory that does not exist.
+    """
+
+    def __init__(self, supervisor: Supervisor, registry: Registry) -> None:
+        """Of what is in ``registry``."""
+        self.names: list[str] | None = None
+        self.asking = False
+        self.refused: FactoryNotFound | None = None
         self._supervisor = supervisor
         self._registry = registry
-        self._refuse = refuse
-        self._known: list[str] | None = None
-        self._asking: list[Tell] | None = None
 
     def start(self) -> None:
         """Begin to find out, and log entries that name nothing.
@@ -39,41 +41,25 @@ class Listing:
         Raises:
             OSError: no worker can be started.
         """
-        (worker,) = self._supervisor.start([Handlers(self._on_message, self._on_exit)])
+        (worker,) = self._supervisor.start(LISTING, [0])
         worker.tell(control.ListNames(self._registry.modules, self._registry.factories))
-        self._asking = []
+        self.asking = True
 
-    def ask(self, tell: Tell) -> None:
-        """Call ``tell`` with the names, now or once they are known; without them if their worker dies.
-
-        Raises:
-            OSError: no worker can be started.
-        """
-        if self._known is not None:
-            tell(self._known)
+    def handle(self, event: WorkerStarted | WorkerSaid | WorkerExited) -> None:
+        """Take what the worker says; once it has ended, ``asking`` is over, whether or not the names are known."""
+        if isinstance(event, WorkerExited):
+            if self.names is None:
+                log.warning("names_unknown", why=f"the worker that lists them {event.cause.how}")
+            self.asking = False
+        if not isinstance(event, WorkerSaid):
             return
-        if self._asking is None:
-            self.start()
-        assert self._asking is not None
-        self._asking.append(tell)
-
-    def _on_message(self, message: Any) -> None:
-        if isinstance(message, control.RowFailed):
-            log.warning("module_failed", type=message.failure.type, why=message.failure.message)
-        if isinstance(message, messages.EnvNames):
-            self._known = self._registry.offered(message.names)
-            for entry in self._registry.unmatched(message.names):
-                log.warning("env_unknown", env=entry, why="no such id is registered here; clients cannot make it")
-            self._tell(self._known)
-        if isinstance(message, control.FactoryMissing):
-            self._refuse(self._registry.not_found(message.entry, message.why))
-
-    def _on_exit(self, ending: ExitCause) -> None:
-        if self._known is None:
-            log.warning("names_unknown", why=f"the worker that lists them {ending.how}")
-        self._tell(self._known or [])
-
-    def _tell(self, names: list[str]) -> None:
-        asking, self._asking = self._asking or [], None
-        for tell in asking:
-            tell(names)
+        match event.message:
+            case control.RowFailed(failure):
+                log.warning("module_failed", type=failure.type, why=failure.message)
+            case messages.EnvNames(names):
+                self.names = self._registry.offered(names)
+                for entry in self._registry.unmatched(names):
+                    log.warning("env_unknown", env=entry, why="no such id is registered here; clients cannot make it")
+                self.asking = False
+            case control.FactoryMissing(entry, why):
+                self.refused = self.refused or self._registry.not_found(entry, why)

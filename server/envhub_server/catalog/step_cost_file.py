@@ -14,7 +14,8 @@ from pathlib import Path
 
 import structlog
 
-from envhub_server.catalog.step_costs import StepCost, StepCosts
+from envhub.protocol.messages import Make
+from envhub_server.catalog.step_costs import StepCost, StepCosts, key
 
 ENVIRONMENT_VARIABLE = "ENVHUB_CACHE"
 FILE_BYTES_MAX = 1 << 20
@@ -28,7 +29,6 @@ class StepCostFile:
     def __init__(self, path: Path | None) -> None:
         """Kept in the file at ``path``; in none where that is None."""
         self._path = path
-        self._noted: dict[str, StepCost] = {}
 
     def read(self) -> StepCosts:
         """What the file says; nothing, where it cannot be read."""
@@ -50,8 +50,8 @@ class StepCostFile:
         if self._path is None or not noted:
             return
         costs = self.read()
-        for key, cost in noted.items():
-            costs.note(key, cost)
+        for known_as, cost in noted.items():
+            costs.note(known_as, cost)
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
@@ -65,6 +65,35 @@ class StepCostFile:
                 raise
         except OSError as error:
             log.warning("step_costs_unwritten", path=str(self._path), error=str(error))
+
+
+class KnownCosts:
+    """What a hub knows of steps, over all its sessions, and keeps in its file."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Begin with what the file at ``path`` says, if there is one."""
+        self._file = StepCostFile(path)
+        self._costs = self._file.read()
+        self._unwritten: dict[str, StepCost] = {}
+
+    def find(self, make: Make) -> StepCost | None:
+        """What steps of such envs took before, if that is known."""
+        return self._costs.find(key(make))
+
+    def note(self, make: Make, cost: StepCost) -> None:
+        """Know what steps of these envs take; the first such news is written at once, the others by ``write``."""
+        if not (known_as := key(make)):
+            return
+        self._costs.note(known_as, cost)
+        first = known_as not in self._unwritten
+        self._unwritten[known_as] = cost
+        if first:
+            self._file.write({known_as: cost})
+
+    def write(self) -> None:
+        """Write what is not written yet."""
+        self._file.write(self._unwritten)
+        self._unwritten.clear()
 
 
 def cache_path(environ: Mapping[str, str]) -> Path | None:

@@ -1,23 +1,26 @@
-"""The hub: one loop that polls sockets, workers and doorbells, and lets the protocol and the sessions decide.
+"""The hub: one loop that waits for sockets, workers, bells and time, and hands each event to whom it concerns.
 
 ::
 
-    ROUTER ──frames──▶ HubProtocol ──request──▶ SessionRuntime/SessionState ──instructions──▶ arena, doorbells, channels
-       ▲                    │                        ▲
-       └───────frames───────┘                        └── doorbells, channels, pidfds of the workers
+    ROUTER ──frames──▶ HubProtocol ──request──▶ SessionRuntime ──stimulus──▶ events ──▶ SessionState
+       ▲                    ▲                        ▲                                       │
+       └───────frames───────┴────────answer──────────┴─────────────instructions─────────────┘
 
-Nothing here blocks but the poll itself, so sessions never wait for each other's envs.
+Everything that happens to a session goes through one queue of events, in the order in which it happened. Nothing here
+blocks but the wait itself, so sessions never wait for each other's envs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import math
 import os
 import random
 import secrets
 import socket
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any
@@ -30,43 +33,57 @@ import envhub
 from envhub.arena.spin import Spinner, spin_us
 from envhub.protocol import messages, prelude
 from envhub.protocol.hub import FIRST_OPS, HubProtocol, Incoming
-from envhub.protocol.messages import SESSION_OPS, Failure, Make, Op
+from envhub.protocol.messages import SESSION_OPS, Failure, HeartbeatReply, Make, Op
 from envhub.protocol.prelude import Prelude
 from envhub.transport import sockets
 from envhub.values import codec, compression
 from envhub_server.catalog.admission import admitted
-from envhub_server.catalog.listing import Listing
-from envhub_server.catalog.registry import FactoryNotFound, Registry
-from envhub_server.catalog.step_cost_file import StepCostFile
-from envhub_server.catalog.step_costs import StepCost, key
+from envhub_server.catalog.listing import LISTING, Listing
+from envhub_server.catalog.registry import Registry
+from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import stats
-from envhub_server.hub.outcomes import Outcomes
-from envhub_server.hub.runtime import ASIDE, SessionRuntime
+from envhub_server.hub.runtime import Services, SessionRuntime
 from envhub_server.loop import signals
 from envhub_server.loop.clock import LAG_MIN_S, Clock
 from envhub_server.loop.poller import Poller, Ready
+from envhub_server.loop.timers import Timers
+from envhub_server.memory.session_memory import ArenaBudget
 from envhub_server.network import descriptor_guard
 from envhub_server.network.client_liveness import ClientLiveness
 from envhub_server.network.descriptor_guard import DescriptorGuard
 from envhub_server.network.listener import Listener, seed_routing_ids
-from envhub_server.network.side_socket import TICKET_BYTES, SideSocket
+from envhub_server.network.side_socket import SideSocket
 from envhub_server.processes.supervisor import Supervisor
+from envhub_server.processes.worker_events import Events
+from envhub_server.session import stimuli
 from envhub_server.session.restarts import RestartPolicy, Restarts
-from envhub_server.session.state import SessionState
+from envhub_server.session.state import Phase, SessionState
+from envhub_server.session.stimuli import Requested
 from envhub_server.session.worker_count import SHARE, Machine, WorkerCount, known, told
 
 RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
 LINGER_MS = 2000
 DISCARDED_FRAMES_MAX = 1000  # in one turn, some milliseconds, so that workers and deadlines do not wait
+WAKE_S = 1.0  # at the latest, while there is a deadline; less than ``clock.STOPPED_S``
 STEP_FRAME_BYTES_MAX = 1024  # of a first frame that may be the one that a session waits for
-LOOK_S = 0.1  # how often sessions are looked after while there are any
 
 _POLLIN = int(zmq.POLLIN)  # a plain number, as in ``envhub.transport.sockets``
 _BUFFER = attrgetter("buffer")
 _HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
 
+# Timers besides those of the sessions, whose keys are their numbers.
+_GUARD, _LIVENESS, _LEASES = "descriptor guard", "client liveness", "leases"
+
 log = structlog.get_logger("envhub.hub")
+
+
+class Service(enum.Enum):
+    """Whether the hub serves."""
+
+    SERVING = "serving"
+    DRAINING = "draining"  # requests under way are answered, then the envs are closed
+    KILLING = "killing"  # no env gets more time
 
 
 class Hub:
@@ -78,47 +95,39 @@ class Hub:
         self.addresses: list[str] = []
         self._registry = Registry(config.envs)
         headers = codec.KNOWN if config.private else codec.STRANGERS
-        self._protocol = HubProtocol(self.id, config.timing.lease_s, config.limits.sessions_max, self._running, headers)
-        self._presence = ClientLiveness(self._protocol, self._reaches, config.timing.lease_s)
-        self._hosts: dict[bytes, SessionRuntime] = {}
-        self._step_cost_file = StepCostFile(config.step_costs)
-        self._step_costs = self._step_cost_file.read()
-        self._unwritten: dict[str, StepCost] = {}  # what is known since the file was written last
+        self._protocol = HubProtocol(self.id, config.timing.lease_s, config.limits.sessions_max, headers)
+        self._liveness = ClientLiveness(self._protocol, config.timing.lease_s)
+        self._sessions: dict[int, SessionRuntime] = {}
+        self._by_token: dict[bytes, SessionRuntime] = {}
+        self._last_number = 0  # of a session
         self._clock = Clock()
-        self._wake_s = math.inf  # when something happens by the passing of time alone
+        self._timers = Timers()
+        self._wake_s = math.inf  # the first of the timers
         self._handled_s = 0.0  # when the last turn had handled what it found
         self._poller = Poller()
-        self._ready: Ready = []  # what was found by looking
+        self._ready: Ready = []  # what was found while spinning
         hub_spin_us = spin_us(2, usable_cpus(), has_quota())
         self._workers_spinner, self._client_spinner = (
             Spinner(hub_spin_us, time.perf_counter_ns) if hub_spin_us else None for _ in range(2)
         )
         self._spinner: Spinner | None = None  # the one for what comes next: a step's end, or the next step
         self._next_spinner: Spinner | None = None  # the one for what comes after the step's end
-        self._supervisor = Supervisor(self._poller, config.python)
-        self._lister = Listing(self._supervisor, self._registry, self._refuse_entry)
-        self._refused: FactoryNotFound | None = None
-        self._outcomes = Outcomes(
-            self._answer,
-            self._fail,
-            self._worker_started,
-            self._worker_exited,
-            self._ended,
-            self._broke,
-            self._learned,
-            self._notify,
-            self._memory_left,
-            self._clock.now_s,
+        self._events: Events = deque()
+        self._supervisor = Supervisor(self._poller, config.python, self._events)
+        self._listing = Listing(self._supervisor, self._registry)
+        self._listed_for: list[Incoming] = []  # LIST requests that wait for the listing
+        self._costs = KnownCosts(config.step_costs)
+        budget = ArenaBudget(config.limits.arena_bytes_max)
+        self._services = Services(
+            self._poller, self._supervisor, self._protocol, self._clock, self._events, budget, self._costs
         )
         self._started_s = time.monotonic()
-        self._stops = 0
-        self._stop_by_s = 0.0
-        self._end_by_s = math.inf  # when, once it is told to stop, no env gets more time to close
+        self._service = Service.SERVING
         self._requests = 0
         self._discarding = False  # whether what comes next is the rest of a message that has too many frames
-        self._binding: Listener | None = None
-        self._side_door = SideSocket(self._poller, self._admit)
-        self._closing: set[bytes] = set()  # sessions whose time for closing runs
+        self._listener: Listener | None = None
+        self._admitted: deque[tuple[bytes, socket.socket]] = deque()  # by the side socket, with their tickets
+        self._side_socket = SideSocket(self._poller, self._admitted)
 
     # --- opening and closing ----------------------------------------------------------------------------------------
 
@@ -152,32 +161,31 @@ class Hub:
         router.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
         router.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
         self._monitor = sockets.open_monitor(router, zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-        self._binding = Listener(router, self.config.insecure)
-        self._gate = DescriptorGuard(self._binding)
-        self.addresses = [self._binding.bind(address) for address in self.config.binds]
+        self._listener = Listener(router, self.config.insecure)
+        self._guard = DescriptorGuard(self._listener)
+        self.addresses = [self._listener.bind(address) for address in self.config.binds]
         for address in self.addresses:
-            self._side_door.listen(address)
+            self._side_socket.listen(address)
         self._router_poll = [(router, _POLLIN)]
         self._router_descriptor, self._monitor_descriptor = router.FD, self._monitor.FD
         for descriptor in (self._router_descriptor, self._monitor_descriptor):
             self._poller.wake_on(descriptor)
         self._on_monitor()  # libzmq signals only what comes after the socket was found to be empty
         if self.config.owner is not None:
-            self._poller.register(self.config.owner, self._on_owner_gone)
+            self._poller.register(self.config.owner, self)
         else:
-            self._lister.start()  # also so that the first client finds a zygote; a program's has a world of its own
+            self._listing.start()  # also so that the first client finds a zygote; a program's has its own environment
 
     def _close(self) -> None:
-        for host in list(self._hosts.values()):
-            host.abandon(_STOPPING, terminate=True)
+        self._abandon_all()
         self._supervisor.close()
-        self._side_door.close()
-        if self._binding is not None:
+        self._side_socket.close()
+        if self._listener is not None:
             self._router.monitor(None, 0)
             self._monitor.close()
             self._router.close()
-            self._gate.close()
-            self._binding.close()
+            self._guard.close()
+            self._listener.close()
             self._context.term()
 
     # --- the loop ---------------------------------------------------------------------------------------------------
@@ -189,11 +197,11 @@ class Hub:
             FactoryNotFound: it was told to offer a factory that does not exist.
         """
         self._handled_s = self._clock.now_s()
-        while not (self._stops and not self._hosts):
+        while self._service is Service.SERVING or self._sessions:
             self._turn()
         self._flush()
-        if self._refused is not None:
-            raise self._refused
+        if self._listing.refused is not None:
+            raise self._listing.refused
 
     def _turn(self) -> None:
         # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
@@ -218,6 +226,10 @@ class Hub:
                 others = True
         if others:  # before a request can end what is ready, and begin something else by the same number
             self._poller.handle(ready)
+            if self._admitted:
+                self._admit()
+            if self._events:
+                self._pump()
         if arrived:
             self._on_router()
         self._handled_s = handled_s = time.monotonic() - self._clock.stopped_s
@@ -236,89 +248,123 @@ class Hub:
         self._ready = self._poller.wait(0)
         return bool(self._ready)
 
-    def _wake_by(self, at_s: float) -> None:
-        """See what has come by the passing of time at this time, at the latest."""
-        self._wake_s = min(self._wake_s, at_s)
+    def _set_timer(self, key: int | str, at_s: float) -> None:
+        self._timers.set(key, at_s)
+        self._plan_wake()
+
+    def _plan_wake(self) -> None:
+        """Wake for the first timer; earlier, while there is one, to see whether the process was stopped meanwhile."""
+        self._wake_s = (
+            min(self._timers.next_s, self._handled_s + WAKE_S) if self._timers.next_s < math.inf else math.inf
+        )
 
     def _on_clock(self) -> None:
         now_s = self._on_wake()  # it may have been stopped since the turn began
-        self._wake_s = math.inf
-        self._on_time(now_s)
-        times = [self._hosts[token].close_by_s for token in self._closing]
-        times += [self._presence.next_s, self._gate.look_s]
-        times += [self._stop_by_s if self._stops else None, self._protocol.next_expiry_s()]
-        times += [now_s + LOOK_S if self._hosts else None]
-        self._wake_by(min((at_s for at_s in times if at_s is not None), default=math.inf))
+        for key in self._timers.due(now_s):
+            if key == _GUARD:
+                self._guard.look(now_s)
+                self._timers.set(_GUARD, self._guard.look_s)
+            elif key == _LIVENESS:
+                self._look_after_clients(now_s)
+            elif key == _LEASES:
+                self._expire(now_s)
+            elif key in self._sessions:
+                self._sessions[key].elapse()
+        self._pump()
         self._handled_s = self._clock.now_s()
+        self._plan_wake()
 
-    def _on_time(self, now_s: float) -> None:
-        self._gate.look(now_s)
-        self._presence.look(now_s, {token: host.session.make.beat_s for token, host in self._hosts.items()})
-        for host in list(self._hosts.values()):
-            host.tick(now_s)
+    def _look_after_clients(self, now_s: float) -> None:
+        for token, peer in self._liveness.suspects(now_s):
+            if not self._reaches(peer):
+                self._liveness.lost(token, now_s)
+        self._liveness.look(now_s, {token: each.state.make.beat_s for token, each in self._by_token.items()})
+        self._timers.set(_LIVENESS, self._liveness.next_s)
+        self._timers.set(_LEASES, self._protocol.next_expiry_s())
+
+    def _expire(self, now_s: float) -> None:
         for token in self._protocol.expired(now_s):
             log.info("session_expired", session=token.hex()[:8], lease_s=self.config.timing.lease_s)
             self._protocol.forget(token)
-            if token in self._hosts:
-                host = self._hosts[token]
-                # An env that hangs does not close, either.
-                self._abandon(host, Failure("session_lost", "session", "its lease ran out"), terminate=not host.idle)
-        for token in list(self._closing):
-            host = self._hosts[token]
-            if host.close_by_s is not None and host.close_by_s <= now_s:
-                close_s = host.session.make.faults.close_s
-                log.warning("session_killed", session=token.hex()[:8], close_s=close_s)
-                self._closing.discard(token)
-                late = f"its envs did not close within close_timeout={close_s:g} s and were killed"
-                host.abandon(Failure("session_lost", "session", late), terminate=True)
-        if self._stops:
-            self._drain(now_s)
+            if token in self._by_token:
+                runtime = self._by_token[token]
+                self._events.append((runtime.number, stimuli.LeaseExpired(runtime.quiescent)))
+        self._timers.set(_LEASES, self._protocol.next_expiry_s())
 
-    # --- stopping ---------------------------------------------------------------------------------------------------
+    # --- events of sessions -------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Hand every event to its session, and those that come of it, until there are none; then send the replies."""
+        events, sessions = self._events, self._sessions
+        while events:
+            number, event = events.popleft()
+            if number == LISTING:
+                self._on_listing(event)
+                continue
+            runtime = sessions.get(number)
+            if runtime is None:
+                continue  # it has ended
+            try:
+                runtime.handle(event)
+            except Exception as error:  # what a client wrote into its memory may do that, too
+                if isinstance(event, stimuli.Abandoned):
+                    log.exception("internal_error")
+                    runtime.discard()
+                else:
+                    runtime.broke(error)
+            if type(event) not in _OF_STEPS or self._timers.at_s(number) == math.inf:
+                self._after(runtime)
+        if self._protocol.outgoing:
+            self._flush()
+
+    def _after(self, runtime: SessionRuntime) -> None:
+        """Know when the session's next deadline is, or that it has ended."""
+        if runtime.state.phase is not Phase.ENDED:
+            self._set_timer(runtime.number, runtime.state.next_deadline_s())
+            return
+        self._flush()
+        self._protocol.forget(runtime.token)
+        del self._sessions[runtime.number], self._by_token[runtime.token]
+        self._set_timer(runtime.number, math.inf)
+        self._costs.write()
+        log.info("session_ended", session=runtime.token.hex()[:8])
+
+    def _on_listing(self, event: Any) -> None:
+        self._listing.handle(event)
+        if self._listing.refused is not None and self._service is Service.SERVING:
+            self.stop(str(self._listing.refused))
+        if not self._listing.asking:
+            waiting, self._listed_for = self._listed_for, []
+            for request in waiting:
+                self._protocol.answer(request, messages.EnvNames(self._listing.names or []))
+
+    # --- stopping -----------------------------------------------------------------------------------------------------
 
     def stop(self, why: str) -> None:
         """Begin to drain: running requests end and are answered, then envs are closed; asked twice, kill at once."""
-        self._stops += 1
+        log.info("stopping", why=why, sessions=len(self._sessions))
         self._protocol.draining = True
+        if self._service is not Service.SERVING:
+            self._service = Service.KILLING
+            self._abandon_all()
+            return
+        self._service = Service.DRAINING
         timing, now_s = self.config.timing, self._clock.now_s()
-        self._wake_by(now_s)
-        for host in self._hosts.values():
-            host.wind_up()
-        self._stop_by_s = now_s + (timing.drain_s if self._stops == 1 else 0.0)
-        self._end_by_s = min(self._end_by_s, now_s + timing.drain_s + timing.close_after_drain_s)
-        log.info("stopping", why=why, sessions=len(self._hosts))
+        by_s = now_s + timing.drain_s
+        for runtime in self._sessions.values():
+            draining = stimuli.Draining(by_s, by_s + timing.close_after_drain_s, runtime.quiescent)
+            self._events.append((runtime.number, draining))
 
-    def _refuse_entry(self, error: FactoryNotFound) -> None:
-        if not self._stops:
-            self._refused = error
-            self.stop(str(error))
+    def _abandon_all(self) -> None:
+        for number in self._sessions:
+            self._events.append((number, stimuli.Abandoned(_SHUTTING_DOWN)))
+        self._pump()
 
-    def _drain(self, now_s: float) -> None:
-        late = now_s >= self._stop_by_s
-        for host in list(self._hosts.values()):
-            if late and self._stops > 1:
-                host.abandon(_STOPPING, terminate=True)
-            elif host.close_by_s is None and (late or host.idle):
-                # An env that did not finish its step in time does not close in time, either.
-                self._abandon(host, _STOPPING, terminate=not host.idle)
-        if late:
-            self._stop_by_s = now_s + 1.0
-
-    def _on_owner_gone(self) -> None:
-        assert self.config.owner is not None
-        self._poller.unregister(self.config.owner)
-        self._stops = 1  # nobody is left to answer, so there is nothing to drain
+    def on_ready(self, descriptor: int) -> None:
+        """The program that the hub belongs to has ended: no client is left to answer, so there is nothing to drain."""
+        self._poller.unregister(descriptor)
+        self._service = Service.DRAINING
         self.stop("its program ended")
-
-    def _set_deadline(self, host: SessionRuntime) -> None:
-        host.close_by_s = min(self._clock.now_s() + host.session.make.faults.close_s, self._end_by_s)
-        self._closing.add(host.token)
-
-    def _abandon(self, host: SessionRuntime, why: Failure, terminate: bool = False) -> None:
-        self._set_deadline(host)
-        host.abandon(why, terminate)
-        self._protocol.goodbye(host.token, why)
-        self._flush()
 
     # --- sockets ----------------------------------------------------------------------------------------------------
 
@@ -343,13 +389,9 @@ class Hub:
         if incoming is None:
             incoming = self._receive(peer, sockets.connection_of(frames), [first, *others])
         if incoming is not None:
-            self._requests += 1
-            try:
-                self._dispatch(incoming, heard_ns)
-            except Exception as error:
-                self._on_bug(incoming, error)
-        if self._protocol.outgoing:
-            self._flush()
+            self._dispatch(incoming, heard_ns)
+        if self._events or self._protocol.outgoing:
+            self._pump()
 
     def _receive(self, peer: bytes, connection: int, frames: Sequence[Any]) -> Incoming | None:
         incoming = self._protocol.receive(peer, connection, [*frames])
@@ -363,7 +405,7 @@ class Hub:
         log.warning("frames_too_many", frames_max=prelude.FRAMES_MAX, note="its connection is ended")
         self._discarding = True
         self._protocol.malformed += 1
-        self._gate.end(sockets.connection_of(frames))
+        self._guard.end(sockets.connection_of(frames))
 
     def _on_monitor(self) -> None:
         now_s = self._clock.now_s()
@@ -371,12 +413,13 @@ class Hub:
             found = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             match found["event"]:
                 case zmq.Event.LISTENING:
-                    self._gate.listens(found["value"])
+                    self._guard.listens(found["value"])
                 case zmq.Event.ACCEPTED:
-                    self._gate.accepted(found["value"], now_s)
+                    self._guard.accepted(found["value"], now_s)
                 case _:
-                    self._presence.ended(found["value"], now_s)
-        self._wake_by(min(self._presence.next_s, self._gate.look_s))
+                    self._liveness.ended(found["value"], now_s)
+        self._set_timer(_LIVENESS, self._liveness.next_s)
+        self._set_timer(_GUARD, self._guard.look_s)
 
     def _reaches(self, peer: bytes) -> bool:
         try:
@@ -390,62 +433,61 @@ class Hub:
 
     def _flush(self) -> None:
         outgoing = self._protocol.outgoing
+        self._spinner = self._next_spinner
         for peer, frames in outgoing:
             try:
                 sockets.send(self._router, [peer, *frames])
             except zmq.ZMQError as error:
                 # The peer is gone or does not read. Its reply is kept, and sent when it asks after it.
                 for token in self._protocol.sessions_of(peer):
-                    self._presence.suspect(token, peer, self._clock.now_s())
-                self._wake_by(self._presence.next_s)
+                    self._liveness.suspect(token, peer, self._clock.now_s())
+                self._set_timer(_LIVENESS, self._liveness.next_s)
                 log.debug("reply_parked", error=str(error))
         outgoing.clear()
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    def _on_bug(self, request: Incoming, error: Exception) -> None:
-        """A request has found a bug of the hub: its session pays for it and no other."""
-        if request.token in self._hosts:  # nobody knows in what state it is
-            self._broke(self._hosts[request.token], error)
-            return
-        log.exception("internal_error", op=request.op.name)
-        self._protocol.forget(request.token)  # of a session that was never made
-        self._fail(request, Failure("internal", "hub", f"a bug in the hub, which logged it: {error!r}"))
-
     def _dispatch(self, request: Incoming, heard_ns: int) -> None:
-        """Carry out a request, which arrived at ``heard_ns``."""
-        host = self._hosts.get(request.token)
-        if host is None or request.op in _HUB_OPS:
-            self._on_request(request)
+        """Have a request carried out, which arrived at ``heard_ns``."""
+        self._requests += 1
+        runtime = self._by_token.get(request.token)
+        if runtime is None or request.op in _HUB_OPS:
+            try:
+                self._on_request(request)
+            except Exception as error:
+                log.exception("internal_error", op=request.op.name)
+                self._protocol.forget(request.token)  # of a session that was never made
+                self._fail(request, Failure("internal", "hub", f"a bug in the hub, which logged it: {error!r}"))
             return
-        host.heard_ns = heard_ns
+        runtime.heard_ns = heard_ns
         if request.op == Op.STEP:
-            self._spinner = self._workers_spinner if host.session.spin_us else None
+            self._spinner = self._workers_spinner if runtime.state.spin_us else None
             # Between two steps the workers need no CPU, however many they are.
-            self._next_spinner = None if host.session.make.spin_us == 0 else self._client_spinner
-        if isinstance(request.message, messages.Close):
-            self._set_deadline(host)
-        elif self._stops and not isinstance(request.message, (messages.Receive, *ASIDE)):
-            self._fail(request, _STOPPING)
-            return
-        host.request(request)
+            self._next_spinner = None if runtime.state.make.spin_us == 0 else self._client_spinner
+        try:
+            runtime.request(request)
+        except Exception as error:
+            runtime.broke(error)
 
     def _on_request(self, request: Incoming) -> None:
         """Carry out a request to the hub itself, or one that makes a session or takes one over."""
         match request.op:
             case Op.MAKE:
                 self._make(request)
+            case Op.HEARTBEAT:
+                self._requests -= 1  # which only asks after a request
+                self._answer(request, self._progress(request.token), ())
             case Op.HELLO:
                 self._answer(request, self._welcome(), ())
             case Op.LIST:
                 self._list(request)
             case Op.STATS:
-                counters = stats.stats(self._hosts.values(), self._protocol, self._requests)
+                counters = stats.stats(self._sessions.values(), self._protocol, self._requests)
                 self._answer(request, messages.Table([{**self._health(), **counters}]), ())
             case Op.HEALTH:
                 self._answer(request, messages.Table([self._health()]), ())
             case Op.SESSIONS:
-                found = [stats.described(host, self._protocol.leased(token)) for token, host in self._hosts.items()]
+                found = [stats.described(each, self._protocol.leased(each.token)) for each in self._sessions.values()]
                 self._answer(request, messages.Table(found), ())
             case Op.OBSERVE:
                 self._observe(request)
@@ -455,17 +497,23 @@ class Hub:
                 raise KeyError(request.op.name)
 
     def _list(self, request: Incoming) -> None:
+        if self._listing.names is not None:
+            self._answer(request, messages.EnvNames(self._listing.names), ())
+            return
         try:
-            self._lister.ask(lambda names: self._answer(request, messages.EnvNames(names), ()))
+            if not self._listing.asking:
+                self._listing.start()
         except OSError as error:
             self._fail(request, Failure("limit", "hub", f"a worker cannot be started: {error}"))
+        else:
+            self._listed_for.append(request)
 
     def _make(self, request: Incoming) -> None:
         make: Make = request.message
-        if request.token in self._hosts:
+        if request.token in self._by_token:
             self._refuse_make(request, Failure("session_lost", "session", "the session of this token is still closing"))
             return
-        envs = sum(host.session.make.num_envs for host in self._hosts.values())
+        envs = sum(each.state.make.num_envs for each in self._sessions.values())
         found = admitted(make, self.config, self._registry, envs)
         if isinstance(found, Failure):
             self._refuse_make(request, found)
@@ -477,22 +525,19 @@ class Hub:
             return
         policy = RestartPolicy(make.faults.restarts_max, all_max=max(10, make.num_envs))
         restarts = Restarts(policy, random.Random())
-        session = SessionState(make, found, sizing, self.config.limits.info_bytes, machine, restarts)
-        ticket = secrets.token_bytes(TICKET_BYTES) if self._side_door.open else b""
+        state = SessionState(make, found, sizing, self.config.limits.info_bytes, machine, restarts)
         try:
-            host = SessionRuntime(request.token, session, self._poller, self._supervisor, self._outcomes, ticket)
+            number, tickets = self._last_number + 1, self._side_socket.open
+            runtime = SessionRuntime(number, request.token, state, self._services, tickets)
         except OSError as error:
             self._refuse_make(request, Failure("limit", "hub", f"a session cannot be made: {error}"))
             return
-        self._hosts[request.token] = host
-        self._wake_by(self._clock.now_s() + LOOK_S)
-        log.info(
-            "session_made",
-            session=request.token.hex()[:8],
-            env=make.name or "factories",
-            num_envs=make.num_envs,
-        )
-        host.start(request, make)
+        self._last_number = number
+        self._sessions[number] = self._by_token[request.token] = runtime
+        self._liveness.watch(self._clock.now_s())
+        self._set_timer(_LIVENESS, self._liveness.next_s)
+        runtime.log.info("session_made", env=make.name or "factories", num_envs=make.num_envs)
+        runtime.start(request)
 
     def _machine(self) -> Machine:
         affinity = tuple(sorted(os.sched_getaffinity(0)))
@@ -505,107 +550,57 @@ class Hub:
             return told(make.num_envs, make.num_workers, f"num_workers={make.num_workers}")
         if self.config.workers:
             return told(make.num_envs, self.config.workers, f"the hub's --workers {self.config.workers}")
-        return known(make.num_envs, self._step_costs.find(key(make)), machine)
+        return known(make.num_envs, self._costs.find(make), machine)
 
     def _attach(self, request: Incoming) -> None:
-        host = self._hosts.get(request.message.session)
-        if host is None or host.session.making or host.close_by_s is not None:
+        runtime = self._by_token.get(request.message.session)
+        if runtime is None or not runtime.state.attachable:
             why = "this hub has no such session to take over: its lease ran out, it was closed or taken over"
             self._refuse_make(request, Failure("session_lost", "session", why))
             return
-        log.info("session_taken_over", session=host.token.hex()[:8], by=request.token.hex()[:8])
-        self._protocol.forget(host.token)
-        self._hosts[request.token] = self._hosts.pop(host.token)
-        host.attach(request)
+        runtime.log.info("session_taken_over", by=request.token.hex()[:8])
+        self._protocol.forget(runtime.token)
+        self._by_token[request.token] = self._by_token.pop(runtime.token)
+        runtime.attach(request)
 
     def _observe(self, request: Incoming) -> None:
-        host = self._hosts.get(request.message.session)
-        found = None if host is None else host.observe(request.message.described)
+        runtime = self._by_token.get(request.message.session)
+        found = None if runtime is None else runtime.observe(request.message.described)
         if found is None:
             self._fail(request, Failure("session_lost", "session", "this hub has no such session to observe"))
         else:
             self._answer(request, *found)
 
-    def _admit(self, ticket: bytes, side: socket.socket) -> None:
-        for host in self._hosts.values():
-            if secrets.compare_digest(host.ticket, ticket) and host.share(side):
-                return
-        side.close()
+    def _admit(self) -> None:
+        while self._admitted:
+            ticket, side = self._admitted.popleft()
+            for runtime in self._sessions.values():
+                if secrets.compare_digest(runtime.ticket, ticket):
+                    runtime.connect_side(side)
+                    break
+            else:
+                side.close()
 
     def _refuse_make(self, request: Incoming, failure: Failure) -> None:
         self._fail(request, failure)
         self._protocol.forget(request.token)
 
-    def _running(self, token: bytes) -> messages.HeartbeatReply:
+    def _progress(self, token: bytes) -> HeartbeatReply:
         """How far a request is, for its client; of one that makes envs, the log says so, too."""
-        host = self._hosts.get(token)
-        if host is None or not host.session.making:
-            return messages.HeartbeatReply("running")
-        found = host.session.building
-        log.info(
-            "session_making", session=token.hex()[:8], phase=found.phase, built=found.built, num_envs=found.num_envs
-        )
+        runtime = self._by_token.get(token)
+        if runtime is None or not runtime.state.making:
+            return HeartbeatReply("running")
+        found = runtime.state.building
+        runtime.log.info("session_making", phase=found.phase, built=found.built, num_envs=found.num_envs)
         return found
 
-    # --- what hosts tell --------------------------------------------------------------------------------------------
-
     def _answer(self, request: Incoming, message: Any, frames: Sequence[Any]) -> None:
-        if isinstance(message, messages.Made):
-            log.info(
-                "session_ready", session=request.token.hex()[:8], num_workers=message.num_workers, why=message.sizing
-            )
-        if request.op == Op.STEP:
-            self._spinner = self._next_spinner
         self._protocol.answer(request, message, frames)
-        self._flush()
 
     def _fail(self, request: Incoming, failure: Failure) -> None:
         if failure.scope in ("env", "session"):
             log.warning("request_failed", session=request.token.hex()[:8], code=failure.code, why=failure.message[:200])
         self._protocol.fail(request, failure)
-        self._flush()
-
-    def _worker_started(self, host: SessionRuntime, number: int, pid: int) -> None:
-        log.info("worker_started", session=host.token.hex()[:8], worker=number, pid=pid)
-
-    def _worker_exited(self, host: SessionRuntime, number: int, how: str, expected: bool) -> None:
-        tell = log.info if expected else log.warning
-        tell("worker_exited", session=host.token.hex()[:8], worker=number, how=how)
-
-    def _ended(self, host: SessionRuntime) -> None:
-        self._flush()
-        self._protocol.forget(host.token)
-        del self._hosts[host.token]
-        self._closing.discard(host.token)
-        self._write_step_costs()
-        log.info("session_ended", session=host.token.hex()[:8])
-
-    def _broke(self, host: SessionRuntime, error: Exception) -> None:
-        log.error("internal_error", session=host.token.hex()[:8], error=repr(error), exc_info=error)
-        host.abandon(Failure("internal", "session", f"a bug in the hub or a worker: {error!r}"), terminate=True)
-
-    def _learned(self, host: SessionRuntime, cost: StepCost) -> None:
-        """Know what a step of these envs takes; a session's first such news is kept at once, its last when it ends."""
-        known_as = key(host.session.make)
-        if not known_as:
-            return
-        self._step_costs.note(known_as, cost)
-        first = known_as not in self._unwritten
-        self._unwritten[known_as] = cost
-        if first:
-            self._step_cost_file.write({known_as: cost})
-
-    def _write_step_costs(self) -> None:
-        self._step_cost_file.write(self._unwritten)
-        self._unwritten.clear()
-
-    def _notify(self, host: SessionRuntime, text: str) -> None:
-        log.warning("worker_count_wrong", session=host.token.hex()[:8], note=text)
-        self._protocol.notice(host.token, text)
-        self._flush()
-
-    def _memory_left(self) -> int:
-        return self.config.limits.arena_bytes_max - sum(host.arena_bytes for host in self._hosts.values())
 
     # --- descriptions -----------------------------------------------------------------------------------------------
 
@@ -623,7 +618,10 @@ class Hub:
 
     def _health(self) -> dict[str, Any]:
         up_s = time.monotonic() - self._started_s
-        return stats.health(self.id, bool(self._stops), up_s, len(self._hosts), self._clock.lag_s())
+        return stats.health(
+            self.id, self._service is not Service.SERVING, up_s, len(self._sessions), self._clock.lag_s()
+        )
 
 
-_STOPPING = Failure("draining", "hub", "the hub is shutting down")
+_SHUTTING_DOWN = Failure("draining", "hub", "the hub is shutting down")
+_OF_STEPS = frozenset([Requested, stimuli.RowsDone])  # a session's timer need not be exact after these

@@ -1,108 +1,126 @@
-"""What a session holds on this machine, its workers and its memory, and how its instructions are carried out."""
+"""A session's I/O: what it holds on this machine, and how the instructions of its state machine are carried out.
+
+Nothing is decided here. Whatever comes of an instruction is put into the hub's queue of events as another stimulus; so
+the state machine is never re-entered, and what happens to a session is handled in the order in which it happened.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
+import select
 import socket
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import structlog
 
-from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, OP_BESIDE, OP_STEP, Arena
+from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, OP_BESIDE, OP_RESET, OP_STEP, Arena
 from envhub.arena.parts import Parts
+from envhub.arena.spin import RING
 from envhub.arena.stand_in import FRESH, OWED
 from envhub.protocol import messages
-from envhub.protocol.hub import Incoming
-from envhub.protocol.messages import Failure, Made, Make, Op
+from envhub.protocol.hub import HubProtocol, Incoming
+from envhub.protocol.messages import Failure, Op, Step
 from envhub.protocol.prelude import FRAME_BYTES_MAX
-from envhub_server.hub.outcomes import Outcomes
-from envhub_server.hub.takeover import Succession
-from envhub_server.hub.worker_pool import WorkerPool, ring
+from envhub_server.catalog.step_cost_file import KnownCosts
+from envhub_server.hub.worker_pool import WorkerPool
 from envhub_server.ipc import control
+from envhub_server.loop.clock import Clock
 from envhub_server.loop.poller import Poller
+from envhub_server.memory.loose_parts import LooseParts
 from envhub_server.memory.reply_frames import Sendable, Sender, batch_frames, part_frames, row_frames
-from envhub_server.memory.session_memory import SessionMemory
+from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
 from envhub_server.memory.shared_lane_grant import SharedLaneGrant
+from envhub_server.memory.stand_ins import StandIns
 from envhub_server.network.side_socket import TICKET_BYTES
-from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.supervisor import Supervisor
-from envhub_server.processes.worker_handle import Handlers
-from envhub_server.session.instructions import (
-    Answer,
-    ArenaRefused,
-    Drive,
-    End,
-    Exited,
-    Fail,
-    HandOver,
-    Instruction,
-    Instructions,
-    Kill,
-    LearnCost,
-    MakeArena,
-    MapArena,
-    Notify,
-    Received,
-    Sent,
-    StartWorkers,
-    TakeOver,
-    Tell,
-)
-from envhub_server.session.state import Phase, SessionState
+from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid, WorkerStarted
+from envhub_server.session import instructions, stimuli
+from envhub_server.session.state import Driver, Phase, SessionState
+from envhub_server.session.stimuli import Requested, Stimulus
 
-ASIDE = (messages.Collect, messages.TemplatesRequest, messages.HopsRequest)  # what a client asks for while it drives
+HISTORY_MAX = 100  # stimuli that are logged with an internal error
+HISTORY_CHARACTERS_MAX = 200  # of each
 
-_OVER = (Phase.BROKEN, Phase.CLOSING)
+# What a client asks for while it drives; what its workers have said by then belongs to the answer.
+_BESIDES = (messages.Collect, messages.TemplatesRequest, messages.HopsRequest)
+_STEP_REQUESTED = Requested(Step(b""))  # the state machine does not look at the codes
+_ROWS_DONE = stimuli.RowsDone()
 
 log = structlog.get_logger("envhub.hub")
+
+
+@dataclass(frozen=True)
+class Services:
+    """What all sessions of a hub have in common."""
+
+    poller: Poller
+    supervisor: Supervisor
+    protocol: HubProtocol
+    clock: Clock
+    events: Events
+    budget: ArenaBudget
+    costs: KnownCosts
 
 
 class SessionRuntime:
     """One session with everything it holds.
 
     Attributes:
-        token: the session's.
-        session: its state machine.
+        number: the session's, which never changes; its events carry it.
+        token: its token, another one after each takeover.
+        state: its state machine.
         ticket: for the side socket, once; empty where there is none.
         heard_ns: when the request under way arrived.
-        close_by_s: when its workers are killed if they have not ended by themselves.
+        history: the last stimuli, for the log.
     """
 
-    def __init__(
-        self,
-        token: bytes,
-        session: SessionState,
-        poller: Poller,
-        supervisor: Supervisor,
-        outcomes: Outcomes,
-        ticket: bytes = b"",
-    ) -> None:
+    def __init__(self, number: int, token: bytes, state: SessionState, services: Services, tickets: bool) -> None:
+        """Of this state machine, which has handled nothing yet.
+
+        Args:
+            number: the session's.
+            token: its client's.
+            state: the state machine.
+            services: the hub's.
+            tickets: whether the hub has a side socket.
+
+        Raises:
+            OSError: there is no descriptor left.
+        """
+        self.number = number
         self.token = token
-        self.session = session
-        self.ticket = ticket
+        self.state = state
         self.heard_ns = 0
-        self.close_by_s: float | None = None
-        self._poller = poller
-        self._outcomes = outcomes
-        self._request: Incoming | None = None
-        self._succession: Succession | None = None  # while another client takes the session over
-        self._tickets = bool(ticket)
-        self._crew = WorkerPool(session.make, poller, supervisor, self._handlers, outcomes.now_s, self._log)
+        self.history: deque[Stimulus] = deque(maxlen=HISTORY_MAX)
+        self._services = services
+        self._events = services.events
+        self._request: Incoming | None = None  # the last one
+        self._heir: Incoming | None = None  # of the client that takes the session over
+        self._tickets = tickets
+        self.ticket = self._new_ticket()
+        self._side: socket.socket | None = None  # of a client that has shown the ticket
         self._memory: SessionMemory | None = None
+        self._other: SessionMemory | None = None  # that the workers are moving to
+        self._stand_ins: StandIns | None = None
+        self._part_rows = 0  # of those posted by parts, as many are to be done
         self._passed_ns = [0, 0, 0, 0]  # when the last step was heard, rung, done and answered
         self._noted = False  # whether a row of the last move has something to say besides its arrays
-        method = session.make.compression
+        method = state.make.compression
         self._sendable: Sendable = Sender(method).sendable if method else list
-        self._driving = SharedLaneGrant(poller, partial(self._guarded, self._on_side))
+        self._grant = SharedLaneGrant(services.poller, self)
+        world = state.make.world
+        self._pool = WorkerPool(number, services.supervisor, None if world is None else world.environ)
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Never read: by edges each ring is heard once all the same, with a system call less.
-        poller.register_edges(self._done_bell, self._on_done_bell)
+        services.poller.register(self._done_bell, self, edges=True)
+
+    # --- what others see ----------------------------------------------------------------------------------------------
 
     @property
     def _arena(self) -> Arena | None:
@@ -115,7 +133,7 @@ class SessionRuntime:
     @property
     def pids(self) -> list[int]:
         """The process ids of the workers that run."""
-        return self._crew.pids
+        return self._pool.pids
 
     @property
     def arena_bytes(self) -> int:
@@ -123,405 +141,527 @@ class SessionRuntime:
         return 0 if self._arena is None else self._arena.layout.nbytes()
 
     @property
-    def lane(self) -> str:
-        """How its client steps it."""
-        return "shared" if self._driving.shared else "wire"
-
-    @property
-    def idle(self) -> bool:
-        """Whether no request is under way, whoever drives."""
-        by_parts = self._parts is not None and self._parts.outstanding
-        return self.session.idle and not by_parts and (self._arena is None or self._arena.quiescent())
-
-    # --- what the hub calls -----------------------------------------------------------------------------------------
-
-    def start(self, request: Incoming, make: Make) -> None:
-        """Start the workers and have them build the envs."""
-        self._request = request
-        self._apply(self.session.start())
-
-    def _start_workers(self, numbers: Sequence[int]) -> None:
-        if self._arena is None:
-            self._crew.settle(len(self.session.blocks))
-        try:
-            self._crew.start(numbers)
-        except OSError as error:
-            if self.session.making:
-                refusal = Failure("limit", "hub", f"a worker cannot be started: {error}")
-                self._apply(self.session.abandon(refusal, terminate=True))
-            for number in numbers:
-                self._on_exit(number, ExitCause(f"cannot be started: {error}"))
-
-    def _log(self) -> Any:
-        return log.bind(session=self.token.hex()[:8])
-
-    def _handlers(self, number: int) -> Handlers:
-        return Handlers(
-            partial(self._on_message, number),
-            partial(self._on_exit, number),
-            partial(self._outcomes.worker_started, self, number),
-        )
-
-    def request(self, request: Incoming) -> None:
-        """Carry out the client's next request."""
-        self._request = request
-        message, memory = request.message, self._memory
-        if isinstance(message, messages.HopsRequest):
-            heard, rung, woke, answered = self._passed_ns
-            began, ended = ([], []) if memory is None else memory.batches()
-            self._outcomes.answer(request, messages.Hops(heard, rung, woke, answered, began, ended), ())
-            return
-        if isinstance(message, ASIDE):
-            self._crew.hear()  # it asks for what they have said, whoever drives
-            self._crew.keep_loose()  # it may learn that its step has failed
-        elif self._driving.driver != DRIVER_HUB and not self._take_drive(request):
-            return
-        if memory is not None and memory.parts is not None and not self._may_interrupt(request):
-            return
-        problem = ""
-        if isinstance(message, messages.Step):
-            if memory is not None and self.session.phase is Phase.READY:  # else the session says why not
-                problem = memory.frames.load(message.codes, request.frames)
-        elif isinstance(message, messages.Send):
-            problem = self._send_part(request)
-        if problem:
-            self._fail(Failure("bad_actions", "request", problem))
-            return
-        self._apply(self.session.request(message))
-        if isinstance(message, messages.Send) and not self.session.idle:
-            self._apply(self.session.event(-1, Sent()))
-        if isinstance(message, messages.Receive):
-            self._receive_part()
-
-    # --- takeover ---------------------------------------------------------------------------------------------------
-
-    def attach(self, request: Incoming) -> None:
-        """Go on for another client, as soon as nothing is under way; the one before is locked out from now on."""
-        self.token = request.token
-        self._succession = self._succession or Succession(self.session, self._crew, self._done_bell)
-        self._succession.heir = request  # who came before is told, when it asks, that it has lost the session again
-        self.ticket = secrets.token_bytes(TICKET_BYTES) if self._tickets else b""
-        if self._arena is not None:
-            self._driving.revoke(self._arena)
-            self._driving.close()
-            self._crew.ring()  # a client that ended may have posted rows and not have rung
-        self._settle()
-
-    def _settle(self) -> None:
-        """Go on with a takeover, as far as it goes now."""
-        if self._succession is None or self._memory is None:
-            return
-        found = self._succession.settle(self._memory, self._driving.lent)
-        if found is None:
-            return
-        heir, self._succession = self._succession.heir, None
-        assert heir is not None
-        if isinstance(found, Failure):
-            self._outcomes.fail(heir, found)
-            return
-        if found is not self._memory:
-            self._memory.close()
-            self._memory, self._driving = found, SharedLaneGrant(self._poller, partial(self._guarded, self._on_side))
-        self._memory.take_over()
-        self._crew.keep_loose()  # which the new client has not seen
-        self._memory.parts, self._request = None, heir
-        assert self.session.made is not None
-        made = replace(self.session.made, ticket=self.ticket, steps=self._memory.arena.done.tolist())
-        self._outcomes.answer(heir, made, ())
+    def quiescent(self) -> bool:
+        """Whether every row is done."""
+        return self._memory is None or self._memory.arena.quiescent()
 
     def observe(self, described: bool) -> tuple[messages.Observed, list[Any]] | None:
         """What its envs showed last; None before they have."""
-        if self._arena is None or self.session.made is None:
+        if self._arena is None or self.state.made is None:
             return None
         steps, given, found = self._arena.last_observations()
-        spaces = [] if described else self.session.made.observation_spaces
-        return messages.Observed(self.session.make.num_envs, steps.tolist(), given.tolist(), spaces), found
+        spaces = [] if described else self.state.made.observation_spaces
+        return messages.Observed(self.state.make.num_envs, steps.tolist(), given.tolist(), spaces), found
 
-    def wind_up(self) -> None:
-        """Have nobody begin anything more, for the hub is shutting down."""
-        if self._memory is not None:
-            self._driving.wind_up(self._memory.arena)
+    # --- what becomes a stimulus --------------------------------------------------------------------------------------
 
-    def abandon(self, why: Failure, terminate: bool = False) -> None:
-        """End the session without its client's wish."""
-        self._apply(self.session.abandon(why, terminate))
+    def _report(self, stimulus: Stimulus) -> None:
+        self._events.append((self.number, stimulus))
 
-    # --- parts of a batch -------------------------------------------------------------------------------------------
+    def start(self, request: Incoming) -> None:
+        """Report that the session was made, by this request, which is answered once its envs exist."""
+        self._request = request
+        self._report(stimuli.SessionMade())
 
-    def _may_interrupt(self, request: Incoming) -> bool:
-        """Whether nothing is under way by parts that forbids the request; else it is refused."""
-        by_parts = isinstance(request.message, (messages.Send, messages.Receive, messages.Close, *ASIDE))
-        if self._parts is None or by_parts or not self._parts.outstanding or self.session.phase is not Phase.READY:
-            return True
-        text = "envs are under way that RECEIVE has not returned"
-        self._fail(Failure("refused", "request", text))
-        return False
+    def request(self, request: Incoming) -> None:
+        """Report the client's next request, after what workers have said that belongs to its answer."""
+        self._request = request
+        if request.op is Op.STEP and self.state.driver is Driver.HUB:
+            self._report(_STEP_REQUESTED)
+            return
+        drives = self.state.driver is Driver.CLIENT
+        if self._stand_ins is not None and (drives or isinstance(request.message, _BESIDES)):
+            self._pool.read()
+            self._stand_ins.keep_loose()  # an interrupt may have kept the client from seeing them
+        self._report(Requested(request.message, self.quiescent))
 
-    def _fail(self, failure: Failure) -> None:
-        """Answer the request under way with a failure."""
-        assert self._request is not None
-        self._crew.rest()
-        if self._driving.lent:
-            self._give_drive()
-        self._outcomes.fail(self._request, failure)
+    def attach(self, request: Incoming) -> None:
+        """Go on for another client, whose request this is."""
+        self.token, self._heir, self.ticket = request.token, request, self._new_ticket()
+        self._report(stimuli.Attached(self.quiescent))
 
-    def _send_part(self, request: Incoming) -> str:
-        """Hand a part of the batch to its workers; what is wrong with it, if so."""
-        memory = self._memory
-        if memory is None or self.session.phase is not Phase.READY:
-            return ""  # the session says why not
-        memory.parts = memory.parts or Parts(memory.arena)
+    def _new_ticket(self) -> bytes:
+        return secrets.token_bytes(TICKET_BYTES) if self._tickets else b""
+
+    def connect_side(self, side: socket.socket) -> None:
+        """Report that the client is behind this socket."""
+        self._refuse_side()
+        self._side = side
+        self._report(stimuli.SideConnected(self.quiescent))
+
+    def elapse(self) -> None:
+        """Report that the time of the next deadline has come, with what the workers are at."""
         try:
-            rows, arrays = memory.frames.part(request.message.rows, request.message.codes, request.frames)
-            memory.parts.post(rows, request.message.codes, arrays)
-        except ValueError as error:
-            return f"{error}; no env has moved"
-        memory.frames.forget()
-        self._crew.ring(*np.unique(rows % len(self.session.blocks)).tolist())
-        return ""
+            self._elapse()
+        except Exception as error:
+            self.broke(error)
 
-    def _receive_part(self) -> None:
-        """Answer a RECEIVE that waits, if enough of the envs are done."""
-        waits = self._request is not None and isinstance(self._request.message, messages.Receive)
-        if not waits or self.session.idle or self.session.phase is not Phase.READY:
+    def _elapse(self) -> None:
+        memory = self._memory
+        workers = range(len(self.state.workers))
+        progress = tuple(None if memory is None else memory.progress(worker) for worker in workers)
+        if self._stand_ins is not None:
+            self._post_to_stand_ins()  # a client that ended may have posted rows and not have rung
+        self._on_bell()  # a worker that is stopped, or lost its bell, may not have rung
+        self._report(stimuli.Elapsed(self.quiescent, progress))
+
+    def on_ready(self, descriptor: int) -> None:
+        """A bell has rung, or the client has left its side socket."""
+        try:
+            if descriptor == self._done_bell:
+                self._on_bell()
+            elif self._grant.has(descriptor):
+                self._report(stimuli.SideClosed(self.quiescent))
+            elif self._memory is not None and self._stand_ins is not None:
+                self._stand_in(self._stand_ins.posted(self._memory.bells.index(descriptor) - 1))
+        except Exception as error:
+            self.broke(error)
+
+    def broke(self, error: Exception) -> None:
+        """Report a bug of the hub, or what a client has written into its memory: no other session pays for it."""
+        history = [repr(stimulus)[:HISTORY_CHARACTERS_MAX] for stimulus in self.history]
+        self.log.error("internal_error", error=repr(error), history=history, exc_info=error)
+        why = Failure("internal", "session", f"a bug in the hub or a worker: {error!r}")
+        self._report(stimuli.Abandoned(why))
+
+    def _on_bell(self) -> None:
+        """Report that rows are done if the words in the arena say so: a bell only wakes."""
+        memory = self._memory
+        if memory is None:
             return
-        assert self._request is not None
-        parts = self._parts
-        if parts is None or not parts.outstanding:
-            self._apply(self.session.abstain(Failure("refused", "request", "no env is under way")))
+        if self._part_rows:
+            self._report_part(memory)
+        if self.state.phase is not Phase.MOVING or not memory.arena.quiescent():
             return
-        if parts.done() < min(self._request.message.min_envs, parts.outstanding):
+        if self._request is not None and self._request.op is Op.STEP:
+            self._passed_ns[2] = time.monotonic_ns()
+        self._noted = memory.arena.noted()
+        if self._noted and memory.arena.said_by_channel().any():
+            self._pool.read()  # it was sent before the rows were done, so it is here by now
+        if self._stand_ins is not None and self._stand_ins.loose is not None:
+            self._stand_ins.keep_loose()
+        self._events.append((self.number, _ROWS_DONE))
+
+    def _report_part(self, memory: SessionMemory) -> None:
+        parts = memory.parts
+        if parts is None or parts.done() < self._part_rows:
             return
+        self._part_rows = 0
         rows, raised = parts.ready()
         parts.taken(rows if raised is None else raised)
         small, large = parts.infos(rows)
         if large or raised is not None:
-            self._crew.hear()  # it was sent before the rows were done, so it is here by now
-        self._apply(self.session.event(-1, Received(tuple(rows.tolist()), tuple(small.items()), tuple(large), raised)))
+            self._pool.read()  # it was sent before the rows were done, so it is here by now
+        self._report(stimuli.PartDone(tuple(rows.tolist()), tuple(small.items()), tuple(large), raised))
 
-    # --- who drives -------------------------------------------------------------------------------------------------
+    # --- handling -----------------------------------------------------------------------------------------------------
 
-    def share(self, side: socket.socket) -> bool:
-        """Let the client that is behind this socket drive; whether it may."""
-        if self._memory is None or self._driving.shared or self.session.phase is not Phase.READY or not self.idle:
+    def handle(self, stimulus: Stimulus) -> None:
+        """Have the state machine handle the stimulus, and carry out what it says."""
+        self.history.append(stimulus)
+        if type(stimulus) in _PROCESS_EVENTS and not self._passes(stimulus):
+            return
+        for instruction in self.state.handle(stimulus, self._services.clock.now_s()):
+            _CARRIED_OUT[type(instruction)](self, instruction)
+
+    def _passes(self, event: Any) -> bool:
+        """Whether an event of a worker is for the state machine: not where it answers what is no longer asked for."""
+        if isinstance(event, WorkerStarted):
+            self.log.info("worker_started", worker=event.worker, pid=event.pid)
             return False
-        self.ticket = b""
-        shared = messages.Shared(self._memory.arena.layout.info_bytes, len(self.session.blocks), self.session.spin_us)
-        if not self._driving.share(side, shared, [self._memory.descriptor, *self._memory.bells]):
-            return False
-        self._give_drive()
+        if isinstance(event, WorkerExited):
+            self._pool.remove(event.worker)
+            tell = self.log.info if self.state.phase is Phase.CLOSING else self.log.warning
+            tell("worker_exited", worker=event.worker, how=event.cause.how)
+            return True
+        worker, message = event.worker, event.message
+        match message:
+            case control.RowInfo(row=row) | control.RowFailed(failure=Failure(env_index=row)) if not self._is_current(
+                worker, row, message.number
+            ):
+                self._drop(instructions.ReportDropped(worker, message))
+                return False
+            case control.RowInfo() if self._stand_ins is not None:
+                self._stand_ins.note(message)
+            case control.Suspicious(row, what):
+                self.log.warning("env_suspicious", env=row, why=what)
+            case control.Faulted(row, what):
+                self.log.warning("env_made_anew", env=row, why=what[:200])
         return True
 
-    def _give_drive(self) -> None:
-        if self._arena is not None and self.session.phase is Phase.READY:
-            self._driving.give(self._arena)
+    def _is_current(self, worker: int, row: int | None, number: int) -> bool:
+        """Whether what a worker said of a row is of the step or reset that the row has begun last."""
+        if self._memory is None or self._stand_ins is None or worker in self._stand_ins.losses:
+            return True  # it has not made its envs yet
+        return row in self.state.workers[worker].rows and int(self._memory.arena.request[row]) == number
 
-    def _take_drive(self, request: Incoming) -> bool:
-        """Drive from now on; a client that drives asks for nothing but CLOSE before its step has ended."""
-        arena = self._arena
-        if arena is None or self.session.phase is not Phase.READY:
-            return True
-        if isinstance(request.message, messages.Close):
-            return True
-        if not self._driving.take(arena):
-            text = "a step that the client drives has not ended; wait for it"
-            self._outcomes.fail(request, Failure("refused", "request", text))
-            return False
-        assert self._memory is not None
-        self._memory.take_over()
-        self._crew.hear()
-        self._crew.keep_loose()  # an interrupt may have kept the client from seeing them
-        return True
+    @property
+    def log(self) -> Any:
+        """The log, with the session's name."""
+        return log.bind(session=self.token.hex()[:8])
 
-    def _on_side(self) -> None:
-        """The client says nothing here: it has closed the socket, or has ended."""
-        self._driving.close()
-        self._crew.ring()  # it may have posted rows and not have rung
-        if self._arena is not None and self._driving.driver == DRIVER_CLIENT:
-            self._driving.take(self._arena)
+    # --- instructions: workers ----------------------------------------------------------------------------------------
 
-    def _revoke(self) -> None:
-        if self._arena is not None:
-            self._driving.revoke(self._arena)
-
-    # --- events -----------------------------------------------------------------------------------------------------
-
-    # Should what a client wrote into its memory make the hub fail, its session pays for it and no other.
-
-    def _guarded(self, handler: Callable[[], None]) -> None:
+    def _start(self, instruction: instructions.StartProcesses) -> None:
         try:
-            handler()
-        except Exception as error:
-            self._outcomes.broke(self, error)
-
-    def _on_done_bell(self) -> None:
-        """Answer the request under way if the words in the arena say that its rows are done: a bell only wakes."""
-        memory = self._memory
-        if memory is None:
-            return
-        try:
-            if memory.parts is not None:
-                self._receive_part()
-            if self.session.phase is not Phase.MOVING or not memory.arena.quiescent():
-                return
-            woke_ns = time.monotonic_ns()
-            self._noted = memory.arena.noted()
-            if self._noted and memory.arena.said_by_channel().any():
-                self._crew.hear()  # it was sent before the rows were done, so it is here by now
-            if self._crew.loose is not None:
-                self._crew.keep_loose()
-            stepped = self._request is not None and self._request.op is Op.STEP
-            self._apply(self.session.moved())
-            if stepped:
-                self._passed_ns[2:] = woke_ns, time.monotonic_ns()
-        except Exception as error:
-            self._outcomes.broke(self, error)
-
-    def _on_message(self, number: int, message: Any) -> None:
-        try:
-            if not self._crew.on_message(number, message):
-                return
-            if isinstance(message, control.Mapped) and self._crew.moved(number):
-                self._settle()
-                return
-            self._apply(self.session.event(number, message, self._outcomes.now_s()))
-        except Exception as error:  # it was well-formed and yet could not be dealt with
-            self._outcomes.broke(self, error)
-
-    def _on_exit(self, number: int, ending: ExitCause) -> None:
-        late = self._crew.ended(number)
-        self._settle()
-        expected = self.session.phase is Phase.CLOSING
-        self._outcomes.worker_exited(self, number, ending.how, expected)
-        self._apply(self.session.event(number, Exited(ending, late), self._outcomes.now_s()))
-
-    def tick(self, now_s: float) -> None:
-        """See what has come by the passing of time alone."""
-        self._guarded(partial(self._tick, now_s))
-
-    def _tick(self, now_s: float) -> None:
-        self._crew.tick(now_s)
-        self._on_done_bell()  # a worker that is stopped, or lost its bell, may not have rung
-        self._settle()
-        self._apply(self.session.tick(now_s))
-
-    def _ring_driver(self) -> None:
-        client = self._memory is not None and self._driving.driver == DRIVER_CLIENT
-        ring(self._memory.bells[0] if self._memory is not None and client else self._done_bell)
-
-    # --- instructions -----------------------------------------------------------------------------------------------
-
-    def _apply(self, instructions: Instructions) -> None:
-        for instruction in instructions:
-            match instruction:
-                case Drive():
-                    self._drive(instruction)
-                case Answer():
-                    self._answer(instruction)
-                case _:
-                    self._carry_out(instruction)
-        if self.session.phase in _OVER:
-            self._revoke()
-
-    def _carry_out(self, instruction: Instruction) -> None:
-        match instruction:
-            case StartWorkers(numbers):
-                self._start_workers(numbers)
-            case Tell(number, message):
-                self._crew.tell(number, message)
-            case MapArena(number, message):
-                self._map_arena(number, message)
-            case TakeOver(number, outcome):
-                self._crew.take_over(number, outcome)
-            case HandOver(number, message):
-                self._crew.hand_over(number, message)
-            case Fail(failure):
-                self._fail(failure)
-            case MakeArena():
-                self._make_arena(instruction)
-            case LearnCost(cost):
-                self._outcomes.learned(self, cost)
-            case Notify(text):
-                self._outcomes.notify(self, text)
-            case Kill(number):
-                if number in self._crew.processes:
-                    self._crew.processes[number].kill()
-            case End():
-                self._poller.unregister(self._done_bell)
-                self._revoke()
-                self._driving.close()
-                self._crew.close()
-                os.close(self._done_bell)
-                if self._succession is not None:
-                    self._succession.close()
-                if self._memory is not None:
-                    self._memory.close()
-                    self._memory = None  # whoever keeps a view of it keeps it
-                self._outcomes.ended(self)
-
-    def _make_arena(self, instruction: MakeArena) -> None:
-        layout, message = instruction.layout, instruction.message
-        wanted, left = layout.nbytes(), self._outcomes.memory_left()
-        batch = max((layout.batch_bytes(leaf) for leaf in layout.observations), default=0)
-        reason = ""
-        if wanted > left:
-            reason = f"the session needs {wanted} bytes of shared memory, of arena_bytes_max {left} are left"
-        if batch > FRAME_BYTES_MAX:
-            reason = f"{batch} bytes of observations in a frame of each reply; at most {FRAME_BYTES_MAX} are sent"
-        if reason:
-            self._apply(self.session.event(-1, ArenaRefused(reason)))
-            return
-        try:
-            self._memory = SessionMemory(layout, len(self.session.blocks))
+            self._pool.start(instruction.workers)
         except OSError as error:
-            reason = f"{wanted} bytes of shared memory cannot be had: {error}"
-            self._apply(self.session.event(-1, ArenaRefused(reason)))
-            return
-        if self.session.make.lost or self.session.make.fresh:
-            self._memory.arena.needs_reset[:] = OWED if self.session.make.lost else FRESH
-        self._crew.join(self._memory, instruction.loose, self._ring_driver)
-        for number in range(len(self.session.blocks)):
-            self._map_arena(number, message)
+            self._report(stimuli.WorkersNotStarted(instruction.workers, str(error)))
 
-    def _map_arena(self, number: int, message: control.MapArena) -> None:
-        self._crew.map_arena(number, message, self._done_bell)
+    def _tell(self, instruction: instructions.Tell) -> None:
+        self._pool.tell(instruction.worker, instruction.message)
 
-    def _drive(self, drive: Drive) -> None:
+    def _give_arena(self, instruction: instructions.GiveArena) -> None:
+        memory = self._other or self._memory
+        if memory is not None:
+            client_bell, *bells = memory.bells
+            bell = bells[instruction.worker]
+            given = (memory.descriptor, bell, self._done_bell, client_bell)
+            self._pool.map_arena(instruction.worker, instruction.message, *given)
+
+    def _hand_over(self, instruction: instructions.HandOver) -> None:
+        worker, message, memory, stand_ins = instruction.worker, instruction.message, self._memory, self._stand_ins
+        assert memory is not None and stand_ins is not None
+        if worker in stand_ins.losses:
+            self._ignore_bell(worker)
+            stand_ins.release(worker)
+        self._pool.tell(worker, replace(message, objects=stand_ins.objects(worker)))
+        rows, request, done, op, _ = memory.words(worker)
+        waiting = set(op[request != done].tolist())
+        if OP_BESIDE in waiting:
+            self._pool.tell(worker, control.StepRows(memory.frames.beside(rows.tolist())))
+        if instruction.pending is not None and not (
+            isinstance(instruction.pending, control.ResetRows) and OP_RESET not in waiting
+        ):
+            self._pool.tell(worker, instruction.pending)
+
+    def _report_late(self, instruction: instructions.ReportLate) -> None:
+        late = instruction.late
+        tell = self.log.error if late.over else self.log.warning
+        tell("env_late", env=late.row, at=late.kind, waited_s=round(late.waited_s, 1), limit_s=late.limit_s)
+        if late.over:
+            self._pool.dump(instruction.worker)
+
+    def _kill(self, instruction: instructions.Kill) -> None:
+        self._pool.kill(instruction.worker)
+
+    def _drop(self, instruction: instructions.ReportDropped) -> None:
+        message = instruction.message
+        self.log.warning("answer_dropped", worker=instruction.worker, message=type(message).__name__, of=message.number)
+
+    # --- instructions: the arena --------------------------------------------------------------------------------------
+
+    def _make_arena(self, instruction: instructions.MakeArena) -> None:
+        layout, budget = instruction.layout, self._services.budget
+        wanted = layout.nbytes()
+        batch = max((layout.batch_bytes(leaf) for leaf in layout.observations), default=0)
+        if batch > FRAME_BYTES_MAX:
+            text = f"{batch} bytes of observations in a frame of each reply; at most {FRAME_BYTES_MAX} are sent"
+            self._report(stimuli.ArenaRefused(text))
+        elif wanted > budget.left:
+            text = f"the session needs {wanted} bytes of shared memory, of arena_bytes_max {budget.left} are left"
+            self._report(stimuli.ArenaRefused(text))
+        else:
+            try:
+                self._memory = SessionMemory(layout, len(self.state.workers))
+            except OSError as error:
+                self._report(stimuli.ArenaRefused(f"{wanted} bytes of shared memory cannot be had: {error}"))
+                return
+            budget.used += wanted
+            if self.state.make.lost or self.state.make.fresh:
+                self._memory.arena.needs_reset[:] = OWED if self.state.make.lost else FRESH
+            self._stand_ins = StandIns(self._memory, LooseParts() if instruction.loose else None)
+
+    def _make_other_arena(self, _: instructions.MakeOtherArena) -> None:
+        assert self._memory is not None
+        try:
+            self._other = self._memory.another()
+        except OSError as error:
+            self._report(stimuli.OtherArenaRefused(str(error)))
+        else:
+            self._report(stimuli.OtherArenaMade())
+
+    def _drop_other_arena(self, _: instructions.DropOtherArena) -> None:
+        if self._other is not None:
+            self._other.close()
+            self._other = None
+
+    def _use_other_arena(self, _: instructions.UseOtherArena) -> None:
+        old, memory, stand_ins = self._memory, self._other, self._stand_ins
+        assert old is not None and memory is not None and stand_ins is not None
+        memory.arena.move_from(old.arena)
+        for worker in stand_ins.losses:
+            self._ignore_bell(worker)
+        self._memory, self._other, stand_ins.memory = memory, None, memory
+        for worker in stand_ins.losses:
+            self._hear_bell(worker)
+        old.close()
+
+    def _post_reset(self, _: instructions.PostReset) -> None:
+        self._post(OP_RESET)
+
+    def _post(self, op: int) -> None:
         memory = self._memory
-        assert memory is not None and self._request is not None
-        frames, slots = memory.frames, memory.slots
+        assert memory is not None
         if memory.parts is not None:
-            slots.take_over()
-        if drive.op == OP_STEP:
-            slots.post(OP_BESIDE if frames.has_beside else OP_STEP)
-            if frames.has_beside:
-                for number, rows in enumerate(self.session.blocks):
-                    self._crew.tell(number, control.StepRows(frames.beside(rows)))
-                self._crew.posted()
-            else:
-                self._crew.ring()
-            self._passed_ns[:2] = self.heard_ns, time.monotonic_ns()
-            return
-        slots.post(drive.op)
+            memory.slots.take_over()
+        memory.slots.post(op)
 
-    def _answer(self, answer: Answer) -> None:
-        assert self._request is not None
+    def _post_step(self, _: instructions.PostStep) -> None:
+        memory, request, stand_ins = self._memory, self._request, self._stand_ins
+        assert memory is not None and request is not None and stand_ins is not None
+        frames = memory.frames
+        if problem := frames.load(request.message.codes, request.frames):
+            self._report(stimuli.ActionsRefused(problem))
+            return
+        if frames.has_beside:
+            self._post(OP_BESIDE)
+            for worker, rows in enumerate(self.state.blocks):
+                if worker not in stand_ins.losses:
+                    self._pool.tell(worker, control.StepRows(frames.beside(rows)))
+        else:
+            self._post(OP_STEP)
+            self._pool.ring()
+        if stand_ins.losses:
+            self._post_to_stand_ins()
+        self._passed_ns[:2] = self.heard_ns, time.monotonic_ns()
+
+    def _post_part(self, _: instructions.PostPart) -> None:
+        memory, request = self._memory, self._request
+        assert memory is not None and request is not None
+        memory.parts = memory.parts or Parts(memory.arena)
+        message = request.message
+        try:
+            rows, arrays = memory.frames.part(message.rows, message.codes, request.frames)
+            memory.parts.post(rows, message.codes, arrays)
+        except ValueError as error:
+            self._report(stimuli.ActionsRefused(f"{error}; no env has moved"))
+            return
+        memory.frames.forget()
+        self._report(stimuli.PartPosted(len(rows)))
+        self._pool.ring_some(np.unique(rows % len(self.state.workers)).tolist())
+        self._post_to_stand_ins()
+
+    def _take_part(self, instruction: instructions.TakePart) -> None:
+        self._part_rows = instruction.rows
+        assert self._memory is not None
+        self._report_part(self._memory)
+
+    # --- instructions: results in place of workers that have ended ----------------------------------------------------
+
+    def _take_rows(self, instruction: instructions.TakeRows) -> None:
+        worker, stand_ins = instruction.worker, self._stand_ins
+        assert stand_ins is not None
+        if worker not in stand_ins.losses:
+            self._hear_bell(worker)
+        self._stand_in(stand_ins.take(worker, instruction.loss, instruction.resetting))
+
+    def _keep_rows(self, instruction: instructions.KeepRows) -> None:
+        assert self._stand_ins is not None
+        self._stand_in(self._stand_ins.keep(instruction.worker))
+
+    def _finish_steps(self, instruction: instructions.FinishSteps) -> None:
+        assert self._stand_ins is not None
+        self._stand_in(self._stand_ins.finish(instruction.worker, instruction.loss))
+
+    def _post_to_stand_ins(self) -> None:
+        assert self._stand_ins is not None
+        for worker in [*self._stand_ins.losses]:
+            self._stand_in(self._stand_ins.posted(worker))
+
+    def _stand_in(self, reports: list[Stimulus]) -> None:
+        """Report what was done in place of a worker, and wake the driver if there are rows done."""
+        for report in reports:
+            self._report(report)
+        assert self._memory is not None and self._stand_ins is not None
+        if not self._stand_ins.unrung:
+            return
+        self._stand_ins.unrung = False
+        client = self.state.driver is Driver.CLIENT
+        _ring(self._memory.bells[0] if client else self._done_bell)
+
+    def _hear_bell(self, worker: int) -> None:
+        # Never read here: its client could make that block. By edges each ring is heard once all the same.
+        if self._memory is not None:
+            self._services.poller.register(self._memory.bells[1 + worker], self, edges=True)
+
+    def _ignore_bell(self, worker: int) -> None:
+        if self._memory is not None:
+            self._services.poller.unregister(self._memory.bells[1 + worker])
+
+    # --- instructions: who drives -------------------------------------------------------------------------------------
+
+    def _share(self, _: instructions.Grant) -> None:
+        memory, side = self._memory, self._side
+        assert memory is not None and side is not None
+        self.ticket, self._side = b"", None
+        shared = messages.Shared(memory.arena.layout.info_bytes, len(self.state.workers), self.state.spin_us)
+        if not self._grant.share(side, shared, [memory.descriptor, *memory.bells]):
+            self._report(stimuli.SideClosed(quiescent=True))
+
+    def _refuse_side(self, _: instructions.RefuseSide | None = None) -> None:
+        if self._side is not None:
+            self._side.close()
+            self._side = None
+
+    def _give_drive(self, _: instructions.GiveDrive) -> None:
+        if self._arena is not None:
+            self._arena.hand_over(DRIVER_CLIENT)
+
+    def _take_drive(self, _: instructions.TakeDrive) -> None:
+        assert self._memory is not None and self._stand_ins is not None
+        self._memory.arena.hand_over(DRIVER_HUB)
+        self._memory.take_over()
+        self._memory.parts = None
+        self._stand_ins.keep_loose()  # which a client that takes over has not seen
+
+    def _close_side(self, _: instructions.CloseSide) -> None:
+        self._grant.close()
+        self._pool.ring()  # the client may have posted rows and not have rung
+        if self._stand_ins is not None:
+            self._post_to_stand_ins()
+
+    def _revoke(self, _: instructions.Revoke) -> None:
+        if self._arena is not None:
+            self._grant.revoke(self._arena)
+
+    def _wind_up(self, _: instructions.WindUp) -> None:
+        if self._arena is not None:
+            self._arena.wind_up()
+
+    # --- instructions: the client -------------------------------------------------------------------------------------
+
+    def _answer(self, answer: instructions.Answer) -> None:
+        request = self._request
+        assert request is not None
         frames: list[Any] = []
         if self._memory is not None:
             if answer.arrays:
-                infos = self.session.infos if self._noted else None
-                frames = batch_frames(self._memory, self._sendable, self._request.op is Op.STEP, infos)
+                infos = self.state.infos if self._noted else None
+                frames = batch_frames(self._memory, self._sendable, request.op is Op.STEP, infos)
             elif answer.part is not None:
                 frames = part_frames(self._memory, self._sendable, np.array(answer.part, np.int64), answer.rows)
             else:
                 frames = row_frames(answer.rows)
         if frames and max(map(len, frames)) > FRAME_BYTES_MAX:
             text = f"infos or results of {max(map(len, frames))} bytes; a reply carries at most {FRAME_BYTES_MAX}"
-            self._fail(Failure("limit", "hub", text))
+            self._fail(instructions.Fail(Failure("limit", "hub", text)))
             return
-        if self._crew.told:
-            self._crew.rest()
-        if self._driving.lent:
-            self._give_drive()
-        message = replace(answer.message, ticket=self.ticket) if isinstance(answer.message, Made) else answer.message
-        self._outcomes.answer(self._request, message, frames)
+        message = answer.message
+        if type(message) is messages.Made:
+            message = replace(message, ticket=self.ticket)
+            self.log.info("session_ready", num_workers=message.num_workers, why=message.sizing)
+        self._services.protocol.answer(request, message, frames)
+        if request.op is Op.STEP:
+            self._passed_ns[3] = time.monotonic_ns()
+
+    def _fail(self, fail: instructions.Fail) -> None:
+        assert self._request is not None
+        self._log_failed(fail.failure)
+        self._services.protocol.fail(self._request, fail.failure)
+
+    def _log_failed(self, failure: Failure) -> None:
+        if failure.scope in ("env", "session"):
+            self.log.warning("request_failed", code=failure.code, why=failure.message[:200])
+
+    def _answer_hops(self, _: instructions.AnswerHops) -> None:
+        assert self._request is not None
+        heard, rung, woke, answered = self._passed_ns
+        began, ended = ([], []) if self._memory is None else self._memory.batches()
+        hops = messages.Hops(heard, rung, woke, answered, began, ended)
+        self._services.protocol.answer(self._request, hops, ())
+
+    def _answer_attach(self, _: instructions.AnswerAttach) -> None:
+        memory, heir, made = self._memory, self._heir, self.state.made
+        assert memory is not None and heir is not None and made is not None
+        self._request, self._heir = heir, None
+        made = replace(made, ticket=self.ticket, steps=memory.arena.done.tolist())
+        self.log.info("session_ready", num_workers=made.num_workers, why=made.sizing)
+        self._services.protocol.answer(heir, made, ())
+
+    def _fail_attach(self, fail: instructions.FailAttach) -> None:
+        heir, self._heir = self._heir, None
+        assert heir is not None
+        self._log_failed(fail.failure)
+        self._services.protocol.fail(heir, fail.failure)
+
+    def _say_goodbye(self, goodbye: instructions.Goodbye) -> None:
+        self._services.protocol.goodbye(self.token, goodbye.why)
+
+    def _notify(self, notice: instructions.Notify) -> None:
+        self.log.warning("worker_count_wrong", note=notice.text)
+        self._services.protocol.notice(self.token, notice.text)
+
+    def _learn_cost(self, learned: instructions.LearnCost) -> None:
+        self._services.costs.note(self.state.make, learned.cost)
+
+    def _report_killed(self, _: instructions.ReportKilled) -> None:
+        self.log.warning("session_killed", close_s=self.state.make.faults.close_s)
+
+    def discard(self) -> None:
+        """Free everything, though the state machine cannot say so any more."""
+        for worker in range(len(self.state.workers)):
+            self._pool.kill(worker)
+        self.state.phase = Phase.ENDED
+        self._end(instructions.End())
+
+    def _end(self, _: instructions.End) -> None:
+        self._refuse_side()
+        self._grant.close()
+        for worker in self._stand_ins.losses if self._stand_ins is not None else ():
+            self._ignore_bell(worker)
+        self._services.poller.unregister(self._done_bell)
+        os.close(self._done_bell)
+        self._drop_other_arena(instructions.DropOtherArena())
+        if self._memory is not None:
+            self._services.budget.used -= self.arena_bytes
+            self._memory.close()
+            self._memory = None  # whoever keeps a view of it keeps it
+
+
+_PROCESS_EVENTS = frozenset([WorkerStarted, WorkerSaid, WorkerExited])
+_CARRIED_OUT: Mapping[type, Callable[[SessionRuntime, Any], None]] = {
+    instructions.StartProcesses: SessionRuntime._start,
+    instructions.Tell: SessionRuntime._tell,
+    instructions.GiveArena: SessionRuntime._give_arena,
+    instructions.HandOver: SessionRuntime._hand_over,
+    instructions.ReportLate: SessionRuntime._report_late,
+    instructions.Kill: SessionRuntime._kill,
+    instructions.ReportDropped: SessionRuntime._drop,
+    instructions.MakeArena: SessionRuntime._make_arena,
+    instructions.MakeOtherArena: SessionRuntime._make_other_arena,
+    instructions.DropOtherArena: SessionRuntime._drop_other_arena,
+    instructions.UseOtherArena: SessionRuntime._use_other_arena,
+    instructions.PostReset: SessionRuntime._post_reset,
+    instructions.PostStep: SessionRuntime._post_step,
+    instructions.PostPart: SessionRuntime._post_part,
+    instructions.TakePart: SessionRuntime._take_part,
+    instructions.TakeRows: SessionRuntime._take_rows,
+    instructions.KeepRows: SessionRuntime._keep_rows,
+    instructions.FinishSteps: SessionRuntime._finish_steps,
+    instructions.Grant: SessionRuntime._share,
+    instructions.RefuseSide: SessionRuntime._refuse_side,
+    instructions.GiveDrive: SessionRuntime._give_drive,
+    instructions.TakeDrive: SessionRuntime._take_drive,
+    instructions.CloseSide: SessionRuntime._close_side,
+    instructions.Revoke: SessionRuntime._revoke,
+    instructions.WindUp: SessionRuntime._wind_up,
+    instructions.Answer: SessionRuntime._answer,
+    instructions.Fail: SessionRuntime._fail,
+    instructions.AnswerHops: SessionRuntime._answer_hops,
+    instructions.AnswerAttach: SessionRuntime._answer_attach,
+    instructions.FailAttach: SessionRuntime._fail_attach,
+    instructions.Goodbye: SessionRuntime._say_goodbye,
+    instructions.Notify: SessionRuntime._notify,
+    instructions.LearnCost: SessionRuntime._learn_cost,
+    instructions.ReportKilled: SessionRuntime._report_killed,
+    instructions.End: SessionRuntime._end,
+}
+
+
+def _ring(bell: int) -> None:
+    """Ring an eventfd, unless its owner has filled it up: the hub waits for nobody."""
+    poller = select.poll()
+    poller.register(bell, select.POLLOUT)
+    if poller.poll(0):
+        os.write(bell, RING)

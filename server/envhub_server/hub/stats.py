@@ -21,14 +21,14 @@ def health(hub: int, draining: bool, up_s: float, sessions: int, lag_s: float) -
     }
 
 
-def stats(hosts: Collection[SessionRuntime], protocol: HubProtocol, requests: int) -> dict[str, Any]:
+def stats(sessions: Collection[SessionRuntime], protocol: HubProtocol, requests: int) -> dict[str, Any]:
     """The counters of a hub that has taken so many requests."""
     return {
-        "envs": sum(host.session.make.num_envs for host in hosts),
-        "workers": sum(len(host.pids) for host in hosts),
-        "restarts": sum(host.session.restarts for host in hosts),
-        "lanes": dict(Counter(host.lane for host in hosts)),
-        "arena_bytes": sum(host.arena_bytes for host in hosts),
+        "envs": sum(each.state.make.num_envs for each in sessions),
+        "workers": sum(len(each.pids) for each in sessions),
+        "restarts": sum(each.state.restarts for each in sessions),
+        "lanes": dict(Counter(each.state.lane.value for each in sessions)),
+        "arena_bytes": sum(each.arena_bytes for each in sessions),
         "requests": requests,
         "replayed": protocol.replayed,
         "refused": protocol.refused,
@@ -36,16 +36,16 @@ def stats(hosts: Collection[SessionRuntime], protocol: HubProtocol, requests: in
     }
 
 
-def described(host: SessionRuntime, leased: bool) -> dict[str, Any]:
+def described(runtime: SessionRuntime, leased: bool) -> dict[str, Any]:
     """One session."""
     return {
-        "session": host.token.hex()[:8],  # enough to tell sessions apart; the whole token is a key to it
-        "env": host.session.make.name or "factories",
-        "num_envs": host.session.make.num_envs,
-        "workers": host.pids,
-        "sizing": "" if host.session.sizing is None else host.session.sizing.reason,
-        "restarts": host.session.restarts,
-        "phase": host.session.phase.value,
-        "lane": host.lane,
+        "session": runtime.token.hex()[:8],  # enough to tell sessions apart; the whole token is a key to it
+        "env": runtime.state.make.name or "factories",
+        "num_envs": runtime.state.make.num_envs,
+        "workers": runtime.pids,
+        "sizing": "" if runtime.state.sizing is None else runtime.state.sizing.reason,
+        "restarts": runtime.state.restarts,
+        "phase": runtime.state.phase.value,
+        "lane": runtime.state.lane.value,
         "leased": leased,
     }

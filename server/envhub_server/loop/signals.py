@@ -1,4 +1,4 @@
-"""Signals as one more descriptor that the hub's loop watches: their handlers run in the loop and hold no lock."""
+"""Signals as one more descriptor that the hub's loop waits for: their handlers run in the loop and hold no lock."""
 
 from __future__ import annotations
 
@@ -12,28 +12,38 @@ from envhub_server.loop.poller import Poller
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
+class Signals:
+    """What the kernel wrote of the signals that came."""
+
+    def __init__(self, ours: socket.socket, on_stop: Callable[[str], None], on_child: Callable[[], None]) -> None:
+        self.stopped = False  # whether one of them was to stop the process
+        self._ours = ours
+        self._on_stop = on_stop
+        self._on_child = on_child
+
+    def on_ready(self, descriptor: int) -> None:
+        """Handle the signals that have come."""
+        for number in self._ours.recv(64):
+            if number == signal.SIGCHLD:
+                self._on_child()
+            elif number in STOPPING:
+                self.stopped = True
+                self._on_stop(signal.Signals(number).name)
+
+
 @contextlib.contextmanager
 def watched(poller: Poller, on_stop: Callable[[str], None], on_child: Callable[[], None]) -> Iterator[None]:
     """Within the context, call ``on_stop`` with a signal's name, and ``on_child`` when a child process has ended.
 
     A process that was told to stop is about to end by itself: after the context it heeds no further signal to stop.
     """
-    told: list[str] = []
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
-
-    def on_wakeup() -> None:
-        for number in ours.recv(64):
-            if number == signal.SIGCHLD:
-                on_child()
-            elif number in STOPPING:
-                told.append(signal.Signals(number).name)
-                on_stop(told[-1])
-
+    source = Signals(ours, on_stop, on_child)
     numbers = (*STOPPING, signal.SIGCHLD)
     with ours, theirs:
-        poller.register(ours.fileno(), on_wakeup)
+        poller.register(ours.fileno(), source)
         # The descriptor before the handlers, and after them: a signal that only reached a handler would be lost.
         wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         before = [signal.signal(number, lambda *_: None) for number in numbers]
@@ -41,6 +51,6 @@ def watched(poller: Poller, on_stop: Callable[[str], None], on_child: Callable[[
             yield
         finally:
             for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, signal.SIG_IGN if told and number in STOPPING else handler)
+                signal.signal(number, signal.SIG_IGN if source.stopped and number in STOPPING else handler)
             signal.set_wakeup_fd(wakeup)
             poller.unregister(ours.fileno())

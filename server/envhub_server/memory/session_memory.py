@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
+
 from envhub.arena.layout import Layout
-from envhub.arena.memory import Arena, allocate
+from envhub.arena.memory import OP_RESET, TURN_FIRST, TURN_ROW, Arena, allocate
 from envhub.arena.parts import Parts
 from envhub.arena.slots import Slots
 from envhub_server.memory.step_frames import StepFrames
+from envhub_server.session.failover import Words
+from envhub_server.session.hang_detector import Progress
+
+
+class ArenaBudget:
+    """How much shared memory the sessions of a hub may have, all together."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.used = 0
+
+    @property
+    def left(self) -> int:
+        """How many bytes are not used."""
+        return self.bytes_max - self.used
 
 
 class SessionMemory:
@@ -46,6 +63,30 @@ class SessionMemory:
         """Know that somebody else has driven."""
         self.slots.take_over()
         self.frames.forget()
+
+    def rows(self, worker: int) -> np.ndarray:
+        """The rows of this worker."""
+        return np.arange(worker, self.arena.layout.rows, len(self.bells) - 1)
+
+    def words(self, worker: int) -> Words:
+        """What the arena says of this worker's rows."""
+        arena, rows = self.arena, self.rows(worker)
+        return Words(rows, arena.request[rows], arena.done[rows], arena.op[rows], arena.needs_reset[rows])
+
+    def progress(self, worker: int) -> Progress:
+        """What this worker is at."""
+        rows, request, done, *_ = self.words(worker)
+        turn = int(self.arena.turn[worker])
+        row, first = turn & TURN_ROW, bool(turn & TURN_FIRST)
+        named = row if row in rows else int(rows[0])
+        pending = rows[request != done]
+        if not pending.size:
+            return Progress(turn, named, "")
+        # A first turn is also said of an env that is made again, though nobody has asked for that.
+        if row not in pending and not (first and row in rows):
+            row = int(pending[0])  # it has not begun with the one it was asked for
+        kind = "reset" if self.arena.op[row] == OP_RESET else "init" if first else "step"
+        return Progress(turn, row, kind)
 
     def batches(self) -> tuple[list[int], list[int]]:
         """When each worker's last batch began, and when it ended, in nanoseconds of the monotonic clock."""

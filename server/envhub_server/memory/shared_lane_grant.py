@@ -1,44 +1,37 @@
-"""Who drives a session: the hub, or its client, which then steps in the session's memory without the hub."""
+"""The shared lane: what a client is given to step in the session's memory without the hub."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, Arena
+from envhub.arena.memory import Arena
 from envhub.protocol import messages
 from envhub_server.ipc.channel import DESCRIPTORS_MAX
-from envhub_server.loop.poller import Poller
+from envhub_server.loop.poller import Poller, Source
 
 SO_PEERPIDFD = 77  # of Linux 6.5; Python's socket module does not name it
 
 
 class SharedLaneGrant:
-    """The drive of one session, which only the hub hands over, and only while no row is with a worker.
+    """The shared lane of one session; its state machine decides when the client has it."""
 
-    Attributes:
-        driver: who has it.
-        lent: whether a client has ever had the memory.
-    """
-
-    def __init__(self, poller: Poller, on_gone: Callable[[], None]) -> None:
-        """The hub's for now; ``on_gone`` hears that the client has left its side socket."""
-        self.driver = DRIVER_HUB
+    def __init__(self, poller: Poller, source: Source) -> None:
+        """Nobody's for now; ``source`` is to hear that the client has left its side socket."""
         self._poller = poller
-        self._on_gone = on_gone
+        self._source = source
         self._side: socket.socket | None = None  # of the client, while it may drive
         self._client = -1  # a pidfd of its process: a child that it forked may hold its end of the socket
-        self.lent = False
 
-    @property
-    def shared(self) -> bool:
-        """Whether the client may drive."""
-        return self._side is not None
+    def has(self, descriptor: int) -> bool:
+        """Whether this descriptor tells that the client has gone."""
+        return descriptor == self._client or (self._side is not None and descriptor == self._side.fileno())
 
     def share(self, side: socket.socket, shared: messages.Shared, descriptors: Sequence[int]) -> bool:
         """Give the client behind this socket what it needs to drive; False where it has gone, or does not read."""
+        self._side = side
         body = messages.pack(shared)
         try:
             for start in range(0, len(descriptors), DESCRIPTORS_MAX):
@@ -46,29 +39,12 @@ class SharedLaneGrant:
                 socket.send_fds(side, [head], descriptors[start : start + DESCRIPTORS_MAX])
         except OSError:
             return False
-        self._side, self.lent = side, True
-        self._poller.register(side.fileno(), self._on_gone)
+        self._poller.register(side.fileno(), self._source)
         with contextlib.suppress(OSError):  # an older kernel
             self._client = side.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
             os.set_inheritable(self._client, False)
-            self._poller.register(self._client, self._on_gone)
+            self._poller.register(self._client, self._source)
         return True
-
-    def give(self, arena: Arena) -> None:
-        """Have the client drive, if it may and nothing is under way."""
-        if self.shared and self.driver == DRIVER_HUB and arena.quiescent():
-            self._hand_over(arena, DRIVER_CLIENT)
-
-    def take(self, arena: Arena) -> bool:
-        """Have the hub drive; False while a step of the client's is under way."""
-        if not arena.quiescent():
-            return False
-        self._hand_over(arena, DRIVER_HUB)
-        return True
-
-    def _hand_over(self, arena: Arena, driver: int) -> None:
-        self.driver = driver
-        arena.hand_over(driver)
 
     def revoke(self, arena: Arena) -> None:
         """Send a client that waits for its step, or is about to drive one, to ask what became of its session."""
@@ -77,13 +53,8 @@ class SharedLaneGrant:
             with contextlib.suppress(OSError):  # it has gone
                 self._side.shutdown(socket.SHUT_RDWR)  # which wakes it
 
-    def wind_up(self, arena: Arena) -> None:
-        """Have the client begin no other step."""
-        if self._side is not None:
-            arena.wind_up()
-
     def close(self) -> None:
-        """Have nobody but the hub drive from now on."""
+        """Take it back."""
         if self._side is not None:
             self._poller.unregister(self._side.fileno())
             self._side.close()

@@ -12,7 +12,7 @@ import math
 import os
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -60,7 +60,6 @@ class ClientLiveness:
     def __init__(
         self,
         protocol: HubProtocol,
-        reaches: Callable[[bytes], bool],
         lease_s: float,
         silence_s: Callable[[int], float] = silent_s,
     ) -> None:
@@ -68,22 +67,20 @@ class ClientLiveness:
 
         Args:
             protocol: knows the sessions, and who was heard last for each.
-            reaches: whether there still is such a peer.
             lease_s: for the log.
             silence_s: for how many seconds a connection has been silent.
         """
         self._protocol = protocol
-        self._reaches = reaches
         self._lease_s = lease_s
         self._silence_s = silence_s
         self._suspects: list[tuple[float, bytes, bytes]] = []  # when to see whether a session's peer is still there
         self._silent: dict[bytes, int] = {}  # the connections of sessions whose lease runs because they are silent
-        self._look_s = 0.0
+        self._look_s = math.inf
 
     @property
     def next_s(self) -> float:
-        """When ``look`` has something to do, besides what is silent."""
-        return min((at_s for at_s, _, _ in self._suspects), default=math.inf)
+        """When ``suspects`` or ``look`` has something to do."""
+        return min((at_s for at_s, _, _ in self._suspects), default=self._look_s)
 
     def ended(self, connection: int, now_s: float) -> None:
         """A connection with this descriptor has ended."""
@@ -95,33 +92,48 @@ class ClientLiveness:
         """See, after each of these times, whether the session's peer is still there."""
         self._suspects += [(now_s + delay_s, token, peer) for delay_s in delays_s]
 
-    def look(self, now_s: float, beats_s: Mapping[bytes, float]) -> None:
-        """See who is there; ``beats_s`` is how often the client of each session shows a sign of life, 0 for never."""
+    def suspects(self, now_s: float) -> Iterator[tuple[bytes, bytes]]:
+        """Session and peer of each client that is to be probed now; where it cannot be reached, it is ``lost``."""
         due = [suspect for suspect in self._suspects if suspect[0] <= now_s]
         self._suspects = [suspect for suspect in self._suspects if suspect[0] > now_s]
         for _, token, peer in due:
-            if self._protocol.peer_of(token) == peer and not self._reaches(peer):
-                self._suspects = [suspect for suspect in self._suspects if suspect[1] != token]
-                self._lose(token, now_s, "its connection has ended")
-        if now_s >= self._look_s:
-            self._look_s = now_s + LOOK_S
-            for token, beat_s in beats_s.items():
-                if beat_s > 0:
-                    self._listen(token, BEATS_MAX * beat_s, now_s)
-            self._silent = {token: found for token, found in self._silent.items() if self._protocol.leased(token)}
+            if self._protocol.peer_of(token) == peer:
+                yield token, peer
 
-    def _listen(self, token: bytes, limit_s: float, now_s: float) -> None:
-        """Lose a client of which nothing was heard for so long, or find one that was lost for that."""
+    def lost(self, token: bytes, now_s: float) -> None:
+        """The session's client was probed and could not be reached."""
+        self._suspects = [suspect for suspect in self._suspects if suspect[1] != token]
+        self._lose(token, now_s, "its connection has ended")
+
+    def look(self, now_s: float, beats_s: Mapping[bytes, float]) -> None:
+        """See who is silent; ``beats_s`` is how often the client of each session shows a sign of life, 0 for never."""
+        if now_s < self._look_s:
+            return
+        limits_s = {token: BEATS_MAX * beat_s for token, beat_s in beats_s.items() if beat_s > 0}
+        silent_s = [self._listen(token, limit_s, now_s) for token, limit_s in limits_s.items()]
+        self._silent = {token: found for token, found in self._silent.items() if self._protocol.leased(token)}
+        # The first that can be silent for too long, or, where one is, soon: it may be back.
+        left_s = [limit_s - for_s for limit_s, for_s in zip(limits_s.values(), silent_s, strict=True)]
+        self._look_s = now_s + max(LOOK_S, min(left_s)) if left_s else math.inf
+
+    def watch(self, now_s: float) -> None:
+        """There is another session: look soon."""
+        self._look_s = min(self._look_s, now_s + LOOK_S)
+
+    def _listen(self, token: bytes, limit_s: float, now_s: float) -> float:
+        """Lose a client of which nothing was heard for so long, or find one that was lost for that; for how long."""
         connection = self._protocol.connection_of(token)
         if connection < 0:
-            return
-        silent = self._silence_s(connection) > limit_s
+            return 0.0
+        silent_s = self._silence_s(connection)
+        silent = silent_s > limit_s
         if silent and not self._protocol.leased(token):
             self._silent[token] = connection
             self._lose(token, now_s, "nothing came from it any more")
         elif not silent and self._silent.get(token) == connection:
             self._protocol.connection_back(token)
             log.info("client_back", session=token.hex()[:8])
+        return silent_s
 
     def _lose(self, token: bytes, now_s: float, why: str) -> None:
         self._protocol.connection_lost(token, now_s)

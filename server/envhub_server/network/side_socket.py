@@ -11,8 +11,7 @@ import errno
 import os
 import socket
 import struct
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
 
 import structlog
 
@@ -28,16 +27,14 @@ _UCRED = struct.Struct("3i")
 
 log = structlog.get_logger("envhub.hub")
 
-Admit = Callable[[bytes, socket.socket], None]
-
 
 class SideSocket:
     """The side sockets of one hub."""
 
-    def __init__(self, poller: Poller, admit: Admit) -> None:
-        """Hand every connection that says a ticket to ``admit``, which then owns it."""
+    def __init__(self, poller: Poller, admitted: deque[tuple[bytes, socket.socket]]) -> None:
+        """Put every connection that says a ticket into ``admitted``, with it; who takes it out owns it."""
         self._poller = poller
-        self._admit = admit
+        self._admitted = admitted
         self._listeners: list[tuple[socket.socket, str]] = []
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._pending: OrderedDict[int, socket.socket] = OrderedDict()
@@ -65,7 +62,14 @@ class SideSocket:
             log.warning("no_side_socket", path=path, why=str(error))
             return
         self._listeners.append((listener, path))
-        self._poller.register(listener.fileno(), lambda: self._on_connection(listener))
+        self._poller.register(listener.fileno(), self)
+
+    def on_ready(self, descriptor: int) -> None:
+        """Somebody connects, or says a ticket."""
+        if descriptor in self._pending:
+            self._on_ticket(descriptor)
+        else:
+            self._on_connection(next(each for each, _ in self._listeners if each.fileno() == descriptor))
 
     def _on_connection(self, listener: socket.socket) -> None:
         try:
@@ -88,7 +92,7 @@ class SideSocket:
             self._drop(next(iter(self._pending)))
         descriptor = connection.fileno()
         self._pending[descriptor] = connection
-        self._poller.register(descriptor, lambda: self._on_ticket(descriptor))
+        self._poller.register(descriptor, self)
 
     def _turn_away(self, listener: socket.socket) -> None:
         """Close a connection for which there is no descriptor, by the one that is kept for that."""
@@ -114,7 +118,7 @@ class SideSocket:
             return
         del self._pending[descriptor]
         self._poller.unregister(descriptor)
-        self._admit(ticket, connection)
+        self._admitted.append((ticket, connection))
 
     def _drop(self, descriptor: int) -> None:
         self._poller.unregister(descriptor)

@@ -20,7 +20,8 @@ from envhub.arena.spin import RING
 from envhub_server.loop.poller import Poller
 from envhub_server.processes.exit_cause import MemoryKills, OutOfMemory, own_counters
 from envhub_server.processes.orphan_reaper import OrphanReaper
-from envhub_server.processes.worker_handle import Handlers, WorkerHandle
+from envhub_server.processes.worker_events import Events
+from envhub_server.processes.worker_handle import WorkerHandle
 from envhub_server.processes.worker_output import Streams
 from envhub_server.processes.zygote_handle import ZygoteHandle, start_environment
 
@@ -34,8 +35,9 @@ log = structlog.get_logger("envhub.supervisor")
 class Supervisor:
     """The zygote and all that came of it."""
 
-    def __init__(self, poller: Poller, python: str) -> None:
-        """Make this process the parent of everything below it that loses its own."""
+    def __init__(self, poller: Poller, python: str, events: Events) -> None:
+        """Make this process the parent of everything below it that loses its own; workers report to ``events``."""
+        self._events = events
         self._python = python
         self._hub = secrets.token_hex(8)  # what its processes are marked with
         self._orphans = OrphanReaper(self._hub)
@@ -48,10 +50,12 @@ class Supervisor:
         self._workers: set[WorkerHandle] = set()
         self._swept_next: list[int] = []  # pids of workers that ended, of whose orphans none was looked for yet
         self._sweep_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        poller.register(self._sweep_bell, self._sweep)
+        poller.register(self._sweep_bell, self)
 
-    def start(self, handlers: Sequence[Handlers], environ: Mapping[str, str] | None = None) -> list[WorkerHandle]:
-        """Start one worker per entry of ``handlers``, of a process started in this environment (the hub's if None).
+    def start(
+        self, session: int, numbers: Sequence[int], environ: Mapping[str, str] | None = None
+    ) -> list[WorkerHandle]:
+        """Start these workers of a session, of a process started in this environment (the hub's if None).
 
         Raises:
             OSError: there are no descriptors or processes left; no worker was started.
@@ -60,8 +64,8 @@ class Supervisor:
         self._memory_kills.forget()
         workers: list[WorkerHandle] = []
         try:
-            for handler in handlers:
-                workers.append(WorkerHandle(self._poller, self._streams, handler, self))
+            for number in numbers:
+                workers.append(WorkerHandle(self._poller, self._streams, (session, number), self._events, self))
             zygote.fork(workers)
         except OSError:
             for worker in workers:
@@ -83,11 +87,17 @@ class Supervisor:
         return zygote
 
     def _start_zygote(self, environ: Mapping[str, str] | None) -> ZygoteHandle:
-        zygote = ZygoteHandle(self._poller, self._python, self._hub, environ, self._pids(), self._on_zygote_end)
+        zygote = ZygoteHandle(self._poller, self._python, self._hub, environ, self._pids(), self)
         self._zygotes.append(zygote)
         return zygote
 
-    def _on_zygote_end(self, zygote: ZygoteHandle) -> None:
+    def on_ready(self, descriptor: int) -> None:
+        """Look after orphans, or after the zygote that has ended."""
+        if descriptor == self._sweep_bell:
+            self._sweep()
+            return
+        zygote = next(zygote for zygote in self._zygotes if zygote.pidfd == descriptor)
+        zygote.reap()
         in_use = zygote is self._zygotes[-1]
         self._zygotes.remove(zygote)
         if in_use and self._pids():
@@ -156,6 +166,7 @@ class Supervisor:
         for zygote in list(self._zygotes):
             zygote.kill()
             zygote.reap()
+        self._zygotes.clear()
         self._orphans.end_all()
         self._streams.close()
         self._poller.unregister(self._sweep_bell)

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,6 +17,7 @@ from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.loop.poller import Poller
 from envhub_server.processes.exit_cause import ExitCause, OutOfMemory, ending
+from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid, WorkerStarted
 from envhub_server.processes.worker_output import Output, Streams
 
 LAST_READS_MAX = 256  # of a worker that has ended; a child of its that still talks must not be heard for ever
@@ -39,15 +39,6 @@ BOUNDS: validation.Bounds = {
 }
 
 
-@dataclass(frozen=True)
-class Handlers:
-    """Who is told of a worker: each of its messages, at the very end how it ended, and first of all its process id."""
-
-    message: Callable[[Any], None]
-    exited: Callable[[ExitCause], None]
-    born: Callable[[int], None] = lambda pid: None
-
-
 class Guardian(Protocol):
     """Who minds all workers of a hub."""
 
@@ -61,6 +52,10 @@ class Guardian(Protocol):
         """Whether a worker that something else killed was killed for want of memory."""
 
 
+def _ring_nobody() -> None:
+    """The worker has no bell any more."""
+
+
 class WorkerHandle:
     """One worker as the hub sees it, from before its birth until it is reaped.
 
@@ -69,15 +64,18 @@ class WorkerHandle:
         ring: wakes it, also where it is awake: no word of the arena says whether it sleeps.
     """
 
-    def __init__(self, poller: Poller, streams: Streams, handlers: Handlers, guardian: Guardian) -> None:
-        """Make its channel, bell and pipes; the zygote makes the process.
+    def __init__(
+        self, poller: Poller, streams: Streams, worker: tuple[int, int], events: Events, guardian: Guardian
+    ) -> None:
+        """Make the channel, bell and pipes of this worker of a session; the zygote makes the process.
 
         Raises:
             OSError: no descriptor is to be had; nothing is left behind.
         """
         self.pid: int | None = None
         self._poller = poller
-        self._handlers = handlers
+        self._session, self._number = worker
+        self._events = events
         self._guardian = guardian
         self._pidfd = -1
         self._over = False
@@ -92,10 +90,10 @@ class WorkerHandle:
             undo.callback(self._output.close)
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             undo.pop_all()
-        self.ring = partial(os.write, self._bell, RING)
+        self.ring: Callable[[], object] = partial(os.write, self._bell, RING)
         ours.setblocking(False)
         self._channel = Channel(ours, descriptors_max=0)  # a worker has none to give
-        poller.register(ours.fileno(), self.hear)
+        poller.register(ours.fileno(), self)
 
     @property
     def far_ends(self) -> list[int]:
@@ -113,10 +111,12 @@ class WorkerHandle:
         return self._output.tail
 
     def tell(self, message: Any, *descriptors: int) -> None:
-        """Send a message; to one that has ended it is lost, and ``exited`` is about to be called.
+        """Send a message; to one that has ended it is lost, and its end is about to be reported.
 
         One that lives but has closed its channel would never hear it: it is killed.
         """
+        if self._over:
+            return
         try:
             self._channel.send(message, descriptors)
             self._poller.want_writable(self._channel.fileno(), self._channel.backlogged)
@@ -157,9 +157,16 @@ class WorkerHandle:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
+    def on_ready(self, descriptor: int) -> None:
+        """Read what the worker has said, or reap it."""
+        if descriptor == self._pidfd:
+            self._on_exit()
+        else:
+            self.hear()
+
     def hear(self) -> bool:
-        """Handle the next of what the worker has said; whether there may be more."""
-        if self._nonsense:
+        """Report the next of what the worker has said; whether there may be more."""
+        if self._nonsense or self._over:
             return False
         try:
             self._channel.flush()
@@ -188,7 +195,7 @@ class WorkerHandle:
             case control.NotBorn(reason):
                 self._why = reason
             case _:
-                self._handlers.message(message)
+                self._report(WorkerSaid(self._number, message))
 
     def _on_born(self, pid: int) -> None:
         self.pid = pid
@@ -199,9 +206,9 @@ class WorkerHandle:
             os.waitpid(pid, 0)
             self._end(ExitCause(f"cannot be watched: {error}"))
             return
-        self._poller.register(self._pidfd, self._on_exit)
+        self._poller.register(self._pidfd, self)
         self._guardian.on_born(pid)
-        self._handlers.born(pid)
+        self._report(WorkerStarted(self._number, pid))
 
     def _on_exit(self) -> None:
         assert self.pid is not None
@@ -220,11 +227,15 @@ class WorkerHandle:
     def _end(self, how: ExitCause) -> None:
         self.discard()
         self._guardian.on_end(self)
-        self._handlers.exited(how)
+        self._report(WorkerExited(self._number, how))
+
+    def _report(self, event: Any) -> None:
+        self._events.append((self._session, event))
 
     def discard(self) -> None:
         """Free what the hub holds of it; its process has ended or was never asked for."""
         self._over = True
+        self.ring = _ring_nobody  # its end is reported, and perhaps not heard of yet
         self._poller.unregister(self._channel.fileno())
         self._channel.close()
         self.close_far_ends()

@@ -93,8 +93,8 @@ class Stream:
         self._pipes, self._room = select.epoll(), select.epoll()
         self._timer = Timer()
         self._room.register(self._timer.fileno(), select.EPOLLIN)
-        poller.register(self._pipes.fileno(), self._on_pipes)
-        poller.register(self._room.fileno(), self._on_room)
+        poller.register(self._pipes.fileno(), self)
+        poller.register(self._room.fileno(), self)
 
     def add(self, pipe: int, tail: Tail) -> None:
         """Read from this pipe from now on; it must not block."""
@@ -116,7 +116,11 @@ class Stream:
         if self._tails.pop(pipe, None) is not None:
             self._pipes.unregister(pipe)
 
-    def _on_pipes(self) -> None:
+    def on_ready(self, descriptor: int) -> None:
+        """Read what workers have written, or write what waits for room."""
+        if descriptor == self._room.fileno():
+            self._on_room()
+            return
         for pipe, _ in self._pipes.poll(0, PIPES_PER_TURN):
             self._read(pipe)
             if self._held:
@@ -169,7 +173,7 @@ class Stream:
         with contextlib.suppress(OSError):
             self._room.unregister(self._sink.descriptor)
         self._timer.start(0)
-        self._poller.register(self._pipes.fileno(), self._on_pipes)
+        self._poller.register(self._pipes.fileno(), self)
 
     def _tell_dropped(self) -> None:
         self._given_up = False

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import envhub
 import envhub_server
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import DESCRIPTORS_MAX, Channel, ChannelClosed
-from envhub_server.loop.poller import Poller
+from envhub_server.loop.poller import Poller, Source
 from envhub_server.processes.worker_handle import WorkerHandle
 
 # What is read when a process starts, or when what the zygote imports is imported: a zygote is of one world as far as
@@ -57,9 +57,9 @@ class ZygoteHandle:
         hub: str,
         environ: Mapping[str, str] | None,
         workers: Sequence[int],
-        on_end: Callable[[ZygoteHandle], None],
+        parent: Source,
     ) -> None:
-        """Start the process with this interpreter, and have ``on_end`` called once it has ended; it guards ``workers``.
+        """Start the process with this interpreter; it guards ``workers``, and ``parent`` is to ``reap`` it.
 
         Raises:
             OSError: no process or descriptor is to be had; nothing is left behind.
@@ -68,7 +68,6 @@ class ZygoteHandle:
         self.world = start_environment(environ)
         self._deaf = False
         self._poller = poller
-        self._on_end = on_end
         marked = {process_marks.VARIABLE: process_marks.mark(hub, process_marks.NO_WORKER)}
         with contextlib.ExitStack() as undo:
             ours, theirs = socket.socketpair()
@@ -91,11 +90,11 @@ class ZygoteHandle:
                 )
             undo.callback(self._process.wait)
             undo.callback(self._process.kill)
-            self._pidfd = os.pidfd_open(self._process.pid)
+            self.pidfd = os.pidfd_open(self._process.pid)
             self._channel = Channel(ours, descriptors_max=0)
             undo.pop_all()
-        poller.register(self._pidfd, self.reap)
-        poller.register(ours.fileno(), self._on_channel)
+        poller.register(self.pidfd, parent)
+        poller.register(ours.fileno(), self)
         self.guard(workers)
 
     @property
@@ -106,7 +105,7 @@ class ZygoteHandle:
     @property
     def alive(self) -> bool:
         """Whether it can fork workers; one that is being killed has no channel any more."""
-        self._on_channel()
+        self.on_ready(-1)
         return not self._deaf and self._process.poll() is None
 
     def fork(self, workers: Sequence[WorkerHandle]) -> None:
@@ -135,11 +134,11 @@ class ZygoteHandle:
         self._tell(control.Reaped(pid))
 
     def _tell(self, message: Any) -> None:
-        with contextlib.suppress(ChannelClosed):  # it has ended, and ``on_end`` is about to be called
+        with contextlib.suppress(ChannelClosed):  # it has ended, and is about to be reaped
             self._channel.send(message)
             self._poller.want_writable(self._channel.fileno(), self._channel.backlogged)
 
-    def _on_channel(self) -> None:
+    def on_ready(self, descriptor: int) -> None:
         """It says nothing here: there is room for what waits to be said to it, or it has ended."""
         try:
             self._channel.flush()
@@ -163,10 +162,9 @@ class ZygoteHandle:
     def reap(self) -> None:
         """Wait for the end of its process and free what watched it."""
         self._process.wait()
-        self._poller.unregister(self._pidfd)
-        os.close(self._pidfd)
+        self._poller.unregister(self.pidfd)
+        os.close(self.pidfd)
         self._close_channel()
-        self._on_end(self)
 
     def _close_channel(self) -> None:
         if self._channel.fileno() >= 0:

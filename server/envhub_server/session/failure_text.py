@@ -18,8 +18,8 @@ _WHAT = {"init": "its making or its first step", "reset": "its reset", "step": "
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What the rows of a worker that ended are told.
+class WorkerLoss:
+    """What is told of a worker that ended, in the results of its rows.
 
     Attributes:
         failure: what happened; ``env_index`` is to be each row's own.
@@ -51,8 +51,8 @@ def failure(worker: int, rows: Sequence[int], ending: ExitCause, late: Late | No
     return Failure("env_timeout", "request", text, env_index=late.row, worker=worker, log_tail=tail)
 
 
-def outcome(told: Failure, ending: ExitCause, restarts: int, faults: Faults) -> Outcome:
-    """What its rows are told, by the session's policy."""
+def loss(told: Failure, ending: ExitCause, restarts: int, faults: Faults) -> WorkerLoss:
+    """What the worker's rows are told, by the session's policy."""
     timed_out = told.code == "env_timeout"
     stacks = _STACKS.search(told.log_tail) if timed_out else None
     info = {
@@ -65,7 +65,7 @@ def outcome(told: Failure, ending: ExitCause, restarts: int, faults: Faults) -> 
         "log_tail": told.log_tail,
     }
     policy = faults.on_timeout if timed_out else faults.on_crash
-    return Outcome(told, policy == "raise", truncation(info))
+    return WorkerLoss(told, policy == "raise", truncation(info))
 
 
 def truncation(env_failure: dict[str, Any]) -> bytes:

@@ -1,8 +1,8 @@
 """When an env is taken to hang: pure; time is the caller's.
 
-Deadlines are of envs, not of workers. A worker stores which env it is at, and the hub looks now and then: for as long
-as it sees the same env at the same turn, that env has not finished. So a worker of many slow envs is never stuck, and
-an env pays for nobody's time but its own.
+Deadlines are of envs, not of workers. A worker stores which env it is at, and the hub samples that: for as long as it
+finds the same env at the same call, that env has not returned. So a worker of many slow envs never hangs, and an env
+pays for no time but its own.
 """
 
 from __future__ import annotations
@@ -15,8 +15,23 @@ SLOW_S = 30.0  # from here on the operator is told, once
 
 
 @dataclass(frozen=True)
+class Progress:
+    """What a serving worker is at, as the arena's words say.
+
+    Attributes:
+        turn: its progress word, which changes before every call into an env.
+        row: the env that the word names, or the first one of the worker's where it names none of them.
+        kind: ``init``, ``reset`` or ``step``, of a row that is not done; empty where all rows are.
+    """
+
+    turn: int
+    row: int
+    kind: str
+
+
+@dataclass(frozen=True)
 class Late:
-    """An env that has not finished.
+    """An env that has not returned.
 
     Attributes:
         kind: what it was to do: ``init``, ``reset``, ``step`` or ``call``.
@@ -37,25 +52,25 @@ class Late:
 
 
 class HangDetector:
-    """Looks at one worker."""
+    """Judges the samples of one worker."""
 
     def __init__(self, faults: Faults) -> None:
         self._limits_s = {kind: getattr(faults, f"{kind}_s") for kind in ("init", "reset", "step", "call")}
         self.rest()
 
     def rest(self) -> None:
-        """Nothing is under way."""
+        """No env is called."""
         self._turn: tuple[str, int] | None = None
         self._since_s = 0.0
-        self._told = False
+        self._reported = False
 
-    def look(self, now_s: float, kind: str, row: int, turn: int) -> Late | None:
-        """See the worker busy at this turn; what is to be told, once when it is slow, and when its time is over."""
+    def sample(self, now_s: float, kind: str, row: int, turn: int) -> Late | None:
+        """Note where the worker is; returns what is to be reported, once when it is slow, and when its time is over."""
         if (kind, turn) != self._turn:
-            self._turn, self._since_s, self._told = (kind, turn), now_s, False
+            self._turn, self._since_s, self._reported = (kind, turn), now_s, False
             return None
         late = Late(kind, row, now_s - self._since_s, self._limits_s[kind])
-        if late.over or (late.waited_s >= SLOW_S and not self._told):
-            self._told = True
+        if late.over or (late.waited_s >= SLOW_S and not self._reported):
+            self._reported = True
             return late
         return None

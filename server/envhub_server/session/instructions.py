@@ -1,4 +1,4 @@
-"""What goes in and out of a session's state machine: events, and the instructions that follow from them."""
+"""What comes out of a session's state machine: instructions, which ``hub.runtime`` carries out in their order."""
 
 from __future__ import annotations
 
@@ -9,51 +9,17 @@ from envhub.arena.layout import Layout
 from envhub.protocol.messages import Failure
 from envhub_server.catalog.step_costs import StepCost
 from envhub_server.ipc import control
-from envhub_server.processes.exit_cause import ExitCause
-from envhub_server.session.failure_text import Outcome
+from envhub_server.session.failure_text import WorkerLoss
 from envhub_server.session.hang_detector import Late
 
-# --- events besides the messages of clients and workers -------------------------------------------------------------
+# --- workers ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Exited:
-    """A worker's process has ended, perhaps because one of its envs was ``late``."""
+class StartProcesses:
+    """Start the processes of these workers; ``WorkersNotStarted`` reports that none can be had."""
 
-    ending: ExitCause
-    late: Late | None = None
-
-
-@dataclass(frozen=True)
-class ArenaRefused:
-    """The memory the session asked for is not to be had."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A part of the batch was handed to its workers."""
-
-
-@dataclass(frozen=True)
-class Received:
-    """So many rows are done as were waited for; or one of them ``raised``, and none is taken."""
-
-    rows: tuple[int, ...]
-    small: tuple[tuple[int, bytes], ...] = ()
-    large: tuple[int, ...] = ()
-    raised: int | None = None
-
-
-# --- instructions ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StartWorkers:
-    """Start workers of these numbers."""
-
-    numbers: tuple[int, ...]
+    workers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -65,43 +31,162 @@ class Tell:
 
 
 @dataclass(frozen=True)
-class MakeArena:
-    """Allocate the session's memory and hand it to every worker, with this message."""
-
-    layout: Layout
-    message: control.MapArena
-    loose: bool  # whether observations have leaves beside it
-
-
-@dataclass(frozen=True)
-class MapArena:
-    """Hand the session's memory to a worker that takes another one's place."""
+class GiveArena:
+    """Hand the session's arena to a worker, with this message: the second one while workers move there."""
 
     worker: int
     message: control.MapArena
-
-
-@dataclass(frozen=True)
-class TakeOver:
-    """The rows of a worker that ended are the hub's: finish its step, so that nobody waits for it."""
-
-    worker: int
-    outcome: Outcome
 
 
 @dataclass(frozen=True)
 class HandOver:
-    """A worker's rows are its own from now on."""
+    """A worker's rows are its own from now on; ``pending`` is its part of the request under way, if that has one."""
 
     worker: int
     message: control.Serve
+    pending: Any = None
 
 
 @dataclass(frozen=True)
-class Drive:
-    """Hand all rows to their workers; the actions of a step stand in the arena."""
+class ReportLate:
+    """An env has not returned: log it, and have its worker write its stacks if it is about to be killed."""
 
-    op: int
+    worker: int
+    late: Late
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End a worker at once."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class ReportDropped:
+    """A worker has answered what is no longer asked for: log it."""
+
+    worker: int
+    message: Any
+
+
+# --- the arena --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MakeArena:
+    """Allocate the session's memory; ``ArenaRefused`` reports that there is none. ``GiveArena`` follows."""
+
+    layout: Layout
+    loose: bool  # whether observations have leaves beside it
+
+
+@dataclass(frozen=True)
+class MakeOtherArena:
+    """Allocate a second arena of the same layout; ``OtherArenaMade`` or ``OtherArenaRefused`` reports it."""
+
+
+@dataclass(frozen=True)
+class DropOtherArena:
+    """The session does not move to the second arena."""
+
+
+@dataclass(frozen=True)
+class UseOtherArena:
+    """No worker uses the first arena any more: go on in the second one, from the state of the first."""
+
+
+@dataclass(frozen=True)
+class PostReset:
+    """Hand all rows to their workers for a reset; what each resets is told by the channels."""
+
+
+@dataclass(frozen=True)
+class PostStep:
+    """Put the actions of the request into the arena and hand all rows to their workers.
+
+    ``ActionsRefused`` reports that they do not fit.
+    """
+
+
+@dataclass(frozen=True)
+class PostPart:
+    """The same for the rows of SEND; ``PartPosted`` or ``ActionsRefused`` reports it."""
+
+
+@dataclass(frozen=True)
+class TakePart:
+    """Report by ``PartDone`` once so many rows of those posted by parts are done."""
+
+    rows: int
+
+
+@dataclass(frozen=True)
+class TakeRows:
+    """The rows of a worker that ended are the hub's: complete its step, so that no driver waits for it.
+
+    Of a reset that is under way the worker was to reset the rows ``resetting``; None is another request, or none.
+    """
+
+    worker: int
+    loss: WorkerLoss
+    resetting: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class KeepRows:
+    """Complete the rows of a worker that ended unchanged: the reset leaves all of them out."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class FinishSteps:
+    """Complete the steps of a worker that ended, which have waited for the next one for long enough."""
+
+    worker: int
+    loss: WorkerLoss
+
+
+# --- who drives -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Give the client at the side socket what it needs to drive; ``SideClosed`` reports that it has gone."""
+
+
+@dataclass(frozen=True)
+class RefuseSide:
+    """Close the connection to the side socket: its client uses the wire."""
+
+
+@dataclass(frozen=True)
+class GiveDrive:
+    """Have the client drive."""
+
+
+@dataclass(frozen=True)
+class TakeDrive:
+    """Have the hub drive."""
+
+
+@dataclass(frozen=True)
+class CloseSide:
+    """Close the client's side socket."""
+
+
+@dataclass(frozen=True)
+class Revoke:
+    """Send a client that drives to ask what became of its session."""
+
+
+@dataclass(frozen=True)
+class WindUp:
+    """Have a client that drives begin no other step."""
+
+
+# --- the client -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -125,10 +210,27 @@ class Fail:
 
 
 @dataclass(frozen=True)
-class LearnCost:
-    """Know for later sessions what a step of the session's envs takes."""
+class AnswerHops:
+    """Answer the request with the times at which the last step passed."""
 
-    cost: StepCost
+
+@dataclass(frozen=True)
+class AnswerAttach:
+    """Answer the client that takes the session over."""
+
+
+@dataclass(frozen=True)
+class FailAttach:
+    """Tell the client that takes the session over why it does not get it."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class Goodbye:
+    """Tell the client, without being asked, that the hub ends the session."""
+
+    why: Failure
 
 
 @dataclass(frozen=True)
@@ -139,10 +241,15 @@ class Notify:
 
 
 @dataclass(frozen=True)
-class Kill:
-    """End a worker at once."""
+class LearnCost:
+    """Keep for later sessions what a step of the session's envs takes."""
 
-    worker: int
+    cost: StepCost
+
+
+@dataclass(frozen=True)
+class ReportKilled:
+    """The envs did not close in time: log it."""
 
 
 @dataclass(frozen=True)
@@ -151,18 +258,40 @@ class End:
 
 
 Instruction = (
-    StartWorkers
+    StartProcesses
     | Tell
-    | MakeArena
-    | MapArena
-    | TakeOver
+    | GiveArena
     | HandOver
-    | Drive
+    | ReportLate
+    | Kill
+    | ReportDropped
+    | MakeArena
+    | MakeOtherArena
+    | DropOtherArena
+    | UseOtherArena
+    | PostReset
+    | PostStep
+    | PostPart
+    | TakePart
+    | TakeRows
+    | KeepRows
+    | FinishSteps
+    | Grant
+    | RefuseSide
+    | GiveDrive
+    | TakeDrive
+    | CloseSide
+    | Revoke
+    | WindUp
     | Answer
     | Fail
-    | LearnCost
+    | AnswerHops
+    | AnswerAttach
+    | FailAttach
+    | Goodbye
     | Notify
-    | Kill
+    | LearnCost
+    | ReportKilled
     | End
 )
 Instructions = list[Instruction]

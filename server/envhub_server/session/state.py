@@ -1,28 +1,23 @@
-"""One session as a pure state machine: requests and worker events in, instructions out.
+"""One session as a pure state machine: stimuli in, instructions out.
 
-It knows no socket, process, memory or clock; the hub does what the instructions say and reports what came of it. One
-request at a time is under way (the protocol sees to that), so the phases are few::
+It knows no socket, process, memory or clock. ``hub.runtime`` carries out the instructions in their order and reports
+what came of them as further stimuli, after the machine has returned: it is never re-entered. It decides everything that
+is decided about a session: which requests are carried out, who drives, what is told of a worker that ended and when
+another takes its place, which env hangs, how another client takes over, and when the session ends.
 
-    BUILDING ──all Built──▶ MAPPING ──all Mapped──▶ READY ◀──▶ MOVING (reset, step)
-                                                      ▲ ▼
-                                                    CALLING (call, set_attr)
-
-    BUILDING, MAPPING ──failure──▶ CLOSING        READY, MOVING, CALLING ──a worker died too often──▶ BROKEN
-    any ──close, lease expired, hub stopping──▶ CLOSING ──all workers gone──▶ ended
-
-Where it takes the first envs to see how many workers suit them, BUILDING begins with one env for each CPU; the workers
-that make these go on, with as many others as are decided on.
+One request at a time is under way (the protocol sees to that). ``TABLE`` says which stimulus is handled in which phase,
+and which phases may follow; ``diagram`` draws them.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from envhub.arena.layout import Layout
-from envhub.arena.memory import OP_RESET, OP_STEP
 from envhub.arena.spin import spin_us
 from envhub.protocol import messages
 from envhub.protocol.messages import (
@@ -30,7 +25,7 @@ from envhub.protocol.messages import (
     Close,
     Collect,
     Failure,
-    Made,
+    HopsRequest,
     Make,
     Receive,
     Reset,
@@ -47,59 +42,184 @@ from envhub_server.catalog.step_costs import average
 from envhub_server.ipc import control
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.processes.exit_cause import ExitCause
-from envhub_server.session import failure_text
+from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
+from envhub_server.session import failure_text, stimuli
 from envhub_server.session.build_order import build
+from envhub_server.session.failure_text import WorkerLoss
+from envhub_server.session.hang_detector import HangDetector, Late, Progress
 from envhub_server.session.instructions import (
     Answer,
-    ArenaRefused,
-    Drive,
+    AnswerAttach,
+    AnswerHops,
+    CloseSide,
+    DropOtherArena,
     End,
-    Exited,
     Fail,
+    FailAttach,
+    FinishSteps,
+    GiveArena,
+    GiveDrive,
+    Goodbye,
+    Grant,
     HandOver,
     Instructions,
+    KeepRows,
     Kill,
     LearnCost,
     MakeArena,
-    MapArena,
+    MakeOtherArena,
     Notify,
-    Received,
-    Sent,
-    StartWorkers,
-    TakeOver,
+    PostPart,
+    PostReset,
+    PostStep,
+    RefuseSide,
+    ReportDropped,
+    ReportKilled,
+    ReportLate,
+    Revoke,
+    StartProcesses,
+    TakeDrive,
+    TakePart,
+    TakeRows,
     Tell,
+    UseOtherArena,
+    WindUp,
 )
 from envhub_server.session.restarts import Restarts
+from envhub_server.session.stimuli import Requested, Stimulus
 from envhub_server.session.worker_count import Machine, WorkerCount, better_count, better_count_text, of_first_envs
+
+SAMPLE_S = 0.1  # how often the arena is read while envs are at work
+SAMPLE_IDLE_S = 1.0  # while the client drives and does not step
+STACKS_S = 0.2  # for a worker to write where its threads are, before it is killed
+
+_SHUTTING_DOWN = Failure("draining", "hub", "the hub is shutting down")
+_CALLS = (control.CallRows, control.SetAttrRows)
 
 
 class Phase(enum.Enum):
     """Where a session stands."""
 
-    BUILDING = "building"
-    MAPPING = "mapping"
-    READY = "ready"
-    MOVING = "moving"
-    CALLING = "calling"
-    BROKEN = "broken"
-    CLOSING = "closing"
+    BUILDING = "building"  # its workers make the envs
+    MAPPING = "mapping"  # they map the arena
+    READY = "ready"  # no request of the whole batch is under way
+    MOVING = "moving"  # a reset or step is under way
+    CALLING = "calling"  # a call is under way
+    HANDING_OVER = "handing over"  # its workers move to the arena of the client that takes it over
+    BROKEN = "broken"  # a worker has ended too often
+    CLOSING = "closing"  # its workers close the envs and end
+    ENDED = "ended"
 
 
-_STEP = Drive(OP_STEP)
-_OUTCOME = Answer(messages.Done(), arrays=True)  # of a reset or a step
+_MAKING = (Phase.BUILDING, Phase.MAPPING)
+_OVER = (Phase.BROKEN, Phase.CLOSING, Phase.ENDED)
+
+
+class Stage(enum.Enum):
+    """Where a worker stands."""
+
+    ABSENT = "absent"  # no process: it was not asked for yet, or has ended
+    BUILDING = "building"  # its process makes its envs
+    BUILT = "built"  # its envs exist, and it waits for the arena
+    MAPPING = "mapping"  # it was given the arena
+    MAPPED = "mapped"  # it waits for its rows
+    SERVING = "serving"  # its rows are its own
+
+
+class Lane(enum.Enum):
+    """How the client steps the session."""
+
+    WIRE = "wire"  # the hub drives, for each step
+    SHARED = "shared"  # the client may drive, and does whenever nothing that the hub drives is under way
+
+
+class Driver(enum.Enum):
+    """Who posts rows."""
+
+    HUB = "hub"
+    CLIENT = "client"
+
+
+class Takeover(enum.Enum):
+    """Whether another client takes the session over."""
+
+    NONE = "none"
+    WAITING = "waiting"  # for the rows under way
+    MOVING = "moving"  # of the workers to another arena
+
+
+@dataclass
+class WorkerState:
+    """What is known of one worker.
+
+    Attributes:
+        rows: its rows.
+        detector: judges its progress.
+        stage: where it stands.
+        built: how many envs its process has made.
+        loss: what its rows are told of the process that ended, until another one serves.
+        restart_at_s: when a process is started again.
+        boot_failure: why its last process could not make the envs.
+        waiting: whether its part of the phase is outstanding.
+        pending: what it is told for the request under way, save what the arena's words say.
+        results: of the call under way.
+        late: the env for which it is about to be killed, at ``kill_at_s``.
+        finish_at_s: when steps that wait for its next process have waited for long enough.
+        moving: whether it was given the second arena and has not mapped it yet.
+        first, made, times: what it said of its first env, of all its envs, and of their steps.
+    """
+
+    rows: list[int]
+    detector: HangDetector
+    stage: Stage = Stage.ABSENT
+    built: int = 0
+    loss: WorkerLoss | None = None
+    restart_at_s: float = math.inf
+    boot_failure: Failure | None = None
+    waiting: bool = False
+    pending: Any = None
+    results: Sequence[bytes] = ()
+    late: Late | None = None
+    kill_at_s: float = math.inf
+    finish_at_s: float = math.inf
+    moving: bool = False
+    first: control.FirstBuilt | None = None
+    made: control.Built | None = None
+    times: control.StepTimes | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has a process."""
+        return self.stage is not Stage.ABSENT
+
+    def start(self) -> None:
+        """Note that a process is asked for."""
+        self.stage, self.built, self.restart_at_s = Stage.BUILDING, 0, math.inf
+        self.detector.rest()
+
+    def end(self) -> Late | None:
+        """Note that the process has ended; returns the env for which it was killed, if it was."""
+        late, self.late = self.late, None
+        self.stage, self.kill_at_s, self.moving = Stage.ABSENT, math.inf, False
+        self.detector.rest()
+        return late
 
 
 class SessionState:
     """One client's vector env.
 
     Attributes:
-        phase: where it stands.
-        blocks: the rows of each worker, in turn, so that slow envs that stand side by side are not all one worker's.
-        infos: infos of the move under way that were too large for the arena.
+        make: what the client asked for.
+        phase: where the session stands.
+        workers: by number; worker ``i`` of ``n`` has every row whose remainder is ``i``, so that slow envs that stand
+            side by side are not all one worker's.
+        asked: whether a request waits for its answer.
+        lane: how the client steps it.
+        driver: who posts rows.
+        infos: infos of the request under way that were too large for the arena.
         sizing: how many workers it has, and why; None until that is decided.
-        spin_us: for how long its workers, and a client that drives them, look before they park.
-        made: what is to be known of it, once it is made.
-        mapped: what a worker is told with the arena.
+        spin_us: for how long its workers, and a client that drives them, spin before they park.
+        made: what the client is told of it, once it is made.
     """
 
     def __init__(
@@ -111,271 +231,225 @@ class SessionState:
         machine: Machine,
         restarts: Restarts,
     ) -> None:
-        """Of so many workers; where that is None, of as many as suit the first envs once they are made."""
+        """Of ``sizing`` workers; where that is None, of as many as suit the first envs once these are made."""
         self.make = make
         self.phase = Phase.BUILDING
         self.sizing = sizing
-        self._machine = machine
-        self._first_built: dict[int, control.FirstBuilt] = {}
-        self._step_times: dict[int, control.StepTimes] = {}
-        self._warned = False  # that another number of workers would be better
-        self._settle(machine.cpus if sizing is None else sizing.workers)
+        self.workers: list[WorkerState] = []
+        self.asked = True  # the first request is the make
+        self.lane = Lane.WIRE
+        self.driver = Driver.HUB
         self.infos: dict[int, bytes] = {}
-        self._rows = range(make.num_envs)
-        self._templates: dict[int, bytes] = {}
+        self.made: messages.Made | None = None
+        self.spin_us = 0
         self._recipe = recipe
         self._info_bytes = info_bytes
-        self._waiting: set[int] = set()  # workers whose part of the phase is outstanding
-        self._built: dict[int, control.Built] = {}
-        self._standing: dict[int, int] = {}  # envs, by worker
-        self._results: dict[int, list[bytes]] = {}
-        self._calls = 0  # that were begun; the number of the last one, which answers to it repeat
-        self._failure: Failure | None = None
-        self._left: dict[int, Failure] = {}  # why rows failed that the hub did not drive, or not as a whole batch
-        self.made: Made | None = None
-        self._asked = True  # a request waits for its answer; the first one is the make
-        self.mapped: control.MapArena | None = None  # what a worker is told when it gets the arena
+        self._machine = machine
         self._restarts = restarts
-        self._away: dict[int, float] = {}  # when workers that ended are started again; until they serve
-        self._boots: dict[int, Failure] = {}  # why they could not build their envs
-        self._outcomes: dict[int, failure_text.Outcome] = {}
-        self._seeds: list[int | None] = [None] * make.num_envs  # what each env was last seeded with
+        self._warned = False  # that another number of workers would be better
+        self._mapped: control.MapArena | None = None  # what a worker is told with the arena
+        self._templates: dict[int, bytes] = {}
+        self._calls = 0  # the number of the last call, which its answers repeat
+        self._failure: Failure | None = None  # of the request under way, or of the session
+        self._left: dict[int, Failure] = {}  # of rows that failed while no request of the whole batch was under way
+        self._seeds: list[int | None] = [None] * make.num_envs  # the last seed of each env
+        self._parts_out = 0  # rows that were posted by parts and not received
+        self._receiving = 0  # how many of them RECEIVE waits for
+        self._takeover = Takeover.NONE
+        self._lent = False  # whether a client has ever had the arena's memory
+        self._close_by_s = self._drain_by_s = self._end_by_s = math.inf
+        self._sample_at_s = math.inf
+        self._idle_samples = 0
+        self._quiescent = True  # whether every row was done, as far as was reported last while the client drove
+        self._told = False  # whether a worker has something ``pending``
+        self._other_made = False  # whether the second arena exists
+        self._resize(machine.cpus if sizing is None else sizing.workers)
+
+    # --- what others see ----------------------------------------------------------------------------------------------
+
+    @property
+    def blocks(self) -> list[list[int]]:
+        """The rows of each worker."""
+        return [worker.rows for worker in self.workers]
 
     @property
     def restarts(self) -> int:
-        """How often its workers have ended, or made an env anew."""
-        return sum(map(self._restarts.count, range(len(self.blocks))))
-
-    @property
-    def idle(self) -> bool:
-        """Whether no request waits for its answer."""
-        return not self._asked
+        """How often its workers have ended, or made an env again."""
+        return sum(map(self._restarts.count, range(len(self.workers))))
 
     @property
     def making(self) -> bool:
-        """Whether its envs do not stand yet."""
-        return self.phase in (Phase.BUILDING, Phase.MAPPING)
+        """Whether its envs do not exist yet."""
+        return self.phase in _MAKING
+
+    @property
+    def attachable(self) -> bool:
+        """Whether another client may take it over."""
+        return not self.making and self.phase not in (Phase.CLOSING, Phase.ENDED)
 
     @property
     def building(self) -> messages.HeartbeatReply:
-        """How far the making of the envs is."""
-        return messages.HeartbeatReply("running", self.phase.value, sum(self._standing.values()), self.make.num_envs)
+        """How many of the envs are made."""
+        built = sum(worker.built for worker in self.workers)
+        return messages.HeartbeatReply("running", self.phase.value, built, self.make.num_envs)
 
-    # --- the life of a session ------------------------------------------------------------------------------------
+    # --- the one door -------------------------------------------------------------------------------------------------
 
-    def start(self) -> Instructions:
-        """What to do first."""
-        self._waiting = set(self._alive)
-        return [StartWorkers(tuple(range(len(self.blocks)))), *map(self._build, range(len(self.blocks)))]
+    def handle(self, stimulus: Stimulus, now_s: float) -> Instructions:
+        """What is to be done about the stimulus.
 
-    def _build(self, worker: int) -> Tell:
-        cpu = self._machine.cpu(worker) if self.make.pin else None
-        return Tell(worker, build(self.make, self._recipe, worker, self.blocks[worker], cpu, self.sizing is None))
-
-    def _settle(self, workers: int) -> None:
-        workers = max(1, min(workers, self.make.num_envs))
-        self.blocks = _blocks(self.make.num_envs, workers)
-        self._alive = set(range(workers))
-        # Other sessions do not count: most are idle, and where they are not, spins are in vain and so become rare.
-        machine, told_us = self._machine, self.make.spin_us
-        self.spin_us = spin_us(workers + 1, machine.cpus, machine.quota) if told_us is None else told_us
-
-    def close(self, terminate: bool = False) -> Instructions:
-        """End the session.
-
-        Call again with ``terminate`` once the time for closing is over.
+        Raises:
+            IllegalStimulus: it cannot come in this phase, which is a bug of the hub's.
         """
-        first = self.phase is not Phase.CLOSING
-        self.phase = Phase.CLOSING
-        if terminate:
-            return [Kill(worker) for worker in sorted(self._alive)] or self._ended()
-        if not first:
-            return []
-        return [Tell(worker, control.CloseEnvs()) for worker in sorted(self._alive)] or self._ended()
-
-    def abandon(self, why: Failure, terminate: bool) -> Instructions:
-        """End the session without its client's wish; a request under way is told ``why``."""
-        return [*self._answered(Fail(why)), *self.close(terminate)]
-
-    def abstain(self, why: Failure) -> Instructions:
-        """Refuse the request under way; nothing was done for it."""
-        return self._answered(Fail(why))
-
-    def _ended(self) -> Instructions:
-        done = self._answered(Answer(messages.Done())) if self._failure is None else self._answered(Fail(self._failure))
-        return [*done, End()]
-
-    def _answered(self, answer: Answer | Fail) -> Instructions:
-        if not self._asked:
-            return []
-        self._asked = False
-        return [answer]
-
-    # --- requests -------------------------------------------------------------------------------------------------
-
-    def request(self, message: Any) -> Instructions:
-        """What to do for the client's next request."""
-        self._asked = True
-        if isinstance(message, Close):
-            self._failure = None  # what broke the session was told before; now only closing counts
-            return self.close(message.terminate)
-        if self.phase is Phase.BROKEN:
-            assert self._failure is not None
-            return self._answered(Fail(self._failure))
-        if self.phase is not Phase.READY:
-            return self._answered(Fail(_refusal(f"the session is {self.phase.value}")))
-        if isinstance(message, (Send, Receive)):
-            return []  # its host tells when it is carried out
-        if isinstance(message, Collect):
-            return self._collect(message.rows)
-        if isinstance(message, TemplatesRequest):
-            known = [number for number in message.numbers if number in self._templates]
-            return self._answered(Answer(Templates(known, [self._templates[number] for number in known])))
-        self._failure = None
-        self._left.clear()
-        self.infos.clear()
-        match message:
-            case Reset():
-                return self._reset(message)
-            case Step():
-                self.phase = Phase.MOVING
-                return [_STEP]
-            case Call():
-                wanted = control.CallRows(message.name, message.args, message.only_kind, message.skip_unreset)
-                return self._call([wanted] * len(self.blocks))
-            case SetAttr():
-                return self._set_attr(message)
-            case _:
-                return self._answered(Fail(_refusal(f"a session does not carry out {type(message).__name__}")))
-
-    def _collect(self, rows: list[int]) -> Instructions:
-        # They are kept, for a client that was interrupted asks again; the next ones of a row take their place.
-        failures = [self._left[row] for row in sorted(rows) if row in self._left]
-        infos = tuple((row, self.infos[row]) for row in sorted(rows) if row in self.infos)
-        return self._answered(Fail(failures[0]) if failures else Answer(messages.Done(), rows=infos))
-
-    def _on_received(self, received: Received) -> Instructions:
-        if received.raised is not None:
-            unknown = Failure("internal", "session", f"env {received.raised} failed, and nobody said why")
-            return self._answered(Fail(self._left.pop(received.raised, unknown)))
-        large = [(row, self.infos.pop(row)) for row in received.large if row in self.infos]
-        rows = tuple(sorted([*received.small, *large]))
-        return self._answered(Answer(messages.Done(), rows=rows, part=received.rows))
-
-    def _reset(self, reset: Reset) -> Instructions:
-        num_envs = self.make.num_envs
-        seeds, mask = reset.seeds or [None] * num_envs, reset.mask or [True] * num_envs
-        if len(seeds) != num_envs or len(mask) != num_envs or not any(mask):
-            return self._answered(Fail(_refusal(f"a reset needs {num_envs} seeds and a mask of {num_envs}, some True")))
-        self.phase = Phase.MOVING
-        self._seeds = [self._seeds[row] if seeds[row] is None or not mask[row] else seeds[row] for row in self._rows]
-        instructions: Instructions = [Drive(OP_RESET)]
-        for worker, block in enumerate(self.blocks):
-            rows = [row for row in block if mask[row]]
-            wanted = control.ResetRows(rows, [seeds[row] for row in rows], reset.options)
-            instructions.append(Tell(worker, wanted))
+        kind: type = type(stimulus)
+        if kind is Requested or kind is WorkerSaid:
+            kind = type(stimulus.message)  # type: ignore[union-attr]
+        try:
+            handler: Handler = TABLE[kind][self.phase][0]
+        except KeyError:
+            return self._on_unknown(stimulus, now_s)
+        instructions = handler(self, stimulus, now_s)
+        if self._drain_by_s != math.inf:
+            instructions = [*instructions, *self._drained(now_s)]
         return instructions
 
-    def _set_attr(self, wanted: SetAttr) -> Instructions:
-        values = wanted.values
-        if len(values) not in (1, self.make.num_envs):
-            return self._answered(Fail(_refusal(f"set_attr needs 1 or {self.make.num_envs} values, got {len(values)}")))
-        if len(values) == 1:
-            return self._call([control.SetAttrRows(wanted.name, values[0])] * len(self.blocks))
-        each = [[values[row] for row in block] for block in self.blocks]
-        return self._call([control.SetAttrRows(wanted.name, each=part) for part in each])
+    def _on_unknown(self, stimulus: Stimulus, now_s: float) -> Instructions:
+        kind = type(stimulus.message) if isinstance(stimulus, (Requested, WorkerSaid)) else type(stimulus)
+        if kind not in TABLE and isinstance(stimulus, WorkerSaid) and self.phase not in _OVER:
+            return self._make_failed(_refusal(f"worker {stimulus.worker} sent a {kind.__name__}"), now_s)
+        if isinstance(stimulus, WorkerSaid):
+            return []  # it was sent before the worker knew of the phase
+        if kind not in TABLE and isinstance(stimulus, Requested):
+            self.asked = True
+            return self._refuse(f"a session does not carry out {kind.__name__}")
+        raise IllegalStimulus(f"{kind.__name__} in phase {self.phase.value}")
 
-    def _call(self, wanted: Sequence[control.CallRows | control.SetAttrRows]) -> Instructions:
-        self.phase = Phase.CALLING
-        self._calls += 1
-        self._results.clear()
-        self._waiting = set(range(len(self.blocks)))
-        return [Tell(worker, replace(message, number=self._calls)) for worker, message in enumerate(wanted)]
+    def next_deadline_s(self) -> float:
+        """When ``Elapsed`` is due; infinity where nothing happens by the passing of time."""
+        if self.phase is Phase.ENDED:
+            return math.inf
+        deadlines = [self._close_by_s, self._drain_by_s]
+        if self.phase not in _OVER:
+            deadlines.append(self._sample_at_s if self._samples else math.inf)
+            for worker in self.workers:
+                deadlines += (worker.restart_at_s, worker.kill_at_s, worker.finish_at_s)
+        return min(deadlines)
 
-    # --- events ---------------------------------------------------------------------------------------------------
+    @property
+    def _samples(self) -> bool:
+        """Whether the arena is read now and then: an env may hang, or a row be done of which no bell tells."""
+        busy = self.phase is not Phase.READY or self.driver is Driver.CLIENT or self._takeover is not Takeover.NONE
+        return busy or self._parts_out > 0 or any(w.alive and w.stage is not Stage.SERVING for w in self.workers)
 
-    def event(self, worker: int, event: Any, now_s: float = 0.0) -> Instructions:
-        """What to do now that ``worker`` sent this message, or that this happened."""
-        match event:
-            case control.Built():
-                return self._on_built(worker, event)
-            case control.Mapped():
-                return self._on_mapped(worker, now_s)
-            case control.Building(built):
-                self._standing[worker] = built
-                return []
-            case control.FirstBuilt():
-                return self._on_first_built(worker, event)
-            case control.StepTimes():
-                return self._on_step_times(worker, event)
-            case control.RowInfo(row, info):
-                if row in self.blocks[worker]:
-                    self.infos[row] = info
-                    self._left.pop(row, None)
-                return []
-            case control.InfoTemplate(number, example):
-                if len(self._templates) < TEMPLATES_MAX * len(self.blocks):
-                    self._templates[number] = example
-                return []
-            case Sent():
-                return self._answered(Answer(messages.Done()))
-            case Received():
-                return self._on_received(event)
-            case control.CallResults(values):
-                self._results[worker] = values
-                return self._on_called(worker)
-            case control.RowFailed(failure) | control.CallFailed(failure):
-                return self._on_failed(worker, failure)
-            case ArenaRefused(reason):
-                return self._make_failed(Failure("limit", "hub", reason))
-            case control.Faulted(row, message):
-                return self._on_faulted(worker, row, message, now_s)
-            case Exited():
-                return self._on_exited(worker, event, now_s)
-            case control.Suspicious():
-                return []
-            case _:
-                return self._make_failed(_refusal(f"worker {worker} sent a {type(event).__name__}"))
+    def plan_sample(self, now_s: float) -> None:
+        """Have the arena read soon, if envs are at work."""
+        self._sample_at_s = min(self._sample_at_s, now_s + SAMPLE_S)
 
-    def _on_first_built(self, worker: int, built: control.FirstBuilt) -> Instructions:
+    def validate(self) -> None:
+        """Check what always holds between two stimuli; for tests.
+
+        Raises:
+            AssertionError: it does not.
+        """
+        assert sorted(row for worker in self.workers for row in worker.rows) == [*range(self.make.num_envs)]
+        assert self.asked or self.phase not in (Phase.MOVING, Phase.CALLING, *_MAKING)
+        assert (self._takeover is Takeover.MOVING) == (self.phase is Phase.HANDING_OVER)
+        assert self.driver is Driver.HUB or (self._lent and not self._parts_out)
+        assert self.lane is Lane.WIRE or self._lent
+        assert not self._receiving or self.asked
+        assert self._failure is not None or self.phase is not Phase.BROKEN
+        assert self.phase is not Phase.ENDED or not (self.asked or any(w.alive for w in self.workers))
+        assert self.phase is not Phase.CLOSING or any(w.alive for w in self.workers)
+        for worker in self.workers:
+            assert worker.stage is not Stage.SERVING or (worker.loss is None and worker.made is None)
+            assert worker.late is None or worker.alive
+            assert not worker.moving or (self.phase in (Phase.HANDING_OVER, *_OVER) and worker.alive)
+            if self.phase in (Phase.READY, Phase.MOVING, Phase.CALLING, Phase.HANDING_OVER):
+                assert (worker.loss is None) == (worker.stage is Stage.SERVING)
+                assert worker.alive or worker.restart_at_s < math.inf
+            if self.phase not in (*_MAKING, Phase.CALLING, *_OVER):
+                assert not worker.waiting and (self.asked or worker.pending is None)
+
+    def _on_nothing(self, _: Stimulus, now_s: float) -> Instructions:
+        """The stimulus changes nothing in this phase."""
+        return []
+
+    # --- making -------------------------------------------------------------------------------------------------------
+
+    def _resize(self, count: int) -> None:
+        count = max(1, min(count, self.make.num_envs))
+        for number in range(count):
+            rows = list(range(number, self.make.num_envs, count))
+            if number < len(self.workers):
+                self.workers[number].rows = rows
+            else:
+                self.workers.append(WorkerState(rows, HangDetector(self.make.faults)))
+        # Other sessions do not count: most are idle, and where they are not, spins are in vain and so become rare.
+        machine, wanted_us = self._machine, self.make.spin_us
+        self.spin_us = spin_us(count + 1, machine.cpus, machine.quota) if wanted_us is None else wanted_us
+
+    def _on_made(self, _: stimuli.SessionMade, now_s: float) -> Instructions:
+        self._wait_for_all()
+        return self._start(range(len(self.workers)), now_s)
+
+    def _wait_for_all(self) -> None:
+        for worker in self.workers:
+            worker.waiting = True
+
+    def _start(self, numbers: Collection[int], now_s: float) -> Instructions:
+        if not numbers:
+            return []
+        self.plan_sample(now_s)
+        for number in numbers:
+            self.workers[number].start()
+        return [StartProcesses(tuple(numbers)), *map(self._build, numbers)]
+
+    def _build(self, number: int) -> Tell:
+        cpu = self._machine.cpu(number) if self.make.pin else None
+        rows = self.workers[number].rows
+        return Tell(number, build(self.make, self._recipe, number, rows, cpu, self.sizing is None))
+
+    def _on_not_started(self, refused: stimuli.WorkersNotStarted, now_s: float) -> Instructions:
+        instructions: Instructions = []
+        if self.making:
+            refusal = Failure("limit", "hub", f"a worker cannot be started: {refused.reason}")
+            instructions += self._make_failed(refusal, now_s)
+        cause = ExitCause(f"cannot be started: {refused.reason}")
+        for number in refused.workers:
+            instructions += self._on_exited(WorkerExited(number, cause), now_s)
+        return instructions
+
+    def _on_building(self, said: WorkerSaid, now_s: float) -> Instructions:
+        self.workers[said.worker].built = said.message.built
+        return []
+
+    def _on_first_built(self, said: WorkerSaid, now_s: float) -> Instructions:
         """Decide on the number of workers, once the first env of each CPU is made, and have the other envs made."""
-        if self.phase is not Phase.BUILDING or self.sizing is not None:
+        if self.sizing is not None:
             return []
-        self._first_built[worker] = built
-        self._standing[worker] = 1
-        if len(self._first_built) < len(self.blocks):
+        worker = self.workers[said.worker]
+        worker.first, worker.built, worker.stage = said.message, 1, Stage.BUILT
+        first = [each.first for each in self.workers if each.first is not None]
+        if len(first) < len(self.workers):
             return []
-        self.sizing = of_first_envs(self.make.num_envs, self._first_built.values(), self._machine)
-        begun = len(self.blocks)
-        self._settle(self.sizing.workers)
-        self._waiting = set(self._alive)
-        others = range(begun, len(self.blocks))
-        rest = [Tell(worker, control.BuildRest(self.blocks[worker])) for worker in range(begun)]
-        return [*([StartWorkers(tuple(others))] if others else []), *rest, *map(self._build, others)]
+        self.sizing = of_first_envs(self.make.num_envs, first, self._machine)
+        begun = len(self.workers)
+        self._resize(self.sizing.workers)
+        self._wait_for_all()
+        for each in self.workers[:begun]:
+            each.stage = Stage.BUILDING
+        rest = [Tell(number, control.BuildRest(self.workers[number].rows)) for number in range(begun)]
+        started = self._start(range(begun, len(self.workers)), now_s)
+        return [*started[:1], *rest, *started[1:]]
 
-    def _on_step_times(self, worker: int, times: control.StepTimes) -> Instructions:
-        """Tell what steps of the env take, and, once, that another number of workers would suit them better."""
-        self._step_times[worker] = times
-        cost = average(self._step_times.values())
-        if cost is None or self.sizing is None:
+    def _on_built(self, said: WorkerSaid, now_s: float) -> Instructions:
+        worker = self.workers[said.worker]
+        worker.made, worker.waiting = said.message, False
+        worker.stage, worker.built = Stage.BUILT, len(worker.rows)
+        if any(each.waiting for each in self.workers):
             return []
-        learned: Instructions = [LearnCost(cost)]
-        workers, num_envs = len(self.blocks), self.make.num_envs
-        better = None if self._warned or self.sizing.told else better_count(num_envs, workers, cost, self._machine)
-        if better is None:
-            return learned
-        self._warned = True
-        return [*learned, Notify(better_count_text(num_envs, workers, *better, cost))]
-
-    def _on_built(self, worker: int, built: control.Built) -> Instructions:
-        if self.phase is not Phase.BUILDING:
-            return [MapArena(worker, self.mapped)] if self.mapped is not None and worker in self._away else []
-        self._built[worker] = built
-        self._standing[worker] = len(self.blocks[worker])
-        self._waiting.discard(worker)
-        if self._waiting:
-            return []
-        first = self._built[0]
+        first = self.workers[0].made
+        assert first is not None
         try:
             observations, actions = (
                 tuple(Leaf.from_wire(leaf) for leaf in leaves)
@@ -383,8 +457,9 @@ class SessionState:
             )
             layout = Layout(self.make.num_envs, observations, actions, self._info_bytes)
         except ValueError as error:
-            return self._make_failed(Failure("limit", "hub", f"these envs have no place in shared memory: {error}"))
-        self.mapped = control.MapArena(
+            why = Failure("limit", "hub", f"these envs have no place in shared memory: {error}")
+            return self._make_failed(why, now_s)
+        self._mapped = control.MapArena(
             layout.rows,
             first.observation_leaves,
             first.action_leaves,
@@ -395,26 +470,45 @@ class SessionState:
             self.spin_us,
         )
         self.phase = Phase.MAPPING
-        self._waiting = set(self._alive)
-        return [MakeArena(layout, self.mapped, first.loose)]
+        self._wait_for_all()
+        return [MakeArena(layout, first.loose), *map(self._map, range(len(self.workers)))]
 
-    def _on_mapped(self, worker: int, now_s: float) -> Instructions:
-        self._restarts.serves(worker, now_s)
-        if self.phase is not Phase.MAPPING:
-            return [HandOver(worker, self._serve(worker))] if worker in self._away else []
-        self._waiting.discard(worker)
-        if self._waiting:
+    def _map(self, number: int) -> GiveArena:
+        assert self._mapped is not None
+        worker = self.workers[number]
+        if worker.stage is not Stage.SERVING:
+            worker.stage = Stage.MAPPING
+        return GiveArena(number, self._mapped)
+
+    def _on_arena_refused(self, refused: stimuli.ArenaRefused, now_s: float) -> Instructions:
+        return self._make_failed(Failure("limit", "hub", refused.reason), now_s)
+
+    def _on_first_mapped(self, said: WorkerSaid, now_s: float) -> Instructions:
+        self._restarts.serves(said.worker, now_s)
+        worker = self.workers[said.worker]
+        worker.waiting, worker.stage = False, Stage.MAPPED
+        if any(each.waiting for each in self.workers):
             return []
         self.phase = Phase.READY
-        first = self._built[0]
+        made = self._describe()
+        self.made = replace(made, autoreset_mode=self.make.autoreset_mode, observation_mode=self.make.observation_mode)
+        served: Instructions = []
+        for number, each in enumerate(self.workers):
+            each.stage, each.made = Stage.SERVING, None
+            served.append(HandOver(number, control.Serve(info=self.make.lost)))
+        return [*served, *self._answered(Answer(made))]
+
+    def _describe(self) -> messages.Made:
+        made = [worker.made for worker in self.workers]
+        first = made[0]
+        assert first is not None
         spaces = first.observation_spaces
         if self.make.observation_mode != "same":
-            spaces = [
-                self._built[row % len(self.blocks)].observation_spaces[row // len(self.blocks)] for row in self._rows
-            ]
-        made = Made(
+            by_worker = [each.observation_spaces for each in made if each is not None]
+            spaces = [by_worker[row % len(made)][row // len(made)] for row in range(self.make.num_envs)]
+        return messages.Made(
             num_envs=self.make.num_envs,
-            num_workers=len(self.blocks),
+            num_workers=len(self.workers),
             observation_spaces=spaces,
             action_space=first.action_space,
             metadata=first.metadata,
@@ -422,116 +516,699 @@ class SessionState:
             spec=first.spec,
             sizing="" if self.sizing is None else self.sizing.reason,
         )
-        self.made = replace(made, autoreset_mode=self.make.autoreset_mode, observation_mode=self.make.observation_mode)
-        self._built.clear()
-        served: Instructions = [HandOver(worker, control.Serve(info=self.make.lost)) for worker in sorted(self._alive)]
-        return [*served, *self._answered(Answer(made))]
 
-    def moved(self) -> Instructions:
-        """What to do now that the rows of the request under way are done."""
-        if self.phase is not Phase.MOVING:
+    def _on_making_failed(self, said: WorkerSaid, now_s: float) -> Instructions:
+        return self._make_failed(said.message.failure, now_s)
+
+    def _make_failed(self, failure: Failure, now_s: float) -> Instructions:
+        """The session cannot be made: say so, and end its workers at once."""
+        return [*self._answered(Fail(failure)), *self._close(now_s, terminate=True)]
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def _answered(self, answer: Answer | Fail | AnswerHops) -> Instructions:
+        """The request under way is answered, if there is one; a client on the shared lane drives again."""
+        if not self.asked:
             return []
+        self.asked = False
+        self._receiving = 0
+        if self._told:
+            self._told = False
+            for worker in self.workers:
+                worker.pending = None
+        if self.lane is Lane.SHARED and self.driver is Driver.HUB and self._idle:
+            self.driver, self._idle_samples = Driver.CLIENT, 0
+            return [answer, GiveDrive()]
+        return [answer]
+
+    @property
+    def _idle(self) -> bool:
+        """Whether nothing that the hub drives is under way."""
+        return self.phase is Phase.READY and not self.asked and not self._parts_out
+
+    def _refuse(self, text: str) -> Instructions:
+        return self._answered(Fail(_refusal(text)))
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def _on_step(self, request: Requested, now_s: float) -> Instructions:
+        # Written out: this is the way of every step over the wire.
+        if self.driver is Driver.CLIENT or self._parts_out or self._drain_by_s != math.inf:
+            if refused := self._refused(request):
+                return refused
+            return [*self._begin(Phase.MOVING, now_s), PostStep()]
+        if self._failure is not None or self._left or self.infos:
+            self._forget_last()
+        if self._sample_at_s == math.inf:
+            self._sample_at_s = now_s + SAMPLE_S
+        self.asked, self.phase = True, Phase.MOVING
+        return _POST_STEP
+
+    def _refused(self, request: Requested) -> Instructions:
+        """Refuse a request of the whole batch if something forbids it; else returns nothing."""
+        self.asked = True
+        if self._drain_by_s != math.inf:
+            return self._answered(Fail(_SHUTTING_DOWN))
+        if self._parts_out and not isinstance(request.message, Send):
+            return self._refuse("envs are under way that RECEIVE has not returned")
+        if self.driver is Driver.CLIENT and not request.quiescent:
+            return self._refuse("a step that the client drives has not ended; wait for it")
+        return []
+
+    def _begin(self, phase: Phase, now_s: float) -> Instructions:
+        """Begin a request that the hub drives, and that was not refused."""
+        self.phase = phase
+        self.plan_sample(now_s)
+        if phase is not Phase.READY:
+            self._forget_last()
+        return self._take_drive()
+
+    def _take_drive(self) -> Instructions:
+        """Have the hub drive; every row is done."""
+        if self.driver is Driver.HUB:
+            return []
+        self.driver = Driver.HUB
+        return [TakeDrive()]
+
+    def _forget_last(self) -> None:
+        self._failure = None
+        self._left.clear()
+        self.infos.clear()
+
+    def _on_actions_refused(self, refused: stimuli.ActionsRefused, now_s: float) -> Instructions:
+        if self.phase is Phase.MOVING:
+            self.phase = Phase.READY
+        return self._answered(Fail(Failure("bad_actions", "request", refused.problem)))
+
+    def _on_rows_done(self, _: stimuli.RowsDone, now_s: float) -> Instructions:
         self.phase = Phase.READY
-        return self._answered(_OUTCOME if self._failure is None else Fail(self._failure))
+        answered = self._answered(_OUTCOME if self._failure is None else Fail(self._failure))
+        return [*answered, *self._advance_takeover(True)] if self._takeover is not Takeover.NONE else answered
 
-    def _on_called(self, worker: int) -> Instructions:
-        if self.phase is not Phase.CALLING:
-            return []
-        self._waiting.discard(worker)
-        if self._waiting:
+    def _on_reset(self, request: Requested, now_s: float) -> Instructions:
+        reset, num_envs = request.message, self.make.num_envs
+        seeds, mask = reset.seeds or [None] * num_envs, reset.mask or [True] * num_envs
+        if len(seeds) != num_envs or len(mask) != num_envs or not any(mask):
+            self.asked = True
+            return self._refuse(f"a reset needs {num_envs} seeds and a mask of {num_envs}, some True")
+
+        if refused := self._refused(request):
+            return refused
+        kept = zip(self._seeds, seeds, mask, strict=True)
+        self._seeds = [seed if chosen and seed is not None else last for last, seed, chosen in kept]
+        instructions = [*self._begin(Phase.MOVING, now_s), PostReset()]
+        for number, worker in enumerate(self.workers):
+            rows = [row for row in worker.rows if mask[row]]
+            message = control.ResetRows(rows, [seeds[row] for row in rows], reset.options)
+            instructions += self._tell(number, message)
+        return instructions
+
+    def _tell(self, number: int, message: Any) -> Instructions:
+        """Tell a worker its part of the request, now, or once its next process serves."""
+        worker = self.workers[number]
+        worker.pending, self._told = message, True
+        if worker.stage is Stage.SERVING:
+            return [Tell(number, message)]
+        if isinstance(message, control.ResetRows) and not message.rows:
+            worker.pending = None
+            return [KeepRows(number)]
+        return []
+
+    def _on_call(self, request: Requested, now_s: float) -> Instructions:
+        call = request.message
+        wanted = control.CallRows(call.name, call.args, call.only_kind, call.skip_unreset)
+        return self._call(request, now_s, [wanted] * len(self.workers))
+
+    def _on_set_attr(self, request: Requested, now_s: float) -> Instructions:
+        name, values = request.message.name, request.message.values
+        if len(values) not in (1, self.make.num_envs):
+            self.asked = True
+            return self._refuse(f"set_attr needs 1 or {self.make.num_envs} values, got {len(values)}")
+        if len(values) == 1:
+            return self._call(request, now_s, [control.SetAttrRows(name, values[0])] * len(self.workers))
+        each = [[values[row] for row in worker.rows] for worker in self.workers]
+        return self._call(request, now_s, [control.SetAttrRows(name, each=part) for part in each])
+
+    def _call(
+        self, request: Requested, now_s: float, wanted: Sequence[control.CallRows | control.SetAttrRows]
+    ) -> Instructions:
+        if refused := self._refused(request):
+            return refused
+        instructions = self._begin(Phase.CALLING, now_s)
+        self._calls += 1
+        self._wait_for_all()
+        for number, message in enumerate(wanted):
+            instructions += self._tell(number, replace(message, number=self._calls))
+        return instructions
+
+    def _on_call_answered(self, said: WorkerSaid, now_s: float) -> Instructions:
+        worker, answer = self.workers[said.worker], said.message
+        if not isinstance(worker.pending, _CALLS) or worker.pending.number != answer.number:
+            return [ReportDropped(said.worker, answer)]
+        worker.pending = None
+        if isinstance(answer, control.CallResults):
+            worker.results = answer.values
+        else:
+            self._note_failure(answer.failure)
+        worker.waiting = False
+        return self._on_called()
+
+    def _on_called(self) -> Instructions:
+        if any(worker.waiting for worker in self.workers):
             return []
         self.phase = Phase.READY
         if self._failure is not None:
-            return self._answered(Fail(self._failure))
-        workers = len(self.blocks)
-        pairs = tuple((row, self._results[row % workers][row // workers]) for row in self._rows)
-        return self._answered(Answer(messages.Done(), rows=pairs))
+            answered = self._answered(Fail(self._failure))
+        else:
+            count = len(self.workers)
+            rows = range(self.make.num_envs)
+            pairs = tuple((row, self.workers[row % count].results[row // count]) for row in rows)
+            answered = self._answered(Answer(messages.Done(), rows=pairs))
+        for worker in self.workers:
+            worker.results = ()
+        return [*answered, *self._advance_takeover(True)]
 
-    def _on_failed(self, worker: int, failure: Failure) -> Instructions:
-        if self.phase in (Phase.BUILDING, Phase.MAPPING):
-            return self._make_failed(failure)
-        if worker in self._away and failure.code == "factory_failed":
-            self._boots[worker] = failure
+    # What a client asks for besides, whoever drives.
+
+    def _on_collect(self, request: Requested, now_s: float) -> Instructions:
+        # They are kept, for a client that was interrupted asks again; the next ones of a row take their place.
+        self.asked = True
+        rows = sorted(request.message.rows)
+        failures = [self._left[row] for row in rows if row in self._left]
+        infos = tuple((row, self.infos[row]) for row in rows if row in self.infos)
+        return self._answered(Fail(failures[0]) if failures else Answer(messages.Done(), rows=infos))
+
+    def _on_templates(self, request: Requested, now_s: float) -> Instructions:
+        self.asked = True
+        known = [number for number in request.message.numbers if number in self._templates]
+        return self._answered(Answer(Templates(known, [self._templates[number] for number in known])))
+
+    def _on_hops(self, request: Requested, now_s: float) -> Instructions:
+        self.asked = True
+        return self._answered(AnswerHops())
+
+    # Parts of a batch.
+
+    def _on_send(self, request: Requested, now_s: float) -> Instructions:
+        return self._refused(request) or [*self._begin(Phase.READY, now_s), PostPart()]
+
+    def _on_part_posted(self, posted: stimuli.PartPosted, now_s: float) -> Instructions:
+        self._parts_out += posted.rows
+        return self._answered(Answer(messages.Done()))
+
+    def _on_receive(self, request: Requested, now_s: float) -> Instructions:
+        self.asked = True
+        if not self._parts_out:
+            return self._refuse("no env is under way")
+        self._receiving = max(1, min(request.message.min_envs, self._parts_out))
+        return [TakePart(self._receiving)]
+
+    def _on_part_done(self, done: stimuli.PartDone, now_s: float) -> Instructions:
+        if not self._receiving:
             return []
-        if self.phase is Phase.READY:
-            if failure.env_index in self.blocks[worker]:
+        if done.raised is not None:
+            self._parts_out -= 1
+            unknown = Failure("internal", "session", f"env {done.raised} failed, and no worker said why")
+            return self._answered(Fail(self._left.pop(done.raised, unknown)))
+        self._parts_out -= len(done.rows)
+        large = [(row, self.infos.pop(row)) for row in done.large if row in self.infos]
+        rows = tuple(sorted([*done.small, *large]))
+        return self._answered(Answer(messages.Done(), rows=rows, part=done.rows))
+
+    # Requests that are not carried out.
+
+    def _on_early_request(self, request: Requested, now_s: float) -> Instructions:
+        self.asked = True
+        return self._refuse(f"the session is {self.phase.value}")
+
+    def _on_late_request(self, request: Requested, now_s: float) -> Instructions:
+        assert self._failure is not None
+        self.asked = True
+        return self._answered(Fail(self._failure))
+
+    # --- what workers say of their rows -------------------------------------------------------------------------------
+
+    def _on_row_info(self, said: WorkerSaid, now_s: float) -> Instructions:
+        if said.message.row in self.workers[said.worker].rows:
+            self._note_info(said.message.row, said.message.info)
+        return []
+
+    def _on_stand_in_info(self, info: stimuli.StandInInfo, now_s: float) -> Instructions:
+        self._note_info(info.row, info.info)
+        return []
+
+    def _note_info(self, row: int, info: bytes) -> None:
+        self.infos[row] = info
+        self._left.pop(row, None)
+
+    def _on_template(self, said: WorkerSaid, now_s: float) -> Instructions:
+        if len(self._templates) < TEMPLATES_MAX * len(self.workers):
+            self._templates[said.message.number] = said.message.example
+        return []
+
+    def _on_row_failed(self, said: WorkerSaid, now_s: float) -> Instructions:
+        failure, worker = said.message.failure, self.workers[said.worker]
+        if worker.loss is not None and failure.code == "factory_failed":
+            worker.boot_failure = failure
+            return []
+        return self._on_failed(failure, worker.rows)
+
+    def _on_stand_in_failed(self, failed: stimuli.StandInFailed, now_s: float) -> Instructions:
+        return self._on_failed(failed.failure, range(self.make.num_envs))
+
+    def _on_failed(self, failure: Failure, rows: Collection[int]) -> Instructions:
+        if self.phase in (Phase.READY, Phase.HANDING_OVER):
+            if failure.env_index is not None and failure.env_index in rows:
                 self._left[failure.env_index] = failure
                 self.infos.pop(failure.env_index, None)
-            return []
-        if self._failure is None or (failure.env_index or 0) < (self._failure.env_index or 0):
-            self._failure = failure  # of several, the first env's is told
-        return self._on_called(worker)
+        else:
+            self._note_failure(failure)
+        return []
 
-    def _on_exited(self, worker: int, exited: Exited, now_s: float) -> Instructions:
-        self._alive.discard(worker)
+    def _note_failure(self, failure: Failure) -> None:
+        """Of several failures of a request the first env's is told."""
+        if self._failure is None or (failure.env_index or 0) < (self._failure.env_index or 0):
+            self._failure = failure
+
+    def _on_closing_failed(self, said: WorkerSaid, now_s: float) -> Instructions:
+        self._note_failure(said.message.failure)
+        return []
+
+    def _on_step_times(self, said: WorkerSaid, now_s: float) -> Instructions:
+        """Tell what steps of the env take, and, once, that another number of workers would suit them better."""
+        self.workers[said.worker].times = said.message
+        cost = average(worker.times for worker in self.workers if worker.times is not None)
+        if cost is None or self.sizing is None:
+            return []
+        learned: Instructions = [LearnCost(cost)]
+        count, num_envs = len(self.workers), self.make.num_envs
+        better = None if self._warned or self.sizing.told else better_count(num_envs, count, cost, self._machine)
+        if better is None:
+            return learned
+        self._warned = True
+        return [*learned, Notify(better_count_text(num_envs, count, *better, cost))]
+
+    # --- workers that end, and those that take their place ------------------------------------------------------------
+
+    def _on_exited(self, exited: WorkerExited, now_s: float) -> Instructions:
+        number = exited.worker
+        worker = self.workers[number]
+        late = worker.end()
         if self.phase is Phase.CLOSING:
-            return [] if self._alive else self._ended()
+            return self._ended() if not any(each.alive for each in self.workers) else []
         if self.phase is Phase.BROKEN:
             return []
-        told = failure_text.failure(worker, self.blocks[worker], exited.ending, exited.late)
-        if self.phase in (Phase.BUILDING, Phase.MAPPING):
-            text = f"{told.message} while it built its envs" if exited.late is None else told.message
-            return self._make_failed(replace(told, message=text))
-        return self._on_lost(worker, told, exited.ending, now_s)
+        failure = failure_text.failure(number, worker.rows, exited.cause, late)
+        if self.making:
+            text = f"{failure.message} while it built its envs" if late is None else failure.message
+            return self._make_failed(replace(failure, message=text), now_s)
+        return [*self._advance_takeover(False), *self._lose(number, failure, exited.cause, now_s)]
 
-    # --- workers that end while the session stands ------------------------------------------------------------------
-
-    def _on_lost(self, worker: int, told: Failure, ending: ExitCause, now_s: float) -> Instructions:
-        """Its rows are the hub's until another worker has taken its place, if one is to."""
-        served = worker not in self._away
-        if worker in self._boots:
-            told = replace(told, message=f"{told.message}; before that: {self._boots.pop(worker).message}")
-        delay_s = self._restarts.ended(worker, now_s)
-        count = self._restarts.count(worker)
+    def _lose(self, number: int, failure: Failure, cause: ExitCause, now_s: float) -> Instructions:
+        """The worker's rows are the hub's until another process has taken its place, if one is to."""
+        worker = self.workers[number]
+        served = worker.loss is None
+        if worker.boot_failure is not None:
+            failure = replace(failure, message=f"{failure.message}; before that: {worker.boot_failure.message}")
+            worker.boot_failure = None
+        delay_s = self._restarts.ended(number, now_s)
+        count = self._restarts.count(number)
         if delay_s is None:
-            return self._break(failure_text.exhausted(told, count))
-        self._away[worker] = now_s + delay_s
-        self._outcomes[worker] = failure_text.outcome(told, ending, count - 1, self.make.faults)
-        taken: Instructions = [TakeOver(worker, self._outcomes[worker])]
-        if self.phase is Phase.CALLING and served and worker in self._waiting:
-            self._failure = self._failure or replace(told, message=f"{told.message} during a call")
-            return [*taken, *self._on_called(worker)]
+            return self._break(failure_text.exhausted(failure, count))
+        worker.restart_at_s = now_s + delay_s
+        worker.loss = failure_text.loss(failure, cause, count - 1, self.make.faults)
+        resetting = tuple(worker.pending.rows) if isinstance(worker.pending, control.ResetRows) else None
+        taken: Instructions = [TakeRows(number, worker.loss, resetting)]
+        if self.phase is Phase.CALLING and served and worker.waiting:
+            self._failure = self._failure or replace(failure, message=f"{failure.message} during a call")
+            worker.waiting, worker.pending = False, None
+            return [*taken, *self._on_called()]
         return taken
 
     def _break(self, failure: Failure) -> Instructions:
         self._failure = failure
         self.phase = Phase.BROKEN
-        return self._answered(Fail(failure))
+        return [*self._answered(Fail(failure)), *self._revoked(), *self._fail_takeover()]
 
-    def _on_faulted(self, worker: int, row: int, message: str, now_s: float) -> Instructions:
-        if self.phase in (Phase.CLOSING, Phase.BROKEN) or self._restarts.faulted(worker, now_s):
+    def _on_faulted(self, said: WorkerSaid, now_s: float) -> Instructions:
+        """An env raised where that is a truncation, and was made again."""
+        if self._restarts.faulted(said.worker, now_s):
             return []
-        told = Failure("worker_died", "request", f"env {row} raised {message}", env_index=row, worker=worker)
-        return self._break(failure_text.exhausted(told, self._restarts.count(worker)))
+        row = said.message.row
+        text = f"env {row} raised {said.message.message}"
+        failure = Failure("worker_died", "request", text, env_index=row, worker=said.worker)
+        return self._break(failure_text.exhausted(failure, self._restarts.count(said.worker)))
 
-    def tick(self, now_s: float) -> Instructions:
-        """Start the workers whose time has come."""
-        due = tuple(
-            sorted(worker for worker, at_s in self._away.items() if at_s <= now_s and worker not in self._alive)
-        )
-        if not due or self.phase in (Phase.CLOSING, Phase.BROKEN):
+    def _on_built_again(self, said: WorkerSaid, now_s: float) -> Instructions:
+        worker = self.workers[said.worker]
+        if worker.stage is not Stage.BUILDING or worker.loss is None:
             return []
-        self._alive.update(due)
-        return [StartWorkers(due), *map(self._build, due)]
+        worker.stage, worker.built = Stage.BUILT, len(worker.rows)
+        return [self._map(said.worker)]
 
-    def _serve(self, worker: int) -> control.Serve:
-        """What a worker is told that takes another one's place."""
-        outcome = self._outcomes.pop(worker)
-        del self._away[worker]
-        self._boots.pop(worker, None)
-        count = self._restarts.count(worker)
-        seeds = [reseeded(self._seeds[row], count) for row in self.blocks[worker]]
-        return control.Serve(seeds, outcome.failure if outcome.raises else None, outcome.info)
+    def _on_mapped(self, said: WorkerSaid, now_s: float) -> Instructions:
+        worker = self.workers[said.worker]
+        if worker.moving:
+            worker.moving = False
+            return self._advance_takeover(False)
+        if worker.stage is not Stage.MAPPING:
+            return []
+        self._restarts.serves(said.worker, now_s)
+        worker.stage = Stage.MAPPED
+        return [] if self.phase is Phase.HANDING_OVER else [self._hand_over(said.worker)]
 
-    def _make_failed(self, failure: Failure) -> Instructions:
-        """The session cannot be made: say so, and end its workers at once."""
-        answer = self._answered(Fail(failure))
-        return [*answer, *self.close(terminate=True)]
+    def _hand_over(self, number: int) -> HandOver:
+        worker = self.workers[number]
+        loss = worker.loss
+        assert loss is not None
+        worker.stage, worker.loss, worker.boot_failure, worker.finish_at_s = Stage.SERVING, None, None, math.inf
+        worker.detector.rest()
+        count = self._restarts.count(number)
+        seeds = [reseeded(self._seeds[row], count) for row in worker.rows]
+        message = control.Serve(seeds, loss.failure if loss.raises else None, loss.info)
+        return HandOver(number, message, worker.pending)
+
+    def _on_rows_waiting(self, waiting: stimuli.RowsWaiting, now_s: float) -> Instructions:
+        worker = self.workers[waiting.worker]
+        if worker.loss is not None:
+            worker.finish_at_s = min(worker.finish_at_s, now_s + self.make.faults.restart_wait_s)
+        return []
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def _on_elapsed(self, elapsed: stimuli.Elapsed, now_s: float) -> Instructions:
+        self._plan_next_sample(elapsed, now_s)
+        instructions: Instructions = []
+        for number, worker in enumerate(self.workers):
+            instructions += self._judge(number, worker, elapsed, now_s)
+            if now_s >= worker.finish_at_s:
+                worker.finish_at_s = math.inf
+                assert worker.loss is not None
+                instructions.append(FinishSteps(number, worker.loss))
+        self._quiescent = elapsed.quiescent
+        if self.lane is Lane.WIRE and elapsed.quiescent:
+            instructions += self._take_drive()
+        due = [number for number, worker in enumerate(self.workers) if now_s >= worker.restart_at_s]
+        instructions += self._advance_takeover(elapsed.quiescent)
+        instructions += self._start(due, now_s)
+        return instructions
+
+    def _plan_next_sample(self, elapsed: stimuli.Elapsed, now_s: float) -> None:
+        """Soon, or, where the client drives and steps nothing, the later the longer that lasts."""
+        if not self._samples:
+            self._sample_at_s = math.inf
+            return
+        idle = self.driver is Driver.CLIENT and elapsed.quiescent and self._takeover is Takeover.NONE
+        self._idle_samples = self._idle_samples + 1 if idle else 0
+        faults = self.make.faults
+        longest_s = min(SAMPLE_IDLE_S, faults.step_s / 4, faults.reset_s / 4)
+        self._sample_at_s = now_s + max(SAMPLE_S, min(longest_s, SAMPLE_S * self._idle_samples))
+
+    def _judge(self, number: int, worker: WorkerState, elapsed: stimuli.Elapsed, now_s: float) -> Instructions:
+        """Report an env that does not return, and end its worker once its time is over."""
+        if worker.late is not None:
+            if now_s < worker.kill_at_s:
+                return []
+            worker.kill_at_s = math.inf
+            return [Kill(number)]
+        late = self._sample(worker, elapsed.progress[number], now_s) if worker.alive else None
+        if late is None:
+            return []
+        if late.over:
+            worker.late, worker.kill_at_s = late, now_s + STACKS_S
+        return [ReportLate(number, late)]
+
+    def _sample(self, worker: WorkerState, progress: Progress | None, now_s: float) -> Late | None:
+        detector, rows = worker.detector, worker.rows
+        if worker.moving or worker.stage is Stage.MAPPING:
+            return detector.sample(now_s, "init", rows[0], -1)
+        if worker.stage is Stage.BUILDING:
+            return detector.sample(now_s, "init", rows[min(worker.built, len(rows) - 1)], worker.built)
+        if progress is not None and isinstance(worker.pending, _CALLS):
+            return detector.sample(now_s, "call", progress.row, progress.turn)
+        if progress is not None and progress.kind:
+            return detector.sample(now_s, progress.kind, progress.row, progress.turn)
+        detector.rest()  # it waits for the others, or for a request
+        return None
+
+    def _on_elapsed_over(self, elapsed: stimuli.Elapsed, now_s: float) -> Instructions:
+        if self.phase is not Phase.CLOSING or now_s < self._close_by_s:
+            return []
+        self._close_by_s = math.inf
+        late = f"its envs did not close within close_timeout={self.make.faults.close_s:g} s and were killed"
+        why = Failure("session_lost", "session", late)
+        return [ReportKilled(), *self._answered(Fail(why)), *self._close(now_s, terminate=True)]
+
+    # --- who drives ---------------------------------------------------------------------------------------------------
+
+    def _on_side_connected(self, connected: stimuli.SideConnected, now_s: float) -> Instructions:
+        free = self.lane is Lane.WIRE and self.driver is Driver.HUB and self._takeover is Takeover.NONE
+        if not (free and self._idle and connected.quiescent):
+            return [RefuseSide()]
+        self.lane, self.driver, self._lent = Lane.SHARED, Driver.CLIENT, True
+        self._sample_at_s, self._idle_samples = now_s + SAMPLE_S, 0
+        return [Grant(), GiveDrive()]
+
+    def _on_side_refused(self, _: stimuli.SideConnected, now_s: float) -> Instructions:
+        return [RefuseSide()]
+
+    def _on_side_closed(self, closed: stimuli.SideClosed, now_s: float) -> Instructions:
+        self.lane = Lane.WIRE
+        return [CloseSide(), *(self._take_drive() if closed.quiescent else [])]
+
+    def _revoked(self) -> Instructions:
+        return [Revoke()] if self.lane is Lane.SHARED else []
+
+    # --- takeover -----------------------------------------------------------------------------------------------------
+
+    def _on_attached(self, attached: stimuli.Attached, now_s: float) -> Instructions:
+        first = self._takeover is Takeover.NONE
+        if first:
+            self._takeover = Takeover.WAITING
+        self.plan_sample(now_s)
+        revoked = [*self._revoked(), CloseSide()]
+        self.lane = Lane.WIRE
+        if self.phase in _OVER:
+            return [*revoked, *self._fail_takeover()]
+        return [*revoked, *(self._advance_takeover(attached.quiescent) if first else [])]
+
+    def _advance_takeover(self, quiescent: bool) -> Instructions:
+        """Go on with a takeover, as far as it goes now."""
+        if self._takeover is Takeover.WAITING and self.phase is Phase.READY and not self.asked and quiescent:
+            if not self._lent:
+                return self._taken_over()
+            self._takeover, self.phase = Takeover.MOVING, Phase.HANDING_OVER
+            return [MakeOtherArena()]
+        if self._takeover is Takeover.MOVING and self._other_made and not any(w.moving for w in self.workers):
+            return self._moved()
+        return []
+
+    def _on_other_arena(self, _: stimuli.OtherArenaMade, now_s: float) -> Instructions:
+        self._other_made = True
+        told: Instructions = []
+        for number, worker in enumerate(self.workers):
+            if worker.stage in (Stage.SERVING, Stage.MAPPING):
+                told.append(self._map(number))
+                worker.moving = True
+        return [*told, *self._advance_takeover(False)]
+
+    def _on_other_arena_refused(self, refused: stimuli.OtherArenaRefused, now_s: float) -> Instructions:
+        self.phase = Phase.READY
+        why = f"no memory for a takeover is available: {refused.reason}"
+        return self._fail_takeover(Failure("limit", "hub", why))
+
+    def _on_other_arena_late(self, _: stimuli.OtherArenaMade, now_s: float) -> Instructions:
+        return [DropOtherArena()]
+
+    def _moved(self) -> Instructions:
+        """No worker uses the first arena any more, whatever its client may still post there."""
+        self.phase, self._lent, self._other_made = Phase.READY, False, False
+        told: Instructions = [UseOtherArena()]
+        for number, worker in enumerate(self.workers):
+            if worker.stage is Stage.SERVING:
+                told.append(Tell(number, control.Serve(moved=True)))
+            elif worker.stage is Stage.MAPPED:
+                told.append(self._hand_over(number))
+        return [*told, *self._taken_over()]
+
+    def _taken_over(self) -> Instructions:
+        self._takeover, self.driver = Takeover.NONE, Driver.HUB
+        self._parts_out = 0
+        return [TakeDrive(), AnswerAttach()]
+
+    def _fail_takeover(self, why: Failure | None = None) -> Instructions:
+        """Tell the client that takes over why it does not get the session."""
+        if self._takeover is Takeover.NONE:
+            return []
+        drop: Instructions = [DropOtherArena()] if self._other_made else []
+        self._takeover, self._other_made = Takeover.NONE, False
+        lost = Failure("session_lost", "session", "the session has broken; make another")
+        return [*drop, FailAttach(why or lost)]
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _on_close(self, request: Requested, now_s: float) -> Instructions:
+        self.asked = True
+        self._failure = None  # what broke the session was told before; now only closing counts
+        return self._close(now_s, request.message.terminate)
+
+    def _close(self, now_s: float, terminate: bool) -> Instructions:
+        """End the session: close its envs in time, or kill its workers."""
+        first = self.phase is not Phase.CLOSING
+        instructions: Instructions = []
+        if first:
+            self.phase = Phase.CLOSING
+            self._close_by_s = min(now_s + self.make.faults.close_s, self._end_by_s)
+            instructions += [*self._revoked(), *self._fail_takeover()]
+        alive = [number for number, worker in enumerate(self.workers) if worker.alive]
+        if not alive:
+            return [*instructions, *self._ended()]
+        if terminate:
+            return [*instructions, *map(Kill, alive)]
+        return [*instructions, *[Tell(number, control.CloseEnvs()) for number in alive if first]]
+
+    def _ended(self) -> Instructions:
+        self.phase = Phase.ENDED
+        answer = Answer(messages.Done()) if self._failure is None else Fail(self._failure)
+        return [*self._answered(answer), End()]
+
+    def _on_abandoned(self, abandoned: stimuli.Abandoned, now_s: float) -> Instructions:
+        return self._abandon(abandoned.why, now_s, terminate=True)
+
+    def _abandon(self, why: Failure, now_s: float, terminate: bool) -> Instructions:
+        """End the session without its client's wish; a request under way is told ``why``."""
+        return [*self._answered(Fail(why)), *self._close(now_s, terminate)]
+
+    def _on_lease_expired(self, expired: stimuli.LeaseExpired, now_s: float) -> Instructions:
+        why = Failure("session_lost", "session", "its lease ran out")
+        # An env that hangs does not close, either.
+        return self._abandon(why, now_s, terminate=not (self._idle and expired.quiescent))
+
+    def _on_draining(self, draining: stimuli.Draining, now_s: float) -> Instructions:
+        self._drain_by_s = min(self._drain_by_s, draining.by_s)
+        self._end_by_s = min(self._end_by_s, draining.end_by_s)
+        self._quiescent = draining.quiescent
+        self.plan_sample(now_s)
+        wind_up: Instructions = [WindUp()] if self.lane is Lane.SHARED else []
+        return wind_up
+
+    def _drained(self, now_s: float) -> Instructions:
+        """End the session of a hub that shuts down, as soon as nothing is under way, or the time is over."""
+        if self.phase in (Phase.CLOSING, Phase.ENDED):
+            self._drain_by_s = math.inf
+            return []
+        idle = (self._idle or (self.phase is Phase.BROKEN and not self.asked)) and self._quiescent
+        if not idle and now_s < self._drain_by_s:
+            return []
+        self._drain_by_s = math.inf
+        answered = self._answered(Fail(_SHUTTING_DOWN))
+        return [*answered, Goodbye(_SHUTTING_DOWN), *self._close(now_s, terminate=not idle)]
+
+
+class IllegalStimulus(Exception):
+    """A stimulus that cannot come in its session's phase."""
 
 
 def _refusal(message: str) -> Failure:
     return Failure("refused", "request", message)
 
 
-def _blocks(rows: int, workers: int) -> list[list[int]]:
-    return [list(range(worker, rows, workers)) for worker in range(workers)]
+_POST_STEP: Instructions = [PostStep()]
+_OUTCOME = Answer(messages.Done(), arrays=True)  # of a reset or a step
+
+# --- which stimulus is handled in which phase -------------------------------------------------------------------------
+
+Handler = Callable[[SessionState, Any, float], Instructions]
+Rule = tuple[Any, ...]  # the handler, and the phases that may follow besides the one in which the stimulus comes
+
+_S, _P = SessionState, Phase
+_SERVING = (_P.READY, _P.MOVING, _P.CALLING, _P.HANDING_OVER)
+_LIVE = (*_MAKING, *_SERVING, _P.BROKEN, _P.CLOSING)
+
+
+def _in(phases: Collection[Phase], *rule: Any) -> dict[Phase, Rule]:
+    return dict.fromkeys(phases, rule)
+
+
+def _request(*rule: Any) -> dict[Phase, Rule]:
+    """A request that is carried out in READY; the protocol admits none but CLOSE while another is under way."""
+    return {_P.READY: rule, _P.BROKEN: (_S._on_late_request,), _P.CLOSING: (_S._on_early_request,)}
+
+
+_GONE = (_P.BROKEN, _P.CLOSING)
+_CLOSED = (_P.CLOSING, _P.ENDED)
+
+TABLE: Mapping[type, Mapping[Phase, Rule]] = {
+    # Of the client and the hub.
+    stimuli.SessionMade: _in([_P.BUILDING], _S._on_made),
+    Step: _request(_S._on_step, _P.MOVING),
+    Reset: _request(_S._on_reset, _P.MOVING),
+    Call: _request(_S._on_call, _P.CALLING),
+    SetAttr: _request(_S._on_set_attr, _P.CALLING),
+    Send: _request(_S._on_send),
+    Receive: _request(_S._on_receive),
+    Collect: _request(_S._on_collect),
+    TemplatesRequest: _request(_S._on_templates),
+    HopsRequest: _in([_P.READY, _P.BROKEN, _P.CLOSING], _S._on_hops),
+    Close: _in(_LIVE, _S._on_close, *_CLOSED),
+    stimuli.Attached: _in([*_SERVING, _P.BROKEN], _S._on_attached, _P.HANDING_OVER),
+    stimuli.SideConnected: {
+        **_in(_LIVE, _S._on_side_refused),
+        _P.READY: (_S._on_side_connected,),
+    },
+    stimuli.SideClosed: _in(_LIVE, _S._on_side_closed),
+    stimuli.LeaseExpired: _in(_LIVE, _S._on_lease_expired, *_CLOSED),
+    stimuli.Draining: _in(_LIVE, _S._on_draining, *_CLOSED),
+    stimuli.Abandoned: _in(_LIVE, _S._on_abandoned, *_CLOSED),
+    # What came of an instruction.
+    stimuli.WorkersNotStarted: _in(_LIVE, _S._on_not_started, _P.BROKEN, *_CLOSED),
+    stimuli.ArenaRefused: _in([_P.MAPPING], _S._on_arena_refused, *_CLOSED) | _in([_P.CLOSING], _S._on_nothing),
+    stimuli.OtherArenaMade: _in([_P.HANDING_OVER], _S._on_other_arena, _P.READY) | _in(_GONE, _S._on_other_arena_late),
+    stimuli.OtherArenaRefused: _in([_P.HANDING_OVER], _S._on_other_arena_refused, _P.READY)
+    | _in(_GONE, _S._on_nothing),
+    stimuli.ActionsRefused: _in(_LIVE, _S._on_actions_refused, _P.READY),
+    stimuli.PartPosted: _in(_LIVE, _S._on_part_posted),
+    stimuli.PartDone: _in(_LIVE, _S._on_part_done),
+    stimuli.StandInFailed: _in(_SERVING, _S._on_stand_in_failed) | _in(_GONE, _S._on_nothing),
+    stimuli.StandInInfo: _in(_LIVE, _S._on_stand_in_info),
+    stimuli.RowsWaiting: _in(_LIVE, _S._on_rows_waiting),
+    # Of the arena and of time.
+    stimuli.RowsDone: _in(_LIVE, _S._on_nothing) | {_P.MOVING: (_S._on_rows_done, _P.READY, _P.HANDING_OVER)},
+    stimuli.Elapsed: _in([*_MAKING, *_SERVING], _S._on_elapsed, _P.READY, _P.HANDING_OVER)
+    | _in([_P.BROKEN, _P.CLOSING], _S._on_elapsed_over, *_CLOSED),
+    # Of workers. What is missing here is ignored: it was sent before the worker knew of the phase.
+    WorkerExited: _in(_LIVE, _S._on_exited, _P.READY, _P.BROKEN, *_CLOSED),
+    control.Building: _in([_P.BUILDING, *_SERVING], _S._on_building),
+    control.FirstBuilt: _in([_P.BUILDING], _S._on_first_built),
+    control.Built: {
+        **_in(_SERVING, _S._on_built_again),
+        _P.BUILDING: (_S._on_built, _P.MAPPING, *_CLOSED),
+    },
+    control.Mapped: {
+        **_in(_SERVING, _S._on_mapped, _P.READY),
+        _P.MAPPING: (_S._on_first_mapped, _P.READY),
+    },
+    control.RowInfo: _in(_SERVING, _S._on_row_info),
+    control.InfoTemplate: _in(_SERVING, _S._on_template),
+    control.RowFailed: {
+        **_in(_MAKING, _S._on_making_failed, *_CLOSED),
+        **_in(_SERVING, _S._on_row_failed),
+        _P.CLOSING: (_S._on_closing_failed,),
+    },
+    control.CallResults: _in(_SERVING, _S._on_call_answered, _P.READY, _P.HANDING_OVER),
+    control.CallFailed: _in(_SERVING, _S._on_call_answered, _P.READY, _P.HANDING_OVER),
+    control.StepTimes: _in(_LIVE, _S._on_step_times),
+    control.Faulted: _in(_SERVING, _S._on_faulted, _P.BROKEN),
+    control.Suspicious: _in(_LIVE, _S._on_nothing),
+}
+
+
+def diagram() -> list[tuple[str, str, list[str]]]:
+    """The transitions between two phases: from, to, and the names of the stimuli that may cause them."""
+    edges: dict[tuple[Phase, Phase], list[str]] = {}
+    for kind, rules in TABLE.items():
+        for phase, (_, *following) in rules.items():
+            for other in following:
+                if other is not phase:
+                    edges.setdefault((phase, other), []).append(kind.__name__)
+    return [(before.value, after.value, kinds) for (before, after), kinds in edges.items()]

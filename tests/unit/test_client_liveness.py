@@ -26,11 +26,15 @@ class Fixture:
         self.silent_s = 0.0
         self.reached = True
         self.now_s = 100.0
-        self.presence = ClientLiveness(self.pair.hub, lambda peer: self.reached, 60.0, lambda connection: self.silent_s)
+        self.presence = ClientLiveness(self.pair.hub, 60.0, lambda connection: self.silent_s)
+        self.presence.watch(self.now_s)
 
     def look(self, seconds: float = 1.0, beat_s: float = 1.0) -> bool:
         """Let so much time pass; whether the session's lease runs then."""
         self.now_s += seconds
+        for token, _ in self.presence.suspects(self.now_s):
+            if not self.reached:
+                self.presence.lost(token, self.now_s)
         self.presence.look(self.now_s, {TOKEN: beat_s})
         return self.pair.hub.leased(TOKEN)
 

@@ -11,8 +11,8 @@ FAULTS = Faults(step_s=60.0, reset_s=10.0, init_s=100.0, call_s=20.0)
 
 
 def test_env_that_stays_at_the_same_turn_is_told_of_as_slow_and_then_as_over() -> None:
-    watchdog = HangDetector(FAULTS)
-    found = [watchdog.look(float(now_s), "step", 3, turn=7) for now_s in range(0, 61, 10)]
+    detector = HangDetector(FAULTS)
+    found = [detector.sample(float(now_s), "step", 3, turn=7) for now_s in range(0, 61, 10)]
     assert found[:3] == [None] * 3
     assert found[3] == Late("step", 3, 30.0, 60.0) and not found[3].over
     assert found[4:6] == [None] * 2
@@ -20,23 +20,23 @@ def test_env_that_stays_at_the_same_turn_is_told_of_as_slow_and_then_as_over() -
 
 
 def test_worker_that_goes_on_is_never_late_however_long_its_batch_takes() -> None:
-    watchdog = HangDetector(FAULTS)
-    assert not any(watchdog.look(50.0 * turn, "step", turn % 16, turn) for turn in range(1000))
+    detector = HangDetector(FAULTS)
+    assert not any(detector.sample(50.0 * turn, "step", turn % 16, turn) for turn in range(1000))
 
 
 def test_rest_between_two_steps_does_not_count() -> None:
-    watchdog = HangDetector(FAULTS)
-    assert watchdog.look(0.0, "step", 0, 1) is None
-    watchdog.rest()
-    assert watchdog.look(1000.0, "step", 0, 1) is None
-    assert watchdog.look(1059.0, "step", 0, 1) is not None  # slow
+    detector = HangDetector(FAULTS)
+    assert detector.sample(0.0, "step", 0, 1) is None
+    detector.rest()
+    assert detector.sample(1000.0, "step", 0, 1) is None
+    assert detector.sample(1059.0, "step", 0, 1) is not None  # slow
 
 
 def test_each_kind_has_its_own_time() -> None:
     for kind, limit_s in {"init": 100.0, "reset": 10.0, "step": 60.0, "call": 20.0}.items():
-        watchdog = HangDetector(FAULTS)
-        watchdog.look(0.0, kind, 0, 1)
-        early, late = watchdog.look(limit_s - 0.1, kind, 0, 1), watchdog.look(limit_s, kind, 0, 1)
+        detector = HangDetector(FAULTS)
+        detector.sample(0.0, kind, 0, 1)
+        early, late = detector.sample(limit_s - 0.1, kind, 0, 1), detector.sample(limit_s, kind, 0, 1)
         assert (early is None or not early.over) and late is not None and late.over
 
 

@@ -1,0 +1,38 @@
+"""What is reported of a worker's process: its start, its messages and its end."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from envhub_server.processes.exit_cause import ExitCause
+
+
+@dataclass(frozen=True)
+class WorkerStarted:
+    """The worker has a process, of this id."""
+
+    worker: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class WorkerSaid:
+    """The worker has sent a control message; it is well-formed, and its numbers are within their bounds."""
+
+    worker: int
+    message: Any
+
+
+@dataclass(frozen=True)
+class WorkerExited:
+    """The worker's process was reaped, or will never exist: this is the last event of it."""
+
+    worker: int
+    cause: ExitCause
+
+
+# Events, each with the number of the session it is of, in the order in which they happened. The hub's loop takes them
+# out; whoever puts one in is never called back.
+Events = deque[tuple[int, Any]]

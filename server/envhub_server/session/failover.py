@@ -1,0 +1,85 @@
+"""Which row of a worker that has ended gets what: pure functions over the arena's words.
+
+====================  ====================================  ==================  ======================================
+the row               and                                   its step            ``needs_reset`` says afterwards
+====================  ====================================  ==================  ======================================
+is done               its episode had ended, or it is new   --                  FRESH: reset before its next step
+is done               the loss raises, in another's step    --                  FRESH: that one error tells of all
+is done               otherwise                             --                  OWED: its next step tells of the loss
+waits for a step                                            completed, as lost  FRESH
+waits for a reset     of a request that names it            left for the next   FRESH: the next worker resets it
+waits for a reset     of a request that leaves it out       kept, unless        as of a row that is done
+                                                            others are reset
+waits for a reset     the loss raises, or the hub knows of  completed, as lost  FRESH
+                      no request
+====================  ====================================  ==================  ======================================
+
+Completed as lost is a truncation, or an exception where the policy is to raise. A row that is kept shows its last
+observation again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import numpy as np
+
+from envhub.arena.memory import OP_RESET
+from envhub.arena.stand_in import ENDED, FRESH, OWED
+
+
+class Words(NamedTuple):
+    """What the arena says of some rows: the rows' indices, and a column of each word for exactly these."""
+
+    rows: np.ndarray
+    request: np.ndarray
+    done: np.ndarray
+    op: np.ndarray
+    needs_reset: np.ndarray
+
+
+class Plan(NamedTuple):
+    """What becomes of the rows of a worker that has ended.
+
+    Attributes:
+        lost: rows whose step is completed as lost.
+        kept: rows whose reset is completed without a change.
+        waiting: rows whose reset the next worker carries out.
+        needs_reset: the new word of every row, in the order of ``Words.rows``; that of the lost is set with the loss.
+    """
+
+    lost: np.ndarray
+    kept: np.ndarray
+    waiting: np.ndarray
+    needs_reset: np.ndarray
+
+
+def plan(words: Words, resetting: Collection[int] | None, raises: bool) -> Plan:
+    """What becomes of each row at the moment at which its worker is found to have ended.
+
+    Args:
+        words: of the worker's rows.
+        resetting: of these the rows that the reset under way names; None where no reset is under way.
+        raises: whether the loss is told as an exception.
+    """
+    rows, pending = words.rows, words.request != words.done
+    resets = pending & (words.op == OP_RESET) & (resetting is not None and not raises)
+    named = resets & np.isin(rows, list(resetting or ()))
+    kept = resets & ~named
+    lost = pending & ~resets
+    new = (words.needs_reset == ENDED) | (words.needs_reset == FRESH)
+    needs_reset = np.where(new, FRESH, FRESH if raises and lost.any() else OWED)
+    needs_reset[named | lost] = FRESH
+    return Plan(rows[lost], rows[kept & (not named.any())], rows[named], needs_reset)
+
+
+def posted(words: Words) -> tuple[np.ndarray, np.ndarray]:
+    """Of steps that were posted to a worker that has ended: the rows that are lost, and those that wait for the next.
+
+    A step tells of the loss where nobody has been told of it. Otherwise it is the first of an env that is made again,
+    for which it waits. Resets wait without a limit.
+    """
+    steps = (words.request != words.done) & (words.op != OP_RESET)
+    owed = steps & (words.needs_reset == OWED)
+    return words.rows[owed], words.rows[steps & ~owed]

@@ -1,0 +1,198 @@
+"""What goes into a session's state machine.
+
+They are what the client asks, what its workers report (``processes.worker_events``), and what came of an instruction or
+of the passing of time. Each carries the facts of the shared memory that its handling depends on, since the machine
+reads no memory. ``quiescent`` says that every row is done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from envhub.protocol.messages import Failure
+from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
+from envhub_server.session.hang_detector import Progress
+
+# --- of the client and the hub ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SessionMade:
+    """The session was made: start its workers."""
+
+
+@dataclass(frozen=True)
+class Requested:
+    """The client's next request."""
+
+    message: Any
+    quiescent: bool = True
+
+
+@dataclass(frozen=True)
+class Attached:
+    """Another client takes the session over; the one before is locked out."""
+
+    quiescent: bool
+
+
+@dataclass(frozen=True)
+class SideConnected:
+    """The client has connected to the side socket with the session's ticket."""
+
+    quiescent: bool
+
+
+@dataclass(frozen=True)
+class SideClosed:
+    """The client has closed its side socket, or has ended."""
+
+    quiescent: bool
+
+
+@dataclass(frozen=True)
+class LeaseExpired:
+    """The client was away for longer than its lease."""
+
+    quiescent: bool
+
+
+@dataclass(frozen=True)
+class Draining:
+    """The hub shuts down: begin nothing, and end when the request under way is answered, or at ``by_s``.
+
+    From ``end_by_s`` on no env gets more time to close.
+    """
+
+    by_s: float
+    end_by_s: float
+    quiescent: bool
+
+
+@dataclass(frozen=True)
+class Abandoned:
+    """The hub ends the session at once."""
+
+    why: Failure
+
+
+# --- what came of an instruction --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WorkersNotStarted:
+    """No process could be asked for, for none of these workers."""
+
+    workers: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class ArenaRefused:
+    """The shared memory that the session needs is not available."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class OtherArenaMade:
+    """There is a second arena, for the client that takes the session over."""
+
+
+@dataclass(frozen=True)
+class OtherArenaRefused:
+    """There is no memory for a second arena."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class ActionsRefused:
+    """The actions do not fit the arena; no env has moved."""
+
+    problem: str
+
+
+@dataclass(frozen=True)
+class PartPosted:
+    """A part of the batch, of this many rows, is with its workers."""
+
+    rows: int
+
+
+@dataclass(frozen=True)
+class PartDone:
+    """As many rows are done as RECEIVE waits for; or one of them ``raised``, and no other is taken.
+
+    ``small`` are the encoded infos that are in the arena, ``large`` the rows whose infos came by the channel.
+    """
+
+    rows: tuple[int, ...]
+    small: tuple[tuple[int, bytes], ...] = ()
+    large: tuple[int, ...] = ()
+    raised: int | None = None
+
+
+@dataclass(frozen=True)
+class StandInFailed:
+    """A row was completed in place of its worker, as one that raised this."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class StandInInfo:
+    """A row was completed in place of its worker, with an info that is too large for the arena."""
+
+    row: int
+    info: bytes
+
+
+@dataclass(frozen=True)
+class RowsWaiting:
+    """Steps were posted to a worker that has ended; its rows wait for the next one."""
+
+    worker: int
+
+
+# --- of the arena and of time -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RowsDone:
+    """Every row is done."""
+
+
+@dataclass(frozen=True)
+class Elapsed:
+    """The time of ``next_deadline_s`` has come; ``progress`` is what each worker is at, None where that is nothing."""
+
+    quiescent: bool
+    progress: tuple[Progress | None, ...]
+
+
+Stimulus = (
+    SessionMade
+    | Requested
+    | Attached
+    | SideConnected
+    | SideClosed
+    | LeaseExpired
+    | Draining
+    | Abandoned
+    | WorkersNotStarted
+    | ArenaRefused
+    | OtherArenaMade
+    | OtherArenaRefused
+    | ActionsRefused
+    | PartPosted
+    | PartDone
+    | StandInFailed
+    | StandInInfo
+    | RowsWaiting
+    | RowsDone
+    | Elapsed
+    | WorkerSaid
+    | WorkerExited
+)

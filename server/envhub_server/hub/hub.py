@@ -43,7 +43,7 @@ from envhub_server.catalog.registry import Registry
 from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import stats
-from envhub_server.hub.runtime import Services, SessionRuntime
+from envhub_server.hub.runtime import ROWS_DONE, STEP_REQUESTED, Services, SessionRuntime
 from envhub_server.loop import signals
 from envhub_server.loop.clock import LAG_MIN_S, Clock
 from envhub_server.loop.poller import Poller, Ready
@@ -59,7 +59,6 @@ from envhub_server.processes.worker_events import Events
 from envhub_server.session import stimuli
 from envhub_server.session.restarts import RestartPolicy, Restarts
 from envhub_server.session.state import Phase, SessionState
-from envhub_server.session.stimuli import Requested
 from envhub_server.session.worker_count import SHARE, Machine, WorkerCount, known, told
 
 RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
@@ -312,7 +311,9 @@ class Hub:
                     runtime.discard()
                 else:
                     runtime.broke(error)
-            if type(event) not in _OF_STEPS or self._timers.at_s(number) == math.inf:
+            # Between two steps a timer that comes too early does no harm.
+            steps = (event is STEP_REQUESTED or event is ROWS_DONE) and runtime.state.phase in _STEPPING
+            if not steps or self._timers.at_s(number) == math.inf:
                 self._after(runtime)
         if self._protocol.outgoing:
             self._flush()
@@ -624,4 +625,4 @@ class Hub:
 
 
 _SHUTTING_DOWN = Failure("draining", "hub", "the hub is shutting down")
-_OF_STEPS = frozenset([Requested, stimuli.RowsDone])  # a session's timer need not be exact after these
+_STEPPING = (Phase.READY, Phase.MOVING)

@@ -49,8 +49,8 @@ HISTORY_CHARACTERS_MAX = 200  # of each
 
 # What a client asks for while it drives; what its workers have said by then belongs to the answer.
 _BESIDES = (messages.Collect, messages.TemplatesRequest, messages.HopsRequest)
-_STEP_REQUESTED = Requested(Step(b""))  # the state machine does not look at the codes
-_ROWS_DONE = stimuli.RowsDone()
+STEP_REQUESTED = Requested(Step(b""))  # the state machine does not look at the codes
+ROWS_DONE = stimuli.RowsDone()
 
 log = structlog.get_logger("envhub.hub")
 
@@ -167,7 +167,7 @@ class SessionRuntime:
         """Report the client's next request, after what workers have said that belongs to its answer."""
         self._request = request
         if request.op is Op.STEP and self.state.driver is Driver.HUB:
-            self._report(_STEP_REQUESTED)
+            self._report(STEP_REQUESTED)
             return
         drives = self.state.driver is Driver.CLIENT
         if self._stand_ins is not None and (drives or isinstance(request.message, _BESIDES)):
@@ -240,7 +240,7 @@ class SessionRuntime:
             self._pool.read()  # it was sent before the rows were done, so it is here by now
         if self._stand_ins is not None and self._stand_ins.loose is not None:
             self._stand_ins.keep_loose()
-        self._events.append((self.number, _ROWS_DONE))
+        self._events.append((self.number, ROWS_DONE))
 
     def _report_part(self, memory: SessionMemory) -> None:
         parts = memory.parts

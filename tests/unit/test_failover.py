@@ -1,0 +1,85 @@
+"""Which row of a worker that has ended gets what: one test for each row of the table in ``session.failover``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from envhub_server.session.failover import Plan, Words, plan, posted
+
+from envhub.arena.memory import OP_BESIDE, OP_PART, OP_RESET, OP_STEP
+from envhub.arena.stand_in import ENDED, FRESH, ONGOING, OWED
+
+DONE = (5, 5)
+UNDER_WAY = (6, 5)
+
+
+def words(*rows: tuple[tuple[int, int], int, int]) -> Words:
+    """The words of rows 1, 3, 5 and so on, as of the second of two workers: request and done, op, needs_reset."""
+    columns = zip(*((*numbers, op, needs_reset) for numbers, op, needs_reset in rows), strict=True)
+    return Words(np.arange(1, 2 * len(rows), 2), *map(np.array, columns))
+
+
+def found(planned: Plan) -> dict[str, Any]:
+    return {name: column.tolist() for name, column in planned._asdict().items()}
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("needs_reset", [ENDED, FRESH])
+def test_row_that_is_done_and_begins_an_episode_is_reset_first(needs_reset: int, raises: bool) -> None:
+    planned = plan(words((DONE, OP_STEP, needs_reset)), None, raises)
+    assert found(planned) == {"lost": [], "kept": [], "waiting": [], "needs_reset": [FRESH]}
+
+
+def test_row_that_is_done_owes_nothing_where_the_one_error_of_another_row_tells_of_all() -> None:
+    planned = plan(words((DONE, OP_STEP, ONGOING), (UNDER_WAY, OP_STEP, ONGOING)), None, raises=True)
+    assert planned.lost.tolist() == [3] and planned.needs_reset.tolist() == [FRESH, FRESH]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("needs_reset", [ONGOING, OWED])
+def test_row_that_is_done_tells_of_the_loss_at_its_next_step(needs_reset: int, raises: bool) -> None:
+    planned = plan(words((DONE, OP_STEP, needs_reset)), None, raises)
+    assert found(planned) == {"lost": [], "kept": [], "waiting": [], "needs_reset": [OWED]}
+
+
+@pytest.mark.parametrize("op", [OP_STEP, OP_BESIDE, OP_PART])
+def test_step_under_way_is_completed_as_lost(op: int) -> None:
+    planned = plan(words((UNDER_WAY, op, ONGOING), (DONE, op, ONGOING)), None, raises=False)
+    assert found(planned) == {"lost": [1], "kept": [], "waiting": [], "needs_reset": [FRESH, OWED]}
+
+
+def test_reset_of_a_row_that_the_request_names_is_left_to_the_next_worker() -> None:
+    planned = plan(words((UNDER_WAY, OP_RESET, ONGOING), (DONE, OP_RESET, ONGOING)), [1, 3], raises=False)
+    assert found(planned) == {"lost": [], "kept": [], "waiting": [1], "needs_reset": [FRESH, OWED]}
+
+
+def test_row_that_the_reset_leaves_out_is_kept() -> None:
+    planned = plan(words((DONE, OP_RESET, ENDED), (UNDER_WAY, OP_RESET, ENDED)), [1], raises=False)
+    assert found(planned) == {"lost": [], "kept": [3], "waiting": [], "needs_reset": [FRESH, FRESH]}
+
+
+def test_row_that_the_reset_leaves_out_waits_with_those_that_it_names() -> None:
+    planned = plan(words((UNDER_WAY, OP_RESET, ONGOING), (UNDER_WAY, OP_RESET, ONGOING)), [1], raises=False)
+    assert found(planned) == {"lost": [], "kept": [], "waiting": [1], "needs_reset": [FRESH, OWED]}
+
+
+@pytest.mark.parametrize(("resetting", "raises"), [(None, False), (None, True), ([1], True), ([], True)])
+def test_reset_that_nobody_can_repeat_is_completed_as_lost(resetting: list[int] | None, raises: bool) -> None:
+    planned = plan(words((UNDER_WAY, OP_RESET, ONGOING)), resetting, raises)
+    assert found(planned) == {"lost": [1], "kept": [], "waiting": [], "needs_reset": [FRESH]}
+
+
+def test_steps_that_are_posted_later_tell_of_the_loss_once_and_then_wait_for_the_next_worker() -> None:
+    lost, waiting = posted(
+        words(
+            (UNDER_WAY, OP_STEP, OWED),
+            (UNDER_WAY, OP_STEP, FRESH),
+            (DONE, OP_STEP, OWED),
+            (UNDER_WAY, OP_RESET, OWED),
+            (UNDER_WAY, OP_PART, OWED),
+            (UNDER_WAY, OP_STEP, ONGOING),
+        )
+    )
+    assert (lost.tolist(), waiting.tolist()) == ([1, 9], [3, 11])

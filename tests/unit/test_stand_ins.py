@@ -1,0 +1,190 @@
+"""Results in place of envs whose worker has ended, in a real arena and without a process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from envhub_server.ipc.control import RowInfo
+from envhub_server.memory.loose_parts import LooseParts
+from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
+from envhub_server.memory.stand_ins import StandIns
+from envhub_server.session.failure_text import WorkerLoss
+from envhub_server.session.hang_detector import Progress
+from envhub_server.session.stimuli import RowsWaiting, StandInFailed, StandInInfo
+
+from envhub.arena.layout import Layout
+from envhub.arena.memory import OP_RESET, OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, TURN_FIRST
+from envhub.arena.stand_in import FRESH, ONGOING, OWED, beside
+from envhub.protocol.messages import Failure
+from envhub.values.leaf import Leaf
+
+ROWS, WORKERS = 4, 2
+FAILURE = Failure("worker_died", "request", "worker 0 was ended", env_index=0, worker=0)
+TRUNCATED = WorkerLoss(FAILURE, raises=False, info=b"what happened")
+RAISED = WorkerLoss(FAILURE, raises=True, info=b"what happened")
+
+
+def memory_of(info_bytes: int = 64) -> SessionMemory:
+    return SessionMemory(Layout(ROWS, (Leaf("<f4", (2,)),), (Leaf("<i8", ()),), info_bytes), WORKERS)
+
+
+@pytest.fixture
+def memory() -> Iterator[SessionMemory]:
+    made = memory_of()
+    yield made
+    made.close()
+
+
+def step(memory: SessionMemory, op: int = OP_STEP) -> None:
+    memory.slots.post(op)
+
+
+def finish(memory: SessionMemory, *rows: int, seen: float = 1.0) -> None:
+    """These rows' worker completes what was posted."""
+    arena = memory.arena
+    for row in rows:
+        arena.observations[0][arena.slot[row] & 1, row] = seen
+        arena.rewards[row], arena.status[row] = 1.0, STATUS_OK
+        arena.done[row] = arena.request[row]
+
+
+def shown(memory: SessionMemory, row: int) -> float:
+    return float(memory.arena.observations[0][memory.arena.slot[row] & 1, row, 0])
+
+
+def test_step_of_a_worker_that_ended_is_a_truncation_with_the_last_observation(memory: SessionMemory) -> None:
+    stand_ins, arena = StandIns(memory, None), memory.arena
+    step(memory)
+    finish(memory, 0, 1, 2, 3, seen=7.0)
+    step(memory)
+    finish(memory, 1, 3, seen=8.0)
+    assert stand_ins.take(0, TRUNCATED, None) == [] and stand_ins.unrung
+    assert arena.quiescent() and arena.truncations.tolist() == [True, False, True, False]
+    assert [shown(memory, row) for row in range(ROWS)] == [7.0, 8.0, 7.0, 8.0]
+    assert arena.rewards.tolist() == [0.0, 1.0, 0.0, 1.0] and not arena.terminations.any()
+    assert arena.needs_reset.tolist() == [FRESH, ONGOING, FRESH, ONGOING]
+    assert bytes(arena.infos[2, : arena.info_length[2]]) == TRUNCATED.info and arena.status[2] == STATUS_INFO
+
+
+def test_half_written_results_of_a_worker_that_ended_are_nobodys(memory: SessionMemory) -> None:
+    stand_ins, arena = StandIns(memory, None), memory.arena
+    step(memory)
+    finish(memory, 0, 1, 2, 3, seen=7.0)
+    step(memory)
+    arena.observations[0][arena.slot[0] & 1, 0, 0] = 99.0  # and then it ended
+    arena.rewards[0], arena.terminations[0] = 5.0, True
+    stand_ins.take(0, TRUNCATED, None)
+    assert shown(memory, 0) == 7.0 and arena.rewards[0] == 0.0 and not arena.terminations[0]
+
+
+def test_step_raises_where_that_is_the_policy(memory: SessionMemory) -> None:
+    stand_ins, arena = StandIns(memory, None), memory.arena
+    step(memory)
+    finish(memory, 1, 2, 3)
+    failed = [report for report in stand_ins.take(0, RAISED, None) if isinstance(report, StandInFailed)]
+    assert [report.failure.env_index for report in failed] == [0]
+    assert arena.status[0] == STATUS_RAISED and arena.needs_reset[[0, 2]].tolist() == [FRESH, FRESH]
+    assert arena.quiescent()
+
+
+def test_driver_is_to_be_woken_though_every_row_was_done(memory: SessionMemory) -> None:
+    stand_ins = StandIns(memory, None)
+    step(memory)
+    finish(memory, *range(ROWS))
+    stand_ins.take(0, TRUNCATED, None)
+    assert stand_ins.unrung  # the worker may have ended before it rang
+
+
+def test_loss_is_told_by_the_next_step_and_later_ones_wait(memory: SessionMemory) -> None:
+    stand_ins, arena = StandIns(memory, None), memory.arena
+    stand_ins.take(0, TRUNCATED, None)
+    assert arena.needs_reset[[0, 2]].tolist() == [OWED, OWED]
+    step(memory)
+    finish(memory, 1, 3)
+    assert stand_ins.posted(0) == [] and arena.quiescent() and arena.truncations[0]
+    step(memory)
+    finish(memory, 1, 3)
+    stand_ins.unrung = False
+    assert stand_ins.posted(0) == [RowsWaiting(0)] and not arena.quiescent() and not stand_ins.unrung
+    assert stand_ins.finish(0, TRUNCATED) == [] and arena.quiescent() and stand_ins.unrung
+
+
+def test_worker_that_serves_again_is_left_alone(memory: SessionMemory) -> None:
+    stand_ins = StandIns(memory, None)
+    stand_ins.take(0, TRUNCATED, None)
+    stand_ins.release(0)
+    step(memory)
+    assert stand_ins.posted(0) == [] and memory.arena.done[0] != memory.arena.request[0]
+
+
+def test_process_that_ends_before_it_serves_changes_only_what_is_told(memory: SessionMemory) -> None:
+    stand_ins = StandIns(memory, None)
+    stand_ins.take(0, TRUNCATED, None)
+    step(memory, OP_RESET)
+    assert stand_ins.take(0, RAISED, (0, 2)) == [] and stand_ins.losses == {0: RAISED}
+    assert memory.arena.done[0] != memory.arena.request[0]
+
+
+def test_reset_waits_for_the_next_process_and_rows_that_it_leaves_out_are_kept(memory: SessionMemory) -> None:
+    stand_ins, arena = StandIns(memory, None), memory.arena
+    step(memory)
+    finish(memory, *range(ROWS), seen=7.0)
+    step(memory, OP_RESET)
+    stand_ins.take(0, TRUNCATED, (0,))
+    assert (arena.done != arena.request)[[0, 2]].tolist() == [True, True]
+    stand_ins.take(1, TRUNCATED, ())
+    assert (arena.done == arena.request)[[1, 3]].all() and shown(memory, 1) == 7.0 and not arena.truncations[1]
+    assert stand_ins.keep(0) == [] and arena.quiescent()
+
+
+def test_parts_of_no_fixed_size_are_those_of_the_last_complete_observation() -> None:
+    memory = memory_of(info_bytes=16)
+    stand_ins, arena = StandIns(memory, LooseParts()), memory.arena
+    step(memory)
+    blob = beside(b"a text that was shown", b"")
+    for row in (0, 2):
+        stand_ins.note(RowInfo(row, blob, int(arena.request[row])))
+        arena.info_length[row] = len(blob)
+    finish(memory, *range(ROWS))
+    stand_ins.keep_loose()
+    assert stand_ins.objects(0) == [b"a text that was shown"] * 2
+    step(memory)
+    reports = stand_ins.take(0, TRUNCATED, None)
+    assert [(type(report), report.row) for report in reports] == [(StandInInfo, 0), (StandInInfo, 2)]  # type: ignore[union-attr]
+    assert reports[0] == StandInInfo(0, beside(b"a text that was shown", TRUNCATED.info))
+    assert arena.info_length[0] == len(beside(b"a text that was shown", TRUNCATED.info)) > 16
+    memory.close()
+
+
+# --- what a worker is at ----------------------------------------------------------------------------------------------
+
+
+def test_progress_names_the_row_that_the_worker_is_at(memory: SessionMemory) -> None:
+    arena = memory.arena
+    assert memory.progress(1) == Progress(0, 1, "")
+    step(memory)
+    arena.turn[1] = 3 | 1 << 21
+    assert memory.progress(1) == Progress(3 | 1 << 21, 3, "step")
+    arena.turn[1] = 3 | TURN_FIRST
+    assert memory.progress(1).kind == "init"
+    finish(memory, 3)
+    arena.turn[1] = 3 | 1 << 21
+    assert memory.progress(1) == Progress(3 | 1 << 21, 1, "step")  # it has not begun with the other
+    arena.turn[1] = 0  # no row of its own
+    assert memory.progress(1).row == 1
+    finish(memory, *range(ROWS))
+    step(memory, OP_RESET)
+    assert memory.progress(0).kind == "reset"
+
+
+def test_rows_of_a_worker_are_every_so_manieth(memory: SessionMemory) -> None:
+    assert [memory.rows(worker).tolist() for worker in range(WORKERS)] == [[0, 2], [1, 3]]
+    assert np.array_equal(memory.words(1).rows, [1, 3])
+
+
+def test_budget_of_all_sessions() -> None:
+    budget = ArenaBudget(100)
+    budget.used += 60
+    assert budget.left == 40

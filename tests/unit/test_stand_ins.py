@@ -155,6 +155,7 @@ def test_parts_of_no_fixed_size_are_those_of_the_last_complete_observation() -> 
     assert [(type(report), report.row) for report in reports] == [(StandInInfo, 0), (StandInInfo, 2)]  # type: ignore[union-attr]
     assert reports[0] == StandInInfo(0, beside(b"a text that was shown", TRUNCATED.info))
     assert arena.info_length[0] == len(beside(b"a text that was shown", TRUNCATED.info)) > 16
+    assert stand_ins.objects(0) == [b"a text that was shown"] * 2  # also after that
     memory.close()
 
 

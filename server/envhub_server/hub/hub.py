@@ -313,7 +313,7 @@ class Hub:
                     runtime.broke(error)
             # Between two steps a timer that comes too early does no harm.
             steps = (event is STEP_REQUESTED or event is ROWS_DONE) and runtime.state.phase in _STEPPING
-            if not steps or self._timers.at_s(number) == math.inf:
+            if not steps or runtime.deadline_s == math.inf:
                 self._after(runtime)
         if self._protocol.outgoing:
             self._flush()
@@ -321,7 +321,8 @@ class Hub:
     def _after(self, runtime: SessionRuntime) -> None:
         """Know when the session's next deadline is, or that it has ended."""
         if runtime.state.phase is not Phase.ENDED:
-            self._set_timer(runtime.number, runtime.state.next_deadline_s())
+            runtime.deadline_s = runtime.state.next_deadline_s()
+            self._set_timer(runtime.number, runtime.deadline_s)
             return
         self._flush()
         self._protocol.forget(runtime.token)

@@ -6,6 +6,7 @@ the state machine is never re-entered, and what happens to a session is handled 
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import select
@@ -77,6 +78,7 @@ class SessionRuntime:
         state: its state machine.
         ticket: for the side socket, once; empty where there is none.
         heard_ns: when the request under way arrived.
+        deadline_s: when the hub calls ``elapse``.
         history: the last stimuli, for the log.
     """
 
@@ -97,6 +99,7 @@ class SessionRuntime:
         self.token = token
         self.state = state
         self.heard_ns = 0
+        self.deadline_s = math.inf
         self.history: deque[Stimulus] = deque(maxlen=HISTORY_MAX)
         self._services = services
         self._events = services.events
@@ -167,7 +170,7 @@ class SessionRuntime:
         """Report the client's next request, after what workers have said that belongs to its answer."""
         self._request = request
         if request.op is Op.STEP and self.state.driver is Driver.HUB:
-            self._report(STEP_REQUESTED)
+            self._events.append((self.number, STEP_REQUESTED))
             return
         drives = self.state.driver is Driver.CLIENT
         if self._stand_ins is not None and (drives or isinstance(request.message, _BESIDES)):

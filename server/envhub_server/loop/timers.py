@@ -22,10 +22,6 @@ class Timers:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else math.inf
 
-    def at_s(self, key: Hashable) -> float:
-        """The time of this key; infinity where it has none."""
-        return self._at_s.get(key, math.inf)
-
     def set(self, key: Hashable, at_s: float) -> None:
         """Replace the key's time; infinity is none."""
         if at_s == self._at_s.get(key, math.inf):

@@ -117,7 +117,11 @@ class StandIns:
         arena = self.memory.arena
         if self.loose is not None:
             info = beside(self.loose.of(arena, row), info)
-        return len(info), [] if put_info(arena, row, info) else [StandInInfo(row, info)]
+        if put_info(arena, row, info):
+            return len(info), []
+        if self.loose is not None:
+            self.loose.note_large(row, int(arena.request[row]), info)
+        return len(info), [StandInInfo(row, info)]
 
     # --- what the next process is told --------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ class ClientLiveness:
     @property
     def next_s(self) -> float:
         """When ``suspects`` or ``look`` has something to do."""
-        return min((at_s for at_s, _, _ in self._suspects), default=self._look_s)
+        return min([self._look_s, *(at_s for at_s, _, _ in self._suspects)])
 
     def ended(self, connection: int, now_s: float) -> None:
         """A connection with this descriptor has ended."""

@@ -100,6 +100,8 @@ _CALLS = (control.CallRows, control.SetAttrRows)
 class Phase(enum.Enum):
     """Where a session stands."""
 
+    __hash__ = object.__hash__  # an enum's own is a Python function, and every stimulus is looked up by its phase
+
     BUILDING = "building"  # its workers make the envs
     MAPPING = "mapping"  # they map the arena
     READY = "ready"  # no request of the whole batch is under way

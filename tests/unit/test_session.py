@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -25,7 +26,7 @@ from envhub_server.ipc.control import (
 )
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
-from envhub_server.session import stimuli
+from envhub_server.session import state, stimuli
 from envhub_server.session.instructions import (
     Answer,
     AnswerAttach,
@@ -772,7 +773,9 @@ def test_every_stimulus_and_instruction_has_its_place() -> None:
         assert Phase.ENDED not in rules, kind
 
 
-def test_diagram_shows_the_life_of_a_session() -> None:
-    edges = {(before, after): kinds for before, after, kinds in diagram()}
-    assert edges["building", "mapping"] == ["Built"] and edges["ready", "moving"] == ["Step", "Reset"]
-    assert "WorkerExited" in edges["moving", "broken"] and ("ended", "ready") not in edges
+def test_documented_diagram_is_that_of_the_table() -> None:
+    document = Path(state.__file__).with_name("PHASES.md").read_text()
+    assert f"```mermaid\n{diagram()}\n```\n" in document
+    assert "    READY --> MOVING: Step, Reset\n" in document and "ENDED --> READY" not in document
+    for phase in Phase:
+        assert f"| `{phase.name}` |" in document

@@ -456,7 +456,10 @@ class FakeHub:
             case MakeOtherArena():
                 self.others += 1
                 self.queue.append(stimuli.OtherArenaMade())
-            case UseOtherArena() | DropOtherArena():
+            case UseOtherArena():
+                self.others -= 1
+                self.posted.clear()  # what the client before has posted in the first arena is begun by no worker
+            case DropOtherArena():
                 self.others -= 1
             case GiveDrive():
                 assert not self.posted and not self.parts

@@ -309,6 +309,8 @@ class SessionRuntime:
         try:
             self._pool.start(instruction.workers)
         except OSError as error:
+            for worker in instruction.workers:
+                self.log.warning("worker_exited", worker=worker, how=f"cannot be started: {error}")
             self._report(stimuli.WorkersNotStarted(instruction.workers, str(error)))
 
     def _tell(self, instruction: instructions.Tell) -> None:
@@ -619,7 +621,7 @@ class SessionRuntime:
         if self._memory is not None:
             self._services.budget.used -= self.arena_bytes
             self._memory.close()
-            self._memory = None  # whoever keeps a view of it keeps it
+            self._memory = self._stand_ins = None  # whoever keeps a view of the memory keeps it
 
 
 _PROCESS_EVENTS = frozenset([WorkerStarted, WorkerSaid, WorkerExited])

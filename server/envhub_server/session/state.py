@@ -1126,6 +1126,7 @@ Rule = tuple[Any, ...]  # the handler, and the phases that may follow besides th
 _S, _P = SessionState, Phase
 _SERVING = (_P.READY, _P.MOVING, _P.CALLING, _P.HANDING_OVER)
 _LIVE = (*_MAKING, *_SERVING, _P.BROKEN, _P.CLOSING)
+_GONE = (_P.BROKEN, _P.CLOSING)
 
 
 def _in(phases: Collection[Phase], *rule: Any) -> dict[Phase, Rule]:
@@ -1137,9 +1138,13 @@ def _request(*rule: Any) -> dict[Phase, Rule]:
     return {_P.READY: rule, _P.BROKEN: (_S._on_late_request,), _P.CLOSING: (_S._on_early_request,)}
 
 
-_GONE = (_P.BROKEN, _P.CLOSING)
-_CLOSED = (_P.CLOSING, _P.ENDED)
+def _ending(handler: Any) -> dict[Phase, Rule]:
+    """What ends the session, at once where no worker is left."""
+    early, late = _in(_MAKING, handler, _P.CLOSING), _in([*_SERVING, _P.BROKEN], handler, _P.CLOSING, _P.ENDED)
+    return early | late | {_P.CLOSING: (handler,)}
 
+
+# Once the hub drains, CLOSING or ENDED may follow every stimulus that finds the session idle.
 TABLE: Mapping[type, Mapping[Phase, Rule]] = {
     # Of the client and the hub.
     stimuli.SessionMade: _in([_P.BUILDING], _S._on_made),
@@ -1151,66 +1156,69 @@ TABLE: Mapping[type, Mapping[Phase, Rule]] = {
     Receive: _request(_S._on_receive),
     Collect: _request(_S._on_collect),
     TemplatesRequest: _request(_S._on_templates),
-    HopsRequest: _in([_P.READY, _P.BROKEN, _P.CLOSING], _S._on_hops),
-    Close: _in(_LIVE, _S._on_close, *_CLOSED),
-    stimuli.Attached: _in([*_SERVING, _P.BROKEN], _S._on_attached, _P.HANDING_OVER),
-    stimuli.SideConnected: {
-        **_in(_LIVE, _S._on_side_refused),
-        _P.READY: (_S._on_side_connected,),
-    },
+    HopsRequest: _in([_P.READY, *_GONE], _S._on_hops),
+    Close: _ending(_S._on_close),
+    stimuli.Attached: _in([*_SERVING, _P.BROKEN], _S._on_attached) | _in([_P.READY], _S._on_attached, _P.HANDING_OVER),
+    stimuli.SideConnected: _in(_LIVE, _S._on_side_refused) | _in([_P.READY], _S._on_side_connected),
     stimuli.SideClosed: _in(_LIVE, _S._on_side_closed),
-    stimuli.LeaseExpired: _in(_LIVE, _S._on_lease_expired, *_CLOSED),
-    stimuli.Draining: _in(_LIVE, _S._on_draining, *_CLOSED),
-    stimuli.Abandoned: _in(_LIVE, _S._on_abandoned, *_CLOSED),
+    stimuli.LeaseExpired: _ending(_S._on_lease_expired),
+    stimuli.Draining: _ending(_S._on_draining),
+    stimuli.Abandoned: _ending(_S._on_abandoned),
     # What came of an instruction.
-    stimuli.WorkersNotStarted: _in(_LIVE, _S._on_not_started, _P.BROKEN, *_CLOSED),
-    stimuli.ArenaRefused: _in([_P.MAPPING], _S._on_arena_refused, *_CLOSED) | _in([_P.CLOSING], _S._on_nothing),
+    stimuli.WorkersNotStarted: _in(_MAKING, _S._on_not_started, _P.CLOSING, _P.ENDED)
+    | _in(_SERVING, _S._on_not_started, _P.BROKEN)
+    | _in([_P.BROKEN], _S._on_not_started)
+    | _in([_P.CLOSING], _S._on_not_started, _P.ENDED),
+    stimuli.ArenaRefused: _in([_P.MAPPING], _S._on_arena_refused, _P.CLOSING) | _in([_P.CLOSING], _S._on_nothing),
     stimuli.OtherArenaMade: _in([_P.HANDING_OVER], _S._on_other_arena, _P.READY) | _in(_GONE, _S._on_other_arena_late),
     stimuli.OtherArenaRefused: _in([_P.HANDING_OVER], _S._on_other_arena_refused, _P.READY)
     | _in(_GONE, _S._on_nothing),
-    stimuli.ActionsRefused: _in(_LIVE, _S._on_actions_refused, _P.READY),
+    stimuli.ActionsRefused: _in(_LIVE, _S._on_actions_refused) | _in([_P.MOVING], _S._on_actions_refused, _P.READY),
     stimuli.PartPosted: _in(_LIVE, _S._on_part_posted),
     stimuli.PartDone: _in(_LIVE, _S._on_part_done),
     stimuli.StandInFailed: _in(_SERVING, _S._on_stand_in_failed) | _in(_GONE, _S._on_nothing),
     stimuli.StandInInfo: _in(_LIVE, _S._on_stand_in_info),
     stimuli.RowsWaiting: _in(_LIVE, _S._on_rows_waiting),
     # Of the arena and of time.
-    stimuli.RowsDone: _in(_LIVE, _S._on_nothing) | {_P.MOVING: (_S._on_rows_done, _P.READY, _P.HANDING_OVER)},
-    stimuli.Elapsed: _in([*_MAKING, *_SERVING], _S._on_elapsed, _P.READY, _P.HANDING_OVER)
-    | _in([_P.BROKEN, _P.CLOSING], _S._on_elapsed_over, *_CLOSED),
+    stimuli.RowsDone: _in(_LIVE, _S._on_nothing) | _in([_P.MOVING], _S._on_rows_done, _P.READY, _P.HANDING_OVER),
+    stimuli.Elapsed: _in([*_MAKING, *_SERVING], _S._on_elapsed)
+    | _in([_P.READY], _S._on_elapsed, _P.HANDING_OVER)
+    | _in(_GONE, _S._on_elapsed_over),
     # Of workers. What is missing here is ignored: it was sent before the worker knew of the phase.
-    WorkerExited: _in(_LIVE, _S._on_exited, _P.READY, _P.BROKEN, *_CLOSED),
+    WorkerExited: _in(_MAKING, _S._on_exited, _P.CLOSING, _P.ENDED)
+    | _in([_P.READY, _P.MOVING], _S._on_exited, _P.BROKEN)
+    | _in([_P.CALLING], _S._on_exited, _P.READY, _P.HANDING_OVER, _P.BROKEN)
+    | _in([_P.HANDING_OVER], _S._on_exited, _P.READY, _P.BROKEN)
+    | _in([_P.BROKEN], _S._on_exited)
+    | _in([_P.CLOSING], _S._on_exited, _P.ENDED),
     control.Building: _in([_P.BUILDING, *_SERVING], _S._on_building),
     control.FirstBuilt: _in([_P.BUILDING], _S._on_first_built),
-    control.Built: {
-        **_in(_SERVING, _S._on_built_again),
-        _P.BUILDING: (_S._on_built, _P.MAPPING, *_CLOSED),
-    },
-    control.Mapped: {
-        **_in(_SERVING, _S._on_mapped, _P.READY),
-        _P.MAPPING: (_S._on_first_mapped, _P.READY),
-    },
+    control.Built: _in(_SERVING, _S._on_built_again) | _in([_P.BUILDING], _S._on_built, _P.MAPPING, _P.CLOSING),
+    control.Mapped: _in(_SERVING, _S._on_mapped)
+    | _in([_P.HANDING_OVER], _S._on_mapped, _P.READY)
+    | _in([_P.MAPPING], _S._on_first_mapped, _P.READY),
     control.RowInfo: _in(_SERVING, _S._on_row_info),
     control.InfoTemplate: _in(_SERVING, _S._on_template),
-    control.RowFailed: {
-        **_in(_MAKING, _S._on_making_failed, *_CLOSED),
-        **_in(_SERVING, _S._on_row_failed),
-        _P.CLOSING: (_S._on_closing_failed,),
-    },
-    control.CallResults: _in(_SERVING, _S._on_call_answered, _P.READY, _P.HANDING_OVER),
-    control.CallFailed: _in(_SERVING, _S._on_call_answered, _P.READY, _P.HANDING_OVER),
+    control.RowFailed: _in(_MAKING, _S._on_making_failed, _P.CLOSING)
+    | _in(_SERVING, _S._on_row_failed)
+    | _in([_P.CLOSING], _S._on_closing_failed),
+    **dict.fromkeys(
+        [control.CallResults, control.CallFailed],
+        _in(_SERVING, _S._on_call_answered) | _in([_P.CALLING], _S._on_call_answered, _P.READY, _P.HANDING_OVER),
+    ),
     control.StepTimes: _in(_LIVE, _S._on_step_times),
     control.Faulted: _in(_SERVING, _S._on_faulted, _P.BROKEN),
     control.Suspicious: _in(_LIVE, _S._on_nothing),
 }
 
 
-def diagram() -> list[tuple[str, str, list[str]]]:
-    """The transitions between two phases: from, to, and the names of the stimuli that may cause them."""
-    edges: dict[tuple[Phase, Phase], list[str]] = {}
+def diagram() -> str:
+    """The transitions between two phases and the stimuli that may cause them, as a Mermaid state diagram."""
+    edges: dict[tuple[str, str], list[str]] = {}
     for kind, rules in TABLE.items():
         for phase, (_, *following) in rules.items():
             for other in following:
                 if other is not phase:
-                    edges.setdefault((phase, other), []).append(kind.__name__)
-    return [(before.value, after.value, kinds) for (before, after), kinds in edges.items()]
+                    edges.setdefault((phase.name, other.name), []).append(kind.__name__)
+    lines = [f"    {before} --> {after}: {', '.join(kinds)}" for (before, after), kinds in sorted(edges.items())]
+    return "\n".join(["stateDiagram-v2", "    [*] --> BUILDING", *lines, "    ENDED --> [*]"])

@@ -140,7 +140,8 @@ def bench(
 ) -> None:
     """Time stepping through a hub (embedded, ipc, tcp) beside AsyncVectorEnv and SyncVectorEnv, in one run.
 
-    Where they are installed, SB3, tianshou, PufferLib, EnvPool, dm_env_rpc and OpenEnv take part, too.
+    Where they are installed, SB3, tianshou, PufferLib, EnvPool, dm_env_rpc and OpenEnv take part, too. Needs the
+    extra "bench".
 
     Parameters
     ----------
@@ -158,13 +159,10 @@ def bench(
     json
         Print one JSON object per way and number of envs instead of a table.
     plot
-        A PNG or SVG file to draw the results into, besides; needs the extra "bench".
+        A PNG or SVG file to draw the results into, besides.
     budget
         Print instead where the time of one step goes, hop by hop.
     """
-    from envhub_client.tools.bench.bench import run, run_budget
-    from envhub_client.tools.bench.plot import check
-
     try:
         sizes = [int(size) for size in n.split(",")]
     except ValueError:
@@ -174,6 +172,9 @@ def bench(
     if budget and (json or plot):
         _refuse("bench", "--budget goes with --env and -n only")
     with _errors_told("bench"):
+        from envhub_client.tools.bench.bench import run, run_budget
+        from envhub_client.tools.bench.plot import check
+
         if budget:
             run_budget(console, env or ["CartPole-v1"], sizes)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -255,9 +256,29 @@ def test_stock_decoder_is_called_behind_the_check_only() -> None:
     assert [name for name, _ in found] == ["_numpy_or_map"]
 
 
+# --- dependencies -----------------------------------------------------------------------------------------------------
+
+MODULE_OF = {"pyzmq": "zmq", "msgpack-numpy": "msgpack_numpy"}
+BENCH = "client/envhub_client/tools/bench/"
+
+
+def test_every_dependency_is_imported() -> None:
+    tomllib = pytest.importorskip("tomllib")  # Python 3.10 has none
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = [re.split("[><=]", line)[0] for line in project["dependencies"]]
+    used = {package for name in FILES for package in packages_imported(name)}
+    assert {MODULE_OF.get(name, name) for name in names} <= used
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_only_the_bench_imports_what_is_in_its_extra(name: str) -> None:
+    if not name.startswith(BENCH):
+        assert not {"matplotlib", "psutil"} & packages_imported(name)
+
+
 # --- what an import costs ---------------------------------------------------------------------------------------------
 
-SERVER_LIBRARIES = ["gymnasium", "structlog", "cyclopts", "rich", "msgspec", "psutil"]
+SERVER_LIBRARIES = ["gymnasium", "structlog", "cyclopts", "rich", "psutil"]
 
 
 def loaded_by(statement: str) -> set[str]:

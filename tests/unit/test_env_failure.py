@@ -14,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
 import envhub
-from envhub.env_failure import EnvFailure
+from envhub.env_failure import EnvFailure, failure_info
 from envhub.values import codec
 
 FAILURE = EnvFailure("crash", "worker 3 was ended by SIGSEGV", signal="SIGSEGV", restarts=2)
@@ -52,8 +52,8 @@ def test_failure_from_a_hub_of_another_version_is_read() -> None:
 
 def test_failures_are_laid_out_one_per_env() -> None:
     seen = Observations(spaces.Box(-1, 1, (2,)), 3, False)
-    told = {"env_failure": dict(FAILURE), "invalid_transition": True}
-    infos = seen.take(outcome([np.zeros((3, 2), np.float32)], (1, told))).batched(Batch(3))
+    told = Outcome([np.zeros((3, 2), np.float32)], None, None, None, [(1, failure_info(FAILURE))], [])
+    infos = seen.take(told).batched(Batch(3))
     assert infos["env_failure"].tolist() == [None, FAILURE, None]
     assert infos["_env_failure"].tolist() == infos["_invalid_transition"].tolist() == [False, True, False]
     assert infos["invalid_transition"].tolist() == [False, True, False] and "final_obs" not in infos

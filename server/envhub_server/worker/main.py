@@ -36,6 +36,7 @@ from envhub.arena.memory import (
     Arena,
 )
 from envhub.arena.spin import HAS_FENCE, Spinner, fence
+from envhub.env_failure import EnvFailure, failure_info
 from envhub.protocol import messages
 from envhub.values import codec, spaces
 from envhub.values.gym_api import registered, unfit
@@ -388,14 +389,14 @@ class Worker:
     def _truncate(self, row: Row, error: BaseException) -> None:
         """Have the row's step be the end of its episode, though its env gave none; the env is made anew soon."""
         told = describe_failure(error, "env_raised", row.index, self._number)
-        failure = {
-            "cause": "nan" if isinstance(error, NotFinite) else "exception",
-            "message": told.message,
-            "exception": told.type,
-            "traceback": told.traceback,
-            "restarts": self._mended,
-        }
-        row.truncate(codec.encode({"env_failure": failure, "invalid_transition": True}))
+        failure = EnvFailure(
+            "nan" if isinstance(error, NotFinite) else "exception",
+            told.message,
+            exception=told.type,
+            traceback=told.traceback,
+            restarts=self._mended,
+        )
+        row.truncate(failure_info(failure))
         self._channel.send(control.Faulted(row.index, f"{told.type}: {told.message[:1024]}"))
         self._broken.append(row)
 

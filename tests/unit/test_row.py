@@ -160,6 +160,19 @@ def test_same_step_mode_resets_at_once_and_keeps_the_final_observation() -> None
     assert place.info["final_obs"].tolist() == [1, 1] and place.info["final_info"] == {}
 
 
+def test_final_observation_is_a_copy_of_what_the_env_may_write_over() -> None:
+    place = begun(SAME_STEP)
+    buffer = np.zeros(2)
+
+    def observed() -> np.ndarray:
+        buffer[:] = place.env.episode, place.env.length
+        return buffer
+
+    place.env.observed = observed
+    place.step(TERMINATE)
+    assert place.info["final_obs"].tolist() == [1, 1] and place.observation == [2, 0]
+
+
 def test_disabled_mode_never_resets() -> None:
     place = begun(DISABLED)
     place.step(TERMINATE)
@@ -283,6 +296,18 @@ def test_truncated_row_repeats_its_observation_and_needs_a_reset() -> None:
     assert (place.observation, place.needs_reset) == ([2, 0], ONGOING)
 
 
+def test_row_that_stays_after_a_truncation_repeats_what_that_did() -> None:
+    place = begun()
+    place.step()
+    place.post(OP_STEP)
+    place.row.truncate(b"")
+    place.finish()
+    place.post(OP_STEP)
+    place.arena.observations[0][place.arena.slot[MINE], MINE] = -7  # half of a result
+    place.row.stay()
+    assert place.observation == [1, 1]
+
+
 def test_truncation_with_a_large_info_sends_it() -> None:
     place = begun()
     place.post(OP_STEP)
@@ -355,7 +380,9 @@ def test_fresh_env_is_reset_by_its_first_step_with_the_seed_that_it_was_given() 
     assert place.env.seeds == [7] and not place.row.awaits_first_reset
     place.step(TERMINATE)
     place.step()
-    assert place.env.seeds == [7, None]
+    place.arena.needs_reset[:] = FRESH
+    place.step()
+    assert place.env.seeds == [7, None, None]
 
 
 def test_fresh_env_of_disabled_mode_is_truncated_until_it_is_reset() -> None:
@@ -413,6 +440,7 @@ def test_row_without_such_a_word_goes_on_whatever_it_was_given() -> None:
 def test_env_that_is_made_again_here_is_reset_with_a_seed_that_follows_from_the_last() -> None:
     place = placed()
     place.reset(seed=3)
+    place.step()
     again = ScriptedEnv()
     place.post(OP_STEP, RAISE)
     place.row.truncate(b"")

@@ -95,13 +95,14 @@ class Hub:
         self.worker = Worker(channel, NoDumps())
         self.heard: list[Any] = []
         self.slot = 0
-        self.bell, self.client_bell, self.done_bell, self.client_done_bell = (self.eventfd() for _ in range(4))
+        self.new_bells()
         self.thread: threading.Thread | None = None
 
-    def eventfd(self) -> int:
-        found = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.stack.callback(os.close, found)
-        return found
+    def new_bells(self) -> None:
+        self.bells = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(4)]
+        for bell in self.bells:
+            self.stack.callback(os.close, bell)
+        self.bell, self.client_bell, self.done_bell, self.client_done_bell = self.bells
 
     # --- the worker's life ------------------------------------------------------------------------------------------
 
@@ -153,8 +154,7 @@ class Hub:
         leaves = built.observation_leaves, built.action_leaves
         described = built.observation_spaces[0], built.action_space
         message = control.MapArena(ROWS, *leaves, arena.layout.info_bytes, *described, "same", spin_us)
-        bells = [self.bell, self.client_bell, self.done_bell, self.client_done_bell]
-        self.tell(message, [self.memory.fileno(), *bells])
+        self.tell(message, [self.memory.fileno(), *self.bells])
         self.hear(control.Mapped, mapped + 1)
         self.arena = arena
 
@@ -530,15 +530,18 @@ def test_driver_is_rung_for_a_row_of_a_part_before_the_next_is_stepped() -> None
 def test_worker_that_moved_serves_the_other_arena_and_the_old_no_more() -> None:
     with serving() as hub:
         hub.step(GO_ON, TERMINATE, GO_ON, GO_ON)
-        old = hub.arena
+        old, old_bells = hub.arena, hub.bells
+        hub.new_bells()
         hub.map(hub.new_arena(), hub.hear(control.Built)[0])
         old.post(OP_STEP, 1 - hub.slot)  # by a client that has not heard of it
-        hub.ring()
+        for bell in old_bells:
+            os.write(bell, RING)
         assert hub.call("length") == [1] * ROWS
         hub.arena.move_from(old)
         hub.tell(control.Serve(moved=True))
         assert hub.call("length") == [1] * ROWS  # what was begun by nobody is forgotten
         hub.slot = int(hub.arena.slot[0]) & 1
+        os.write(old_bells[0], RING)  # of which the worker is no longer told
         hub.step()
         assert hub.observed() == [[1, 2], [2, 0], [1, 2], [1, 2]]  # needs_reset has moved, too
 
@@ -561,9 +564,8 @@ def test_arena_of_another_layout_ends_the_worker() -> None:
         hub = Hub(stack, range(ROWS))
         stack.callback(hub.end)
         hub.new_arena().header[2] = ROWS + 1
-        bells = [hub.bell, hub.client_bell, hub.done_bell, hub.client_done_bell]
         message = control.MapArena(ROWS, [["<f8", [2]]], [["<i8", []]], INFO_BYTES, b"", b"", "same", 0)
-        hub.tell(message, [hub.memory.fileno(), *bells])
+        hub.tell(message, [hub.memory.fileno(), *hub.bells])
         with pytest.raises(ValueError, match="not an arena"):
             hub.worker.run()
 

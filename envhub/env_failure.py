@@ -23,7 +23,7 @@ class EnvFailure(Mapping[str, Any]):
         exit_status: the status that the env's process exited with, or None.
         exception: the qualified name of the class of the exception that the env raised, or an empty string.
         traceback: where the env raised, or where it was stuck, or an empty string.
-        restarts: how often the env had been made again before this failure.
+        restarts: how often the env's worker had ended, or had built an env again, before this failure.
         log_tail: the last output of the env's process.
     """
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker.env_runner import EnvRunner
-from envhub_server.worker.row import ALWAYS_LOOKED_AT, DISABLED, NEXT_STEP, SAME_STEP, NotFinite, Row
+from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP, STEPS_CHECKED_FIRST, NotFinite, Row
 from gymnasium import spaces
 from scripted_env import (
     GIVE_INFO,
@@ -47,14 +47,14 @@ class Place:
         self.suspected: list[str] = []
         self.row = Row(MINE, EnvRunner(env), mode, allow_pickle=False)
         self.attach(arena)
-        self.row.look_after(False, lambda row, what: self.suspected.append(what))
+        self.row.check_results(False, lambda row, what: self.suspected.append(what))
         self._slot = 0
 
     def attach(self, arena: Arena) -> None:
         self.arena = arena
         spaces_of_env = self.env.observation_space, self.env.action_space
         self.row.attach(arena, *spaces_of_env, lambda row, info: self.sent.append((row, info)), self.columns)
-        self.row.go_on()
+        self.row.resume()
 
     def post(self, op: int, action: int = GO_ON, code: int = INT64) -> None:
         self._slot = 1 - self._slot
@@ -254,7 +254,7 @@ def test_row_that_stays_repeats_the_last_complete_observation(slot_is_half_writt
         place.row.step()
     if slot_is_half_written:
         place.arena.observations[0][place.arena.slot[MINE], MINE] = -7
-    place.row.stay()
+    place.row.repeat_last()
     place.finish()
     assert place.observation == [1, 1] and place.arena.info_length[MINE] == 0
     place.step()
@@ -268,7 +268,7 @@ def test_reset_that_raises_leaves_the_row_at_its_last_observation() -> None:
     place.post(OP_RESET)
     with pytest.raises(RuntimeError, match="no reset"):
         place.row.reset(3, None)
-    place.row.stay()
+    place.row.repeat_last()
     assert place.observation == [1, 1]
 
 
@@ -279,7 +279,7 @@ def test_observation_that_is_none_of_the_space_raises_and_is_not_taken_for_the_l
     place.post(OP_STEP)
     with pytest.raises((ValueError, TypeError)):
         place.row.step()
-    place.row.stay()
+    place.row.repeat_last()
     assert place.observation == [1, 0]
 
 
@@ -304,7 +304,7 @@ def test_row_that_stays_after_a_truncation_repeats_what_that_did() -> None:
     place.finish()
     place.post(OP_STEP)
     place.arena.observations[0][place.arena.slot[MINE], MINE] = -7  # half of a result
-    place.row.stay()
+    place.row.repeat_last()
     assert place.observation == [1, 1]
 
 
@@ -321,7 +321,7 @@ def test_truncation_with_a_large_info_sends_it() -> None:
 def test_value_that_is_not_finite_is_refused_only_where_the_session_wants_that() -> None:
     place = begun()
     place.step(GIVE_NAN)
-    place.row.look_after(True, lambda row, what: None)
+    place.row.check_results(True, lambda row, what: None)
     place.post(OP_STEP, GIVE_NAN)
     with pytest.raises(NotFinite, match="1 values of part 0"):
         place.row.step()
@@ -334,7 +334,7 @@ def test_reward_that_is_not_finite_is_refused() -> None:
             return (seen, np.inf, *rest)
 
     place = placed(env=Endless())
-    place.row.look_after(True, lambda row, what: None)
+    place.row.check_results(True, lambda row, what: None)
     place.reset()
     with pytest.raises(NotFinite, match="a reward of inf"):
         place.step()
@@ -361,7 +361,7 @@ def test_space_that_cannot_tell_is_reported_once() -> None:
 
 def test_of_the_steps_after_the_first_ones_only_some_are_looked_at() -> None:
     place = begun()
-    for _ in range(ALWAYS_LOOKED_AT):
+    for _ in range(STEPS_CHECKED_FIRST):
         place.step()
     place.step(LEAVE_THE_SPACE)
     assert place.suspected == []
@@ -373,7 +373,7 @@ def test_of_the_steps_after_the_first_ones_only_some_are_looked_at() -> None:
 def test_fresh_env_is_reset_by_its_first_step_with_the_seed_that_it_was_given() -> None:
     place = placed()
     place.arena.needs_reset[:] = FRESH
-    place.row.owe(7, None, b"", b"")
+    place.row.take_place(7, None, b"", b"")
     assert place.row.awaits_first_reset
     place.step(RAISE)  # which the env never sees
     assert (place.observation, place.result, place.needs_reset) == ([1, 0], (0, False, False), ONGOING)
@@ -399,11 +399,11 @@ def test_fresh_env_of_disabled_mode_is_truncated_until_it_is_reset() -> None:
 def test_env_after_one_that_failed_unreported_raises_that_failure_first() -> None:
     place = placed()
     place.arena.needs_reset[:] = OWED
-    place.row.owe(7, LookupError("its worker died"), b"", b"")
+    place.row.take_place(7, LookupError("its worker died"), b"", b"")
     place.post(OP_STEP)
     with pytest.raises(LookupError, match="its worker died"):
         place.row.step()
-    place.row.stay()
+    place.row.repeat_last()
     place.finish()
     assert place.needs_reset == FRESH and place.env.seeds == []
     place.step()
@@ -413,7 +413,7 @@ def test_env_after_one_that_failed_unreported_raises_that_failure_first() -> Non
 def test_env_after_one_that_failed_unreported_is_truncated_with_that_info_first() -> None:
     place = placed()
     place.arena.needs_reset[:] = OWED
-    place.row.owe(7, None, codec.encode({"invalid_transition": True}), b"")
+    place.row.take_place(7, None, codec.encode({"invalid_transition": True}), b"")
     place.step()
     assert place.result == (0, False, True) and place.info == {"invalid_transition": True}
     assert place.needs_reset == FRESH and place.env.seeds == []
@@ -424,7 +424,7 @@ def test_env_after_one_that_failed_unreported_is_truncated_with_that_info_first(
 def test_reset_settles_what_the_env_before_has_left() -> None:
     place = placed()
     place.arena.needs_reset[:] = OWED
-    place.row.owe(7, LookupError("its worker died"), b"", b"")
+    place.row.take_place(7, LookupError("its worker died"), b"", b"")
     place.reset(seed=9)
     place.step()
     assert place.env.seeds == [9] and place.observation == [1, 1]
@@ -432,7 +432,7 @@ def test_reset_settles_what_the_env_before_has_left() -> None:
 
 def test_row_without_such_a_word_goes_on_whatever_it_was_given() -> None:
     place = begun()
-    place.row.owe(7, LookupError("its worker died"), b"", b"")
+    place.row.take_place(7, LookupError("its worker died"), b"", b"")
     place.step()
     assert place.observation == [1, 1] and place.env.seeds == [None]
 
@@ -476,10 +476,10 @@ def test_row_goes_on_from_the_slot_that_holds_its_last_observation(pending: bool
     place.step()
     if pending:
         place.post(OP_STEP)
-    place.row.go_on()  # as a worker that has just come
+    place.row.resume()  # as a worker that has just come
     if not pending:
         place.post(OP_STEP)
-    place.row.stay()
+    place.row.repeat_last()
     assert place.observation == [1, 1]
 
 
@@ -540,13 +540,13 @@ def test_row_that_stays_repeats_its_parts_of_no_fixed_size(talking: Place) -> No
     talking.post(OP_STEP, RAISE)
     with pytest.raises(RuntimeError):
         talking.row.step()
-    talking.row.stay()
+    talking.row.repeat_last()
     assert said(talking) == (["word1"], None)
 
 
 def test_env_in_the_place_of_another_repeats_the_parts_that_it_was_given() -> None:
     place = placed(env=Talking())
     place.arena.needs_reset[:] = OWED
-    place.row.owe(None, None, codec.encode({"invalid_transition": True}), codec.encode(["before"]))
+    place.row.take_place(None, None, codec.encode({"invalid_transition": True}), codec.encode(["before"]))
     place.step()
     assert said(place) == (["before"], {"invalid_transition": True})

@@ -44,7 +44,7 @@ def test_step_whose_other_threads_compute_waits_for_nothing(monkeypatch: pytest.
     for name, values in clocks.items():
         monkeypatch.setattr(step_timer.time, name, iter(values).__next__)
     monkeypatch.setattr(timer, "_queued_ns", iter([0, 50]).__next__)
-    monkeypatch.setattr(step_timer, "_gave_way", iter([0, 1]).__next__)
+    monkeypatch.setattr(step_timer, "_voluntary_switches", iter([0, 1]).__next__)
     timer.start()
     timer.stop(1)
     assert timer.times == StepTimes(1, 900, 50)

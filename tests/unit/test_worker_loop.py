@@ -19,7 +19,7 @@ from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker import main as worker_main
 from envhub_server.worker.main import Worker
-from envhub_server.worker.stack_dumps import Dumps
+from envhub_server.worker.stack_dumps import StackDumps
 from scripted_env import (
     GIVE_INFO,
     GIVE_LARGE_INFO,
@@ -68,7 +68,7 @@ def make_env() -> ScriptedEnv:
     return made[-1]
 
 
-class NoDumps(Dumps):
+class NoStackDumps(StackDumps):
     """No stack dumps: their signals and descriptors would be those of this process."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Hub:
         for end in ends:
             stack.callback(end.close)
         self.channel, channel = map(Channel, ends)
-        self.worker = Worker(channel, NoDumps())
+        self.worker = Worker(channel, NoStackDumps())
         self.heard: list[Any] = []
         self.slot = 0
         self.new_bells()

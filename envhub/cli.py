@@ -18,7 +18,7 @@ app = cyclopts.App(name="envhub", help="Gymnasium environments in a hub.", versi
 console = Console()
 errors = Console(stderr=True)
 
-SLOW_S = 0.1  # a hub whose loop is kept busy for longer than that is worth a word
+SLOW_S = 0.1  # ``health`` mentions a loop that was busy for longer than this
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 
@@ -221,7 +221,7 @@ def _refuse(command: str, why: object) -> NoReturn:
 
 @contextlib.contextmanager
 def _errors_told(command: str) -> Iterator[None]:
-    """What can go wrong with a hub or an env's name is told in a line; anything else is a bug and shows where."""
+    """Print an expected error as one line; any other exception is a bug and shows its traceback."""
     import gymnasium
     from envhub_client.tools.progress import making_bar
 

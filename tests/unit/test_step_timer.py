@@ -76,7 +76,7 @@ def test_first_batches_are_left_out_and_later_ones_timed_now_and_then() -> None:
     assert {after - before for before, after in itertools.pairwise(later)} == {ONE_IN}
 
 
-def test_new_times_are_told_after_8_batches_and_each_time_there_are_four_times_as_many() -> None:
+def test_new_times_are_reported_after_8_batches_and_then_after_four_times_as_many_each() -> None:
     timer = StepTimer()
     told = []
     for batch in range(1, 600):

@@ -111,10 +111,10 @@ def health(address: str | None = None, *, timeout: float = 5.0) -> None:
     except (EnvHubError, AddressError) as error:
         errors.print(f"envhub health: {error}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(EXIT_FAILED)
-    told = f"{found['sessions']} sessions, up for {found['uptime_s']:.0f} s"
+    text = f"{found['sessions']} sessions, up for {found['uptime_s']:.0f} s"
     if (lag_s := found.get("loop_lag_s", 0.0)) >= SLOW_S:
-        told += f", busy for up to {lag_s:.1f} s at a time"
-    console.print(f"{found['status']}: {told}", highlight=False)
+        text += f", busy for up to {lag_s:.1f} s at a time"
+    console.print(f"{found['status']}: {text}", highlight=False)
     sys.exit(0 if found["status"] == "ok" else EXIT_FAILED)
 
 
@@ -123,7 +123,7 @@ def demo() -> None:
     """Learn CartPole-v1 through a hub over tcp, then compare the ways to step it."""
     from envhub_client.tools.demo import run
 
-    with _errors_told("demo"):
+    with _errors_in_a_line("demo"):
         run(console)
 
 
@@ -171,7 +171,7 @@ def bench(
         _refuse("bench", "-n takes numbers of envs separated by commas, --seconds and --repeats positive ones")
     if budget and (json or plot):
         _refuse("bench", "--budget goes with --env and -n only")
-    with _errors_told("bench"):
+    with _errors_in_a_line("bench"):
         from envhub_client.tools.bench.bench import run, run_budget
         from envhub_client.tools.bench.plot import check
 
@@ -209,7 +209,7 @@ def conformance(
     """
     from envhub_client.tools.conformance.conformance import run
 
-    with _errors_told("conformance"):
+    with _errors_in_a_line("conformance"):
         if not run(console, address, env or (), json, timeout):
             sys.exit(EXIT_FAILED)
 
@@ -220,7 +220,7 @@ def _refuse(command: str, why: object) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _errors_told(command: str) -> Iterator[None]:
+def _errors_in_a_line(command: str) -> Iterator[None]:
     """Print an expected error as one line; any other exception is a bug and shows its traceback."""
     import gymnasium
     from envhub_client.tools.progress import making_bar

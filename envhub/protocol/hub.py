@@ -103,7 +103,7 @@ class HubProtocol:
         self.leases: dict[bytes, float] = {}
         self.returned: list[bytes] = []
         self._ended: dict[bytes, _Link] = {}  # the last ENDED_MAX that ended
-        self._closed_early: dict[bytes, _Link] = {}  # the last tokens of no session that somebody closed
+        self._closed_early: dict[bytes, _Link] = {}  # the last tokens that were closed without a session
         self._next_steps: dict[bytes, tuple[bytes, _Link]] = {}  # tokens and links, by ``_Link.next_step``
 
     # --- in -------------------------------------------------------------------------------------------------------

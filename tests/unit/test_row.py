@@ -1,4 +1,4 @@
-"""One row of a worker: what a step or reset stores, in which order, and what a row says of an env that is new."""
+"""One row of a worker: what its steps and resets store, and the first step of an env that replaces another."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_action_out_of_band_is_taken_from_the_message() -> None:
 # --- infos ------------------------------------------------------------------------------------------------------------
 
 
-def test_small_info_stands_in_the_arena_and_is_gone_with_the_next_step() -> None:
+def test_small_info_is_in_the_arena_until_the_next_step() -> None:
     place = begun()
     place.step(GIVE_INFO)
     assert place.info == {"n": 1}
@@ -246,7 +246,7 @@ def test_info_that_is_no_dict_raises() -> None:
 
 
 @pytest.mark.parametrize("slot_is_half_written", [False, True])
-def test_row_that_stays_repeats_the_last_complete_observation(slot_is_half_written: bool) -> None:
+def test_failed_step_repeats_the_last_complete_observation(slot_is_half_written: bool) -> None:
     place = begun()
     place.step()
     place.post(OP_STEP, RAISE)
@@ -296,7 +296,7 @@ def test_truncated_row_repeats_its_observation_and_needs_a_reset() -> None:
     assert (place.observation, place.needs_reset) == ([2, 0], ONGOING)
 
 
-def test_row_that_stays_after_a_truncation_repeats_what_that_did() -> None:
+def test_failed_step_after_a_truncation_repeats_the_same_observation() -> None:
     place = begun()
     place.step()
     place.post(OP_STEP)
@@ -315,7 +315,7 @@ def test_truncation_with_a_large_info_sends_it() -> None:
     assert place.sent == [(MINE, b"x" * (INFO_BYTES + 1))] and place.arena.info_length[MINE] == INFO_BYTES + 1
 
 
-# --- observations that are looked at ----------------------------------------------------------------------------------
+# --- checked observations ---------------------------------------------------------------------------------------------
 
 
 def test_value_that_is_not_finite_is_refused_only_where_the_session_wants_that() -> None:
@@ -359,7 +359,7 @@ def test_space_that_cannot_tell_is_reported_once() -> None:
     assert len(place.suspected) == 1 and "ZeroDivisionError" in place.suspected[0]
 
 
-def test_of_the_steps_after_the_first_ones_only_some_are_looked_at() -> None:
+def test_after_the_first_steps_only_some_observations_are_checked() -> None:
     place = begun()
     for _ in range(STEPS_CHECKED_FIRST):
         place.step()
@@ -367,7 +367,7 @@ def test_of_the_steps_after_the_first_ones_only_some_are_looked_at() -> None:
     assert place.suspected == []
 
 
-# --- envs in the place of others --------------------------------------------------------------------------------------
+# --- envs that replace others -----------------------------------------------------------------------------------------
 
 
 def test_fresh_env_is_reset_by_its_first_step_with_the_seed_that_it_was_given() -> None:
@@ -396,7 +396,7 @@ def test_fresh_env_of_disabled_mode_is_truncated_until_it_is_reset() -> None:
     assert place.needs_reset == ONGOING and place.env.seeds == [None]
 
 
-def test_env_after_one_that_failed_unreported_raises_that_failure_first() -> None:
+def test_env_that_replaces_one_with_an_unreported_failure_raises_that_failure_first() -> None:
     place = placed()
     place.arena.needs_reset[:] = OWED
     place.row.take_place(7, LookupError("its worker died"), b"", b"")
@@ -410,7 +410,7 @@ def test_env_after_one_that_failed_unreported_raises_that_failure_first() -> Non
     assert place.env.seeds == [7] and place.needs_reset == ONGOING
 
 
-def test_env_after_one_that_failed_unreported_is_truncated_with_that_info_first() -> None:
+def test_env_that_replaces_one_with_an_unreported_failure_is_truncated_first() -> None:
     place = placed()
     place.arena.needs_reset[:] = OWED
     place.row.take_place(7, None, codec.encode({"invalid_transition": True}), b"")
@@ -421,7 +421,7 @@ def test_env_after_one_that_failed_unreported_is_truncated_with_that_info_first(
     assert place.observation == [1, 0] and place.env.seeds == [7]
 
 
-def test_reset_settles_what_the_env_before_has_left() -> None:
+def test_reset_discards_an_unreported_failure() -> None:
     place = placed()
     place.arena.needs_reset[:] = OWED
     place.row.take_place(7, LookupError("its worker died"), b"", b"")
@@ -430,7 +430,7 @@ def test_reset_settles_what_the_env_before_has_left() -> None:
     assert place.env.seeds == [9] and place.observation == [1, 1]
 
 
-def test_row_without_such_a_word_goes_on_whatever_it_was_given() -> None:
+def test_row_continues_where_needs_reset_demands_nothing() -> None:
     place = begun()
     place.row.take_place(7, LookupError("its worker died"), b"", b"")
     place.step()
@@ -496,7 +496,7 @@ def test_row_moves_to_another_arena_with_all_that_it_stored() -> None:
     assert old != other.observations[0].tobytes()
 
 
-# --- observations of no fixed size ------------------------------------------------------------------------------------
+# --- object leaves ----------------------------------------------------------------------------------------------------
 
 
 class Talking(gymnasium.Env[Any, int]):
@@ -531,12 +531,12 @@ def said(place: Place) -> tuple[Any, Any]:
     return codec.decode(objects) if objects else None, codec.decode(info) if info else None
 
 
-def test_parts_of_no_fixed_size_stand_beside_the_info(talking: Place) -> None:
+def test_object_leaves_travel_with_the_info(talking: Place) -> None:
     assert said(talking) == (["word1"], {"n": 1})
     assert talking.arena.observations[0][talking.arena.slot[MINE], MINE] == 1
 
 
-def test_row_that_stays_repeats_its_parts_of_no_fixed_size(talking: Place) -> None:
+def test_row_that_repeats_its_observation_repeats_its_object_leaves(talking: Place) -> None:
     talking.post(OP_STEP, RAISE)
     with pytest.raises(RuntimeError):
         talking.row.step()
@@ -544,7 +544,7 @@ def test_row_that_stays_repeats_its_parts_of_no_fixed_size(talking: Place) -> No
     assert said(talking) == (["word1"], None)
 
 
-def test_env_in_the_place_of_another_repeats_the_parts_that_it_was_given() -> None:
+def test_env_that_replaces_another_repeats_the_object_leaves_that_it_was_given() -> None:
     place = placed(env=Talking())
     place.arena.needs_reset[:] = OWED
     place.row.take_place(None, None, codec.encode({"invalid_transition": True}), codec.encode(["before"]))

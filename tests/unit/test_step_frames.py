@@ -1,4 +1,4 @@
-"""The frames of a STEP and of a SEND: what fits the arena is put there, and what does not leaves it as it was."""
+"""The frames of a STEP and of a SEND: frames that fit are written into the arena, and others leave it unchanged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def actions_of(arena: Arena, leaf: int, dtype: Any) -> list[Any]:
     return found
 
 
-def test_frames_of_a_step_stand_in_the_arena_with_their_codes() -> None:
+def test_frames_of_a_step_are_written_into_the_arena_with_their_codes() -> None:
     arena = new_arena(NUMBER, VECTOR)
     frames = StepFrames(arena)
     assert frames.load(bytes([INT64, FLOAT32]), [INTS.tobytes(), VECTORS.tobytes()]) == ""
@@ -61,7 +61,7 @@ def test_codes_may_change_between_steps() -> None:
         assert arena.action_codes[0].tolist() == [code] * ROWS and actions_of(arena, 0, dtype) == [0, 1, 2]
 
 
-def test_codes_stand_again_after_somebody_else_has_written_actions() -> None:
+def test_codes_are_written_again_after_another_driver() -> None:
     arena = new_arena(NUMBER)
     frames = StepFrames(arena)
     frames.load(bytes([INT64]), [INTS.tobytes()])
@@ -154,7 +154,7 @@ def test_part_has_its_rows_and_an_array_for_each_leaf() -> None:
     numbers, vectors = np.array([5, 6]), np.ones((2, 2), np.float32)
     rows, arrays = StepFrames(arena).part([2, 0], bytes([INT64, FLOAT32]), [numbers.tobytes(), vectors.tobytes()])
     assert rows.tolist() == [2, 0] and arrays[0].tolist() == [5, 6] and arrays[1].tolist() == vectors.tolist()
-    assert everything(arena) == before  # whoever posts the part writes it
+    assert everything(arena) == before  # posting the part writes it
 
 
 WRONG_PARTS = {

@@ -78,10 +78,10 @@ def test_first_batches_are_left_out_and_later_ones_timed_now_and_then() -> None:
 
 def test_new_times_are_reported_after_8_batches_and_then_after_four_times_as_many_each() -> None:
     timer = StepTimer()
-    told = []
+    reported = []
     for batch in range(1, 600):
         timer.start()
         if timer.stop(2):
-            told.append(batch)
-    assert told == [8, 32, 128, 512]
-    assert timer.times.steps == 2 * (599 - 512)  # what was told is not told again
+            reported.append(batch)
+    assert reported == [8, 32, 128, 512]
+    assert timer.times.steps == 2 * (599 - 512)  # what was reported is not reported again

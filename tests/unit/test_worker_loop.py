@@ -82,7 +82,7 @@ class Hub:
     """The hub's part: the other end of the channel, an arena, and the eventfds by which both sides wake each other.
 
     Attributes:
-        heard: all that the worker has said.
+        heard: every message of the worker.
         rows: of the session, those that are this worker's.
     """
 
@@ -180,7 +180,7 @@ class Hub:
         os.write(self.bell, RING)
 
     def await_rows(self, rows: Sequence[int] | None = None, bell: int | None = None) -> None:
-        """Wait until these rows are done, as a driver does that is woken by a bell."""
+        """Wait until these rows are done, like a driver that a bell wakes."""
         found = np.array(self.rows if rows is None else rows)
         bell = self.done_bell if bell is None else bell
         deadline_s = time.monotonic() + PATIENCE_S
@@ -275,7 +275,7 @@ class Watched:
 # --- results and ``done`` ---------------------------------------------------------------------------------------------
 
 
-def test_results_stand_before_done_says_so() -> None:
+def test_results_are_stored_before_done() -> None:
     with serving() as hub:
         arena, seen = hub.arena, {}
 
@@ -330,7 +330,7 @@ def test_driver_is_rung_once_for_a_batch_and_by_the_last_worker_only() -> None:
 
 
 @pytest.mark.parametrize("driver", [DRIVER_HUB, DRIVER_CLIENT, 7])
-def test_bell_of_whoever_drives_is_rung_and_the_hubs_if_nobody_says(driver: int) -> None:
+def test_bell_of_the_driver_is_rung_and_the_hubs_for_an_unknown_driver(driver: int) -> None:
     with serving() as hub:
         hub.arena.hand_over(driver)
         expected = hub.client_done_bell if driver == DRIVER_CLIENT else hub.done_bell
@@ -459,7 +459,7 @@ def test_reset_that_raises_is_a_failure_of_its_row_only() -> None:
         assert hub.observed() == [[2, 0], [1, 0], [2, 0], [2, 0]]
 
 
-def test_reset_that_a_worker_began_is_told_again_to_the_next_one_which_leaves_complete_rows() -> None:
+def test_reset_message_that_is_sent_again_to_the_next_worker_leaves_complete_rows() -> None:
     with mapped() as hub:
         hub.arena.observations[0][:] = 9  # as the worker before has left it
         hub.post(op=OP_RESET, ring=False)
@@ -541,7 +541,7 @@ def test_worker_that_moved_serves_the_other_arena_and_the_old_no_more() -> None:
         hub.tell(control.Serve(moved=True))
         assert hub.call("length") == [1] * ROWS  # what was begun by nobody is forgotten
         hub.slot = int(hub.arena.slot[0]) & 1
-        os.write(old_bells[0], RING)  # of which the worker is no longer told
+        os.write(old_bells[0], RING)  # which the worker no longer watches
         hub.step()
         assert hub.observed() == [[1, 2], [2, 0], [1, 2], [1, 2]]  # needs_reset has moved, too
 
@@ -570,10 +570,10 @@ def test_arena_of_another_layout_ends_the_worker() -> None:
             hub.worker.run()
 
 
-# --- envs in the place of others --------------------------------------------------------------------------------------
+# --- envs that replace others -----------------------------------------------------------------------------------------
 
 
-def test_failure_of_the_worker_before_is_raised_by_the_rows_that_have_not_heard_of_it() -> None:
+def test_failure_of_the_worker_before_is_raised_by_the_rows_that_have_not_reported_it() -> None:
     with mapped() as hub:
         hub.arena.needs_reset[:] = [OWED, FRESH, OWED, FRESH]
         failure = Failure("worker_died", "request", "worker 0 was ended by SIGSEGV", env_index=0, worker=0)
@@ -595,7 +595,7 @@ def test_such_a_failure_is_raised_where_other_exceptions_are_truncations() -> No
         assert hub.arena.status.tolist() == [STATUS_RAISED] * ROWS and len(made) == ROWS
 
 
-def test_truncation_by_the_worker_before_is_said_by_the_rows_that_have_not_heard_of_it() -> None:
+def test_end_of_the_worker_before_truncates_the_rows_that_have_not_reported_it() -> None:
     with mapped() as hub:
         hub.arena.needs_reset[:] = [OWED, FRESH, OWED, FRESH]
         info = codec.encode({"invalid_transition": True})
@@ -689,7 +689,7 @@ def test_worker_ends_as_one_that_crashed_where_an_env_cannot_be_made_again(monke
         assert hub.arena.truncations[0] and hub.hear(control.Faulted)
 
 
-def test_observation_out_of_its_space_is_said_once_for_each_env() -> None:
+def test_observation_out_of_its_space_is_reported_once_for_each_env() -> None:
     with serving() as hub:
         for _ in range(2):
             hub.step(LEAVE_THE_SPACE, GO_ON, LEAVE_THE_SPACE, GO_ON)
@@ -738,7 +738,7 @@ def test_turn_goes_on_counting_where_the_worker_before_has_stopped() -> None:
         assert arena.turn[0] == (1000 + ROWS) * TURN_ONE
 
 
-def test_worker_says_when_its_batch_began_and_ended() -> None:
+def test_worker_stores_when_its_batch_began_and_ended() -> None:
     with serving([1, 3]) as hub:
         before = time.monotonic_ns()
         hub.step()

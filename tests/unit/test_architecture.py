@@ -276,6 +276,27 @@ def test_only_the_bench_imports_what_is_in_its_extra(name: str) -> None:
         assert not {"matplotlib", "psutil"} & packages_imported(name)
 
 
+# --- Python 3.8 -------------------------------------------------------------------------------------------------------
+
+BUILTINS_WITHOUT_ITEMS = {"dict", "frozenset", "list", "set", "tuple", "type"}
+
+
+def old_python_files() -> list[str]:
+    """The files that a worker may import under Python 3.8, as pyproject.toml says to ruff."""
+    tomllib = pytest.importorskip("tomllib")  # Python 3.10 has none
+    targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["per-file-target-version"]
+    return [name for name in FILES if any(Path(name).match(pattern) for pattern in targets)]
+
+
+def test_files_for_python_3_8_evaluate_no_generics_that_it_lacks() -> None:
+    for name in old_python_files():
+        lacking = BUILTINS_WITHOUT_ITEMS | {what for module, what, _ in IMPORTS[name] if module == "collections.abc"}
+        slots = [getattr(node, slot, None) for node in NODES[name] for slot in ("annotation", "returns")]
+        annotations = {inner for slot in slots if isinstance(slot, ast.AST) for inner in ast.walk(slot)}
+        evaluated = [node for node in NODES[name] if isinstance(node, ast.Subscript) and node not in annotations]
+        assert not [ast.unparse(node) for node in evaluated if dotted(node.value) in lacking], name
+
+
 # --- what an import costs ---------------------------------------------------------------------------------------------
 
 SERVER_LIBRARIES = ["gymnasium", "structlog", "cyclopts", "rich", "psutil"]

@@ -102,8 +102,8 @@ class _WarmUp:
 
     def _tell(self, message: Any, descriptors: Any = ()) -> None:
         self._hub.send(message, descriptors)
-        for found in cast(list[Any], self._channel.receive()):
+        for found in cast("list[Any]", self._channel.receive()):
             self._worker.handle(found)
 
     def _heard(self, kind: type) -> Any:
-        return next(found for found in cast(list[Any], self._hub.receive()) if isinstance(found, kind))
+        return next(found for found in cast("list[Any]", self._hub.receive()) if isinstance(found, kind))

@@ -18,7 +18,7 @@ app = cyclopts.App(name="envhub", help="Gymnasium environments in a hub.", versi
 console = Console()
 errors = Console(stderr=True)
 
-SLOW_S = 0.1  # a hub whose loop is kept busy for longer than that is worth a word
+SLOW_S = 0.1  # ``health`` mentions a loop that was busy for longer than this
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 
@@ -111,10 +111,10 @@ def health(address: str | None = None, *, timeout: float = 5.0) -> None:
     except (EnvHubError, AddressError) as error:
         errors.print(f"envhub health: {error}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(EXIT_FAILED)
-    told = f"{found['sessions']} sessions, up for {found['uptime_s']:.0f} s"
+    text = f"{found['sessions']} sessions, up for {found['uptime_s']:.0f} s"
     if (lag_s := found.get("loop_lag_s", 0.0)) >= SLOW_S:
-        told += f", busy for up to {lag_s:.1f} s at a time"
-    console.print(f"{found['status']}: {told}", highlight=False)
+        text += f", busy for up to {lag_s:.1f} s at a time"
+    console.print(f"{found['status']}: {text}", highlight=False)
     sys.exit(0 if found["status"] == "ok" else EXIT_FAILED)
 
 
@@ -123,7 +123,7 @@ def demo() -> None:
     """Learn CartPole-v1 through a hub over tcp, then compare the ways to step it."""
     from envhub_client.tools.demo import run
 
-    with _errors_told("demo"):
+    with _errors_in_a_line("demo"):
         run(console)
 
 
@@ -140,7 +140,8 @@ def bench(
 ) -> None:
     """Time stepping through a hub (embedded, ipc, tcp) beside AsyncVectorEnv and SyncVectorEnv, in one run.
 
-    Where they are installed, SB3, tianshou, PufferLib, EnvPool, dm_env_rpc and OpenEnv take part, too.
+    Where they are installed, SB3, tianshou, PufferLib, EnvPool, dm_env_rpc and OpenEnv take part, too. Needs the
+    extra "bench".
 
     Parameters
     ----------
@@ -158,13 +159,10 @@ def bench(
     json
         Print one JSON object per way and number of envs instead of a table.
     plot
-        A PNG or SVG file to draw the results into, besides; needs the extra "bench".
+        A PNG or SVG file to draw the results into, besides.
     budget
         Print instead where the time of one step goes, hop by hop.
     """
-    from envhub_client.tools.bench.bench import run, run_budget
-    from envhub_client.tools.bench.plot import check
-
     try:
         sizes = [int(size) for size in n.split(",")]
     except ValueError:
@@ -173,7 +171,10 @@ def bench(
         _refuse("bench", "-n takes numbers of envs separated by commas, --seconds and --repeats positive ones")
     if budget and (json or plot):
         _refuse("bench", "--budget goes with --env and -n only")
-    with _errors_told("bench"):
+    with _errors_in_a_line("bench"):
+        from envhub_client.tools.bench.bench import run, run_budget
+        from envhub_client.tools.bench.plot import check
+
         if budget:
             run_budget(console, env or ["CartPole-v1"], sizes)
             return
@@ -208,7 +209,7 @@ def conformance(
     """
     from envhub_client.tools.conformance.conformance import run
 
-    with _errors_told("conformance"):
+    with _errors_in_a_line("conformance"):
         if not run(console, address, env or (), json, timeout):
             sys.exit(EXIT_FAILED)
 
@@ -219,8 +220,8 @@ def _refuse(command: str, why: object) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _errors_told(command: str) -> Iterator[None]:
-    """What can go wrong with a hub or an env's name is told in a line; anything else is a bug and shows where."""
+def _errors_in_a_line(command: str) -> Iterator[None]:
+    """Print an expected error as one line; any other exception is a bug and shows its traceback."""
     import gymnasium
     from envhub_client.tools.progress import making_bar
 

@@ -1,28 +1,29 @@
-"""What a trainer is told of an env whose episode was cut short: a value of ``infos["env_failure"]``."""
+"""What a trainer reads in ``infos["env_failure"]`` about an env whose episode was cut short, and the info around it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Iterator, Mapping
+
+from envhub.values import codec
 
 
 @dataclass(frozen=True)
 class EnvFailure(Mapping[str, Any]):
     """Why an env was truncated although its episode had not ended; also a read-only mapping of its fields.
 
-    It is no ``dict``, so that ``VectorEnv._add_info`` lays several out as an object array with one entry per env.
+    The class is no ``dict``, so that ``VectorEnv._add_info`` makes one object array of several, with an entry per env.
 
     Attributes:
-        cause: ``"crash"``, ``"timeout"``, ``"exception"``, ``"hub_lost"``, ``"nan"`` or ``"invalid_observation"``.
+        cause: ``"crash"``, ``"timeout"``, ``"exception"``, ``"nan"`` or ``"hub_lost"``.
         message: what happened, for people.
-        signal: the name of the signal that ended the env's process, if one did.
-        exit_status: the status that the env's process exited with, if it did.
-        exception: the qualified name of the class of what the env raised, if it did.
-        traceback: where it raised, or where it was stuck.
-        restarts: how many times the env was made again before this.
-        log_tail: what its process wrote last.
+        signal: the name of the signal that ended the env's process, or an empty string.
+        exit_status: the status that the env's process exited with, or None.
+        exception: the qualified name of the class of the exception that the env raised, or an empty string.
+        traceback: where the env raised, or where it was stuck, or an empty string.
+        restarts: how often the env's worker had ended, or had built an env again, before this failure.
+        log_tail: the last output of the env's process.
     """
 
     cause: str
@@ -36,7 +37,7 @@ class EnvFailure(Mapping[str, Any]):
 
     @classmethod
     def from_map(cls, found: Mapping[str, Any]) -> EnvFailure:
-        """The failure that a hub describes by a map: unknown keys are ignored, and missing ones have their default."""
+        """The failure that a hub describes by a map; unknown keys are ignored, and missing keys have their default."""
         known = {name: found[name] for name in _FIELDS if name in found}
         return cls(**{"cause": "", "message": "", **known})
 
@@ -53,3 +54,11 @@ class EnvFailure(Mapping[str, Any]):
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(EnvFailure))
+
+
+def failure_info(failure: EnvFailure) -> bytes:
+    """The encoded info of a row that is truncated for this failure.
+
+    The hub, a worker and a client that lost its hub each truncate rows, and a trainer must not see a difference.
+    """
+    return codec.encode({"env_failure": dict(failure), "invalid_transition": True})

@@ -8,7 +8,7 @@
     ├── HubTimeout (TimeoutError,
     │               multiprocessing.TimeoutError)   no reply in time; the request goes on: wait again
     ├── SessionLost                        the hub no longer has this session: make again
-    ├── RequestRefused                     the hub will not do this: read why, change the request or the hub's options
+    ├── RequestRefused                     the hub refuses: read why, change the request or the hub's options
     ├── ProtocolError
     │   ├── LocalProtocolError             this side broke PROTOCOL.md: a bug, report it
     │   │   └── ConnectionInUse            by another thread: give each a vector env of its own
@@ -16,8 +16,8 @@
     │   └── VersionMismatch                upgrade one side
     ├── EnvRaised                          an env's own code raised: fix the env
     ├── WorkerDied                         a worker process ended: look at its log
-    │   └── RestartsExhausted              so often that it is not started again: fix the env, make again
-    ├── EnvTimeout (TimeoutError)          an env hung, and its worker was ended: see where it stood
+    │   └── RestartsExhausted              too often to be started again: fix the env, make again
+    ├── EnvTimeout (TimeoutError)          an env hung, and its worker was ended: see the stacks in the message
     ├── AddressError (ValueError)          not an address, or not one to listen on
     ├── SpaceMismatch (ValueError)         actions that do not fit the action space
     ├── UnsupportedSpace (TypeError)       a space EnvHub cannot carry
@@ -53,7 +53,7 @@ class SessionLost(EnvHubError):
 
 
 class RequestRefused(EnvHubError):
-    """The hub understood the request and will not carry it out; the message says why and what to do."""
+    """The hub refuses to execute the request; the message says why and what to do."""
 
 
 class ProtocolError(EnvHubError):
@@ -61,7 +61,7 @@ class ProtocolError(EnvHubError):
 
 
 class LocalProtocolError(ProtocolError):
-    """This side broke the protocol, or was about to."""
+    """This side broke the protocol, or was stopped before it did."""
 
 
 class ConnectionInUse(LocalProtocolError):
@@ -80,7 +80,7 @@ class EnvRaised(EnvHubError):
     """An env's code raised in a worker.
 
     Attributes:
-        env_index: the env's index in ``[0, num_envs)``, or None where no single env is concerned.
+        env_index: the env's index in ``[0, num_envs)``, or None where the failure concerns no single env.
         type_name: the remote exception's qualified name, such as ``builtins.ValueError``.
         remote_message: ``str()`` of the remote exception.
         remote_traceback: the remote traceback as text.
@@ -114,11 +114,11 @@ class EnvRaised(EnvHubError):
 
 
 class WorkerDied(EnvHubError):
-    """A worker process of the session ended; its envs are made anew, other envs go on."""
+    """A worker process of the session ended; its envs are built again, and other envs continue."""
 
 
 class RestartsExhausted(WorkerDied):
-    """A worker ended so often, or could not build its envs so often, that the session is given up; the hub is not."""
+    """A worker ended, or failed to build its envs, too often; the session has failed, the hub continues."""
 
 
 class EnvTimeout(EnvHubError, TimeoutError):
@@ -130,12 +130,12 @@ class AddressError(EnvHubError, ValueError):
 
 
 class SpaceMismatch(EnvHubError, ValueError):
-    """Actions whose count or shape does not fit the action space; no env has moved."""
+    """The count or shape of the actions does not fit the action space; no env has moved."""
 
 
 class UnsupportedSpace(EnvHubError, TypeError):
-    """A space that has no form on the network."""
+    """A space that EnvHub cannot send over the network."""
 
 
 class Forked(EnvHubError):
-    """A client object made before a fork was used in the child; sockets and sessions do not survive a fork."""
+    """A client object from before a fork was used in the child; sockets and sessions do not survive a fork."""

@@ -2,7 +2,8 @@
 
     gymnasium.make_vec("envhub:EnvHub/Remote-v0", num_envs=64, env_id="ALE/Pong-v5", url="tcp://simbox:5555")
 
-Importing ``envhub`` registers it, at once or when Gymnasium is imported, since ``envhub`` itself does without.
+Importing ``envhub`` registers it: at once if Gymnasium is imported, else when Gymnasium is imported. ``envhub`` itself
+does not import Gymnasium.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ REMOTE = "EnvHub/Remote-v0"
 
 
 def register() -> None:
-    """Enter it into Gymnasium's registry, which is imported for that, unless it stands there."""
+    """Add ``EnvHub/Remote-v0`` to Gymnasium's registry, unless it is there already; imports Gymnasium."""
     import gymnasium
 
-    # An old version in a worker has no use for it.
+    # An old version in a worker cannot use it.
     if hasattr(gymnasium, "make_vec") and REMOTE not in gymnasium.registry:
         gymnasium.register(
             REMOTE, entry_point="envhub_client.remote:make", vector_entry_point="envhub_client.remote:make_vec"
@@ -27,7 +28,7 @@ def register() -> None:
 
 
 def register_with_gymnasium() -> None:
-    """Enter it now if Gymnasium is imported, else as soon as it is."""
+    """Register now if Gymnasium is imported, else when it is imported."""
     if "gymnasium" in sys.modules:
         register()
     else:
@@ -35,7 +36,7 @@ def register_with_gymnasium() -> None:
 
 
 class _WhenImported(MetaPathFinder):
-    """Finds Gymnasium as everybody else does, and registers when its module has run."""
+    """Finds Gymnasium by the other finders, and registers after its module was executed."""
 
     def __init__(self) -> None:
         self._asking = False
@@ -61,7 +62,7 @@ class _RegisteringLoader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
-        module.__spec__.loader = module.__loader__ = self._loader  # by which its files are found
+        module.__spec__.loader = module.__loader__ = self._loader  # code finds the package's files by its loader
         self._loader.exec_module(module)
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _WhenImported)]
         register()

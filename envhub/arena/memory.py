@@ -30,8 +30,11 @@ OP_STEP, OP_RESET, OP_BESIDE = 1, 2, 3  # the last two also come by the channel,
 OP_PART = 4  # a step of some rows, each of which is told of when it is done
 STATUS_OK, STATUS_RAISED, STATUS_INFO = 0, 1, 2  # INFO: the row left one, whose length is in ``info_length``
 DRIVER_HUB, DRIVER_CLIENT = 1, 2
-# Of a ``turn`` word: the row that the worker is at or was at last, whether that is an env's first step, and above them
-# a number that is another each time.
+# The progress word ``turn``: one per worker, in the column of its first row. The hub samples it to find a hanging env.
+# If the word has not changed for longer than the env's deadline, the env that it names has not returned.
+#   bits 0-19   TURN_ROW: the row that the worker is at; meaningless while none of its rows is pending and no call runs
+#   bit  20     TURN_FIRST: the env is built again, or takes its first step; the hub applies ``init_timeout``
+#   bits 21-62  a counter, increased by TURN_ONE before the worker turns to a row, so that two turns of one row differ
 TURN_ROW, TURN_FIRST, TURN_ONE = (1 << 20) - 1, 1 << 20, 1 << 21
 OBSERVE_TRIES = 10
 REVOKED, WINDING_UP = 1, 2  # of the header word ``revoked``
@@ -68,7 +71,7 @@ class Arena:
         request, done, op, slot, needs_reset, status, info_length: int64 words, one per row.
         info_template: one per row; 0 says that the info is an encoded map, else it is the values of one.
         began_ns, ended_ns: one per row; when its worker's whole batch did, in the worker's first row.
-        turn: one per row; in a worker's first row, which env it is at, as ``Turn`` says.
+        turn: one per row; in a worker's first row, its progress word (see ``TURN_ROW``).
         rewards, terminations, truncations: one per row; ``results`` is the bytes of all three, as they travel.
         infos: uint8, ``(rows, info_bytes)``.
         actions: one uint8 array per action leaf; ``action_codes``, per leaf, how to read each row of it.

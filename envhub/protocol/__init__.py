@@ -1,1 +1,1 @@
-"""What crosses ZeroMQ, without a socket: messages, and both halves of the protocol."""
+"""The protocol over ZeroMQ, without a socket: the messages, and the hub's and the client's half."""

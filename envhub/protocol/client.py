@@ -1,9 +1,10 @@
 """The client's half of the protocol: frames in, a reply and frames out.
 
-``ClientProtocol`` holds one connection's pending request, asks after it while no answer comes, and never takes one
-reply for another. A request that was given up may still run in the hub, which runs one at a time: the session's next
-one is held back until the hub says that it has ended. That a request may have been sent is noted before it is sent, and
-that it has ended only when the hub said so, so that an exception at any moment leaves no request that nobody knows of.
+``ClientProtocol`` holds one connection's pending request, asks the hub about it while no reply comes, and never takes
+one reply for another. The hub runs one request of a session at a time. A request that was given up may still run, so
+the next one is held until the hub says that the former has ended. The client notes that a request may have been sent
+before it sends the request, and notes its end only when the hub said so. So an exception at any moment leaves no
+unknown request.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from envhub.protocol.prelude import (
 )
 from envhub.values import codec
 
-NOTICES_MAX = 16  # that are kept until somebody takes them away
+NOTICES_MAX = 16  # that are kept until the caller takes them away
 _AT_ONCE = float("-inf")
 _DONE = messages.Done()
-_UNHELD = (Op.MAKE, Op.ATTACH, Op.CLOSE)  # the hub takes them whatever runs
+_NEVER_HELD = (Op.MAKE, Op.ATTACH, Op.CLOSE)  # the hub accepts them while another request runs
 
 
 class Reply(NamedTuple):
-    """The answer to the pending request: ``message`` is a Failure, or the reply that belongs to ``op``."""
+    """The reply to the pending request: ``message`` is a Failure, or the reply that belongs to ``op``."""
 
     op: Op
     message: Any
@@ -50,11 +51,11 @@ class _Pending:
     token: bytes
     seq: int
     frames: Frames
-    done: bytes  # the first frame of a reply that says that it was done
-    speak_s: float  # when to ask after it next
-    held: bool = False  # it is not sent before a request that was given up has ended
-    follows: bool = False  # it was held, and a late copy of what was given up may still come before it
-    lost: bool = False  # the hub does not have it, or its reply went astray: send it again
+    done: bytes  # the first frame of a Done reply to it
+    ask_s: float  # when to ask the hub about it next
+    held: bool = False  # not sent before a request that was given up has ended
+    follows: bool = False  # was held; a late copy of the request that was given up may still arrive before it
+    lost: bool = False  # the hub does not have it, or its reply was lost: send it again
 
 
 class ClientProtocol:
@@ -63,11 +64,11 @@ class ClientProtocol:
     Attributes:
         hub_id: the hub's id, 0 until it is known.
         dropped: how many late or foreign replies were thrown away.
-        progress: what the hub said last of the pending request, until somebody takes it away.
-        answer: the reply to the last request, until the next one; an interrupt may keep it from who waits for it.
-        goodbye: why the hub has ended the session, once it said so.
-        notices: what the hub has for the user of the session to read, until somebody takes it away.
-        reconnect_s: for how long the hub may be out of reach while a request is pending.
+        progress: the hub's last word on the pending request, until the caller takes it away.
+        answer: the reply to the last request, until the next request; after an interrupt the caller finds it here.
+        goodbye: why the hub has ended the session, once the hub said so.
+        notices: texts of the hub for the user of the session, until the caller takes them away.
+        reconnect_s: how long the hub may be out of reach while a request is pending.
     """
 
     def __init__(self, token: bytes = NO_SESSION, reconnect_s: float = RECONNECT_S) -> None:
@@ -81,10 +82,10 @@ class ClientProtocol:
         self.reconnect_s = reconnect_s
         self._session_seq = 0
         self._sent_seq = 0  # of the session's last request that may have been sent
-        self._ended_seq = 0  # of the session's last request that has ended, by a reply or by what the hub said of it
+        self._ended_seq = 0  # of the session's last request that has ended, as a reply or a HEARTBEAT reply said
         self._ticket = 0
         self._pending: _Pending | None = None
-        self._back = False  # whether the hub is to hear that the session's client is connected again
+        self._reconnected = False  # whether the hub must hear that the session's client is connected again
         self._heard_s: float | None = None
         self._away_since_s: float | None = None
         self._refused_since_s: float | None = None
@@ -97,18 +98,18 @@ class ClientProtocol:
 
     @property
     def held(self) -> bool:
-        """Whether the pending request is not to be sent yet: ``tick`` will."""
+        """Whether the pending request must not be sent yet; ``tick`` returns it later."""
         return self._pending is not None and self._pending.held
 
     @property
     def unsettled(self) -> bool:
-        """Whether the hub may still carry out a request of the session, the pending one or one that was given up."""
+        """Whether the hub may still execute a request of the session: the pending one, or one that was given up."""
         return self._sent_seq > self._ended_seq
 
     def request(self, op: Op, message: Any, frames: Sequence[Frame], now_s: float) -> Frames:
-        """The frames of a new request, which is pending from now on. ``Step`` and the arrays travel as they are.
+        """The frames of a new request, which is pending from now on; the caller sends them unless it is ``held``.
 
-        They are to be sent unless the request is ``held``.
+        The codes of ``Step`` and the arrays are not encoded.
         """
         if self._pending is not None and self.answer is None:
             raise RuntimeError(f"{self._pending.op.name} is pending")
@@ -122,7 +123,7 @@ class ClientProtocol:
         sent = [pack_head(op, self.hub_id, token, seq) + body, *frames]
         held = False
         if op in SESSION_OPS:
-            held = self._sent_seq > self._ended_seq and op not in _UNHELD
+            held = self._sent_seq > self._ended_seq and op not in _NEVER_HELD
             if not held:
                 self._sent_seq = seq
         done = pack_head(REPLY | op, self.hub_id, token, seq)
@@ -132,14 +133,14 @@ class ClientProtocol:
         return sent
 
     def give_up(self) -> None:
-        """Stop waiting for the pending request; its reply, should it come, is dropped."""
+        """Stop waiting for the pending request; a reply that comes later is dropped."""
         self._pending = self.answer = None
 
     def receive(self, frames: Frames, now_s: float) -> Reply | None:
-        """Take one message from the hub; returns the pending request's reply if this is it.
+        """Process one message of the hub; returns it if it is the pending request's reply, else None.
 
         Raises:
-            RemoteProtocolError: the message is none of EnvHub's, or its content is malformed.
+            RemoteProtocolError: the message does not follow PROTOCOL.md.
         """
         pending = self._pending
         if pending is not None and pending.op == Op.STEP and frames and frames[0] == pending.done:
@@ -171,7 +172,7 @@ class ClientProtocol:
         kind = messages.REPLIES[op]
         message = kind() if kind is messages.Done else _read(op, body)
         if pending.follows and isinstance(message, Failure) and message.code == "bad_seq":
-            pending.lost = True  # what was given up has come after all, and runs: it is tried again at the next tick
+            pending.lost = True  # a late copy of the request that was given up runs; the next tick sends this one again
             return None
         if op == Op.HELLO:
             self.hub_id = prelude.hub_id
@@ -185,36 +186,36 @@ class ClientProtocol:
         return answer
 
     def _heartbeat(self, pending: _Pending, body: Frame) -> None:
-        found = _read(Op.HEARTBEAT, body)
-        self.progress = found if found.phase else None
-        if found.state != "running":
-            pending.lost, pending.speak_s = True, _AT_ONCE
+        reply = _read(Op.HEARTBEAT, body)
+        self.progress = reply if reply.phase else None
+        if reply.state != "running":
+            pending.lost, pending.ask_s = True, _AT_ONCE
 
     def _drop(self, prelude: Prelude, body: Frame) -> None:
-        """Throw a message away, unless it tells of the request that was given up."""
+        """Drop a message, but note it if it says that the request that was given up has ended."""
         given_up = self.unsettled and (prelude.token, prelude.seq) == (self.token, self._sent_seq)
         if not given_up or not prelude.op & REPLY:
             self.dropped += 1
             return
         if prelude.op != REPLY | Op.HEARTBEAT:
-            self.dropped += 1  # its reply, for which nobody waits
+            self.dropped += 1  # the late reply itself
         elif _read(Op.HEARTBEAT, body).state == "running":
             return
         self._ended_seq = self._sent_seq
         if self._pending is not None and self._pending.held:
             self._sent_seq = self._pending.seq
-            self._pending.held, self._pending.lost, self._pending.speak_s = False, True, _AT_ONCE
+            self._pending.held, self._pending.lost, self._pending.ask_s = False, True, _AT_ONCE
 
     def tick(self, now_s: float) -> list[Frames]:
-        """What to send now: the pending request once more, or a question after it."""
+        """The messages to send now: the pending request again, or a HEARTBEAT that asks about it."""
         pending = self._pending
         if pending is None:
-            back, self._back = self._back, False
+            back, self._reconnected = self._reconnected, False
             return [self._question(self.token, self._session_seq)] if back else []
-        if now_s < pending.speak_s:
+        if now_s < pending.ask_s:
             return []
-        pending.speak_s = now_s + HEARTBEAT_S
-        self._back = self._back and pending.token == NO_SESSION
+        pending.ask_s = now_s + HEARTBEAT_S
+        self._reconnected = self._reconnected and pending.token == NO_SESSION
         if pending.held:
             return [self._question(pending.token, self._sent_seq)]
         if pending.lost or pending.token == NO_SESSION:
@@ -226,10 +227,10 @@ class ClientProtocol:
         return [pack_head(Op.HEARTBEAT, self.hub_id, token, seq) + messages.pack(messages.HeartbeatRequest())]
 
     def next_tick_s(self, now_s: float) -> float:
-        """How many seconds from now ``tick`` or ``trouble`` has something to say, at the latest."""
+        """How many seconds from now ``tick`` or ``trouble`` must be called, at the latest."""
         next_s = now_s + HEARTBEAT_S
         if self._pending is not None:
-            next_s = min(next_s, self._pending.speak_s)
+            next_s = min(next_s, self._pending.ask_s)
         for since_s, warning_s in ((self._away_since_s, AWAY_WARNING_S), (self._heard_s, SILENCE_WARNING_S)):
             if since_s is not None and since_s + warning_s > now_s:
                 next_s = min(next_s, since_s + warning_s)
@@ -238,36 +239,36 @@ class ClientProtocol:
     # --- the transport ----------------------------------------------------------------------------------------------
 
     def connected(self) -> None:
-        """The transport is connected (again): the next tick asks after the pending request at once.
+        """Note that the transport is connected (again); the next tick sends a HEARTBEAT.
 
-        Where none is pending it tells the hub all the same, which otherwise would not know whose connection it is.
+        It is sent without a pending request too, because the hub must learn whose connection this is.
         """
         self._away_since_s = self._refused_since_s = None
-        self._back = self._session_seq > 0
+        self._reconnected = self._session_seq > 0
         if self._pending is not None:
-            self._pending.speak_s = _AT_ONCE
+            self._pending.ask_s = _AT_ONCE
 
     def disconnected(self, now_s: float) -> None:
-        """The transport's connection ended; it reconnects by itself."""
+        """Note that the transport's connection ended; libzmq reconnects by itself."""
         if self._away_since_s is None:
             self._away_since_s = now_s
 
     def refused(self, now_s: float) -> None:
-        """An attempt to connect was refused: somebody is there, and it is no hub."""
+        """Note that the address refused a connection: its machine answers, but no hub listens."""
         if self._refused_since_s is None:
             self._refused_since_s = now_s
 
     def lost(self, why: str) -> None:
-        """Somebody proved that the hub is gone."""
+        """Note that the hub is known to be gone."""
         self._loss = self._loss or why
 
     @property
     def is_refused(self) -> bool:
-        """Whether a hub that was there before refuses connections, and is lost once it did so for ``REFUSED_S``."""
+        """Whether the address of a known hub refuses connections; after ``REFUSED_S`` the hub is lost."""
         return self._refused_since_s is not None and bool(self.hub_id)
 
     def trouble(self, now_s: float) -> str:
-        """What keeps the hub from being heard, once that has lasted long enough to be told; else an empty string."""
+        """Why nothing is heard of the hub, after long enough to warn the user; else an empty string."""
         if self._away_since_s is not None and now_s - self._away_since_s >= AWAY_WARNING_S:
             return "the connection to it is lost" + (", and others are refused" if self.is_refused else "")
         if self._pending is not None and self._heard_s is not None and now_s - self._heard_s >= SILENCE_WARNING_S:
@@ -275,14 +276,14 @@ class ClientProtocol:
         return ""
 
     def loss(self, now_s: float) -> str:
-        """Why the hub must be taken for lost, or an empty string."""
-        if self._loss or not self.hub_id:  # a hub not met yet may still be starting: the caller's timeout decides
+        """Why the hub counts as lost, or an empty string."""
+        if self._loss or not self.hub_id:  # a hub that never answered may be starting: the timeout decides
             return self._loss
         if self._refused_since_s is not None and now_s - self._refused_since_s >= REFUSED_S:
             return f"connections to its address were refused for {REFUSED_S:.0f} s"
         if self._pending is None or self._heard_s is None:
             return ""
-        # A request counts as having been heard when it was made: it has all of the time, however long nothing came.
+        # The time counts from the request at the earliest, however long the hub was silent before.
         since_s = self._heard_s if self._away_since_s is None else max(self._heard_s, self._away_since_s)
         if now_s - since_s >= self.reconnect_s:
             return f"it has not been reachable for reconnect_timeout={self.reconnect_s:g} s"

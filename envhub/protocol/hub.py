@@ -1,7 +1,7 @@
 """The hub's half of the protocol: frames in, events and frames out.
 
-``HubProtocol`` finds sessions by token and sees to it that every request gets exactly one reply and is carried out at
-most once, whatever the network drops, delays or doubles.
+``HubProtocol`` finds sessions by token. It makes sure that every request gets exactly one reply and is executed at most
+once, whatever the network drops, delays or duplicates.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from envhub.protocol.prelude import (
 )
 from envhub.values import codec
 
-_OPS = {int(op): op for op in Op}  # looking an op up is quicker than making it
+_OPS = {int(op): op for op in Op}  # a lookup is faster than Op(number)
 
 
 class Incoming(NamedTuple):
-    """A request that is new and is to be carried out and answered."""
+    """A new request, which the caller must execute and answer."""
 
     peer: bytes
     op: Op
@@ -45,23 +45,23 @@ class Incoming(NamedTuple):
     frames: Sequence[Frame]
 
 
-_incoming = tuple.__new__  # a named tuple's own takes twice the time
+_incoming = tuple.__new__  # twice as fast as Incoming(...)
 
-FIRST_OPS = frozenset([Op.MAKE, Op.ATTACH])  # of a token, which they give to a session
+FIRST_OPS = frozenset([Op.MAKE, Op.ATTACH])  # that give a token to a session
 
 
 @dataclass
 class _Link:
-    """What the hub's half knows of one session."""
+    """The peer, the last request and the last reply of one session."""
 
     peer: bytes
     connection: int
-    lasts: bool = True  # the connection, as far as is known
+    lasts: bool = True  # whether the connection exists, as far as is known
     seq: int = 0
     running: bool = False
     reply: Frames | None = None
-    step: Step | None = None  # the last request, if it was one
-    next_step: bytes = b""  # the first frame of the next one, if nothing but its number is different
+    step: Step | None = None  # the last request, if it was a STEP
+    next_step: bytes = b""  # the first frame of the next STEP, if only its seq differs
 
 
 class HubProtocol:
@@ -69,8 +69,8 @@ class HubProtocol:
 
     Attributes:
         outgoing: ``(peer, frames)`` to send, in order; the caller empties it.
-        leases: when the lease runs out, by token, of the sessions whose client is not connected.
-        returned: tokens of the sessions whose client sent something while their lease ran; the caller empties it.
+        leases: by token, when the lease runs out; of the sessions whose client is not connected.
+        returned: tokens of the sessions whose client sent a message while their lease ran; the caller empties it.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class HubProtocol:
         sessions_max: int = SESSIONS_MAX,
         header_limits: codec.HeaderLimits = codec.STRANGERS,
     ) -> None:
-        """Be the hub of this id.
+        """Make the hub's half.
 
         Args:
-            hub_id: not 0.
-            lease_s: for how long a session outlives the loss of its client.
-            sessions_max: how many sessions there may be.
+            hub_id: the hub's id, not 0.
+            lease_s: how long a session outlives the loss of its client.
+            sessions_max: how many sessions may exist.
             header_limits: of requests.
         """
         self.hub_id = hub_id
@@ -101,16 +101,16 @@ class HubProtocol:
         self.leases: dict[bytes, float] = {}
         self.returned: list[bytes] = []
         self._ended: dict[bytes, _Link] = {}  # the last ENDED_MAX that ended
-        self._closed_early: dict[bytes, _Link] = {}  # the last tokens of no session that somebody closed
+        self._closed_early: dict[bytes, _Link] = {}  # the last tokens that were closed without a session
         self._next_steps: dict[bytes, tuple[bytes, _Link]] = {}  # tokens and links, by ``_Link.next_step``
 
     # --- in -------------------------------------------------------------------------------------------------------
 
     def receive_step(self, peer: bytes, first: bytes, frames: Frames) -> Incoming | None:
-        """Take a message that is the STEP which a session was waiting for, from where it was last heard.
+        """The STEP in a message, if it is the one that a session expects next, from the session's peer; else None.
 
-        It is the same as ``receive``, quicker, and without asking for the connection. None where it is another message:
-        then nothing was done, and ``receive`` takes it.
+        This is a faster way than ``receive`` for most messages, and does not need the connection. After None the caller
+        passes the message to ``receive``.
 
         Args:
             peer: the ROUTER's routing id.
@@ -127,17 +127,17 @@ class HubProtocol:
         return _incoming(Incoming, (peer, Op.STEP, token, link.seq, link.step, frames))
 
     def receive(self, peer: bytes, connection: int, frames: Frames) -> Incoming | None:
-        """Take one message from ``peer``; returns the request in it if that is new and has to be carried out.
+        """Process one message of ``peer``; returns its request if that is new and must be executed.
 
         Args:
             peer: the ROUTER's routing id.
-            connection: names the transport connection, for ``connection_ended``.
+            connection: identifies the transport connection for ``connection_ended``.
             frames: the message's frames without the routing id.
         """
         try:
             prelude = Prelude.unpack(frames[0] if frames else b"")
         except RemoteProtocolError:
-            self.malformed += 1  # without a prelude there is nothing an answer could refer to
+            self.malformed += 1  # without a prelude no reply could refer to the message
             return None
         refusal = self._refusal(prelude)
         if refusal is not None:
@@ -157,7 +157,7 @@ class HubProtocol:
                 failure = Failure("refused", "request", f"the request makes no sense: {error}")
             self.fail(Incoming(peer, op, prelude.token, prelude.seq, None, ()), failure)
             if op in FIRST_OPS:
-                self.forget(prelude.token)  # nobody else knows of this session
+                self.forget(prelude.token)  # the caller never saw this session
             return None
         return Incoming(peer, op, prelude.token, prelude.seq, message, frames[1:])
 
@@ -175,7 +175,7 @@ class HubProtocol:
         return None
 
     def _admit(self, peer: bytes, connection: int, prelude: Prelude) -> bool:
-        """Whether the session request is the next of its session; answers it here where it is not."""
+        """Whether the session request must be executed; otherwise it is answered here."""
         link = self._links.get(prelude.token)
         if link is None:
             return self._admit_first(peer, connection, prelude)
@@ -184,8 +184,8 @@ class HubProtocol:
             self.replayed += 1
             if link.reply is not None:
                 self.outgoing.append((peer, link.reply))
-            return False  # with no reply yet it joins the running one, whose reply now goes to this peer
-        # A client that gave requests up goes on with a later seq, and may close while one of them still runs.
+            return False  # while the request runs: its reply will go to this peer
+        # A client that gave requests up continues with a later seq, and may close while one of them runs.
         follows = prelude.seq > link.seq and (not link.running or prelude.op == Op.CLOSE)
         if not follows or prelude.op in FIRST_OPS:
             text = f"request {prelude.seq} does not follow request {link.seq}{', which runs' if link.running else ''}"
@@ -198,7 +198,7 @@ class HubProtocol:
         return True
 
     def _admit_first(self, peer: bytes, connection: int, prelude: Prelude) -> bool:
-        """Whether the request begins a session; a late copy of a request of one that ended is not carried out again."""
+        """Whether the request begins a session; a late copy of a request of an ended session does not."""
         ended = self._ended.get(prelude.token) or self._closed_early.get(prelude.token)
         if ended is not None and ended.reply is not None and prelude.seq == ended.seq:
             self.replayed += 1
@@ -208,7 +208,7 @@ class HubProtocol:
             text = "this hub has no such session: its lease ran out, it was closed or taken over, or it never was"
             self._refuse(peer, prelude, Failure("session_lost", "session", text))
             if prelude.op == Op.CLOSE and ended is None:
-                # It may have overtaken, by another connection, the MAKE that its client gave up.
+                # It may have overtaken, over another connection, a MAKE that its client gave up.
                 _remember(self._closed_early, prelude.token, _Link(peer, connection, seq=prelude.seq), CLOSED_EARLY_MAX)
             return False
         if refusal := self._make_refusal(prelude.op):
@@ -258,10 +258,10 @@ class HubProtocol:
     # --- out ------------------------------------------------------------------------------------------------------
 
     def answer(self, request: Incoming, message: Any, frames: Sequence[Frame] = ()) -> None:
-        """Send the one reply to ``request``; of a session's request it is kept until the next request arrives.
+        """Send the one reply to ``request``; the reply to a session's request is kept until the next request.
 
-        The frames are sent as they are: who gives views of changing memory must leave it be until the session's
-        next request.
+        The frames are not copied. If they are views of memory, the caller MUST NOT change the memory before the
+        session's next request.
         """
         body = b"" if isinstance(message, messages.Done) else messages.pack(message)
         self._reply(request, REPLY | request.op, body, frames)
@@ -290,13 +290,13 @@ class HubProtocol:
         self.outgoing.append((peer, [pack_head(op, self.hub_id, token, seq) + messages.pack(message)]))
 
     def goodbye(self, token: bytes, why: Failure) -> None:
-        """Tell a session's client, unasked, that the hub ends the session."""
+        """Push GOODBYE to a session's client: the hub ends the session."""
         link = self._links.get(token)
         if link is not None:
             self._send(link.peer, Op.GOODBYE, token, 0, why)
 
     def notice(self, token: bytes, text: str) -> None:
-        """Tell the user of a session something; a client that does not know such a push drops it."""
+        """Push a NOTICE, a text for the user of a session; a client that does not know this push drops it."""
         link = self._links.get(token)
         if link is not None:
             self._send(link.peer, Op.NOTICE, token, 0, messages.Notice(text))
@@ -304,43 +304,43 @@ class HubProtocol:
     # --- sessions and leases --------------------------------------------------------------------------------------
 
     def forget(self, token: bytes) -> None:
-        """Drop a session that has ended; later requests for it are told ``session_lost``, save a repeated last one."""
+        """Forget a session that has ended; its later requests get ``session_lost``, except a copy of the last one."""
         link = self._links.pop(token, None)
         self.leases.pop(token, None)
         if link is None:
             return
         self._next_steps.pop(link.next_step, None)
         if link.reply is not None and len(link.reply) > 1:
-            link.reply = None  # its frames are views of memory that the session had
+            link.reply = None  # its frames are views of the session's memory
         _remember(self._ended, token, link, ENDED_MAX)
 
     def connection_ended(self, connection: int) -> list[tuple[bytes, bytes]]:
-        """Know that one of this name has ended: ``(token, peer)`` of the sessions that were last heard of on it."""
+        """Note that a connection has ended; returns ``(token, peer)`` of the sessions that were last heard on it."""
         found = [(token, link) for token, link in self._links.items() if link.connection == connection]
         for _, link in found:
             link.lasts = False
         return [(token, link.peer) for token, link in found]
 
     def sessions_of(self, peer: bytes) -> list[bytes]:
-        """Tokens of the sessions whose client was last heard as this peer."""
+        """Tokens of the sessions that were last heard from this peer."""
         return [token for token, link in self._links.items() if link.peer == peer and token not in self.leases]
 
     def peer_of(self, token: bytes) -> bytes | None:
-        """Where the session's client was last heard, or None where there is no such session."""
+        """The session's peer; None where there is no such session or its lease runs."""
         link = self._links.get(token)
         return None if link is None or token in self.leases else link.peer
 
     def connection_of(self, token: bytes) -> int:
-        """The connection that the session's client was last heard on; -1 where none is known."""
+        """The connection on which the session's client was last heard; -1 where it is not known."""
         link = self._links.get(token)
         return -1 if link is None else link.connection
 
     def connection_back(self, token: bytes) -> None:
-        """The session's client is there after all: its lease ends."""
+        """Note that the session's client is still there; its lease ends."""
         self.leases.pop(token, None)
 
     def connection_lost(self, token: bytes, now_s: float) -> None:
-        """The session's client is gone: its lease runs from now on."""
+        """Note that the session's client is gone; its lease runs from now on."""
         self.leases[token] = now_s + self._lease_s
 
     def expired(self, now_s: float) -> list[bytes]:
@@ -352,7 +352,7 @@ class HubProtocol:
         return min(self.leases.values(), default=math.inf)
 
     def leased(self, token: bytes) -> bool:
-        """Whether the session's client is away and its lease is running."""
+        """Whether the session's lease is running, because its client is gone."""
         return token in self.leases
 
 
@@ -360,7 +360,7 @@ _NOBODY = (NO_SESSION, _Link(b"", -1))
 
 
 def _remember(links: dict[bytes, _Link], token: bytes, link: _Link, links_max: int) -> None:
-    """Add a link, and forget the oldest one where there are too many."""
+    """Add a link, and forget the oldest one if there are too many."""
     links[token] = link
     if len(links) > links_max:
         del links[next(iter(links))]

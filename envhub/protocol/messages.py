@@ -1,8 +1,8 @@
 """Every request, reply and failure as a frozen dataclass, and their strict form on the wire.
 
-A message is a msgpack map of its fields (PROTOCOL.md lists them). A field that only the two ends read (options, call
-arguments, infos) is ``bytes``: the hub passes it on unread. New fields go last and have defaults, so that an older peer
-is understood; a field this side does not know is ignored.
+A message is a msgpack map of its fields (PROTOCOL.md lists them). A field that only the client and the worker read
+(options, call arguments, infos) is ``bytes``, which the hub passes on without reading. New fields go last and have
+defaults, so that the messages of an older peer can be read. A receiver ignores a field that it does not know.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ M = TypeVar("M")
 
 
 class Op(IntEnum):
-    """What a frame asks for, or answers. A reply carries the request's op with ``REPLY`` added, or ``FAILURE``."""
+    """The kind of a message. A reply carries the request's op with ``REPLY`` added, or ``FAILURE`` with it."""
 
     HELLO = 1
     LIST = 2
@@ -40,9 +40,9 @@ class Op(IntEnum):
     TEMPLATES = 25
     HOPS = 26
     ATTACH = 27
-    PING = 64  # pushed by the hub to see whether a client is still there; asks for nothing
+    PING = 64  # pushed by the hub to learn whether a client is still there
     GOODBYE = 65  # pushed by the hub when it ends a session that its client did not close
-    NOTICE = 66  # pushed by the hub for the user of a session to read
+    NOTICE = 66  # pushed by the hub, a text for the user of a session
     FAILURE = 127
 
 
@@ -62,32 +62,32 @@ class Hello:
 
 @dataclass(frozen=True)
 class ListEnvs:
-    """Which environment names may be made."""
+    """Asks for the names of the envs that the hub makes."""
 
 
 @dataclass(frozen=True)
 class StatsRequest:
-    """The hub's counters."""
+    """Asks for the hub's counters."""
 
 
 @dataclass(frozen=True)
 class HealthRequest:
-    """Whether the hub is up and takes new sessions."""
+    """Asks whether the hub takes new sessions."""
 
 
 @dataclass(frozen=True)
 class SessionsRequest:
-    """One description per session."""
+    """Asks for a description of each session."""
 
 
 @dataclass(frozen=True)
 class HeartbeatRequest:
-    """Asks where the request ``seq`` of the prelude's session stands; also tells the hub where to send its reply."""
+    """Asks about the state of request ``seq`` of the prelude's session; the hub sends the reply to this sender."""
 
 
 @dataclass(frozen=True)
 class Observe:
-    """The last observations of a session, which does not notice."""
+    """Asks for the last observations of a session, without an effect on the session."""
 
     session: bytes  # its token
     described: bool = False  # whether the client knows the spaces
@@ -95,33 +95,33 @@ class Observe:
 
 @dataclass(frozen=True)
 class Attach:
-    """Take a session over, which goes on under the token of the prelude; whoever held it has lost it."""
+    """Take a session over: it continues under the prelude's token, and its former client loses it."""
 
     session: bytes  # the token it had
 
 
 @dataclass(frozen=True)
 class World:
-    """What the workers of a private hub take over from the program that owns it."""
+    """The environment of the program that owns a private hub, which the hub's workers adopt."""
 
     sys_path: List[str]
     cwd: str
     environ: Dict[str, str]
-    registrations: bytes = b""  # Gymnasium's registry as the program has it, see PROTOCOL.md
-    authkey: bytes = b""  # by which its multiprocessing trusts its own, where it uses that
+    registrations: bytes = b""  # the program's Gymnasium registry, see PROTOCOL.md
+    authkey: bytes = b""  # the program's key of multiprocessing, if the program uses that
 
 
 @dataclass(frozen=True)
 class Faults:
-    """What becomes of envs that fail, and after how many seconds one is taken to hang."""
+    """The policies for envs that fail, and the times after which an env counts as hanging."""
 
-    on_crash: str = "truncate"  # or "raise": when its worker ends
-    on_timeout: str = "truncate"  # when it hangs, and its worker is ended for it
-    on_exception: str = "raise"  # when its step raises
+    on_crash: str = "truncate"  # or "raise": when the env's worker ends
+    on_timeout: str = "truncate"  # when the env hangs and the hub ends its worker
+    on_exception: str = "raise"  # when the env's step raises
     on_invalid: str = "pass"  # when an observation or reward is not finite
-    restart_wait_s: float = 5.0  # for how long a step waits for envs that are made anew
-    restarts_max: int = 5  # of a worker, within a minute
-    init_s: float = 300.0  # for making one env, and for its first step
+    restart_wait_s: float = 5.0  # how long a step waits for envs that are built again
+    restarts_max: int = 5  # of one worker, within 60 s
+    init_s: float = 300.0  # for building one env, and for its first step
     reset_s: float = 120.0
     step_s: float = 300.0
     call_s: float = 300.0  # of one env
@@ -136,22 +136,22 @@ class Make:
     name: str = ""
     kwargs: bytes = b""
     factories: bytes = b""
-    num_workers: Optional[int] = None  # None, or 0: as many as suit the envs by what is known of them
+    num_workers: Optional[int] = None  # None or 0: the hub decides by what it knows of the env
     autoreset_mode: str = "NextStep"
     observation_mode: str = "same"
     world: Optional[World] = None
-    runner: bytes = b""  # cloudpickle of a class or its name, private hubs only
+    runner: bytes = b""  # private hubs only: cloudpickle of a class or of its name
     wrappers: List[str] = field(default_factory=list)  # entry points, innermost first
     wrapper_kwargs: List[bytes] = field(default_factory=list)
     columns: bool = False  # whether infos may come in columns
-    spin_us: Optional[int] = None  # for how long those who wait look before they park; None leaves it to the hub
-    pin: bool = False  # whether each worker keeps to one CPU
+    spin_us: Optional[int] = None  # how long a side spins on a word before it parks; None: the hub decides
+    pin: bool = False  # whether each worker runs on one CPU only
     compression: str = ""  # of observations, one of those in Welcome
-    fresh: bool = False  # whether the session takes the place of a lost one: its first step is a reset
+    fresh: bool = False  # whether the session replaces a lost one: the first step of each env is a reset
     faults: Faults = Faults()
-    beat_s: float = 0.0  # how often the client's connection shows a sign of life, as by ZMTP heartbeats; 0 is never
-    factories_digest: str = ""  # the same for factories that make the same env, for what is known of it; empty is none
-    lost: bytes = b""  # an encoded info: the session takes the place of a lost one, and each env's first step says so
+    beat_s: float = 0.0  # longest time between signs of life on the client's connection; 0 for no promise
+    factories_digest: str = ""  # equal for factories that make the same env; empty for none
+    lost: bytes = b""  # an encoded info: the session replaces a lost one; each env's first step is truncated with it
 
 
 @dataclass(frozen=True)
@@ -165,21 +165,21 @@ class Reset:
 
 @dataclass(frozen=True)
 class Step:
-    """One batched step; ``codes`` says, per action leaf, in which form the actions stand in their frames."""
+    """One batched step; ``codes`` has, per action leaf, the action code of its frame."""
 
     codes: bytes
 
 
 @dataclass(frozen=True)
 class Collect:
-    """Tell what steps that the client drove itself left with the hub of these rows: why one failed, or large infos."""
+    """Asks for what these rows left with the hub in steps that the client drove: a failure, or large infos."""
 
     rows: List[int]
 
 
 @dataclass(frozen=True)
 class Send:
-    """Begin a step of these rows, which may be a part of the batch; ``codes`` as in ``Step``."""
+    """Begin a step of these rows, a part of the batch; ``codes`` as in ``Step``."""
 
     rows: List[int]
     codes: bytes
@@ -187,29 +187,29 @@ class Send:
 
 @dataclass(frozen=True)
 class Receive:
-    """Tell the outcome of the rows that are done, of those sent, once there are so many."""
+    """Asks for the results of the sent rows that are done, once there are ``min_envs`` of them."""
 
     min_envs: int
 
 
 @dataclass(frozen=True)
 class TemplatesRequest:
-    """What the infos look like that come in columns by these numbers."""
+    """Asks for the templates of infos that have these numbers."""
 
     numbers: List[int]
 
 
 @dataclass(frozen=True)
 class HopsRequest:
-    """When the last step passed the hub and the workers."""
+    """Asks when the last step passed the hub and the workers."""
 
 
 @dataclass(frozen=True)
 class Call:
     """Call a method of every env, or read an attribute.
 
-    With ``only_kind`` nothing is called; each env says whether the attribute can be. With ``skip_unreset`` an env that
-    was made again after a failure, and not yet reset, is left alone and has an empty result.
+    With ``only_kind`` nothing is called; the result of each env is whether the attribute can be called. With
+    ``skip_unreset`` an env that was built again after a failure and not yet reset is skipped; its result is empty.
     """
 
     name: str
@@ -228,7 +228,7 @@ class SetAttr:
 
 @dataclass(frozen=True)
 class Close:
-    """End the session: close its envs within the hub's budget, or with ``terminate`` kill its workers at once."""
+    """End the session: close its envs within ``close_s``, or with ``terminate`` kill its workers at once."""
 
     terminate: bool = False
 
@@ -238,7 +238,7 @@ class Close:
 
 @dataclass(frozen=True)
 class Welcome:
-    """What the hub is; ``limits`` are its own, in the units their names end with."""
+    """A description of the hub; ``limits`` are in the units that their names end with."""
 
     hub: str
     version: str
@@ -251,7 +251,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class EnvNames:
-    """Names that ``make`` accepts."""
+    """The names that ``Make`` accepts."""
 
     names: List[str]
 
@@ -265,7 +265,7 @@ class Table:
 
 @dataclass(frozen=True)
 class HeartbeatReply:
-    """``state`` of the asked request: ``unknown`` (send it again), ``running`` or ``answered`` (send it again)."""
+    """``state`` of the request: ``unknown`` (send it again), ``running``, or ``answered`` (send it again)."""
 
     state: str
     phase: str = ""  # of a MAKE that runs
@@ -284,36 +284,36 @@ class Made:
     metadata: bytes = b""
     render_mode: Optional[str] = None
     spec: bytes = b""  # the env's EnvSpec, encoded; empty where it has none that can be carried
-    ticket: bytes = b""  # for the hub's side socket, once; empty where it has none
-    step_s: Optional[float] = None  # no hub measures it any more
-    autoreset_mode: str = ""  # of Make, for who takes the session over
+    ticket: bytes = b""  # for the hub's side socket, valid once; empty where there is no such socket
+    step_s: Optional[float] = None  # this hub never sets it
+    autoreset_mode: str = ""  # of Make, in the reply to Attach
     observation_mode: str = ""
-    steps: List[int] = field(default_factory=list)  # then also each row's number of steps and resets so far
-    sizing: str = ""  # why it has so many workers, for people
+    steps: List[int] = field(default_factory=list)  # each row's number of steps and resets, in the reply to Attach
+    sizing: str = ""  # the reason for the number of workers, for people
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What a session showed last: for each row, how many steps and resets it has had, and whether it is given here."""
+    """The last observations of a session: per row, its number of steps and resets, and whether it is in the frames."""
 
     num_envs: int
     steps: List[int]
     given: List[bool]
-    observation_spaces: List[bytes] = field(default_factory=list)  # as in Made, unless they are known
+    observation_spaces: List[bytes] = field(default_factory=list)  # as in Made; empty if the client knows them
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What comes through the side socket with the descriptors of arena, client's bell and every worker's bell."""
+    """Sent through the side socket, with the descriptors of the arena, the client's bell and every worker's bell."""
 
     info_bytes: int
-    workers: int  # of which each has the rows whose remainder is its number
+    workers: int  # row ``r`` belongs to worker ``r % workers``
     spin_us: int
 
 
 @dataclass(frozen=True)
 class Templates:
-    """An encoded example of each template that was asked for and that the session's infos have used."""
+    """An encoded example of each wanted template that the session's infos have used."""
 
     numbers: List[int]
     examples: List[bytes]
@@ -321,9 +321,9 @@ class Templates:
 
 @dataclass(frozen=True)
 class Hops:
-    """When the last step passed what, in nanoseconds of the hub machine's monotonic clock.
+    """When the last step passed the hub and the workers, in nanoseconds of the hub machine's monotonic clock.
 
-    The hub's four are of the last STEP, 0 where there was none. Of each worker: when it began, and when it ended.
+    The first four are of the last STEP, and 0 where there was none. The lists have an item per worker.
     """
 
     heard: int
@@ -336,12 +336,12 @@ class Hops:
 
 @dataclass(frozen=True)
 class Done:
-    """The request is carried out; what it returns is in the frames that follow."""
+    """The request was executed; its results are in the frames that follow."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """What the user of a session is to read, such as that another number of workers would suit its envs better."""
+    """A text for the user of a session, such as that another number of workers would step its envs faster."""
 
     text: str
 
@@ -356,10 +356,10 @@ class Failure:
     env_index: Optional[int] = None
     worker: Optional[int] = None
     type: str = ""
-    args: bytes = b""  # the exception's arguments, where the codec carries them
+    args: bytes = b""  # the exception's arguments, where the codec can carry them
     traceback: str = ""
     log_tail: str = ""
-    attributes: bytes = b""  # the exception's attributes, where the codec carries them
+    attributes: bytes = b""  # the exception's attributes, where the codec can carry them
 
 
 _ROW = struct.Struct("<II")
@@ -371,10 +371,10 @@ def pack_rows(blobs: Iterable[Tuple[int, Any]]) -> bytes:
 
 
 def unpack_rows(frame: Any, rows: int) -> List[Tuple[int, bytes]]:
-    """The pairs that ``pack_rows`` joined, of rows in ``[0, rows)`` and each at most once.
+    """The pairs that ``pack_rows`` joined; at most ``rows`` pairs, of rows in ``[0, rows)``.
 
     Raises:
-        codec.DecodeError: the lengths do not add up, or there is another row.
+        codec.DecodeError: the lengths do not add up, a row is out of range, or there are too many pairs.
     """
     view, start = memoryview(frame), 0
     found: List[Tuple[int, bytes]] = []
@@ -443,7 +443,7 @@ def pack(message: Any) -> bytes:
 
 
 def as_map(message: Any) -> Dict[str, Any]:
-    """A message's fields by name, those of a message in it, too. ``dataclasses.asdict`` copies what is in them."""
+    """A message's fields by name, with messages inside as maps; unlike ``dataclasses.asdict``, copies no values."""
     found = {}
     for name, value in vars(message).items():
         found[name] = as_map(value) if dataclasses.is_dataclass(value) else value
@@ -451,10 +451,10 @@ def as_map(message: Any) -> Dict[str, Any]:
 
 
 def unpack(kind: Type[M], blob: Any, limits: codec.HeaderLimits = codec.KNOWN) -> M:
-    """The message of class ``kind`` that ``blob`` holds, which is no larger than ``limits``.
+    """The message of class ``kind`` in ``blob``.
 
     Raises:
-        codec.DecodeError: not a map, a field is missing, or a field has another type than its annotation.
+        codec.DecodeError: the bytes are beyond ``limits`` or no map, or a field is missing or has another type.
     """
     found = codec.decode_header(blob, limits)
     if not isinstance(found, dict):
@@ -463,10 +463,10 @@ def unpack(kind: Type[M], blob: Any, limits: codec.HeaderLimits = codec.KNOWN) -
 
 
 def build(kind: Any, found: Dict[str, Any]) -> Any:
-    """The message of class ``kind`` with these fields, each checked against its annotation.
+    """The message of class ``kind`` with these fields, after a check of each against its annotation.
 
     Raises:
-        codec.DecodeError: a field is missing, or has another type than its annotation.
+        codec.DecodeError: a field is missing or has another type than its annotation.
     """
     hints = _HINTS.get(kind)
     if hints is None:

@@ -1,4 +1,4 @@
-"""What both halves of the protocol share: the prelude of every message, and the protocol's numbers.
+"""The prelude of every message, and the numbers of the protocol, which both halves share.
 
 PROTOCOL.md is the specification; ``envhub.protocol.hub`` and ``envhub.protocol.client`` are its two halves, without a
 socket, a process or a clock. Time is ``now_s``, seconds on a monotonic clock of the caller's.
@@ -18,19 +18,19 @@ PRELUDE = struct.Struct("<4sBBBxQ16sQ")  # magic, major, minor, op, hub id, sess
 NO_SESSION = bytes(16)
 SEQ_MAX = (1 << 64) - 1
 
-pack_head = partial(PRELUDE.pack, MAGIC, *VERSION)  # of op, hub id, token and seq: the bytes of such a prelude
+pack_head = partial(PRELUDE.pack, MAGIC, *VERSION)  # the bytes of a prelude from op, hub id, token and seq
 
 FRAMES_MAX = 1024
 FRAME_BYTES_MAX = 1 << 30  # of a reply
 SESSIONS_MAX = 64
 ENDED_MAX = 256
-CLOSED_EARLY_MAX = 256  # tokens that were closed before a session was made of them
+CLOSED_EARLY_MAX = 256  # tokens that were closed before their MAKE arrived
 LEASE_S = 60.0
 
 HEARTBEAT_S = 1.0
-BEATS_MAX = 3  # of a client's connection that do not come before its lease runs
-SILENCE_WARNING_S = 3.5  # while a request is pending and its hub is asked after it every second
-AWAY_WARNING_S = 0.3  # most connections that end are back before that
+BEATS_MAX = 3  # missing heartbeats of a client's connection before the lease runs
+SILENCE_WARNING_S = 3.5  # while a request is pending and the client asks the hub about it every second
+AWAY_WARNING_S = 0.3  # most ended connections are made again within this time
 REFUSED_S = 5.0
 RECONNECT_S = 60.0
 
@@ -58,11 +58,11 @@ class Prelude(NamedTuple):
         """The prelude that ``frame`` starts with.
 
         Raises:
-            RemoteProtocolError: too short, or not EnvHub's.
+            RemoteProtocolError: the frame is too short, or has another magic.
         """
         if len(frame) < PRELUDE.size:
             raise RemoteProtocolError(f"a first frame of {len(frame)} bytes is shorter than a prelude")
         magic, major, minor, op, hub_id, token, seq = PRELUDE.unpack_from(frame)
         if magic != MAGIC:
             raise RemoteProtocolError("the first frame does not start with EHUB")
-        return tuple.__new__(cls, (op, hub_id, token, seq, major, minor))  # a named tuple's own takes twice the time
+        return tuple.__new__(cls, (op, hub_id, token, seq, major, minor))  # twice as fast as cls(...)

@@ -1,7 +1,7 @@
 """The bounds of every number in a request: one table, and the check of a message against it.
 
-The hub checks a request before anything acts on it. A number that is not finite or not within its bounds would
-otherwise work inside of the hub: a deadline of NaN is never due, and hides from ``min`` those of other sessions.
+The hub checks a request before it executes the request. A number that is not finite or not within its bounds would harm
+other sessions too: a deadline of NaN is never due, and hides their deadlines from ``min``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from envhub.arena.spin import SPIN_US_MAX
 from envhub.protocol.messages import Collect, Faults, Make, Receive, Reset, Send, TemplatesRequest
 from envhub.values.codec import DecodeError
 
-ROWS_MAX = 1 << 20  # of a session: its arena's words have 20 bits for the number of a row
+ROWS_MAX = 1 << 20  # of a session: the arena's progress words have 20 bits for a row
 SECONDS_MAX = 7 * 24 * 3600
 RESTARTS_MAX = 1_000_000
 SEED_MAX = 1 << 256
@@ -22,11 +22,11 @@ SEED_MAX = 1 << 256
 ROW = (0, ROWS_MAX - 1)
 SECONDS = (0, SECONDS_MAX)
 COUNT = (0, (1 << 63) - 1)
-WORD = (-1 << 63, (1 << 63) - 1)  # of an arena, in which a client may have written anything
+WORD = (-1 << 63, (1 << 63) - 1)  # a word of an arena, into which a client may have written any number
 
 Bounds = Mapping[type, Mapping[str, tuple[int, int]]]
 
-# By message and field, the smallest and the largest number; of a list, for each of its items.
+# By message and field, the smallest and the largest number; for a list, those of each item.
 REQUEST_BOUNDS: Bounds = {
     Make: {
         "num_envs": (1, ROWS_MAX),
@@ -43,7 +43,7 @@ REQUEST_BOUNDS: Bounds = {
         "call_s": SECONDS,
         "close_s": SECONDS,
     },
-    Reset: {"seeds": (-SEED_MAX, SEED_MAX)},  # of a negative one the env says that it is none
+    Reset: {"seeds": (-SEED_MAX, SEED_MAX)},  # the env itself refuses a negative seed
     Collect: {"rows": ROW},
     Send: {"rows": ROW},
     Receive: {"min_envs": (1, ROWS_MAX)},
@@ -52,11 +52,11 @@ REQUEST_BOUNDS: Bounds = {
 
 
 class OutOfBounds(DecodeError):
-    """A message has a number that its table does not allow."""
+    """A number of a message is out of its bounds."""
 
 
 def check(message: Any, bounds: Bounds = REQUEST_BOUNDS) -> None:
-    """Refuse a message with a number outside of its bounds, also in a message inside of it.
+    """Refuse a message if it, or a message inside it, has a number out of its bounds.
 
     Raises:
         OutOfBounds: names the field.
@@ -67,6 +67,6 @@ def check(message: Any, bounds: Bounds = REQUEST_BOUNDS) -> None:
     for name, (low, high) in bounds.get(type(message), {}).items():
         value = getattr(message, name)
         for number in value if isinstance(value, list) else (value,):
-            if number is not None and not low <= number <= high:  # NaN, too, is not between them
+            if number is not None and not low <= number <= high:  # false for NaN too
                 kind = type(message).__name__
                 raise OutOfBounds(f"{kind}.{name} is {number}, which is not between {low} and {high}")

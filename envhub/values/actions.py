@@ -1,9 +1,9 @@
 """Batched actions as frames, and back into what an env's ``step`` is given.
 
-An env must see what ``SyncVectorEnv`` would hand it: rows of the caller's array in the caller's dtype, or, from a
-list of Python numbers, those numbers. So each action leaf travels with a code: a dtype from a closed list, and a bit
-that says whether the elements were Python numbers. What is no array of those dtypes, such as text, a graph or a list
-of mixed numbers, travels beside the arrays, element by element. Values are never cast and never checked against bounds.
+An env must get what ``SyncVectorEnv`` would give it: rows of the caller's array in the caller's dtype, or the caller's
+Python numbers. So each action leaf travels with a code: a dtype from a closed list, and a bit that says whether the
+elements were Python numbers. A batch that is no array of these dtypes, such as text, a graph or a list of mixed
+numbers, travels out of band, element by element. Values are never cast and never checked against bounds.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from envhub.values.leaf import OBJECT, Leaf
 
 DTYPES = [np.dtype(name) for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")]
 PYTHON = 0x80  # the elements were Python numbers
-BESIDE = 0x7F  # there is no array: the elements travel beside, each as a value
+BESIDE = 0x7F  # there is no array: the elements travel out of band, each as a value
 
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _NUMBERS = {int: "iu", float: "f", bool: "b"}
 
 
 class Packed(NamedTuple):
-    """A batch of actions: a code per leaf, C-contiguous arrays, and for each leaf without an array its elements."""
+    """A batch of actions: a code per leaf, C-contiguous arrays, and the elements of each leaf without an array."""
 
     codes: bytes
     arrays: list[np.ndarray]
@@ -35,8 +35,8 @@ def pack(parts: Sequence[Any], leaves: Sequence[Leaf], num_envs: int) -> Packed:
     """A batch whose leaves are ``parts``, ready to travel.
 
     Raises:
-        TypeError: a part is no batch at all.
-        SpaceMismatch: wrong count or shape.
+        TypeError: a part is no batch.
+        SpaceMismatch: a part has the wrong count or shape.
     """
     codes, arrays, beside = bytearray(), [], []
     for part, leaf in zip(parts, leaves):
@@ -55,7 +55,7 @@ def pack(parts: Sequence[Any], leaves: Sequence[Leaf], num_envs: int) -> Packed:
 
 
 def _as_batch(part: Any, num_envs: int) -> Any:
-    """The part as something with a length: an array, or a sequence."""
+    """The part as an array or a sequence."""
     if isinstance(part, (list, tuple)):
         return part
     batch = np.asarray(part) if hasattr(part, "__array__") else part
@@ -65,23 +65,23 @@ def _as_batch(part: Any, num_envs: int) -> Any:
 
 
 def _as_array(batch: Any) -> tuple[bool, np.ndarray | None]:
-    """Whether the elements are Python numbers, and their array; none where an array would change what they are."""
+    """Whether the elements are Python numbers, and their array; None where an array would change the elements."""
     python = False
     if not isinstance(batch, np.ndarray):
         kinds = set(map(type, batch))
         kind = kinds.pop() if len(kinds) == 1 else object
         python = kind in _NUMBERS
-        if not (python or issubclass(kind, np.generic) or (kind is np.ndarray and _alike(batch))):
+        if not (python or issubclass(kind, np.generic) or (kind is np.ndarray and _have_one_shape(batch))):
             return False, None
         batch = np.asarray(batch)
-        if python and batch.dtype.kind not in _NUMBERS[kind]:  # integers that no integer of NumPy's holds together
+        if python and batch.dtype.kind not in _NUMBERS[kind]:  # integers for which NumPy has no common integer dtype
             return False, None
     if batch.dtype not in _CODES:
         return False, None
     return python, batch if batch.flags.c_contiguous else np.ascontiguousarray(batch)
 
 
-def _alike(arrays: Sequence[np.ndarray]) -> bool:
+def _have_one_shape(arrays: Sequence[np.ndarray]) -> bool:
     first = arrays[0]
     return first.ndim > 0 and all(array.dtype == first.dtype and array.shape == first.shape for array in arrays)
 
@@ -108,10 +108,10 @@ def _mismatch(found: tuple[int, ...], leaf: Leaf, num_envs: int) -> SpaceMismatc
 
 
 def sizes(codes: bytes, leaves: Sequence[Leaf], num_envs: int) -> list[int]:
-    """How many bytes each array has, of those leaves that have one.
+    """The size in bytes of each array, of the leaves that have one.
 
     Raises:
-        ValueError: no such code, or an array for a leaf that has no fixed size.
+        ValueError: a code is unknown, or names a dtype for an object leaf.
     """
     found = []
     for code, leaf in zip(codes, leaves):
@@ -124,10 +124,10 @@ def sizes(codes: bytes, leaves: Sequence[Leaf], num_envs: int) -> list[int]:
 
 
 def reader(buffer: np.ndarray, leaf: Leaf, rows: int, row: int, code: int) -> Callable[[], Any]:
-    """What reads the action of one row from the arena's ``buffer``, as the env is to see it."""
+    """A function that reads the action of one row from the arena's ``buffer``, in the form for the env."""
     dtype = DTYPES[code & ~PYTHON]
     batch = buffer[: rows * leaf.items * dtype.itemsize].view(dtype).reshape(rows, *leaf.shape)
     if code & PYTHON:
         return batch[row].tolist if leaf.shape else lambda: batch[row].item()
-    # The env may keep its action, so it gets its own copy; indexing a vector makes a scalar, which is one already.
+    # The env may keep its action, so it gets a copy. Indexing a vector makes a scalar, which is a copy already.
     return batch[row].copy if leaf.shape else lambda: batch[row]

@@ -32,16 +32,16 @@ _HEADER_EXTENSIONS = frozenset([INTEGER])
 DEPTH_MAX = 64
 DECODED_DEPTH_MAX = DEPTH_MAX + 2  # the outermost value itself, and an array inside the innermost container
 ITEMS_MAX = 1 << 20
-CHECKED_BYTES_MIN = 1 << 12  # of fewer bytes, what msgpack allocates for lists that they only announce is little
-HEADER_BYTES_MAX = 1 << 16  # besides the bin values in it, which the hub passes on unread
+CHECKED_BYTES_MIN = 1 << 12  # fewer bytes can announce only lists for which msgpack allocates little
+HEADER_BYTES_MAX = 1 << 16  # without the bin values, which the hub passes on unread
 HEADER_ITEMS_MAX = 1 << 13  # of all its lists and maps together
-KNOWN_HEADER_ITEMS_MAX = 1 << 18  # the same, where the sender is no stranger
+KNOWN_HEADER_ITEMS_MAX = 1 << 18  # the same, of a trusted sender
 HEADER_DEPTH_MAX = 8  # lists and maps around an item
 HEADER_EXTENSION_BYTES_MAX = 128  # an integer in hexadecimal digits
 STRING_BYTES_MAX = 1 << 26
 BYTES_MAX = 1 << 30
 REPR_CHARS_MAX = 256
-PIECE_BYTES = 1 << 16  # from here on, a copy costs more than one more piece to send
+PIECE_BYTES = 1 << 16  # copying so many bytes costs more than sending one more piece
 NDIM_MAX = 16
 
 _CONTAINER_ITEMS_MAX = ITEMS_MAX // 2  # a mapping's keys and values count as items each
@@ -56,14 +56,14 @@ Unknown = Callable[[Any], msgpack.ExtType]
 
 
 class Represented(str):
-    """The ``repr`` of a value that could not be carried, in its place."""
+    """The ``repr`` of a value that the codec could not carry."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
 class DecodeError(ValueError):
-    """The bytes are not a value that EnvHub's codec accepts."""
+    """The bytes are no value that EnvHub's codec accepts."""
 
 
 class EncodeError(TypeError):
@@ -80,10 +80,10 @@ def refuse(value: Any) -> msgpack.ExtType:
 
 
 def as_repr(value: Any) -> msgpack.ExtType:
-    """Stand in for a value the codec cannot carry by its ``repr``, cut at ``REPR_CHARS_MAX`` characters."""
+    """The ``repr`` of a value that the codec cannot carry, cut at ``REPR_CHARS_MAX`` characters."""
     try:
         text = repr(value)
-    except Exception as error:  # a repr that raises must not fail the step that carries it
+    except Exception as error:  # a repr that raises must not make the step fail
         text = f"<{type(value).__qualname__}, whose repr raised {type(error).__name__}>"
     return msgpack.ExtType(REPR, text[:REPR_CHARS_MAX].encode("utf-8", "replace"))
 
@@ -98,7 +98,7 @@ def as_pickle(value: Any) -> msgpack.ExtType:
 
     try:
         return msgpack.ExtType(PICKLE, cloudpickle.dumps(value))
-    except Exception as error:  # anything may raise in a foreign __reduce__
+    except Exception as error:  # a foreign __reduce__ may raise anything
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise EncodeError(f"a {kind} cannot be pickled: {error}") from error
 
@@ -115,7 +115,7 @@ _FAITHFUL = frozenset([as_pickle, as_pickle_or_repr])  # these can keep the very
 
 
 def encode(value: Any, unknown: Unknown = refuse) -> bytes:
-    """Bytes for ``value``; ``unknown`` decides about what the codec cannot carry.
+    """Bytes for ``value``; ``unknown`` decides about values that the codec cannot carry.
 
     Raises:
         EncodeError: with ``unknown=refuse``, a value inside has no form here.
@@ -124,7 +124,7 @@ def encode(value: Any, unknown: Unknown = refuse) -> bytes:
 
 
 def encode_call(name: str, fields: dict[str, Any]) -> list[bytes]:
-    """``encode([name, fields])`` in pieces, of which the large byte strings are those given and not copies of them."""
+    """``encode([name, fields])`` in pieces; large byte strings are not copied."""
     large = {key: value for key, value in fields.items() if type(value) is bytes and len(value) >= PIECE_BYTES}
     small = {key: value for key, value in fields.items() if key not in large}
     own_header = len(msgpack.Packer().pack_map_header(len(small)))
@@ -149,7 +149,7 @@ def decode(blob: Any, allow_pickle: bool = False) -> Any:
 
 
 def decode_leniently(blob: Any, allow_pickle: bool = False) -> tuple[Any, list[Represented]]:
-    """As ``decode``, but a value that cannot be unpickled is told of in its place.
+    """As ``decode``, but a value that cannot be unpickled is replaced by a text that says so.
 
     Returns:
         What was decoded, and which of the values inside only stand in for others.
@@ -159,7 +159,7 @@ def decode_leniently(blob: Any, allow_pickle: bool = False) -> tuple[Any, list[R
 
 
 class HeaderLimits(NamedTuple):
-    """How much one header may hold.
+    """The limits of one header.
 
     Attributes:
         bytes_max: its length, without the contents of bin values.
@@ -186,7 +186,7 @@ def decode_header(blob: Any, limits: HeaderLimits = KNOWN) -> Any:
 
 
 def check_header(blob: Any, limits: HeaderLimits) -> None:
-    """Refuse a header that holds too much, before anything is made of it.
+    """Refuse a header beyond the limits, before it is decoded.
 
     The work is bounded by ``limits.items_max``, whatever the length of the header.
 
@@ -194,7 +194,7 @@ def check_header(blob: Any, limits: HeaderLimits) -> None:
         DecodeError: it is too long, has too many items, nests too deep, or does not end where its last item does.
     """
     view = memoryview(blob).cast("B")
-    pending = [1]  # for each list and map around the next item, how many items are still to come
+    pending = [1]  # for each list and map around the next item, how many items remain
     at = items = unread_bytes = 0
     while pending:
         if not pending[-1]:
@@ -229,7 +229,7 @@ _LIST, _MAP, _BIN, _EXTENSION, _PLAIN, _INVALID = range(1, 7)  # the first two: 
 
 
 def _head(lead: int) -> tuple[int, int, int]:
-    """What msgpack says by an item's first byte: its kind, a length, and how many bytes after it add to that."""
+    """The meaning of an item's first byte: its kind, a length, and how many bytes after it add to the length."""
     if lead < 0x80 or lead >= 0xE0 or lead in (0xC0, 0xC2, 0xC3):
         return _PLAIN, 0, 0
     if lead < 0xC0:
@@ -274,10 +274,10 @@ _GYMNASIUM = frozenset(
     ["gymnasium.envs.registration", "gym.spaces.graph", *(f"gymnasium.spaces.{name}" for name in _SPACE_MODULES)]
 )
 
-# The classes that decode to themselves; any other, such as an enum or a named tuple, is another's subclass.
+# The classes that decode to themselves; any other class, such as an enum or a named tuple, is a subclass of one.
 _OWN_CLASSES = frozenset([int, complex, dict, list, tuple, set, frozenset, np.ndarray, np.random.Generator])
 
-# Subclasses, such as an enum's members, travel as what they extend; their own ``__str__`` may say something else.
+# Subclasses, such as an enum's members, travel as the class that they extend; their ``__str__`` may differ.
 _BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (int, int.__int__),
     (float, float.__float__),
@@ -286,12 +286,12 @@ _BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 
 
 class _Encoder:
-    """Turns values into what msgpack packs natively, plus extension types."""
+    """Turns values into types that msgpack packs, and extension types."""
 
     def __init__(self, unknown: Unknown) -> None:
         self._unknown = unknown
         self._faithful = unknown in _FAITHFUL
-        self._path: set[int] = set()  # ids of the containers around the current value, to end at a cycle
+        self._path: set[int] = set()  # ids of the containers around the current value, to detect a cycle
 
     def plain(self, value: Any, depth: int) -> Any:
         kind = type(value)
@@ -315,7 +315,7 @@ class _Encoder:
         if isinstance(value, (np.str_, np.bytes_, np.datetime64, np.timedelta64)):
             array = np.array(value)
             if isinstance(value, (np.str_, np.bytes_)) and array[()] != value:
-                return value.item()  # it ends in a zero, which an array leaves out
+                return value.item()  # a text that ends in a zero, which an array would drop
             return msgpack.ExtType(SCALAR, _pack([array.dtype.str, array.tobytes()]))
         if value.ndim > NDIM_MAX:
             return self._unknown(value)
@@ -351,7 +351,7 @@ class _Encoder:
             return self._unknown(value)
         if type(value).__name__ == "EnvSpec":
             if not all(isinstance(entry, (str, type(None))) for entry in (value.entry_point, value.vector_entry_point)):
-                return self._unknown(value)  # a class or function itself, not where to import it from
+                return self._unknown(value)  # a class or function by value, not by its import path
             fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
             fields["additional_wrappers"] = list(map(dataclasses.astuple, value.additional_wrappers))
             return msgpack.ExtType(SPEC, _pack(self.plain(fields, depth + 1)))
@@ -362,7 +362,7 @@ class _Encoder:
 
         try:
             return msgpack.ExtType(SPACE, _pack(self.plain(spaces.describe(value), depth + 1)))
-        except UnsupportedSpace:  # or something else of these modules
+        except UnsupportedSpace:  # another object of these modules
             return self._unknown(value)
 
     def _other(self, value: Any, depth: int) -> Any:
@@ -383,7 +383,7 @@ class _Encoder:
 
 
 class _Decoder:
-    """One decoding: counts the nesting of extension types, which msgpack itself does not see."""
+    """One decoding; counts the nesting of extension types, which msgpack does not see."""
 
     def __init__(
         self,
@@ -456,7 +456,7 @@ class _Decoder:
 
             try:
                 return pickle.loads(blob)  # noqa: S301  the program's own private hub, see the module's docstring
-            except Exception as error:  # anything may raise in a foreign constructor
+            except Exception as error:  # a foreign constructor may raise anything
                 return self._not_unpickled(error)
         raise DecodeError(f"extension type {code} of {len(blob)} bytes is not accepted here")
 
@@ -473,7 +473,7 @@ class _Decoder:
 
 
 def _check_complete(blob: Any, nbytes: int) -> None:
-    """Refuse bytes whose lists and maps announce more than is there: together they would have msgpack allocate much."""
+    """Refuse lists and maps that announce more items than the message has bytes: msgpack would allocate for all."""
     unpacker = msgpack.Unpacker(max_buffer_size=nbytes)
     unpacker.feed(blob)
     unpacker.skip()
@@ -491,7 +491,7 @@ def _generator(items: list[Any]) -> np.random.Generator:
     name, state = items
     if name not in _GENERATORS:
         raise DecodeError("unknown bit generator")
-    # NumPy takes these positions for indices without a check of its own: a false one reads memory beyond the state.
+    # NumPy uses these positions as indices without a check: a false one reads memory beyond the state.
     if name == "MT19937" and state["state"]["pos"] not in range(625):
         raise DecodeError("an MT19937 state with a position outside of it")
     if name == "Philox" and state["buffer_pos"] not in range(5):

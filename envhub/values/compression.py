@@ -1,4 +1,4 @@
-"""Observations made smaller for a slow link, by libraries that either side may lack."""
+"""Compression of observations for a slow link, by libraries that either side may lack."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from envhub.values.codec import DecodeError
 
-METHODS = ("lz4", "zstd")  # the quicker first
-LEAST_BYTES = 1 << 12  # what is smaller is sent as it is
-WORTH = 0.9  # of its size, to which a frame must shrink
-SKIPS_MAX = 63  # frames that are sent as they are after a row of vain tries
+METHODS = ("lz4", "zstd")  # the faster first
+LEAST_BYTES = 1 << 12  # a smaller frame is sent uncompressed
+WORTH = 0.9  # a compressed frame is sent if it is smaller than this part of the frame
+SKIPS_MAX = 63  # frames that are sent uncompressed after attempts that failed
 ZSTD_LEVEL = 1
 
 
@@ -33,7 +33,7 @@ def _zstd() -> _Method:
     writer, reader = library.ZstdCompressor(level=ZSTD_LEVEL), library.ZstdDecompressor()
 
     def decompress(frame: Any, size: int) -> bytes:
-        if library.frame_content_size(frame) != size:  # else the library would allocate what the sender claims
+        if library.frame_content_size(frame) != size:  # the library would allocate what the sender claims
             raise ValueError("another size")
         return bytes(reader.decompress(frame))
 
@@ -56,7 +56,7 @@ def available() -> list[str]:
 
 
 class Compressor:
-    """Makes frames smaller where that recently paid."""
+    """Compresses frames, and tries less often while that saves nothing."""
 
     def __init__(self, method: str) -> None:
         """Use ``method``.
@@ -68,7 +68,7 @@ class Compressor:
         self._skips = self._penalty = 0
 
     def compress(self, frame: Any) -> Any:
-        """The frame, smaller if it is worth it, else itself."""
+        """The compressed frame if that is notably smaller, else the frame itself."""
         size = memoryview(frame).nbytes
         if size < LEAST_BYTES:
             return frame
@@ -79,7 +79,7 @@ class Compressor:
         if len(smaller) < WORTH * size:
             self._penalty = 0
             return smaller
-        # Each vain try in a row doubles the number of frames that go without.
+        # Each failed attempt in a row doubles the number of frames that are not tried.
         self._skips = self._penalty = min(2 * self._penalty + 1, SKIPS_MAX)
         return frame
 
@@ -96,10 +96,10 @@ class Decompressor:
         self._decompress = _MAKERS[method]().decompress
 
     def decompress(self, frame: Any, size: int) -> Any:
-        """A frame of ``size`` bytes; one that has them already is returned as it is.
+        """The decompressed frame of ``size`` bytes; a frame that has this size already is returned unchanged.
 
         Raises:
-            DecodeError: it is no frame of this method and size.
+            DecodeError: the frame is none of this method and size.
         """
         if len(frame) == size:
             return frame

@@ -1,4 +1,4 @@
-"""Gymnasium under one name: itself, or, in an old interpreter that has none, its ancestor gym."""
+"""Gymnasium under one name: the package itself, or its ancestor gym in an interpreter that has no Gymnasium."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _PARTS = ("observation_space", "action_space", "reset", "step")
 
 
 def registered() -> list[str]:
-    """Every id that can be made."""
+    """Every registered id."""
     registry = api.envs.registration.registry
     return sorted(getattr(registry, "env_specs", registry))
 
 
 def unfit(made: Any) -> str:
-    """What this is, where it is not a single env that can be hosted; else empty. Imports nothing."""
+    """A description of ``made`` if it is no single env that a worker can host; else empty. Imports nothing."""
     modules = [kind.__module__ + "." for kind in type(made).__mro__]
     if any(module.startswith("pettingzoo.") for module in modules):
         return "a PettingZoo env, of several agents; EnvHub hosts Gymnasium envs, of one agent each"
@@ -41,7 +41,7 @@ def unfit(made: Any) -> str:
 
 
 def pickled(spec: Any) -> bytes:
-    """An entry of the registry, in the same bytes wherever it is the same.
+    """An entry of the registry as bytes, which are equal in all processes that have the same entry.
 
     Raises:
         Exception: what a foreign object raises when it is pickled.
@@ -50,6 +50,6 @@ def pickled(spec: Any) -> bytes:
         return bytes(import_module("cloudpickle").dumps(spec))
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer)
-    pickler.fast = True  # without references back to equal parts, of which some processes have one and others two
+    pickler.fast = True  # no references to equal parts, because some processes have one object there and others two
     pickler.dump(spec)
     return buffer.getvalue()

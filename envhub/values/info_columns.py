@@ -1,8 +1,8 @@
 """Infos in columns: the numeric values of an env's info as a few bytes in fixed places, instead of an encoded map.
 
-Most envs say the same things at every step: lives, positions, parts of the reward. What is said, the keys, the types
-and the nesting, is a **template**, which the reader learns once, from an example. From then on a row holds values only,
-and those of one key in many rows are a column, read at once.
+Most envs return the same keys in every step: lives, positions, parts of the reward. The keys, types and nesting are a
+**template**. The reader learns it once, from an example. From then on a row holds values only. The values of one key in
+many rows are a column, which is read at once.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 
 from envhub.values.codec import DecodeError, encode
 
-TEMPLATES_MAX = 64  # of a worker; whatever is said in other ways travels encoded
+TEMPLATES_MAX = 64  # of a worker; an info of any further form travels encoded
 EXAMPLE_BYTES_MAX = 1 << 14
 ALIGNMENT = 8
 NESTING_MAX = 8
-# How struct writes what, by NumPy's name for it.
+# The struct code of each dtype, by NumPy's name.
 _CODES = {"b1": "?", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
 _CODES.update({"f2": "e", "f4": "f", "f8": "d"})
 _PYTHON = {bool: "b1", int: "i8", float: "f8"}
@@ -29,7 +29,7 @@ _OTHERWISE = frozenset(["final_obs"])
 
 
 class NotInColumns(Exception):
-    """The info holds something besides numbers and arrays of them."""
+    """The info has a value that is neither a number nor an array of numbers."""
 
 
 class Column(NamedTuple):
@@ -45,7 +45,7 @@ Tree = Dict[str, Union[Column, "Tree"]]
 
 
 class Template:
-    """What an info looks like.
+    """The form of an info.
 
     Attributes:
         nbytes: of a row.
@@ -54,11 +54,12 @@ class Template:
     """
 
     def __init__(self, example: dict[str, Any]) -> None:
-        """Of every info that differs from this one by its numbers only.
+        """Make the template of all infos that differ from ``example`` in their numbers only.
 
         Raises:
-            NotInColumns: not only numbers, arrays of numbers and such maps are in there, or what Gymnasium's vector
-                envs batch in other ways.
+            NotInColumns: a value is neither a number, an array of numbers nor a map of these, or Gymnasium's vector
+            envs
+                batch a key in another way.
         """
         self._columns: list[Column] = []
         self.tree = self._grow(example, NESTING_MAX)
@@ -81,7 +82,7 @@ class Template:
         """Write the values of an info, in their order, at the start of ``place``.
 
         Raises:
-            struct.error: one of them is too large a number.
+            struct.error: a number is too large for its type.
         """
         for number in self._arrays:
             values[number] = values[number].tobytes()
@@ -108,7 +109,7 @@ class Template:
         return column
 
     def info(self, record: Any) -> dict[str, Any]:
-        """The info in one row, each value of the type that the env gave it."""
+        """The info in one row; each value has the type that the env gave it."""
         return _filled(self.tree, record)
 
 
@@ -130,7 +131,7 @@ class Writer:
     """Writes infos as rows of columns, in the process of the envs."""
 
     def __init__(self, row_bytes: int, announce: Callable[[int, bytes], None]) -> None:
-        """Use ``row_bytes`` a row at most; each new template is announced, by number and encoded example, before."""
+        """Use at most ``row_bytes`` per row; ``announce`` takes each new template's number and encoded example."""
         self._row_bytes = row_bytes
         self._announce = announce
         self._templates: dict[tuple[Any, ...], tuple[int, Template] | None] = {}
@@ -166,7 +167,7 @@ class Writer:
 
 
 def _signature(info: dict[str, Any], values: list[Any], nesting: int) -> Iterator[Any]:
-    """What a template is known by; fills ``values`` on the way."""
+    """A key that is equal for infos of one template; also appends the info's values to ``values``."""
     if not nesting:
         raise NotInColumns("maps too deep")
     for key, value in info.items():
@@ -191,7 +192,7 @@ def _signature(info: dict[str, Any], values: list[Any], nesting: int) -> Iterato
 
 
 class Rows(NamedTuple):
-    """What several rows hold by one template: the numbers of the rows, ascending, and the bytes of each."""
+    """Several rows of one template: the numbers of the rows, ascending, and the bytes of each."""
 
     template: int
     rows: np.ndarray
@@ -231,9 +232,9 @@ def unpack_columns(frame: Any, rows: int) -> list[Rows]:
     return found
 
 
-@lru_cache(maxsize=16)  # mostly all rows of a session say the same, at every step
+@lru_cache(maxsize=16)  # mostly all rows of a session have one template, in every step
 def _numbers(encoded: bytes, rows: int) -> np.ndarray:
-    """The numbers of rows, which nobody may change.
+    """The numbers of rows, as a read-only array.
 
     Raises:
         DecodeError: they do not ascend, or one is not below ``rows``.

@@ -1,4 +1,4 @@
-"""Leaves: the parts of a space of which each is one array, or one value of no fixed size."""
+"""Leaves: the parts of a space that are neither Dict nor Tuple, each an array or an object of no fixed size."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from dataclasses import dataclass
 from typing import Any, Sequence
 
-LEAVES_MAX = 1000  # of a space; each is a frame of a request or of a reply, of which PROTOCOL.md limits the number
+LEAVES_MAX = 1000  # of a space; each leaf is a frame, and PROTOCOL.md limits the frames of a message
 LEAF_DIMENSIONS_MAX = 30  # NumPy 1 allows 32; an arena has two more: slot and row
-LEAF_ITEMS_MAX = 1 << 30  # of one env; more fit no frame
+LEAF_ITEMS_MAX = 1 << 30  # of one env; no frame can hold more
 
-# Booleans, integers and floats of NumPy's ``dtype.str``. An array of any other kind over memory that somebody else
-# writes is refused: NumPy follows the items of an object array as pointers.
+# Booleans, integers and floats of NumPy's ``dtype.str``. Any other dtype is refused, because another process writes the
+# memory and NumPy follows the items of an object array as pointers.
 _NUMERIC = re.compile(r"[<>|=]?(b1|[iu][1248]|f(2|4|8|12|16))", re.ASCII)
 
 
@@ -24,10 +24,10 @@ class Leaf:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Check that it is an array of numbers of a size that can be, or ``OBJECT``: a peer may have described it.
+        """Check the leaf, which may come from a peer.
 
         Raises:
-            ValueError: it is neither.
+            ValueError: the leaf is neither ``OBJECT`` nor an array of numbers of a possible size.
         """
         dtype, shape = self.dtype, self.shape
         if (dtype, shape) == ("O", ()):
@@ -55,7 +55,7 @@ class Leaf:
         """The leaf that ``wire`` described.
 
         Raises:
-            ValueError: it is none.
+            ValueError: ``found`` describes no leaf.
         """
         if len(found) != 2 or not isinstance(found[1], list):
             raise ValueError("a leaf is a dtype and a list of dimensions")

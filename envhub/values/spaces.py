@@ -1,11 +1,11 @@
-"""Gymnasium spaces: their wire form, their leaves, and values taken apart into leaves and put together.
+"""Gymnasium spaces: their wire form, their leaves, and values split into leaves and assembled again.
 
-A leaf is what a space is made of once Dict and Tuple are taken apart: a fixed-size array for Box, Discrete,
-MultiDiscrete and MultiBinary, and an ``OBJECT`` for every other space, whose values vary in size.
+A leaf is a part of a space that is neither Dict nor Tuple: a fixed-size array for Box, Discrete, MultiDiscrete and
+MultiBinary, and an ``OBJECT`` for every other space, whose values vary in size.
 
-One registered function per space and purpose, as in ``gymnasium.vector.utils``. Only Gymnasium's own classes have a
-wire form, exactly: a subclass may mean something else by the same fields. Between a program and the workers of its own
-private hub any other space travels by cloudpickle.
+There is one registered function per space and purpose, as in ``gymnasium.vector.utils``. Only Gymnasium's own classes
+have a wire form. A subclass has none, because it may use the same fields in another sense. Between a program and the
+workers of its own private hub any other space travels by cloudpickle.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ PICKLED = "Pickled"
 
 
 def describe(space: Any, pickled: bool = False) -> Description:
-    """The space as codec values, from which ``build`` makes an equal one that also samples alike.
+    """The space as codec values; ``build`` makes an equal space from them, which samples the same values.
 
     Args:
         space: any space.
-        pickled: take spaces of other classes as they are, for an encoder that pickles them.
+        pickled: leave spaces of other classes as they are, for an encoder that pickles them.
 
     Raises:
         UnsupportedSpace: the space, or one inside it, has no wire form.
@@ -44,7 +44,7 @@ def describe(space: Any, pickled: bool = False) -> Description:
         return _describe_other(space, pickled)
     found = {"space": name, **_DESCRIBE[name](space, lambda sub: describe(sub, pickled))}
     random = getattr(space, "_np_random", None)
-    if isinstance(random, np.random.Generator):  # it was seeded, or sampled from: it goes on from there
+    if isinstance(random, np.random.Generator):  # the space was seeded or sampled from: the copy continues its sequence
         found["random"] = random
     return found
 
@@ -63,7 +63,7 @@ def build(description: Description) -> Any:
     """The space that ``describe`` described.
 
     Raises:
-        UnsupportedSpace: an unknown kind of space, or fields that make no space.
+        UnsupportedSpace: the kind of space is unknown, or the fields make no space.
     """
     fields = dict(description)
     name, random = fields.pop("space", None), fields.pop("random", None)
@@ -73,11 +73,11 @@ def build(description: Description) -> Any:
         raise UnsupportedSpace(f"this version of EnvHub knows no space {name!r}, or not on the network")
     try:
         built = _BUILD[name](build, **fields)
-        leaves(built)  # which it has, or it cannot be used
+        leaves(built)  # raises for a space that cannot be used
     except UnsupportedSpace:
         raise
     except Exception as error:
-        # The fields came over the wire: whatever a constructor makes of them is the wire's fault.
+        # The fields came over the wire, so any exception of a constructor means that they are malformed.
         raise UnsupportedSpace(f"malformed description of a {name}: {error}") from error
     if isinstance(random, np.random.Generator):
         built._np_random = random
@@ -85,7 +85,7 @@ def build(description: Description) -> Any:
 
 
 def _describe_bound(bound: np.ndarray) -> Any:
-    # A bound is mostly one value: an image's 28,224 zeros need not travel.
+    # Most bounds are one value everywhere: an image's 28,224 zeros need not travel.
     first = bound.flat[0] if bound.size else None
     same = first is not None and bool(np.array_equal(bound, np.full_like(bound, first)))
     return np.full((), first, bound.dtype) if same else bound
@@ -94,7 +94,7 @@ def _describe_bound(bound: np.ndarray) -> Any:
 def _describe_box(space: Any, describe: Describe) -> Description:
     low, high = _describe_bound(space.low), _describe_bound(space.high)
     found = {"dtype": space.dtype.str, "shape": list(space.shape), "low": low, "high": high}
-    if space.dtype.kind in "iu":  # a bound that was infinite is a number now, yet the space samples as if it were not
+    if space.dtype.kind in "iu":  # an infinite bound is stored as a number, but sampled as infinite
         found["bounded"] = [_describe_bound(space.bounded_below), _describe_bound(space.bounded_above)]
     return found
 
@@ -153,7 +153,7 @@ def _build_graph(build: Build, nodes: Description, edges: Any) -> Any:
 
 _DESCRIBE: dict[str, Callable[[Any, Describe], Description]] = {
     "Box": _describe_box,
-    # What older versions lack has the value that it was to have.
+    # A field that an older version lacks gets its default in later versions.
     "Discrete": lambda s, _: {"n": int(s.n), "start": int(getattr(s, "start", 0)), "dtype": s.dtype.str},
     "MultiDiscrete": lambda s, _: {
         "nvec": s.nvec,
@@ -188,7 +188,7 @@ _BUILD: dict[str, Callable[..., Any]] = {
 
 @singledispatch
 def leaves(space: Any) -> list[Leaf]:
-    """What a space is made of, in the order of the space."""
+    """The leaves of a space, in the order of the space."""
     return [OBJECT]
 
 
@@ -211,9 +211,9 @@ def _leaves_tuple(space: Any) -> list[Leaf]:
 
 
 def structure(space: Any) -> Any:
-    """What must be alike in spaces whose elements are batched together: their nesting, and every leaf.
+    """The nesting and the leaves of a space; these must be equal in spaces whose elements are batched together.
 
-    Keys have no order here, as they have none for Gymnasium; leaves of no fixed size are alike if their classes are.
+    The order of keys does not count, as in Gymnasium. Object leaves are equal if their classes are.
     """
     if isinstance(space, gym_spaces.Dict):
         return {key: structure(sub) for key, sub in space.spaces.items()}
@@ -225,7 +225,7 @@ def structure(space: Any) -> Any:
 def flatten(space: Any, value: Any) -> list[Any]:
     """The parts of ``value`` in the order of the space's leaves.
 
-    ``value`` is an element of ``space``, or a batch of its elements as Gymnasium batches them: both nest alike.
+    ``value`` is an element of ``space``, or a batch of its elements as Gymnasium batches them.
 
     Raises:
         KeyError, TypeError, ValueError: ``value`` does not nest as the space does.
@@ -249,7 +249,7 @@ def assemble(space: Any, parts: Iterator[Any]) -> Any:
 
 
 def is_flat(space: Any) -> bool:
-    """Whether the space is a single leaf, so that values need no taking apart."""
+    """Whether the space is a single leaf, so that its values need no ``flatten``."""
     return not isinstance(space, (gym_spaces.Dict, gym_spaces.Tuple))
 
 
@@ -257,7 +257,7 @@ def check_equivalent(space: Any, wanted: Any, observation_mode: str) -> None:
     """Refuse an observation space that cannot be batched with the session's; the texts are Gymnasium's.
 
     Raises:
-        RuntimeError: it differs, or, where spaces may differ, has another structure.
+        RuntimeError: the space differs, or has another structure where spaces may differ.
     """
     if observation_mode == "same":
         if wanted != space:
@@ -276,7 +276,7 @@ def check_action_space(space: Any, wanted: Any) -> None:
     """Refuse an action space that is not the session's; the text is Gymnasium's.
 
     Raises:
-        RuntimeError: it differs.
+        RuntimeError: the space differs.
     """
     if wanted != space:
         raise RuntimeError(

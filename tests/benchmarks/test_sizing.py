@@ -13,7 +13,8 @@ from functools import partial
 
 import pytest
 from envhub_client.private_hub.process import private_hub
-from envhub_client.tools.bench.contest import ASYNC, Contest, vector_entrant
+from envhub_client.tools.bench.contest import Contest
+from envhub_client.tools.bench.entrant import ASYNC, vector_entrant
 from envhub_client.tools.bench.served_hub import served_hub
 from envhub_client.tools.bench.workloads import factory, offered
 

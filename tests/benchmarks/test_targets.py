@@ -16,7 +16,8 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
-from envhub_client.tools.bench.contest import ASYNC, ECHO, ONE_WAY, PRIVATE, SYNC, TCP, Contest, Result, wire_bytes
+from envhub_client.tools.bench.contest import ECHO, ONE_WAY, Contest, Result, wire_bytes
+from envhub_client.tools.bench.entrant import ASYNC, PRIVATE, SYNC, TCP
 from envhub_client.tools.bench.served_hub import ServedHub, served_hub
 from envhub_client.tools.bench.workloads import BUSY_S, factory, offered
 from gymnasium.vector import AsyncVectorEnv

@@ -145,6 +145,12 @@ def stopped(*pids: int) -> Iterator[None]:
             process.resume()
 
 
+def kill_worker(pid: int) -> None:
+    """Kill a worker, and wait until its hub has reaped it and so knows of its end."""
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: not psutil.pid_exists(pid))
+
+
 def wait_until(condition: Callable[[], bool], timeout: float = 5.0) -> bool:
     """Whether the condition came true in time."""
     end, late = time.monotonic() + timeout, False

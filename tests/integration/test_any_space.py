@@ -141,7 +141,7 @@ class Named(gym.Env[Any, Any]):
         return self.observe(), 0.0, False, False, {"x": 1}
 
 
-def test_rows_beside_one_that_raised_hold_what_their_envs_observed_last() -> None:
+def test_other_rows_than_the_raising_one_hold_their_last_observations() -> None:
     envs = envhub.make_vec([Named] * 3, num_workers=2)
     envs.reset(options={"reset_mask": np.array([False, True, False])})  # the others have not observed anything
     envs.reset()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -117,6 +119,17 @@ def test_plot_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ModuleNotFoundError, match=re.escape('pip install "envhub-rl[bench]"')):
         plot.check(tmp_path / "bench.png")
+
+
+def test_without_psutil_bench_names_the_extra_and_demo_can_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "psutil.py").write_text("raise ModuleNotFoundError(\"No module named 'psutil'\", name='psutil')\n")
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "envhub", "bench", "-n", "1"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.strip().startswith("envhub bench: ")
+    assert 'pip install "envhub-rl[bench]"' in done.stderr and "Traceback" not in done.stderr
+    command = [sys.executable, "-c", "import envhub_client.tools.demo"]
+    subprocess.run(command, env=environ, check=True, timeout=60)
 
 
 @pytest.mark.parametrize("rival", FORKING + THREADED, ids=lambda rival: rival.module)

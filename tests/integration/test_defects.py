@@ -11,19 +11,19 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import pytest
 import sims
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
-from hubs import stopped
+from hubs import lives, stopped, wait_until
 
 import envhub
 
@@ -160,8 +160,9 @@ def test_6_wrong_attribute_ends_no_worker(vectorizer: Vectorizer, name: str, err
 def test_7_killed_worker_is_named_and_close_just_closes(vectorizer: Vectorizer) -> None:
     with made(vectorizer, [sims.Counter] * 2) as envs:
         envs.reset()
-        os.kill(envs.call("pid")[0], signal.SIGKILL)  # of the one worker, where there are two CPUs
-        time.sleep(0.2)
+        worker = psutil.Process(envs.call("pid")[0])  # of both envs, where there are two CPUs
+        worker.kill()
+        assert wait_until(lambda: not lives(worker))
         infos = envs.step([0, 0])[4]
         assert "worker 0" in infos["env_failure"][0].message
         envs.close()

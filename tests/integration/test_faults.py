@@ -53,7 +53,7 @@ def test_exception_in_step_is_raised_as_itself_and_reset_goes_on(address: str | 
     envs.close()
 
 
-def test_exception_that_cannot_be_made_again_is_told_in_full(hub: ServedHub) -> None:
+def test_exception_that_cannot_be_rebuilt_is_described_in_full(hub: ServedHub) -> None:
     envs = make("naughty", 2, hub.tcp)
     envs.reset()
     sys.modules.pop("nowhere", None)
@@ -157,7 +157,7 @@ def test_space_of_ones_own_is_refused_on_the_network_with_the_reason(hub: Served
 
 
 @pytest.mark.parametrize(("action", "how"), [(3, "SIGKILL"), (4, "SIGSEGV"), (5, "exited with status 3")])
-def test_worker_that_dies_mid_step_can_be_told_by_an_error(address: str | None, action: int, how: str) -> None:
+def test_worker_that_dies_mid_step_can_raise_an_error(address: str | None, action: int, how: str) -> None:
     envs = make("naughty", 4, address, num_workers=2, on_crash="raise")
     envs.reset()
     begun = time.monotonic()
@@ -183,7 +183,7 @@ def test_death_of_a_worker_goes_unnoticed_by_other_sessions(hub: ServedHub) -> N
     living.close()
 
 
-def test_worker_killed_from_outside_between_steps_is_told(hub: ServedHub) -> None:
+def test_worker_killed_from_outside_between_steps_is_reported(hub: ServedHub) -> None:
     envs = make("counter", 2, hub.tcp, num_workers=2, on_crash="raise")
     envs.reset()
     os.kill(envs.call("pid")[0], signal.SIGKILL)
@@ -195,7 +195,7 @@ def test_worker_killed_from_outside_between_steps_is_told(hub: ServedHub) -> Non
 
 
 @pytest.mark.long
-def test_killed_hub_is_told_to_its_clients_and_leaves_nothing(tmp_path: Path) -> None:
+def test_killed_hub_is_reported_to_its_clients_and_leaves_nothing(tmp_path: Path) -> None:
     with serve(tmp_path, "naughty=sims:naughty") as hub:
         envs = envhub.make_vec("naughty", 2, hub=hub.tcp)
         envs.reset()
@@ -270,7 +270,7 @@ def test_killed_program_takes_its_private_hub_and_workers_along() -> None:
     assert wait_until(lambda: not any(map(lives, below)), 1.0), below
 
 
-def test_private_hub_that_is_killed_is_told_at_once_and_replaced() -> None:
+def test_private_hub_that_is_killed_is_reported_at_once_and_replaced() -> None:
     envs = make("counter", 2, None)
     envs.reset()
     children = psutil.Process().children()

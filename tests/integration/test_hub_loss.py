@@ -153,7 +153,9 @@ def test_step_that_was_queued_for_a_dead_hub_is_not_run_by_the_next(tmp_path: Pa
         hub = psutil.Process(envhub_pid(address))
         hub.kill()
         assert wait_until(lambda: not lives(hub))
-        time.sleep(0.2)  # the connection has ended, and what is sent now waits for the next
+        connection = envs._connection
+        # From then on a message waits for the next connection.
+        assert wait_until(lambda: connection.tend() or connection._protocol._away_since_s is not None)
         envs.step_async([5, 5])
         replace()
         truncated(envs.step_wait(), 0)

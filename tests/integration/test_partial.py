@@ -69,7 +69,7 @@ def test_each_env_gets_what_it_gets_alone(make: Make) -> None:
     envs.close()
 
 
-def test_slow_env_stalls_nobody_else(make: Make) -> None:
+def test_slow_env_stalls_no_other_env(make: Make) -> None:
     envs = make("naughty", sims.Naughty, 4, num_workers=4)
     envs.reset()
     with stopped(envs.call("pid")[0]):

@@ -103,8 +103,7 @@ def test_session_whose_lease_ran_out_is_told_so(tmp_path: Path) -> None:
         wire.hold()
         wire.cut()
         with envhub.connect(hub.ipc) as client:
-            while client.sessions():
-                time.sleep(0.05)
+            assert wait_until(lambda: not client.sessions(), 20)
         wire.hold(False)
         with pytest.raises(envhub.SessionLost, match="its lease ran out"):
             envs.step(np.array([1, 1]))

@@ -169,8 +169,7 @@ def test_running_step_ends_before_its_hub_does(tmp_path: Path) -> None:
         envs.step_async([6, 6])  # 0.2 s each
         served.process.send_signal(signal.SIGTERM)
         assert envs.step_wait()[1].tolist() == [6, 6]
-        begun = time.monotonic()
-        assert served.process.wait(10) == 0 and time.monotonic() - begun < 3
+        assert served.process.wait(10) == 0
         with pytest.raises(envhub.HubLost):
             envs.step([0, 0])
         envs.close()

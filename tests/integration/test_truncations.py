@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 from faulty import EXIT, HOLD_GIL, KILL, RAISE, SEGFAULT, SLEEP
-from hubs import ServedHub, wait_until
+from hubs import ServedHub, kill_worker, wait_until
 
 import envhub
 
@@ -122,8 +122,7 @@ def test_env_that_dies_between_two_steps_is_truncated_by_the_next(address: str |
     with made(address) as envs:
         envs.reset()
         step(envs, 0, 0, 0)
-        os.kill(envs.call("pid")[2], signal.SIGKILL)
-        time.sleep(0.1)
+        kill_worker(envs.call("pid")[2])
         seen, _, _, truncations, infos = step(envs, 0, 0, 0)
         assert seen[:, 0].tolist() == [2, 2, 1] and truncations.tolist() == [False, False, True]
         assert infos["env_failure"][2].signal == "SIGKILL"
@@ -205,12 +204,11 @@ def test_death_in_a_step_after_a_reset_that_raised_is_a_truncation(address: str 
         assert step(envs, 0, 0)[0][:, 0].tolist() == [0, 0]
 
 
-def test_actions_beside_the_arrays_are_carried_out_once_around_a_death(address: str | None) -> None:
+def test_actions_out_of_band_are_executed_once_around_a_death(address: str | None) -> None:
     with made(address, 2, "spoken", num_workers=1) as envs:
         envs.reset()
         assert envs.step(("end", "0"))[2].tolist() == [True, False]
-        os.kill(envs.call("pid")[0], signal.SIGKILL)
-        time.sleep(0.1)
+        kill_worker(envs.call("pid")[0])
         # The first env's episode had ended, so nothing of it was lost; the other's is cut short.
         seen, _, _, truncations, infos = envs.step(("0", "0"))
         assert seen[:, 0].tolist() == [0, 1] and truncations.tolist() == [False, True]
@@ -220,7 +218,7 @@ def test_actions_beside_the_arrays_are_carried_out_once_around_a_death(address: 
         assert envs.step(("0", "0"))[3].tolist() == [True, False]
 
 
-def test_error_is_told_once_whatever_infos_follow(address: str | None) -> None:
+def test_error_is_reported_once_whatever_infos_follow(address: str | None) -> None:
     with made(address, 2, "wordy") as envs:
         envs.reset()
         with pytest.raises(KeyError):
@@ -256,14 +254,13 @@ def test_crash_can_be_raised_and_the_session_goes_on(address: str | None) -> Non
         with pytest.raises(envhub.WorkerDied, match=r"worker 0 \(env 0\) was ended by SIGKILL"):
             step(envs, KILL, 0, 0)
         assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [0, 2, 2]
-        os.kill(envs.call("pid")[1], signal.SIGKILL)
-        time.sleep(0.1)
+        kill_worker(envs.call("pid")[1])
         with pytest.raises(envhub.WorkerDied, match="worker 1"):
             step(envs, 0, 0, 0)
         assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [2, 0, 4]
 
 
-def test_exception_can_be_a_truncation_and_the_env_is_made_anew(address: str | None) -> None:
+def test_exception_can_be_a_truncation_and_the_env_is_built_again(address: str | None) -> None:
     with made(address, on_exception="truncate") as envs:
         envs.reset()
         pids = envs.call("pid")
@@ -313,7 +310,7 @@ def test_options_that_make_no_sense_are_refused_here(options: dict[str, Any], er
 
 
 @pytest.mark.parametrize("action", [SLEEP, HOLD_GIL])
-def test_env_that_hangs_is_ended_at_its_deadline_and_says_where_it_stood(address: str | None, action: int) -> None:
+def test_env_that_hangs_is_ended_at_its_deadline_and_its_stack_is_shown(address: str | None, action: int) -> None:
     with made(address, step_timeout=1.5) as envs:
         envs.reset()
         step(envs, 0, 0, 0)
@@ -405,7 +402,7 @@ def test_worker_that_has_made_its_envs_is_not_stuck_while_it_waits_for_another()
 
 
 @pytest.mark.long
-def test_env_that_is_made_anew_in_its_process_has_the_time_of_its_making() -> None:
+def test_env_that_is_built_again_in_its_process_has_the_init_timeout() -> None:
     with made(None, 2, num_workers=1, build_s=2.0, step_timeout=1.5, on_exception="truncate") as envs:
         envs.reset()
         assert step(envs, RAISE, 0)[3].tolist() == [True, False]
@@ -443,7 +440,7 @@ def test_step_waits_for_the_new_env_only_so_long_and_is_then_truncated_again(tmp
         assert step(envs, 0, 0)[0][0, 0] == 1
 
 
-def test_env_that_cannot_be_made_anew_is_given_up_with_the_reason(tmp_path: Path) -> None:
+def test_session_of_an_env_that_cannot_be_built_again_fails_with_the_reason(tmp_path: Path) -> None:
     with made(None, 1, marks=str(tmp_path), fail_from=1) as envs:
         envs.reset()
         step(envs, KILL)

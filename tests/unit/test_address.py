@@ -60,7 +60,7 @@ def test_other_hosts_may_be_reached_from_elsewhere(host: str) -> None:
     assert not address.parse(f"tcp://{host}:1").is_loopback
 
 
-def test_default_address_stands_in_the_runtime_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_default_address_is_in_the_runtime_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert address.default_address() == f"ipc://{tmp_path}/envhub/hub.sock"
     assert not (tmp_path / "envhub").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -255,9 +256,50 @@ def test_stock_decoder_is_called_behind_the_check_only() -> None:
     assert [name for name, _ in found] == ["_numpy_or_map"]
 
 
+# --- dependencies -----------------------------------------------------------------------------------------------------
+
+MODULE_OF = {"pyzmq": "zmq", "msgpack-numpy": "msgpack_numpy"}
+BENCH = "client/envhub_client/tools/bench/"
+
+
+def test_every_dependency_is_imported() -> None:
+    tomllib = pytest.importorskip("tomllib")  # Python 3.10 has none
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = [re.split("[><=]", line)[0] for line in project["dependencies"]]
+    used = {package for name in FILES for package in packages_imported(name)}
+    assert {MODULE_OF.get(name, name) for name in names} <= used
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_only_the_bench_imports_what_is_in_its_extra(name: str) -> None:
+    if not name.startswith(BENCH):
+        assert not {"matplotlib", "psutil"} & packages_imported(name)
+
+
+# --- Python 3.8 -------------------------------------------------------------------------------------------------------
+
+BUILTINS_WITHOUT_ITEMS = {"dict", "frozenset", "list", "set", "tuple", "type"}
+
+
+def old_python_files() -> list[str]:
+    """The files that a worker may import under Python 3.8, as pyproject.toml says to ruff."""
+    tomllib = pytest.importorskip("tomllib")  # Python 3.10 has none
+    targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["per-file-target-version"]
+    return [name for name in FILES if any(Path(name).match(pattern) for pattern in targets)]
+
+
+def test_files_for_python_3_8_evaluate_no_generics_that_it_lacks() -> None:
+    for name in old_python_files():
+        lacking = BUILTINS_WITHOUT_ITEMS | {what for module, what, _ in IMPORTS[name] if module == "collections.abc"}
+        slots = [getattr(node, slot, None) for node in NODES[name] for slot in ("annotation", "returns")]
+        annotations = {inner for slot in slots if isinstance(slot, ast.AST) for inner in ast.walk(slot)}
+        evaluated = [node for node in NODES[name] if isinstance(node, ast.Subscript) and node not in annotations]
+        assert not [ast.unparse(node) for node in evaluated if dotted(node.value) in lacking], name
+
+
 # --- what an import costs ---------------------------------------------------------------------------------------------
 
-SERVER_LIBRARIES = ["gymnasium", "structlog", "cyclopts", "rich", "msgspec", "psutil"]
+SERVER_LIBRARIES = ["gymnasium", "structlog", "cyclopts", "rich", "psutil"]
 
 
 def loaded_by(statement: str) -> set[str]:

@@ -367,7 +367,7 @@ class OneWay(Exception):
         super().__init__(left)
 
 
-def test_value_that_cannot_be_unpickled_is_an_error_or_told_in_its_place() -> None:
+def test_value_that_cannot_be_unpickled_is_an_error_or_replaced_by_a_text() -> None:
     blob = codec.encode({"e": OneWay(1, 2), "x": 1}, codec.as_pickle)
     with pytest.raises(codec.DecodeError, match="cannot be unpickled: TypeError"):
         codec.decode(blob, allow_pickle=True)

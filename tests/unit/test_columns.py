@@ -59,7 +59,7 @@ class OwnLayout(Batch):
 
 
 class Told(Templates):
-    """Templates that were told already."""
+    """Templates that were announced already."""
 
     def __init__(self, known: dict[int, bytes]) -> None:
         self._known = {number: Template(codec.decode(example)) for number, example in known.items()}
@@ -153,12 +153,12 @@ def test_what_is_too_large_deep_or_odd_is_left_to_the_codec() -> None:
 
 
 def test_there_are_so_many_templates_and_no_more() -> None:
-    told: list[int] = []
-    writer = Writer(64, lambda number, example: told.append(number))
+    announced: list[int] = []
+    writer = Writer(64, lambda number, example: announced.append(number))
     for key in range(TEMPLATES_MAX + 3):
         writer.write({str(key): 1}, bytearray(64))
-    assert len(set(told)) == TEMPLATES_MAX
-    assert writer.write({"0": 7}, bytearray(64))[0] == told[0]
+    assert len(set(announced)) == TEMPLATES_MAX
+    assert writer.write({"0": 7}, bytearray(64))[0] == announced[0]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a trainer is told of a truncated env, and how the client lays it out."""
+"""What a trainer reads about a truncated env, and how the client lays it out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
 import envhub
-from envhub.env_failure import EnvFailure
+from envhub.env_failure import EnvFailure, failure_info
 from envhub.values import codec
 
 FAILURE = EnvFailure("crash", "worker 3 was ended by SIGSEGV", signal="SIGSEGV", restarts=2)
@@ -52,8 +52,8 @@ def test_failure_from_a_hub_of_another_version_is_read() -> None:
 
 def test_failures_are_laid_out_one_per_env() -> None:
     seen = Observations(spaces.Box(-1, 1, (2,)), 3, False)
-    told = {"env_failure": dict(FAILURE), "invalid_transition": True}
-    infos = seen.take(outcome([np.zeros((3, 2), np.float32)], (1, told))).batched(Batch(3))
+    truncated = Outcome([np.zeros((3, 2), np.float32)], None, None, None, [(1, failure_info(FAILURE))], [])
+    infos = seen.take(truncated).batched(Batch(3))
     assert infos["env_failure"].tolist() == [None, FAILURE, None]
     assert infos["_env_failure"].tolist() == infos["_invalid_transition"].tolist() == [False, True, False]
     assert infos["invalid_transition"].tolist() == [False, True, False] and "final_obs" not in infos
@@ -72,8 +72,8 @@ def test_same_step_mode_has_the_last_observation_as_final_obs() -> None:
     assert [leaf.shape for leaf in seen.leaves] == [(), (2,)]  # a Dict space sorts its keys
     words = [(row, [codec.encode([word]), b""]) for row, word in enumerate(("a", "b"))]
     seen.take(outcome([gears, poses], *words))
-    told = codec.encode({"invalid_transition": True})
-    found = seen.take(outcome([gears, poses], (0, [b"", told]), (1, [b"", b""]))).by_env()
+    info = codec.encode({"invalid_transition": True})
+    found = seen.take(outcome([gears, poses], (0, [b"", info]), (1, [b"", b""]))).by_env()
     final = found[0]["final_obs"]
     assert list(found) == [0] and found[0]["final_info"] == {}
     assert final["gear"] == 3 and final["pose"].tolist() == [0, 0.5] and final["word"] == "a"

@@ -29,7 +29,7 @@ def test_envs_of_gymnasium_and_ale_compute_in_their_process(name: str) -> None:
     env.close()
 
 
-def test_wrapper_or_runner_of_somebody_else_may_wait() -> None:
+def test_wrapper_or_runner_of_an_unknown_package_may_wait() -> None:
     env = gymnasium.make("CartPole-v1")
     assert not computes_in_process(Mine(env), EnvRunner)
     assert not computes_in_process(TimeLimit(Mine(env), 10), EnvRunner)
@@ -43,7 +43,7 @@ def test_env_of_a_program_may_wait() -> None:
     assert not computes_in_process(Own(), EnvRunner)
 
 
-def test_env_that_shows_itself_keeps_the_pace_of_who_looks_at_it() -> None:
+def test_env_that_renders_for_a_person_may_wait() -> None:
     class Shown:
         render_mode = "human"
 

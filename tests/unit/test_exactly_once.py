@@ -141,7 +141,7 @@ def test_question_without_a_session_is_asked_again_every_second() -> None:
     ("seq", "finished", "state"),
     [(2, True, "answered"), (2, False, "running"), (1, True, "answered"), (3, True, "unknown")],
 )
-def test_heartbeat_says_where_the_request_stands(seq: int, finished: bool, state: str) -> None:
+def test_heartbeat_returns_the_state_of_the_request(seq: int, finished: bool, state: str) -> None:
     pair = joined()
     step_on_its_way(pair)
     pair.deliver_to_hub()
@@ -323,7 +323,7 @@ def test_given_up_question_without_a_session_holds_nothing_back() -> None:
     assert pair.step(b"left").frames == [b"did left"]
 
 
-def test_reply_that_nobody_waits_for_is_dropped() -> None:
+def test_reply_without_a_pending_request_is_dropped() -> None:
     pair = joined()
     step_on_its_way(pair)
     pair.deliver_to_hub()

@@ -19,7 +19,7 @@ layouts = st.builds(Layout, st.integers(1, 70), leaves, leaves, st.integers(0, 3
 
 @settings(max_examples=60, deadline=None)
 @given(layouts)
-def test_fields_stand_apart_aligned_and_inside_the_arena(layout: Layout) -> None:
+def test_fields_are_apart_aligned_and_inside_the_arena(layout: Layout) -> None:
     fields = sorted(layout.fields().values(), key=lambda field: field.offset)
     end = HEADER_BYTES
     for field in fields:

@@ -148,7 +148,7 @@ def test_every_request_has_a_reply() -> None:
     assert {*REQUESTS, Op.STEP} >= SESSION_OPS
 
 
-def test_ops_are_told_from_replies_by_one_bit() -> None:
+def test_one_bit_distinguishes_requests_from_replies() -> None:
     assert all(0 < op < messages.REPLY for op in Op)
     assert len({int(op) for op in Op}) == len(Op)
 

@@ -94,12 +94,12 @@ def test_request_of_a_newer_minor_version_is_understood() -> None:
 
 
 @pytest.mark.parametrize("op", [Op.RESET, Op.STEP, Op.CALL, Op.SET_ATTR, Op.CLOSE])
-def test_request_for_an_unknown_session_is_told_that_it_is_lost(op: Op) -> None:
+def test_request_for_an_unknown_session_gets_session_lost(op: Op) -> None:
     failure = sent(ProtocolPair(), op, 1)
     assert (failure.code, failure.scope) == ("session_lost", "session")
 
 
-def test_request_after_close_is_told_that_the_session_is_lost() -> None:
+def test_request_after_close_gets_session_lost() -> None:
     pair = joined()
     pair.ask(Op.CLOSE, Close())
     assert pair.ask(Op.RESET, Reset()).message.code == "session_lost"
@@ -484,7 +484,7 @@ def test_reconnect_timeout_is_the_clients_own() -> None:
     assert "reconnect_timeout=2" in pair.client.loss(pair.now_s + 2.0)
 
 
-def test_lost_connection_is_told_within_four_seconds_also_where_nothing_is_pending() -> None:
+def test_lost_connection_is_reported_within_four_seconds_also_without_a_pending_request() -> None:
     pair = joined()
     pair.disconnect()
     assert pair.client.trouble(pair.now_s + 0.2) == ""  # most are back by then
@@ -494,7 +494,7 @@ def test_lost_connection_is_told_within_four_seconds_also_where_nothing_is_pendi
     assert pair.client.trouble(pair.now_s + 9.0) == ""
 
 
-def test_silent_hub_is_told_within_four_seconds_by_who_waits_for_it() -> None:
+def test_silent_hub_is_reported_within_four_seconds_of_a_pending_request() -> None:
     pair = joined()
     step_on_its_way(pair)
     waited_s = 0.0
@@ -505,7 +505,7 @@ def test_silent_hub_is_told_within_four_seconds_by_who_waits_for_it() -> None:
     assert 3.0 < waited_s < 4.0
 
 
-def test_idle_client_tells_the_hub_when_it_is_connected_again() -> None:
+def test_idle_client_sends_a_heartbeat_when_it_is_connected_again() -> None:
     pair = joined()
     pair.step(b"left")
     pair.disconnect()

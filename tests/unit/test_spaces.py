@@ -117,7 +117,7 @@ def test_multi_binary_of_a_number_and_of_a_list_differ() -> None:
     assert tuple(over_the_wire(gym_spaces.MultiBinary([3])).n) == (3,)
 
 
-def test_leaves_stand_in_the_order_of_the_space() -> None:
+def test_leaves_are_in_the_order_of_the_space() -> None:
     space = gym_spaces.Tuple(
         [gym_spaces.Dict({"x": gym_spaces.Box(0, 1, (2,)), "y": gym_spaces.Discrete(3)}), gym_spaces.MultiBinary(4)]
     )

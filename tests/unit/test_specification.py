@@ -100,7 +100,7 @@ def test_prelude_is_described_field_by_field() -> None:
     assert sum(sizes) == prelude.PRELUDE.size
 
 
-def test_every_op_stands_in_the_table_with_its_number() -> None:
+def test_every_op_is_in_the_table_with_its_number() -> None:
     assert {row[1]: int(row[0]) for row in table("Ops")} == {op.name: int(op) for op in Op}
 
 
@@ -122,19 +122,19 @@ def test_every_field_of_every_message_is_described(kind: type) -> None:
     documented(kind)
 
 
-def test_every_action_code_stands_in_the_table() -> None:
+def test_every_action_code_is_in_the_table() -> None:
     assert [(int(row[0]), row[1]) for row in table("Action codes")] == [
         (code, str(dtype)) for code, dtype in enumerate(actions.DTYPES)
     ]
 
 
-def test_every_extension_type_stands_in_the_table() -> None:
+def test_every_extension_type_is_in_the_table() -> None:
     names = ("TUPLE", "SET", "FROZENSET", "INTEGER", "COMPLEX", "MAPPING", "GENERATOR", "ARRAY", "REPR", "PICKLE")
     names += ("GRAPH", "SCALAR", "SPEC", "SPACE")
     assert {row[1]: int(row[0]) for row in table("Extension types")} == {name: getattr(codec, name) for name in names}
 
 
-def test_every_failure_code_stands_in_the_table_with_its_scope() -> None:
+def test_every_failure_code_is_in_the_table_with_its_scope() -> None:
     used: set[tuple[str, str]] = set()
     for path in CODE:
         for node in ast.walk(ast.parse(path.read_text())):

@@ -44,7 +44,7 @@ def test_step_whose_other_threads_compute_waits_for_nothing(monkeypatch: pytest.
     for name, values in clocks.items():
         monkeypatch.setattr(step_timer.time, name, iter(values).__next__)
     monkeypatch.setattr(timer, "_queued_ns", iter([0, 50]).__next__)
-    monkeypatch.setattr(step_timer, "_gave_way", iter([0, 1]).__next__)
+    monkeypatch.setattr(step_timer, "_voluntary_switches", iter([0, 1]).__next__)
     timer.start()
     timer.stop(1)
     assert timer.times == StepTimes(1, 900, 50)
@@ -76,12 +76,12 @@ def test_first_batches_are_left_out_and_later_ones_timed_now_and_then() -> None:
     assert {after - before for before, after in itertools.pairwise(later)} == {ONE_IN}
 
 
-def test_new_times_are_told_after_8_batches_and_each_time_there_are_four_times_as_many() -> None:
+def test_new_times_are_reported_after_8_batches_and_then_after_four_times_as_many_each() -> None:
     timer = StepTimer()
-    told = []
+    reported = []
     for batch in range(1, 600):
         timer.start()
         if timer.stop(2):
-            told.append(batch)
-    assert told == [8, 32, 128, 512]
-    assert timer.times.steps == 2 * (599 - 512)  # what was told is not told again
+            reported.append(batch)
+    assert reported == [8, 32, 128, 512]
+    assert timer.times.steps == 2 * (599 - 512)  # what was reported is not reported again

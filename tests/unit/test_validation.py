@@ -56,7 +56,7 @@ def test_every_number_that_a_worker_says_has_bounds() -> None:
     assert {control.Building, control.RowInfo, Failure} <= wanted.keys()
 
 
-def test_every_message_inside_a_request_is_looked_at() -> None:
+def test_every_message_inside_a_request_is_checked() -> None:
     inside = {hint for kind in KINDS for hint in HINTS[kind].values() if dataclasses.is_dataclass(hint)}
     assert {kind for kind in inside if numeric(kind)} <= REQUEST_BOUNDS.keys() & KINDS
 

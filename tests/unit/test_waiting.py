@@ -47,7 +47,7 @@ def test_a_spin_is_bounded() -> None:
     assert clock.now_ns <= 52_000
 
 
-def test_without_a_limit_nobody_spins() -> None:
+def test_without_a_limit_no_side_spins() -> None:
     clock = Clock()
     spinner = Spinner(0, clock)
     assert not spinner.spin(After(1)) and spinner.spin(After(0)) and clock.now_ns == 0

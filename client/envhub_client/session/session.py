@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from envhub.env_failure import EnvFailure
+from envhub.env_failure import EnvFailure, failure_info
 from envhub.errors import (
     ConnectionInUse,
     EnvHubError,
@@ -239,8 +239,7 @@ class HubSession(VectorEnv[Any, Any, np.ndarray]):
         log.warning("%d envs stand again on the hub at %s", self.num_envs, self._connection.address)
 
     def _open_again(self, loss: HubLost) -> Made:
-        failure = EnvFailure("hub_lost", f"{loss}; the env was made anew")
-        lost = codec.encode({"env_failure": dict(failure), "invalid_transition": True})
+        lost = failure_info(EnvFailure("hub_lost", f"{loss}; the env was made anew"))
         timeout = self._options.reconnect_timeout
         until_s = time.monotonic() + timeout
         deaths = 0

@@ -1,1 +1,1 @@
-"""What the hub and its child processes share. Python 3.8 and later."""
+"""Code that the hub and its child processes share. Python 3.8 and later."""

@@ -1,7 +1,7 @@
 """The control channel between the hub and one worker: framed messages and descriptors over a Unix stream socket.
 
-A frame is its length (uint32, little-endian) and a control message. The hub's end never blocks: what the socket does
-not take waits in a buffer until the hub's loop finds the socket writable. The worker's end blocks.
+A frame is its length (uint32, little-endian) and a control message. The hub's end never blocks: bytes that the socket
+does not take wait in a buffer until the socket is writable. The worker's end blocks.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from envhub_server.ipc import control
 MESSAGE_BYTES_MAX = 1 << 30
 READ_BYTES = 1 << 18
 DESCRIPTORS_MAX = 250  # the kernel takes 253 at a time
-MOVED_UP_TO = 1024  # the first number of a descriptor that env code must not close by accident; less where
-MOVED_UP_MAX = 64  # numbers from there on would be more than a process may have
+MOVED_UP_TO = 1024  # the lowest number for a descriptor that env code must not close by accident, ...
+MOVED_UP_MAX = 64  # ... or so many below the process's limit of descriptors, if that is lower
 
-FORKED_STATUS = 1  # of a process that took itself for the one that it was forked from
+FORKED_STATUS = 1  # exit status of a forked process that executes code of the worker that it was forked from
 
 _LENGTH = struct.Struct("<I")
 
 
 def moved_up(descriptor: int) -> int:
-    """Another number for this descriptor, close-on-exec, which code that closes all the usual ones leaves open.
+    """A high number for this descriptor, close-on-exec; env code that closes all usual descriptors leaves it open.
 
     Env code calls ``os.closerange(3, 101)``, or up to 256 or 1024, before it executes another program.
     """
@@ -41,14 +41,14 @@ def moved_up(descriptor: int) -> int:
 
 
 class ChannelClosed(Exception):
-    """The other end is gone, or this one is no open socket."""
+    """The other end has closed, or this end is no open socket."""
 
 
 class Channel:
     """One end of the channel."""
 
     def __init__(self, connection: socket.socket, descriptors_max: int = DESCRIPTORS_MAX) -> None:
-        """Of this socket; of descriptors that the other end sends, no more than so many at a time are taken."""
+        """Use this socket; take at most ``descriptors_max`` descriptors with one read."""
         self._pid = os.getpid()
         self._socket = connection
         self._ancillary_bytes = socket.CMSG_SPACE(descriptors_max * 4) if descriptors_max else 0
@@ -66,10 +66,10 @@ class Channel:
         return bool(self._outgoing)
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        """Send a control message; on a non-blocking socket, as far as it goes now.
+        """Send a control message; a non-blocking socket keeps what it cannot send now.
 
-        A process that was forked from the one that made the channel ends here, without a word: C code forks, too, of
-        which the interpreter is not told.
+        A process that was forked from the one that made the channel ends here. C code may fork without the
+        interpreter's knowledge, so this is checked at every message.
 
         Raises:
             ChannelClosed: the other end is gone.
@@ -82,7 +82,8 @@ class Channel:
         if length > MESSAGE_BYTES_MAX:
             raise ValueError(f"a {type(message).__name__} of {length} bytes; a channel carries {MESSAGE_BYTES_MAX}")
         if descriptors:
-            # They ride on the frame's first bytes, so these must go out in this call: nothing may wait before them.
+            # Descriptors travel with the frame's first bytes, so these MUST leave in this call, with no bytes waiting
+            # before them.
             self._send_descriptors(_LENGTH.pack(length), descriptors)
         else:
             pieces[0] = _LENGTH.pack(length) + pieces[0]
@@ -99,7 +100,7 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def flush(self) -> None:
-        """Send what waits, as far as the socket takes it.
+        """Send waiting bytes, as many as the socket takes.
 
         Raises:
             ChannelClosed: the other end is gone.
@@ -116,11 +117,11 @@ class Channel:
                 self._outgoing.appendleft(piece[sent:])
 
     def receive(self) -> list[Any] | None:
-        """Read once and return every message that is complete now; None where a non-blocking socket has nothing.
+        """The messages that are complete after one read; None where a non-blocking socket has nothing.
 
         Raises:
-            ChannelClosed: the other end is gone; messages it sent before were returned by earlier calls.
-            codec.DecodeError: the other end sent something that is no control message.
+            ChannelClosed: the other end has closed; earlier calls returned all of its messages.
+            codec.DecodeError: the other end sent bytes that are no control message.
         """
         try:
             chunk, ancillary, _, _ = self._socket.recvmsg(READ_BYTES, self._ancillary_bytes)
@@ -154,14 +155,14 @@ class Channel:
         return found
 
     def take_descriptors(self, count: int) -> list[int]:
-        """The next ``count`` descriptors that came with messages, moved up; the caller owns them."""
+        """The next ``count`` received descriptors, moved up; the caller owns them."""
         taken, self._descriptors = self._descriptors[:count], self._descriptors[count:]
         if len(taken) != count:
             raise ChannelClosed(f"{count} descriptors expected, {len(taken)} came")
         return list(map(moved_up, taken))
 
     def shutdown(self) -> None:
-        """End the conversation: the other end can send no more; what it has sent can still be received."""
+        """Stop both directions; what the other end has sent before can still be received."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -1,6 +1,6 @@
-"""The control messages between the hub, its zygote and its workers, which never leave the machine.
+"""The control messages between the hub, its zygote and its workers. They never leave the machine.
 
-They have the form of those of ``envhub.protocol.messages``, in a list with their name.
+A control message is a list of two: its class's name, and a map of its fields as in ``envhub.protocol.messages``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Type
 from envhub.protocol.messages import EnvNames, Failure, as_map, build
 from envhub.values import codec
 
-# Several workers that each start a thread per core make every one of them slower, so each gets one.
+# If each worker started a thread per core, all workers would be slower. So each gets one thread.
 ONE_THREAD = dict.fromkeys(
     (
         "OMP_NUM_THREADS",
@@ -27,33 +27,33 @@ ONE_THREAD = dict.fromkeys(
 
 @dataclass(frozen=True)
 class StartWorkers:
-    """Hub to zygote: fork that many workers. With each one's control channel, standard output and standard error."""
+    """Hub to zygote: fork so many workers; with descriptors of their channels, standard outputs and errors."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class Guard:
-    """Hub to zygote: these workers live; should the hub be killed, end them and all that is theirs."""
+    """Hub to zygote: these workers run; if the hub is killed, end them and every process that they started."""
 
     pids: List[int]
 
 
 @dataclass(frozen=True)
 class Reaped:
-    """Hub to zygote: this worker lives no more, and its number may become another process's."""
+    """Hub to zygote: this worker has ended, and its pid may become another process's."""
 
     pid: int
 
 
 @dataclass(frozen=True)
 class Retire:
-    """Hub to zygote: end, once what was asked for is forked; workers live on."""
+    """Hub to zygote: end, after forking all requested workers; the workers continue."""
 
 
 @dataclass(frozen=True)
 class Born:
-    """Worker to hub, before all else: this process is the worker, and a child of the hub by now."""
+    """Worker to hub, its first message: this process is the worker, and is now a child of the hub."""
 
     pid: int
 
@@ -88,63 +88,64 @@ class Build:
     cwd: str = ""
     authkey: bytes = b""
     columns: bool = False
-    first_only: bool = False  # make the first env, say what it is like, and wait for BuildRest
-    cpu: Optional[int] = None  # to run on, and on no other
+    first_only: bool = False  # make the first env, send FirstBuilt, and wait for BuildRest
+    cpu: Optional[int] = None  # the only CPU to run on
     on_exception: str = "raise"
     on_invalid: str = "pass"
 
 
 @dataclass(frozen=True)
 class Built:
-    """Worker to hub: the envs stand. Spaces are encoded descriptions, the leaves are those of the first env."""
+    """Worker to hub: all envs are built. Spaces are encoded descriptions; the leaves are those of the first env."""
 
     observation_spaces: List[bytes]  # of the first env, or of every one if they may differ
     action_space: bytes
-    observation_leaves: List[List[Any]]  # those of fixed size
+    observation_leaves: List[List[Any]]  # of fixed size only
     action_leaves: List[List[Any]]
     metadata: bytes
     render_mode: Optional[str]
     spec: bytes
-    loose: bool = False  # whether observations have leaves of no fixed size, too
+    loose: bool = False  # whether observations have object leaves too
 
 
 @dataclass(frozen=True)
 class Building:
-    """Worker to hub, now and then: how many of its envs stand."""
+    """Worker to hub, every half second: how many of its envs are built."""
 
     built: int
 
 
 @dataclass(frozen=True)
 class FirstBuilt:
-    """Worker to hub: its first env is made, from which the hub sees how many workers suit such envs."""
+    """Worker to hub: its first env is built; the hub derives the number of workers from this."""
 
     in_process: bool  # whether the env is known to compute in its own process
-    private_bytes: int  # of memory that this worker shares with no other
+    private_bytes: int  # memory that this worker shares with no other process
 
 
 @dataclass(frozen=True)
 class BuildRest:
-    """Hub to worker: its rows are these, of which the first one is made; make the others."""
+    """Hub to worker: these are its rows; the first is built, build the others."""
 
     rows: List[int]
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Worker to hub, now and then: what those of its steps took that were timed, resets included."""
+    """Worker to hub, sometimes: what the timed steps took in all, resets included."""
 
     steps: int
     cpu_ns: int
     wait_ns: int
-    env_bytes: int = 0  # of the memory that this worker shares with no other, for each of its envs
+    env_bytes: int = 0  # per env, of the memory that this worker shares with no other process
 
 
 @dataclass(frozen=True)
 class MapArena:
-    """Hub to worker, with the descriptors of arena, the hub's and the client's bell for it, and its bells for them.
+    """Hub to worker, with five descriptors: map this arena.
 
-    The spaces are those of the session's first env, which those of the worker's envs must be equivalent to.
+    The descriptors are the arena, the bells by which the hub and the client wake the worker, and the bells by which the
+    worker wakes them. The spaces are those of the session's first env; the spaces of the worker's envs must match them.
     """
 
     num_envs: int
@@ -159,27 +160,28 @@ class MapArena:
 
 @dataclass(frozen=True)
 class Mapped:
-    """Worker to hub: the arena is mapped, steps may come."""
+    """Worker to hub: the arena is mapped."""
 
 
 @dataclass(frozen=True)
 class Serve:
-    """Hub to worker: the rows are yours from now on, as they stand.
+    """Hub to worker: serve your rows from now on, from their present words in the arena.
 
-    Where they were another worker's before, ``seeds`` are for the resets that they begin with, one per row, and what
-    became of that one is still to be told by those whose ``needs_reset`` says so: a failure to raise, or an info.
+    If another worker served the rows before, ``seeds`` has the seed of each row's first reset. A row whose
+    ``needs_reset`` is ``OWED`` still has to report how that worker ended: it raises ``failure``, or is truncated with
+    ``info``.
     """
 
     seeds: List[Optional[int]] = field(default_factory=list)
     failure: Optional[Failure] = None
     info: bytes = b""
-    moved: bool = False  # they were this worker's before, in another arena
-    objects: List[bytes] = field(default_factory=list)  # of observations that they showed last, one per row, if any
+    moved: bool = False  # this worker served the rows before, in another arena
+    objects: List[bytes] = field(default_factory=list)  # object leaves last observed, per row, if any
 
 
 @dataclass(frozen=True)
 class Faulted:
-    """Worker to hub: an env raised where that is a truncation; it is made anew in the same process."""
+    """Worker to hub: an env raised and its row was truncated; the env is built again in the same process."""
 
     row: int
     message: str
@@ -187,7 +189,7 @@ class Faulted:
 
 @dataclass(frozen=True)
 class Suspicious:
-    """Worker to hub, once per env: an observation is out of its space."""
+    """Worker to hub, once per env: an observation is not in its space."""
 
     row: int
     what: str
@@ -195,7 +197,7 @@ class Suspicious:
 
 @dataclass(frozen=True)
 class ResetRows:
-    """Hub to worker: reset these of its rows, and have the others stay as they are."""
+    """Hub to worker: reset these rows; the worker's other rows repeat their last observations."""
 
     rows: List[int]
     seeds: List[Optional[int]]
@@ -204,25 +206,25 @@ class ResetRows:
 
 @dataclass(frozen=True)
 class StepRows:
-    """Hub to worker, in place of a ring: step, with what travels beside the arrays of its rows' actions."""
+    """Hub to worker, instead of a ring: step; ``beside`` has the parts of the actions that travel out of band."""
 
     beside: bytes
 
 
 @dataclass(frozen=True)
 class CallRows:
-    """Hub to worker: call on every env of the worker; otherwise as ``envhub.protocol.messages.Call``."""
+    """Hub to worker: ``envhub.protocol.messages.Call`` on every env of the worker."""
 
     name: str
     args: bytes
     only_kind: bool = False
     skip_unreset: bool = False
-    number: int = 0  # of the call, which its answer repeats
+    number: int = 0  # of the call; the answer repeats it
 
 
 @dataclass(frozen=True)
 class SetAttrRows:
-    """Hub to worker: set an attribute to one value, or, where ``each`` has any, to one per env of the worker."""
+    """Hub to worker: set an attribute to ``value``, or to one value per env of the worker if ``each`` has any."""
 
     name: str
     value: bytes = b""
@@ -248,7 +250,7 @@ class CallFailed:
 
 @dataclass(frozen=True)
 class RowInfo:
-    """Worker to hub: the info of a row, too large for its place in the arena; sent before the row's ``done``."""
+    """Worker to hub, before the row's ``done``: the info of a row, if it is too large for the arena."""
 
     row: int
     info: bytes
@@ -257,7 +259,7 @@ class RowInfo:
 
 @dataclass(frozen=True)
 class InfoTemplate:
-    """Worker to hub: an encoded example of the infos that come in columns by this number; sent before the first."""
+    """Worker to hub, before the first such info: an encoded example of the infos of this template."""
 
     number: int
     example: bytes
@@ -265,7 +267,7 @@ class InfoTemplate:
 
 @dataclass(frozen=True)
 class RowFailed:
-    """Worker to hub: an env raised, not in a call; sent before the row's ``done`` if a step or reset was under way."""
+    """Worker to hub, before the row's ``done`` in a step or reset: an env raised, not in a call."""
 
     failure: Failure
     number: int = 0  # the row's ``request``; 0 where the worker has no arena yet
@@ -273,7 +275,7 @@ class RowFailed:
 
 @dataclass(frozen=True)
 class ListNames:
-    """Hub to worker: the ids in Gymnasium's registry once ``modules`` are imported; then, which factories are missing.
+    """Hub to worker: import ``modules``, send the ids in Gymnasium's registry, then each factory that does not exist.
 
     Every factory of ``entries`` is written ``module:factory``.
     """
@@ -284,7 +286,7 @@ class ListNames:
 
 @dataclass(frozen=True)
 class FactoryMissing:
-    """Worker to hub: the module of a factory does not exist, or the factory is not in it."""
+    """Worker to hub: a factory or its module does not exist."""
 
     entry: str
     why: str
@@ -332,9 +334,9 @@ CONTROL: Dict[str, Type[Any]] = {kind.__name__: kind for kind in _CONTROL}
 
 
 def pack(message: Any) -> List[bytes]:
-    """A control message with its name, for the channel between hub and worker, in pieces to be sent one by one.
+    """The bytes of a control message, in pieces to be sent one by one.
 
-    What the hub passes on to every worker of a session, such as the arguments of a call, exists once in its memory.
+    In pieces, because the bytes that the hub sends to every worker, such as a call's arguments, then exist only once.
     """
     return codec.encode_call(type(message).__name__, as_map(message))
 
@@ -343,7 +345,7 @@ def unpack(blob: Any) -> Any:
     """The control message in ``blob``.
 
     Raises:
-        codec.DecodeError: no known message, or one with wrong fields.
+        codec.DecodeError: the message is unknown, or its fields are wrong.
     """
     found = codec.decode_header(blob)
     if not (isinstance(found, list) and len(found) == 2 and isinstance(found[0], str) and isinstance(found[1], dict)):

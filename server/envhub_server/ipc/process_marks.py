@@ -1,14 +1,14 @@
-"""What the envs of workers started and left behind, found by reading ``/proc``.
+"""Marks by which the processes that envs started are found in ``/proc`` after their worker has ended.
 
-A process is known to be a worker's by two marks, which its children inherit:
+A worker has two marks, which its children inherit:
 
 * ``ENVHUB_WORKER=<hub>:<pid of the worker>`` in its environment. Children have it whether they exec or not, since a
   worker writes it over the mark of the zygote that it was forked from, where the kernel reads a process's environment.
-* Its soft limit of CPU time without a pause in real-time scheduling (``RLIMIT_RTTIME``): a number made of the hub's and
-  of the worker's pid, years long, so that it limits nothing. An exec with an emptied environment keeps it, too, in
-  whatever process group and session. Only a hard limit that somebody has set keeps a worker from having it.
+* Its soft limit of CPU time without a pause in real-time scheduling (``RLIMIT_RTTIME``): a number made of the hub's id
+  and the worker's pid. It is years long, so it limits nothing. An exec with an empty environment keeps it, in any
+  process group and session. Only a lower hard limit prevents a worker from having it.
 
-Used by the hub while it lives, and by its zygote once the hub is dead. Python 3.8 and later, nothing but its library.
+The hub uses this module while it runs, and its zygote after the hub was killed. Python 3.8 and later, standard library.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass
 
 VARIABLE = "ENVHUB_WORKER"
-NO_WORKER = 0  # in the mark of a zygote, and of what it forks until that is a worker
+NO_WORKER = 0  # in the mark of a zygote, and of a forked process before it is a worker
 END_TIMEOUT_S = 5.0
 END_POLL_S = 0.005
 PIDS = 1 << 32  # more than there are process ids
@@ -45,9 +45,9 @@ class Mark:
         self.hub = os.environ[VARIABLE].partition(":")[0]
 
     def renew(self, worker: int) -> None:
-        """Mark this process, and what it will start, as that worker's."""
+        """Mark this process, and all processes that it will start, as that worker's."""
         _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
-        with contextlib.suppress(ValueError, OSError):  # less is allowed
+        with contextlib.suppress(ValueError, OSError):  # the hard limit is lower
             resource.setrlimit(resource.RLIMIT_RTTIME, (_limit(self.hub, worker), hard))
         value = mark(self.hub, worker)
         ctypes.memmove(self._place, value.encode(), len(value))
@@ -56,19 +56,19 @@ class Mark:
 
 @dataclass(frozen=True)
 class Process:
-    """A process as ``/proc/PID/stat`` tells of it."""
+    """A process as described by ``/proc/PID/stat``."""
 
     pid: int
-    ended: bool  # and waits to be reaped
+    ended: bool  # but not reaped yet
     parent: int
     group: int
 
 
 def look(pid: int) -> Process | None:
-    """The process of this number, if there is one."""
+    """The process with this pid, or None."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name stands in parentheses and may hold any byte, these too.
+            # The name is in parentheses and may contain any byte, parentheses too.
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
@@ -76,9 +76,9 @@ def look(pid: int) -> Process | None:
 
 
 def worker_of(pid: int, hub: str) -> int | None:
-    """The worker of that hub which a process is marked with; None for one that is not this hub's, or of another user.
+    """The pid of the worker that a process is marked with; None for a process of another hub or user.
 
-    It is ``NO_WORKER`` for a zygote, and for what it has forked and is no worker yet.
+    It is ``NO_WORKER`` for a zygote, and for a process that the zygote forked and that is no worker yet.
     """
     marked, _, worker = _line(pid, "environ", b"\0", VARIABLE.encode() + b"=").decode("ascii", "replace").partition(":")
     if marked == hub and worker.isdigit():
@@ -91,7 +91,7 @@ def worker_of(pid: int, hub: str) -> int | None:
 
 
 def _line(pid: int, file: str, end: bytes, wanted: bytes) -> bytes:
-    """What follows ``wanted`` in the line of that file of a process that begins so; empty where there is none."""
+    """The rest of the line that begins with ``wanted`` in a ``/proc`` file of a process; empty if there is none."""
     try:
         with open(f"/proc/{pid}/{file}", "rb") as found:
             lines = found.read().split(end)
@@ -105,48 +105,48 @@ def _limit(hub: str, worker: int) -> int:
 
 
 def _hub_number(hub: str) -> int:
-    return 1 << 30 | int(hub, 16) % (1 << 30)  # not small, or else it would be a limit that somebody may want
+    return 1 << 30 | int(hub, 16) % (1 << 30)  # large, so that no real limit equals it
 
 
 def children(pid: int) -> list[int]:
-    """The processes whose parent is that one, the ended ones that it has not reaped among them."""
+    """The child processes of a process, including those that have ended and are not reaped."""
     found: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
                 found += map(int, file.read().split())
     except OSError:
-        # It has ended, or this kernel keeps no such lists.
+        # The process has ended, or this kernel keeps no such lists.
         every = map(look, _pids()) if os.path.exists(f"/proc/{pid}") else ()
         return [process.pid for process in every if process is not None and process.parent == pid]
     return found
 
 
 def below(pid: int) -> list[int]:
-    """The children of a process, theirs, and so on."""
+    """All descendants of a process."""
     found = children(pid)
-    for child in found:  # which grows meanwhile
+    for child in found:  # the list grows during the loop
         found += children(child)
     return found
 
 
 def end(pid: int) -> None:
-    """Kill a process with all that is below it."""
+    """Kill a process and all of its descendants."""
     for number in [pid, *below(pid)]:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(number, signal.SIGKILL)
 
 
 def end_all(hub: str, workers: set[int]) -> None:
-    """Kill the workers and whatever is theirs or of that hub, again and again until there is nothing left to kill."""
+    """Kill the workers, their processes and all other processes of that hub, until none is left."""
     deadline_s = time.monotonic() + END_TIMEOUT_S
-    looks_in_vain = 0
-    # One is not enough: a process that is just about to exec shows no environment.
-    while looks_in_vain < 2 and time.monotonic() < deadline_s:
+    empty_searches = 0
+    # One empty search is not enough: a process that is about to exec shows no environment.
+    while empty_searches < 2 and time.monotonic() < deadline_s:
         found = [pid for pid in _pids() if pid != os.getpid() and _is_left(pid, hub, workers)]
         for pid in found:
             end(pid)
-        looks_in_vain = 0 if found else looks_in_vain + 1
+        empty_searches = 0 if found else empty_searches + 1
         time.sleep(END_POLL_S)
 
 

@@ -1,4 +1,4 @@
-"""The seeds of envs that are made anew."""
+"""The seeds of envs that are built again."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import numpy as np
 
 
 def reseeded(seed: int | None, incarnation: int) -> int | None:
-    """The seed of an env that is made for the so-many-th time, of one that the program seeded with ``seed``.
+    """The seed of an env that is built again, for the ``incarnation``-th time, after the program gave ``seed``.
 
-    It follows from both, and differs, so that a run can be repeated without walking into the same crash again.
+    The seed follows from both numbers, so that a run can be repeated. It differs from ``seed``, so that the env does
+    not run into the same crash again.
     """
     if seed is None or not incarnation:
         return seed

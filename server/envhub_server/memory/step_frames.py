@@ -33,7 +33,7 @@ class StepFrames:
     def load(self, codes: bytes, frames: Sequence[Any]) -> str:
         """Put the frames of a step into the arena; what is wrong with them, if they do not fit it."""
         if codes != self._sized_codes and (problem := self._size(codes)):
-            return problem
+            return f"{problem}; no env has moved"
         found = [*map(len, frames)]
         if found[: len(self._sizes)] != self._sizes or len(found) != len(self._sizes) + self.has_beside:
             return f"action frames of {found} bytes where {self._sizes} are due; no env has moved"

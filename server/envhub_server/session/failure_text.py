@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from envhub.env_failure import EnvFailure, failure_info
 from envhub.protocol.messages import Failure, Faults
-from envhub.values import codec
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.session.hang_detector import Late
 
@@ -55,22 +54,17 @@ def loss(told: Failure, ending: ExitCause, restarts: int, faults: Faults) -> Wor
     """What the worker's rows are told, by the session's policy."""
     timed_out = told.code == "env_timeout"
     stacks = _STACKS.search(told.log_tail) if timed_out else None
-    info = {
-        "cause": "timeout" if timed_out else "crash",
-        "message": told.message,
-        "signal": ending.signal,
-        "exit_status": ending.status,
-        "traceback": told.log_tail[stacks.start() :] if stacks else "",
-        "restarts": restarts,
-        "log_tail": told.log_tail,
-    }
+    env_failure = EnvFailure(
+        "timeout" if timed_out else "crash",
+        told.message,
+        signal=ending.signal,
+        exit_status=ending.status,
+        traceback=told.log_tail[stacks.start() :] if stacks else "",
+        restarts=restarts,
+        log_tail=told.log_tail,
+    )
     policy = faults.on_timeout if timed_out else faults.on_crash
-    return WorkerLoss(told, policy == "raise", truncation(info))
-
-
-def truncation(env_failure: dict[str, Any]) -> bytes:
-    """The encoded info of an outcome that is none of the env's own."""
-    return codec.encode({"env_failure": env_failure, "invalid_transition": True})
+    return WorkerLoss(told, policy == "raise", failure_info(env_failure))
 
 
 def exhausted(told: Failure, restarts: int) -> Failure:

@@ -1,1 +1,1 @@
-"""What runs in the process of the envs. The hub's loop never imports it. Python 3.8 and later."""
+"""The code that runs in the process of the envs. The hub never imports it. Python 3.8 and later."""

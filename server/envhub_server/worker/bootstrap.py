@@ -1,8 +1,8 @@
 """The first lines of a zygote: ``python bootstrap.py CONTROL_FD HUB_PID WORKERS NAME=LOCATION …``.
 
-``WORKERS`` is how many live already, which the zygote is to guard. Each location says where a package or module stands
-that the workers import, so that nothing else of the hub's installation comes into the envs' ``sys.path``: an
-interpreter of another version must not find the hub's NumPy.
+``WORKERS`` is the number of running workers that the zygote guards. Each location is that of a package or module that
+the workers import. Nothing else of the hub's installation comes into the envs' ``sys.path``, because an interpreter of
+another version must not find the hub's NumPy.
 """
 
 import ctypes
@@ -13,11 +13,11 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 
-prctl = ctypes.CDLL(None).prctl  # one object for all workers of a zygote: each would make its own, on pages of its own
+prctl = ctypes.CDLL(None).prctl  # made once in the zygote, so that workers do not each make it on pages of their own
 
 
 def die_with_hub(hub: int) -> None:
-    """Have the kernel end this process, a child of the hub's main thread, when that thread ends."""
+    """Let the kernel end this process, a child of the hub's main thread, when that thread ends."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != hub:
         os._exit(1)  # the hub ended before the line above
@@ -38,9 +38,9 @@ def expose(name: str, location: str) -> None:
 
 if __name__ == "__main__":
     control, hub, workers = map(int, sys.argv[1:4])
-    if not workers:  # nobody needs it if the hub ends before it is ready
+    if not workers:  # without workers it has nothing to do if the hub ends before it is ready
         die_with_hub(hub)
-    sys.path[0] = ""  # Python put this file's folder there; its module names are not the env's business
+    sys.path[0] = ""  # Python put this file's folder there, whose module names envs must not find
     for place in sys.argv[4:]:
         expose(*place.split("=", 1))
     from envhub_server.worker import zygote

@@ -1,10 +1,10 @@
-"""Whether an env is of a family that is known to compute in its own process, and to wait for nobody."""
+"""Whether an env belongs to a package whose envs compute in their own process and never wait."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Top-level packages of envs and wrappers. What is not among them may be a simulator behind a socket, on a GPU, a robot.
+# Top-level packages of envs and wrappers. Any other env may be a simulator behind a socket, on a GPU, or a robot.
 IN_PROCESS = frozenset(
     [
         *("gymnasium", "gym", "ale_py", "stable_baselines3", "supersuit"),
@@ -18,9 +18,9 @@ LAYERS_MAX = 100
 
 
 def computes_in_process(env: Any, runner: Any) -> bool:
-    """Whether all that makes a step is of known packages: the env, each wrapper around it, and the class of its runner.
+    """Whether the env, each wrapper around it and the class of its runner are of known packages.
 
-    Whether it shows itself to a person counts, too: it keeps to their pace then.
+    An env with ``render_mode="human"`` does not count: it waits for the screen.
     """
     if getattr(env, "render_mode", None) == "human":
         return False

@@ -1,4 +1,4 @@
-"""How a worker runs one env: what to override where a step or a reset is to mean something else."""
+"""How a worker runs one env: the class to extend where a step or a reset must do something else."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ class EnvRunner:
     """Runs one env inside of a worker.
 
     ``envhub.AsyncVectorEnv(env_fns, worker=Mine)``, where ``Mine`` extends this class, or is named ``"module:Mine"``.
-    The worker makes one for each env. When an env is reset by itself, and which results arrive where, is not its affair
-    but the autoreset mode's.
+    The worker makes one for each env. The autoreset mode, not this class, decides when an env is reset without a
+    request, and in which step the results arrive.
 
     Attributes:
         env: the env.
@@ -20,7 +20,7 @@ class EnvRunner:
         self.env = env
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-        """Reset the env because its user said so; returns what ``gymnasium.Env.reset`` returns."""
+        """Reset the env because its user asked for it; returns what ``gymnasium.Env.reset`` returns."""
         found: tuple[Any, dict[str, Any]] = self.env.reset(seed=seed, options=options)
         return found
 
@@ -30,6 +30,6 @@ class EnvRunner:
         return found
 
     def autoreset(self) -> tuple[Any, dict[str, Any]]:
-        """Reset the env because its episode ended and the autoreset mode is next step or same step."""
+        """Reset the env because its episode ended and the autoreset mode is next-step or same-step."""
         found: tuple[Any, dict[str, Any]] = self.env.reset()
         return found

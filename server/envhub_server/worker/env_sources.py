@@ -1,4 +1,4 @@
-"""Where a worker's envs come from: factories, registrations, and the world of the program they belong to."""
+"""How a worker gets its envs: factories, registrations, and the environment of the program that they belong to."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any, Callable
 from envhub.values import codec
 from envhub.values.gym_api import api, pickled
 from envhub_server.ipc import process_marks
+from envhub_server.worker import gym_compat
 from envhub_server.worker.env_runner import EnvRunner
-from envhub_server.worker.gym_compat import made
 
-_known: set[bytes] = set()  # the pickled entries of this process's registry, and the pickled list of them
+_known_registrations: set[bytes] = set()  # the pickled entries of this process's registry, and the pickled list of them
 
 
 def factories(build: Any) -> Any:
-    """The factories of the session's envs by row, in a world made fit for them."""
+    """The factories of the session's envs by row, after this process has adopted the program's environment."""
     if build.sys_path:
-        _enter_world(build)
+        _adopt_environment(build)
     for module in build.modules:
         importlib.import_module(module)
     if build.registrations:
@@ -30,13 +30,13 @@ def factories(build: Any) -> Any:
     if build.factories:
         return pickle.loads(build.factories)  # noqa: S301  only ever sent to workers, never read by the hub
     make = _named_factory(build)
-    return defaultdict(lambda: make)  # which rows are this worker's may change once the first env is made
+    return defaultdict(lambda: make)  # the worker's rows may change after its first env is built
 
 
 def _named_factory(build: Any) -> Callable[[], Any]:
     def make() -> Any:
         kwargs: dict[str, Any] = codec.decode(build.kwargs, build.allow_pickle) if build.kwargs else {}
-        env = _load(build.entry)(**kwargs) if build.entry else made(build.name, kwargs)
+        env = _load(build.entry)(**kwargs) if build.entry else gym_compat.make(build.name, kwargs)
         for entry, arguments in zip(build.wrappers, build.wrapper_kwargs):
             wrapper = _load(entry)
             if not (isinstance(wrapper, type) and issubclass(wrapper, api.Wrapper)):
@@ -47,11 +47,11 @@ def _named_factory(build: Any) -> Callable[[], Any]:
     return make
 
 
-def missing(entry: str) -> str:
-    """Why the factory ``module:factory`` does not exist; empty where it does. Its module is imported.
+def why_missing(entry: str) -> str:
+    """Why the factory ``module:factory`` does not exist; empty if it exists. Imports the module.
 
     Raises:
-        BaseException: whatever else the module raises.
+        BaseException: any other exception of the module.
     """
     module, _, name = entry.partition(":")
     try:
@@ -59,7 +59,7 @@ def missing(entry: str) -> str:
     except ModuleNotFoundError as error:
         if f"{module}.".startswith(f"{error.name}."):
             return str(error)
-        raise  # the module is there, and what it imports is not
+        raise  # the module exists, but a module that it imports does not
     return "" if hasattr(found, name) else f"module {module!r} has no attribute {name!r}"
 
 
@@ -68,15 +68,15 @@ def _load(entry: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _enter_world(build: Any) -> None:
-    """Be where the program is, as far as a process can that has started already."""
+def _adopt_environment(build: Any) -> None:
+    """Take over the program's paths, folder and variables, as far as a started process can."""
     sys.path[:] = build.sys_path
     own = {process_marks.VARIABLE: os.environ[process_marks.VARIABLE]}
     wanted = {**build.environ, **own}
     for name in os.environ.keys() - wanted.keys():
         del os.environ[name]
     for name, value in wanted.items():
-        if os.environ.get(name) != value:  # mostly it has that already: a zygote starts in its program's environment
+        if os.environ.get(name) != value:  # mostly it does: a zygote starts with the environment of its program
             os.environ[name] = value
     os.chdir(build.cwd)
     if build.authkey:
@@ -84,7 +84,7 @@ def _enter_world(build: Any) -> None:
 
 
 def runner_class(pickled: bytes) -> Any:
-    """The class that runs each env: the usual one, the program's, or one by the name of its module and its own."""
+    """The class that runs each env: the default, a class of the program, or one named ``"module:Class"``."""
     chosen = pickle.loads(pickled) if pickled else EnvRunner  # noqa: S301  from the owner of this private hub
     found = _load(chosen) if isinstance(chosen, str) else chosen
     if not (isinstance(found, type) and issubclass(found, EnvRunner)):
@@ -93,21 +93,21 @@ def runner_class(pickled: bytes) -> Any:
 
 
 def remember_registry() -> None:
-    """Know what is registered here by itself, as a program pickles it, so that workers need not load it again."""
-    with contextlib.suppress(Exception):  # what is not known is loaded
+    """Remember this process's registry as a program pickles it, so that workers do not load equal entries again."""
+    with contextlib.suppress(Exception):  # an entry that is not remembered is loaded
         entries = [pickled(spec) for spec in api.registry.values()]
-        _known.update([*entries, pickle.dumps(entries)])
+        _known_registrations.update([*entries, pickle.dumps(entries)])
 
 
 def _register(registrations: bytes) -> None:
-    if registrations in _known:  # all of them at once: most programs add none
+    if registrations in _known_registrations:  # compared as a whole first: most programs add none
         return
     for entry in pickle.loads(registrations):  # noqa: S301  from the owner of this private hub, read only here
-        if entry in _known:
+        if entry in _known_registrations:
             continue
         try:
             spec = pickle.loads(entry)  # noqa: S301
-        except Exception as error:  # most programs never make this one: it must not keep them from the others
+        except Exception as error:  # most programs never use this entry, so it must not stop the others
             api.logger.warn(f"a registration of the program cannot be loaded in a worker: {error!r}")
             continue
         api.registry[spec.id] = spec

@@ -1,4 +1,4 @@
-"""What a worker says of an exception, in strings and encoded values: nobody else has its class."""
+"""A worker's description of an exception, as strings and encoded values: no other process has the class."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from envhub.protocol import messages
 from envhub.values import codec
 
 MESSAGE_CHARS_MAX = 1 << 16
-ARGUMENT_BYTES_MAX = 1 << 16  # of an exception, and as many of its attributes
+ARGUMENT_BYTES_MAX = 1 << 16  # of the arguments of an exception, and the same for its attributes
 TRACEBACK_CHARS_MAX = 16384
 
 
-class Owed(Exception):
-    """What the hub said of an env's last worker, to be told at its next step."""
+class PendingFailure(Exception):
+    """How the worker before this one ended; the first step of each of its rows reports it."""
 
     def __init__(self, failure: Any) -> None:
         super().__init__(failure)
         self._failure = failure
 
     def failure_of(self, row: Any) -> Any:
-        """The failure, of this row."""
+        """The failure as one of this row."""
         return dataclasses.replace(self._failure, env_index=row)
 
 
 def describe_failure(error: BaseException, code: str, row: int | None, worker: int | None) -> Any:
-    """A ``Failure`` that says everything about ``error`` in strings; it never raises, whatever the error is."""
+    """A ``Failure`` that describes ``error`` in strings; never raises."""
     try:
         message = str(error)
     except BaseException:  # an exception whose own text raises is still worth reporting
@@ -45,16 +45,16 @@ def describe_failure(error: BaseException, code: str, row: int | None, worker: i
         env_index=row,
         worker=worker,
         type=f"{type(error).__module__}.{type(error).__qualname__}",
-        args=carried(lambda: [*error.args, *file]),
-        attributes=carried(lambda: dict(vars(error))),
+        args=encode_or_nothing(lambda: [*error.args, *file]),
+        attributes=encode_or_nothing(lambda: dict(vars(error))),
         traceback="".join(lines)[-TRACEBACK_CHARS_MAX:],
     )
 
 
-def carried(read: Callable[[], Any], unknown: codec.Unknown = codec.refuse) -> bytes:
-    """The encoded value; nothing where it cannot travel or is too large: the other side goes without."""
+def encode_or_nothing(read: Callable[[], Any], unknown: codec.Unknown = codec.refuse) -> bytes:
+    """The encoded value; empty where the codec cannot carry it or it is too large."""
     try:
         blob = codec.encode(read(), unknown)
-    except Exception:  # anything may raise in a foreign class
+    except Exception:  # a foreign class may raise anything
         return b""
     return blob if len(blob) <= ARGUMENT_BYTES_MAX else b""

@@ -1,7 +1,7 @@
-"""Envs of older Gymnasium and of gym, made to speak as those of Gymnasium 1.4.
+"""Envs of older Gymnasium and of gym, with the interface of Gymnasium 1.4.
 
-What differs, by the release notes of both: gym before 0.26 has ``seed`` and steps of four values, whose ``info`` says
-``TimeLimit.truncated``; gym and Gymnasium before 1.0 have no ``set_wrapper_attr``.
+The differences, from the release notes of both: gym before 0.26 has ``seed`` and steps of four values, whose ``info``
+says ``TimeLimit.truncated``; gym and Gymnasium before 1.0 have no ``set_wrapper_attr``.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from envhub.values import spaces
 from envhub.values.gym_api import api
 
 
-def made(name: str, kwargs: dict[str, Any]) -> Any:
-    """What the registry makes of this id, adapted."""
+def make(name: str, kwargs: dict[str, Any]) -> Any:
+    """A new env of this id from the registry, adapted."""
     if api.__name__ == "gymnasium" or _version(api) >= (0, 26):
-        return adapted(api.make(name, **kwargs))
-    render_mode = kwargs.pop("render_mode", None)  # it came with 0.26; before, ``render`` was told each time
-    env = adapted(api.make(name, **kwargs))
+        return adapt(api.make(name, **kwargs))
+    render_mode = kwargs.pop("render_mode", None)  # new in 0.26; before, ``render`` took the mode
+    env = adapt(api.make(name, **kwargs))
     env.render_mode = render_mode
     return env
 
 
-def adapted(env: Any) -> Any:
-    """The env, or where it speaks an older dialect, an interpreter for it."""
+def adapt(env: Any) -> Any:
+    """The env itself, or an adapter around it if it has an older interface."""
     if isinstance(env, FiveValues):
         return env
     gym = sys.modules.get("gym")
@@ -67,7 +67,7 @@ class FiveValues:
 
     def get_wrapper_attr(self, name: str) -> Any:
         """As in Gymnasium: the attribute of the nearest wrapper that has it, or of the env."""
-        if name == "np_random_seed":  # which the env does not remember
+        if name == "np_random_seed":  # the env does not store it
             return self._seed
         if name in ("render_mode", "spec", "observation_space", "action_space", "metadata"):
             return getattr(self, name)
@@ -104,7 +104,7 @@ class FourValues(FiveValues):
         self.metadata = {known.get(key, key): value for key, value in env.metadata.items()}
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As in Gymnasium; such an env knows no options."""
+        """As in Gymnasium; such an env takes no options."""
         if seed is not None:
             self.env.seed(seed)
             self._seed = seed

@@ -1,10 +1,10 @@
-"""One worker process: hosts envs of one session and steps them straight into the session's arena.
+"""One worker process: it hosts envs of one session and writes their results into the session's arena.
 
-It is forked by the zygote. It runs on Python 3.8 and later with NumPy, msgpack and Gymnasium.
+The zygote forks the worker. The worker runs on Python 3.8 and later with NumPy, msgpack and Gymnasium.
 
-The worker parks in ``epoll_wait`` on its request bells, which mean that rows wait in the arena, and on the control
-channel, by which everything else comes. Bells are watched by edges: each ring wakes it once, and it reads none of them.
-Whatever the env's code raises becomes a ``RowFailed`` to the hub.
+The worker parks in ``epoll_wait``. A ring of a request bell means that rows are pending in the arena. Every other
+request comes over the control channel. Epoll watches the bells by edges: each ring wakes the worker once, and the
+worker never reads a bell. An exception of an env becomes a ``RowFailed`` to the hub.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from envhub.arena.memory import (
     Arena,
 )
 from envhub.arena.spin import HAS_FENCE, Spinner, fence
+from envhub.env_failure import EnvFailure, failure_info
 from envhub.protocol import messages
 from envhub.values import codec, spaces
 from envhub.values.gym_api import registered, unfit
@@ -44,15 +45,15 @@ from envhub.values.leaf import OBJECT, Leaf
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import FORKED_STATUS, Channel, ChannelClosed, moved_up
 from envhub_server.worker.env_family import computes_in_process
-from envhub_server.worker.env_sources import factories, missing, runner_class
-from envhub_server.worker.exception_report import Owed, carried, describe_failure
-from envhub_server.worker.gym_compat import adapted
+from envhub_server.worker.env_sources import factories, runner_class, why_missing
+from envhub_server.worker.exception_report import PendingFailure, describe_failure, encode_or_nothing
+from envhub_server.worker.gym_compat import adapt
 from envhub_server.worker.row import NotFinite, Row
-from envhub_server.worker.stack_dumps import Dumps
+from envhub_server.worker.stack_dumps import StackDumps
 from envhub_server.worker.step_timer import StepTimer
 
-FACTORIES_S = 60  # for the import of every factory's module, before anybody wants an env; it is not tried for longer
-PROGRESS_S = 0.5  # how often a worker that builds envs tells how many stand
+FACTORIES_S = 60  # time limit for importing the modules of all factories, before a client asks for an env
+PROGRESS_S = 0.5  # how often a worker that builds envs sends how many are built
 RESERVED_CALLS = frozenset(["reset", "step", "close", "_setattr", "_check_spaces"])
 
 _ONE = (1).to_bytes(8, sys.byteorder)
@@ -65,31 +66,31 @@ _CAME_BACK = (
 class Worker:
     """The envs of this process and the loop that serves them."""
 
-    def __init__(self, channel: Channel, dumps: Dumps) -> None:
+    def __init__(self, channel: Channel, stack_dumps: StackDumps) -> None:
         self._channel = channel
-        self._dumps = dumps
+        self._stack_dumps = stack_dumps
         self._number: int | None = None  # of this worker in its session; one that only lists names has none
         self._rows: list[Row] = []
         self._allow_pickle = False
-        self._exact: codec.Unknown = codec.refuse
+        self._exact: codec.Unknown = codec.refuse  # for values that no ``repr`` may replace
         self._in_columns = False
         self._arena: Any = None
-        self._bells: list[int] = []  # by which it is woken
-        self._done_bells: dict[int, int] = {}  # by whom each wakes
+        self._bells: list[int] = []  # that wake this worker
+        self._done_bells: dict[int, int] = {}  # that wake a driver, by driver
         self._spinner = Spinner(0, time.perf_counter_ns)
         self._spin_us = 0
         self._on_exception, self._on_invalid = "raise", "pass"
         self._build: Any = None
         self._row_built = -1
         self._timer = StepTimer()
-        self._broken: list[Row] = []  # whose env raised, and is to be made anew
-        self._mended = 0
+        self._broken: list[Row] = []  # whose env raised and must be built again
+        self._rebuilds = 0
         self._poller = _moved_up_epoll()
         self._poller.register(channel.fileno(), select.EPOLLIN)
 
     def run(self) -> None:
         """Serve until the hub says ``CloseEnvs`` or is gone."""
-        os.register_at_fork(after_in_child=partial(_leave, self))
+        os.register_at_fork(after_in_child=partial(_detach_fork, self))
         try:
             while True:
                 while self._spinner.looks and self._spinner.spin(self._has_work):
@@ -101,29 +102,29 @@ class Worker:
                         return
         except ChannelClosed as closed:
             if isinstance(closed.__cause__, OSError) and closed.__cause__.errno in (errno.EBADF, errno.ENOTSOCK):
-                raise  # an env closed it; its worker ends as one that crashed
-            # Else the hub is gone, and with it everybody who could use the envs.
+                raise  # an env closed the channel; this worker ends like one that crashed
+            # Otherwise the hub has ended, and no client can use the envs any more.
 
     def end(self) -> None:
         """End this process."""
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # an env may have closed or replaced it
+            with contextlib.suppress(Exception):  # an env may have closed or replaced the stream
                 stream.flush()
-        os._exit(0)  # atexit handlers and destructors of simulators hang or crash often, and have nothing left to do
+        os._exit(0)  # atexit handlers and destructors of simulators often hang or crash, and have nothing left to do
 
     def parts(self) -> list[object]:
-        """Every object of the worker's that a call of an env's returns to."""
+        """The objects whose methods call envs; a call that a forked process leaves returns into one of them."""
         return [*self._rows, self]
 
     def close(self) -> None:
-        """Free its descriptors but the channel, in a process that goes on without it."""
+        """Close all descriptors but the channel, in a process that continues without the worker."""
         self._poller.close()
         self._timer.close()
         for bell in (*self._bells, *self._done_bells.values()):
             os.close(bell)
 
     def handle(self, message: Any) -> bool:
-        """Do what the hub says; whether the worker goes on afterwards."""
+        """Execute a message of the hub; returns whether the worker continues."""
         handler = getattr(self, f"_on_{type(message).__name__}")
         return handler(message) is not False
 
@@ -136,20 +137,20 @@ class Worker:
         self._in_columns = build.columns
         self._on_exception, self._on_invalid = build.on_exception, build.on_invalid
         self._build, self._row_built = build, build.rows[0]
-        return self._in_building(self._build_first)
+        return self._answer_build(self._build_first)
 
     def _on_BuildRest(self, rest: Any) -> bool | None:
-        return self._in_building(partial(self._build_rows, rest.rows[1:]))
+        return self._answer_build(partial(self._build_rows, rest.rows[1:]))
 
-    def _in_building(self, work: Callable[[], Any]) -> bool | None:
-        """Do this, and tell what comes of it; whoever asked is told of an error by the row that is being built."""
+    def _answer_build(self, work: Callable[[], Any]) -> bool | None:
+        """Send the hub what ``work`` returns; an exception is sent as a failure of the row that was being built."""
         try:
-            told = work()
+            answer = work()
         except BaseException as error:
-            self._report(error, self._row_built, "factory_failed")
+            self._send_failure(error, self._row_built, "factory_failed")
             return False
-        self._dumps.arm()  # an env may have taken the signals
-        self._channel.send(told)
+        self._stack_dumps.arm()  # an env may have installed signal handlers of its own
+        self._channel.send(answer)
         return None
 
     def _build_first(self) -> Any:
@@ -165,14 +166,14 @@ class Worker:
 
     def _build_row(self, row: int) -> None:
         self._row_built = row
-        runner = self._runner(adapted(self._made(row)))
+        runner = self._runner(adapt(self._make_env(row)))
         self._rows.append(Row(row, runner, self._build.autoreset_mode, self._allow_pickle))
 
-    def _made(self, row: int) -> Any:
-        """What the factory of the row makes.
+    def _make_env(self, row: int) -> Any:
+        """A new env from the row's factory.
 
         Raises:
-            TypeError: it is no single env.
+            TypeError: the factory returned something other than one env.
         """
         env = self._factories[row]()
         problem = unfit(env)
@@ -181,26 +182,26 @@ class Worker:
         return env
 
     def _build_rows(self, rows: Sequence[int]) -> control.Built:
-        told_s = time.monotonic()
+        sent_s = time.monotonic()
         for row in rows:
             self._build_row(row)
-            if time.monotonic() > told_s + PROGRESS_S:
-                told_s = time.monotonic()
+            if time.monotonic() > sent_s + PROGRESS_S:
+                sent_s = time.monotonic()
                 self._channel.send(control.Building(len(self._rows)))
         first = self._rows[0].env
-        tells = self._number == 0  # what the session's first env is; of the others it is only compared with that
+        has_first = self._number == 0  # the session takes its spaces from its first env
         differ = self._build.observation_mode != "same"
-        seen = self._rows if differ else self._rows[:1] if tells else []
+        described = self._rows if differ else self._rows[:1] if has_first else []
         leaves = spaces.leaves(first.observation_space)
         unknown = codec.as_pickle_or_repr if self._allow_pickle else codec.as_repr
         return control.Built(
-            observation_spaces=[self._described(row.env.observation_space) for row in seen],
-            action_space=self._described(first.action_space) if tells else b"",
+            observation_spaces=[self._described(row.env.observation_space) for row in described],
+            action_space=self._described(first.action_space) if has_first else b"",
             observation_leaves=[leaf.wire() for leaf in leaves if leaf != OBJECT],
             action_leaves=[leaf.wire() for leaf in spaces.leaves(first.action_space)],
             metadata=codec.encode(dict(first.metadata or {}), unknown),
             render_mode=first.render_mode,
-            spec=carried(lambda: first.spec, self._exact) if tells and first.spec is not None else b"",
+            spec=encode_or_nothing(lambda: first.spec, self._exact) if has_first and first.spec is not None else b"",
             loose=OBJECT in leaves,
         )
 
@@ -212,22 +213,22 @@ class Worker:
             try:
                 importlib.import_module(module)
             except BaseException as error:
-                self._report(error, None, "factory_failed")
+                self._send_failure(error, None, "factory_failed")
         self._channel.send(messages.EnvNames(registered()))
         signal.alarm(FACTORIES_S)
         for entry in wanted.entries:
             try:
-                why = missing(entry)
+                why = why_missing(entry)
                 if why:
                     self._channel.send(control.FactoryMissing(entry, why))
             except BaseException as error:
-                self._report(error, None, "factory_failed")
+                self._send_failure(error, None, "factory_failed")
         return False
 
     def _on_MapArena(self, mapped: Any) -> bool | None:
         memory, *bells = self._channel.take_descriptors(5)
-        for bell in (*self._bells, *self._done_bells.values()):  # of an arena that this one takes the place of
-            with contextlib.suppress(OSError):  # those that it rings were never registered
+        for bell in (*self._bells, *self._done_bells.values()):  # of the arena that the new one replaces
+            with contextlib.suppress(OSError):  # epoll does not know the done bells
                 self._poller.unregister(bell)
             os.close(bell)
         self._spinner = Spinner(0, time.perf_counter_ns)
@@ -259,9 +260,9 @@ class Worker:
             try:
                 self._check_spaces(row)
                 row.attach(self._arena, observation_space, action_space, self._send_info, columns)
-                row.look_after(self._on_invalid != "pass", self._suspect)
+                row.check_results(self._on_invalid != "pass", self._suspect)
             except BaseException as error:
-                self._report(error, row.index, "factory_failed")
+                self._send_failure(error, row.index, "factory_failed")
                 return False
         self._turns = self._arena.words(self._arena.turn)
         self._turn_at = self._rows[0].index
@@ -275,17 +276,17 @@ class Worker:
         spaces.check_action_space(row.env.action_space, action_space)
 
     def _on_Serve(self, serve: Any) -> None:
-        owed = None if serve.failure is None else Owed(serve.failure)
+        failure = None if serve.failure is None else PendingFailure(serve.failure)
         for number, row in enumerate(self._rows):
-            row.go_on()
+            row.resume()
             if not serve.moved:
                 objects = serve.objects[number] if serve.objects else b""
-                row.owe(serve.seeds[number] if serve.seeds else None, owed, serve.info, objects)
+                row.take_place(serve.seeds[number] if serve.seeds else None, failure, serve.info, objects)
         for bell in self._bells:
-            # By edges each ring wakes it once, and a read for every step is saved.
+            # Watched by edges, each ring wakes the worker once, which saves a read for every step.
             self._poller.register(bell, select.EPOLLIN | select.EPOLLET)
-        self._spinner = Spinner(self._spin_us, time.perf_counter_ns)  # not before: till now the rows were the hub's
-        self.serve_rows()  # what was posted, and rung for, before there was anybody to hear
+        self._spinner = Spinner(self._spin_us, time.perf_counter_ns)  # only now: before Serve the rows are the hub's
+        self.serve_rows()  # of rows that were posted before, the ring may be over
 
     # --- stepping -------------------------------------------------------------------------------------------------
 
@@ -293,7 +294,7 @@ class Worker:
         return bool(self._my_request != self._my_done and self._posted())
 
     def _posted(self) -> list[Row]:
-        """The rows that wait for a step which comes by the arena alone."""
+        """The rows with a pending step that needs no message."""
         request, done, op = self._request, self._done, self._op
         return [
             row
@@ -302,18 +303,18 @@ class Worker:
         ]
 
     def _begin(self, row: Row) -> None:
-        """Say which row is served from now on: the hub looks whether that goes on."""
+        """Store in the progress word that the worker is at this row."""
         self._turn += TURN_ONE
         self._turns[self._turn_at] = self._turn | row.turn
 
     def serve_rows(self) -> None:
-        """Step the envs whose rows the driver has posted, if there are any."""
+        """Step the envs of the rows that the driver has posted."""
         posted = self._posted()
         if posted:
             self._step_rows(posted)
 
     def _step_rows(self, rows: list[Row], run: Callable[[Row], None] | None = None) -> None:
-        """Step these rows' envs, or ``run`` them, and wake who waits for them."""
+        """Step the envs of these rows, by ``run`` if that is given, and wake the driver."""
         at, parts, timer = self._turn_at, 0, self._timer
         self._began_ns[at] = time.monotonic_ns()
         timer.batches_left -= 1
@@ -327,16 +328,16 @@ class Worker:
                 self._ring()
         self._turns[at] = self._turn
         self._ended_ns[at] = time.monotonic_ns()
-        worth_telling = timed and timer.stop(len(rows))
+        report_due = timed and timer.stop(len(rows))
         if not parts or parts < len(rows):
             self._ring_at_end()
-        if worth_telling:
+        if report_due:
             self._channel.send(replace(timer.times, env_bytes=private_bytes() // len(self._rows)))
         if self._broken:
-            self._mend()
+            self._rebuild_broken()
 
     def _ring_at_end(self) -> None:
-        """Wake the driver, unless another worker still has rows of the batch: the last one sees that all are done."""
+        """Wake the driver, unless another worker has pending rows: the last worker sees that all rows are done."""
         if HAS_FENCE:
             fence()
             if self._request != self._done:
@@ -347,38 +348,39 @@ class Worker:
         os.write(self._done_bells.get(self._arena.driver, self._done_bells[DRIVER_HUB]), _ONE)
 
     def _on_StepRows(self, step: Any) -> None:
-        beside = dict(messages.unpack_rows(step.beside, self._arena.layout.rows))
+        out_of_band = dict(messages.unpack_rows(step.beside, self._arena.layout.rows))
 
         def run(row: Row) -> None:
-            row.step(codec.decode(beside[row.index], self._allow_pickle))
+            row.step(codec.decode(out_of_band[row.index], self._allow_pickle))
 
-        # Of others the hub did the step, before there was this worker.
+        # The hub completed the other rows before this worker served.
         self._step_rows([row for row in self._rows if self._request[row.index] != self._done[row.index]], run)
 
     def _on_ResetRows(self, reset: Any) -> None:
         seeds = dict(zip(reset.rows, reset.seeds))
 
         def run(row: Row) -> None:
-            # Decoded once per row: an env may keep or change its options.
+            # Decoded for each row, because an env may keep or change its options.
             row.reset(seeds[row.index], codec.decode(reset.options, self._allow_pickle) if reset.options else None)
 
         for row in self._rows:
-            self._finish(row, partial(run, row) if row.index in seeds else row.stay)
+            self._finish(row, partial(run, row) if row.index in seeds else row.repeat_last)
         self._ring_at_end()
 
     def _finish(self, row: Any, run: Callable[[], None], steps: bool = False) -> None:
-        """Run one row's step or reset, store its status, and last of all that it is done."""
-        self._turn += TURN_ONE  # as ``_begin`` does: a call costs more than the rest of it, and this is for every row
+        """Run one row's step or reset, then store its status, and store ``done`` last."""
+        self._turn += TURN_ONE  # ``_begin`` written out, because this runs for every row and a call costs more
         self._turns[self._turn_at] = self._turn | row.turn
         try:
             run()
             self._status[row.index] = STATUS_INFO if self._info_length[row.index] else STATUS_OK
         except BaseException as error:
-            if steps and not isinstance(error, Owed) and self._policy(error) == "truncate":
+            if steps and not isinstance(error, PendingFailure) and self._policy(error) == "truncate":
                 self._truncate(row, error)
             else:
-                row.stay()
-                self._report(error, row.index, "env_raised")  # last: an info of the row's takes its place
+                row.repeat_last()
+                # Sent after ``repeat_last``, because an info that comes later would replace the failure in the hub.
+                self._send_failure(error, row.index, "env_raised")
                 self._status[row.index] = STATUS_RAISED
         self._done[row.index] = self._request[row.index]
 
@@ -386,36 +388,36 @@ class Worker:
         return self._on_invalid if isinstance(error, NotFinite) else self._on_exception
 
     def _truncate(self, row: Row, error: BaseException) -> None:
-        """Have the row's step be the end of its episode, though its env gave none; the env is made anew soon."""
-        told = describe_failure(error, "env_raised", row.index, self._number)
-        failure = {
-            "cause": "nan" if isinstance(error, NotFinite) else "exception",
-            "message": told.message,
-            "exception": told.type,
-            "traceback": told.traceback,
-            "restarts": self._mended,
-        }
-        row.truncate(codec.encode({"env_failure": failure, "invalid_transition": True}))
-        self._channel.send(control.Faulted(row.index, f"{told.type}: {told.message[:1024]}"))
+        """Truncate the row, whose step raised, and note that its env must be built again."""
+        described = describe_failure(error, "env_raised", row.index, self._number)
+        failure = EnvFailure(
+            "nan" if isinstance(error, NotFinite) else "exception",
+            described.message,
+            exception=described.type,
+            traceback=described.traceback,
+            restarts=self._rebuilds,
+        )
+        row.truncate(failure_info(failure))
+        self._channel.send(control.Faulted(row.index, f"{described.type}: {described.message[:1024]}"))
         self._broken.append(row)
 
-    def _mend(self) -> None:
-        """Make those envs anew that raised, now that nobody waits for them."""
+    def _rebuild_broken(self) -> None:
+        """Build the envs again that raised; the driver already has their results."""
         while self._broken:
             row = self._broken.pop()
-            self._mended += 1
-            row.turn |= TURN_FIRST  # as at the first making: so long it may take
+            self._rebuilds += 1
+            row.turn |= TURN_FIRST  # the hub allows the time for building an env
             self._begin(row)
             try:
                 row.env.close()
             except BaseException:
-                traceback.print_exc()  # it is in the worker's log; the env is broken anyhow
+                traceback.print_exc()  # into the worker's log; the env is not used any more
             try:
-                row.rebuilt(self._runner(adapted(self._made(row.index))))
+                row.rebuilt(self._runner(adapt(self._make_env(row.index))))
                 self._check_spaces(row)
             except BaseException:
                 traceback.print_exc()
-                os._exit(1)  # as one that crashed: it is the hub that knows how often to try
+                os._exit(1)  # like a crash: the hub decides how often to try again
             self._turns[self._turn_at] = self._turn | row.index
 
     def _send_info(self, row: int, info: bytes) -> None:
@@ -456,7 +458,7 @@ class Worker:
         self._for_each_env(run, wanted.number)
 
     def _for_each_env(self, run: Callable[[int, Any], bytes], number: int) -> None:
-        """Answer the call of this number with what ``run`` returns for every place and env, or with what it raises."""
+        """Answer call ``number`` with what ``run`` returns for each row's position and env, or with what it raises."""
         results = []
         for place, row in enumerate(self._rows):
             self._begin(row)
@@ -475,16 +477,19 @@ class Worker:
             try:
                 row.env.close()
             except BaseException as error:
-                self._report(error, row.index, "env_raised")
+                self._send_failure(error, row.index, "env_raised")
         return False
 
-    def _report(self, error: BaseException, row: int | None, code: str) -> None:
-        told = error.failure_of(row) if isinstance(error, Owed) else describe_failure(error, code, row, self._number)
-        self._channel.send(control.RowFailed(told, 0 if row is None or self._arena is None else self._request[row]))
+    def _send_failure(self, error: BaseException, row: int | None, code: str) -> None:
+        if isinstance(error, PendingFailure):
+            failure = error.failure_of(row)
+        else:
+            failure = describe_failure(error, code, row, self._number)
+        self._channel.send(control.RowFailed(failure, 0 if row is None or self._arena is None else self._request[row]))
 
 
 def private_bytes() -> int:
-    """How much memory this process shares with no other; 0 where the kernel does not say."""
+    """How many bytes of memory this process shares with no other; 0 where the kernel does not say."""
     try:
         with open("/proc/self/smaps_rollup", "rb") as file:
             lines = [line.split() for line in file]
@@ -498,18 +503,18 @@ def _moved_up_epoll() -> select.epoll:
         return select.epoll.fromfd(moved_up(os.dup(made.fileno())))
 
 
-def main(channel: Channel, dumps: Dumps) -> None:
-    """Run the worker on this control channel until its end; it does not return."""
-    worker = Worker(channel, dumps)
+def main(channel: Channel, stack_dumps: StackDumps) -> None:
+    """Run the worker on this control channel; never returns."""
+    worker = Worker(channel, stack_dumps)
     worker.run()
     worker.end()
 
 
-class _Left:
-    """What the objects of a worker are in a process that its env forked: an access to one of them ends that process.
+class _ForkedAway:
+    """The class of a worker's objects in a process that an env forked: any access to them ends that process.
 
-    Such a process is in the middle of a call of the env's. Where it does not end there by itself it comes back to the
-    worker's code, which begins with such an access, whether the call returned or raised. This costs the worker nothing.
+    Such a process is inside a call of the env. If it does not end there, it returns to the worker's code, which
+    accesses one of these objects first, whether the call returned or raised. The worker itself pays nothing for this.
     """
 
     def __getattribute__(self, name: str) -> Any:
@@ -518,8 +523,8 @@ class _Left:
         os._exit(FORKED_STATUS)
 
 
-def _leave(worker: Worker) -> None:
-    """Have this process, a child of the worker's that has just been forked, never be taken for the worker."""
-    if type(worker) is Worker:  # else it is a child of a child
+def _detach_fork(worker: Worker) -> None:
+    """Make this process, which an env has just forked, unable to act as the worker."""
+    if type(worker) is Worker:  # otherwise this is a child of a child
         for part in worker.parts():
-            object.__setattr__(part, "__class__", _Left)
+            object.__setattr__(part, "__class__", _ForkedAway)

@@ -1,7 +1,7 @@
-"""A row: one env and its place in the arena, inside a worker.
+"""A row: one env of a worker and its place in the arena.
 
-This file decides what one step or reset of one env means (autoreset, what goes into infos) and how the outcome is
-stored. The autoreset rules are those of ``gymnasium.vector.AsyncVectorEnv`` (1.4).
+A ``Row`` decides what a step or a reset of its env is (autoreset, what goes into the info) and stores the result. The
+autoreset rules are those of ``gymnasium.vector.AsyncVectorEnv`` (1.4).
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
 SendInfo = Callable[[int, bytes], None]
 SendSuspicion = Callable[[int, str], None]
-ALWAYS_LOOKED_AT = 100  # steps; of those after them, one in LOOKED_AT_ONE_IN
-LOOKED_AT_ONE_IN = 256
-NOTHING = (0, 0)  # the template and the length of no info
+STEPS_CHECKED_FIRST = 100  # the observations of so many steps are all compared with the space
+STEPS_PER_CHECK = 256  # after them, the observation of one step in so many
+NO_INFO = (0, 0)  # the template and the length of an empty info
 
 
 class NotFinite(ValueError):
-    """An observation or a reward that is not a number, or infinite."""
+    """An observation or a reward is infinite or not a number."""
 
 
 class Row:
     """One env of this worker.
 
     Attributes:
-        turn: how it is called in its worker's ``turn`` word.
+        index: the row's number in the session.
+        env: the env.
+        turn: the lower bits of the worker's progress word while the worker is at this row.
     """
 
     def __init__(self, index: int, runner: EnvRunner, autoreset_mode: str, allow_pickle: bool) -> None:
@@ -48,69 +50,79 @@ class Row:
         self._mode = autoreset_mode
         self._exact = codec.as_pickle if allow_pickle else codec.refuse
         self._lenient = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
-        self._beside: Iterator[Any] = iter(())
+        self._out_of_band: Iterator[Any] = iter(())
         self._finite_only = False
-        self._looks = 0
-        self._until_look = 0  # steps; never, where it is not positive
-        self._seed: Any = None  # of the next reset that is owed
-        self._seeded: Any = None  # by the program, or in the place of that
-        self._times = 0  # that the env was made anew here
-        self._last_objects = b""  # nothing: whoever reads it goes on with what it had
-        self._owed: Any = None
-        self._owed_info = b""
+        self._checks = 0
+        self._steps_to_check = 0  # no step is checked where this is not positive
+        self._first_seed: Any = None  # for the reset that a new env begins with
+        self._last_seed: Any = None  # that the program gave
+        self._rebuilds = 0  # how often this worker built the env again
+        self._last_objects = b""  # of the last observation; empty: the client keeps those that it has
+        self._pending_failure: Exception | None = None
+        self._pending_info = b""
 
     def rebuilt(self, runner: EnvRunner) -> None:
-        """Have another env from now on, whose first step is its reset."""
+        """Use another env from now on; its first step is its reset."""
         self.env, self._runner = runner.env, runner
-        self._times += 1
-        self.turn, self._seed = self.index | TURN_FIRST, reseeded(self._seeded, self._times)
+        self._rebuilds += 1
+        self.turn, self._first_seed = self.index | TURN_FIRST, reseeded(self._last_seed, self._rebuilds)
 
     def attach(
         self, arena: Arena, observation_space: Any, action_space: Any, send_info: SendInfo, columns: Writer | None
     ) -> None:
-        """Work in this row of ``arena``, whose leaves are those of the session's spaces.
+        """Use this row of ``arena``, whose leaves are those of the session's spaces.
 
-        The env's own spaces may have their keys in another order. Infos that do not fit in go to ``send_info``.
+        Args:
+            arena: the session's shared memory.
+            observation_space: the session's; the env's own may have its keys in another order.
+            action_space: the session's.
+            send_info: takes the row and an encoded info that is too large for the arena.
+            columns: writes infos in columns; None where the session has none.
         """
         self._columns = columns
         self._info_place = arena.infos[self.index].data
         layout = arena.layout
         self._observation_space, self._action_space = observation_space, action_space
         self._objects = [leaf == OBJECT for leaf in spaces.leaves(observation_space)]
-        self._loose = any(self._objects)
+        self._has_objects = any(self._objects)
         self._last_slot = 0
         self._arena = arena
         self._send_info = send_info
         self._info_bytes = layout.info_bytes
         self._batches = [[leaf[slot] for leaf in arena.observations] for slot in range(SLOTS)]
-        self._flat = spaces.is_flat(observation_space) and not self._loose
+        self._flat = spaces.is_flat(observation_space) and not self._has_objects
         self._action_flat = spaces.is_flat(action_space)
         self._code_words = [arena.words(column) for column in arena.action_codes]
         self._codes = [-1] * len(layout.actions)
         self._readers: list[Callable[[], Any]] = [lambda: None] * len(layout.actions)
         self._row_shapes = [leaf.shape for leaf in layout.observations]
-        # As words, not as arrays: NumPy takes ten times as long to store a single number.
+        # As words, because NumPy takes ten times as long to store a single number into an array.
         results = arena.rewards, arena.terminations, arena.truncations
         self._rewards, self._terminations, self._truncations = map(arena.words, results)
         self._needs_reset = arena.words(arena.needs_reset)
         self._slot = arena.words(arena.slot)
         self._info_length, self._info_template = arena.words(arena.info_length), arena.words(arena.info_template)
 
-    def look_after(self, finite_only: bool, suspect: SendSuspicion) -> None:
-        """Refuse what is not finite, if so; and tell ``suspect`` of the first observation that is out of its space."""
-        self._finite_only, self._suspect, self._until_look = finite_only, suspect, 1
+    def check_results(self, finite_only: bool, suspect: SendSuspicion) -> None:
+        """Check the env's results from now on.
 
-    def _look(self, observation: Any) -> None:
-        """See whether the observation is in its space; of the first steps always, and then now and then."""
-        self._looks += 1
-        self._until_look = 1 if self._looks < ALWAYS_LOOKED_AT else LOOKED_AT_ONE_IN
+        Args:
+            finite_only: raise ``NotFinite`` where an observation or a reward is not finite.
+            suspect: takes the row and a text, for the first observation that is not in its space.
+        """
+        self._finite_only, self._suspect, self._steps_to_check = finite_only, suspect, 1
+
+    def _check_space(self, observation: Any) -> None:
+        """Compare an observation with its space, and plan the next comparison."""
+        self._checks += 1
+        self._steps_to_check = 1 if self._checks < STEPS_CHECKED_FIRST else STEPS_PER_CHECK
         try:
             problem = "" if self.env.observation_space.contains(observation) else "an observation out of its space"
-        except Exception as error:  # of a space of the env's own, which we do not need
+        except Exception as error:  # from a space of the env's own class, which the worker does not need
             problem = f"its space cannot tell whether it contains an observation: {error!r}"
         if problem:
             self._suspect(self.index, problem)
-            self._until_look = 0
+            self._steps_to_check = 0
 
     def _check_finite(self, observation: Any, reward: Any) -> None:
         if not np.isfinite(reward):
@@ -121,77 +133,77 @@ class Row:
                 if wrong:
                     raise NotFinite(f"{wrong} values of part {number} of an observation are not finite")
 
-    def go_on(self) -> None:
-        """Go on from what stands in the arena."""
+    def resume(self) -> None:
+        """Continue from the row's words in the arena."""
         pending = self._arena.request[self.index] != self._arena.done[self.index]
         self._last_slot = (int(self._arena.slot[self.index]) & 1) ^ int(pending)
 
-    def owe(self, seed: int | None, owed: Exception | None, owed_info: bytes, objects: bytes) -> None:
-        """Begin in the place of another env, as far as ``needs_reset`` says so.
+    def take_place(self, seed: int | None, failure: Exception | None, info: bytes, objects: bytes) -> None:
+        """Replace the env of a worker that ended, as far as the row's ``needs_reset`` says so.
 
         Args:
-            seed: of the reset that the env begins with.
-            owed: what to raise, where nobody was told yet what became of the env before this one.
-            owed_info: the info of the truncation, where that is to be none.
-            objects: the parts of no fixed size of the observation that the row showed last; empty if not known.
+            seed: for the reset that the env begins with.
+            failure: raised by the first step, if the row has not reported yet how the env before this one ended.
+            info: of the truncation that the first step is instead, if ``failure`` is None.
+            objects: the object leaves of the row's last observation, encoded; empty if they are not known.
         """
-        self._seed = self._seeded = seed
-        self._owed, self._owed_info = owed, owed_info
+        self._first_seed = self._last_seed = seed
+        self._pending_failure, self._pending_info = failure, info
         self._last_objects = objects
 
-    def step(self, beside: Sequence[Any] = ()) -> None:
-        """Step the env with the row's action, or reset it where NEXT_STEP owes one, and store the outcome.
+    def step(self, out_of_band: Sequence[Any] = ()) -> None:
+        """Step the env with the row's action, or reset it where NEXT_STEP demands that, and store the result.
 
         Args:
-            beside: the parts of the action that are not in the arena, in the order of the leaves.
+            out_of_band: the parts of the action that are not in the arena, in the order of the leaves.
         """
-        self._beside = iter(beside)
-        owed = self._needs_reset[self.index]
-        if owed > ENDED:
-            self._begin(owed)
+        self._out_of_band = iter(out_of_band)
+        needs_reset = self._needs_reset[self.index]
+        if needs_reset > ENDED:
+            self._begin(needs_reset)
             return
         self.turn = self.index
-        if owed and self._mode == NEXT_STEP:
+        if needs_reset and self._mode == NEXT_STEP:
             observation, info = self._runner.autoreset()
             self._store(observation, 0.0, False, False, info)
             return
         observation, reward, terminated, truncated, info = self._runner.step(self._action())
-        self._until_look -= 1
-        if not self._until_look:
-            self._look(observation)
+        self._steps_to_check -= 1
+        if not self._steps_to_check:
+            self._check_space(observation)
         if self._finite_only:
             self._check_finite(observation, reward)
         if (terminated or truncated) and self._mode == SAME_STEP:
-            # The env may write its next observation over this one, so the final one is copied before the reset.
-            ended = {"final_obs": copy.deepcopy(observation), "final_info": _copied(info)}
+            # The env may write its next observation into the same array, so the final one is copied before the reset.
+            final = {"final_obs": copy.deepcopy(observation), "final_info": _copied(info)}
             observation, info = self._runner.autoreset()
-            self._store(observation, reward, terminated, truncated, {**ended, **_as_dict(info)})
+            self._store(observation, reward, terminated, truncated, {**final, **_as_dict(info)})
             self._needs_reset[self.index] = ONGOING
             return
         self._store(observation, reward, terminated, truncated, info)
 
-    def _begin(self, owed: int) -> None:
-        """In place of the first step of an env that is new."""
-        if owed == OWED:
+    def _begin(self, needs_reset: int) -> None:
+        """Store the result of a new env's first step, which does not step the env."""
+        if needs_reset == OWED:
             self._needs_reset[self.index] = FRESH
-            if self._owed is not None:
-                raise self._owed
-            self.truncate(self._owed_info)
+            if self._pending_failure is not None:
+                raise self._pending_failure
+            self.truncate(self._pending_info)
         elif self._mode == DISABLED:
             self.truncate(codec.encode({"invalid_transition": True}))
         else:
-            observation, info = self._runner.reset(self._seed, None)
-            self._seed = None
+            observation, info = self._runner.reset(self._first_seed, None)
+            self._first_seed = None
             self._store(observation, 0.0, False, False, info)
 
     @property
     def awaits_first_reset(self) -> bool:
-        """Whether the env took the place of another one, and was not reset yet."""
+        """Whether the env replaced another one and was not reset yet."""
         return bool(self._needs_reset[self.index] > ENDED)
 
     def truncate(self, info: bytes) -> None:
-        """End the episode without a transition of the env's, which is to be reset before its next step."""
-        if self._loose:
+        """End the episode without a transition of the env; the env is reset before its next step."""
+        if self._has_objects:
             info = beside(self._last_objects, info)
         if not put_info(self._arena, self.index, info):
             self._send_info(self.index, info)
@@ -200,17 +212,17 @@ class Row:
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Reset the env and store its first observation."""
-        self._seeded = self._seeded if seed is None else seed
+        self._last_seed = self._last_seed if seed is None else seed
         observation, info = self._runner.reset(seed, options)
         self._store(observation, 0.0, False, False, info)
 
-    def stay(self) -> None:
-        """Leave the env as it is: its last observation is the outcome, too, without an info."""
+    def repeat_last(self) -> None:
+        """Store the row's last observation as the result, without an info; the env is not called."""
         slot = self._slot[self.index]
         if slot != self._last_slot:
             repeat_observation(self._arena, self.index)
             self._last_slot = slot
-        self._note(self._put(beside(self._last_objects, b"")) if self._loose else NOTHING)
+        self._set_info(self._put(beside(self._last_objects, b"")) if self._has_objects else NO_INFO)
 
     def _action(self) -> Any:
         for number, words in enumerate(self._code_words):
@@ -221,12 +233,12 @@ class Row:
         return spaces.assemble(self._action_space, (read() for read in self._readers))
 
     def _read_as(self, number: int, code: int) -> None:
-        """Read an action leaf in another form from now on: the caller sends other dtypes than before."""
+        """Read an action leaf by another code from now on: the driver sends another dtype than before."""
         layout = self._arena.layout
         buffer, leaf = self._arena.actions[number], layout.actions[number]
         self._codes[number] = code
         if code == actions.BESIDE:
-            self._readers[number] = lambda: next(self._beside)
+            self._readers[number] = lambda: next(self._out_of_band)
         else:
             self._readers[number] = actions.reader(buffer, leaf, layout.rows, self.index, code)
 
@@ -260,16 +272,16 @@ class Row:
             self._arena.rewards[index] = reward
         self._terminations[index], self._truncations[index] = terminated, truncated
         self._needs_reset[index] = ENDED if terminated or truncated else ONGOING
-        self._note(self._store_info(info, objects) if info or objects else NOTHING)
-        self._last_slot = slot  # not before: of a step that fails in here nothing is repeated
+        self._set_info(self._store_info(info, objects) if info or objects else NO_INFO)
+        self._last_slot = slot  # last: if storing fails, this slot holds no complete observation
 
-    def _note(self, what: tuple[int, int]) -> None:
-        self._info_template[self.index], self._info_length[self.index] = what
+    def _set_info(self, template_and_length: tuple[int, int]) -> None:
+        self._info_template[self.index], self._info_length[self.index] = template_and_length
 
     def _store_info(self, info: dict[str, Any], objects: list[Any]) -> tuple[int, int]:
         if self._columns is not None and not objects and type(info) is dict:
             written = self._columns.write(info, self._info_place)
-            if written != NOTHING:
+            if written != NO_INFO:
                 return written
         blob = codec.encode(info, self._lenient) if info else b""
         if not objects:
@@ -288,10 +300,10 @@ class Row:
 
 
 def _as_dict(info: Any) -> dict[Any, Any]:
-    """The info as a dict, of any map that Gymnasium's vector envs can read.
+    """The info as a dict; Gymnasium's vector envs accept any mapping.
 
     Raises:
-        AttributeError: it is none, as upstream.
+        AttributeError: the info is no mapping, as in Gymnasium.
     """
     try:
         items = info.items()
@@ -301,7 +313,7 @@ def _as_dict(info: Any) -> dict[Any, Any]:
 
 
 def _copied(info: Any) -> Any:
-    """A copy as deep as can be had: what cannot be copied, such as a lock, arrives as its ``repr`` anyhow."""
+    """A copy as deep as possible; a value that cannot be copied, such as a lock, later travels as its ``repr``."""
     try:
         return copy.deepcopy(info)
     except Exception:  # anything may raise in a foreign __reduce__
@@ -309,10 +321,10 @@ def _copied(info: Any) -> Any:
 
 
 def _store_leaf(batch: np.ndarray, index: int, value: Any) -> None:
-    """Put one env's part of an observation into its row.
+    """Put one leaf of an observation into its row.
 
-    ``AsyncVectorEnv`` casts floats into an integer space and spreads a single number over a whole row without a word;
-    here both are errors, since they are always a mistake of the env, as a cast is that ``SyncVectorEnv`` refuses.
+    ``AsyncVectorEnv`` silently casts floats into an integer space and spreads a single number over a whole row. Here
+    both are errors, because both are always a mistake in the env. ``SyncVectorEnv`` refuses such a cast too.
     """
     if type(value) is not np.ndarray or value.dtype != batch.dtype or value.shape != batch.shape[1:]:
         found = np.asarray(value)

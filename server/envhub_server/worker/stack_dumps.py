@@ -1,4 +1,4 @@
-"""A worker's standard output and error, which are pipes to its hub, and the stacks that it writes there when asked to.
+"""A worker's standard output and error, which are pipes to its hub, and the stack dumps that it writes there.
 
 Python 3.8 and later.
 """
@@ -14,11 +14,11 @@ import sys
 from envhub_server.ipc.channel import moved_up
 
 
-class Dumps:
-    """Writes the stacks of all threads on SIGUSR1, whatever the process is doing, and where it crashes."""
+class StackDumps:
+    """Writes the stacks of all threads on SIGUSR1 and at a crash, whatever the process is doing."""
 
     def __init__(self, output: int, error: int) -> None:
-        """Have these pipes, which are closed here, in place of the standard output and error."""
+        """Replace the standard output and error by these pipes; closes both descriptors."""
         # A copy of its own: an env may close or redirect its standard error.
         self._descriptor = moved_up(os.dup(error))
         for standard, pipe in ((1, output), (2, error)):
@@ -26,13 +26,13 @@ class Dumps:
             os.close(pipe)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                # What a worker printed is to be seen if it is killed, and no other's word in the middle of a line.
+                # A killed worker loses no line, and no other process writes into the middle of one.
                 stream.reconfigure(line_buffering=True, write_through=False)
         self.arm()
 
     def arm(self) -> None:
-        """Be ready; once more after code has run that may have changed how signals are handled."""
-        # What it is ready for already, it would not look at again.
+        """Install the handlers; call it again after code that may have changed how signals are handled."""
+        # ``faulthandler`` ignores a second call unless it is disabled first.
         faulthandler.disable()
         faulthandler.unregister(signal.SIGUSR1)
         faulthandler.enable(self._descriptor)

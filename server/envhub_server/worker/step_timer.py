@@ -1,4 +1,4 @@
-"""How long the steps of a worker's envs take: timed in a sample of the batches that are asked for anyway."""
+"""How long the steps of a worker's envs take, measured in a sample of the batches."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import time
 from envhub_server.ipc.channel import moved_up
 from envhub_server.ipc.control import StepTimes
 
-BATCHES_LEFT_OUT = 2  # the first ones, in which much is loaded and compiled
-EACH_UNTIL = 64  # batches are all timed until so many were, and after that one in ONE_IN
+BATCHES_LEFT_OUT = 2  # the first batches, which load and compile much
+EACH_UNTIL = 64  # the first so many batches are all timed, and after them one in ONE_IN
 ONE_IN = 16
-FIRST_TOLD = 8  # after so many timed batches, and each time there are four times as many
+FIRST_REPORT = 8  # the first report is due after so many timed batches, each next one after four times as many
 
 
 class StepTimer:
     """Clocks around a batch of steps.
 
-    Time in which the process could have run but others had the CPU counts neither as CPU time nor as waiting: the
-    kernel says how long that was (``schedstat``). Where it does not, a batch in which the process never gave the CPU
-    away of its own accord has waited for nothing.
+    Time in which the process was ready but had no CPU counts neither as CPU time nor as waiting. The kernel says how
+    long that was (``schedstat``). Where it does not, a batch without a voluntary context switch counts as one without
+    waiting.
 
     Attributes:
-        batches_left: until the next one that is to be timed, that one included.
+        batches_left: how many batches there are up to the next timed one, including it.
     """
 
     def __init__(self) -> None:
         self.batches_left = BATCHES_LEFT_OUT + 1
         self._batches = 0
-        self._tell_at = FIRST_TOLD
+        self._report_at = FIRST_REPORT
         self._steps = self._cpu_ns = self._wait_ns = 0
-        self._told = False  # whether those were worth telling; the next batch begins anew
+        self._reported = False  # whether these sums are reported; then the next batch starts new ones
         self._start: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
         try:
             self._schedstat = moved_up(os.open("/proc/self/schedstat", os.O_RDONLY | os.O_CLOEXEC))
@@ -44,33 +44,33 @@ class StepTimer:
             os.close(self._schedstat)
 
     def start(self) -> None:
-        """A batch that is to be timed begins."""
-        gave_way, queued_ns = _gave_way(), self._queued_ns()
+        """Note the start of a timed batch."""
+        switches, queued_ns = _voluntary_switches(), self._queued_ns()
         wall_ns, own_cpu_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns(), time.process_time_ns()
-        # The clocks of what counts are read last here and first in ``stop``, so that reading the others does not count.
-        self._start = gave_way, queued_ns, wall_ns, own_cpu_ns, cpu_ns
+        # The clocks that count are read last here and first in ``stop``, so that reading the others does not count.
+        self._start = switches, queued_ns, wall_ns, own_cpu_ns, cpu_ns
 
     def stop(self, steps: int) -> bool:
-        """The batch has ended, in which so many envs were stepped; whether ``times`` are worth telling now."""
+        """Note the end of a timed batch of ``steps`` envs; returns whether ``times`` is due to be reported."""
         cpu_ns, own_cpu_ns, wall_ns = time.process_time_ns(), time.thread_time_ns(), time.perf_counter_ns()
-        end = _gave_way(), self._queued_ns(), wall_ns, own_cpu_ns, cpu_ns
-        gave_way, queued_ns, wall_ns, own_cpu_ns, cpu_ns = (after - before for before, after in zip(self._start, end))
-        if self._told:  # the first batches of a process are slower than those to come
+        end = _voluntary_switches(), self._queued_ns(), wall_ns, own_cpu_ns, cpu_ns
+        switches, queued_ns, wall_ns, own_cpu_ns, cpu_ns = (after - before for before, after in zip(self._start, end))
+        if self._reported:  # start new sums, because the first batches of a process are slower
             self._steps = self._cpu_ns = self._wait_ns = 0
         self._batches += 1
         self.batches_left = 1 if self._batches < EACH_UNTIL else ONE_IN
         self._steps += steps
         self._cpu_ns += cpu_ns
-        if gave_way:  # by what other threads of the env compute meanwhile, it does not wait
+        if switches:  # while other threads of the env compute, the env does not wait
             self._wait_ns += max(0, wall_ns - max(own_cpu_ns, cpu_ns) - queued_ns)
-        self._told = self._batches >= self._tell_at
-        if self._told:
-            self._tell_at *= 4
-        return self._told
+        self._reported = self._batches >= self._report_at
+        if self._reported:
+            self._report_at *= 4
+        return self._reported
 
     @property
     def times(self) -> StepTimes:
-        """What was timed since the last telling; when ``stop`` has said that it is worth telling, until then."""
+        """The sums since the last report; the report itself, when ``stop`` has just returned True."""
         return StepTimes(self._steps, self._cpu_ns, self._wait_ns)
 
     def _queued_ns(self) -> int:
@@ -83,6 +83,6 @@ class StepTimer:
             return 0
 
 
-def _gave_way() -> int:
-    """How often this thread has given the CPU away of its own accord, to wait for something."""
+def _voluntary_switches() -> int:
+    """How often this thread has given up the CPU to wait."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw

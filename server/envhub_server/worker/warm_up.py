@@ -25,7 +25,7 @@ from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel
 from envhub_server.worker.env_sources import remember_registry
 from envhub_server.worker.main import Worker
-from envhub_server.worker.stack_dumps import Dumps
+from envhub_server.worker.stack_dumps import StackDumps
 
 ENV = "CartPole-v1"
 SEED = 1  # so that the warm-up is the same in every zygote
@@ -34,19 +34,19 @@ INFO_BYTES = 512
 
 
 def warm_up() -> bool:
-    """Do once all that a worker does, and leave no descriptor behind; whether it went well.
+    """Execute once what a worker does, and leave no descriptor behind; returns whether that succeeded.
 
-    An interpreter in which it does not, such as one without that env, has workers that are slower to start.
+    Where it does not succeed, as in an interpreter without that env, workers start more slowly.
     """
     remember_registry()
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a worker says it again, if it is of interest
+        warnings.simplefilter("ignore")  # a worker repeats those that matter
         ends = socket.socketpair()
         for end in ends:
             stack.callback(end.close)
-            end.setblocking(False)  # nobody reads at the other end while one of them writes
+            end.setblocking(False)  # while one end writes, the other is not read
         hub, channel = map(Channel, ends)
-        worker = Worker(channel, _NoDumps())
+        worker = Worker(channel, _NoStackDumps())
         stack.callback(worker.close)
         try:
             _WarmUp(hub, channel, worker).run()
@@ -55,8 +55,8 @@ def warm_up() -> bool:
     return True
 
 
-class _NoDumps(Dumps):
-    """In the place of the stack dumps, whose signals and descriptors are a worker's own."""
+class _NoStackDumps(StackDumps):
+    """No stack dumps, whose signals and descriptors belong to a worker's process."""
 
     def __init__(self) -> None:
         pass
@@ -66,7 +66,7 @@ class _NoDumps(Dumps):
 
 
 class _WarmUp:
-    """A worker in this process, and the hub's part in what it does."""
+    """A worker in this process, and the hub that drives it."""
 
     def __init__(self, hub: Channel, channel: Channel, worker: Worker) -> None:
         self._hub, self._channel, self._worker = hub, channel, worker
@@ -93,7 +93,7 @@ class _WarmUp:
         arena = Arena(layout, memory)
         arena.format(epoch=1)
         heard, rung = os.pipe()  # Python has no eventfd before 3.10
-        os.set_blocking(rung, False)  # nobody reads it, and all rings fit in
+        os.set_blocking(rung, False)  # it is never read, and has room for all rings
         spaces = built.observation_spaces[0], built.action_space
         self._tell(control.MapArena(1, *leaves, INFO_BYTES, *spaces, "same", 0), [memory, heard, heard, rung, rung])
         for descriptor in (memory, heard, rung):
@@ -102,8 +102,8 @@ class _WarmUp:
 
     def _tell(self, message: Any, descriptors: Any = ()) -> None:
         self._hub.send(message, descriptors)
-        for found in cast(list[Any], self._channel.receive()):
+        for found in cast("list[Any]", self._channel.receive()):
             self._worker.handle(found)
 
     def _heard(self, kind: type) -> Any:
-        return next(found for found in cast(list[Any], self._hub.receive()) if isinstance(found, kind))
+        return next(found for found in cast("list[Any]", self._hub.receive()) if isinstance(found, kind))

@@ -1,13 +1,13 @@
 """The zygote: a process that has imported what every worker needs, and forks a worker whenever the hub asks for one.
 
-It is exec'ed, so it holds nothing of the hub's, and it has one thread, so that forking it is safe. Its workers share
-the pages of what it imported. ``bootstrap.py`` starts it, on Python 3.8 and later.
+The hub executes it as a new program, so it holds none of the hub's state. It has one thread, so forking it is safe. Its
+workers share the pages of what it imported. ``bootstrap.py`` starts it, on Python 3.8 and later.
 
-A worker is forked by a process in between, which ends, so that it becomes the child of the hub, which is a subreaper:
-the hub gets its exit status, and the zygote's end is not the worker's.
+An intermediate process forks a worker and then ends. So the worker becomes a child of the hub, which is a subreaper:
+the hub gets the worker's exit status, and the end of the zygote does not end the worker.
 
-It is also the hub's janitor. A channel that ends without ``Retire`` means that the hub was killed: the kernel ends the
-workers then, and the zygote what these had started.
+A channel that ends without ``Retire`` means that the hub was killed. Then the kernel ends the workers, and the zygote
+ends the processes that the workers had started.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.worker import main as worker
 from envhub_server.worker.bootstrap import PR_SET_PDEATHSIG, die_with_hub, prctl
-from envhub_server.worker.stack_dumps import Dumps
+from envhub_server.worker.stack_dumps import StackDumps
 from envhub_server.worker.warm_up import warm_up
 
 ADOPTION_POLL_S = 0.0002
@@ -40,10 +40,10 @@ PR_SET_NAME = 15
 
 
 def main(descriptor: int, hub: int) -> None:
-    """Fork workers until the hub lets this process go, or is killed."""
+    """Fork workers until the hub sends ``Retire`` or is killed."""
     name_process("envhub-zygote")
     warm_up()
-    # From now on it outlives the hub; should somebody have stopped it, it must go on when the hub ends.
+    # From now on the zygote outlives the hub. If it was stopped, the end of the hub must continue it.
     prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     gc.collect()
     gc.freeze()  # a collection in a worker would write to pages that all of them share
@@ -51,7 +51,7 @@ def main(descriptor: int, hub: int) -> None:
 
 
 class Zygote:
-    """This process, as far as it forks and guards workers."""
+    """Forks workers, and ends what they started if the hub is killed."""
 
     def __init__(self, channel: Channel, hub: int) -> None:
         self._channel = channel
@@ -60,7 +60,7 @@ class Zygote:
         self._guarded: set[int] = set()
 
     def run(self) -> None:
-        """Do what the hub says until it lets this process go, or is killed."""
+        """Execute the hub's messages until ``Retire``, or until the hub is killed."""
         try:
             while all(self._handle(message) for message in self._channel.receive() or ()):
                 pass
@@ -94,7 +94,7 @@ class Zygote:
                 os.close(end)
 
     def _be_middle(self, wanted: list[list[int]]) -> None:
-        """Fork the workers and end; in a worker, be it. Neither comes back to what this process was forked from."""
+        """Fork the workers and end; a forked process becomes a worker. Neither ever returns."""
         try:
             parent = os.getpid()
             self._channel.close()
@@ -108,8 +108,8 @@ class Zygote:
                 else:
                     if not grown:
                         self._become_worker(parent, ends, wanted)
-                # The next ones must not have them: a worker's end that another holds, too, would hide from the hub
-                # that it is gone.
+                # The next workers must not inherit them: if another process holds a worker's end of the channel, the
+                # hub does not see that the worker has ended.
                 for end in ends:
                     os.close(end)
             os._exit(0)
@@ -119,7 +119,7 @@ class Zygote:
             os._exit(1)
 
     def _become_worker(self, parent: int, ends: list[int], others: list[list[int]]) -> None:
-        """Be a worker of the hub, in this process that ``parent`` forked and soon ends after; it does not return."""
+        """Become a worker of the hub, in a process that ``parent`` forked before it ends; never returns."""
         for end in itertools.chain.from_iterable(others):
             os.close(end)
         # A process group of its own, with all that its envs start, but not a session: Linux shares the CPUs among
@@ -127,8 +127,8 @@ class Zygote:
         os.setpgid(0, 0)
         self._mark.renew(os.getpid())
         name_process("envhub-worker")
-        dumps = Dumps(*ends[1:])
-        # ``random`` does so by itself; envs of two workers must not draw the same numbers.
+        stack_dumps = StackDumps(*ends[1:])
+        # Envs of two workers must not draw the same numbers. Python's ``random`` seeds itself after a fork.
         np.random.seed(np.frombuffer(os.urandom(SEED_BYTES), np.uint32))
         channel = Channel(socket.socket(fileno=ends[0]))
         while os.getppid() == parent:
@@ -137,12 +137,12 @@ class Zygote:
         try:
             channel.send(control.Born(os.getpid()))
         except ChannelClosed:
-            os._exit(0)  # the hub does not want it any more
-        worker.main(channel, dumps)
+            os._exit(0)  # the hub no longer needs this worker
+        worker.main(channel, stack_dumps)
 
 
 def refuse(descriptor: int, error: OSError) -> None:
-    """Say why a worker could not be forked, and close its end of the channel."""
+    """Send the hub why a worker could not be forked, and close the worker's end of the channel."""
     channel = Channel(socket.socket(fileno=descriptor))
     with contextlib.suppress(ChannelClosed):
         channel.send(control.NotBorn(str(error)))
@@ -155,7 +155,7 @@ def name_process(name: str) -> None:
 
 
 def yield_memory() -> None:
-    """Be what the kernel ends first when memory is short, and write no core to the disk; an env may allow it again."""
+    """Let the kernel end this process first when memory is short, and write no core file unless an env allows one."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:  # which may be read-only
         score = min(1000, int(file.read()) + OOM_SCORE)

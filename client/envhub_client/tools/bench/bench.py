@@ -21,8 +21,8 @@ from rich.table import Table
 
 import envhub
 from envhub_client.tools.bench.budget import MEANINGS, budget, budget_table
-from envhub_client.tools.bench.contest import ALONE, ASYNC, ECHO, IPC, ONE_WAY, TCP, Contest, Result
-from envhub_client.tools.bench.entrant import PROCESSES_MAX
+from envhub_client.tools.bench.contest import ECHO, ONE_WAY, Contest, Result
+from envhub_client.tools.bench.entrant import ALONE, ASYNC, IPC, PROCESSES_MAX, TCP
 from envhub_client.tools.bench.plot import check, draw, times
 from envhub_client.tools.bench.rivals import FORKING, THREADED
 from envhub_client.tools.bench.served_hub import ServedHub, served_hub

@@ -13,8 +13,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import psutil
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from gymnasium.vector import SyncVectorEnv
 
 import envhub
 from envhub.arena.layout import RESULT_BYTES
@@ -22,13 +21,24 @@ from envhub.values import spaces
 from envhub.values.leaf import Leaf
 from envhub_client.private_hub.process import private_hub
 from envhub_client.tools.bench.echo import echo, one_way
-from envhub_client.tools.bench.entrant import PROCESSES_MAX, SEED, CannotHost, Entrant, Task, cycled, ended
-from envhub_client.tools.bench.memory import Memory, added_mb, memory
+from envhub_client.tools.bench.entrant import (
+    ALONE,
+    ASYNC,
+    PRIVATE,
+    PROCESSES_MAX,
+    SYNC,
+    WIRE,
+    CannotHost,
+    Entrant,
+    Task,
+    alone_entrant,
+    async_entrant,
+    vector_entrant,
+)
+from envhub_client.tools.bench.resources import Memory, added_mb, cpu_seconds_of_others, memory
 from envhub_client.tools.bench.rivals import Rival
 from envhub_client.tools.bench.timing import Summary, interleave, step_times, summarize
 
-ASYNC, SYNC, ALONE = "AsyncVectorEnv", "SyncVectorEnv", "env alone"
-PRIVATE, WIRE, IPC, TCP = "private hub", "private, wire", "hub over ipc", "hub over tcp"
 ECHO, ONE_WAY = "pyzmq echo", "pyzmq one-way"
 FIRST_STEPS_S = 0.02
 
@@ -86,11 +96,11 @@ class Contest(contextlib.ExitStack):
 
     def add_alone(self) -> None:
         """One env, in this process, with nothing around it but what resets it."""
-        self.add(ALONE, _alone(self.task))
+        self.add(ALONE, alone_entrant(self.task))
 
     def add_async(self) -> None:
         """Gymnasium's ``AsyncVectorEnv``. It forks: add it before the ways that start threads, which are the hubs."""
-        self.add(ASYNC, _async(self.task))
+        self.add(ASYNC, async_entrant(self.task))
 
     def add_sync(self) -> None:
         """Gymnasium's ``SyncVectorEnv``."""
@@ -215,52 +225,6 @@ class Contest(contextlib.ExitStack):
             cpu_s / sum(float(repeat.sum()) for repeat in repeats),
             self._memory_mb[way],
         )
-
-
-@contextlib.contextmanager
-def _alone(task: Task) -> Iterator[Entrant]:
-    with contextlib.closing(task.factories[0]()) as env:
-
-        def step(action: Any) -> None:
-            _, _, terminated, truncated, _ = env.step(action)
-            if terminated or truncated:
-                env.reset()
-
-        env.reset(seed=SEED)
-        yield Entrant(cycled(step, task.actions), 1, 0)
-
-
-@contextlib.contextmanager
-def _async(task: Task) -> Iterator[Entrant]:
-    envs = AsyncVectorEnv(task.factories)
-    with ended(envs.close, envs.processes):
-        try:
-            envs.reset(seed=SEED)
-            yield Entrant(cycled(envs.step, task.batches), task.num_envs, task.num_envs)
-        except BaseException:
-            envs.closed = True  # else it closes itself when it is collected, and waits for the answers
-            raise
-
-
-@contextlib.contextmanager
-def vector_entrant(
-    task: Task, make: Callable[[], VectorEnv[Any, Any, Any]], processes: int | None = None
-) -> Iterator[Entrant]:
-    """The vector env that ``make`` returns; a hub's says itself how many processes it has."""
-    with contextlib.closing(make()) as envs:
-        envs.reset(seed=SEED)
-        workers = envs.num_workers if isinstance(envs, envhub.HubVectorEnv) else processes
-        yield Entrant(cycled(envs.step, task.batches), task.num_envs, workers)
-
-
-def cpu_seconds_of_others() -> float:
-    """CPU time of all processes that this one started and that still run."""
-    total = 0.0
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it has just ended
-            times = process.cpu_times()
-            total += times.user + times.system
-    return total
 
 
 def wire_bytes(observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> tuple[int, int]:

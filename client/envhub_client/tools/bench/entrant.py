@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
-import psutil
 from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+import envhub
 from envhub_client.tools.bench.workloads import Factory, factory
+
+ASYNC, SYNC, ALONE = "AsyncVectorEnv", "SyncVectorEnv", "env alone"
+PRIVATE, WIRE, IPC, TCP = "private hub", "private, wire", "hub over ipc", "hub over tcp"
 
 PROCESSES_MAX = 256  # a way that takes a process for each env is left out where it would take more
 ACTION_BATCHES = 16
@@ -92,12 +98,12 @@ class Entrant:
     def pause(self) -> None:
         """Stop what spins, so that it takes no CPU from whoever is measured meanwhile."""
         for pid in self.spinning:
-            psutil.Process(pid).suspend()
+            os.kill(pid, signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let it go on."""
         for pid in self.spinning:
-            psutil.Process(pid).resume()
+            os.kill(pid, signal.SIGCONT)
 
 
 def cycled(step: Callable[[Any], object], choices: Sequence[Any]) -> Callable[[], object]:
@@ -121,3 +127,41 @@ def ended(close: Callable[[], object], processes: Sequence[Any]) -> Iterator[Non
             process.join()
         raise
     close()
+
+
+@contextlib.contextmanager
+def alone_entrant(task: Task) -> Iterator[Entrant]:
+    """One env in this process, with nothing around it but what resets it."""
+    with contextlib.closing(task.factories[0]()) as env:
+
+        def step(action: Any) -> None:
+            _, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                env.reset()
+
+        env.reset(seed=SEED)
+        yield Entrant(cycled(step, task.actions), 1, 0)
+
+
+@contextlib.contextmanager
+def async_entrant(task: Task) -> Iterator[Entrant]:
+    """Gymnasium's ``AsyncVectorEnv``, which forks: make it ready before anything that starts threads."""
+    envs = AsyncVectorEnv(task.factories)
+    with ended(envs.close, envs.processes):
+        try:
+            envs.reset(seed=SEED)
+            yield Entrant(cycled(envs.step, task.batches), task.num_envs, task.num_envs)
+        except BaseException:
+            envs.closed = True  # else it closes itself when it is collected, and waits for the answers
+            raise
+
+
+@contextlib.contextmanager
+def vector_entrant(
+    task: Task, make: Callable[[], VectorEnv[Any, Any, Any]], processes: int | None = None
+) -> Iterator[Entrant]:
+    """The vector env that ``make`` returns; a hub's says itself how many processes it has."""
+    with contextlib.closing(make()) as envs:
+        envs.reset(seed=SEED)
+        workers = envs.num_workers if isinstance(envs, envhub.HubVectorEnv) else processes
+        yield Entrant(cycled(envs.step, task.batches), task.num_envs, workers)

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envhub_client.tools.bench.contest import ALONE, ASYNC, IPC, PRIVATE, SYNC, TCP, WIRE, Result
+from envhub_client.tools.bench.contest import Result
+from envhub_client.tools.bench.entrant import ALONE, ASYNC, IPC, PRIVATE, SYNC, TCP, WIRE
+from envhub_client.tools.bench.resources import EXTRA
 
 SUFFIXES = (".png", ".svg")
-EXTRA = 'pip install "envhub-rl[bench]"'
 # Okabe and Ito's colours, which most kinds of colour blindness tell apart.
 ENVHUB, GYMNASIUM, RIVAL, YARDSTICK = "#0072B2", "#E69F00", "#009E73", "#999999"
 COLOURS = dict.fromkeys((PRIVATE, WIRE, IPC, TCP), ENVHUB) | {ASYNC: GYMNASIUM, SYNC: GYMNASIUM, ALONE: YARDSTICK}

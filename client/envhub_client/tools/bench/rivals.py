@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import psutil
 
 from envhub_client.tools.bench import dm_env_rpc_rival, openenv_rival
 from envhub_client.tools.bench.entrant import SEED, CannotHost, Entrant, Task, cycled, ended
+from envhub_client.tools.bench.resources import physical_cpus
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def puffer(task: Task) -> Iterator[Entrant]:
     vector: Any = importlib.import_module("pufferlib.vector")
     emulation: Any = importlib.import_module("pufferlib.emulation")
     task.only_arrays()
-    cpus = min(len(os.sched_getaffinity(0)), psutil.cpu_count(logical=False) or 1)
+    cpus = min(len(os.sched_getaffinity(0)), physical_cpus())
     workers = max(number for number in range(1, cpus + 1) if task.num_envs % number == 0)
     envs = vector.make(
         emulation.GymnasiumPufferEnv,

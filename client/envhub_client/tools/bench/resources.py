@@ -1,4 +1,4 @@
-"""How much memory processes take: PSS, where a page that several of them share counts once in all."""
+"""What processes take: CPU time, and memory as PSS, where a page that several of them share counts once in all."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import psutil
-
+EXTRA = 'pip install "envhub-rl[bench]"'
 MEGABYTE = 1e6
+
+try:
+    import psutil
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"it measures CPU time and memory with psutil: {EXTRA}") from error
 
 
 @dataclass(frozen=True)
@@ -55,3 +59,18 @@ def added_mb(before: Memory, after: Memory, hub_pid: int | None = None) -> float
 def zygotes(hub_pid: int) -> list[int]:
     """The pid of what a hub forks its workers from: the first that it started; none where it has no workers yet."""
     return [child.pid for child in sorted(psutil.Process(hub_pid).children(), key=psutil.Process.create_time)[:1]]
+
+
+def cpu_seconds_of_others() -> float:
+    """CPU time of all processes that this one started and that still run."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def physical_cpus() -> int:
+    """How many cores this machine has, where the hardware threads of one core count once."""
+    return psutil.cpu_count(logical=False) or 1

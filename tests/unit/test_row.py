@@ -1,0 +1,552 @@
+"""One row of a worker: what its steps and resets store, and the first step of an env that replaces another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from envhub_server.ipc.reseeding import reseeded
+from envhub_server.worker.env_runner import EnvRunner
+from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP, STEPS_CHECKED_FIRST, NotFinite, Row
+from gymnasium import spaces
+from scripted_env import (
+    GIVE_INFO,
+    GIVE_LARGE_INFO,
+    GIVE_NAN,
+    GO_ON,
+    LARGE,
+    LEAVE_THE_SPACE,
+    RAISE,
+    TERMINATE,
+    TRUNCATE,
+    ScriptedEnv,
+)
+
+from envhub.arena.layout import Layout
+from envhub.arena.memory import OP_RESET, OP_STEP, TURN_FIRST, Arena, allocate
+from envhub.arena.stand_in import ENDED, FRESH, ONGOING, OWED
+from envhub.values import actions, codec
+from envhub.values.info_columns import Template, Writer
+from envhub.values.leaf import OBJECT
+from envhub.values.spaces import leaves
+
+ROWS, INFO_BYTES, MINE = 3, 128, 1
+INT64 = actions.DTYPES.index(np.dtype(np.int64))
+INT8 = actions.DTYPES.index(np.dtype(np.int8))
+
+
+class Place:
+    """A row in an arena, and the driver's part in what it does."""
+
+    def __init__(self, env: Any, mode: str, arena: Arena, columns: Writer | None = None) -> None:
+        self.env, self.arena, self.columns = env, arena, columns
+        self.sent: list[tuple[int, bytes]] = []
+        self.suspected: list[str] = []
+        self.row = Row(MINE, EnvRunner(env), mode, allow_pickle=False)
+        self.attach(arena)
+        self.row.check_results(False, lambda row, what: self.suspected.append(what))
+        self._slot = 0
+
+    def attach(self, arena: Arena) -> None:
+        self.arena = arena
+        spaces_of_env = self.env.observation_space, self.env.action_space
+        self.row.attach(arena, *spaces_of_env, lambda row, info: self.sent.append((row, info)), self.columns)
+        self.row.resume()
+
+    def post(self, op: int, action: int = GO_ON, code: int = INT64) -> None:
+        self._slot = 1 - self._slot
+        dtype = actions.DTYPES[code]
+        self.arena.actions[0][: ROWS * dtype.itemsize].view(dtype)[MINE] = action
+        self.arena.action_codes[0][:] = code
+        self.arena.post(op, self._slot)
+
+    def finish(self) -> None:
+        """As the worker, after a step or reset that has not failed."""
+        self.arena.done[:] = self.arena.request
+
+    def step(self, action: int = GO_ON, code: int = INT64) -> None:
+        self.post(OP_STEP, action, code)
+        self.row.step()
+        self.finish()
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.post(OP_RESET)
+        self.row.reset(seed, options)
+        self.finish()
+
+    @property
+    def observation(self) -> list[float]:
+        found: list[float] = self.arena.observations[0][self._slot, MINE].tolist()
+        return found
+
+    @property
+    def other_slot(self) -> list[float]:
+        found: list[float] = self.arena.observations[0][1 - self._slot, MINE].tolist()
+        return found
+
+    @property
+    def result(self) -> tuple[float, bool, bool]:
+        arena = self.arena
+        return float(arena.rewards[MINE]), bool(arena.terminations[MINE]), bool(arena.truncations[MINE])
+
+    @property
+    def needs_reset(self) -> int:
+        return int(self.arena.needs_reset[MINE])
+
+    @property
+    def info(self) -> Any:
+        length = int(self.arena.info_length[MINE])
+        assert length <= INFO_BYTES and self.arena.info_template[MINE] == 0
+        return codec.decode(self.arena.infos[MINE, :length].tobytes()) if length else None
+
+
+def new_arena(env: Any) -> Arena:
+    observed = tuple(leaf for leaf in leaves(env.observation_space) if leaf != OBJECT)
+    layout = Layout(ROWS, observed, tuple(leaves(env.action_space)), INFO_BYTES)
+    with open(allocate(layout), "r+b", buffering=0) as memory:
+        arena = Arena(layout, memory.fileno())
+    arena.format(epoch=1)
+    return arena
+
+
+def placed(mode: str = NEXT_STEP, env: Any = None, columns: Writer | None = None) -> Place:
+    env = ScriptedEnv() if env is None else env
+    return Place(env, mode, new_arena(env), columns)
+
+
+def begun(mode: str = NEXT_STEP) -> Place:
+    place = placed(mode)
+    place.reset()
+    return place
+
+
+def others(arena: Arena) -> bytes:
+    """All that other rows have in the arena."""
+    mine = np.arange(ROWS) == MINE
+    columns = [arena.rewards, arena.needs_reset, arena.info_length, arena.infos, arena.status]
+    return b"".join(column[~mine].tobytes() for column in columns) + arena.observations[0][:, ~mine].tobytes()
+
+
+# --- what a step and a reset store ------------------------------------------------------------------------------------
+
+
+def test_reset_and_step_store_their_results_in_the_slot_that_was_asked_for() -> None:
+    place = placed()
+    before = others(place.arena)
+    place.reset(seed=5, options={"level": 2})
+    assert (place.observation, place.result, place.needs_reset) == ([1, 0], (0, False, False), ONGOING)
+    assert place.env.seeds == [5] and place.env.options == {"level": 2}
+    place.step()
+    assert (place.observation, place.other_slot, place.result) == ([1, 1], [1, 0], (1, False, False))
+    assert others(place.arena) == before
+
+
+@pytest.mark.parametrize(("action", "flags"), [(TERMINATE, (True, False)), (TRUNCATE, (False, True))])
+def test_next_step_mode_resets_in_the_step_after_the_last(action: int, flags: tuple[bool, bool]) -> None:
+    place = begun()
+    place.step(action)
+    assert (place.observation, place.result, place.needs_reset) == ([1, 1], (1, *flags), ENDED)
+    place.step(RAISE)  # which the env never sees
+    assert (place.observation, place.result, place.needs_reset) == ([2, 0], (0, False, False), ONGOING)
+
+
+def test_same_step_mode_resets_at_once_and_keeps_the_final_observation() -> None:
+    place = begun(SAME_STEP)
+    place.step(TERMINATE)
+    assert (place.observation, place.result, place.needs_reset) == ([2, 0], (1, True, False), ONGOING)
+    assert place.info["final_obs"].tolist() == [1, 1] and place.info["final_info"] == {}
+
+
+def test_final_observation_is_a_copy_of_what_the_env_may_write_over() -> None:
+    place = begun(SAME_STEP)
+    buffer = np.zeros(2)
+
+    def observed() -> np.ndarray:
+        buffer[:] = place.env.episode, place.env.length
+        return buffer
+
+    place.env.observed = observed
+    place.step(TERMINATE)
+    assert place.info["final_obs"].tolist() == [1, 1] and place.observation == [2, 0]
+
+
+def test_disabled_mode_never_resets() -> None:
+    place = begun(DISABLED)
+    place.step(TERMINATE)
+    place.step()
+    assert (place.observation, place.result, place.needs_reset) == ([1, 2], (2, False, False), ONGOING)
+
+
+def test_actions_of_another_dtype_are_read_from_the_next_step_on() -> None:
+    place = begun()
+    place.step(GO_ON)
+    place.step(TERMINATE, INT8)
+    assert place.result == (2, True, False)
+
+
+def test_action_out_of_band_is_taken_from_the_message() -> None:
+    place = begun()
+    place.post(OP_STEP)
+    place.arena.action_codes[0][:] = actions.BESIDE
+    place.row.step([TRUNCATE])
+    assert place.result == (1, False, True)
+
+
+# --- infos ------------------------------------------------------------------------------------------------------------
+
+
+def test_small_info_is_in_the_arena_until_the_next_step() -> None:
+    place = begun()
+    place.step(GIVE_INFO)
+    assert place.info == {"n": 1}
+    place.step()
+    assert place.info is None
+
+
+def test_large_info_is_sent_and_its_length_says_so() -> None:
+    place = begun()
+    place.step(GIVE_LARGE_INFO)
+    ((row, blob),) = place.sent
+    assert row == MINE and codec.decode(blob) == {"text": LARGE}
+    assert place.arena.info_length[MINE] == len(blob) > INFO_BYTES
+
+
+def test_info_of_numbers_goes_to_columns_once_its_template_is_announced() -> None:
+    announced: dict[int, Any] = {}
+    columns = Writer(INFO_BYTES, lambda number, example: announced.__setitem__(number, codec.decode(example)))
+    place = placed(columns=columns)
+    place.reset()
+    place.step(GIVE_INFO)
+    place.step(GIVE_INFO)
+    (number,) = announced
+    template = Template(announced[number])
+    assert place.arena.info_template[MINE] == number
+    assert place.arena.info_length[MINE] == template.nbytes
+    record = np.frombuffer(place.arena.infos[MINE, : template.nbytes].tobytes(), template.dtype)[0]
+    assert template.info(record) == {"n": 2}
+    place.step()
+    assert place.arena.info_template[MINE] == place.arena.info_length[MINE] == 0
+
+
+def test_info_that_is_no_dict_raises() -> None:
+    class Odd(ScriptedEnv):
+        def step(self, action: int) -> Any:
+            return (*super().step(action)[:4], None)
+
+    place = placed(env=Odd())
+    place.reset()
+    with pytest.raises(AttributeError, match="info that is not a dict"):
+        place.step()
+
+
+# --- a step that fails ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slot_is_half_written", [False, True])
+def test_failed_step_repeats_the_last_complete_observation(slot_is_half_written: bool) -> None:
+    place = begun()
+    place.step()
+    place.post(OP_STEP, RAISE)
+    with pytest.raises(RuntimeError, match="broke"):
+        place.row.step()
+    if slot_is_half_written:
+        place.arena.observations[0][place.arena.slot[MINE], MINE] = -7
+    place.row.repeat_last()
+    place.finish()
+    assert place.observation == [1, 1] and place.arena.info_length[MINE] == 0
+    place.step()
+    assert place.observation == [1, 2]
+
+
+def test_reset_that_raises_leaves_the_row_at_its_last_observation() -> None:
+    place = begun()
+    place.step()
+    place.env.refuses_reset = True
+    place.post(OP_RESET)
+    with pytest.raises(RuntimeError, match="no reset"):
+        place.row.reset(3, None)
+    place.row.repeat_last()
+    assert place.observation == [1, 1]
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(3), np.zeros(2, np.complex128), "text"])
+def test_observation_that_is_none_of_the_space_raises_and_is_not_taken_for_the_last(wrong: Any) -> None:
+    place = begun()
+    place.env.observed = lambda: wrong
+    place.post(OP_STEP)
+    with pytest.raises((ValueError, TypeError)):
+        place.row.step()
+    place.row.repeat_last()
+    assert place.observation == [1, 0]
+
+
+def test_truncated_row_repeats_its_observation_and_needs_a_reset() -> None:
+    place = begun()
+    place.step()
+    place.post(OP_STEP, RAISE)
+    info = codec.encode({"invalid_transition": True})
+    place.row.truncate(info)
+    place.finish()
+    assert (place.observation, place.result, place.needs_reset) == ([1, 1], (0, False, True), FRESH)
+    assert place.info == {"invalid_transition": True}
+    place.step(RAISE)  # which the env never sees
+    assert (place.observation, place.needs_reset) == ([2, 0], ONGOING)
+
+
+def test_failed_step_after_a_truncation_repeats_the_same_observation() -> None:
+    place = begun()
+    place.step()
+    place.post(OP_STEP)
+    place.row.truncate(b"")
+    place.finish()
+    place.post(OP_STEP)
+    place.arena.observations[0][place.arena.slot[MINE], MINE] = -7  # half of a result
+    place.row.repeat_last()
+    assert place.observation == [1, 1]
+
+
+def test_truncation_with_a_large_info_sends_it() -> None:
+    place = begun()
+    place.post(OP_STEP)
+    place.row.truncate(b"x" * (INFO_BYTES + 1))
+    assert place.sent == [(MINE, b"x" * (INFO_BYTES + 1))] and place.arena.info_length[MINE] == INFO_BYTES + 1
+
+
+# --- checked observations ---------------------------------------------------------------------------------------------
+
+
+def test_value_that_is_not_finite_is_refused_only_where_the_session_wants_that() -> None:
+    place = begun()
+    place.step(GIVE_NAN)
+    place.row.check_results(True, lambda row, what: None)
+    place.post(OP_STEP, GIVE_NAN)
+    with pytest.raises(NotFinite, match="1 values of part 0"):
+        place.row.step()
+
+
+def test_reward_that_is_not_finite_is_refused() -> None:
+    class Endless(ScriptedEnv):
+        def step(self, action: int) -> Any:
+            seen, _, *rest = super().step(action)
+            return (seen, np.inf, *rest)
+
+    place = placed(env=Endless())
+    place.row.check_results(True, lambda row, what: None)
+    place.reset()
+    with pytest.raises(NotFinite, match="a reward of inf"):
+        place.step()
+
+
+def test_observation_out_of_its_space_is_reported_once() -> None:
+    place = begun()
+    for _ in range(3):
+        place.step(LEAVE_THE_SPACE)
+    assert place.suspected == ["an observation out of its space"]
+
+
+def test_space_that_cannot_tell_is_reported_once() -> None:
+    class Strange(spaces.Box):
+        def contains(self, x: Any) -> bool:
+            raise ZeroDivisionError
+
+    place = begun()
+    place.env.observation_space = Strange(-1, 1, (2,))
+    place.step()
+    place.step()
+    assert len(place.suspected) == 1 and "ZeroDivisionError" in place.suspected[0]
+
+
+def test_after_the_first_steps_only_some_observations_are_checked() -> None:
+    place = begun()
+    for _ in range(STEPS_CHECKED_FIRST):
+        place.step()
+    place.step(LEAVE_THE_SPACE)
+    assert place.suspected == []
+
+
+# --- envs that replace others -----------------------------------------------------------------------------------------
+
+
+def test_fresh_env_is_reset_by_its_first_step_with_the_seed_that_it_was_given() -> None:
+    place = placed()
+    place.arena.needs_reset[:] = FRESH
+    place.row.take_place(7, None, b"", b"")
+    assert place.row.awaits_first_reset
+    place.step(RAISE)  # which the env never sees
+    assert (place.observation, place.result, place.needs_reset) == ([1, 0], (0, False, False), ONGOING)
+    assert place.env.seeds == [7] and not place.row.awaits_first_reset
+    place.step(TERMINATE)
+    place.step()
+    place.arena.needs_reset[:] = FRESH
+    place.step()
+    assert place.env.seeds == [7, None, None]
+
+
+def test_fresh_env_of_disabled_mode_is_truncated_until_it_is_reset() -> None:
+    place = placed(DISABLED)
+    place.arena.needs_reset[:] = FRESH
+    for _ in range(2):
+        place.step()
+        assert place.result == (0, False, True) and place.info == {"invalid_transition": True}
+        assert place.needs_reset == FRESH
+    place.reset()
+    assert place.needs_reset == ONGOING and place.env.seeds == [None]
+
+
+def test_env_that_replaces_one_with_an_unreported_failure_raises_that_failure_first() -> None:
+    place = placed()
+    place.arena.needs_reset[:] = OWED
+    place.row.take_place(7, LookupError("its worker died"), b"", b"")
+    place.post(OP_STEP)
+    with pytest.raises(LookupError, match="its worker died"):
+        place.row.step()
+    place.row.repeat_last()
+    place.finish()
+    assert place.needs_reset == FRESH and place.env.seeds == []
+    place.step()
+    assert place.env.seeds == [7] and place.needs_reset == ONGOING
+
+
+def test_env_that_replaces_one_with_an_unreported_failure_is_truncated_first() -> None:
+    place = placed()
+    place.arena.needs_reset[:] = OWED
+    place.row.take_place(7, None, codec.encode({"invalid_transition": True}), b"")
+    place.step()
+    assert place.result == (0, False, True) and place.info == {"invalid_transition": True}
+    assert place.needs_reset == FRESH and place.env.seeds == []
+    place.step()
+    assert place.observation == [1, 0] and place.env.seeds == [7]
+
+
+def test_reset_discards_an_unreported_failure() -> None:
+    place = placed()
+    place.arena.needs_reset[:] = OWED
+    place.row.take_place(7, LookupError("its worker died"), b"", b"")
+    place.reset(seed=9)
+    place.step()
+    assert place.env.seeds == [9] and place.observation == [1, 1]
+
+
+def test_row_continues_where_needs_reset_demands_nothing() -> None:
+    place = begun()
+    place.row.take_place(7, LookupError("its worker died"), b"", b"")
+    place.step()
+    assert place.observation == [1, 1] and place.env.seeds == [None]
+
+
+def test_env_that_is_made_again_here_is_reset_with_a_seed_that_follows_from_the_last() -> None:
+    place = placed()
+    place.reset(seed=3)
+    place.step()
+    again = ScriptedEnv()
+    place.post(OP_STEP, RAISE)
+    place.row.truncate(b"")
+    place.finish()
+    place.row.rebuilt(EnvRunner(again))
+    assert place.row.env is again and place.row.turn == MINE | TURN_FIRST
+    place.step()
+    assert again.seeds == [reseeded(3, 1)] and place.env.seeds == [3]
+
+
+# --- turn words, slots and arenas -------------------------------------------------------------------------------------
+
+
+def test_turn_says_that_a_step_is_the_first_until_the_env_has_been_stepped() -> None:
+    place = placed()
+    assert place.row.turn == MINE | TURN_FIRST
+    place.reset()
+    assert place.row.turn == MINE | TURN_FIRST
+    place.step()
+    assert place.row.turn == MINE
+
+
+def test_first_reset_in_place_of_a_step_is_no_first_step() -> None:
+    place = placed()
+    place.arena.needs_reset[:] = FRESH
+    place.step()
+    assert place.row.turn == MINE | TURN_FIRST
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_row_goes_on_from_the_slot_that_holds_its_last_observation(pending: bool) -> None:
+    place = begun()
+    place.step()
+    if pending:
+        place.post(OP_STEP)
+    place.row.resume()  # as a worker that has just come
+    if not pending:
+        place.post(OP_STEP)
+    place.row.repeat_last()
+    assert place.observation == [1, 1]
+
+
+def test_row_moves_to_another_arena_with_all_that_it_stored() -> None:
+    place = begun()
+    place.step()
+    other = new_arena(place.env)
+    other.move_from(place.arena)
+    old = place.arena.observations[0].tobytes()
+    place.attach(other)
+    place.step()
+    assert place.observation == [1, 2] and place.other_slot == [1, 1]
+    other.observations[0][:] = 0
+    assert old != other.observations[0].tobytes()
+
+
+# --- object leaves ----------------------------------------------------------------------------------------------------
+
+
+class Talking(gymnasium.Env[Any, int]):
+    """Observes a number and a word."""
+
+    observation_space = spaces.Dict({"n": spaces.Discrete(100), "word": spaces.Text(9)})
+    action_space = spaces.Discrete(8)
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return {"n": 0, "word": "zero"}, {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if action == RAISE:
+            raise RuntimeError("the simulator broke")
+        self.n += 1
+        return {"n": self.n, "word": f"word{self.n}"}, 0.0, False, False, {"n": self.n}
+
+
+@pytest.fixture
+def talking() -> Iterator[Place]:
+    place = placed(env=Talking())
+    place.reset()
+    place.step()
+    yield place
+
+
+def said(place: Place) -> tuple[Any, Any]:
+    objects, info = place.info
+    return codec.decode(objects) if objects else None, codec.decode(info) if info else None
+
+
+def test_object_leaves_travel_with_the_info(talking: Place) -> None:
+    assert said(talking) == (["word1"], {"n": 1})
+    assert talking.arena.observations[0][talking.arena.slot[MINE], MINE] == 1
+
+
+def test_row_that_repeats_its_observation_repeats_its_object_leaves(talking: Place) -> None:
+    talking.post(OP_STEP, RAISE)
+    with pytest.raises(RuntimeError):
+        talking.row.step()
+    talking.row.repeat_last()
+    assert said(talking) == (["word1"], None)
+
+
+def test_env_that_replaces_another_repeats_the_object_leaves_that_it_was_given() -> None:
+    place = placed(env=Talking())
+    place.arena.needs_reset[:] = OWED
+    place.row.take_place(None, None, codec.encode({"invalid_transition": True}), codec.encode(["before"]))
+    place.step()
+    assert said(place) == (["before"], {"invalid_transition": True})

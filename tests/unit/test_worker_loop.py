@@ -1,0 +1,800 @@
+"""A worker's loop in a thread of this process, driven by a hub that is this test: the orders in which races hide."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from envhub_server.ipc import control
+from envhub_server.ipc.channel import Channel, ChannelClosed
+from envhub_server.ipc.reseeding import reseeded
+from envhub_server.worker import main as worker_main
+from envhub_server.worker.main import Worker
+from envhub_server.worker.stack_dumps import StackDumps
+from scripted_env import (
+    GIVE_INFO,
+    GIVE_LARGE_INFO,
+    GIVE_NAN,
+    GO_ON,
+    LARGE,
+    LEAVE_THE_SPACE,
+    RAISE,
+    TERMINATE,
+    ScriptedEnv,
+)
+
+from envhub.arena.layout import Layout
+from envhub.arena.memory import (
+    DRIVER_CLIENT,
+    DRIVER_HUB,
+    OP_BESIDE,
+    OP_PART,
+    OP_RESET,
+    OP_STEP,
+    STATUS_INFO,
+    STATUS_OK,
+    STATUS_RAISED,
+    TURN_FIRST,
+    TURN_ONE,
+    TURN_ROW,
+    Arena,
+    allocate,
+)
+from envhub.arena.stand_in import FRESH, OWED
+from envhub.protocol import messages
+from envhub.protocol.messages import Failure
+from envhub.values import actions, codec
+from envhub.values.leaf import Leaf
+
+ROWS, INFO_BYTES, PATIENCE_S = 4, 2048, 20.0
+SMALL_INFO_BYTES = 256  # too small for LARGE
+RING = (1).to_bytes(8, "little")
+INT64 = actions.DTYPES.index(np.dtype(np.int64))
+
+made: list[ScriptedEnv] = []  # by the factories of the worker, which unpickles them here
+
+
+def make_env() -> ScriptedEnv:
+    made.append(ScriptedEnv())
+    return made[-1]
+
+
+class NoStackDumps(StackDumps):
+    """No stack dumps: their signals and descriptors would be those of this process."""
+
+    def __init__(self) -> None:
+        pass
+
+    def arm(self) -> None:
+        pass
+
+
+class Hub:
+    """The hub's part: the other end of the channel, an arena, and the eventfds by which both sides wake each other.
+
+    Attributes:
+        heard: every message of the worker.
+        rows: of the session, those that are this worker's.
+    """
+
+    def __init__(self, stack: ExitStack, rows: Sequence[int]) -> None:
+        self.stack, self.rows = stack, list(rows)
+        ends = socket.socketpair()
+        for end in ends:
+            stack.callback(end.close)
+        self.channel, channel = map(Channel, ends)
+        self.worker = Worker(channel, NoStackDumps())
+        self.heard: list[Any] = []
+        self.slot = 0
+        self.new_bells()
+        self.thread: threading.Thread | None = None
+
+    def new_bells(self) -> None:
+        self.bells = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(4)]
+        for bell in self.bells:
+            self.stack.callback(os.close, bell)
+        self.bell, self.client_bell, self.done_bell, self.client_done_bell = self.bells
+
+    # --- the worker's life ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.thread = threading.Thread(target=self.worker.run, daemon=True)
+        self.thread.start()
+
+    def end(self) -> None:
+        """End the worker, however far it has come."""
+        if self.thread is not None:
+            self.channel.shutdown()
+            self.thread.join(PATIENCE_S)
+            assert not self.thread.is_alive()
+        self.worker.close()
+
+    def tell(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+        self.channel.send(message, descriptors)
+
+    def hear(self, kind: type, count: int = 1) -> list[Any]:
+        """The messages of this kind, once so many have come."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while len(found := [message for message in self.heard if isinstance(message, kind)]) < count:
+            ready = select.select([self.channel.fileno()], [], [], deadline_s - time.monotonic())[0]
+            assert ready, f"no {kind.__name__} came, but {self.heard}"
+            self.heard += self.channel.receive() or ()
+        return found
+
+    def heard_by_now(self, kind: type) -> list[Any]:
+        """The messages of this kind that the worker sent before it answered what it is asked now."""
+        self.call("episode")
+        return [message for message in self.heard if isinstance(message, kind)]
+
+    def build(self, **other: Any) -> Any:
+        factories = cloudpickle.dumps([make_env] * ROWS)
+        self.tell(control.Build(0, self.rows, "", b"", factories, "", [], "NextStep", True, **other))
+        return self.hear(control.Built)[0]
+
+    def new_arena(self, info_bytes: int = INFO_BYTES) -> Arena:
+        layout = Layout(ROWS, (Leaf("<f8", (2,)),), (Leaf("<i8", ()),), info_bytes)
+        self.memory = os.fdopen(allocate(layout), "r+b", buffering=0)
+        self.stack.callback(self.memory.close)
+        arena = Arena(layout, self.memory.fileno())
+        arena.format(epoch=1)
+        arena.action_codes[0][:] = INT64
+        return arena
+
+    def map(self, arena: Arena, built: Any, spin_us: int = 0) -> None:
+        mapped = len([message for message in self.heard if isinstance(message, control.Mapped)])
+        leaves = built.observation_leaves, built.action_leaves
+        described = built.observation_spaces[0], built.action_space
+        message = control.MapArena(ROWS, *leaves, arena.layout.info_bytes, *described, "same", spin_us)
+        self.tell(message, [self.memory.fileno(), *self.bells])
+        self.hear(control.Mapped, mapped + 1)
+        self.arena = arena
+
+    # --- driving ----------------------------------------------------------------------------------------------------
+
+    def post(self, *wanted: int, op: int = OP_STEP, ring: bool = True) -> None:
+        """Hand all rows over with these actions; other workers' rows are done at once."""
+        self.arena.actions[0].view(np.int64)[self.rows] = wanted or [GO_ON] * len(self.rows)
+        self.slot = 1 - self.slot
+        self.arena.post(op, self.slot)
+        for row in set(range(ROWS)) - set(self.rows):
+            self.arena.done[row] = self.arena.request[row]
+        if ring:
+            self.ring()
+
+    def post_rows(self, rows: Sequence[int], action: int = GO_ON) -> None:
+        found = np.array(rows)
+        self.arena.actions[0].view(np.int64)[found] = action
+        self.arena.post_rows(OP_PART, 1 - self.arena.slot[found], found)
+        self.ring()
+
+    def ring(self) -> None:
+        os.write(self.bell, RING)
+
+    def await_rows(self, rows: Sequence[int] | None = None, bell: int | None = None) -> None:
+        """Wait until these rows are done, like a driver that a bell wakes."""
+        found = np.array(self.rows if rows is None else rows)
+        bell = self.done_bell if bell is None else bell
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not (self.arena.done[found] == self.arena.request[found]).all():
+            assert select.select([bell], [], [], deadline_s - time.monotonic())[0], "the bell was not rung"
+            os.read(bell, 8)
+
+    def rings(self, bell: int | None = None) -> int:
+        """How often the worker rang since it was asked last; read after an answer, so that no ring is on its way."""
+        with suppress(BlockingIOError):
+            return int.from_bytes(os.read(self.done_bell if bell is None else bell, 8), "little")
+        return 0
+
+    def step(self, *wanted: int) -> None:
+        self.post(*wanted)
+        self.await_rows()
+
+    def reset(self, seeds: Sequence[int | None] | None = None, rows: Sequence[int] | None = None) -> None:
+        chosen = self.rows if rows is None else list(rows)
+        self.post(op=OP_RESET, ring=False)
+        self.tell(control.ResetRows(chosen, list(seeds or [None] * len(chosen)), b""))
+        self.await_rows()
+
+    def call(self, name: str) -> list[Any]:
+        """Each env's attribute, once the worker has dealt with all messages and rings that came before.
+
+        It is asked twice: epoll may return a message before a ring that came earlier, but both at the same time.
+        """
+        for _ in range(2):
+            known = len([message for message in self.heard if isinstance(message, control.CallResults)])
+            self.tell(control.CallRows(name, codec.encode([[], {}]), number=known + 1))
+            found = self.hear(control.CallResults, known + 1)[-1]
+            assert found.number == known + 1
+        return [codec.decode(value) for value in found.values]
+
+    def observed(self) -> list[list[float]]:
+        arena = self.arena
+        found: list[list[float]] = arena.observations[0][arena.slot & 1, np.arange(ROWS)][self.rows].tolist()
+        return found
+
+
+@contextmanager
+def serving(
+    rows: Sequence[int] = range(ROWS), spin_us: int = 0, info_bytes: int = INFO_BYTES, **other: Any
+) -> Iterator[Hub]:
+    """A worker that serves these rows, whose envs have been reset."""
+    with mapped(rows, spin_us, info_bytes, **other) as hub:
+        hub.tell(control.Serve())
+        hub.reset()
+        hub.call("episode")
+        hub.rings()
+        yield hub
+
+
+@contextmanager
+def mapped(
+    rows: Sequence[int] = range(ROWS), spin_us: int = 0, info_bytes: int = INFO_BYTES, **other: Any
+) -> Iterator[Hub]:
+    """A worker that has mapped the arena and is not to serve it yet."""
+    with ExitStack() as stack:
+        hub = Hub(stack, rows)
+        stack.callback(hub.end)
+        hub.start()
+        built = hub.build(**other)
+        hub.map(hub.new_arena(info_bytes), built, spin_us)
+        yield hub
+
+
+@pytest.fixture(autouse=True)
+def no_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    made.clear()
+    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)  # it would outlive the test
+
+
+class Watched:
+    """A row of words that calls ``before`` with the index before each store."""
+
+    def __init__(self, words: Any, before: Callable[[int], None]) -> None:
+        self._words, self._before = words, before
+
+    def __getitem__(self, index: int) -> Any:
+        return self._words[index]
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._words == other)
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self._before(index)
+        self._words[index] = value
+
+
+# --- results and ``done`` ---------------------------------------------------------------------------------------------
+
+
+def test_results_are_stored_before_done() -> None:
+    with serving() as hub:
+        arena, seen = hub.arena, {}
+
+        def look(row: int) -> None:
+            observation = arena.observations[0][arena.slot[row] & 1, row].tolist()
+            words = arena.rewards[row], arena.terminations[row], arena.needs_reset[row], arena.status[row]
+            seen[row] = observation, *map(int, words), bool(arena.done[row] == arena.request[row])
+
+        hub.worker._done = Watched(hub.worker._done, look)  # type: ignore[assignment]
+        hub.step(GO_ON, TERMINATE, GIVE_INFO, GO_ON)
+        assert seen == {
+            0: ([1, 1], 1, 0, 0, STATUS_OK, False),
+            1: ([1, 1], 1, 1, 1, STATUS_OK, False),
+            2: ([1, 1], 1, 0, 0, STATUS_INFO, False),
+            3: ([1, 1], 1, 0, 0, STATUS_OK, False),
+        }
+
+
+@pytest.mark.parametrize(("action", "kind"), [(GIVE_LARGE_INFO, control.RowInfo), (RAISE, control.RowFailed)])
+def test_what_the_channel_carries_is_sent_before_done(action: int, kind: type) -> None:
+    with serving([0], info_bytes=SMALL_INFO_BYTES) as hub:
+        sent_at_done = []
+
+        def look(row: int) -> None:
+            sent_at_done.append(bool(select.select([hub.channel.fileno()], [], [], 0)[0]))
+
+        hub.worker._done = Watched(hub.worker._done, look)  # type: ignore[assignment]
+        hub.step(action)
+        assert sent_at_done == [True]
+        (found,) = hub.hear(kind)
+        assert found.number == hub.arena.request[0]
+        if action == GIVE_LARGE_INFO:
+            assert codec.decode(found.info) == {"text": LARGE} and hub.arena.info_length[0] == len(found.info)
+        else:
+            assert (found.failure.env_index, found.failure.type) == (0, "builtins.RuntimeError")
+
+
+def test_driver_is_rung_once_for_a_batch_and_by_the_last_worker_only() -> None:
+    with serving([0, 2]) as hub:
+        hub.step()
+        hub.call("episode")
+        hub.rings()
+        hub.post(ring=False)
+        hub.arena.request[1] += 1  # another worker's, which is not done
+        hub.ring()
+        assert hub.call("length") == [2, 2] and hub.arena.done[0] == hub.arena.request[0]
+        assert hub.rings() == 0
+        hub.arena.done[1] = hub.arena.request[1]
+        hub.step()
+        hub.call("length")
+        assert hub.rings() <= 1  # which the wait may have taken
+
+
+@pytest.mark.parametrize("driver", [DRIVER_HUB, DRIVER_CLIENT, 7])
+def test_bell_of_the_driver_is_rung_and_the_hubs_for_an_unknown_driver(driver: int) -> None:
+    with serving() as hub:
+        hub.arena.hand_over(driver)
+        expected = hub.client_done_bell if driver == DRIVER_CLIENT else hub.done_bell
+        other = hub.done_bell if driver == DRIVER_CLIENT else hub.client_done_bell
+        hub.post()
+        hub.await_rows(bell=expected)
+        hub.call("episode")
+        assert hub.rings(other) == 0
+
+
+# --- rings and posts --------------------------------------------------------------------------------------------------
+
+
+def test_ring_without_a_post_does_nothing() -> None:
+    with serving() as hub:
+        for _ in range(3):
+            hub.ring()
+            assert hub.call("length") == [0] * ROWS
+        assert hub.rings() == 0
+        hub.step()
+        assert hub.call("length") == [1] * ROWS
+
+
+@pytest.mark.parametrize("bell", ["bell", "client_bell"])
+def test_worker_is_woken_by_the_hub_and_by_a_client(bell: str) -> None:
+    with serving() as hub:
+        hub.post(ring=False)
+        os.write(getattr(hub, bell), RING)
+        hub.await_rows()
+        assert hub.observed() == [[1, 1]] * ROWS
+
+
+def test_post_that_is_seen_before_its_ring_is_served_once() -> None:
+    with mapped() as hub:
+        hub.post(ring=False)
+        hub.tell(control.Serve())  # the worker then looks for posted rows, as one that spins does
+        hub.await_rows()
+        hub.ring()
+        assert hub.call("length") == [1] * ROWS
+
+
+def test_worker_that_spins_sees_posts_with_and_without_a_ring() -> None:
+    with serving(spin_us=1000) as hub:
+        for number in range(1, 200):
+            hub.post(ring=number % 2 == 0)
+            if number % 2:  # it may have parked by now
+                hub.ring()
+            hub.await_rows()
+        assert hub.call("length") == [199] * ROWS and hub.observed() == [[1, 199]] * ROWS
+
+
+def test_rings_that_pile_up_wake_once() -> None:
+    with serving() as hub:
+        hub.post(ring=False)
+        for _ in range(5):
+            hub.ring()
+        hub.await_rows()
+        assert hub.call("length") == [1] * ROWS
+
+
+def test_post_before_the_worker_serves_waits_for_that() -> None:
+    with mapped() as hub:
+        hub.arena.needs_reset[:] = FRESH
+        hub.post()
+        assert hub.call("episode") == [0] * ROWS
+        hub.tell(control.Serve(seeds=[1, 2, 3, 4]))
+        hub.await_rows()
+        assert [env.seeds for env in made] == [[1], [2], [3], [4]]
+
+
+def test_rows_that_are_done_already_are_left_alone() -> None:
+    with serving() as hub:
+        hub.post(ring=False)
+        hub.arena.done[1:3] = hub.arena.request[1:3]  # as by the hub, in place of another worker
+        hub.ring()
+        hub.await_rows()
+        assert hub.call("length") == [1, 0, 0, 1]
+
+
+# --- resets by the channel --------------------------------------------------------------------------------------------
+
+
+def test_words_of_a_reset_without_its_message_wait_for_it() -> None:
+    with serving() as hub:
+        hub.post(op=OP_RESET)
+        assert hub.call("episode") == [1] * ROWS
+        assert (hub.arena.done != hub.arena.request).all()
+        hub.tell(control.ResetRows(hub.rows, [5, 6, 7, 8], b""))
+        hub.await_rows()
+        assert [env.seeds for env in made] == [[None, 5], [None, 6], [None, 7], [None, 8]]
+
+
+def test_ring_after_a_reset_message_resets_nothing_again() -> None:
+    with serving() as hub:
+        hub.reset([1, 2, 3, 4])
+        hub.ring()
+        assert hub.call("episode") == [2] * ROWS
+
+
+def test_ring_of_a_step_may_overtake_the_reset_message_before_it() -> None:
+    with serving() as hub:
+        hub.post(op=OP_RESET)
+        hub.ring()
+        hub.tell(control.ResetRows(hub.rows, [None] * ROWS, b""))
+        hub.await_rows()
+        hub.step()
+        assert hub.observed() == [[2, 1]] * ROWS
+
+
+def test_reset_of_some_rows_has_the_others_repeat_their_observation() -> None:
+    with serving() as hub:
+        hub.step()
+        hub.reset([7], rows=[2])
+        assert hub.observed() == [[1, 1], [1, 1], [2, 0], [1, 1]]
+        hub.step()
+        assert hub.observed() == [[1, 2], [1, 2], [2, 1], [1, 2]]
+
+
+def test_reset_that_raises_is_a_failure_of_its_row_only() -> None:
+    with serving() as hub:
+        made[1].refuses_reset = True
+        hub.reset([1, 2, 3, 4])
+        (failed,) = hub.hear(control.RowFailed)
+        assert failed.failure.env_index == 1 and failed.number == hub.arena.request[1]
+        assert hub.arena.status.tolist() == [STATUS_OK, STATUS_RAISED, STATUS_OK, STATUS_OK]
+        assert hub.observed() == [[2, 0], [1, 0], [2, 0], [2, 0]]
+
+
+def test_reset_message_that_is_sent_again_to_the_next_worker_leaves_complete_rows() -> None:
+    with mapped() as hub:
+        hub.arena.observations[0][:] = 9  # as the worker before has left it
+        hub.post(op=OP_RESET, ring=False)
+        hub.arena.done[:2] = hub.arena.request[:2]
+        hub.arena.needs_reset[2:] = FRESH
+        hub.tell(control.Serve())
+        hub.tell(control.ResetRows([2, 3], [5, 6], b""))
+        hub.await_rows()
+        assert hub.observed() == [[9, 9], [9, 9], [1, 0], [1, 0]]
+        assert [env.seeds for env in made] == [[], [], [5], [6]]
+
+
+def test_actions_out_of_band_wait_for_their_message() -> None:
+    with serving() as hub:
+        hub.arena.action_codes[0][:] = actions.BESIDE
+        hub.post(op=OP_BESIDE)
+        assert hub.call("length") == [0] * ROWS
+        blobs = [(row, codec.encode([TERMINATE if row == 2 else GO_ON])) for row in hub.rows]
+        hub.tell(control.StepRows(messages.pack_rows(blobs)))
+        hub.await_rows()
+        assert hub.arena.terminations.tolist() == [False, False, True, False]
+        hub.ring()
+        assert hub.call("length") == [1] * ROWS
+
+
+def test_actions_out_of_band_step_only_rows_that_are_pending() -> None:
+    with serving() as hub:
+        hub.arena.action_codes[0][:] = actions.BESIDE
+        hub.post(op=OP_BESIDE, ring=False)
+        hub.arena.done[0] = hub.arena.request[0]  # by the hub, before there was this worker
+        hub.tell(control.StepRows(messages.pack_rows((row, codec.encode([GO_ON])) for row in hub.rows)))
+        hub.await_rows()
+        assert hub.call("length") == [0, 1, 1, 1]
+
+
+# --- parts of a batch -------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_part_are_served_one_at_a_time_while_others_wait() -> None:
+    with serving() as hub:
+        for row in (2, 0, 3):
+            hub.post_rows([row])
+            hub.await_rows([row])
+        assert hub.call("length") == [1, 0, 1, 1]
+        hub.post_rows([0, 1])
+        hub.await_rows([0, 1])
+        assert hub.call("length") == [2, 1, 1, 1] and hub.observed() == [[1, 2], [1, 1], [1, 1], [1, 1]]
+
+
+def test_driver_is_rung_for_every_row_of_a_part() -> None:
+    with serving() as hub:
+        hub.post_rows([0, 1, 2])
+        assert hub.call("length") == [1, 1, 1, 0]
+        assert hub.rings() == 3  # and not once more at the end
+
+
+def test_driver_is_rung_for_a_row_of_a_part_before_the_next_is_stepped() -> None:
+    with serving() as hub:
+        rung: list[int] = []
+        made[1].observed = lambda: rung.append(hub.rings()) or np.zeros(2)  # type: ignore[method-assign, func-returns-value]
+        hub.post_rows([0, 1])
+        assert hub.call("episode") == [1] * ROWS and rung == [1]
+
+
+# --- another arena ----------------------------------------------------------------------------------------------------
+
+
+def test_worker_that_moved_serves_the_other_arena_and_the_old_no_more() -> None:
+    with serving() as hub:
+        hub.step(GO_ON, TERMINATE, GO_ON, GO_ON)
+        old, old_bells = hub.arena, hub.bells
+        hub.new_bells()
+        hub.map(hub.new_arena(), hub.hear(control.Built)[0])
+        old.post(OP_STEP, 1 - hub.slot)  # by a client that has not heard of it
+        for bell in old_bells:
+            os.write(bell, RING)
+        assert hub.call("length") == [1] * ROWS
+        hub.arena.move_from(old)
+        hub.tell(control.Serve(moved=True))
+        assert hub.call("length") == [1] * ROWS  # what was begun by nobody is forgotten
+        hub.slot = int(hub.arena.slot[0]) & 1
+        os.write(old_bells[0], RING)  # which the worker no longer watches
+        hub.step()
+        assert hub.observed() == [[1, 2], [2, 0], [1, 2], [1, 2]]  # needs_reset has moved, too
+
+
+def test_move_keeps_the_seed_that_an_env_was_to_begin_with() -> None:
+    with mapped() as hub:
+        hub.arena.needs_reset[:] = FRESH
+        hub.tell(control.Serve(seeds=[1, 2, 3, 4]))
+        hub.call("episode")
+        old = hub.arena
+        hub.map(hub.new_arena(), hub.hear(control.Built)[0])
+        hub.arena.move_from(old)
+        hub.tell(control.Serve(moved=True))
+        hub.step()
+        assert [env.seeds for env in made] == [[1], [2], [3], [4]]
+
+
+def test_arena_of_another_layout_ends_the_worker() -> None:
+    with ExitStack() as stack:
+        hub = Hub(stack, range(ROWS))
+        stack.callback(hub.end)
+        hub.new_arena().header[2] = ROWS + 1
+        message = control.MapArena(ROWS, [["<f8", [2]]], [["<i8", []]], INFO_BYTES, b"", b"", "same", 0)
+        hub.tell(message, [hub.memory.fileno(), *hub.bells])
+        with pytest.raises(ValueError, match="not an arena"):
+            hub.worker.run()
+
+
+# --- envs that replace others -----------------------------------------------------------------------------------------
+
+
+def test_failure_of_the_worker_before_is_raised_by_the_rows_that_have_not_reported_it() -> None:
+    with mapped() as hub:
+        hub.arena.needs_reset[:] = [OWED, FRESH, OWED, FRESH]
+        failure = Failure("worker_died", "request", "worker 0 was ended by SIGSEGV", env_index=0, worker=0)
+        hub.tell(control.Serve(seeds=[1, 2, 3, 4], failure=failure))
+        hub.step()
+        failed = hub.hear(control.RowFailed, 2)
+        assert [found.failure.env_index for found in failed] == [0, 2]
+        assert {found.failure.code for found in failed} == {"worker_died"}
+        assert [env.seeds for env in made] == [[], [2], [], [4]]
+        hub.step()
+        assert [env.seeds for env in made] == [[1], [2], [3], [4]]
+
+
+def test_such_a_failure_is_raised_where_other_exceptions_are_truncations() -> None:
+    with mapped(on_exception="truncate") as hub:
+        hub.arena.needs_reset[:] = OWED
+        hub.tell(control.Serve(failure=Failure("worker_died", "request", "it died", env_index=0, worker=0)))
+        hub.step()
+        assert hub.arena.status.tolist() == [STATUS_RAISED] * ROWS and len(made) == ROWS
+
+
+def test_end_of_the_worker_before_truncates_the_rows_that_have_not_reported_it() -> None:
+    with mapped() as hub:
+        hub.arena.needs_reset[:] = [OWED, FRESH, OWED, FRESH]
+        info = codec.encode({"invalid_transition": True})
+        hub.tell(control.Serve(seeds=[1, 2, 3, 4], info=info))
+        hub.step()
+        assert hub.arena.truncations.tolist() == [True, False, True, False]
+        assert dict(hub.arena.small_infos()).keys() == {0, 2}
+        assert hub.arena.needs_reset.tolist() == [FRESH, 0, FRESH, 0]
+
+
+# --- envs that raise --------------------------------------------------------------------------------------------------
+
+
+def test_env_that_raises_keeps_its_last_observation_and_the_others_step() -> None:
+    with serving() as hub:
+        hub.step(GO_ON, RAISE, GO_ON, RAISE)
+        failed = hub.hear(control.RowFailed, 2)
+        assert [found.failure.env_index for found in failed] == [1, 3]
+        assert [found.failure.message for found in failed] == ["the simulator broke"] * 2
+        assert hub.arena.status.tolist() == [STATUS_OK, STATUS_RAISED, STATUS_OK, STATUS_RAISED]
+        assert hub.observed() == [[1, 1], [1, 0], [1, 1], [1, 0]] and len(made) == ROWS
+
+
+def test_status_of_a_row_that_raised_is_gone_with_its_next_step() -> None:
+    with serving() as hub:
+        hub.step(RAISE, GO_ON, GO_ON, GO_ON)
+        hub.step()
+        assert hub.arena.status.tolist() == [STATUS_OK] * ROWS and hub.observed()[0] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "action", "cause"), [("on_exception", RAISE, "exception"), ("on_invalid", GIVE_NAN, "nan")]
+)
+def test_env_that_fails_is_truncated_and_made_again_where_wanted(policy: str, action: int, cause: str) -> None:
+    with serving(**{policy: "truncate"}) as hub:
+        hub.reset([1, 2, 3, 4])
+        hub.step(GO_ON, action, GO_ON, GO_ON)
+        assert hub.observed() == [[2, 1], [2, 0], [2, 1], [2, 1]]
+        assert hub.arena.truncations.tolist() == [False, True, False, False]
+        ((row, blob),) = hub.arena.small_infos()
+        failure = codec.decode(bytes(blob))["env_failure"]
+        assert (row, failure["cause"], failure["restarts"]) == (1, cause, 0)
+        (fault,) = hub.hear(control.Faulted)
+        assert fault.row == 1 and hub.heard_by_now(control.RowFailed) == []
+        assert made[1].closed == 1 and len(made) == ROWS + 1
+        hub.step()
+        assert made[-1].seeds == [reseeded(2, 1)] and hub.observed()[1] == [1, 0]
+        hub.step(GO_ON, action, GO_ON, GO_ON)
+        ((_, blob),) = hub.arena.small_infos()
+        assert codec.decode(bytes(blob))["env_failure"]["restarts"] == 1
+
+
+def test_env_is_made_again_after_the_driver_has_its_step() -> None:
+    with serving(on_exception="truncate") as hub:
+        waiting, go_on = threading.Event(), threading.Event()
+
+        def close() -> None:
+            waiting.set()
+            assert go_on.wait(PATIENCE_S)
+
+        made[1].close = close  # type: ignore[method-assign]
+        hub.step(GO_ON, RAISE, GO_ON, GO_ON)  # which comes to an end before
+        assert waiting.wait(PATIENCE_S)
+        assert hub.arena.turn[0] & (TURN_ROW | TURN_FIRST) == 1 | TURN_FIRST
+        go_on.set()
+        hub.step()
+        assert hub.observed()[1] == [1, 0]
+
+
+def test_reset_that_raises_is_never_a_truncation() -> None:
+    with serving(on_exception="truncate") as hub:
+        made[0].refuses_reset = True
+        hub.reset()
+        assert hub.arena.status[0] == STATUS_RAISED and not hub.arena.truncations.any() and len(made) == ROWS
+
+
+def test_worker_ends_as_one_that_crashed_where_an_env_cannot_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    def end(status: int) -> None:
+        assert status == 1
+        ended.set()
+        raise ChannelClosed  # in place of the end of this process
+
+    with serving([0], on_exception="truncate") as hub:
+        monkeypatch.setattr(worker_main.os, "_exit", end)
+        monkeypatch.setattr(hub.worker, "_factories", [lambda: 1 / 0])
+        hub.step(RAISE)
+        assert ended.wait(PATIENCE_S)
+        monkeypatch.undo()
+        assert hub.arena.truncations[0] and hub.hear(control.Faulted)
+
+
+def test_observation_out_of_its_space_is_reported_once_for_each_env() -> None:
+    with serving() as hub:
+        for _ in range(2):
+            hub.step(LEAVE_THE_SPACE, GO_ON, LEAVE_THE_SPACE, GO_ON)
+        assert [message.row for message in hub.heard_by_now(control.Suspicious)] == [0, 2]
+
+
+# --- turn words -------------------------------------------------------------------------------------------------------
+
+
+def test_turn_names_the_row_that_is_stepped_and_whether_that_is_the_first_time() -> None:
+    with serving([1, 3]) as hub:
+        seen: list[int] = []
+        for env in made:
+            env.observed = lambda: seen.append(int(hub.arena.turn[1])) or np.zeros(2)  # type: ignore[method-assign, func-returns-value]
+        hub.step()
+        hub.step()
+        assert [turn & TURN_ROW for turn in seen] == [1, 3, 1, 3]
+        assert [bool(turn & TURN_FIRST) for turn in seen] == [True, True, False, False]
+        numbers = [turn // TURN_ONE for turn in seen]
+        assert numbers == sorted(set(numbers))
+
+
+def test_turn_is_another_at_every_call_and_names_no_row_between_batches() -> None:
+    with serving([2, 3]) as hub:
+        hub.step()
+        before = int(hub.arena.turn[2])
+        assert before & (TURN_ROW | TURN_FIRST) == 0
+        hub.call("length")
+        after = int(hub.arena.turn[2])
+        assert after // TURN_ONE == before // TURN_ONE + 4  # two calls of two envs
+        assert after & TURN_ROW == 3
+
+
+def test_turn_goes_on_counting_where_the_worker_before_has_stopped() -> None:
+    with ExitStack() as stack:
+        hub = Hub(stack, range(ROWS))
+        stack.callback(hub.end)
+        hub.start()
+        built = hub.build()
+        arena = hub.new_arena()
+        arena.turn[0] = 1000 * TURN_ONE + (3 | TURN_FIRST)  # of one that ended at row 3
+        hub.map(arena, built)
+        arena.needs_reset[:] = FRESH
+        hub.tell(control.Serve())
+        hub.step()
+        assert arena.turn[0] == (1000 + ROWS) * TURN_ONE
+
+
+def test_worker_stores_when_its_batch_began_and_ended() -> None:
+    with serving([1, 3]) as hub:
+        before = time.monotonic_ns()
+        hub.step()
+        hub.call("length")
+        assert before < hub.arena.began_ns[1] <= hub.arena.ended_ns[1] < time.monotonic_ns()
+        assert hub.arena.began_ns[3] == 0
+
+
+# --- ending -----------------------------------------------------------------------------------------------------------
+
+
+def test_close_that_comes_while_rows_wait_closes_every_env() -> None:
+    with serving() as hub:
+        hub.post(ring=False)
+        hub.tell(control.CloseEnvs())
+        assert hub.thread is not None
+        hub.thread.join(PATIENCE_S)
+        assert not hub.thread.is_alive() and [env.closed for env in made] == [1] * ROWS
+
+
+def test_close_after_a_step_waits_for_it() -> None:
+    with serving([0]) as hub:
+        stepping, go_on = threading.Event(), threading.Event()
+        closed_at_its_end = []
+
+        def observed() -> np.ndarray:
+            stepping.set()
+            assert go_on.wait(PATIENCE_S)
+            closed_at_its_end.append(made[0].closed)
+            return np.zeros(2)
+
+        made[0].observed = observed  # type: ignore[method-assign]
+        hub.post()
+        assert stepping.wait(PATIENCE_S)
+        hub.tell(control.CloseEnvs())
+        go_on.set()
+        hub.await_rows()
+        assert hub.thread is not None
+        hub.thread.join(PATIENCE_S)
+        assert closed_at_its_end == [0] and made[0].closed == 1
+
+
+def test_env_that_does_not_close_is_reported_and_the_others_close() -> None:
+    with serving() as hub:
+        made[1].close = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+        hub.tell(control.CloseEnvs())
+        (failed,) = hub.hear(control.RowFailed)
+        assert failed.failure.env_index == 1 and failed.failure.type == "builtins.ZeroDivisionError"
+        assert hub.thread is not None
+        hub.thread.join(PATIENCE_S)
+        assert [env.closed for env in made] == [1, 0, 1, 1]
+
+
+def test_worker_ends_with_its_hub() -> None:
+    with serving() as hub:
+        hub.channel.shutdown()
+        assert hub.thread is not None
+        hub.thread.join(PATIENCE_S)
+        assert not hub.thread.is_alive()

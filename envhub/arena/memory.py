@@ -182,9 +182,10 @@ class Arena:
         self._header_words[_REVOKED] = REVOKED
 
     @property
-    def may_post(self) -> bool:
-        """Whether the client may begin another step."""
-        return not self._header_words[_REVOKED]
+    def client_may_post(self) -> bool:
+        """Whether the client drives and may begin another step."""
+        words = self._header_words
+        return words[_DRIVER] == DRIVER_CLIENT and not words[_REVOKED]
 
     def wind_up(self) -> None:
         """Tell the client to begin no other step; the one under way goes on."""

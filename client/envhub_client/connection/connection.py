@@ -119,6 +119,7 @@ class Connection:
 
     Attributes:
         address: the hub's.
+        protocol: what is known of the requests and of the hub; only this class changes it.
         welcome: what the hub said of itself.
         sent_ns: when the last request began to be sent, on the monotonic clock.
         heard_ns: when the last message arrived.
@@ -167,7 +168,7 @@ class Connection:
         self._socket: Any = None
         self._monitor: Any = None
         self._epoll: Any = None
-        self._protocol = ClientProtocol(token, reconnect_timeout)
+        self.protocol = ClientProtocol(token, reconnect_timeout)
         try:
             if hub_pidfd is not None:
                 self._pidfd = FileIO(os.dup(hub_pidfd))  # is closed also where an interrupt drops the connection
@@ -224,27 +225,22 @@ class Connection:
     @property
     def token(self) -> bytes:
         """Of the session that it carries."""
-        return self._protocol.token
+        return self.protocol.token
 
     @property
     def pending(self) -> Op | None:
         """The op of the request whose reply has not come."""
-        return self._protocol.pending
+        return self.protocol.pending
 
     @property
     def answer(self) -> Reply | None:
         """The reply to the last request, if it has come."""
-        return self._protocol.answer
-
-    @property
-    def unsettled(self) -> bool:
-        """Whether the hub may still carry out a request of the session, the pending one or one that was given up."""
-        return self._protocol.unsettled
+        return self.protocol.answer
 
     @property
     def out_of_reach(self) -> bool:
         """Whether the hub has not been heard for so long that it was warned of."""
-        return bool(self._protocol.trouble(time.monotonic()))
+        return bool(self.protocol.trouble(time.monotonic()))
 
     def send(self, op: Op, message: Any, frames: Sequence[Any] = (), keep: bool = False) -> None:
         """Begin a request; ``wait`` for its reply. The frames must not change until then.
@@ -256,17 +252,17 @@ class Connection:
             LocalProtocolError: a request is pending, or another thread is using the connection.
         """
         with self.in_use:
-            if (pending := self._protocol.pending) is not None:
+            if (pending := self.protocol.pending) is not None:
                 raise self._busy(pending)
             try:
                 self.sent_ns = time.monotonic_ns()
                 now_s = self.sent_ns / 1e9
-                if self._protocol.loss(now_s):
+                if self.protocol.loss(now_s):
                     self._check_found(now_s)
-                sent = self._protocol.request(op, message, frames, now_s)
+                sent = self.protocol.request(op, message, frames, now_s)
                 if max(map(len, sent)) > self._frame_bytes_max:
                     raise self._too_large(op, sent)
-                if not self._protocol.held:
+                if not self.protocol.held:
                     self._send(sent)
             except BaseException as error:
                 if not keep or isinstance(error, Exception):
@@ -296,7 +292,7 @@ class Connection:
         """Forget the pending request, if there is one; its reply is dropped should it come."""
         self.in_use.take()
         try:
-            self._protocol.give_up()
+            self.protocol.give_up()
         finally:
             self.in_use.release()
 
@@ -309,15 +305,15 @@ class Connection:
             LocalProtocolError: no request is pending, or another thread is using the connection.
         """
         with self.in_use:
-            return self._protocol.answer or self._await(timeout)
+            return self.protocol.answer or self._await(timeout)
 
     def _await(self, timeout: float | None) -> Reply:
         deadline_s = None if timeout is None else time.monotonic() + timeout
         while True:
-            if self._protocol.pending is None:  # the program gave it up, if not before then in a signal handler
+            if self.protocol.pending is None:  # the program gave it up, if not before then in a signal handler
                 raise LocalProtocolError(f"no request is pending at the hub at {self.address}")
             now_s = time.monotonic()
-            wait_s = self._protocol.next_tick_s(now_s)
+            wait_s = self.protocol.next_tick_s(now_s)
             if deadline_s is not None:
                 wait_s = min(wait_s, max(0.0, deadline_s - now_s))
             reply = self._hear(wait_s)
@@ -354,11 +350,11 @@ class Connection:
             elif descriptor == monitors:
                 self._on_monitor()
             else:
-                self._protocol.lost("its process has ended")
+                self.protocol.lost("its process has ended")
         return self._receive() if arrived else None
 
     def _say(self, now_s: float) -> None:
-        for frames in self._protocol.tick(now_s):
+        for frames in self.protocol.tick(now_s):
             self._send(frames)
         self._tell_trouble(now_s)
 
@@ -388,7 +384,7 @@ class Connection:
         except RemoteProtocolError as error:  # the hub is asked again for what this was to be
             logger.warning("a message from the hub at %s was thrown away: %s", self.address, error)
         now_s = time.monotonic()
-        if not self._protocol.loss(now_s):
+        if not self.protocol.loss(now_s):
             self._say(now_s)
 
     def lose(self, why: str) -> NoReturn:
@@ -397,7 +393,7 @@ class Connection:
         Raises:
             HubLost: always, and by whatever is asked from now on.
         """
-        self._protocol.lost(why)
+        self.protocol.lost(why)
         raise HubLost(f"the hub at {self.address} is lost: {why}")
 
     def _check_found(self, now_s: float) -> None:
@@ -407,21 +403,21 @@ class Connection:
             HubLost: it is gone.
             SessionLost: it has ended the session.
         """
-        loss = self._protocol.loss(now_s)
+        loss = self.protocol.loss(now_s)
         if not loss:
             return
-        self._protocol.give_up()
-        if self._protocol.goodbye is not None:
-            raise_failure(self._protocol.goodbye, self.address)
+        self.protocol.give_up()
+        if self.protocol.goodbye is not None:
+            raise_failure(self.protocol.goodbye, self.address)
         raise HubLost(f"the hub at {self.address} is lost: {loss}")
 
     def _tell_trouble(self, now_s: float) -> None:
-        trouble = self._protocol.trouble(now_s)
+        trouble = self.protocol.trouble(now_s)
         if bool(trouble) is self._warned:
             return
         self._warned = bool(trouble)
         if trouble:
-            tried = f"for {protocol.REFUSED_S:g} s" if self._protocol.is_refused else self._tried
+            tried = f"for {protocol.REFUSED_S:g} s" if self.protocol.is_refused else self._tried
             logger.warning("the hub at %s is out of reach: %s; it is tried %s", self.address, trouble, tried)
         else:
             logger.warning("the hub at %s is within reach again", self.address)
@@ -434,7 +430,7 @@ class Connection:
             EnvHubError: whatever the failure says, see ``envhub_client.connection.failures``.
         """
         with self.in_use:
-            if (pending := self._protocol.pending) is not None:
+            if (pending := self.protocol.pending) is not None:
                 raise self._busy(pending)
             try:  # around all of it: an interrupt must not leave the request pending
                 self.send(op, message, frames)
@@ -516,8 +512,8 @@ class Connection:
                 return None
             self._whole = True
             self.heard_ns = time.monotonic_ns()
-            reply = self._protocol.receive([*map(_BUFFER, frames)], self.heard_ns / 1e9)
-            if self._protocol.progress is not None or self._protocol.notices:
+            reply = self.protocol.receive([*map(_BUFFER, frames)], self.heard_ns / 1e9)
+            if self.protocol.progress is not None or self.protocol.notices:
                 self._tell_progress()
             if self._warned:
                 self._tell_trouble(self.heard_ns / 1e9)
@@ -525,12 +521,12 @@ class Connection:
                 return reply
 
     def _tell_progress(self) -> None:
-        found, self._protocol.progress = self._protocol.progress, None
+        found, self.protocol.progress = self.protocol.progress, None
         if found is not None:
             place = ("the hub at %s is %s: %d of %d envs stand", self.address, found.phase, found.built, found.num_envs)
             logger.info(*place, extra={"progress": (found.phase, found.built, found.num_envs)})
-        while self._protocol.notices:
-            logger.warning("the hub at %s: %s", self.address, self._protocol.notices.pop(0))
+        while self.protocol.notices:
+            logger.warning("the hub at %s: %s", self.address, self.protocol.notices.pop(0))
 
     def _on_monitor(self) -> None:
         closed = False
@@ -542,12 +538,12 @@ class Connection:
                 continue
             closed = event == zmq.EVENT_CLOSED
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._protocol.connected()
+                self.protocol.connected()
             elif event == zmq.EVENT_DISCONNECTED:
-                self._protocol.disconnected(time.monotonic())
+                self.protocol.disconnected(time.monotonic())
         self._whole = True
         if closed and self._refuses():  # once, however many attempts failed since somebody looked
-            self._protocol.refused(time.monotonic())
+            self.protocol.refused(time.monotonic())
 
     def _refuses(self) -> bool:
         """Whether nobody listens at the address, which is proof; that the network does not get there is none."""

@@ -15,14 +15,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import NoReturn
 
 import numpy as np
 
+from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
 from envhub.arena.memory import DRIVER_CLIENT, OP_STEP, Arena
-from envhub.arena.parts import Parts
-from envhub.arena.slots import Slots
 from envhub.arena.spin import HAS_FENCE, RING, Spinner
 from envhub.errors import HubLost, HubTimeout
 from envhub.protocol import messages
@@ -114,6 +114,17 @@ class Door:
             os.close(self._descriptors.pop())
 
 
+class Begun(Enum):
+    """How far the step or reset is that was begun last."""
+
+    IN_THE_HUB = 1
+    """The hub drives it, and its reply comes by the wire lane."""
+    POSTED = 2
+    """The arena's words say so, or are about to; an interrupt may have kept its workers from being rung."""
+    RUNG = 3
+    """Its workers were rung."""
+
+
 class SharedLane:
     """Steps in the arena; everything else goes by the wire lane, which it holds.
 
@@ -133,56 +144,51 @@ class SharedLane:
         self._side = door.side
         self._bell, *self._bells = door.bells
         self._arena = arena
-        self._slots = Slots(self._arena)
+        self._driver = ArenaDriver(arena)
+        self._driver.forget()
         self._spinner = Spinner(door.shared.spin_us, time.perf_counter_ns)
         self._poller = select.epoll()
         # By edges each ring wakes it once, and a read for every ring is saved.
         self._poller.register(self._bell, select.EPOLLIN | select.EPOLLET)
         self._poller.register(self._side, select.EPOLLIN)
-        self._codes = b""
-        self._parts = Parts(self._arena)
         self.woke_ns = 0
-        self._rung = True
-        self._driving = False  # whether the last step or reset is a step of ours
-        self._fresh = False  # whether we know the arena as its last driver left it
+        self._begun = Begun.IN_THE_HUB
         connection.on_close(self._close)
+
+    def settle(self) -> bool:
+        """Wait for the end of a step that an interrupt kept from being known; whether rows of parts are under way."""
+        by_parts = 1 in self._driver.sent
+        if not by_parts and not self._arena.quiescent():
+            with self._connection.in_use:
+                self._regain_drive()
+                self._ring()
+                self._await(None)
+        return by_parts
 
     def post_reset(self, reset: Reset) -> None:
         """Begin a reset, which the hub drives."""
-        self._driving = self._fresh = False
+        self._leave_to_hub()
         self._wire.post_reset(reset)
 
     def post_step(self, codes: bytes, arrays: Sequence[np.ndarray], beside: bytes) -> None:
         """Begin a step. The arrays are copied: they may change while it runs."""
         if beside:
-            self._driving = self._fresh = False
+            self._leave_to_hub()
             self._wire.post_step(codes, arrays, beside)
             return
-        with self._connection.in_use:
-            arena = self._arena
-            self._prepare()
-            if not self._fresh:
-                self._slots.take_over()
-                self._codes, self._fresh = b"", True
-            for buffer, actions in zip(arena.actions, arrays, strict=True):
-                buffer[: actions.nbytes] = actions.reshape(-1).view(np.uint8)
-            if codes != self._codes:
-                for column, code in zip(arena.action_codes, codes, strict=True):
-                    column[:] = code
-                self._codes = codes
-            self._driving, self._rung = True, False
-            self._slots.post(OP_STEP)
+        connection = self._connection
+        with connection.in_use:
+            due = time.monotonic_ns() >= connection.tend_ns
+            if due or connection.protocol.unsettled or not self._arena.client_may_post:
+                self._prepare()
+            self._begun = Begun.POSTED
+            self._driver.post(OP_STEP, codes, arrays)
             self._ring()
 
-    def settle(self) -> int:
-        """Wait for the end of a step that an interrupt kept from being known; returns ``outstanding``."""
-        outstanding = self._parts.outstanding
-        if not outstanding and not self._arena.quiescent():
-            with self._connection.in_use:
-                self._regain_drive()
-                self._ring()
-                self._await(None)
-        return outstanding
+    def _leave_to_hub(self) -> None:
+        """Have the hub drive what is begun next."""
+        self._begun = Begun.IN_THE_HUB
+        self._driver.forget()
 
     def _prepare(self) -> None:
         """Be able to begin a step; errors as for ``_regain_drive``.
@@ -193,18 +199,31 @@ class SharedLane:
         if time.monotonic_ns() >= self._connection.tend_ns:
             self._connection.tend()
         self._regain_drive()
-        if not self._arena.may_post:
+        if not self._arena.client_may_post:
             raise HubLost(f"the hub at {self._connection.address} is shutting down")
+
+    def _regain_drive(self) -> None:
+        """Drive, once the hub is done with what was given up, as at an interrupt, and has handed the drive back.
+
+        The hub may not have read yet what was given up, so that the client seems to drive.
+
+        Raises:
+            EnvHubError: the session has ended, or the hub is lost.
+        """
+        if self._connection.protocol.unsettled or self._arena.driver != DRIVER_CLIENT:
+            self._connection.synchronize()
+        if self._arena.revoked or self._arena.driver != DRIVER_CLIENT:
+            self._fail_as_revoked()
 
     def _ring(self) -> None:
         for bell in self._bells:
             os.write(bell, RING)
-        self._rung = True
+        self._begun = Begun.RUNG
 
     @property
     def outstanding(self) -> int:
-        """How many envs were posted by ``post_rows`` and not collected."""
-        return self._parts.outstanding
+        """How many envs were posted by ``post_rows`` and not taken."""
+        return self._driver.outstanding
 
     def post_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs only.
@@ -214,11 +233,11 @@ class SharedLane:
         """
         with self._connection.in_use:
             self._prepare()
-            self._codes, self._fresh, self._rung = b"", False, False
-            self._parts.post(env_ids, codes, arrays)
+            self._begun = Begun.POSTED
+            self._driver.post_rows(env_ids, codes, arrays)
             for worker in np.unique(env_ids % len(self._bells)):
                 os.write(self._bells[worker], RING)
-            self._rung = True
+            self._begun = Begun.RUNG
 
     def collect_rows(self, min_envs: int, timeout: float | None) -> Part:
         """Wait until so many envs that are under way are done, and return all that are; errors as for ``collect``.
@@ -226,34 +245,35 @@ class SharedLane:
         They are returned again until they are ``taken``.
         """
         with self._connection.in_use:
-            self._await(timeout, lambda: self._parts.done() >= min_envs)
-            env_ids, raised = self._parts.ready()
+            driver = self._driver
+            self._await(timeout, lambda: driver.done() >= min_envs)
+            env_ids, raised = driver.ready()
             if raised is not None:
                 try:
                     self._ask_hub([raised])
                 finally:
                     if not isinstance(sys.exc_info()[1], KeyboardInterrupt):  # else it is asked for again
-                        self._parts.taken(raised)
-            rows, large = self._parts.infos(env_ids)
+                        driver.taken(raised)
+            rows, large = driver.infos(env_ids)
             rows.update(self._ask_hub(large) if large else ())
             columns = self._wire.templates.read(self._arena.columns(env_ids))
-            return Part(env_ids, *self._parts.outcome(env_ids), sorted(rows.items()), columns)
+            return Part(env_ids, *driver.results(env_ids), sorted(rows.items()), columns)
 
     def taken(self, env_ids: np.ndarray) -> None:
         """Know that whoever waited for these envs has them."""
-        self._parts.taken(env_ids)
+        self._driver.taken(env_ids)
 
     def collect(self, timeout: float | None) -> Outcome:
         """Wait for what was begun, and return it, again if asked again; errors as for the wire lane."""
-        if not self._driving:
+        if self._begun is Begun.IN_THE_HUB:
             return self._wire.collect(timeout)
         with self._connection.in_use:
             self._await(timeout)
-            arena, slots = self._arena, self._slots
-            rows, columns = self._noted() if arena.noted() else ([], [])
-            seen = slots.observations()
+            arena, driver = self._arena, self._driver
+            rows, columns = self._infos() if arena.noted() else ([], [])
+            seen = driver.observations()
             return Outcome(
-                [view.copy() for view in seen] if self._wire.copy and not slots.mixed else seen,
+                [*map(np.ndarray.copy, seen)] if self._wire.copy and not driver.mixed else seen,
                 arena.rewards.copy(),
                 arena.terminations.copy(),
                 arena.truncations.copy(),
@@ -261,8 +281,12 @@ class SharedLane:
                 columns,
             )
 
-    def _noted(self) -> tuple[list[tuple[int, bytes]], list[Group]]:
-        """The infos, of which the hub holds the large ones; or what an env raised, which it holds, too."""
+    def _infos(self) -> tuple[list[tuple[int, bytes]], list[Group]]:
+        """The infos of a step, of which the hub holds the large ones.
+
+        Raises:
+            Exception: as an env raised it, which the hub holds, too.
+        """
         arena = self._arena
         rows = [(row, bytes(blob)) for row, blob in arena.small_infos()]
         left = np.flatnonzero(arena.said_by_channel()).tolist()
@@ -287,28 +311,30 @@ class SharedLane:
             HubLost: the hub has ended.
             EnvHubError: the session has ended.
         """
-        arena = self._arena
-        ready = ready or arena.quiescent
-        if not self._rung:  # an interrupt came between the words and the bells
+        ready = ready or self._arena.quiescent
+        if self._begun is Begun.POSTED:
             self._ring()
         if not self._spinner.spin(ready):
             deadline_s = math.inf if timeout is None else time.monotonic() + timeout
-            while not ready():
-                if arena.revoked:
-                    self._fail_as_revoked()
-                self._park(deadline_s, timeout)
+            wait_s = PARK_S if timeout is None else min(timeout, PARK_S)
+            while True:
+                events = self._poller.poll(max(0.0, wait_s))
+                if ready():
+                    break
+                self._check_hub(events)
+                if timeout is not None and (wait_s := min(deadline_s - time.monotonic(), PARK_S)) <= 0:
+                    raise HubTimeout(
+                        f"the envs did not finish their step within {timeout:g} s; it can be waited for again"
+                    )
         self.woke_ns = time.monotonic_ns()
         if not HAS_FENCE:
             self._poller.poll(0)  # there, what a word guards is read after a system call only
 
-    def _park(self, deadline_s: float, timeout: float | None) -> None:
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise HubTimeout(f"the envs did not finish their step within {timeout:g} s; it can be waited for again")
-        rung = self._poller.poll(min(left_s, PARK_S))
+    def _check_hub(self, events: list[tuple[int, int]]) -> None:
+        """See whether the hub still serves this session, after these events of the poller."""
         if self._arena.revoked:  # the hub says why
-            return
-        if len(rung) > 1 or (rung and rung[0][0] != self._bell):
+            self._fail_as_revoked()
+        if any(descriptor != self._bell for descriptor, _ in events):
             self._connection.lose("its side socket has ended")
         if time.monotonic_ns() >= self._connection.tend_ns:
             self._connection.tend()
@@ -316,27 +342,12 @@ class SharedLane:
     def _close(self) -> None:
         """Let go of the memory, and of every view of it."""
         self._poller.close()
-        self._arena = self._slots = self._parts = None  # type: ignore[assignment]
+        self._arena = self._driver = None  # type: ignore[assignment]
 
     def _fail_as_revoked(self) -> NoReturn:
-        self._parts.taken(slice(None))
+        self._driver.taken(slice(None))
         self._ask_hub([])
         raise HubLost(f"the hub at {self._connection.address} has ended this session")
-
-    def _regain_drive(self) -> None:
-        """Drive, once the hub is done with what was given up, as at an interrupt, and has handed the drive back.
-
-        The hub may not have read yet what was given up, so that the client seems to drive.
-
-        Raises:
-            EnvHubError: the session has ended, or the hub is lost.
-        """
-        if self._connection.unsettled or self._arena.driver != DRIVER_CLIENT:
-            self._connection.synchronize()
-            if self._arena.driver != DRIVER_CLIENT:
-                self._fail_as_revoked()
-        if self._arena.revoked:
-            self._fail_as_revoked()
 
 
 def shared_lane(wire: WireLane, connection: Connection, ticket: bytes, actions: Sequence[Leaf]) -> SharedLane | None:

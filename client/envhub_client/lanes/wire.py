@@ -96,14 +96,15 @@ class WireLane:
         self._buffers = None if copy else [[np.zeros(*wanted) for wanted in zeros] for _ in range(2)]
         self._turn = 0
         self._step = Step(b"")  # the last one's codes, which mostly are the next one's, too
-        self._sent = np.zeros(num_envs, bool)
+        self._sent_bytes = bytearray(num_envs)
+        self._sent = np.frombuffer(self._sent_bytes, np.bool_)  # quicker for parts, and that for each step
         self._inbox = _EMPTY
         self.templates = Templates(connection)
         self._decompress = Decompressor(compression).decompress if compression else None
 
-    def settle(self) -> int:
-        """Nothing is under way here that is not known; returns ``outstanding``."""
-        return self._sent.tobytes().count(True)  # quicker than a sum of NumPy's, and asked for at each step
+    def settle(self) -> bool:
+        """Nothing is under way here that is not known; whether rows of parts are."""
+        return 1 in self._sent_bytes
 
     def post_reset(self, reset: Reset) -> None:
         """Begin a reset."""
@@ -121,7 +122,7 @@ class WireLane:
     @property
     def outstanding(self) -> int:
         """How many envs were posted by ``post_rows`` and not taken."""
-        return self.settle()
+        return self._sent_bytes.count(1)
 
     def post_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs only.

@@ -89,14 +89,14 @@ class LastingLane:
         self._unseen[:] = True
         self._lane = lane
 
-    def settle(self) -> int:
-        """Wait for what an interrupt kept from being known; returns ``outstanding``."""
+    def settle(self) -> bool:
+        """Wait for what an interrupt kept from being known; whether rows of parts are under way."""
         try:
             if self._loss is None:
                 self._lane.settle()
         except HubLost as error:
             self._loss = error
-        return self.outstanding
+        return bool(self._under_way.any())
 
     def _begin(self, begin: Begin, again: Begin) -> None:
         """Begin this now, or if the hub is lost, ``again`` when it is collected."""

@@ -15,7 +15,6 @@ import numpy as np
 import structlog
 
 from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, OP_BESIDE, OP_STEP, Arena
-from envhub.arena.parts import Parts
 from envhub.arena.stand_in import FRESH, OWED
 from envhub.protocol import messages
 from envhub.protocol.hub import Incoming
@@ -109,10 +108,6 @@ class Host:
         return None if self._memory is None else self._memory.arena
 
     @property
-    def _parts(self) -> Parts | None:
-        return None if self._memory is None else self._memory.parts
-
-    @property
     def pids(self) -> list[int]:
         """The process ids of the workers that run."""
         return self._crew.pids
@@ -130,7 +125,7 @@ class Host:
     @property
     def idle(self) -> bool:
         """Whether no request is under way, whoever drives."""
-        by_parts = self._parts is not None and self._parts.outstanding
+        by_parts = self._memory is not None and self._memory.driver.outstanding
         return self.session.idle and not by_parts and (self._arena is None or self._arena.quiescent())
 
     # --- what the hub calls -----------------------------------------------------------------------------------------
@@ -176,7 +171,7 @@ class Host:
             self._crew.keep_loose()  # it may learn that its step has failed
         elif self._driving.driver != DRIVER_HUB and not self._take_drive(request):
             return
-        if memory is not None and memory.parts is not None and not self._may_interrupt(request):
+        if memory is not None and memory.driver.steps_parts and not self._may_interrupt(request):
             return
         problem = ""
         if isinstance(message, messages.Step):
@@ -222,9 +217,9 @@ class Host:
         if found is not self._memory:
             self._memory.close()
             self._memory, self._driving = found, Driving(self._watch, partial(self._guarded, self._on_side))
-        self._memory.take_over()
+        self._memory.driver.take_over()
         self._crew.keep_loose()  # which the new client has not seen
-        self._memory.parts, self._request = None, heir
+        self._request = heir
         assert self.session.made is not None
         made = replace(self.session.made, ticket=self.ticket, steps=self._memory.arena.done.tolist())
         self._outcomes.answer(heir, made, ())
@@ -251,7 +246,8 @@ class Host:
     def _may_interrupt(self, request: Incoming) -> bool:
         """Whether nothing is under way by parts that forbids the request; else it is refused."""
         by_parts = isinstance(request.message, (messages.Send, messages.Receive, messages.Close, *ASIDE))
-        if self._parts is None or by_parts or not self._parts.outstanding or self.session.phase is not Phase.READY:
+        assert self._memory is not None
+        if by_parts or not self._memory.driver.outstanding or self.session.phase is not Phase.READY:
             return True
         text = "envs are under way that RECEIVE has not returned"
         self._fail(Failure("refused", "request", text))
@@ -270,13 +266,11 @@ class Host:
         memory = self._memory
         if memory is None or self.session.phase is not Phase.READY:
             return ""  # the session says why not
-        memory.parts = memory.parts or Parts(memory.arena)
         try:
             rows, arrays = memory.frames.part(request.message.rows, request.message.codes, request.frames)
-            memory.parts.post(rows, request.message.codes, arrays)
+            memory.driver.post_rows(rows, request.message.codes, arrays)
         except ValueError as error:
             return f"{error}; no env has moved"
-        memory.frames.forget()
         self._crew.ring(*np.unique(rows % len(self.session.blocks)).tolist())
         return ""
 
@@ -286,7 +280,7 @@ class Host:
         if not waits or self.session.idle or self.session.phase is not Phase.READY:
             return
         assert self._request is not None
-        parts = self._parts
+        parts = None if self._memory is None else self._memory.driver
         if parts is None or not parts.outstanding:
             self._apply(self.session.abstain(Failure("refused", "request", "no env is under way")))
             return
@@ -328,7 +322,7 @@ class Host:
             self._outcomes.fail(request, Failure("refused", "request", text))
             return False
         assert self._memory is not None
-        self._memory.take_over()
+        self._memory.driver.forget()
         self._crew.hear()
         self._crew.keep_loose()  # an interrupt may have kept the client from seeing them
         return True
@@ -360,7 +354,7 @@ class Host:
         if memory is None:
             return
         try:
-            if memory.parts is not None:
+            if memory.driver.steps_parts:
                 self._receive_part()
             if self.session.phase is not Phase.MOVING or not memory.arena.quiescent():
                 return
@@ -489,11 +483,10 @@ class Host:
     def _drive(self, drive: Drive) -> None:
         memory = self._memory
         assert memory is not None and self._request is not None
-        frames, slots = memory.frames, memory.slots
-        if memory.parts is not None:
-            slots.take_over()
+        frames, driver = memory.frames, memory.driver
         if drive.op == OP_STEP:
-            slots.post(OP_BESIDE if frames.has_beside else OP_STEP)
+            driver.post(OP_BESIDE if frames.has_beside else OP_STEP, frames.codes, frames.arrays)
+            frames.arrays = ()  # which keep the whole message in memory
             if frames.has_beside:
                 for number, rows in enumerate(self.session.blocks):
                     self._crew.tell(number, control.StepRows(frames.beside(rows)))
@@ -502,7 +495,7 @@ class Host:
                 self._crew.ring()
             self._passed_ns[:2] = self.heard_ns, time.monotonic_ns()
             return
-        slots.post(drive.op)
+        driver.post(drive.op)
 
     def _answer(self, answer: Answer) -> None:
         assert self._request is not None

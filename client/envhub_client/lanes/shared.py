@@ -6,12 +6,10 @@ long as that takes. What it has to say of a step, an env's exception or a worker
 
 from __future__ import annotations
 
-import array
 import logging
 import math
 import os
 import select
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,92 +24,17 @@ from envhub.arena.memory import DRIVER_CLIENT, OP_STEP, Arena
 from envhub.arena.spin import HAS_FENCE, RING, Spinner
 from envhub.errors import HubLost, HubTimeout
 from envhub.protocol import messages
-from envhub.protocol.messages import Collect, Op, Reset, Shared
-from envhub.transport import address as envhub_address
+from envhub.protocol.messages import Collect, Op, Reset
 from envhub.values.leaf import Leaf
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.keepalive import TEND_S
+from envhub_client.lanes.attach import Attachment
 from envhub_client.lanes.wire import Outcome, Part, WireLane
-from envhub_client.private_hub.process import above_stdio
 from envhub_client.results.infos import Group
 
-ATTACH_TIMEOUT_S = 5.0
 PARK_S = TEND_S  # at a time: a lost connection is to be told while a long step goes on
-DESCRIPTORS_MAX = 253  # that the kernel passes at a time
-HEAD_BYTES = 1 << 16  # of what comes before and with the first descriptors
 
 log = logging.getLogger("envhub")
-
-
-class Door:
-    """What comes through a hub's side socket, and is closed with this."""
-
-    def __init__(self) -> None:
-        self.side = socket.socket(socket.AF_UNIX)
-        self._descriptors: list[int] = []
-        self._received: list[tuple[bytes, list[tuple[int, int, bytes]], int, object]] = []  # and not looked at yet
-
-    def open(self, address: str, ticket: bytes) -> None:
-        """Show the ticket.
-
-        Raises:
-            OSError: there is no side socket, or it gives nothing.
-            codec.DecodeError: what it said cannot be read.
-        """
-        path = envhub_address.side_path(envhub_address.parse(address))
-        if path is None or not ticket:
-            raise OSError("there is no side socket")
-        self.side.settimeout(ATTACH_TIMEOUT_S)
-        self.side.connect(envhub_address.socket_name(path))
-        self.side.sendall(ticket)
-        self.shared = messages.unpack(Shared, self._receive())
-        while len(self._descriptors) < 2 + self.shared.workers:
-            self._receive()
-        self.side.setblocking(False)
-        self._descriptors[:] = map(above_stdio, self._descriptors)
-
-    @property
-    def bells(self) -> list[int]:
-        """The client's, and each worker's, once the arena is mapped."""
-        return self._descriptors
-
-    def arena(self, layout: Layout) -> Arena:
-        """The memory, mapped; its descriptor is closed.
-
-        Raises:
-            OSError, ValueError: it is of another layout, as of another version of EnvHub, or cannot be mapped.
-        """
-        found = Arena(layout, self._descriptors[0], in_children=True)  # views of it may be read there
-        found.check()
-        os.close(self._descriptors.pop(0))
-        return found
-
-    def _receive(self) -> bytes:
-        space = socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsize)
-        # Held as it comes: an interrupt right after it must not leave descriptors that nobody knows.
-        self._received.append(self.side.recvmsg(HEAD_BYTES, space, socket.MSG_CMSG_CLOEXEC))
-        data, _, flags, _ = self._received[-1]
-        self._take_descriptors()
-        if not data:
-            raise OSError("the hub closed its side socket")
-        if flags & socket.MSG_CTRUNC:
-            raise OSError("this process may have no more descriptors")
-        return data[4:]
-
-    def _take_descriptors(self) -> None:
-        found = array.array("i")
-        for _, ancillary, _, _ in self._received:
-            for level, kind, raw in ancillary:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    found.frombytes(raw[: len(raw) - len(raw) % found.itemsize])
-        self._descriptors, self._received = [*self._descriptors, *found], []
-
-    def close(self) -> None:
-        """Close all of it; once more, should an interrupt have come in between."""
-        self._take_descriptors()
-        self.side.close()
-        while self._descriptors:
-            os.close(self._descriptors.pop())
 
 
 class Begun(Enum):
@@ -137,16 +60,16 @@ class SharedLane:
 
     name = "shared"
 
-    def __init__(self, wire: WireLane, connection: Connection, door: Door, arena: Arena) -> None:
+    def __init__(self, wire: WireLane, connection: Connection, attachment: Attachment, arena: Arena) -> None:
         self.num_envs, self.leaves = wire.num_envs, wire.leaves
         self._wire = wire
         self._connection = connection
-        self._side = door.side
-        self._bell, *self._bells = door.bells
+        self._side = attachment.side
+        self._bell, *self._bells = attachment.bells
         self._arena = arena
         self._driver = ArenaDriver(arena)
         self._driver.forget()
-        self._spinner = Spinner(door.shared.spin_us, time.perf_counter_ns)
+        self._spinner = Spinner(attachment.shared.spin_us, time.perf_counter_ns)
         self._poller = select.epoll()
         # By edges each ring wakes it once, and a read for every ring is saved.
         self._poller.register(self._bell, select.EPOLLIN | select.EPOLLET)
@@ -352,13 +275,13 @@ class SharedLane:
 
 def shared_lane(wire: WireLane, connection: Connection, ticket: bytes, actions: Sequence[Leaf]) -> SharedLane | None:
     """The shared lane to the session that the ticket is of; None where it cannot be had."""
-    door = Door()
-    connection.on_close(door.close)
+    attachment = Attachment()
+    connection.on_close(attachment.close)
     try:
-        door.open(connection.address, ticket)
-        layout = Layout(wire.num_envs, tuple(wire.leaves), tuple(actions), door.shared.info_bytes)
-        return SharedLane(wire, connection, door, door.arena(layout))
+        attachment.open(connection.address, ticket)
+        layout = Layout(wire.num_envs, tuple(wire.leaves), tuple(actions), attachment.shared.info_bytes)
+        return SharedLane(wire, connection, attachment, attachment.arena(layout))
     except (OSError, ValueError) as error:
         log.debug("no shared lane to the hub at %s: %s", connection.address, error)
-        door.close()
+        attachment.close()
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import importlib.util
 import os
@@ -24,6 +23,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from envhub.errors import HubUnreachable
 from envhub.protocol.messages import Make, World
+from envhub.transport.fd_passing import above_stdio
 from envhub.values.gym_api import pickled
 from envhub_client.session.factory_digest import factories_digest
 
@@ -141,15 +141,6 @@ def _close(descriptors: list[int]) -> None:
     """Close them, each once, however often it is called."""
     while descriptors:
         os.close(descriptors.pop())
-
-
-def above_stdio(descriptor: int) -> int:
-    """The descriptor, or a copy in its place: a program without standard streams gets their numbers for its own."""
-    if descriptor > 2:
-        return descriptor
-    copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
-    os.close(descriptor)
-    return copy
 
 
 _lock = threading.Lock()

@@ -22,8 +22,7 @@ from envhub.values import codec
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.keywords import meant, refused_keyword
-from envhub_client.private_hub.process import make_of_factories
-from envhub_client.session.factories import checked_factories
+from envhub_client.session.factories import checked_factories, make_of_factories
 from envhub_client.session.faults import FIELDS, split
 from envhub_client.session.options import ObservationMode, SessionOptions
 

@@ -1,13 +1,13 @@
-"""The shared lane: on the hub's machine the client steps in the session's own memory and wakes the workers itself.
+"""The shared lane: on the hub's machine the client steps in the session's memory and wakes the workers itself.
 
-The hub is off the path of a step. It still supervises the workers and carries out everything else, and drives for as
-long as that takes. What it has to say of a step, an env's exception or a worker's end, is asked for over the wire.
+The hub is off the path of a step. It supervises the workers and carries out all other requests, and drives while it
+does. An env's exception, a large info and the end of a worker are reported to the hub, which is asked for them over the
+wire.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import select
 import sys
@@ -26,26 +26,27 @@ from envhub.errors import HubLost, HubTimeout
 from envhub.protocol import messages
 from envhub.protocol.messages import Collect, Op, Reset
 from envhub.values.leaf import Leaf
+from envhub_client.batch import Batch, InfoGroup
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.keepalive import TEND_S
+from envhub_client.deadline import Deadline
 from envhub_client.lanes.attach import Attachment
-from envhub_client.lanes.wire import Outcome, Part, WireLane
-from envhub_client.results.infos import Group
+from envhub_client.lanes.wire import WireLane
 
-PARK_S = TEND_S  # at a time: a lost connection is to be told while a long step goes on
+PARK_S = TEND_S  # at a time: a lost connection is reported while a long step goes on
 
 log = logging.getLogger("envhub")
 
 
 class Begun(Enum):
-    """How far the step or reset is that was begun last."""
+    """How far the reset or step is that was begun last."""
 
-    IN_THE_HUB = 1
-    """The hub drives it, and its reply comes by the wire lane."""
+    BY_HUB = 1
+    """The hub drives it; its reply comes by the wire lane."""
     POSTED = 2
-    """The arena's words say so, or are about to; an interrupt may have kept its workers from being rung."""
+    """The client drives it; the arena's words are being written, and the workers are not rung yet."""
     RUNG = 3
-    """Its workers were rung."""
+    """The client drives it; the workers were rung."""
 
 
 class SharedLane:
@@ -75,29 +76,29 @@ class SharedLane:
         self._poller.register(self._bell, select.EPOLLIN | select.EPOLLET)
         self._poller.register(self._side, select.EPOLLIN)
         self.woke_ns = 0
-        self._begun = Begun.IN_THE_HUB
-        connection.on_close(self._close)
+        self._begun = Begun.BY_HUB
+        connection.on_close(self.close)
 
     def settle(self) -> bool:
-        """Wait for the end of a step that an interrupt kept from being known; whether rows of parts are under way."""
-        by_parts = 1 in self._driver.sent
-        if not by_parts and not self._arena.quiescent():
+        """Wait for the end of a step that was begun and given up; returns whether some envs are outstanding."""
+        outstanding = 1 in self._driver.sent
+        if not outstanding and not self._arena.quiescent():
             with self._connection.in_use:
                 self._regain_drive()
                 self._ring()
                 self._await(None)
-        return by_parts
+        return outstanding
 
-    def post_reset(self, reset: Reset) -> None:
+    def begin_reset(self, reset: Reset) -> None:
         """Begin a reset, which the hub drives."""
         self._leave_to_hub()
-        self._wire.post_reset(reset)
+        self._wire.begin_reset(reset)
 
-    def post_step(self, codes: bytes, arrays: Sequence[np.ndarray], beside: bytes) -> None:
+    def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
         """Begin a step. The arrays are copied: they may change while it runs."""
-        if beside:
+        if out_of_band:
             self._leave_to_hub()
-            self._wire.post_step(codes, arrays, beside)
+            self._wire.begin_step(codes, arrays, out_of_band)
             return
         connection = self._connection
         with connection.in_use:
@@ -110,7 +111,7 @@ class SharedLane:
 
     def _leave_to_hub(self) -> None:
         """Have the hub drive what is begun next."""
-        self._begun = Begun.IN_THE_HUB
+        self._begun = Begun.BY_HUB
         self._driver.forget()
 
     def _prepare(self) -> None:
@@ -145,10 +146,10 @@ class SharedLane:
 
     @property
     def outstanding(self) -> int:
-        """How many envs were posted by ``post_rows`` and not taken."""
+        """How many envs were begun by ``begin_rows`` and not taken."""
         return self._driver.outstanding
 
-    def post_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+    def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs only.
 
         Raises:
@@ -162,11 +163,8 @@ class SharedLane:
                 os.write(self._bells[worker], RING)
             self._begun = Begun.RUNG
 
-    def collect_rows(self, min_envs: int, timeout: float | None) -> Part:
-        """Wait until so many envs that are under way are done, and return all that are; errors as for ``collect``.
-
-        They are returned again until they are ``taken``.
-        """
+    def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
+        """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
         with self._connection.in_use:
             driver = self._driver
             self._await(timeout, lambda: driver.done() >= min_envs)
@@ -179,32 +177,32 @@ class SharedLane:
                         driver.taken(raised)
             rows, large = driver.infos(env_ids)
             rows.update(self._ask_hub(large) if large else ())
-            columns = self._wire.templates.read(self._arena.columns(env_ids))
-            return Part(env_ids, *driver.results(env_ids), sorted(rows.items()), columns)
+            groups = self._wire.templates.read(self._arena.columns(env_ids))
+            return Batch(*driver.results(env_ids), sorted(rows.items()), groups, env_ids)
 
     def taken(self, env_ids: np.ndarray) -> None:
-        """Know that whoever waited for these envs has them."""
+        """Note that the results of these envs have reached the caller: they are outstanding no more."""
         self._driver.taken(env_ids)
 
-    def collect(self, timeout: float | None) -> Outcome:
-        """Wait for what was begun, and return it, again if asked again; errors as for the wire lane."""
-        if self._begun is Begun.IN_THE_HUB:
-            return self._wire.collect(timeout)
+    def wait(self, timeout: float | None) -> Batch:
+        """The results of what was begun, again if asked again; errors as for the wire lane."""
+        if self._begun is Begun.BY_HUB:
+            return self._wire.wait(timeout)
         with self._connection.in_use:
             self._await(timeout)
             arena, driver = self._arena, self._driver
-            rows, columns = self._infos() if arena.noted() else ([], [])
-            seen = driver.observations()
-            return Outcome(
-                [*map(np.ndarray.copy, seen)] if self._wire.copy and not driver.mixed else seen,
+            rows, groups = self._infos() if arena.noted() else ([], [])
+            observations = driver.observations()
+            return Batch(
+                [*map(np.ndarray.copy, observations)] if self._wire.copy and not driver.mixed else observations,
                 arena.rewards.copy(),
                 arena.terminations.copy(),
                 arena.truncations.copy(),
                 rows,
-                columns,
+                groups,
             )
 
-    def _infos(self) -> tuple[list[tuple[int, bytes]], list[Group]]:
+    def _infos(self) -> tuple[list[tuple[int, bytes]], list[InfoGroup]]:
         """The infos of a step, of which the hub holds the large ones.
 
         Raises:
@@ -218,7 +216,7 @@ class SharedLane:
         return rows, self._wire.templates.read(arena.columns())
 
     def _ask_hub(self, rows: list[int]) -> list[tuple[int, bytes]]:
-        """What the hub has to say of these rows.
+        """The infos of these rows that the hub holds.
 
         Raises:
             Exception: as an env raised it, or because the session has ended.
@@ -238,20 +236,20 @@ class SharedLane:
         if self._begun is Begun.POSTED:
             self._ring()
         if not self._spinner.spin(ready):
-            deadline_s = math.inf if timeout is None else time.monotonic() + timeout
-            wait_s = PARK_S if timeout is None else min(timeout, PARK_S)
+            deadline = None if timeout is None else Deadline(timeout)
             while True:
-                events = self._poller.poll(max(0.0, wait_s))
+                left_s = PARK_S if deadline is None else deadline.left_s()
+                events = self._poller.poll(min(left_s, PARK_S))
                 if ready():
                     break
                 self._check_hub(events)
-                if timeout is not None and (wait_s := min(deadline_s - time.monotonic(), PARK_S)) <= 0:
+                if not left_s:
                     raise HubTimeout(
                         f"the envs did not finish their step within {timeout:g} s; it can be waited for again"
                     )
         self.woke_ns = time.monotonic_ns()
         if not HAS_FENCE:
-            self._poller.poll(0)  # there, what a word guards is read after a system call only
+            self._poller.poll(0)  # without a fence, a system call has to come before what a word guards is read
 
     def _check_hub(self, events: list[tuple[int, int]]) -> None:
         """See whether the hub still serves this session, after these events of the poller."""
@@ -262,7 +260,7 @@ class SharedLane:
         if time.monotonic_ns() >= self._connection.tend_ns:
             self._connection.tend()
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Let go of the memory, and of every view of it."""
         self._poller.close()
         self._arena = self._driver = None  # type: ignore[assignment]

@@ -63,7 +63,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         copy: whether returned observations are the caller's own, or two buffers that alternate.
         lane: ``"auto"`` steps in the workers' own memory where that can be had, on the hub's machine; ``"wire"`` by
             messages only.
-        spin_us: for how many microseconds whoever waits looks at a word before it parks, 0 to 1000; by default what
+        spin_us: for how many microseconds a waiting process spins before it parks, 0 to 1000; by default what
             suits the hub's machine, or what ``ENVHUB_SPIN_US`` says in the hub's environment.
         pin: whether each worker keeps to one CPU.
         compression: of observations that come from another machine, ``"lz4"``, ``"zstd"``, or ``"auto"``, what both

@@ -55,9 +55,9 @@ def checked_env_ids(env_ids: Any, num_envs: int) -> np.ndarray:
     Raises:
         ValueError: they are not different numbers of envs.
     """
-    found = np.arange(num_envs) if env_ids is None else np.asarray(env_ids)
-    if found.ndim != 1 or found.dtype.kind not in "iu" or not found.size:
+    rows = np.arange(num_envs) if env_ids is None else np.asarray(env_ids)
+    if rows.ndim != 1 or rows.dtype.kind not in "iu" or not rows.size:
         raise ValueError(f"env_ids must be a sequence of numbers of envs, got {env_ids!r}")
-    if found.min() < 0 or found.max() >= num_envs or len(np.unique(found)) < len(found):
+    if rows.min() < 0 or rows.max() >= num_envs or len(np.unique(rows)) < len(rows):
         raise ValueError(f"env_ids must be different numbers from 0 to {num_envs - 1}, got {env_ids!r}")
-    return found.astype(np.int64)
+    return rows.astype(np.int64)

@@ -182,8 +182,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no reset was begun.
         """
-        found: tuple[Any, dict[str, Any]] = self._session.wait(AsyncState.WAITING_RESET, self._reset_result, timeout)
-        return found
+        result: tuple[Any, dict[str, Any]] = self._session.wait(AsyncState.WAITING_RESET, self._reset_result, timeout)
+        return result
 
     def reset_each(
         self, seed: Sequence[int | None] | None, options: dict[str, Any] | None
@@ -194,13 +194,13 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         try:
             self.reset_async(seed, options, masked=False)
-            found: tuple[Any, dict[int, dict[str, Any]]] = self._session.wait(
+            result: tuple[Any, dict[int, dict[str, Any]]] = self._session.wait(
                 AsyncState.WAITING_RESET, self._reset_result, None, True
             )
         except BaseException as error:
             self._session.forget_pending(error)
             raise
-        return found
+        return result
 
     def _reset_result(self, timeout: float | None, by_env: bool = False) -> tuple[Any, Any]:
         batch = self._session.lane.wait(timeout)
@@ -257,18 +257,18 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no step was begun.
         """
-        found: StepReturn = self._session.wait(AsyncState.WAITING_STEP, self._step_result, timeout)
-        return found
+        result: StepReturn = self._session.wait(AsyncState.WAITING_STEP, self._step_result, timeout)
+        return result
 
     def step_each(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]:
         """As ``step``, but with the infos as each env gave them, by env; an empty one may be left out."""
         try:
             self.step_async(actions)
-            found: StepReturn = self._session.wait(AsyncState.WAITING_STEP, self._step_result, None, True)
+            result: StepReturn = self._session.wait(AsyncState.WAITING_STEP, self._step_result, None, True)
         except BaseException as error:
             self._session.forget_pending(error)
             raise
-        return found
+        return result
 
     def _step_result(self, timeout: float | None, by_env: bool = False) -> tuple[Any, ...]:
         arrays, rewards, terminations, truncations, rows, groups, _ = batch = self._session.lane.wait(timeout)
@@ -400,8 +400,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         self._session.check_free("attr_is_callable")
         _check_name(name)
-        found: tuple[bool, ...] = self._called_at_once(Call(name, b"", only_kind=True))
-        return found
+        result: tuple[bool, ...] = self._called_at_once(Call(name, b"", only_kind=True))
+        return result
 
     def _called_at_once(self, call: Call) -> tuple[Any, ...]:
         """The results of the call, ``NOT_RESET`` where an env was left alone."""

@@ -35,7 +35,7 @@ class Attachment:
 
         Raises:
             OSError: there is no side socket, or it gives nothing.
-            codec.DecodeError: what it said cannot be read.
+            codec.DecodeError: what it sent cannot be read.
         """
         path = addresses.side_path(addresses.parse(address))
         if path is None or not ticket:
@@ -68,10 +68,10 @@ class Attachment:
         Raises:
             OSError, ValueError: it is of another layout, as of another version of EnvHub, or cannot be mapped.
         """
-        found = Arena(layout, self._reader.descriptors[0], in_children=True)  # views of it may be read there
-        found.check()
+        arena = Arena(layout, self._reader.descriptors[0], in_children=True)  # views of it may be read there
+        arena.check()
         os.close(self._reader.descriptors.pop(0))
-        return found
+        return arena
 
     def close(self) -> None:
         """Close all of it; once more, should an interrupt have come in between."""

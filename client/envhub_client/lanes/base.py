@@ -73,4 +73,4 @@ class Lane(Protocol):
         """Note that the results of these envs have reached the caller: they are outstanding no more."""
 
     def close(self) -> None:
-        """Free what the lane holds beside its connection."""
+        """Free what the lane holds besides its connection."""

@@ -21,14 +21,14 @@ class Templates:
         self._connection = connection
         self._known: dict[int, Template] = {}
 
-    def read(self, found: Sequence[Rows]) -> list[InfoGroup]:
+    def read(self, columns: Sequence[Rows]) -> list[InfoGroup]:
         """The infos in these rows; asks the hub for forms that were not seen before.
 
         Raises:
             RemoteProtocolError: it does not know them, or they are not what is in the rows.
             EnvHubError: it does not answer.
         """
-        unknown = [rows.template for rows in found if rows.template not in self._known]
+        unknown = [rows.template for rows in columns if rows.template not in self._known]
         if unknown:
             reply = self._connection.ask(Op.TEMPLATES, TemplatesRequest(unknown)).message
             try:
@@ -36,7 +36,7 @@ class Templates:
                     self._known[number] = Template(codec.decode(example))
             except (ValueError, TypeError, AttributeError, NotInColumns) as error:
                 raise RemoteProtocolError(f"a template of infos cannot be read: {error}") from error
-        return [self._group(*rows) for rows in found]
+        return [self._group(*rows) for rows in columns]
 
     def _group(self, number: int, rows: np.ndarray, data: np.ndarray) -> InfoGroup:
         template = self._known.get(number)

@@ -24,7 +24,7 @@ from envhub_client.connection.failures import raise_failure
 from envhub_client.deadline import Deadline
 from envhub_client.lanes.templates import Templates
 
-# Up to here, copying a received frame costs less than keeping the whole receive buffer it stands in alive.
+# Up to here, copying a received frame costs less than keeping alive the whole receive buffer that it is part of.
 KEEP_BYTES = 1 << 16
 
 _Field = tuple[np.dtype[Any], tuple[int, ...], int]  # dtype, shape and size in bytes of a batch of a leaf
@@ -94,7 +94,7 @@ class WireLane:
         self._connection.send(Op.STEP, self._step, [*frames, out_of_band] if out_of_band else frames)
 
     def close(self) -> None:
-        """Nothing is held beside the connection."""
+        """Nothing is held besides the connection."""
 
     @property
     def outstanding(self) -> int:
@@ -174,8 +174,8 @@ class WireLane:
         if len(frames) > 2:
             raise ValueError(f"{len(frames)} frames of infos")
         rows = messages.unpack_rows(frames[0], self.num_envs)
-        found = unpack_columns(frames[1], self.num_envs) if len(frames) > 1 else []
-        return rows, self.templates.read(found)
+        columns = unpack_columns(frames[1], self.num_envs) if len(frames) > 1 else []
+        return rows, self.templates.read(columns)
 
     def _part(self, frames: Sequence[Frame]) -> Batch:
         count = len(self._fields)
@@ -247,8 +247,8 @@ class WireLane:
 
 
 def _fields(leaves: Sequence[Leaf], rows: int) -> list[_Field]:
-    found = [(np.dtype(leaf.dtype), (rows, *leaf.shape)) for leaf in leaves]
-    return [(dtype, shape, math.prod(shape) * dtype.itemsize) for dtype, shape in found]
+    arrays = [(np.dtype(leaf.dtype), (rows, *leaf.shape)) for leaf in leaves]
+    return [(dtype, shape, math.prod(shape) * dtype.itemsize) for dtype, shape in arrays]
 
 
 def _wrong_size(frame: Frame, size: int) -> ValueError:

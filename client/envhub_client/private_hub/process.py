@@ -27,7 +27,7 @@ _BOOT = "import sys; sys.path[:] = filter(None, sys.path); from envhub_server.pr
 class PrivateHub:
     """A hub process that serves this program only.
 
-    It is made before it is started, so that whoever makes it can hold it before there is a process.
+    It is made before it is started, so that its owner can hold it before there is a process.
 
     Attributes:
         address: an abstract ipc name of 128 random bits that leaves no file; only this user's processes can connect.

@@ -1,4 +1,4 @@
-"""What the envs said at one step, laid out as ``VectorEnv._add_info`` does, where it can be a column at a time."""
+"""The infos of one reset or step, laid out as ``VectorEnv._add_info`` does, where possible a column at a time."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Infos:
 
     def by_env(self) -> dict[int, dict[str, Any]]:
         """The info of each env as it gave it; an empty one may be left out."""
-        found = dict(self._maps)
+        infos = dict(self._maps)
         for template, rows, records in self._groups:
-            found.update(zip(rows.tolist(), map(template.info, records), strict=True))
-        return dict(sorted(found.items()))
+            infos.update(zip(rows.tolist(), map(template.info, records), strict=True))
+        return dict(sorted(infos.items()))
 
     def batched(self, envs: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
         """All of them as one, laid out by ``envs._add_info``, or as if it had."""
@@ -53,7 +53,7 @@ class Infos:
         if len(self._groups) == 1 and not self._maps:
             ((template, rows, records),) = self._groups
             return _merged(template.tree, batch, rows, records, envs.num_envs)
-        # The first env that says something decides on the form of its array, so everything is in the envs' order.
+        # The first env that has a key decides on the form of its array, so everything is in the envs' order.
         sources: list[tuple[int, dict[str, Any] | InfoGroup]] = [*self._maps.items()]
         sources += [(int(group.rows[0]), group) for group in self._groups]
         for row, source in sorted(sources, key=lambda source: source[0]):
@@ -81,30 +81,30 @@ def _fits(tree: Tree, batch: Any) -> bool:
     """Whether assigning these columns to what is there is the same as assigning their values one by one."""
     if not isinstance(batch, dict):
         return False
-    for key, found in tree.items():
+    for key, column in tree.items():
         there, mask = batch.get(key), batch.get(f"_{key}")
         if (there is None) != (mask is None):
             return False
         if there is None:
             continue
-        if isinstance(found, dict):
-            if not _fits(found, there):
+        if isinstance(column, dict):
+            if not _fits(column, there):
                 return False
-        elif not isinstance(there, np.ndarray) or (there.dtype, there.shape[1:]) != (_form(found), found.shape):
+        elif not isinstance(there, np.ndarray) or (there.dtype, there.shape[1:]) != (_form(column), column.shape):
             return False
     return True
 
 
 def _merged(tree: Tree, batch: dict[str, Any], rows: np.ndarray, records: np.ndarray, num_envs: int) -> dict[str, Any]:
     whole = len(rows) == num_envs  # nothing is to be put between other rows then
-    for key, found in tree.items():
+    for key, column in tree.items():
         value, mask = batch.get(key), batch.get(f"_{key}")
-        if isinstance(found, dict):
-            value = _merged(found, value or {}, rows, records, num_envs)
-        elif whole and value is None and found.kind is not np.bool_:
-            value = records[found.name].copy()
+        if isinstance(column, dict):
+            value = _merged(column, value or {}, rows, records, num_envs)
+        elif whole and value is None and column.kind is not np.bool_:
+            value = records[column.name].copy()
         else:
-            value = _assigned(value, found, rows, records[found.name], num_envs)
+            value = _assigned(value, column, rows, records[column.name], num_envs)
         if mask is None and whole:
             mask = np.empty(num_envs, np.bool_)
             mask.fill(True)  # ``np.ones`` takes three times as long
@@ -115,10 +115,10 @@ def _merged(tree: Tree, batch: dict[str, Any], rows: np.ndarray, records: np.nda
     return batch
 
 
-def _assigned(there: Any, found: Column, rows: np.ndarray, values: np.ndarray, num_envs: int) -> np.ndarray:
+def _assigned(there: Any, column: Column, rows: np.ndarray, values: np.ndarray, num_envs: int) -> np.ndarray:
     """The array of this column, made where there is none, with the values of these rows."""
     if there is None:
-        there = np.zeros((num_envs, *found.shape), _form(found))
+        there = np.zeros((num_envs, *column.shape), _form(column))
         if there.dtype == object:
             there[:] = None
     there[rows] = _NUMPY_BOOLS[(values.view(np.uint8) != 0).astype(int)] if there.dtype == object else values

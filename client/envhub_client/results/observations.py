@@ -22,7 +22,7 @@ log = logging.getLogger("envhub")
 
 
 class Observations:
-    """The observations of one vector env, of which some leaves may be of no fixed size, and the infos beside them.
+    """The observations of one vector env, of which some leaves may be of no fixed size, and their infos.
 
     Attributes:
         space: of one env.
@@ -33,7 +33,7 @@ class Observations:
     """
 
     def __init__(self, single_space: Space[Any], num_envs: int, allow_pickle: bool, same_step: bool = False) -> None:
-        """Of so many envs; with ``same_step`` an env's last observation of an episode is in its infos, too."""
+        """Of ``num_envs`` envs; with ``same_step`` an env's last observation of an episode is in its infos, too."""
         self.space = single_space
         self._same_step = same_step
         self._allow_pickle = allow_pickle

@@ -213,10 +213,10 @@ class RecoveringLane:
 
 def _invalid(rows: Sequence[tuple[int, bytes]], env_ids: np.ndarray) -> np.ndarray:
     """Which of these rows' results are no transition of their env, as their infos say."""
-    found = np.zeros(len(env_ids), bool)
+    invalid = np.zeros(len(env_ids), bool)
     for row, blob in rows:
         info = codec.decode_leniently(blob)[0] if blob else {}
         if isinstance(info, list):  # an info that came with observations of no fixed size
             info = codec.decode_leniently(info[1])[0] if info[1] else {}
-        found[np.searchsorted(env_ids, row)] = bool(info.get("invalid_transition"))
-    return found
+        invalid[np.searchsorted(env_ids, row)] = bool(info.get("invalid_transition"))
+    return invalid

@@ -58,7 +58,7 @@ class Sizing(NamedTuple):
 
     Attributes:
         num_workers: how many.
-        reason: why so many, for people; empty where the hub does not say.
+        reason: why that many, for people; empty where the hub does not say.
     """
 
     num_workers: int
@@ -159,7 +159,7 @@ class Session:
 
     def _end_all_but(self, kept: Connection | None) -> None:
         """End every session but the one on this connection, such as one whose making failed or was interrupted."""
-        for connection in [found for found in self._connections if found is not kept]:
+        for connection in [each for each in self._connections if each is not kept]:
             _end(connection, terminate=True)
             self._connections.remove(connection)
 
@@ -200,8 +200,8 @@ class Session:
         theirs, ours = connection.welcome.compressions, available()
         if wanted == "auto":
             return next((method for method in ours if method in theirs), "")
-        for side, found in ((f"the hub at {address.text}", theirs), ("this client", ours)):
-            if wanted not in found:
+        for side, methods in ((f"the hub at {address.text}", theirs), ("this client", ours)):
+            if wanted not in methods:
                 raise RequestRefused(
                     f'compression={wanted!r}: {side} lacks the library; pip install "envhub-rl[compression]" there'
                 )
@@ -280,9 +280,9 @@ class Session:
 
     def _check_same(self, made: Made, loss: HubLost) -> None:
         wanted = [self.action_space, self.observation_spaces[0]]
-        found = [self._space(blob) for blob in (made.action_space, made.observation_spaces[0])]
-        if [*map(spaces.structure, found)] != [*map(spaces.structure, wanted)]:
-            raise HubLost(f"{loss}; the hub that took its place makes envs of other spaces: {found}, not {wanted}")
+        new = [self._space(blob) for blob in (made.action_space, made.observation_spaces[0])]
+        if [*map(spaces.structure, new)] != [*map(spaces.structure, wanted)]:
+            raise HubLost(f"{loss}; the hub that took its place makes envs of other spaces: {new}, not {wanted}")
 
     @contextmanager
     def _noticing_loss(self) -> Iterator[None]:

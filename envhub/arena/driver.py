@@ -32,7 +32,7 @@ class ArenaDriver:
         self._slot = 0
         self._knows_slots = True  # whether ``_slot`` and ``mixed`` say what the arena's words say
         self.mixed = False
-        self._codes = b""  # which stand in the arena; empty where that is not known
+        self._codes = b""  # of the actions in the arena; empty where they are not known
         self._buffers: list[np.ndarray] = []  # of the leaves that have an array, by these codes
         self.sent = bytearray(arena.layout.rows)
         self._sent = np.frombuffer(self.sent, np.bool_)

@@ -9,7 +9,7 @@ import pytest
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, Arena, allocate
-from envhub.arena.stand_in import FRESH, ONGOING, beside, put_info, repeat_observation, stay, truncate
+from envhub.arena.stand_in import FRESH, ONGOING, put_info, repeat_observation, stay, truncate, with_objects
 from envhub.values import codec
 from envhub.values.leaf import Leaf
 
@@ -70,5 +70,5 @@ def test_info_is_stored_if_there_is_room_for_it(arena: Arena) -> None:
     assert not arena.infos[1].any()
 
 
-def test_blob_beside_holds_objects_and_info() -> None:
-    assert codec.decode(beside(b"objects", b"info")) == [b"objects", b"info"]
+def test_blob_with_objects_holds_objects_and_info() -> None:
+    assert codec.decode(with_objects(b"objects", b"info")) == [b"objects", b"info"]

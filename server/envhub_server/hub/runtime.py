@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import structlog
 
-from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, OP_BESIDE, OP_STEP, Arena
-from envhub.arena.stand_in import FRESH, OWED
+from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, OP_OUT_OF_BAND, OP_STEP, Arena
+from envhub.arena.stand_in import FRESH, REPORT_PENDING
 from envhub.protocol import messages
 from envhub.protocol.hub import Incoming
 from envhub.protocol.messages import Failure, Made, Make, Op
@@ -472,7 +472,7 @@ class Host:
             self._apply(self.session.event(-1, ArenaRefused(reason)))
             return
         if self.session.make.lost or self.session.make.fresh:
-            self._memory.arena.needs_reset[:] = OWED if self.session.make.lost else FRESH
+            self._memory.arena.needs_reset[:] = REPORT_PENDING if self.session.make.lost else FRESH
         self._crew.join(self._memory, instruction.loose, self._ring_driver)
         for number in range(len(self.session.blocks)):
             self._map_arena(number, message)
@@ -485,7 +485,7 @@ class Host:
         assert memory is not None and self._request is not None
         frames, driver = memory.frames, memory.driver
         if drive.op == OP_STEP:
-            driver.post(OP_BESIDE if frames.has_beside else OP_STEP, frames.codes, frames.arrays)
+            driver.post(OP_OUT_OF_BAND if frames.has_beside else OP_STEP, frames.codes, frames.arrays)
             frames.arrays = ()  # which keep the whole message in memory
             if frames.has_beside:
                 for number, rows in enumerate(self.session.blocks):

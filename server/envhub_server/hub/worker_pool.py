@@ -17,7 +17,7 @@ import numpy as np
 
 from envhub.arena.memory import OP_RESET, STATUS_RAISED, TURN_FIRST, TURN_ROW, Arena
 from envhub.arena.spin import RING
-from envhub.arena.stand_in import ENDED, FRESH, OWED, beside, put_info, stay, truncate
+from envhub.arena.stand_in import ENDED, FRESH, REPORT_PENDING, put_info, stay, truncate, with_objects
 from envhub.protocol.messages import Failure, Make
 from envhub_server.ipc import control
 from envhub_server.loop.poller import Watch
@@ -317,7 +317,7 @@ class Crew:
         idle = np.setdiff1d(post.rows, np.setdiff1d(outstanding, stays))
         steps = np.setdiff1d(outstanding, np.union1d(resets, stays))
         # Rows that had completed are told by their next step, unless the one error of this step says it of all.
-        lost, owed = arena.needs_reset[idle], FRESH if outcome.raises and steps.size else OWED
+        lost, owed = arena.needs_reset[idle], FRESH if outcome.raises and steps.size else REPORT_PENDING
         arena.needs_reset[idle] = np.where((lost == ENDED) | (lost == FRESH), FRESH, owed)
         arena.needs_reset[resets] = FRESH
         self._finish(post, steps)
@@ -344,7 +344,7 @@ class Crew:
             if post.serves or post.outcome is None or self._arena is None:
                 continue
             steps = self._steps(post)
-            self._finish(post, steps[self._arena.needs_reset[steps] == OWED])
+            self._finish(post, steps[self._arena.needs_reset[steps] == REPORT_PENDING])
             if post.asked_s is None and self._steps(post).size:
                 post.asked_s = self._now_s()
 
@@ -402,7 +402,7 @@ class Crew:
         arena = self._arena
         assert arena is not None
         if self.loose is not None:
-            info = beside(self.loose.of(arena, row), info)
+            info = with_objects(self.loose.of(arena, row), info)
         if not put_info(arena, row, info):
             self._say(row, control.RowInfo(row, info, int(arena.request[row])))
         return len(info)

@@ -13,7 +13,16 @@ import numpy as np
 
 from envhub.arena.layout import SLOTS
 from envhub.arena.memory import TURN_FIRST, Arena
-from envhub.arena.stand_in import ENDED, FRESH, ONGOING, OWED, beside, put_info, repeat_observation, truncate
+from envhub.arena.stand_in import (
+    ENDED,
+    FRESH,
+    ONGOING,
+    REPORT_PENDING,
+    put_info,
+    repeat_observation,
+    truncate,
+    with_objects,
+)
 from envhub.values import actions, codec, spaces
 from envhub.values.info_columns import Writer
 from envhub.values.leaf import OBJECT
@@ -172,7 +181,7 @@ class Row:
 
     def _begin(self, owed: int) -> None:
         """In place of the first step of an env that is new."""
-        if owed == OWED:
+        if owed == REPORT_PENDING:
             self._needs_reset[self.index] = FRESH
             if self._owed is not None:
                 raise self._owed
@@ -192,7 +201,7 @@ class Row:
     def truncate(self, info: bytes) -> None:
         """End the episode without a transition of the env's, which is to be reset before its next step."""
         if self._loose:
-            info = beside(self._last_objects, info)
+            info = with_objects(self._last_objects, info)
         if not put_info(self._arena, self.index, info):
             self._send_info(self.index, info)
         truncate(self._arena, self.index, len(info))
@@ -210,7 +219,7 @@ class Row:
         if slot != self._last_slot:
             repeat_observation(self._arena, self.index)
             self._last_slot = slot
-        self._note(self._put(beside(self._last_objects, b"")) if self._loose else NOTHING)
+        self._note(self._put(with_objects(self._last_objects, b"")) if self._loose else NOTHING)
 
     def _action(self) -> Any:
         for number, words in enumerate(self._code_words):
@@ -275,7 +284,7 @@ class Row:
         if not objects:
             return self._put(blob)
         encoded = codec.encode(objects, self._exact)
-        written = self._put(beside(encoded, blob))
+        written = self._put(with_objects(encoded, blob))
         self._last_objects = encoded
         return written
 

@@ -182,8 +182,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no reset was begun.
         """
-        result: tuple[Any, dict[str, Any]] = self._session.wait(AsyncState.WAITING_RESET, self._reset_result, timeout)
-        return result
+        return self._session.wait(AsyncState.WAITING_RESET, self._reset_result, timeout)
 
     def reset_each(
         self, seed: Sequence[int | None] | None, options: dict[str, Any] | None
@@ -194,13 +193,10 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         try:
             self.reset_async(seed, options, masked=False)
-            result: tuple[Any, dict[int, dict[str, Any]]] = self._session.wait(
-                AsyncState.WAITING_RESET, self._reset_result, None, True
-            )
+            return self._session.wait(AsyncState.WAITING_RESET, self._reset_result, None, True)
         except BaseException as error:
             self._session.forget_pending(error)
             raise
-        return result
 
     def _reset_result(self, timeout: float | None, by_env: bool = False) -> tuple[Any, Any]:
         batch = self._session.lane.wait(timeout)
@@ -257,21 +253,20 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no step was begun.
         """
-        result: StepReturn = self._session.wait(AsyncState.WAITING_STEP, self._step_result, timeout)
-        return result
+        return self._session.wait(AsyncState.WAITING_STEP, self._step_result, timeout)
 
     def step_each(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]:
         """As ``step``, but with the infos as each env gave them, by env; an empty one may be left out."""
         try:
             self.step_async(actions)
-            result: StepReturn = self._session.wait(AsyncState.WAITING_STEP, self._step_result, None, True)
+            return self._session.wait(AsyncState.WAITING_STEP, self._step_result, None, True)
         except BaseException as error:
             self._session.forget_pending(error)
             raise
-        return result
 
-    def _step_result(self, timeout: float | None, by_env: bool = False) -> tuple[Any, ...]:
+    def _step_result(self, timeout: float | None, by_env: bool = False) -> StepReturn:
         arrays, rewards, terminations, truncations, rows, groups, _ = batch = self._session.lane.wait(timeout)
+        assert rewards is not None and terminations is not None and truncations is not None
         has_infos = rows or groups or self._observations.loose  # mostly no env has any
         infos = self._infos(batch, by_env) if has_infos else {}
         observations = arrays[0] if self._observations.flat else self._observations.batch(arrays)
@@ -400,8 +395,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         self._session.check_free("attr_is_callable")
         _check_name(name)
-        result: tuple[bool, ...] = self._called_at_once(Call(name, b"", only_kind=True))
-        return result
+        return self._called_at_once(Call(name, b"", only_kind=True))
 
     def _called_at_once(self, call: Call) -> tuple[Any, ...]:
         """The results of the call, ``NOT_RESET`` where an env was left alone."""

@@ -150,11 +150,7 @@ class SharedLane:
         return self._driver.outstanding
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these envs only.
-
-        Raises:
-            ValueError: one of them is under way, or others are with actions of a dtype of another size.
-        """
+        """Begin a step of these envs only; errors as for ``Lane.begin_rows``."""
         with self._connection.in_use:
             self._prepare()
             self._begun = Begun.POSTED

@@ -102,11 +102,7 @@ class WireLane:
         return self._sent_bytes.count(1)
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these envs only.
-
-        Raises:
-            ValueError: one of them is under way, or others are with actions of a dtype of another size.
-        """
+        """Begin a step of these envs only; errors as for ``Lane.begin_rows``."""
         if self._sent[env_ids].any():
             raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
         if not self._sent.any():
@@ -153,10 +149,9 @@ class WireLane:
                 raise_failure(reply.message, self._connection.address)
             return self._part(reply.frames)
 
-        part: Batch = self._read(timeout, read)
-        return part
+        return self._read(timeout, read)
 
-    def _read(self, timeout: float | None, read: Callable[[Reply], Any]) -> Any:
+    def _read(self, timeout: float | None, read: Callable[[Reply], Batch]) -> Batch:
         """What ``read`` makes of the reply, which can be read again until the next request."""
         parts, unread, last = self._inbox
         reply = unread or self._connection.wait(timeout)
@@ -190,14 +185,8 @@ class WireLane:
         return Batch(observations, *results, *infos, env_ids)
 
     def wait(self, timeout: float | None) -> Batch:
-        """The results of what was begun.
-
-        Raises:
-            HubTimeout: not within ``timeout`` seconds; it can be waited for again.
-            EnvHubError: the reset or step failed, or the hub is lost.
-        """
-        batch: Batch = self._read(timeout, self._batch)
-        return batch
+        """The results of what was begun; errors as for ``Lane.wait``."""
+        return self._read(timeout, self._batch)
 
     def _batch(self, reply: Reply) -> Batch:
         if isinstance(reply.message, Failure):

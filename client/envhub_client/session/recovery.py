@@ -178,11 +178,7 @@ class RecoveringLane:
         return int(self._under_way.sum())
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these envs only.
-
-        Raises:
-            ValueError: one of them is under way, or others are with actions of a dtype of another size.
-        """
+        """Begin a step of these envs only; errors as for ``Lane.begin_rows``."""
         if self._under_way[env_ids].any():
             raise ValueError(f"envs {env_ids[self._under_way[env_ids]].tolist()} are under way; receive them first")
 

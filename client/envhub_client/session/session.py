@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
@@ -51,6 +51,8 @@ DEATHS_MAX = 3  # of workers that make the envs again, one after the other; a hu
 RENEW_S = 0.2  # between tries for another session, where a hub refuses at once
 
 log = logging.getLogger("envhub")
+
+Result = TypeVar("Result")
 
 
 class Sizing(NamedTuple):
@@ -344,7 +346,7 @@ class Session:
             self._give_up()
             raise
 
-    def wait(self, state: AsyncState, wait: Callable[..., Any], *args: Any) -> Any:
+    def wait(self, state: AsyncState, wait: Callable[..., Result], *args: Any) -> Result:
         """What ``wait`` returns for the pending request.
 
         Only a wait that timed out or was interrupted leaves the request pending: wait again.
@@ -397,8 +399,7 @@ class Session:
     def wait_call(self, timeout: float | None) -> Reply:
         """The reply to the call that was begun; errors as for ``wait``, and what an env raised."""
         with self._noticing_loss():
-            reply: Reply = self.wait(AsyncState.WAITING_CALL, self._called, timeout)
-        return reply
+            return self.wait(AsyncState.WAITING_CALL, self._called, timeout)
 
     def _called(self, timeout: float | None) -> Reply:
         reply = self.connection.wait(timeout)

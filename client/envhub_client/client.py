@@ -72,7 +72,7 @@ class Client:
         """Take over a session of this hub that another process made, or look at it.
 
         The envs go on in the same episodes. Whoever held the session has lost it: its next call raises ``SessionLost``.
-        A step that was under way is finished first, and its outcome is in ``observe()`` only.
+        A step that was under way is finished first, and its results are in ``observe()`` only.
 
         Args:
             token: of the session, as ``HubVectorEnv.detach`` returned it, or its ``token``.

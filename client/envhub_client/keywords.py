@@ -21,13 +21,13 @@ _REFUSED = re.compile(r"got an unexpected keyword argument '(\w+)'|'(\w+)' is an
 
 def refused_keyword(error: TypeError, given: Collection[str]) -> str:
     """The one of the given keywords that was refused by what raised this; empty where it says something else."""
-    found = _REFUSED.search(str(error))
-    name = found[1] or found[2] if found else ""
+    match = _REFUSED.search(str(error))
+    name = match[1] or match[2] if match else ""
     return name if name in given else ""
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """What is said of a keyword that nobody takes: the known one that is close to it; empty where none is."""
+    """A hint for a keyword that no function takes: the known one that is close to it; empty where none is."""
     if name in _GYMNASIUMS:
         return f"; {_GYMNASIUMS[name]}"
     close = difflib.get_close_matches(name, known, n=1, cutoff=CLOSE)

@@ -22,8 +22,7 @@ from envhub.values import codec
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.keywords import meant, refused_keyword
-from envhub_client.private_hub.process import make_of_factories
-from envhub_client.session.factories import checked_factories
+from envhub_client.session.factories import checked_factories, make_of_factories
 from envhub_client.session.faults import FIELDS, split
 from envhub_client.session.options import ObservationMode, SessionOptions
 
@@ -64,7 +63,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         copy: whether returned observations are the caller's own, or two buffers that alternate.
         lane: ``"auto"`` steps in the workers' own memory where that can be had, on the hub's machine; ``"wire"`` by
             messages only.
-        spin_us: for how many microseconds whoever waits looks at a word before it parks, 0 to 1000; by default what
+        spin_us: for how many microseconds a waiting process spins before it parks, 0 to 1000; by default what
             suits the hub's machine, or what ``ENVHUB_SPIN_US`` says in the hub's environment.
         pin: whether each worker keeps to one CPU.
         compression: of observations that come from another machine, ``"lz4"``, ``"zstd"``, or ``"auto"``, what both

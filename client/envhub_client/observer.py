@@ -1,4 +1,4 @@
-"""Looking at a session that somebody else holds: what its envs showed last, without touching anything."""
+"""Looking at a session that another process holds: what its envs showed last, without touching anything."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Observer:
         self._connection = connection
         self._token = token
         self._timeout = timeout
-        found: Observed = self._ask(described=False).message
-        space = spaces.build(codec.decode(found.observation_spaces[0]))
-        self.num_envs = found.num_envs
+        first: Observed = self._ask(described=False).message
+        space = spaces.build(codec.decode(first.observation_spaces[0]))
+        self.num_envs = first.num_envs
         self.single_observation_space = space
-        self._observations = Observations(space, found.num_envs, allow_pickle=False)
+        self._observations = Observations(space, first.num_envs, allow_pickle=False)
 
     def _ask(self, described: bool) -> Reply:
         return self._connection.ask(Op.OBSERVE, Observe(self._token, described), timeout=self._timeout)
@@ -81,15 +81,15 @@ def seen(reply: Reply, observations: Observations) -> Seen:
     Raises:
         RemoteProtocolError: it does not fit the session.
     """
-    found: Observed = reply.message
+    observed: Observed = reply.message
     try:
         arrays = [
-            np.frombuffer(frame, leaf.dtype).reshape(found.num_envs, *leaf.shape).copy()
+            np.frombuffer(frame, leaf.dtype).reshape(observed.num_envs, *leaf.shape).copy()
             for frame, leaf in zip(reply.frames, observations.leaves, strict=True)
         ]
     except ValueError as error:
         raise RemoteProtocolError(f"what was observed does not fit the session: {error}") from error
-    return Seen(observations.batch(arrays), np.array(found.steps, np.int64), np.array(found.given, np.bool_))
+    return Seen(observations.batch(arrays), np.array(observed.steps, np.int64), np.array(observed.given, np.bool_))
 
 
 def token_bytes(token: str) -> bytes:
@@ -99,9 +99,9 @@ def token_bytes(token: str) -> bytes:
         ValueError: it is none.
     """
     try:
-        found = bytes.fromhex(token)
+        parsed = bytes.fromhex(token)
     except (ValueError, TypeError) as error:
         raise ValueError(f"a session's token is 32 hexadecimal digits, got {token!r}") from error
-    if len(found) != 16:
+    if len(parsed) != 16:
         raise ValueError(f"a session's token is 32 hexadecimal digits, got {token!r}")
-    return found
+    return parsed

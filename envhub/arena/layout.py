@@ -1,4 +1,4 @@
-"""The arithmetic of an arena: where every field of a session's shared memory stands.
+"""Where every field of a session's shared memory is.
 
 ::
 
@@ -7,8 +7,8 @@
                 began_ns, ended_ns, turn
     results     rewards float64, then terminations, then truncations, bool; one piece, for it travels as one
     infos       ``info_bytes`` per row
-    actions     per action leaf, room for eight bytes an element, so that any accepted dtype fits, in which the batch
-                stands as one contiguous array of the dtype that its code says; and then an int64 per row, the code
+    actions     per action leaf, room for eight bytes an element, so that any accepted dtype fits; it begins with the
+                batch as one contiguous array of the dtype that its code names; then an int64 per row, the code
     observations   per leaf and slot, batch-major: ``[2][rows][*shape]``
 
 The magic is the bytes ``ENBUHNB1``, read as a word. Every field starts on a 64-byte boundary.
@@ -65,10 +65,10 @@ class Field:
 
 @dataclass(frozen=True)
 class Layout:
-    """All fields of an arena, from what both sides know: the leaves, the number of rows, the room for infos.
+    """All fields of an arena, computed by each side from the leaves, the number of rows and the room for infos.
 
     Observations are those of fixed size; a value of no fixed size travels with its row's info. Actions are all leaves,
-    since any of them may travel beside the arena.
+    even though any of them may travel out of band.
     """
 
     rows: int
@@ -82,9 +82,9 @@ class Layout:
         Raises:
             ValueError: there are too many, or an observation leaf has no fixed size.
         """
-        for kind, found in (("an observation", self.observations), ("an action", self.actions)):
-            if len(found) > LEAVES_MAX:
-                raise ValueError(f"{kind} space of {len(found)} leaves; at most {LEAVES_MAX} are carried")
+        for kind, leaves in (("an observation", self.observations), ("an action", self.actions)):
+            if len(leaves) > LEAVES_MAX:
+                raise ValueError(f"{kind} space of {len(leaves)} leaves; at most {LEAVES_MAX} are carried")
         if OBJECT in self.observations:
             raise ValueError("an observation leaf of no fixed size has no place in an arena")
 

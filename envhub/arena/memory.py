@@ -3,14 +3,14 @@
 Who may write what, and when:
 
 * The **driver** (the hub, or on the shared lane its client) writes actions, ``op``, ``slot`` and ``request``, and only
-  to rows whose ``done == request``. The header words ``driver`` and ``epoch`` say who that is; only the hub writes
-  them.
+  of rows whose ``done == request``. The header word ``driver`` says which of the two it is, and ``epoch`` counts the
+  changes; only the hub writes them.
 * From the moment a row's ``request`` runs ahead of its ``done`` until they are equal again, the row's results (one slot
   of its observation, reward, flags, info, ``status``, ``needs_reset``) belong to its **worker**.
-* A worker stores its results first and ``done`` last. Each word is one aligned eight-byte store, so nobody ever reads
-  half of one; the words are authoritative, a doorbell only wakes.
+* A worker stores its results first and ``done`` last. Each word is one aligned eight-byte store, so no process ever
+  reads half of one. The words are authoritative; a doorbell only wakes.
 
-The arena has no name, so nothing is left behind whoever dies; its seals keep a peer from truncating it under us.
+The arena has no name, so nothing is left behind whichever process dies; its seals keep a peer from truncating it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ import numpy as np
 from envhub.arena.layout import HEADER_WORDS, MAGIC, VERSION, Layout, split_results
 from envhub.values.info_columns import Rows
 
-OP_STEP, OP_RESET, OP_BESIDE = 1, 2, 3  # the last two also come by the channel, which says the rest
-OP_PART = 4  # a step of some rows, each of which is told of when it is done
+# What a row is to do. A message on the worker's channel brings the arguments of a reset, and the actions of a step that
+# travel out of band. Of OP_PART, a step of some rows, the driver is rung for each row that is done.
+OP_STEP, OP_RESET, OP_OUT_OF_BAND, OP_PART = 1, 2, 3, 4
 STATUS_OK, STATUS_RAISED, STATUS_INFO = 0, 1, 2  # INFO: the row left one, whose length is in ``info_length``
 DRIVER_HUB, DRIVER_CLIENT = 1, 2
 # The progress word ``turn``: one per worker, in the column of its first row. The hub samples it to find a hanging env.
@@ -65,12 +66,12 @@ def allocate(layout: Layout) -> int:
 class Arena:
     """The mapped memory, every field of it an array.
 
-    The arrays are views: they stay valid as long as somebody holds one of them.
+    The arrays are views: the memory stays mapped as long as one of them is referred to.
 
     Attributes:
         request, done, op, slot, needs_reset, status, info_length: int64 words, one per row.
         info_template: one per row; 0 says that the info is an encoded map, else it is the values of one.
-        began_ns, ended_ns: one per row; when its worker's whole batch did, in the worker's first row.
+        began_ns, ended_ns: one per row; in a worker's first row, when its last batch began and ended.
         turn: one per row; in a worker's first row, its progress word (see ``TURN_ROW``).
         rewards, terminations, truncations: one per row; ``results`` is the bytes of all three, as they travel.
         infos: uint8, ``(rows, info_bytes)``.
@@ -119,7 +120,7 @@ class Arena:
 
     @staticmethod
     def words(column: np.ndarray) -> memoryview:
-        """A column of words for single accesses: each is one aligned eight-byte load or store, three times quicker."""
+        """A column of words for single accesses, each one aligned eight-byte load or store; quicker than an array."""
         return column.data
 
     def format(self, epoch: int) -> None:
@@ -129,24 +130,24 @@ class Arena:
 
     @property
     def driver(self) -> int:
-        """Whose requests the workers carry out and answer, ``DRIVER_HUB`` or ``DRIVER_CLIENT``."""
+        """Which process drives, ``DRIVER_HUB`` or ``DRIVER_CLIENT``."""
         return self._header_words[_DRIVER]
 
     def hand_over(self, driver: int) -> None:
-        """Let somebody else drive; only the hub says so, and only while no row is with a worker."""
-        self._epoch += 1  # not what stands there: a client may have written over it
+        """Change the driver; only the hub does, and only while no row is with a worker."""
+        self._epoch += 1  # its own copy, for a client may have written over the word
         self._header_words[_EPOCH] = self._epoch
         self._header_words[_DRIVER] = driver
 
     def take_over(self) -> int:
-        """Go on from where the last driver was; returns the slot that it used last."""
+        """Go on where the last driver was; returns the slot of the first row's last result."""
         self._posts = int(self.request.max())
         return int(self._slot_words[0]) & 1
 
     def move_from(self, other: Arena) -> None:
-        """Be in the place of another arena of the same layout, which nobody serves any more."""
+        """Take the place of another arena of the same layout, which no worker serves any more."""
         self._memory[:] = memoryview(other._memory)
-        # What somebody posted there in the meantime was begun by nobody.
+        # Rows that a client posted there since then were never begun.
         late = self.request != self.done
         self.request[late] = self.done[late]
         self.slot[late] = 1 - (self.slot[late] & 1)
@@ -154,9 +155,9 @@ class Arena:
         self.format(other._epoch + 1)
 
     def last_observations(self) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-        """What each row showed last, whoever drives: its number of steps, whether it is given, and copies by leaf.
+        """Each row's last observation, whichever process drives: its number of steps, whether it is given, and copies.
 
-        A row is not where its worker was quicker each time than the copy.
+        A row is not given if its worker has stepped during every attempt to copy it.
         """
         given = np.zeros(self.layout.rows, bool)
         steps = np.zeros(self.layout.rows, np.int64)
@@ -181,13 +182,14 @@ class Arena:
         return self._header_words[_REVOKED] == REVOKED
 
     def revoke(self) -> None:
-        """Tell the client, which is to be woken then, to ask the hub what became of its session."""
+        """Tell the client to ask the hub what became of its session; the client has to be woken then."""
         self._header_words[_REVOKED] = REVOKED
 
     @property
-    def may_post(self) -> bool:
-        """Whether the client may begin another step."""
-        return not self._header_words[_REVOKED]
+    def client_may_post(self) -> bool:
+        """Whether the client drives and may begin another step."""
+        words = self._header_words
+        return words[_DRIVER] == DRIVER_CLIENT and not words[_REVOKED]
 
     def wind_up(self) -> None:
         """Tell the client to begin no other step; the one under way goes on."""
@@ -204,7 +206,7 @@ class Arena:
             raise ValueError(f"not an arena of layout {VERSION} with {self.layout.rows} rows: {found}")
 
     def post(self, op: int, slot: int) -> None:
-        """Hand all rows to their workers; actions must stand already. Ring afterwards."""
+        """Hand all rows to their workers; actions must be written already. Ring afterwards."""
         self._posts += 1
         rows, order = self.layout.rows, sys.byteorder
         self._op_bytes[:] = op.to_bytes(8, order) * rows  # as bytes it is quickest
@@ -226,13 +228,13 @@ class Arena:
         return self.status.tobytes().count(0) != self.status.nbytes
 
     def said_by_channel(self) -> np.ndarray:
-        """Of which rows the workers have sent the hub more than stands here: what an env raised, or a large info."""
+        """Which rows have sent the hub more than is in the arena: what an env raised, or a large info."""
         mask: np.ndarray = (self.status == STATUS_RAISED) | (self.info_length > self.layout.info_bytes)
         return mask
 
     def small_infos(self) -> list[tuple[int, memoryview]]:
         """Row and encoded info of every row that left one in the arena; a larger one travels by the channel."""
-        if self.info_template.all():  # as of most envs that say something: all rows are in columns
+        if self.info_template.all():  # as mostly where envs have infos: all rows are in columns
             return []
         lengths = self.info_length
         filled = ((lengths != 0) & (self.info_template == 0)).nonzero()[0]
@@ -240,12 +242,12 @@ class Arena:
         return [(int(row), self.infos[row, : lengths[row]].data) for row in filled if 0 < lengths[row] <= limit]
 
     def columns(self, rows: np.ndarray | None = None) -> list[Rows]:
-        """Copies of what these rows, or all of them, hold in columns."""
+        """Copies of the infos in columns of these rows, or of all."""
         templates = self.info_template if rows is None else self.info_template[rows]
         kinds = set(templates.tolist())
         found = []
         for template in sorted(kinds - {0}):
-            whole = rows is None and len(kinds) == 1  # as mostly: all rows say the same
+            whole = rows is None and len(kinds) == 1  # as mostly: all rows have infos of one form
             where = self._all_rows if whole else np.flatnonzero(templates == template)
             where = where if rows is None else rows[where]
             nbytes = min(max(int(self.info_length[where[0]]), 0), self.layout.info_bytes)

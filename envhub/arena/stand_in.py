@@ -1,6 +1,6 @@
-"""Outcomes of rows whose env cannot give one itself: the last observation once more, and what is said beside it.
+"""Stand-in results, of rows whose env cannot give one itself: the last observation once more, with an info.
 
-Used by the hub for the rows of a worker that has ended, and in a worker for an env that is to be reset first.
+The hub stores them for the rows of a worker that has ended; a worker stores them for an env that must be reset first.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ import numpy as np
 from envhub.arena.memory import STATUS_INFO, STATUS_OK, Arena
 from envhub.values import codec
 
-# What ``needs_reset`` says of a row: nothing; that its episode has ended; that its env is new, and is to be reset
-# before its first step whatever the mode; and that besides nobody was told yet what became of the one before.
-ONGOING, ENDED, FRESH, OWED = 0, 1, 2, 3
+# Values of ``needs_reset``:
+#   ONGOING         the row's episode goes on
+#   ENDED           its episode has ended
+#   FRESH           its env is new, and must be reset before its first step in every autoreset mode
+#   REPORT_PENDING  its env is new, and the failure of the env before it was not reported to the client yet
+ONGOING, ENDED, FRESH, REPORT_PENDING = 0, 1, 2, 3
 
 
 def repeat_observation(arena: Arena, row: int) -> None:
-    """Have the slot that was asked for hold what the other one does, the last observation that was complete."""
+    """Copy the last complete observation, which is in the other slot, to the slot of the request."""
     slot = int(arena.slot[row]) & 1
     for leaf in arena.observations:
         leaf[slot, row] = leaf[1 - slot, row]
 
 
 def truncate(arena: Arena, row: int, info_bytes: int) -> None:
-    """End the row's episode without a transition of its env's; its info is so long, and stands already."""
+    """End the row's episode without a transition of its env; its info, of ``info_bytes``, is stored already."""
     repeat_observation(arena, row)
     arena.rewards[row] = 0.0
     arena.terminations[row] = False
@@ -35,14 +38,14 @@ def truncate(arena: Arena, row: int, info_bytes: int) -> None:
 
 
 def stay(arena: Arena, row: int, info_bytes: int = 0) -> None:
-    """Leave the row as it was."""
+    """Leave the row's episode as it was; its info, of ``info_bytes``, is stored already."""
     repeat_observation(arena, row)
     arena.info_template[row] = 0
     arena.info_length[row] = info_bytes
     arena.status[row] = STATUS_INFO if info_bytes else STATUS_OK
 
 
-def beside(objects: bytes, info: bytes) -> bytes:
+def with_objects(objects: bytes, info: bytes) -> bytes:
     """The blob of a row whose observation has leaves of no fixed size; without ``objects`` they are what they were."""
     return codec.encode([objects, info])
 

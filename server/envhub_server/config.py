@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from envhub.arena.spin import told_spin_us
+from envhub.arena.spin import configured_spin_us
 from envhub.protocol.validation import SECONDS_MAX
 from envhub_server.catalog.registry import Registry
 
@@ -76,7 +76,7 @@ class HubConfig:
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"--workers must be at least 1, got {self.workers}")
-        told_spin_us()
+        configured_spin_us()
         Registry(self.envs)
         if len(set(self.binds)) < len(self.binds):
             raise ValueError(f"an address is given twice: {', '.join(self.binds)}")

@@ -178,7 +178,7 @@ def test_hub_offers_no_hub(hub: ServedHub) -> None:
 
 def waits(envs: envhub.HubVectorEnv, thread: threading.Thread) -> bool:
     """Whether this thread waits for the step, as nobody else can then."""
-    return envs._state.value == "step" and f"owner={thread.ident} " in repr(envs._connection.in_use)
+    return envs._session.state.value == "step" and f"owner={thread.ident} " in repr(envs._session.connection.in_use)
 
 
 def test_two_threads_at_once_are_refused_and_taking_turns_is_not() -> None:
@@ -212,7 +212,11 @@ def test_closing_while_another_thread_waits_is_refused_and_harms_nothing(lane: s
         thread = threading.Thread(target=lambda: results.append(envs.step([6])))
         thread.start()
         assert wait_until(lambda: waits(envs, thread))
-        for refused in (envs.close, lambda: envs._connection.ask(Op.STATS, StatsRequest()), envs._connection.give_up):
+        for refused in (
+            envs.close,
+            lambda: envs._session.connection.ask(Op.STATS, StatsRequest()),
+            envs._session.connection.give_up,
+        ):
             with pytest.raises(envhub.ConnectionInUse, match="another thread"):
                 refused()
     thread.join()
@@ -220,7 +224,7 @@ def test_closing_while_another_thread_waits_is_refused_and_harms_nothing(lane: s
     envs.step_async([0])
     if lane == "wire":
         with pytest.raises(envhub.LocalProtocolError, match="STEP is pending"):
-            envs._connection.send(Op.STATS, StatsRequest())
+            envs._session.connection.send(Op.STATS, StatsRequest())
     assert envs.step_wait()[1].tolist() == [0]
     envs.close()
 
@@ -279,7 +283,7 @@ def test_exceptions_arrive_as_they_were_raised(make: Callable[[], Exception], te
         envs.step([0])
     assert str(caught.value) == str(wanted) and vars(caught.value) == vars(wanted)
     assert isinstance(caught.value.__cause__, envhub.EnvRaised)
-    assert f"env 0 in worker 0 of the hub at {envs._connection.address}" in str(caught.value.__cause__)
+    assert f"env 0 in worker 0 of the hub at {envs._session.connection.address}" in str(caught.value.__cause__)
     envs.close()
 
 

@@ -346,7 +346,7 @@ def raises(ask: Callable[[envhub.HubVectorEnv], Any]) -> Request:
 
 
 def detach(envs: envhub.HubVectorEnv) -> str:
-    assert wait_until(lambda: bool(envs._connection._protocol.loss(time.monotonic())), 30)
+    assert wait_until(lambda: bool(envs._session.connection.protocol.loss(time.monotonic())), 30)
     return envs.detach()
 
 

@@ -298,7 +298,7 @@ def test_interrupt_anywhere_in_hearing_of_a_cut_leaves_the_next_one_to_be_heard(
         closing(envhub.make_vec("counter", 2, hub=wire.address)) as envs,
         closing(envhub.connect(hub.ipc)) as client,
     ):
-        connection = envs._connection
+        connection = envs._session.connection
 
         def tend() -> None:
             for _ in range(30):  # it is connected again by then

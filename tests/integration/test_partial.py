@@ -174,7 +174,7 @@ def test_next_wait_may_want_fewer(make: Make) -> None:
         with pytest.raises(envhub.HubTimeout):
             envs.recv(3, timeout=0.05)
         assert envs.recv(1, timeout=20)[-1].tolist() in ([1], [2], [1, 2])
-    while envs._lane.outstanding:
+    while envs._session.lane.outstanding:
         envs.recv(timeout=20)
     envs.step([0, 0, 0])
     envs.close()

@@ -26,8 +26,9 @@ HOMES = {
     "ClientProtocol": "envhub.protocol.client",
     "HubProtocol": "envhub.protocol.hub",
     "Hub": "envhub_server.hub.hub",
-    "Host": "envhub_server.hub.runtime",
-    "Session": "envhub_server.session.state",
+    "SessionRuntime": "envhub_server.hub.runtime",
+    "SessionState": "envhub_server.session.state",
+    "ArenaDriver": "envhub.arena.driver",
     "Worker": "envhub_server.worker.main",
     "Row": "envhub_server.worker.row",
 }

@@ -30,7 +30,7 @@ def test_lane_is_the_shared_one_where_it_can_be_had(hub: ServedHub) -> None:
     for address, lane in wanted.items():
         envs = envhub.make_vec("CartPole-v1", 2, hub=address)
         assert envs.lane == lane
-        with envhub.connect(address or envs._connection.address) as client:
+        with envhub.connect(address or envs._session.connection.address) as client:
             assert lane in {row["lane"] for row in client.sessions()}
         envs.close()
         envs = envhub.make_vec("CartPole-v1", 2, hub=address, lane="wire")
@@ -88,7 +88,7 @@ def test_tickets_are_checked_and_good_once(hub: ServedHub) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
 def test_other_users_get_nothing() -> None:
     envs = envhub.make_vec(sims.Counter, 1)
-    path = side_path(parse(envs._connection.address))
+    path = side_path(parse(envs._session.connection.address))
     assert path is not None
     name = path.replace("@", "\0", 1)
     program = (
@@ -238,7 +238,7 @@ SCRIBBLER = """
 import os, fcntl, signal, sys, envhub
 envs = envhub.make_vec("counter", 2, hub={hub!r})
 envs.reset()
-lane = envs._lane
+lane = envs._session.lane
 lane._arena.header[:] = 2**63 - 1
 lane._arena.request[:] = lane._arena.done[:] = 2**63 - 1
 lane._arena.slot[:] = lane._arena.info_length[:] = lane._arena.status[:] = 2**63 - 1
@@ -297,7 +297,7 @@ def test_session_goes_on_after_interrupts_anywhere_in_a_step() -> None:
                 envs.step([0, 0, 0])
         except KeyboardInterrupt:
             interrupts += 1
-        if envs._state.value != "default":
+        if envs._session.state.value != "default":
             with contextlib.suppress(envhub.LocalProtocolError):  # it was done, and interrupted when it said so
                 envs.step_wait(timeout=10)
         before = envs.get_attr("count")

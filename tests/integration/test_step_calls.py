@@ -19,7 +19,7 @@ from hubs import serve
 import envhub
 
 CALLS_MAX = 30
-CLIENT_CALLS_MAX = {"wire": 40, "auto": 40}
+CLIENT_CALLS_MAX = {"wire": 39, "auto": 28}
 NUM_ENVS = 16
 STEPS_FEW, STEPS_MANY = 100, 2100
 OTHER_SESSIONS = 2  # which must not matter

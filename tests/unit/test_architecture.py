@@ -79,7 +79,8 @@ def test_the_files_are_found() -> None:
 
 # --- who imports whom -------------------------------------------------------------------------------------------------
 
-# Of each room, which others of its package it imports besides the package's top level, and which of ``envhub``.
+# Of each room, which others of its package it imports besides the package's top level, and for the client which of
+# ``envhub``.
 ROOMS = {
     "envhub": {
         "arena": {"values"},
@@ -99,13 +100,16 @@ ROOMS = {
         "worker": {"ipc"},
     },
     "envhub_client": {
-        "connection": set(),
-        "envs": {"connection", "lanes", "private_hub", "results", "session"},
-        "lanes": {"connection", "private_hub", "results", "session"},
-        "private_hub": {"session"},
-        "results": {"connection", "lanes"},
-        "session": {"connection", "lanes", "private_hub", "results"},
-        "tools": {"connection", "envs", "lanes", "private_hub", "results", "session"},
+        "connection": {"envhub.protocol", "envhub.transport", "envhub.values"},
+        "envs": {"envhub.protocol", "envhub.values", "results", "session"},
+        "lanes": {"connection", "envhub.arena", "envhub.protocol", "envhub.transport", "envhub.values"},
+        "private_hub": {"envhub.protocol", "envhub.transport", "envhub.values"},
+        "results": {"envhub.values"},
+        "session": {
+            *("connection", "lanes", "private_hub"),
+            *("envhub.arena", "envhub.protocol", "envhub.transport", "envhub.values"),
+        },
+        "tools": {"envhub.arena", "envhub.protocol", "envhub.values", "envs", "private_hub"},
     },
 }
 
@@ -123,6 +127,17 @@ def test_room_imports_only_rooms_that_stand_behind_it(name: str) -> None:
         found = [*module.split("."), imported]
         if own and found[0] == package and room(found) != own:
             assert room(found) in ROOMS[package][own] | {""}, f"{module} {imported}"
+        if own and package == "envhub_client" and found[0] == "envhub" and room(found):
+            assert f"envhub.{room(found)}" in ROOMS[package][own], f"{module} {imported}"
+
+
+def test_no_two_rooms_import_each_other() -> None:
+    for rooms in ROOMS.values():
+        behind = {name: found & rooms.keys() for name, found in rooms.items()}
+        while behind:
+            leaves = {name for name, found in behind.items() if not found & behind.keys()}
+            assert leaves, f"a circle among {sorted(behind)}"
+            behind = {name: found for name, found in behind.items() if name not in leaves}
 
 
 def test_every_folder_is_a_room() -> None:

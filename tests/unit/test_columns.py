@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envhub_client.results.infos import Infos, Templates
+from envhub_client.lanes.templates import Templates
+from envhub_client.results.infos import Infos
 from gymnasium.vector import VectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
@@ -140,7 +141,7 @@ def test_an_own_layout_is_called_for_each_env() -> None:
 
 
 def test_a_part_counts_by_its_own_places() -> None:
-    infos = carried([{"n": 1}, {}, {"n": 3}, {}, {"s": "x"}]).at(np.array([0, 2, 4])).batched(Batch(3))
+    infos = carried([{"n": 1}, {}, {"n": 3}, {}, {"s": "x"}]).batched_of(np.array([0, 2, 4]))
     assert infos["n"].tolist() == [1, 3, 0] and infos["_s"].tolist() == [False, False, True]
 
 

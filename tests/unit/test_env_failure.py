@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envhub_client.lanes.wire import Outcome, Part
+from envhub_client.batch import Batch
 from envhub_client.results.observations import Observations
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
@@ -20,15 +20,15 @@ from envhub.values import codec
 FAILURE = EnvFailure("crash", "worker 3 was ended by SIGSEGV", signal="SIGSEGV", restarts=2)
 
 
-class Batch(VectorEnv[Any, Any, Any]):
+class Envs(VectorEnv[Any, Any, Any]):
     """Lays infos out for so many envs."""
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
 
 
-def outcome(arrays: list[np.ndarray], *infos: tuple[int, Any]) -> Outcome:
-    return Outcome(arrays, None, None, None, [(row, codec.encode(info)) for row, info in infos], [])
+def batch(arrays: list[np.ndarray], *infos: tuple[int, Any]) -> Batch:
+    return Batch(arrays, None, None, None, [(row, codec.encode(info)) for row, info in infos], [])
 
 
 def test_failure_is_a_read_only_mapping_of_its_fields() -> None:
@@ -52,8 +52,8 @@ def test_failure_from_a_hub_of_another_version_is_read() -> None:
 
 def test_failures_are_laid_out_one_per_env() -> None:
     seen = Observations(spaces.Box(-1, 1, (2,)), 3, False)
-    truncated = Outcome([np.zeros((3, 2), np.float32)], None, None, None, [(1, failure_info(FAILURE))], [])
-    infos = seen.take(truncated).batched(Batch(3))
+    truncated = batch([np.zeros((3, 2), np.float32)], (1, codec.decode(failure_info(FAILURE))))
+    infos = seen.take(truncated).batched(Envs(3))
     assert infos["env_failure"].tolist() == [None, FAILURE, None]
     assert infos["_env_failure"].tolist() == infos["_invalid_transition"].tolist() == [False, True, False]
     assert infos["invalid_transition"].tolist() == [False, True, False] and "final_obs" not in infos
@@ -61,7 +61,7 @@ def test_failures_are_laid_out_one_per_env() -> None:
 
 def test_own_info_of_an_env_by_that_name_is_left_alone() -> None:
     seen = Observations(spaces.Discrete(3), 1, False)
-    found = seen.take(outcome([np.zeros(1, np.int64)], (0, {"env_failure": {"hard": True}}))).by_env()
+    found = seen.take(batch([np.zeros(1, np.int64)], (0, {"env_failure": {"hard": True}}))).by_env()
     assert found == {0: {"env_failure": {"hard": True}}}
 
 
@@ -71,9 +71,9 @@ def test_same_step_mode_has_the_last_observation_as_final_obs() -> None:
     gears, poses = np.array([3, 4]), np.array([[0, 0.5], [1, 1]], np.float32)
     assert [leaf.shape for leaf in seen.leaves] == [(), (2,)]  # a Dict space sorts its keys
     words = [(row, [codec.encode([word]), b""]) for row, word in enumerate(("a", "b"))]
-    seen.take(outcome([gears, poses], *words))
+    seen.take(batch([gears, poses], *words))
     info = codec.encode({"invalid_transition": True})
-    found = seen.take(outcome([gears, poses], (0, [b"", info]), (1, [b"", b""]))).by_env()
+    found = seen.take(batch([gears, poses], (0, [b"", info]), (1, [b"", b""]))).by_env()
     final = found[0]["final_obs"]
     assert list(found) == [0] and found[0]["final_info"] == {}
     assert final["gear"] == 3 and final["pose"].tolist() == [0, 0.5] and final["word"] == "a"
@@ -86,6 +86,6 @@ def test_final_obs_of_a_part_is_that_of_its_own_env() -> None:
     rows = [(3, codec.encode({"invalid_transition": True, "final_info": {"n": 1}}))]
     flags = np.zeros(2, bool)
     observations = [np.array([[1.0], [3.0]], np.float32)]
-    part = Part(np.array([1, 3]), observations, np.zeros(2), flags, flags, rows, [])
-    info = seen.take(part, [1, 3]).by_env()[3]
+    part = Batch(observations, np.zeros(2), flags, flags, rows, [], np.array([1, 3]))
+    info = seen.take(part).by_env()[3]
     assert info["final_obs"].tolist() == [3.0] and info["final_info"] == {"n": 1}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from envhub_server.session.failover import Plan, Words, plan, posted
 
-from envhub.arena.memory import OP_BESIDE, OP_PART, OP_RESET, OP_STEP
-from envhub.arena.stand_in import ENDED, FRESH, ONGOING, OWED
+from envhub.arena.memory import OP_OUT_OF_BAND, OP_PART, OP_RESET, OP_STEP
+from envhub.arena.stand_in import ENDED, FRESH, ONGOING, REPORT_PENDING
 
 DONE = (5, 5)
 UNDER_WAY = (6, 5)
@@ -38,21 +38,21 @@ def test_row_that_is_done_owes_nothing_where_the_one_error_of_another_row_tells_
 
 
 @pytest.mark.parametrize("raises", [False, True])
-@pytest.mark.parametrize("needs_reset", [ONGOING, OWED])
+@pytest.mark.parametrize("needs_reset", [ONGOING, REPORT_PENDING])
 def test_row_that_is_done_tells_of_the_loss_at_its_next_step(needs_reset: int, raises: bool) -> None:
     planned = plan(words((DONE, OP_STEP, needs_reset)), None, raises)
-    assert found(planned) == {"lost": [], "kept": [], "waiting": [], "needs_reset": [OWED]}
+    assert found(planned) == {"lost": [], "kept": [], "waiting": [], "needs_reset": [REPORT_PENDING]}
 
 
-@pytest.mark.parametrize("op", [OP_STEP, OP_BESIDE, OP_PART])
+@pytest.mark.parametrize("op", [OP_STEP, OP_OUT_OF_BAND, OP_PART])
 def test_step_under_way_is_completed_as_lost(op: int) -> None:
     planned = plan(words((UNDER_WAY, op, ONGOING), (DONE, op, ONGOING)), None, raises=False)
-    assert found(planned) == {"lost": [1], "kept": [], "waiting": [], "needs_reset": [FRESH, OWED]}
+    assert found(planned) == {"lost": [1], "kept": [], "waiting": [], "needs_reset": [FRESH, REPORT_PENDING]}
 
 
 def test_reset_of_a_row_that_the_request_names_is_left_to_the_next_worker() -> None:
     planned = plan(words((UNDER_WAY, OP_RESET, ONGOING), (DONE, OP_RESET, ONGOING)), [1, 3], raises=False)
-    assert found(planned) == {"lost": [], "kept": [], "waiting": [1], "needs_reset": [FRESH, OWED]}
+    assert found(planned) == {"lost": [], "kept": [], "waiting": [1], "needs_reset": [FRESH, REPORT_PENDING]}
 
 
 def test_row_that_the_reset_leaves_out_is_kept() -> None:
@@ -62,7 +62,7 @@ def test_row_that_the_reset_leaves_out_is_kept() -> None:
 
 def test_row_that_the_reset_leaves_out_waits_with_those_that_it_names() -> None:
     planned = plan(words((UNDER_WAY, OP_RESET, ONGOING), (UNDER_WAY, OP_RESET, ONGOING)), [1], raises=False)
-    assert found(planned) == {"lost": [], "kept": [], "waiting": [1], "needs_reset": [FRESH, OWED]}
+    assert found(planned) == {"lost": [], "kept": [], "waiting": [1], "needs_reset": [FRESH, REPORT_PENDING]}
 
 
 @pytest.mark.parametrize(("resetting", "raises"), [(None, False), (None, True), ([1], True), ([], True)])
@@ -74,11 +74,11 @@ def test_reset_that_nobody_can_repeat_is_completed_as_lost(resetting: list[int] 
 def test_steps_that_are_posted_later_tell_of_the_loss_once_and_then_wait_for_the_next_worker() -> None:
     lost, waiting = posted(
         words(
-            (UNDER_WAY, OP_STEP, OWED),
+            (UNDER_WAY, OP_STEP, REPORT_PENDING),
             (UNDER_WAY, OP_STEP, FRESH),
-            (DONE, OP_STEP, OWED),
-            (UNDER_WAY, OP_RESET, OWED),
-            (UNDER_WAY, OP_PART, OWED),
+            (DONE, OP_STEP, REPORT_PENDING),
+            (UNDER_WAY, OP_RESET, REPORT_PENDING),
+            (UNDER_WAY, OP_PART, REPORT_PENDING),
             (UNDER_WAY, OP_STEP, ONGOING),
         )
     )

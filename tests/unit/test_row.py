@@ -27,7 +27,7 @@ from scripted_env import (
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_RESET, OP_STEP, TURN_FIRST, Arena, allocate
-from envhub.arena.stand_in import ENDED, FRESH, ONGOING, OWED
+from envhub.arena.stand_in import ENDED, FRESH, ONGOING, REPORT_PENDING
 from envhub.values import actions, codec
 from envhub.values.info_columns import Template, Writer
 from envhub.values.leaf import OBJECT
@@ -398,7 +398,7 @@ def test_fresh_env_of_disabled_mode_is_truncated_until_it_is_reset() -> None:
 
 def test_env_that_replaces_one_with_an_unreported_failure_raises_that_failure_first() -> None:
     place = placed()
-    place.arena.needs_reset[:] = OWED
+    place.arena.needs_reset[:] = REPORT_PENDING
     place.row.take_place(7, LookupError("its worker died"), b"", b"")
     place.post(OP_STEP)
     with pytest.raises(LookupError, match="its worker died"):
@@ -412,7 +412,7 @@ def test_env_that_replaces_one_with_an_unreported_failure_raises_that_failure_fi
 
 def test_env_that_replaces_one_with_an_unreported_failure_is_truncated_first() -> None:
     place = placed()
-    place.arena.needs_reset[:] = OWED
+    place.arena.needs_reset[:] = REPORT_PENDING
     place.row.take_place(7, None, codec.encode({"invalid_transition": True}), b"")
     place.step()
     assert place.result == (0, False, True) and place.info == {"invalid_transition": True}
@@ -423,7 +423,7 @@ def test_env_that_replaces_one_with_an_unreported_failure_is_truncated_first() -
 
 def test_reset_discards_an_unreported_failure() -> None:
     place = placed()
-    place.arena.needs_reset[:] = OWED
+    place.arena.needs_reset[:] = REPORT_PENDING
     place.row.take_place(7, LookupError("its worker died"), b"", b"")
     place.reset(seed=9)
     place.step()
@@ -546,7 +546,7 @@ def test_row_that_repeats_its_observation_repeats_its_object_leaves(talking: Pla
 
 def test_env_that_replaces_another_repeats_the_object_leaves_that_it_was_given() -> None:
     place = placed(env=Talking())
-    place.arena.needs_reset[:] = OWED
+    place.arena.needs_reset[:] = REPORT_PENDING
     place.row.take_place(None, None, codec.encode({"invalid_transition": True}), codec.encode(["before"]))
     place.step()
     assert said(place) == (["before"], {"invalid_transition": True})

@@ -453,14 +453,8 @@ class FakeHub:
                 assert rows == 1 and self.parts
                 self.parts -= 1
                 self.queue.append(stimuli.PartDone((0,)))
-            case MakeOtherArena():
-                self.others += 1
-                self.queue.append(stimuli.OtherArenaMade())
-            case UseOtherArena():
-                self.others -= 1
-                self.posted.clear()  # what the client before has posted in the first arena is begun by no worker
-            case DropOtherArena():
-                self.others -= 1
+            case MakeOtherArena() | UseOtherArena() | DropOtherArena():
+                self.move(instruction)
             case GiveDrive():
                 assert not self.posted and not self.parts
             case TakeDrive():
@@ -474,6 +468,15 @@ class FakeHub:
                 self.inbox.append((worker, KILLED))
             case End():
                 self.ends += 1
+
+    def move(self, instruction: Any) -> None:
+        if isinstance(instruction, MakeOtherArena):
+            self.others += 1
+            self.queue.append(stimuli.OtherArenaMade())
+            return
+        self.others -= 1
+        if isinstance(instruction, UseOtherArena):
+            self.posted.clear()  # what the client before has posted in the first arena is begun by no worker
 
     def reply_to(self, worker: int, message: Any) -> list[Any]:
         match message:

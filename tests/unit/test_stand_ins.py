@@ -16,7 +16,7 @@ from envhub_server.session.stimuli import RowsWaiting, StandInFailed, StandInInf
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_RESET, OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, TURN_FIRST
-from envhub.arena.stand_in import FRESH, ONGOING, OWED, beside
+from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING, with_objects
 from envhub.protocol.messages import Failure
 from envhub.values.leaf import Leaf
 
@@ -38,7 +38,7 @@ def memory() -> Iterator[SessionMemory]:
 
 
 def step(memory: SessionMemory, op: int = OP_STEP) -> None:
-    memory.slots.post(op)
+    memory.driver.post(op)
 
 
 def finish(memory: SessionMemory, *rows: int, seen: float = 1.0) -> None:
@@ -100,7 +100,7 @@ def test_driver_is_to_be_woken_though_every_row_was_done(memory: SessionMemory) 
 def test_loss_is_told_by_the_next_step_and_later_ones_wait(memory: SessionMemory) -> None:
     stand_ins, arena = StandIns(memory, None), memory.arena
     stand_ins.take(0, TRUNCATED, None)
-    assert arena.needs_reset[[0, 2]].tolist() == [OWED, OWED]
+    assert arena.needs_reset[[0, 2]].tolist() == [REPORT_PENDING, REPORT_PENDING]
     step(memory)
     finish(memory, 1, 3)
     assert stand_ins.posted(0) == [] and arena.quiescent() and arena.truncations[0]
@@ -143,7 +143,7 @@ def test_parts_of_no_fixed_size_are_those_of_the_last_complete_observation() -> 
     memory = memory_of(info_bytes=16)
     stand_ins, arena = StandIns(memory, LooseParts()), memory.arena
     step(memory)
-    blob = beside(b"a text that was shown", b"")
+    blob = with_objects(b"a text that was shown", b"")
     for row in (0, 2):
         stand_ins.note(RowInfo(row, blob, int(arena.request[row])))
         arena.info_length[row] = len(blob)
@@ -153,8 +153,8 @@ def test_parts_of_no_fixed_size_are_those_of_the_last_complete_observation() -> 
     step(memory)
     reports = stand_ins.take(0, TRUNCATED, None)
     assert [(type(report), report.row) for report in reports] == [(StandInInfo, 0), (StandInInfo, 2)]  # type: ignore[union-attr]
-    assert reports[0] == StandInInfo(0, beside(b"a text that was shown", TRUNCATED.info))
-    assert arena.info_length[0] == len(beside(b"a text that was shown", TRUNCATED.info)) > 16
+    assert reports[0] == StandInInfo(0, with_objects(b"a text that was shown", TRUNCATED.info))
+    assert arena.info_length[0] == len(with_objects(b"a text that was shown", TRUNCATED.info)) > 16
     assert stand_ins.objects(0) == [b"a text that was shown"] * 2  # also after that
     memory.close()
 

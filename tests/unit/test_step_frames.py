@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from envhub_server.memory.step_frames import StepFrames
 
+from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
-from envhub.arena.memory import Arena, allocate
+from envhub.arena.memory import OP_OUT_OF_BAND, OP_STEP, Arena, allocate
 from envhub.protocol import messages
 from envhub.values import actions, codec
 from envhub.values.leaf import OBJECT, Leaf
@@ -38,6 +39,20 @@ def out_of_band(*rows: int) -> bytes:
     return messages.pack_rows((row, codec.encode([row])) for row in rows)
 
 
+class Frames(StepFrames):
+    """Frames that are posted as soon as they fit."""
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__(arena)
+        self._driver = ArenaDriver(arena)
+
+    def load(self, codes: bytes, frames: Sequence[Any]) -> str:
+        problem = super().load(codes, frames)
+        if not problem:
+            self._driver.post(OP_OUT_OF_BAND if self.has_beside else OP_STEP, self.codes, self.arrays)
+        return problem
+
+
 def actions_of(arena: Arena, leaf: int, dtype: Any) -> list[Any]:
     found: list[Any] = arena.actions[leaf].view(dtype)[: ROWS * arena.layout.actions[leaf].items].tolist()
     return found
@@ -45,7 +60,7 @@ def actions_of(arena: Arena, leaf: int, dtype: Any) -> list[Any]:
 
 def test_frames_of_a_step_are_written_into_the_arena_with_their_codes() -> None:
     arena = new_arena(NUMBER, VECTOR)
-    frames = StepFrames(arena)
+    frames = Frames(arena)
     assert frames.load(bytes([INT64, FLOAT32]), [INTS.tobytes(), VECTORS.tobytes()]) == ""
     assert actions_of(arena, 0, "i8") == [0, 1, 2] and actions_of(arena, 1, "f4") == [0, 1, 2, 3, 4, 5]
     assert [column.tolist() for column in arena.action_codes] == [[INT64] * ROWS, [FLOAT32] * ROWS]
@@ -54,23 +69,11 @@ def test_frames_of_a_step_are_written_into_the_arena_with_their_codes() -> None:
 
 def test_codes_may_change_between_steps() -> None:
     arena = new_arena(NUMBER)
-    frames = StepFrames(arena)
+    frames = Frames(arena)
     for code, dtype in ((INT64, "i8"), (INT8, "i1"), (INT8, "i1"), (INT64 | PYTHON, "i8"), (INT64, "i8")):
         batch = np.arange(ROWS).astype(dtype)
         assert frames.load(bytes([code]), [batch.tobytes()]) == ""
         assert arena.action_codes[0].tolist() == [code] * ROWS and actions_of(arena, 0, dtype) == [0, 1, 2]
-
-
-def test_codes_are_written_again_after_another_driver() -> None:
-    arena = new_arena(NUMBER)
-    frames = StepFrames(arena)
-    frames.load(bytes([INT64]), [INTS.tobytes()])
-    arena.action_codes[0][:] = INT8
-    frames.load(bytes([INT64]), [INTS.tobytes()])
-    assert arena.action_codes[0].tolist() == [INT8] * ROWS  # they are not written for every step
-    frames.forget()
-    frames.load(bytes([INT64]), [INTS.tobytes()])
-    assert arena.action_codes[0].tolist() == [INT64] * ROWS
 
 
 REFUSALS = {
@@ -99,7 +102,7 @@ def test_refused_frames_leave_the_arena_as_it_was(
     codes: bytes, wrong: Sequence[bytes], why: str, stepped_before: bool
 ) -> None:
     arena = new_arena(NUMBER, VECTOR)
-    frames = StepFrames(arena)
+    frames = Frames(arena)
     good = bytes([INT64, FLOAT32]), [(INTS + 7).tobytes(), (VECTORS + 7).tobytes()]
     if stepped_before:
         assert frames.load(*good) == ""
@@ -114,7 +117,7 @@ def test_refused_frames_leave_the_arena_as_it_was(
 def test_array_for_a_leaf_of_no_fixed_size_is_refused() -> None:
     arena = new_arena(OBJECT)
     before = everything(arena)
-    problem = StepFrames(arena).load(bytes([INT64]), [INTS.tobytes()])
+    problem = Frames(arena).load(bytes([INT64]), [INTS.tobytes()])
     assert "has no code" in problem and problem.endswith("; no env has moved") and everything(arena) == before
 
 
@@ -123,7 +126,7 @@ def test_array_for_a_leaf_of_no_fixed_size_is_refused() -> None:
 
 def test_actions_out_of_band_are_kept_for_the_workers_rows() -> None:
     arena = new_arena(NUMBER, OBJECT)
-    frames = StepFrames(arena)
+    frames = Frames(arena)
     assert frames.load(bytes([INT64, BESIDE]), [INTS.tobytes(), out_of_band(0, 1, 2)]) == ""
     assert frames.has_beside and actions_of(arena, 0, "i8") == [0, 1, 2]
     assert arena.action_codes[1].tolist() == [BESIDE] * ROWS
@@ -132,14 +135,14 @@ def test_actions_out_of_band_are_kept_for_the_workers_rows() -> None:
 
 def test_leaf_without_an_array_has_no_frame_though_later_leaves_have_one() -> None:
     arena = new_arena(OBJECT, VECTOR)
-    frames = StepFrames(arena)
+    frames = Frames(arena)
     assert frames.load(bytes([BESIDE, FLOAT32]), [VECTORS.tobytes(), out_of_band(0, 1, 2)]) == ""
     assert actions_of(arena, 1, "f4") == [0, 1, 2, 3, 4, 5]
 
 
 def test_step_after_one_with_actions_out_of_band_may_have_none() -> None:
     arena = new_arena(NUMBER)
-    frames = StepFrames(arena)
+    frames = Frames(arena)
     assert frames.load(bytes([BESIDE]), [out_of_band(0, 1, 2)]) == "" and frames.has_beside
     assert frames.load(bytes([INT64]), [INTS.tobytes()]) == "" and not frames.has_beside
     assert frames.load(bytes([BESIDE]), [out_of_band(0, 1, 2)]) == "" and frames.has_beside

@@ -36,7 +36,7 @@ from envhub.arena.layout import Layout
 from envhub.arena.memory import (
     DRIVER_CLIENT,
     DRIVER_HUB,
-    OP_BESIDE,
+    OP_OUT_OF_BAND,
     OP_PART,
     OP_RESET,
     OP_STEP,
@@ -49,7 +49,7 @@ from envhub.arena.memory import (
     Arena,
     allocate,
 )
-from envhub.arena.stand_in import FRESH, OWED
+from envhub.arena.stand_in import FRESH, REPORT_PENDING
 from envhub.protocol import messages
 from envhub.protocol.messages import Failure
 from envhub.values import actions, codec
@@ -475,7 +475,7 @@ def test_reset_message_that_is_sent_again_to_the_next_worker_leaves_complete_row
 def test_actions_out_of_band_wait_for_their_message() -> None:
     with serving() as hub:
         hub.arena.action_codes[0][:] = actions.BESIDE
-        hub.post(op=OP_BESIDE)
+        hub.post(op=OP_OUT_OF_BAND)
         assert hub.call("length") == [0] * ROWS
         blobs = [(row, codec.encode([TERMINATE if row == 2 else GO_ON])) for row in hub.rows]
         hub.tell(control.StepRows(messages.pack_rows(blobs)))
@@ -488,7 +488,7 @@ def test_actions_out_of_band_wait_for_their_message() -> None:
 def test_actions_out_of_band_step_only_rows_that_are_pending() -> None:
     with serving() as hub:
         hub.arena.action_codes[0][:] = actions.BESIDE
-        hub.post(op=OP_BESIDE, ring=False)
+        hub.post(op=OP_OUT_OF_BAND, ring=False)
         hub.arena.done[0] = hub.arena.request[0]  # by the hub, before there was this worker
         hub.tell(control.StepRows(messages.pack_rows((row, codec.encode([GO_ON])) for row in hub.rows)))
         hub.await_rows()
@@ -575,7 +575,7 @@ def test_arena_of_another_layout_ends_the_worker() -> None:
 
 def test_failure_of_the_worker_before_is_raised_by_the_rows_that_have_not_reported_it() -> None:
     with mapped() as hub:
-        hub.arena.needs_reset[:] = [OWED, FRESH, OWED, FRESH]
+        hub.arena.needs_reset[:] = [REPORT_PENDING, FRESH, REPORT_PENDING, FRESH]
         failure = Failure("worker_died", "request", "worker 0 was ended by SIGSEGV", env_index=0, worker=0)
         hub.tell(control.Serve(seeds=[1, 2, 3, 4], failure=failure))
         hub.step()
@@ -589,7 +589,7 @@ def test_failure_of_the_worker_before_is_raised_by_the_rows_that_have_not_report
 
 def test_such_a_failure_is_raised_where_other_exceptions_are_truncations() -> None:
     with mapped(on_exception="truncate") as hub:
-        hub.arena.needs_reset[:] = OWED
+        hub.arena.needs_reset[:] = REPORT_PENDING
         hub.tell(control.Serve(failure=Failure("worker_died", "request", "it died", env_index=0, worker=0)))
         hub.step()
         assert hub.arena.status.tolist() == [STATUS_RAISED] * ROWS and len(made) == ROWS
@@ -597,7 +597,7 @@ def test_such_a_failure_is_raised_where_other_exceptions_are_truncations() -> No
 
 def test_end_of_the_worker_before_truncates_the_rows_that_have_not_reported_it() -> None:
     with mapped() as hub:
-        hub.arena.needs_reset[:] = [OWED, FRESH, OWED, FRESH]
+        hub.arena.needs_reset[:] = [REPORT_PENDING, FRESH, REPORT_PENDING, FRESH]
         info = codec.encode({"invalid_transition": True})
         hub.tell(control.Serve(seeds=[1, 2, 3, 4], info=info))
         hub.step()

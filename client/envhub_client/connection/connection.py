@@ -38,7 +38,7 @@ from envhub.protocol.client import ClientProtocol, Reply
 from envhub.protocol.messages import Collect, Failure, Hello, Op, Welcome
 from envhub.transport import address as envhub_address
 from envhub.transport import sockets
-from envhub_client.connection import keepalive as keeping
+from envhub_client.connection import keepalive
 from envhub_client.connection.failures import raise_failure
 from envhub_client.connection.keepalive import TEND_S
 
@@ -59,9 +59,9 @@ _Lock: Any = type(threading.RLock())
 
 
 class _User(_Lock):  # type: ignore[misc]
-    """The thread that uses a connection. Threads may hand it over, but not use it at once; one may nest its uses.
+    """A lock, held by the thread that uses a connection; no thread waits for it, but is refused.
 
-    It is a lock for which nobody waits.
+    Threads may use a connection one after the other, but not at once. One thread may nest its uses.
     """
 
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
@@ -69,7 +69,7 @@ class _User(_Lock):  # type: ignore[misc]
         self._context = context
         self._address = address
         self._pid = os.getpid()
-        self._keeping = threading.Lock()  # held while it is the keeper that is using the connection, for an instant
+        self._kept_alive = threading.Lock()  # held while the keep-alive thread is using the connection, for an instant
 
     def check(self) -> None:
         """See whether there is a connection to use.
@@ -87,26 +87,26 @@ class _User(_Lock):  # type: ignore[misc]
         if self._context.closed or os.getpid() != self._pid:
             self.check()
         if not self.acquire(blocking=False):
-            self._take_from_keeper()
+            self._take_from_keep_alive()
 
-    def _take_from_keeper(self) -> None:
-        with self._keeping:
+    def _take_from_keep_alive(self) -> None:
+        with self._kept_alive:
             if not self.acquire(blocking=False):
                 text = "another thread is using this connection; give each thread a vector env of its own"
                 raise ConnectionInUse(text)
 
     def take(self) -> None:
-        """Use the connection, though it may be closed, until ``release``.
+        """Use the connection until ``release``, even if it is closed.
 
         Raises:
-            ConnectionInUse: another thread does.
+            ConnectionInUse: another thread uses it.
         """
         if not self.acquire(blocking=False):
-            self._take_from_keeper()
+            self._take_from_keep_alive()
 
     def while_idle(self, work: Callable[[], None]) -> None:
-        """Do this, unless a thread is using the connection; one that is about to waits."""
-        with self._keeping:
+        """Call ``work``, unless a thread is using the connection; a thread that is about to use it waits."""
+        with self._kept_alive:
             if self.acquire(blocking=False):
                 try:
                     work()
@@ -119,10 +119,11 @@ class Connection:
 
     Attributes:
         address: the hub's.
-        welcome: what the hub said of itself.
+        protocol: what is known of the requests and of the hub; only this class changes it.
+        welcome: the hub's description of itself.
         sent_ns: when the last request began to be sent, on the monotonic clock.
         heard_ns: when the last message arrived.
-        tend_ns: when it is to be tended next, by who uses it but does not wait on it.
+        tend_ns: when ``tend`` is due, on the monotonic clock.
         in_use: for ``with``: use the connection in this thread alone. Entering it raises ``LocalProtocolError`` where
             the connection is closed, ``ConnectionInUse`` where another thread uses it, and ``Forked`` in a child.
     """
@@ -157,7 +158,7 @@ class Connection:
         self._pid = os.getpid()
         self._pidfd: FileIO | None = None  # of the hub's process, if it is this program's own
         self._warned = False
-        self._tried = f"for {timeout:g} s"  # what a hub is that is out of reach, before it said hello
+        self._tried = f"for {timeout:g} s"  # how long a hub that is out of reach is tried, for messages
         self.sent_ns = self.heard_ns = self.tend_ns = 0
         self._frame_bytes_max = protocol.FRAME_BYTES_MAX
         self._closers: list[Callable[[], None]] = []
@@ -167,7 +168,7 @@ class Connection:
         self._socket: Any = None
         self._monitor: Any = None
         self._epoll: Any = None
-        self._protocol = ClientProtocol(token, reconnect_timeout)
+        self.protocol = ClientProtocol(token, reconnect_timeout)
         try:
             if hub_pidfd is not None:
                 self._pidfd = FileIO(os.dup(hub_pidfd))  # is closed also where an interrupt drops the connection
@@ -176,13 +177,13 @@ class Connection:
             self._tried = f"for reconnect_timeout={reconnect_timeout:g} s"
             self._frame_bytes_max = self.welcome.limits.get("message_bytes_max", protocol.FRAME_BYTES_MAX)
             if token != protocol.NO_SESSION:
-                keeping.keeper.add(self)
+                keepalive.keep_alive.add(self)
         except BaseException:
             self.close()
             raise
 
     def _open(self) -> None:
-        # Not IMMEDIATE: with it, what the hub said last is thrown away when its end of the connection closes.
+        # Not IMMEDIATE: with it, the hub's last messages are thrown away when its end of the connection closes.
         limit = RECEIVE_QUEUE_MESSAGES_MAX
         self._socket = dealer = sockets.open_socket(self._context, zmq.DEALER, protocol.FRAME_BYTES_MAX, limit)
         dealer.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
@@ -224,27 +225,22 @@ class Connection:
     @property
     def token(self) -> bytes:
         """Of the session that it carries."""
-        return self._protocol.token
+        return self.protocol.token
 
     @property
     def pending(self) -> Op | None:
         """The op of the request whose reply has not come."""
-        return self._protocol.pending
+        return self.protocol.pending
 
     @property
     def answer(self) -> Reply | None:
         """The reply to the last request, if it has come."""
-        return self._protocol.answer
-
-    @property
-    def unsettled(self) -> bool:
-        """Whether the hub may still carry out a request of the session, the pending one or one that was given up."""
-        return self._protocol.unsettled
+        return self.protocol.answer
 
     @property
     def out_of_reach(self) -> bool:
         """Whether the hub has not been heard for so long that it was warned of."""
-        return bool(self._protocol.trouble(time.monotonic()))
+        return bool(self.protocol.trouble(time.monotonic()))
 
     def send(self, op: Op, message: Any, frames: Sequence[Any] = (), keep: bool = False) -> None:
         """Begin a request; ``wait`` for its reply. The frames must not change until then.
@@ -256,17 +252,17 @@ class Connection:
             LocalProtocolError: a request is pending, or another thread is using the connection.
         """
         with self.in_use:
-            if (pending := self._protocol.pending) is not None:
+            if (pending := self.protocol.pending) is not None:
                 raise self._busy(pending)
             try:
                 self.sent_ns = time.monotonic_ns()
                 now_s = self.sent_ns / 1e9
-                if self._protocol.loss(now_s):
-                    self._check_found(now_s)
-                sent = self._protocol.request(op, message, frames, now_s)
+                if self.protocol.loss(now_s):
+                    self._check_hub(now_s)
+                sent = self.protocol.request(op, message, frames, now_s)
                 if max(map(len, sent)) > self._frame_bytes_max:
                     raise self._too_large(op, sent)
-                if not self._protocol.held:
+                if not self.protocol.held:
                     self._send(sent)
             except BaseException as error:
                 if not keep or isinstance(error, Exception):
@@ -296,7 +292,7 @@ class Connection:
         """Forget the pending request, if there is one; its reply is dropped should it come."""
         self.in_use.take()
         try:
-            self._protocol.give_up()
+            self.protocol.give_up()
         finally:
             self.in_use.release()
 
@@ -309,34 +305,34 @@ class Connection:
             LocalProtocolError: no request is pending, or another thread is using the connection.
         """
         with self.in_use:
-            return self._protocol.answer or self._await(timeout)
+            return self.protocol.answer or self._await(timeout)
 
     def _await(self, timeout: float | None) -> Reply:
         deadline_s = None if timeout is None else time.monotonic() + timeout
         while True:
-            if self._protocol.pending is None:  # the program gave it up, if not before then in a signal handler
+            if self.protocol.pending is None:  # the program gave it up, if not before then in a signal handler
                 raise LocalProtocolError(f"no request is pending at the hub at {self.address}")
             now_s = time.monotonic()
-            wait_s = self._protocol.next_tick_s(now_s)
+            wait_s = self.protocol.next_tick_s(now_s)
             if deadline_s is not None:
                 wait_s = min(wait_s, max(0.0, deadline_s - now_s))
             reply = self._hear(wait_s)
             if reply is not None:
                 return reply
-            self._say_what_is_due()
+            self._send_due()
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 raise HubTimeout(
                     f"no reply from the hub at {self.address} within {timeout:g} s; it can be waited for again"
                 )
 
-    def _say_what_is_due(self) -> None:
-        """Say what is due, if the hub is still there; errors as for ``_check_found``."""
+    def _send_due(self) -> None:
+        """Send what is due, if the hub is still there; errors as for ``_check_hub``."""
         now_s = time.monotonic()
-        self._check_found(now_s)
+        self._check_hub(now_s)
         self._say(now_s)
 
     def _hear(self, wait_s: float) -> Reply | None:
-        """Take what has come, or comes within so many seconds; returns the pending reply."""
+        """Receive what has come, or comes within ``wait_s`` seconds; returns the pending reply, if it is among it."""
         if not self._whole:
             self._replace_torn_sockets()
         ours, monitors = self._descriptors
@@ -354,33 +350,33 @@ class Connection:
             elif descriptor == monitors:
                 self._on_monitor()
             else:
-                self._protocol.lost("its process has ended")
+                self.protocol.lost("its process has ended")
         return self._receive() if arrived else None
 
     def _say(self, now_s: float) -> None:
-        for frames in self._protocol.tick(now_s):
+        for frames in self.protocol.tick(now_s):
             self._send(frames)
-        self._tell_trouble(now_s)
+        self._log_trouble(now_s)
 
     def tend(self) -> None:
-        """Look after the connection while nobody waits on it: reconnect, warn, tell the hub that it is this session's.
+        """Look after the connection while no thread waits on it: reconnect, warn, tell the hub whose connection it is.
 
-        Whoever uses the session in another way calls this every ``TEND_S``, as ``tend_ns`` says.
+        A lane that does not wait on the connection calls this every ``TEND_S``, when ``tend_ns`` has passed.
 
         Raises:
             HubLost: the hub is gone.
         """
         with self.in_use:
             if self._hear(0) is None:
-                self._say_what_is_due()
+                self._send_due()
             self.tend_ns = time.monotonic_ns() + int(TEND_S * 1e9)
 
-    def keep(self) -> None:
+    def keep_alive(self) -> None:
         """Look after the connection while its program is busy elsewhere; what is wrong is raised at its next use."""
         if os.getpid() == self._pid:
-            self.in_use.while_idle(self._keep)
+            self.in_use.while_idle(self._keep_alive)
 
-    def _keep(self) -> None:
+    def _keep_alive(self) -> None:
         if self._context.closed:
             return
         try:
@@ -388,7 +384,7 @@ class Connection:
         except RemoteProtocolError as error:  # the hub is asked again for what this was to be
             logger.warning("a message from the hub at %s was thrown away: %s", self.address, error)
         now_s = time.monotonic()
-        if not self._protocol.loss(now_s):
+        if not self.protocol.loss(now_s):
             self._say(now_s)
 
     def lose(self, why: str) -> NoReturn:
@@ -397,31 +393,31 @@ class Connection:
         Raises:
             HubLost: always, and by whatever is asked from now on.
         """
-        self._protocol.lost(why)
+        self.protocol.lost(why)
         raise HubLost(f"the hub at {self.address} is lost: {why}")
 
-    def _check_found(self, now_s: float) -> None:
+    def _check_hub(self, now_s: float) -> None:
         """Whether the hub is still there.
 
         Raises:
             HubLost: it is gone.
             SessionLost: it has ended the session.
         """
-        loss = self._protocol.loss(now_s)
+        loss = self.protocol.loss(now_s)
         if not loss:
             return
-        self._protocol.give_up()
-        if self._protocol.goodbye is not None:
-            raise_failure(self._protocol.goodbye, self.address)
+        self.protocol.give_up()
+        if self.protocol.goodbye is not None:
+            raise_failure(self.protocol.goodbye, self.address)
         raise HubLost(f"the hub at {self.address} is lost: {loss}")
 
-    def _tell_trouble(self, now_s: float) -> None:
-        trouble = self._protocol.trouble(now_s)
+    def _log_trouble(self, now_s: float) -> None:
+        trouble = self.protocol.trouble(now_s)
         if bool(trouble) is self._warned:
             return
         self._warned = bool(trouble)
         if trouble:
-            tried = f"for {protocol.REFUSED_S:g} s" if self._protocol.is_refused else self._tried
+            tried = f"for {protocol.REFUSED_S:g} s" if self.protocol.is_refused else self._tried
             logger.warning("the hub at %s is out of reach: %s; it is tried %s", self.address, trouble, tried)
         else:
             logger.warning("the hub at %s is within reach again", self.address)
@@ -434,7 +430,7 @@ class Connection:
             EnvHubError: whatever the failure says, see ``envhub_client.connection.failures``.
         """
         with self.in_use:
-            if (pending := self._protocol.pending) is not None:
+            if (pending := self.protocol.pending) is not None:
                 raise self._busy(pending)
             try:  # around all of it: an interrupt must not leave the request pending
                 self.send(op, message, frames)
@@ -465,7 +461,7 @@ class Connection:
         """Close the sockets; in a forked child, where they are not ours, do nothing."""
         if os.getpid() != self._pid or self._context.closed:
             return
-        keeping.keeper.drop(self)
+        keepalive.keep_alive.drop(self)
         with self.in_use:
             for closer in self._closers:
                 closer()
@@ -516,21 +512,21 @@ class Connection:
                 return None
             self._whole = True
             self.heard_ns = time.monotonic_ns()
-            reply = self._protocol.receive([*map(_BUFFER, frames)], self.heard_ns / 1e9)
-            if self._protocol.progress is not None or self._protocol.notices:
-                self._tell_progress()
+            reply = self.protocol.receive([*map(_BUFFER, frames)], self.heard_ns / 1e9)
+            if self.protocol.progress is not None or self.protocol.notices:
+                self._log_progress()
             if self._warned:
-                self._tell_trouble(self.heard_ns / 1e9)
+                self._log_trouble(self.heard_ns / 1e9)
             if reply is not None:
                 return reply
 
-    def _tell_progress(self) -> None:
-        found, self._protocol.progress = self._protocol.progress, None
-        if found is not None:
-            place = ("the hub at %s is %s: %d of %d envs stand", self.address, found.phase, found.built, found.num_envs)
-            logger.info(*place, extra={"progress": (found.phase, found.built, found.num_envs)})
-        while self._protocol.notices:
-            logger.warning("the hub at %s: %s", self.address, self._protocol.notices.pop(0))
+    def _log_progress(self) -> None:
+        progress, self.protocol.progress = self.protocol.progress, None
+        if progress is not None:
+            counts = progress.phase, progress.built, progress.num_envs
+            logger.info("the hub at %s is %s: %d of %d envs stand", self.address, *counts, extra={"progress": counts})
+        while self.protocol.notices:
+            logger.warning("the hub at %s: %s", self.address, self.protocol.notices.pop(0))
 
     def _on_monitor(self) -> None:
         closed = False
@@ -542,12 +538,12 @@ class Connection:
                 continue
             closed = event == zmq.EVENT_CLOSED
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._protocol.connected()
+                self.protocol.connected()
             elif event == zmq.EVENT_DISCONNECTED:
-                self._protocol.disconnected(time.monotonic())
+                self.protocol.disconnected(time.monotonic())
         self._whole = True
-        if closed and self._refuses():  # once, however many attempts failed since somebody looked
-            self._protocol.refused(time.monotonic())
+        if closed and self._refuses():  # once, however many attempts have failed since the last look
+            self.protocol.refused(time.monotonic())
 
     def _refuses(self) -> bool:
         """Whether nobody listens at the address, which is proof; that the network does not get there is none."""

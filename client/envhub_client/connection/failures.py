@@ -51,8 +51,8 @@ def raise_failure(failure: Failure, address: str) -> NoReturn:
     """
     if failure.scope != "env":
         kind = _CLASSES.get(failure.code, RequestRefused)
-        said = f"\n\nLast output of its worker:\n{failure.log_tail.rstrip()}" if failure.log_tail else ""
-        raise kind(f"{failure.message} (hub at {address}){said}")
+        output = f"\n\nLast output of its worker:\n{failure.log_tail.rstrip()}" if failure.log_tail else ""
+        raise kind(f"{failure.message} (hub at {address}){output}")
     remote = EnvRaised(failure.env_index, failure.type, failure.message, failure.traceback, failure.worker, address)
     original = _original(failure)
     if original is None:

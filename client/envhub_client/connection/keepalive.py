@@ -1,7 +1,7 @@
-"""A thread that looks after connections while their program is busy elsewhere, as in a long update of its policy.
+"""A thread that keeps connections alive while their program is busy elsewhere, as in a long update of its policy.
 
-libzmq keeps a connection up by itself, and makes it anew where it ends; but only a message tells the hub whose the new
-one is, and until then the session's lease runs. The thread sends that message, and warns of a hub that is out of reach.
+libzmq replaces a connection that ends; but only a message tells the hub which session the new one belongs to, and until
+then the session's lease runs. The thread sends that message, and warns of a hub that is out of reach.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from typing import Protocol
 TEND_S = 0.5
 
 
-class Kept(Protocol):
-    """What can be kept."""
+class KeptAlive(Protocol):
+    """A connection, as the thread sees it."""
 
-    def keep(self) -> None:
-        """Do what is due, unless somebody is using it just now."""
+    def keep_alive(self) -> None:
+        """Do what is due, unless another thread is using it."""
 
 
-class Keeper:
-    """The thread, which lives as long as there is something to keep."""
+class KeepAlive:
+    """The thread, which runs as long as there is a connection."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: weakref.WeakSet[Kept] = weakref.WeakSet()
+        self._kept: weakref.WeakSet[KeptAlive] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
 
-    def add(self, kept: Kept) -> None:
-        """Keep this, until it is gone or ``drop`` is called."""
+    def add(self, kept: KeptAlive) -> None:
+        """Keep this alive, until it is garbage or ``drop`` is called; the thread refers to it weakly."""
         with self._lock:
             self._kept.add(kept)
             if self._thread is None and not self._stopped.is_set():
-                self._thread = threading.Thread(target=self._run, name="envhub-keeper", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="envhub-keep-alive", daemon=True)
                 self._thread.start()
 
-    def drop(self, kept: Kept) -> None:
-        """Keep this no more."""
+    def drop(self, kept: KeptAlive) -> None:
+        """Keep this alive no more."""
         with self._lock:
             self._kept.discard(kept)
 
@@ -54,22 +54,22 @@ class Keeper:
     def _run(self) -> None:
         while not self._stopped.wait(TEND_S):
             with self._lock:
-                found = list(self._kept)
-                if not found:
+                due = list(self._kept)
+                if not due:
                     self._thread = None
                     return
-            while found:  # nothing is held that the program may let go of meanwhile
-                found.pop().keep()
+            while due:  # each reference is given up at once: the program may drop a connection meanwhile
+                due.pop().keep_alive()
 
 
-keeper = Keeper()
+keep_alive = KeepAlive()
 
 
 def _forked() -> None:
-    global keeper
-    keeper = Keeper()  # a child has neither the thread nor the connections
+    global keep_alive
+    keep_alive = KeepAlive()  # a child has neither the thread nor the connections
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
-atexit.register(lambda: keeper.stop())
+atexit.register(lambda: keep_alive.stop())

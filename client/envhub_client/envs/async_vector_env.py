@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from gymnasium import Env, Space, logger, spaces
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.async_vector_env import AsyncState
 
 from envhub.errors import EnvRaised
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.keywords import meant
-from envhub_client.private_hub.process import make_of_factories
-from envhub_client.session.factories import checked_factories
+from envhub_client.session.factories import checked_factories, make_of_factories
 from envhub_client.session.faults import FIELDS, FaultOptions
 from envhub_client.session.options import SessionOptions
 
@@ -113,17 +112,35 @@ class AsyncVectorEnv(HubVectorEnv):
                 "`shared_memory=False` however this is slower."
             )
 
-    def _wait(self, state: AsyncState, wait: Callable[..., Any], *args: Any) -> Any:
-        """What an env raised is also logged where upstream logs it, with its texts; no worker is shut down."""
-        try:
-            return super()._wait(state, wait, *args)
-        except Exception as error:
-            raised = error if isinstance(error, EnvRaised) else error.__cause__
-            if isinstance(raised, EnvRaised):
-                logger.error(f"Received the following error from Worker-{raised.env_index} - Shutting it down")
-                logger.error(raised.remote_traceback)
-                logger.error("Raising the last exception back to the main process.")
-            raise
+    def reset_wait(self, timeout: float | None = None) -> Any:  # noqa: D102
+        with _logged():
+            return super().reset_wait(timeout)
+
+    def step_wait(self, timeout: float | None = None) -> Any:  # noqa: D102
+        with _logged():
+            return super().step_wait(timeout)
+
+    def call_wait(self, timeout: float | None = None) -> Any:  # noqa: D102
+        with _logged():
+            return super().call_wait(timeout)
+
+    def render(self) -> Any:  # noqa: D102
+        with _logged():
+            return super().render()
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    """What an env raises in here is also logged where upstream logs it, with its texts; no worker is shut down."""
+    try:
+        yield
+    except Exception as error:
+        raised = error if isinstance(error, EnvRaised) else error.__cause__
+        if isinstance(raised, EnvRaised):
+            logger.error(f"Received the following error from Worker-{raised.env_index} - Shutting it down")
+            logger.error(raised.remote_traceback)
+            logger.error("Raising the last exception back to the main process.")
+        raise
 
 
 _KEYWORDS = tuple(inspect.signature(AsyncVectorEnv).parameters)

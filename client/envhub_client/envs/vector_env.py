@@ -2,41 +2,122 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
+from gymnasium import logger
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from envhub.errors import EnvTimeout, RestartsExhausted, WorkerDied
-from envhub.protocol.client import Reply
-from envhub.protocol.messages import Call, Failure, Op, Reset, SetAttr, pack_rows, unpack_rows
+from envhub.errors import EnvTimeout, HubTimeout, RestartsExhausted, SpaceMismatch, WorkerDied
+from envhub.protocol.messages import Attach, Call, Make, Observe, Op, Reset, SetAttr, pack_rows, unpack_rows
 from envhub.values import spaces
 from envhub.values.actions import pack
-from envhub.vector_errors import SessionBusy
-from envhub_client.connection.failures import raise_failure
-from envhub_client.envs.partial import PartialBatches, PartReturn
-from envhub_client.envs.reset_arguments import seeds_of, split_mask
-from envhub_client.lanes.wire import Outcome
-from envhub_client.results.rendered import NOT_RESET
-from envhub_client.session.session import HubSession
+from envhub.vector_errors import NothingPending, SessionBusy
+from envhub_client.batch import Batch
+from envhub_client.envs.arguments import checked_env_ids, seeds_of, split_mask
+from envhub_client.observer import Seen, seen
+from envhub_client.results.observations import Observations
+from envhub_client.results.rendered import NOT_RESET, Frames
+from envhub_client.session.options import SessionOptions
+from envhub_client.session.session import Session, Sizing
 
 StepReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]
+PartReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any], np.ndarray]
 
 
-class HubVectorEnv(HubSession):
+class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     """A vector env whose envs live in a hub: ``gymnasium.vector.VectorEnv`` as of Gymnasium 1.4.
 
     ``envhub.make_vec`` makes one. Besides the methods of ``VectorEnv`` it has those of ``AsyncVectorEnv``: the
     ``*_async`` and ``*_wait`` halves, ``call``, ``get_attr`` and ``set_attr``. A wait that timed out can be repeated.
 
     Attributes:
-        lane: how the envs are stepped, ``"shared"``, in their workers' own memory, or ``"wire"``, by messages.
-        sizing: how many processes host the envs, and why.
         autoreset_mode: as in Gymnasium.
         env_spec: the ``EnvSpec`` of a single env, or None where it has none that can be carried.
     """
+
+    _session: Session
+
+    def __init__(
+        self, address: str | None, make: Make | Attach, options: SessionOptions, timeout: float | None = None
+    ) -> None:
+        """Make a session and wait until its envs are built, or take one over; arguments and errors as ``Session``."""
+        self._session = Session(type(self).__name__, address, make, options, timeout)
+        try:
+            self._adopt(self._session)
+        except BaseException:
+            self._session.close(terminate=True, finish=lambda: False)
+            raise
+
+    def _adopt(self, session: Session) -> None:
+        self.num_envs = session.num_envs
+        self.autoreset_mode = session.options.autoreset_mode
+        self.metadata = {**session.metadata, "autoreset_mode": self.autoreset_mode}
+        self.render_mode = session.render_mode
+        self.env_spec = session.env_spec
+        self.single_action_space = session.action_space
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._flat_actions = spaces.is_flat(self.single_action_space)
+        self._frames = Frames(self.num_envs, self.render_mode)
+        space, same_step = session.observation_spaces[0], self.autoreset_mode is AutoresetMode.SAME_STEP
+        self._observations = Observations(space, self.num_envs, session.allow_pickle, same_step)
+        mode = session.options.observation_mode
+        self.single_observation_space = space
+        if isinstance(mode, tuple):
+            self.observation_space, self.single_observation_space = mode
+            spaces.check_equivalent(self.single_observation_space, space, "different")
+        elif mode == "different":
+            self.observation_space = batch_differing_spaces(session.observation_spaces)
+        else:
+            self.observation_space = batch_space(space, self.num_envs)
+
+    def adopt_spec(self, spec: EnvSpec | None, arguments: dict[str, Any]) -> None:
+        """Say in ``spec`` what was made, as ``gymnasium.make_vec`` does, by the env's spec, else by the one given."""
+        self.env_spec = self.env_spec or spec
+        if self.env_spec is None:
+            return
+        self.spec = copy.deepcopy(self.env_spec)
+        self.spec.kwargs = {**arguments, "num_envs": self.num_envs, "vectorization_mode": "async"}
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session is over, or left to another process by ``detach``."""
+        return self._session.closed
+
+    @closed.setter
+    def closed(self, closed: bool) -> None:
+        self._session.closed = closed
+
+    @property
+    def lane(self) -> str:
+        """How the envs are stepped, ``"shared"``, in their workers' own memory, or ``"wire"``, by messages."""
+        return self._session.lane.name
+
+    @property
+    def sizing(self) -> Sizing:
+        """How many processes host the envs, and why."""
+        return self._session.sizing
+
+    @property
+    def num_workers(self) -> int:
+        """How many processes host the envs."""
+        return self._session.sizing.num_workers
+
+    @property
+    def compression(self) -> str:
+        """How observations are compressed on the wire lane; empty for not at all."""
+        return self._session.compression
+
+    @property
+    def represented(self) -> dict[str, str]:
+        """Where in the infos a ``repr`` stood in for a value that no codec carries, and the first one's."""
+        return dict(self._observations.represented)
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -70,7 +151,7 @@ class HubVectorEnv(HubSession):
             self.reset_async(seed, options)
             return self.reset_wait()
         except BaseException as error:
-            self._forget_pending(error)
+            self._session.forget_pending(error)
             raise
 
     def reset_async(
@@ -88,11 +169,11 @@ class HubVectorEnv(HubSession):
             SessionBusy: another request is pending.
             SessionClosed: after ``close``.
         """
-        self._begin("reset_async")
+        self._session.check_free("reset_async")
         seeds = seeds_of(seed, self.num_envs)
         mask, passed_on = split_mask(options, self.num_envs) if masked else ([], options)
-        blob = b"" if passed_on is None else self._encode(passed_on)
-        self._post(AsyncState.WAITING_RESET, self._lane.post_reset, Reset(seeds, mask, blob))
+        blob = b"" if passed_on is None else self._session.encode(passed_on)
+        self._session.begin(AsyncState.WAITING_RESET, self._session.lane.begin_reset, Reset(seeds, mask, blob))
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for the reset begun by ``reset_async``.
@@ -101,8 +182,7 @@ class HubVectorEnv(HubSession):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no reset was begun.
         """
-        found: tuple[Any, dict[str, Any]] = self._wait(AsyncState.WAITING_RESET, self._reset_outcome, timeout)
-        return found
+        return self._session.wait(AsyncState.WAITING_RESET, self._reset_result, timeout)
 
     def reset_each(
         self, seed: Sequence[int | None] | None, options: dict[str, Any] | None
@@ -113,21 +193,18 @@ class HubVectorEnv(HubSession):
         """
         try:
             self.reset_async(seed, options, masked=False)
-            found: tuple[Any, dict[int, dict[str, Any]]] = self._wait(
-                AsyncState.WAITING_RESET, self._reset_outcome, None, True
-            )
+            return self._session.wait(AsyncState.WAITING_RESET, self._reset_result, None, True)
         except BaseException as error:
-            self._forget_pending(error)
+            self._session.forget_pending(error)
             raise
-        return found
 
-    def _reset_outcome(self, timeout: float | None, by_env: bool = False) -> tuple[Any, Any]:
-        outcome = self._lane.collect(timeout)
-        infos = self._infos(outcome, by_env)
-        return self._observations.batch(outcome.observations), infos
+    def _reset_result(self, timeout: float | None, by_env: bool = False) -> tuple[Any, Any]:
+        batch = self._session.lane.wait(timeout)
+        infos = self._infos(batch, by_env)
+        return self._observations.batch(batch.observations), infos
 
-    def _infos(self, outcome: Outcome, by_env: bool) -> dict[Any, Any]:
-        infos = self._observations.take(outcome)
+    def _infos(self, batch: Batch, by_env: bool) -> dict[Any, Any]:
+        infos = self._observations.take(batch)
         return infos.by_env() if by_env else infos.batched(self)
 
     # --- step ---------------------------------------------------------------------------------------------------------
@@ -152,7 +229,7 @@ class HubVectorEnv(HubSession):
             self.step_async(actions)
             return self.step_wait()
         except BaseException as error:
-            self._forget_pending(error)
+            self._session.forget_pending(error)
             raise
 
     def step_async(self, actions: Any) -> None:
@@ -162,11 +239,12 @@ class HubVectorEnv(HubSession):
             SessionBusy: another request is pending.
             SessionClosed: after ``close``.
         """
-        self._begin("step_async")
+        self._session.check_free("step_async")
         parts = [actions] if self._flat_actions else spaces.flatten(self.single_action_space, actions)
-        codes, arrays, elements = pack(parts, self._action_leaves, self.num_envs)
-        beside = self._pack_beside(elements) if elements else b""
-        self._post(AsyncState.WAITING_STEP, self._lane.post_step, codes, arrays, beside)
+        session = self._session
+        codes, arrays, elements = pack(parts, session.action_leaves, self.num_envs)
+        out_of_band = self._packed(elements) if elements else b""
+        session.begin(AsyncState.WAITING_STEP, session.lane.begin_step, codes, arrays, out_of_band)
 
     def step_wait(self, timeout: float | None = None) -> StepReturn:
         """Wait for the step begun by ``step_async``.
@@ -175,32 +253,31 @@ class HubVectorEnv(HubSession):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no step was begun.
         """
-        found: StepReturn = self._wait(AsyncState.WAITING_STEP, self._step_outcome, timeout)
-        return found
+        return self._session.wait(AsyncState.WAITING_STEP, self._step_result, timeout)
 
     def step_each(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]:
         """As ``step``, but with the infos as each env gave them, by env; an empty one may be left out."""
         try:
             self.step_async(actions)
-            found: StepReturn = self._wait(AsyncState.WAITING_STEP, self._step_outcome, None, True)
+            return self._session.wait(AsyncState.WAITING_STEP, self._step_result, None, True)
         except BaseException as error:
-            self._forget_pending(error)
+            self._session.forget_pending(error)
             raise
-        return found
 
-    def _step_outcome(self, timeout: float | None, by_env: bool = False) -> tuple[Any, ...]:
-        observations, rewards, terminations, truncations, rows, columns = outcome = self._lane.collect(timeout)
-        says = rows or columns or self._observations.loose  # mostly no env says anything
-        infos = self._infos(outcome, by_env) if says else {}
-        batch = observations[0] if self._observations.flat else self._observations.batch(observations)
-        return batch, rewards, terminations, truncations, infos
+    def _step_result(self, timeout: float | None, by_env: bool = False) -> StepReturn:
+        arrays, rewards, terminations, truncations, rows, groups, _ = batch = self._session.lane.wait(timeout)
+        assert rewards is not None and terminations is not None and truncations is not None
+        has_infos = rows or groups or self._observations.loose  # mostly no env has any
+        infos = self._infos(batch, by_env) if has_infos else {}
+        observations = arrays[0] if self._observations.flat else self._observations.batch(arrays)
+        return observations, rewards, terminations, truncations, infos
 
     # --- partial batches ----------------------------------------------------------------------------------------------
 
     def async_reset(
         self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> None:
-        """Begin a reset of every env, whose outcome ``recv`` returns; arguments and errors as for ``reset``."""
+        """Begin a reset of every env, whose result ``recv`` returns; arguments and errors as for ``reset``."""
         self.reset_async(seed, options)
 
     def send(self, actions: Any, env_ids: Any = None) -> None:
@@ -216,12 +293,17 @@ class HubVectorEnv(HubSession):
             SessionBusy: another request is pending; on the wire lane also a ``recv`` that timed out.
             SessionClosed: after ``close``.
         """
-        self._begin("send", among_others=True)
-        if self._connection.pending is Op.RECEIVE:
+        self._session.check_free("send", among_others=True)
+        if self._session.connection.pending is Op.RECEIVE:
             raise SessionBusy(
                 "Calling `send` after a `recv` that timed out, which is to be called again first.", "recv"
             )
-        self._partial().send(actions, env_ids)
+        rows = checked_env_ids(env_ids, self.num_envs)
+        flat = spaces.flatten(self.single_action_space, actions)
+        codes, arrays, elements = pack(flat, self._session.action_leaves, len(rows))
+        if elements:
+            raise SpaceMismatch("a part of a batch takes actions of numbers in arrays only; no env has moved")
+        self._session.lane.begin_rows(rows, codes, arrays)
 
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> PartReturn:
         """Wait for some of the envs that are under way, and take every one that is done.
@@ -240,19 +322,32 @@ class HubVectorEnv(HubSession):
             NothingPending: no env is under way.
             Exception: what an env raised; it is not under way any more, the others are.
         """
-        if self._state is AsyncState.WAITING_RESET:
+        if self._session.state is AsyncState.WAITING_RESET:
             observations, infos = self.reset_wait(timeout)
             flags = np.zeros(self.num_envs, bool)
             return observations, np.zeros(self.num_envs), flags, flags.copy(), infos, np.arange(self.num_envs)
-        self._begin("recv", among_others=True)
-        found: PartReturn = self._partial().recv(min_envs, timeout)
-        return found
+        self._session.check_free("recv", among_others=True)
+        lane = self._session.lane
+        outstanding = lane.outstanding
+        if not outstanding:
+            raise NothingPending("Calling `recv` without any prior call to `send` or `async_reset`.", "recv")
+        if min_envs is not None and min_envs < 1:
+            raise ValueError(f"min_envs must be at least 1, got {min_envs}")
+        result = self._part_result(lane.wait_rows(min(min_envs or outstanding, outstanding), timeout))
+        lane.taken(result[-1])
+        return result
 
-    def _partial(self) -> PartialBatches:
-        return PartialBatches(self._lane, self.single_action_space, self._action_leaves, self._observations)
+    def _part_result(self, batch: Batch) -> PartReturn:
+        arrays, rewards, terminations, truncations, _, _, env_ids = batch
+        assert rewards is not None and terminations is not None and truncations is not None and env_ids is not None
+        infos = self._observations.take(batch).batched_of(env_ids)
+        observations = self._observations.batch(arrays, env_ids.tolist())
+        return observations, rewards, terminations, truncations, infos, env_ids
 
-    def _pack_beside(self, leaves: Sequence[Sequence[Any]]) -> bytes:
-        return pack_rows((row, self._encode(list(parts))) for row, parts in enumerate(zip(*leaves, strict=True)))
+    def _packed(self, leaves: Sequence[Sequence[Any]]) -> bytes:
+        return pack_rows(
+            (row, self._session.encode(list(parts))) for row, parts in enumerate(zip(*leaves, strict=True))
+        )
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -268,7 +363,7 @@ class HubVectorEnv(HubSession):
             self.call_async(name, *args, **kwargs)
             return self.call_wait()
         except BaseException as error:
-            self._forget_pending(error)
+            self._session.forget_pending(error)
             raise
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
@@ -278,10 +373,9 @@ class HubVectorEnv(HubSession):
             SessionBusy: another request is pending.
             SessionClosed: after ``close``.
         """
-        self._begin("call_async")
+        self._session.check_free("call_async")
         _check_name(name)
-        call = Call(name, self._encode([list(args), kwargs]))
-        self._asking(lambda: self._post(AsyncState.WAITING_CALL, self._connection.send, Op.CALL, call))
+        self._session.begin_call(Call(name, self._session.encode([list(args), kwargs])))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for the call begun by ``call_async``.
@@ -290,14 +384,8 @@ class HubVectorEnv(HubSession):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no call was begun.
         """
-        reply = self._asking(lambda: self._wait(AsyncState.WAITING_CALL, self._called, timeout))
-        return tuple(self._decode(blob) for _, blob in unpack_rows(reply.frames[0], self.num_envs))
-
-    def _called(self, timeout: float | None) -> Reply:
-        reply = self._connection.wait(timeout)
-        if isinstance(reply.message, Failure):
-            raise_failure(reply.message, self._connection.address)
-        return reply
+        reply = self._session.wait_call(timeout)
+        return tuple(self._session.decode(blob) for _, blob in unpack_rows(reply.frames[0], self.num_envs))
 
     def attr_is_callable(self, name: str) -> tuple[bool, ...]:
         """Whether the attribute of every env is a method, or another callable; nothing is called.
@@ -305,17 +393,15 @@ class HubVectorEnv(HubSession):
         Raises:
             AttributeError: the envs have no such attribute.
         """
-        self._begin("attr_is_callable")
+        self._session.check_free("attr_is_callable")
         _check_name(name)
-        found: tuple[bool, ...] = self._called_at_once(Call(name, b"", only_kind=True))
-        return found
+        return self._called_at_once(Call(name, b"", only_kind=True))
 
     def _called_at_once(self, call: Call) -> tuple[Any, ...]:
         """The results of the call, ``NOT_RESET`` where an env was left alone."""
-        ask = partial(self._connection.ask, Op.CALL, call)
-        reply = self._wait(AsyncState.DEFAULT, self._asking, ask)
+        reply = self._session.ask(Op.CALL, call)
         rows = unpack_rows(reply.frames[0], self.num_envs)
-        return tuple(self._decode(blob) if blob else NOT_RESET for _, blob in rows)
+        return tuple(self._session.decode(blob) if blob else NOT_RESET for _, blob in rows)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """An attribute of every env; a method is called. The same as ``call(name)``."""
@@ -327,7 +413,7 @@ class HubVectorEnv(HubSession):
         Raises:
             ValueError: a list or tuple of another length.
         """
-        self._begin("set_attr")
+        self._session.check_free("set_attr")
         _check_name(name)
         if not isinstance(values, (list, tuple)):
             values = [values]
@@ -336,8 +422,7 @@ class HubVectorEnv(HubSession):
                 "Values must be a list or tuple with length equal to the number of environments. "
                 f"Got `{len(values)}` values for {self.num_envs} environments."
             )
-        wanted = SetAttr(name, [self._encode(value) for value in values])
-        self._asking(lambda: self._connection.ask(Op.SET_ATTR, wanted))
+        self._session.ask(Op.SET_ATTR, SetAttr(name, [self._session.encode(value) for value in values]))
 
     def render(self) -> tuple[Any, ...]:
         """Every env's rendered frame.
@@ -348,8 +433,8 @@ class HubVectorEnv(HubSession):
         Raises:
             WorkerDied, EnvTimeout: an env died or hung while it rendered, and the policy is to raise.
         """
-        self._begin("render")
-        call = Call("render", self._encode([[], {}]), skip_unreset=True)
+        self._session.check_free("render")
+        call = Call("render", self._session.encode([[], {}]), skip_unreset=True)
         while True:
             try:
                 return self._frames.complete(self._called_at_once(call))
@@ -357,11 +442,72 @@ class HubVectorEnv(HubSession):
                 raise
             # The env is made again, and left alone until its reset: the same call does not fail for it again.
             except WorkerDied:
-                if self._options.faults.on_crash == "raise":
+                if self._session.options.faults.on_crash == "raise":
                     raise
             except EnvTimeout:
-                if self._options.faults.on_timeout == "raise":
+                if self._session.options.faults.on_timeout == "raise":
                     raise
+
+    # --- the session --------------------------------------------------------------------------------------------------
+
+    @property
+    def token(self) -> str:
+        """The key to this session: with it, ``Client.attach`` takes it over or looks at it. Keep it as a password."""
+        return self._session.token
+
+    def detach(self) -> str:
+        """Leave the session as it is, for another process to take it over by ``Client.attach`` within the hub's lease.
+
+        This vector env is closed then; the envs are not. Returns the session's ``token``; errors as for
+        ``Session.detach``.
+        """
+        return self._session.detach()
+
+    def observe(self) -> Seen:
+        """What the envs showed last, such as what another process left; nothing is stepped.
+
+        Raises:
+            SessionLost: the session has ended, or was taken over.
+        """
+        session = self._session
+        session.check_free("observe")
+        return seen(session.ask(Op.OBSERVE, Observe(session.connection.token, described=True)), self._observations)
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """End the session; ``close`` calls this once.
+
+        Args:
+            timeout: seconds for a pending request to end; after them the envs are not closed but killed.
+            terminate: kill the envs' processes at once.
+
+        What an env's ``close`` raises is logged. Interrupted, it is to be called again.
+
+        Raises:
+            LocalProtocolError: another thread is using this vector env; nothing was closed.
+        """
+        self._session.close(terminate, lambda: self._finish_pending(0 if terminate else timeout))
+
+    def _finish_pending(self, timeout: float | None) -> bool:
+        name = self._session.state.value
+        logger.warn(f"Calling `close` while waiting for a pending call to `{name}` to complete.")
+        try:
+            getattr(self, f"{name}_wait")(timeout)
+        except HubTimeout:
+            return False
+        return True
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A vector env is a connection: it is neither pickled nor copied.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(f"a {type(self).__name__} cannot be pickled or copied; make one where it is used")
+
+    def __del__(self) -> None:
+        """Free the session of a vector env that nobody closed; at the program's end its connection's end does it."""
+        if not sys.is_finalizing() and hasattr(self, "_session") and not self.closed:
+            self.close(terminate=True)
 
 
 def _check_name(name: Any) -> None:

@@ -1,117 +1,52 @@
-"""The shared lane: on the hub's machine the client steps in the session's own memory and wakes the workers itself.
+"""The shared lane: on the hub's machine the client steps in the session's memory and wakes the workers itself.
 
-The hub is off the path of a step. It still supervises the workers and carries out everything else, and drives for as
-long as that takes. What it has to say of a step, an env's exception or a worker's end, is asked for over the wire.
+The hub is off the path of a step. It supervises the workers and carries out all other requests, and drives while it
+does. An env's exception, a large info and the end of a worker are reported to the hub, which is asked for them over the
+wire.
 """
 
 from __future__ import annotations
 
-import array
 import logging
-import math
 import os
 import select
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import NoReturn
 
 import numpy as np
 
+from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
 from envhub.arena.memory import DRIVER_CLIENT, OP_STEP, Arena
-from envhub.arena.parts import Parts
-from envhub.arena.slots import Slots
 from envhub.arena.spin import HAS_FENCE, RING, Spinner
 from envhub.errors import HubLost, HubTimeout
 from envhub.protocol import messages
-from envhub.protocol.messages import Collect, Op, Reset, Shared
-from envhub.transport import address as envhub_address
+from envhub.protocol.messages import Collect, Op, Reset
 from envhub.values.leaf import Leaf
+from envhub_client.batch import Batch, InfoGroup
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.keepalive import TEND_S
-from envhub_client.lanes.wire import Outcome, Part, WireLane
-from envhub_client.private_hub.process import above_stdio
-from envhub_client.results.infos import Group
+from envhub_client.deadline import Deadline
+from envhub_client.lanes.attach import Attachment
+from envhub_client.lanes.wire import WireLane
 
-ATTACH_TIMEOUT_S = 5.0
-PARK_S = TEND_S  # at a time: a lost connection is to be told while a long step goes on
-DESCRIPTORS_MAX = 253  # that the kernel passes at a time
-HEAD_BYTES = 1 << 16  # of what comes before and with the first descriptors
+PARK_S = TEND_S  # at a time: a lost connection is reported while a long step goes on
 
 log = logging.getLogger("envhub")
 
 
-class Door:
-    """What comes through a hub's side socket, and is closed with this."""
+class Begun(Enum):
+    """How far the reset or step is that was begun last."""
 
-    def __init__(self) -> None:
-        self.side = socket.socket(socket.AF_UNIX)
-        self._descriptors: list[int] = []
-        self._received: list[tuple[bytes, list[tuple[int, int, bytes]], int, object]] = []  # and not looked at yet
-
-    def open(self, address: str, ticket: bytes) -> None:
-        """Show the ticket.
-
-        Raises:
-            OSError: there is no side socket, or it gives nothing.
-            codec.DecodeError: what it said cannot be read.
-        """
-        path = envhub_address.side_path(envhub_address.parse(address))
-        if path is None or not ticket:
-            raise OSError("there is no side socket")
-        self.side.settimeout(ATTACH_TIMEOUT_S)
-        self.side.connect(envhub_address.socket_name(path))
-        self.side.sendall(ticket)
-        self.shared = messages.unpack(Shared, self._receive())
-        while len(self._descriptors) < 2 + self.shared.workers:
-            self._receive()
-        self.side.setblocking(False)
-        self._descriptors[:] = map(above_stdio, self._descriptors)
-
-    @property
-    def bells(self) -> list[int]:
-        """The client's, and each worker's, once the arena is mapped."""
-        return self._descriptors
-
-    def arena(self, layout: Layout) -> Arena:
-        """The memory, mapped; its descriptor is closed.
-
-        Raises:
-            OSError, ValueError: it is of another layout, as of another version of EnvHub, or cannot be mapped.
-        """
-        found = Arena(layout, self._descriptors[0], in_children=True)  # views of it may be read there
-        found.check()
-        os.close(self._descriptors.pop(0))
-        return found
-
-    def _receive(self) -> bytes:
-        space = socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsize)
-        # Held as it comes: an interrupt right after it must not leave descriptors that nobody knows.
-        self._received.append(self.side.recvmsg(HEAD_BYTES, space, socket.MSG_CMSG_CLOEXEC))
-        data, _, flags, _ = self._received[-1]
-        self._take_descriptors()
-        if not data:
-            raise OSError("the hub closed its side socket")
-        if flags & socket.MSG_CTRUNC:
-            raise OSError("this process may have no more descriptors")
-        return data[4:]
-
-    def _take_descriptors(self) -> None:
-        found = array.array("i")
-        for _, ancillary, _, _ in self._received:
-            for level, kind, raw in ancillary:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    found.frombytes(raw[: len(raw) - len(raw) % found.itemsize])
-        self._descriptors, self._received = [*self._descriptors, *found], []
-
-    def close(self) -> None:
-        """Close all of it; once more, should an interrupt have come in between."""
-        self._take_descriptors()
-        self.side.close()
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+    BY_HUB = 1
+    """The hub drives it; its reply comes by the wire lane."""
+    POSTED = 2
+    """The client drives it; the arena's words are being written, and the workers are not rung yet."""
+    RUNG = 3
+    """The client drives it; the workers were rung."""
 
 
 class SharedLane:
@@ -126,63 +61,58 @@ class SharedLane:
 
     name = "shared"
 
-    def __init__(self, wire: WireLane, connection: Connection, door: Door, arena: Arena) -> None:
+    def __init__(self, wire: WireLane, connection: Connection, attachment: Attachment, arena: Arena) -> None:
         self.num_envs, self.leaves = wire.num_envs, wire.leaves
         self._wire = wire
         self._connection = connection
-        self._side = door.side
-        self._bell, *self._bells = door.bells
+        self._side = attachment.side
+        self._bell, *self._bells = attachment.bells
         self._arena = arena
-        self._slots = Slots(self._arena)
-        self._spinner = Spinner(door.shared.spin_us, time.perf_counter_ns)
+        self._driver = ArenaDriver(arena)
+        self._driver.forget()
+        self._spinner = Spinner(attachment.shared.spin_us, time.perf_counter_ns)
         self._poller = select.epoll()
         # By edges each ring wakes it once, and a read for every ring is saved.
         self._poller.register(self._bell, select.EPOLLIN | select.EPOLLET)
         self._poller.register(self._side, select.EPOLLIN)
-        self._codes = b""
-        self._parts = Parts(self._arena)
         self.woke_ns = 0
-        self._rung = True
-        self._driving = False  # whether the last step or reset is a step of ours
-        self._fresh = False  # whether we know the arena as its last driver left it
-        connection.on_close(self._close)
+        self._begun = Begun.BY_HUB
+        connection.on_close(self.close)
 
-    def post_reset(self, reset: Reset) -> None:
-        """Begin a reset, which the hub drives."""
-        self._driving = self._fresh = False
-        self._wire.post_reset(reset)
-
-    def post_step(self, codes: bytes, arrays: Sequence[np.ndarray], beside: bytes) -> None:
-        """Begin a step. The arrays are copied: they may change while it runs."""
-        if beside:
-            self._driving = self._fresh = False
-            self._wire.post_step(codes, arrays, beside)
-            return
-        with self._connection.in_use:
-            arena = self._arena
-            self._prepare()
-            if not self._fresh:
-                self._slots.take_over()
-                self._codes, self._fresh = b"", True
-            for buffer, actions in zip(arena.actions, arrays, strict=True):
-                buffer[: actions.nbytes] = actions.reshape(-1).view(np.uint8)
-            if codes != self._codes:
-                for column, code in zip(arena.action_codes, codes, strict=True):
-                    column[:] = code
-                self._codes = codes
-            self._driving, self._rung = True, False
-            self._slots.post(OP_STEP)
-            self._ring()
-
-    def settle(self) -> int:
-        """Wait for the end of a step that an interrupt kept from being known; returns ``outstanding``."""
-        outstanding = self._parts.outstanding
+    def settle(self) -> bool:
+        """Wait for the end of a step that was begun and given up; returns whether some envs are outstanding."""
+        outstanding = 1 in self._driver.sent
         if not outstanding and not self._arena.quiescent():
             with self._connection.in_use:
                 self._regain_drive()
                 self._ring()
                 self._await(None)
         return outstanding
+
+    def begin_reset(self, reset: Reset) -> None:
+        """Begin a reset, which the hub drives."""
+        self._leave_to_hub()
+        self._wire.begin_reset(reset)
+
+    def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
+        """Begin a step. The arrays are copied: they may change while it runs."""
+        if out_of_band:
+            self._leave_to_hub()
+            self._wire.begin_step(codes, arrays, out_of_band)
+            return
+        connection = self._connection
+        with connection.in_use:
+            due = time.monotonic_ns() >= connection.tend_ns
+            if due or connection.protocol.unsettled or not self._arena.client_may_post:
+                self._prepare()
+            self._begun = Begun.POSTED
+            self._driver.post(OP_STEP, codes, arrays)
+            self._ring()
+
+    def _leave_to_hub(self) -> None:
+        """Have the hub drive what is begun next."""
+        self._begun = Begun.BY_HUB
+        self._driver.forget()
 
     def _prepare(self) -> None:
         """Be able to begin a step; errors as for ``_regain_drive``.
@@ -193,76 +123,87 @@ class SharedLane:
         if time.monotonic_ns() >= self._connection.tend_ns:
             self._connection.tend()
         self._regain_drive()
-        if not self._arena.may_post:
+        if not self._arena.client_may_post:
             raise HubLost(f"the hub at {self._connection.address} is shutting down")
+
+    def _regain_drive(self) -> None:
+        """Drive, once the hub is done with what was given up, as at an interrupt, and has handed the drive back.
+
+        The hub may not have read yet what was given up, so that the client seems to drive.
+
+        Raises:
+            EnvHubError: the session has ended, or the hub is lost.
+        """
+        if self._connection.protocol.unsettled or self._arena.driver != DRIVER_CLIENT:
+            self._connection.synchronize()
+        if self._arena.revoked or self._arena.driver != DRIVER_CLIENT:
+            self._fail_as_revoked()
 
     def _ring(self) -> None:
         for bell in self._bells:
             os.write(bell, RING)
-        self._rung = True
+        self._begun = Begun.RUNG
 
     @property
     def outstanding(self) -> int:
-        """How many envs were posted by ``post_rows`` and not collected."""
-        return self._parts.outstanding
+        """How many envs were begun by ``begin_rows`` and not taken."""
+        return self._driver.outstanding
 
-    def post_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these envs only.
-
-        Raises:
-            ValueError: one of them is under way, or others are with actions of a dtype of another size.
-        """
+    def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Begin a step of these envs only; errors as for ``Lane.begin_rows``."""
         with self._connection.in_use:
             self._prepare()
-            self._codes, self._fresh, self._rung = b"", False, False
-            self._parts.post(env_ids, codes, arrays)
+            self._begun = Begun.POSTED
+            self._driver.post_rows(env_ids, codes, arrays)
             for worker in np.unique(env_ids % len(self._bells)):
                 os.write(self._bells[worker], RING)
-            self._rung = True
+            self._begun = Begun.RUNG
 
-    def collect_rows(self, min_envs: int, timeout: float | None) -> Part:
-        """Wait until so many envs that are under way are done, and return all that are; errors as for ``collect``.
-
-        They are returned again until they are ``taken``.
-        """
+    def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
+        """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
         with self._connection.in_use:
-            self._await(timeout, lambda: self._parts.done() >= min_envs)
-            env_ids, raised = self._parts.ready()
+            driver = self._driver
+            self._await(timeout, lambda: driver.done() >= min_envs)
+            env_ids, raised = driver.ready()
             if raised is not None:
                 try:
                     self._ask_hub([raised])
                 finally:
                     if not isinstance(sys.exc_info()[1], KeyboardInterrupt):  # else it is asked for again
-                        self._parts.taken(raised)
-            rows, large = self._parts.infos(env_ids)
+                        driver.taken(raised)
+            rows, large = driver.infos(env_ids)
             rows.update(self._ask_hub(large) if large else ())
-            columns = self._wire.templates.read(self._arena.columns(env_ids))
-            return Part(env_ids, *self._parts.outcome(env_ids), sorted(rows.items()), columns)
+            groups = self._wire.templates.read(self._arena.columns(env_ids))
+            return Batch(*driver.results(env_ids), sorted(rows.items()), groups, env_ids)
 
     def taken(self, env_ids: np.ndarray) -> None:
-        """Know that whoever waited for these envs has them."""
-        self._parts.taken(env_ids)
+        """Note that the results of these envs have reached the caller: they are outstanding no more."""
+        self._driver.taken(env_ids)
 
-    def collect(self, timeout: float | None) -> Outcome:
-        """Wait for what was begun, and return it, again if asked again; errors as for the wire lane."""
-        if not self._driving:
-            return self._wire.collect(timeout)
+    def wait(self, timeout: float | None) -> Batch:
+        """The results of what was begun, again if asked again; errors as for the wire lane."""
+        if self._begun is Begun.BY_HUB:
+            return self._wire.wait(timeout)
         with self._connection.in_use:
             self._await(timeout)
-            arena, slots = self._arena, self._slots
-            rows, columns = self._noted() if arena.noted() else ([], [])
-            seen = slots.observations()
-            return Outcome(
-                [view.copy() for view in seen] if self._wire.copy and not slots.mixed else seen,
+            arena, driver = self._arena, self._driver
+            rows, groups = self._infos() if arena.noted() else ([], [])
+            observations = driver.observations()
+            return Batch(
+                [*map(np.ndarray.copy, observations)] if self._wire.copy and not driver.mixed else observations,
                 arena.rewards.copy(),
                 arena.terminations.copy(),
                 arena.truncations.copy(),
                 rows,
-                columns,
+                groups,
             )
 
-    def _noted(self) -> tuple[list[tuple[int, bytes]], list[Group]]:
-        """The infos, of which the hub holds the large ones; or what an env raised, which it holds, too."""
+    def _infos(self) -> tuple[list[tuple[int, bytes]], list[InfoGroup]]:
+        """The infos of a step, of which the hub holds the large ones.
+
+        Raises:
+            Exception: as an env raised it, which the hub holds, too.
+        """
         arena = self._arena
         rows = [(row, bytes(blob)) for row, blob in arena.small_infos()]
         left = np.flatnonzero(arena.said_by_channel()).tolist()
@@ -271,7 +212,7 @@ class SharedLane:
         return rows, self._wire.templates.read(arena.columns())
 
     def _ask_hub(self, rows: list[int]) -> list[tuple[int, bytes]]:
-        """What the hub has to say of these rows.
+        """The infos of these rows that the hub holds.
 
         Raises:
             Exception: as an env raised it, or because the session has ended.
@@ -287,67 +228,54 @@ class SharedLane:
             HubLost: the hub has ended.
             EnvHubError: the session has ended.
         """
-        arena = self._arena
-        ready = ready or arena.quiescent
-        if not self._rung:  # an interrupt came between the words and the bells
+        ready = ready or self._arena.quiescent
+        if self._begun is Begun.POSTED:
             self._ring()
         if not self._spinner.spin(ready):
-            deadline_s = math.inf if timeout is None else time.monotonic() + timeout
-            while not ready():
-                if arena.revoked:
-                    self._fail_as_revoked()
-                self._park(deadline_s, timeout)
+            deadline = None if timeout is None else Deadline(timeout)
+            while True:
+                left_s = PARK_S if deadline is None else deadline.left_s()
+                events = self._poller.poll(min(left_s, PARK_S))
+                if ready():
+                    break
+                self._check_hub(events)
+                if not left_s:
+                    raise HubTimeout(
+                        f"the envs did not finish their step within {timeout:g} s; it can be waited for again"
+                    )
         self.woke_ns = time.monotonic_ns()
         if not HAS_FENCE:
-            self._poller.poll(0)  # there, what a word guards is read after a system call only
+            self._poller.poll(0)  # without a fence, a system call has to come before what a word guards is read
 
-    def _park(self, deadline_s: float, timeout: float | None) -> None:
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise HubTimeout(f"the envs did not finish their step within {timeout:g} s; it can be waited for again")
-        rung = self._poller.poll(min(left_s, PARK_S))
+    def _check_hub(self, events: list[tuple[int, int]]) -> None:
+        """See whether the hub still serves this session, after these events of the poller."""
         if self._arena.revoked:  # the hub says why
-            return
-        if len(rung) > 1 or (rung and rung[0][0] != self._bell):
+            self._fail_as_revoked()
+        if any(descriptor != self._bell for descriptor, _ in events):
             self._connection.lose("its side socket has ended")
         if time.monotonic_ns() >= self._connection.tend_ns:
             self._connection.tend()
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Let go of the memory, and of every view of it."""
         self._poller.close()
-        self._arena = self._slots = self._parts = None  # type: ignore[assignment]
+        self._arena = self._driver = None  # type: ignore[assignment]
 
     def _fail_as_revoked(self) -> NoReturn:
-        self._parts.taken(slice(None))
+        self._driver.taken(slice(None))
         self._ask_hub([])
         raise HubLost(f"the hub at {self._connection.address} has ended this session")
-
-    def _regain_drive(self) -> None:
-        """Drive, once the hub is done with what was given up, as at an interrupt, and has handed the drive back.
-
-        The hub may not have read yet what was given up, so that the client seems to drive.
-
-        Raises:
-            EnvHubError: the session has ended, or the hub is lost.
-        """
-        if self._connection.unsettled or self._arena.driver != DRIVER_CLIENT:
-            self._connection.synchronize()
-            if self._arena.driver != DRIVER_CLIENT:
-                self._fail_as_revoked()
-        if self._arena.revoked:
-            self._fail_as_revoked()
 
 
 def shared_lane(wire: WireLane, connection: Connection, ticket: bytes, actions: Sequence[Leaf]) -> SharedLane | None:
     """The shared lane to the session that the ticket is of; None where it cannot be had."""
-    door = Door()
-    connection.on_close(door.close)
+    attachment = Attachment()
+    connection.on_close(attachment.close)
     try:
-        door.open(connection.address, ticket)
-        layout = Layout(wire.num_envs, tuple(wire.leaves), tuple(actions), door.shared.info_bytes)
-        return SharedLane(wire, connection, door, door.arena(layout))
+        attachment.open(connection.address, ticket)
+        layout = Layout(wire.num_envs, tuple(wire.leaves), tuple(actions), attachment.shared.info_bytes)
+        return SharedLane(wire, connection, attachment, attachment.arena(layout))
     except (OSError, ValueError) as error:
         log.debug("no shared lane to the hub at %s: %s", connection.address, error)
-        door.close()
+        attachment.close()
         return None

@@ -1,10 +1,9 @@
-"""How a vector env reaches its arena. The wire lane: one request and one reply per batched step, over ZeroMQ."""
+"""The wire lane: one request and one reply per step, over ZeroMQ."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,53 +18,28 @@ from envhub.values import codec
 from envhub.values.compression import Decompressor
 from envhub.values.info_columns import unpack_columns
 from envhub.values.leaf import Leaf
+from envhub_client.batch import Batch, InfoGroup
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.failures import raise_failure
-from envhub_client.results.infos import Group, Templates
+from envhub_client.deadline import Deadline
+from envhub_client.lanes.templates import Templates
 
-# Up to here, copying a received frame costs less than keeping the whole receive buffer it stands in alive.
+# Up to here, copying a received frame costs less than keeping alive the whole receive buffer that it is part of.
 KEEP_BYTES = 1 << 16
 
 _Field = tuple[np.dtype[Any], tuple[int, ...], int]  # dtype, shape and size in bytes of a batch of a leaf
 
 
-class Outcome(NamedTuple):
-    """What a reset or step brought: arrays per fixed-size leaf, per-env results of a step, and blobs by row.
-
-    A row's blob is its encoded info, or, where observations have leaves of no fixed size, those and the info. Other
-    infos come in columns.
-    """
-
-    observations: list[np.ndarray]
-    rewards: np.ndarray | None
-    terminations: np.ndarray | None
-    truncations: np.ndarray | None
-    rows: list[tuple[int, bytes]]
-    columns: list[Group]
-
-
-class Part(NamedTuple):
-    """As ``Outcome``, but only of ``env_ids``, in their order."""
-
-    env_ids: np.ndarray
-    observations: list[np.ndarray]
-    rewards: np.ndarray
-    terminations: np.ndarray
-    truncations: np.ndarray
-    rows: list[tuple[int, bytes]]
-    columns: list[Group]
-
-
 class _Inbox(NamedTuple):
-    """What came for who waits. It is replaced as a whole: an interrupt must not come between its parts.
+    """What has arrived and was not returned. It is replaced as a whole: an interrupt must not come between its fields.
 
     Attributes:
-        parts: of the batch, which came before there were enough.
+        parts: results of some envs, which came before there were enough.
         unread: a reply that is being read, for which the hub may have to be asked for more.
         read: the last reply of which a part was made.
     """
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Batch, ...] = ()
     unread: Reply | None = None
     read: Reply | None = None
 
@@ -96,39 +70,39 @@ class WireLane:
         self._buffers = None if copy else [[np.zeros(*wanted) for wanted in zeros] for _ in range(2)]
         self._turn = 0
         self._step = Step(b"")  # the last one's codes, which mostly are the next one's, too
-        self._sent = np.zeros(num_envs, bool)
+        self._sent_bytes = bytearray(num_envs)
+        self._sent = np.frombuffer(self._sent_bytes, np.bool_)  # quicker for parts, and that for each step
         self._inbox = _EMPTY
         self.templates = Templates(connection)
         self._decompress = Decompressor(compression).decompress if compression else None
 
-    def settle(self) -> int:
-        """Nothing is under way here that is not known; returns ``outstanding``."""
-        return self._sent.tobytes().count(True)  # quicker than a sum of NumPy's, and asked for at each step
+    def settle(self) -> bool:
+        """Whether some envs are outstanding; the hub itself waits for the end of what was given up."""
+        return 1 in self._sent_bytes
 
-    def post_reset(self, reset: Reset) -> None:
+    def begin_reset(self, reset: Reset) -> None:
         """Begin a reset."""
         self._inbox, self._turn = _EMPTY, 1 - self._turn
         self._connection.send(Op.RESET, reset)
 
-    def post_step(self, codes: bytes, arrays: Sequence[np.ndarray], beside: bytes) -> None:
+    def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
         """Begin a step. The arrays are copied: they may change while it runs, and the request may be sent again."""
         self._inbox, self._turn = _EMPTY, 1 - self._turn
         if codes != self._step.codes:
             self._step = Step(codes)
         frames = [*map(np.ndarray.tobytes, arrays)]
-        self._connection.send(Op.STEP, self._step, [*frames, beside] if beside else frames)
+        self._connection.send(Op.STEP, self._step, [*frames, out_of_band] if out_of_band else frames)
+
+    def close(self) -> None:
+        """Nothing is held besides the connection."""
 
     @property
     def outstanding(self) -> int:
-        """How many envs were posted by ``post_rows`` and not taken."""
-        return self.settle()
+        """How many envs were begun by ``begin_rows`` and not taken."""
+        return self._sent_bytes.count(1)
 
-    def post_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these envs only.
-
-        Raises:
-            ValueError: one of them is under way, or others are with actions of a dtype of another size.
-        """
+    def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Begin a step of these envs only; errors as for ``Lane.begin_rows``."""
         if self._sent[env_ids].any():
             raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
         if not self._sent.any():
@@ -143,33 +117,30 @@ class WireLane:
             self._sent[env_ids] = False
             raise
 
-    def collect_rows(self, min_envs: int, timeout: float | None) -> Part:
-        """Wait until so many envs that are under way are done, and return all that are; errors as for ``collect``.
-
-        They are returned again until they are ``taken``.
-        """
-        deadline_s = None if timeout is None else time.monotonic() + timeout
+    def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
+        """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
+        deadline = None if timeout is None else Deadline(timeout)
         # A wait that may time out asks for less at a time: the next may want less.
-        while (missing := min_envs - sum(len(part.env_ids) for part in self._inbox.parts)) > 0:
+        while (missing := min_envs - sum(map(_size, self._inbox.parts))) > 0:
             if not self._receiving():
                 self._connection.send(Op.RECEIVE, Receive(missing if timeout is None else 1), keep=True)
-            part = self._receive(None if deadline_s is None else max(0.0, deadline_s - time.monotonic()))
+            part = self._receive(None if deadline is None else deadline.left_s())
             self._inbox = _Inbox((*self._inbox.parts, part), None, self._inbox.unread)
-        return joined(self._inbox.parts)
+        return _joined(self._inbox.parts)
 
     def _receiving(self) -> bool:
         """Whether an earlier wait, which timed out or was interrupted, has asked already."""
         answer, inbox = self._connection.answer, self._inbox
-        come = answer is not None and answer.op is Op.RECEIVE and answer is not inbox.read
-        return come or inbox.unread is not None or self._connection.pending is Op.RECEIVE
+        arrived = answer is not None and answer.op is Op.RECEIVE and answer is not inbox.read
+        return arrived or inbox.unread is not None or self._connection.pending is Op.RECEIVE
 
     def taken(self, env_ids: np.ndarray) -> None:
-        """Know that whoever waited for these envs has them."""
+        """Note that the results of these envs have reached the caller: they are outstanding no more."""
         self._sent[env_ids] = False
         self._inbox = _Inbox((), None, self._inbox.read)
 
-    def _receive(self, timeout: float | None) -> Part:
-        def read(reply: Reply) -> Part:
+    def _receive(self, timeout: float | None) -> Batch:
+        def read(reply: Reply) -> Batch:
             if isinstance(reply.message, Failure):
                 if reply.message.env_index is not None:
                     self._sent[reply.message.env_index] = False
@@ -178,10 +149,9 @@ class WireLane:
                 raise_failure(reply.message, self._connection.address)
             return self._part(reply.frames)
 
-        part: Part = self._read(timeout, read)
-        return part
+        return self._read(timeout, read)
 
-    def _read(self, timeout: float | None, read: Callable[[Reply], Any]) -> Any:
+    def _read(self, timeout: float | None, read: Callable[[Reply], Batch]) -> Batch:
         """What ``read`` makes of the reply, which can be read again until the next request."""
         parts, unread, last = self._inbox
         reply = unread or self._connection.wait(timeout)
@@ -194,49 +164,43 @@ class WireLane:
                 raise RemoteProtocolError(f"a {reply.op.name} reply does not fit the session: {error}") from error
             raise
 
-    def _infos(self, frames: Sequence[Frame]) -> tuple[list[tuple[int, bytes]], list[Group]]:
+    def _infos(self, frames: Sequence[Frame]) -> tuple[list[tuple[int, bytes]], list[InfoGroup]]:
         """The infos in the frames that follow the arrays."""
         if len(frames) > 2:
             raise ValueError(f"{len(frames)} frames of infos")
         rows = messages.unpack_rows(frames[0], self.num_envs)
-        found = unpack_columns(frames[1], self.num_envs) if len(frames) > 1 else []
-        return rows, self.templates.read(found)
+        columns = unpack_columns(frames[1], self.num_envs) if len(frames) > 1 else []
+        return rows, self.templates.read(columns)
 
-    def _part(self, frames: Sequence[Frame]) -> Part:
+    def _part(self, frames: Sequence[Frame]) -> Batch:
         count = len(self._fields)
         if len(frames) < count + 2:
             raise ValueError(f"{len(frames)} frames")
         env_ids = np.frombuffer(frames[0], np.int64).copy()
         if not env_ids.size or env_ids.min() < 0 or env_ids.max() >= self.num_envs or not self._sent[env_ids].all():
             raise ValueError("rows that were not sent")
-        seen = self._all_owned(frames[1 : count + 1], _fields(self.leaves, len(env_ids)))
+        observations = self._all_owned(frames[1 : count + 1], _fields(self.leaves, len(env_ids)))
         results = split_results(bytearray(frames[count + 1]), len(env_ids))
         infos = self._infos(frames[count + 2 :]) if len(frames) > count + 2 else ([], [])
-        return Part(env_ids, seen, *results, *infos)
+        return Batch(observations, *results, *infos, env_ids)
 
-    def collect(self, timeout: float | None) -> Outcome:
-        """Wait for what was begun.
+    def wait(self, timeout: float | None) -> Batch:
+        """The results of what was begun; errors as for ``Lane.wait``."""
+        return self._read(timeout, self._batch)
 
-        Raises:
-            HubTimeout: not within ``timeout`` seconds; it can be collected later.
-            EnvHubError: the reset or step failed, or the hub is lost.
-        """
-        outcome: Outcome = self._read(timeout, self._outcome)
-        return outcome
-
-    def _outcome(self, reply: Reply) -> Outcome:
+    def _batch(self, reply: Reply) -> Batch:
         if isinstance(reply.message, Failure):
             raise_failure(reply.message, self._connection.address)
         frames, count = reply.frames, len(self._fields)
         results = 1 if reply.op == Op.STEP else 0
         if len(frames) < count + results:
             raise ValueError(f"{len(frames)} frames")
-        rows, columns = self._infos(frames[count + results :]) if len(frames) > count + results else ([], [])
-        seen = frames[:count]
-        observations = self._all_owned(seen, self._fields) if self._buffers is None else self._copied(seen)
+        rows, groups = self._infos(frames[count + results :]) if len(frames) > count + results else ([], [])
+        arrays = frames[:count]
+        observations = self._all_owned(arrays, self._fields) if self._buffers is None else self._copied(arrays)
         if not results:
-            return Outcome(observations, None, None, None, rows, columns)
-        return Outcome(observations, *split_results(bytearray(frames[count]), self.num_envs), rows, columns)
+            return Batch(observations, None, None, None, rows, groups)
+        return Batch(observations, *split_results(bytearray(frames[count]), self.num_envs), rows, groups)
 
     def _copied(self, frames: Sequence[Frame]) -> list[np.ndarray]:
         """The arrays in the buffers whose turn it is."""
@@ -272,30 +236,34 @@ class WireLane:
 
 
 def _fields(leaves: Sequence[Leaf], rows: int) -> list[_Field]:
-    found = [(np.dtype(leaf.dtype), (rows, *leaf.shape)) for leaf in leaves]
-    return [(dtype, shape, math.prod(shape) * dtype.itemsize) for dtype, shape in found]
+    arrays = [(np.dtype(leaf.dtype), (rows, *leaf.shape)) for leaf in leaves]
+    return [(dtype, shape, math.prod(shape) * dtype.itemsize) for dtype, shape in arrays]
 
 
 def _wrong_size(frame: Frame, size: int) -> ValueError:
     return ValueError(f"a frame of {len(frame)} bytes for an array of {size}")
 
 
-def joined(parts: Sequence[Part]) -> Part:
-    """One part of several, in the order of their envs."""
+def _size(part: Batch) -> int:
+    return 0 if part.env_ids is None else len(part.env_ids)
+
+
+def _joined(parts: Sequence[Batch]) -> Batch:
+    """One batch of several, in the order of their envs."""
     if len(parts) == 1:
         return parts[0]
     order = np.argsort(np.concatenate([part.env_ids for part in parts]))
 
-    def join(arrays: Sequence[np.ndarray]) -> np.ndarray:
-        joined: np.ndarray = np.concatenate(arrays)[order]
+    def join(arrays: Iterable[Any]) -> np.ndarray:
+        joined: np.ndarray = np.concatenate([*arrays])[order]
         return joined
 
-    return Part(
-        join([part.env_ids for part in parts]),
+    return Batch(
         [join(leaves) for leaves in zip(*(part.observations for part in parts), strict=True)],
-        join([part.rewards for part in parts]),
-        join([part.terminations for part in parts]),
-        join([part.truncations for part in parts]),
+        join(part.rewards for part in parts),
+        join(part.terminations for part in parts),
+        join(part.truncations for part in parts),
         sorted(row for part in parts for row in part.rows),
-        [group for part in parts for group in part.columns],
+        [group for part in parts for group in part.groups],
+        join(part.env_ids for part in parts),
     )

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
-import fcntl
-import functools
 import importlib.util
 import os
-import pickle
 import secrets
 import select
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
-import cloudpickle
-import gymnasium
-from gymnasium.envs.registration import EnvSpec
-
 from envhub.errors import HubUnreachable
-from envhub.protocol.messages import Make, World
-from envhub.values.gym_api import pickled
-from envhub_client.session.factory_digest import factories_digest
+from envhub.transport.fd_passing import above_stdio
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 1.0
@@ -38,7 +27,7 @@ _BOOT = "import sys; sys.path[:] = filter(None, sys.path); from envhub_server.pr
 class PrivateHub:
     """A hub process that serves this program only.
 
-    It is made before it is started, so that whoever makes it can hold it before there is a process.
+    It is made before it is started, so that its owner can hold it before there is a process.
 
     Attributes:
         address: an abstract ipc name of 128 random bits that leaves no file; only this user's processes can connect.
@@ -143,15 +132,6 @@ def _close(descriptors: list[int]) -> None:
         os.close(descriptors.pop())
 
 
-def above_stdio(descriptor: int) -> int:
-    """The descriptor, or a copy in its place: a program without standard streams gets their numbers for its own."""
-    if descriptor > 2:
-        return descriptor
-    copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
-    os.close(descriptor)
-    return copy
-
-
 _lock = threading.Lock()
 _hub: PrivateHub | None = None
 
@@ -171,63 +151,6 @@ def private_hub() -> PrivateHub:
             atexit.register(_hub.stop)
             _hub.start()
         return _hub
-
-
-def world() -> World:
-    """This program's surroundings, for the workers of its private hub."""
-    try:
-        cwd = os.getcwd()
-    except FileNotFoundError as error:
-        raise HubUnreachable("this program's working directory is gone, and workers would start there") from error
-    return World(
-        sys_path=[os.path.abspath(place) for place in sys.path if isinstance(place, str)],
-        cwd=cwd,
-        environ=dict(os.environ),
-        registrations=_registrations(),
-        authkey=_authkey(),
-    )
-
-
-def _authkey() -> bytes:
-    """The key of this program's ``multiprocessing``, if it uses that: proxies in factories need it in the workers."""
-    process = sys.modules.get("multiprocessing.process")
-    return b"" if process is None else bytes(process.current_process().authkey)
-
-
-def _registrations() -> bytes:
-    """Gymnasium's registry as the program has it, each entry by itself: one may not load in a worker."""
-    pickled = (_pickled(spec) for spec in list(gymnasium.registry.values()))
-    return pickle.dumps([entry for entry in pickled if entry])
-
-
-def _pickled(spec: EnvSpec) -> bytes:
-    try:
-        module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
-        if module == "__main__":  # a worker's main module is another one, so the class itself travels
-            owner = functools.reduce(getattr, name.split("."), sys.modules[module])
-            return bytes(cloudpickle.dumps(dataclasses.replace(spec, entry_point=owner)))
-        return pickled(spec)
-    except Exception:  # whatever a foreign object raises when it is pickled, it stays at home
-        return b""
-
-
-def make_of_factories(factories: Sequence[object], runner: object = None) -> Make:
-    """What asks a private hub for one env of each factory; its workers load them.
-
-    Args:
-        factories: of the envs.
-        runner: the class that runs each env, or its name; None for the usual one.
-
-    Raises:
-        TypeError: the factories hold something that cannot be pickled.
-    """
-    try:
-        pickled = bytes(cloudpickle.dumps(list(factories)))
-        pickled_runner = b"" if runner is None else bytes(cloudpickle.dumps(runner))
-    except Exception as error:  # whatever a foreign object raises when it is pickled
-        raise TypeError(f"the factories of the envs cannot be pickled for the workers: {error}") from error
-    digest = factories_digest(factories, runner)
-    return Make(len(factories), factories=pickled, runner=pickled_runner, factories_digest=digest)
 
 
 def _search_path() -> str:

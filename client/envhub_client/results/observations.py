@@ -13,7 +13,7 @@ from envhub.env_failure import EnvFailure
 from envhub.errors import RemoteProtocolError
 from envhub.values import codec, spaces
 from envhub.values.leaf import OBJECT
-from envhub_client.lanes.wire import Outcome, Part
+from envhub_client.batch import Batch
 from envhub_client.results.infos import Infos
 
 REPRESENTED_MAX = 64  # names of info values that are kept, and warned of
@@ -22,7 +22,7 @@ log = logging.getLogger("envhub")
 
 
 class Observations:
-    """The observations of one vector env, of which some leaves may be of no fixed size, and the infos beside them.
+    """The observations of one vector env, of which some leaves may be of no fixed size, and their infos.
 
     Attributes:
         space: of one env.
@@ -33,7 +33,7 @@ class Observations:
     """
 
     def __init__(self, single_space: Space[Any], num_envs: int, allow_pickle: bool, same_step: bool = False) -> None:
-        """Of so many envs; with ``same_step`` an env's last observation of an episode is in its infos, too."""
+        """Of ``num_envs`` envs; with ``same_step`` an env's last observation of an episode is in its infos, too."""
         self.space = single_space
         self._same_step = same_step
         self._allow_pickle = allow_pickle
@@ -45,26 +45,27 @@ class Observations:
         self.flat = spaces.is_flat(single_space) and not self.loose
         self._objects: list[list[Any]] = [[None] * sum(self._is_object)] * num_envs
 
-    def take(self, outcome: Outcome | Part, env_ids: Sequence[int] | None = None) -> Infos:
-        """Read what came by row, of all envs or of ``env_ids``; returns the infos.
+    def take(self, batch: Batch) -> Infos:
+        """Read the blobs of a batch: keep the observations in them, and return the infos.
 
         Raises:
             RemoteProtocolError: a row does not hold what the space says.
         """
-        if self.loose and len(outcome.rows) != len(self._objects if env_ids is None else env_ids):
-            raise RemoteProtocolError(f"a reply has observations of no fixed size of {len(outcome.rows)} envs")
+        env_ids = None if batch.env_ids is None else batch.env_ids.tolist()
+        if self.loose and len(batch.rows) != len(self._objects if env_ids is None else env_ids):
+            raise RemoteProtocolError(f"a reply has observations of no fixed size of {len(batch.rows)} envs")
         infos = {}
-        for row, blob in outcome.rows:
+        for row, blob in batch.rows:
             try:
                 encoded = self._take_objects(row, blob) if self.loose else blob
                 if encoded:
                     infos[row] = info = self._info(row, encoded)
                     if self._same_step and info.get("invalid_transition"):
-                        info.setdefault("final_obs", self._value(outcome.observations, row, env_ids))
+                        info.setdefault("final_obs", self._value(batch.observations, row, env_ids))
                         info.setdefault("final_info", {})
             except (ValueError, TypeError) as error:
                 raise RemoteProtocolError(f"row {row} of a reply cannot be read: {error}") from error
-        return Infos(infos, outcome.columns)
+        return Infos(infos, batch.groups)
 
     def _take_objects(self, row: int, blob: bytes) -> bytes:
         """Keep the row's observations of no fixed size, or its last ones where there are none; returns its info."""

@@ -1,14 +1,17 @@
-"""The factories of envs, checked before a worker is started for them."""
+"""The factories of envs: checked before a worker is started for them, and packed for the private hub."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import cloudpickle
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
+from envhub.protocol.messages import Make
 from envhub.values.gym_api import unfit
+from envhub_client.session.factory_digest import factories_digest
 
 Factory = Callable[[], Env[Any, Any]]
 
@@ -39,3 +42,22 @@ def _described(given: Any) -> str:
     if hasattr(given, "reset") and hasattr(given, "step"):
         return unfit(given) or f"an env that is made already, {given!r}"
     return repr(given)
+
+
+def make_of_factories(factories: Sequence[object], runner: object = None) -> Make:
+    """What asks a private hub for one env of each factory; its workers load them.
+
+    Args:
+        factories: of the envs.
+        runner: the class that runs each env, or its name; None for the usual one.
+
+    Raises:
+        TypeError: the factories hold something that cannot be pickled.
+    """
+    try:
+        pickled = bytes(cloudpickle.dumps(list(factories)))
+        pickled_runner = b"" if runner is None else bytes(cloudpickle.dumps(runner))
+    except Exception as error:  # whatever a foreign object raises when it is pickled
+        raise TypeError(f"the factories of the envs cannot be pickled for the workers: {error}") from error
+    digest = factories_digest(factories, runner)
+    return Make(len(factories), factories=pickled, runner=pickled_runner, factories_digest=digest)

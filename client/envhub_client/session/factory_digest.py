@@ -119,5 +119,5 @@ def _captured(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _is_programs_own(value: Any) -> bool:
-    """Whether it is likely to change from day to day: what stands in the program's main module."""
+    """Whether it is likely to change from day to day: what is in the program's main module."""
     return bool(value.__module__ == "__main__" or "<locals>" in value.__qualname__ or "<lambda>" in value.__qualname__)

@@ -1,4 +1,4 @@
-"""What a session does about envs that crash, hang, raise or talk nonsense."""
+"""What a session does about envs that crash, hang, raise or return invalid results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FaultOptions:
 
     With ``"truncate"`` the env's last observation is returned once more, with reward 0 and ``truncated``; its infos say
     why (``env_failure``, an ``EnvFailure``) and that this is no transition of the env's (``invalid_transition``). The
-    env is made anew meanwhile. With ``"raise"`` the step raises; the session goes on with the next one. Times are in
+    env is restarted meanwhile. With ``"raise"`` the step raises; the session goes on with the next one. Times are in
     seconds, and count for each env by itself.
 
     Attributes:
@@ -27,8 +27,8 @@ class FaultOptions:
         on_timeout: when an env does not finish in time; its process is ended then, with all that it started.
         on_exception: when an env's ``step`` raises. An exception of ``reset`` is always raised.
         on_invalid: when an observation or a reward is not finite; or ``"pass"``, as in Gymnasium.
-        restart_wait: how long a step waits for an env that is being made anew, before it is truncated again.
-        restarts_max: how often the envs of one process are made anew within a minute; ``RestartsExhausted`` after that.
+        restart_wait: how long a step waits for an env that is being restarted, before it is truncated again.
+        restarts_max: how often the envs of one process are restarted within a minute; ``RestartsExhausted`` after that.
         init_timeout: for making an env, and for its first step, in which much is compiled.
         reset_timeout: for a reset.
         step_timeout: for a step.
@@ -71,10 +71,10 @@ class FaultOptions:
             raise ValueError(f"restarts_max must be between 0 and {RESTARTS_MAX}, got {self.restarts_max}")
 
     def wire(self) -> messages.Faults:
-        """The form in which a hub is told."""
-        told: dict[str, Any] = {name: getattr(self, name) for name in FIELDS if name not in TIMES}
-        told.update({name.replace("_timeout", "") + "_s": float(getattr(self, name)) for name in TIMES})
-        return messages.Faults(**told)
+        """The form in which they are sent to a hub."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in FIELDS if name not in TIMES}
+        fields.update({name.replace("_timeout", "") + "_s": float(getattr(self, name)) for name in TIMES})
+        return messages.Faults(**fields)
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(FaultOptions))
@@ -87,5 +87,5 @@ def split(arguments: dict[str, Any]) -> tuple[FaultOptions, dict[str, Any]]:
     Raises:
         ValueError, TypeError: an option makes no sense.
     """
-    told = {name: value for name, value in arguments.items() if name in FIELDS}
-    return FaultOptions(**told), {name: value for name, value in arguments.items() if name not in FIELDS}
+    options = {name: value for name, value in arguments.items() if name in FIELDS}
+    return FaultOptions(**options), {name: value for name, value in arguments.items() if name not in FIELDS}

@@ -29,7 +29,7 @@ class SessionOptions:
         copy: whether returned observations are the caller's to keep. If not, two buffers alternate, and what a step
             returned holds until the second next step.
         lane: ``"auto"`` is the shared lane where it can be had, on the hub's machine; ``"wire"`` never is.
-        spin_us: for how many microseconds whoever waits looks at a word before it parks; None is what suits the
+        spin_us: for how many microseconds a waiting process spins before it parks; None is what suits the
             machine, and 0 not at all.
         pin: whether each worker keeps to one CPU.
         compression: of observations on the wire lane, ``"lz4"``, ``"zstd"``, or None. With ``"auto"`` what both sides

@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 import structlog
 
-from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, OP_BESIDE, OP_RESET, OP_STEP, Arena
-from envhub.arena.parts import Parts
+from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, OP_OUT_OF_BAND, OP_RESET, OP_STEP, Arena
 from envhub.arena.spin import RING
-from envhub.arena.stand_in import FRESH, OWED
+from envhub.arena.stand_in import FRESH, REPORT_PENDING
 from envhub.protocol import messages
 from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure, Op, Step
@@ -128,10 +127,6 @@ class SessionRuntime:
     @property
     def _arena(self) -> Arena | None:
         return None if self._memory is None else self._memory.arena
-
-    @property
-    def _parts(self) -> Parts | None:
-        return None if self._memory is None else self._memory.parts
 
     @property
     def pids(self) -> list[int]:
@@ -246,8 +241,8 @@ class SessionRuntime:
         self._events.append((self.number, ROWS_DONE))
 
     def _report_part(self, memory: SessionMemory) -> None:
-        parts = memory.parts
-        if parts is None or parts.done() < self._part_rows:
+        parts = memory.driver
+        if parts.done() < self._part_rows:
             return
         self._part_rows = 0
         rows, raised = parts.ready()
@@ -333,7 +328,7 @@ class SessionRuntime:
         self._pool.tell(worker, replace(message, objects=stand_ins.objects(worker)))
         rows, request, done, op, _ = memory.words(worker)
         waiting = set(op[request != done].tolist())
-        if OP_BESIDE in waiting:
+        if OP_OUT_OF_BAND in waiting:
             self._pool.tell(worker, control.StepRows(memory.frames.beside(rows.tolist())))
         if instruction.pending is not None and not (
             isinstance(instruction.pending, control.ResetRows) and OP_RESET not in waiting
@@ -374,7 +369,7 @@ class SessionRuntime:
                 return
             budget.used += wanted
             if self.state.make.lost or self.state.make.fresh:
-                self._memory.arena.needs_reset[:] = OWED if self.state.make.lost else FRESH
+                self._memory.arena.needs_reset[:] = REPORT_PENDING if self.state.make.lost else FRESH
             self._stand_ins = StandIns(self._memory, LooseParts() if instruction.loose else None)
 
     def _make_other_arena(self, _: instructions.MakeOtherArena) -> None:
@@ -403,14 +398,8 @@ class SessionRuntime:
         old.close()
 
     def _post_reset(self, _: instructions.PostReset) -> None:
-        self._post(OP_RESET)
-
-    def _post(self, op: int) -> None:
-        memory = self._memory
-        assert memory is not None
-        if memory.parts is not None:
-            memory.slots.take_over()
-        memory.slots.post(op)
+        assert self._memory is not None
+        self._memory.driver.post(OP_RESET)
 
     def _post_step(self, _: instructions.PostStep) -> None:
         memory, request, stand_ins = self._memory, self._request, self._stand_ins
@@ -419,13 +408,12 @@ class SessionRuntime:
         if problem := frames.load(request.message.codes, request.frames):
             self._report(stimuli.ActionsRefused(problem))
             return
+        memory.driver.post(OP_OUT_OF_BAND if frames.has_beside else OP_STEP, frames.codes, frames.arrays)
         if frames.has_beside:
-            self._post(OP_BESIDE)
             for worker, rows in enumerate(self.state.blocks):
                 if worker not in stand_ins.losses:
                     self._pool.tell(worker, control.StepRows(frames.beside(rows)))
         else:
-            self._post(OP_STEP)
             self._pool.ring()
         if stand_ins.losses:
             self._post_to_stand_ins()
@@ -434,15 +422,13 @@ class SessionRuntime:
     def _post_part(self, _: instructions.PostPart) -> None:
         memory, request = self._memory, self._request
         assert memory is not None and request is not None
-        memory.parts = memory.parts or Parts(memory.arena)
         message = request.message
         try:
             rows, arrays = memory.frames.part(message.rows, message.codes, request.frames)
-            memory.parts.post(rows, message.codes, arrays)
+            memory.driver.post_rows(rows, message.codes, arrays)
         except ValueError as error:
             self._report(stimuli.ActionsRefused(f"{error}; no env has moved"))
             return
-        memory.frames.forget()
         self._report(stimuli.PartPosted(len(rows)))
         self._pool.ring_some(np.unique(rows % len(self.state.workers)).tolist())
         self._post_to_stand_ins()
@@ -516,8 +502,7 @@ class SessionRuntime:
     def _take_drive(self, _: instructions.TakeDrive) -> None:
         assert self._memory is not None and self._stand_ins is not None
         self._memory.arena.hand_over(DRIVER_HUB)
-        self._memory.take_over()
-        self._memory.parts = None
+        self._memory.driver.take_over()
         self._stand_ins.keep_loose()  # which a client that takes over has not seen
 
     def _close_side(self, _: instructions.CloseSide) -> None:

@@ -16,11 +16,11 @@ import struct
 from collections import deque
 from typing import Any, Sequence
 
+from envhub.transport.fd_passing import DESCRIPTORS_MAX, DescriptorReader
 from envhub_server.ipc import control
 
 MESSAGE_BYTES_MAX = 1 << 30
 READ_BYTES = 1 << 18
-DESCRIPTORS_MAX = 250  # the kernel takes 253 at a time
 MOVED_UP_TO = 1024  # the lowest number for a descriptor that env code must not close by accident, ...
 MOVED_UP_MAX = 64  # ... or so many below the process's limit of descriptors, if that is lower
 
@@ -51,10 +51,9 @@ class Channel:
         """Use this socket; take at most ``descriptors_max`` descriptors with one read."""
         self._pid = os.getpid()
         self._socket = connection
-        self._ancillary_bytes = socket.CMSG_SPACE(descriptors_max * 4) if descriptors_max else 0
+        self._reader = DescriptorReader(connection, descriptors_max)
         self._incoming = bytearray()
         self._outgoing: deque[memoryview] = deque()
-        self._descriptors: list[int] = []
 
     def fileno(self) -> int:
         """The socket's descriptor, to poll."""
@@ -124,16 +123,11 @@ class Channel:
             codec.DecodeError: the other end sent bytes that are no control message.
         """
         try:
-            chunk, ancillary, _, _ = self._socket.recvmsg(READ_BYTES, self._ancillary_bytes)
+            chunk = self._reader.read(READ_BYTES)
         except BlockingIOError:
             return None
         except OSError as error:
             raise ChannelClosed(str(error)) from error
-        for level, kind, raw in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                received = array.array("i")
-                received.frombytes(raw[: len(raw) - len(raw) % received.itemsize])
-                self._descriptors += received.tolist()
         if not chunk:
             raise ChannelClosed("end of file")
         self._incoming += chunk
@@ -156,7 +150,7 @@ class Channel:
 
     def take_descriptors(self, count: int) -> list[int]:
         """The next ``count`` received descriptors, moved up; the caller owns them."""
-        taken, self._descriptors = self._descriptors[:count], self._descriptors[count:]
+        taken = self._reader.take(count)
         if len(taken) != count:
             raise ChannelClosed(f"{count} descriptors expected, {len(taken)} came")
         return list(map(moved_up, taken))
@@ -169,6 +163,4 @@ class Channel:
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-        self._descriptors.clear()
+        self._reader.close()

@@ -168,8 +168,8 @@ class Serve:
     """Hub to worker: serve your rows from now on, from their present words in the arena.
 
     If another worker served the rows before, ``seeds`` has the seed of each row's first reset. A row whose
-    ``needs_reset`` is ``OWED`` still has to report how that worker ended: it raises ``failure``, or is truncated with
-    ``info``.
+    ``needs_reset`` is ``REPORT_PENDING`` still has to report how that worker ended: it raises ``failure``, or is
+    truncated with ``info``.
     """
 
     seeds: List[Optional[int]] = field(default_factory=list)

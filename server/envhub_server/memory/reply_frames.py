@@ -35,7 +35,7 @@ Said = tuple[int, Any]  # a row, and the blob that it has
 def batch_frames(memory: SessionMemory, sendable: Sendable, results: bool, infos: dict[int, bytes] | None) -> list[Any]:
     """The whole batch, with its results; and infos, if there are any, of which these do not stand in the arena."""
     arena = memory.arena
-    found = sendable(memory.slots.observations())
+    found = sendable(memory.driver.observations())
     if results:
         found.append(arena.results.tobytes())
     if infos is not None:
@@ -49,9 +49,8 @@ def batch_frames(memory: SessionMemory, sendable: Sendable, results: bool, infos
 
 def part_frames(memory: SessionMemory, sendable: Sendable, rows: np.ndarray, said: Sequence[Said]) -> list[Any]:
     """These rows, which were posted as a part of the batch, with their results and with what is said of them."""
-    assert memory.parts is not None
     columns = memory.arena.columns(rows)
-    seen, rewards, terminations, truncations = memory.parts.outcome(rows)
+    seen, rewards, terminations, truncations = memory.driver.results(rows)
     results = rewards.tobytes() + terminations.tobytes() + truncations.tobytes()
     arrays = sendable([np.ascontiguousarray(leaf) for leaf in seen])
     return [rows.tobytes(), *arrays, results, *row_frames(said, columns)]

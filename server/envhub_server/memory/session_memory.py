@@ -6,10 +6,9 @@ import os
 
 import numpy as np
 
+from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_RESET, TURN_FIRST, TURN_ROW, Arena, allocate
-from envhub.arena.parts import Parts
-from envhub.arena.slots import Slots
 from envhub_server.memory.step_frames import StepFrames
 from envhub_server.session.failover import Words
 from envhub_server.session.hang_detector import Progress
@@ -35,7 +34,8 @@ class SessionMemory:
         arena: mapped.
         descriptor: of the memory; it is given to workers and to a client.
         bells: the eventfds of the client, by which it is woken, and of each worker, by which the client wakes it.
-        slots, frames, parts: what the hub knows of its steps; ``parts`` once there was one of a part of the batch.
+        driver: steps in the arena.
+        frames: of the steps that its client sends.
     """
 
     def __init__(self, layout: Layout, workers: int) -> None:
@@ -55,14 +55,8 @@ class SessionMemory:
             self.close()
             raise
         self.arena.format(epoch=1)
-        self.slots = Slots(self.arena)
+        self.driver = ArenaDriver(self.arena)
         self.frames = StepFrames(self.arena)
-        self.parts: Parts | None = None
-
-    def take_over(self) -> None:
-        """Know that somebody else has driven."""
-        self.slots.take_over()
-        self.frames.forget()
 
     def rows(self, worker: int) -> np.ndarray:
         """The rows of this worker."""

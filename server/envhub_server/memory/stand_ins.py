@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from envhub.arena.memory import OP_RESET, STATUS_RAISED
-from envhub.arena.stand_in import FRESH, beside, put_info, stay, truncate
+from envhub.arena.stand_in import FRESH, put_info, stay, truncate, with_objects
 from envhub_server.ipc import control
 from envhub_server.memory.loose_parts import LooseParts
 from envhub_server.memory.session_memory import SessionMemory
@@ -116,7 +116,7 @@ class StandIns:
         """
         arena = self.memory.arena
         if self.loose is not None:
-            info = beside(self.loose.of(arena, row), info)
+            info = with_objects(self.loose.of(arena, row), info)
         if put_info(arena, row, info):
             return len(info), []
         if self.loose is not None:

@@ -1,4 +1,4 @@
-"""The frames of a STEP: checked against the arena, and put into it."""
+"""The frames of a STEP, checked against the arena."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ class StepFrames:
     Mostly every step's actions are of the same kind, so what follows from it is worked out when it changes.
 
     Attributes:
+        codes, arrays: of the last step, as ``ArenaDriver.post`` takes them.
         has_beside: whether parts of the actions of the last step travel beside the arrays.
     """
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._sized_codes: bytes | None = None
-        self._posted_codes = b""
         self._sizes: list[int] = []
-        self._buffers: list[memoryview] = []
+        self.codes = b""
+        self.arrays: Sequence[Any] = ()
         self.has_beside = False
         self._beside: list[tuple[int, bytes]] = []
 
     def load(self, codes: bytes, frames: Sequence[Any]) -> str:
-        """Put the frames of a step into the arena; what is wrong with them, if they do not fit it."""
+        """Take the frames of a step; what is wrong with them, if they do not fit the arena."""
         if codes != self._sized_codes and (problem := self._size(codes)):
             return f"{problem}; no env has moved"
         found = [*map(len, frames)]
@@ -39,12 +40,7 @@ class StepFrames:
             return f"action frames of {found} bytes where {self._sizes} are due; no env has moved"
         if self.has_beside and (problem := self._beside_problem(frames[-1])):
             return problem
-        for buffer, frame in zip(self._buffers, frames):  # noqa: B905  what is beside comes last
-            buffer[: len(frame)] = frame
-        if codes != self._posted_codes:
-            self._posted_codes = codes
-            for column, code in zip(self._arena.action_codes, codes, strict=True):
-                column[:] = code
+        self.codes, self.arrays = codes, frames  # what is beside comes last, and goes into no buffer
         return ""
 
     def _size(self, codes: bytes) -> str:
@@ -57,8 +53,6 @@ class StepFrames:
         except ValueError as error:
             return str(error)
         self._sized_codes, self._sizes, self.has_beside = codes, sizes, actions.BESIDE in codes
-        with_array = zip(self._arena.actions, codes, strict=True)
-        self._buffers = [buffer.data for buffer, code in with_array if code != actions.BESIDE]
         return ""
 
     def _beside_problem(self, frame: Any) -> str:
@@ -89,10 +83,6 @@ class StepFrames:
             for frame, dtype, leaf in zip(frames, dtypes, layout.actions, strict=True)
         ]
         return np.array(rows, np.int64), arrays
-
-    def forget(self) -> None:
-        """Know that somebody else has written actions."""
-        self._posted_codes = b""
 
     def beside(self, rows: Sequence[int]) -> bytes:
         """What travels beside the arrays, of these rows."""

@@ -13,8 +13,9 @@ from typing import Any
 
 import envhub
 import envhub_server
+from envhub.transport.fd_passing import DESCRIPTORS_MAX
 from envhub_server.ipc import control, process_marks
-from envhub_server.ipc.channel import DESCRIPTORS_MAX, Channel, ChannelClosed
+from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.loop.poller import Poller, Source
 from envhub_server.processes.worker_handle import WorkerHandle
 

@@ -5,7 +5,7 @@ the row               and                                   its step            
 ====================  ====================================  ==================  ======================================
 is done               its episode had ended, or it is new   --                  FRESH: reset before its next step
 is done               the loss raises, in another's step    --                  FRESH: that one error tells of all
-is done               otherwise                             --                  OWED: its next step tells of the loss
+is done               otherwise                             --                  REPORT_PENDING: the next step tells
 waits for a step                                            completed, as lost  FRESH
 waits for a reset     of a request that names it            left for the next   FRESH: the next worker resets it
 waits for a reset     of a request that leaves it out       kept, unless        as of a row that is done
@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from envhub.arena.memory import OP_RESET
-from envhub.arena.stand_in import ENDED, FRESH, OWED
+from envhub.arena.stand_in import ENDED, FRESH, REPORT_PENDING
 
 
 class Words(NamedTuple):
@@ -69,7 +69,7 @@ def plan(words: Words, resetting: Collection[int] | None, raises: bool) -> Plan:
     kept = resets & ~named
     lost = pending & ~resets
     new = (words.needs_reset == ENDED) | (words.needs_reset == FRESH)
-    needs_reset = np.where(new, FRESH, FRESH if raises and lost.any() else OWED)
+    needs_reset = np.where(new, FRESH, FRESH if raises and lost.any() else REPORT_PENDING)
     needs_reset[named | lost] = FRESH
     return Plan(rows[lost], rows[kept & (not named.any())], rows[named], needs_reset)
 
@@ -81,5 +81,5 @@ def posted(words: Words) -> tuple[np.ndarray, np.ndarray]:
     for which it waits. Resets wait without a limit.
     """
     steps = (words.request != words.done) & (words.op != OP_RESET)
-    owed = steps & (words.needs_reset == OWED)
+    owed = steps & (words.needs_reset == REPORT_PENDING)
     return words.rows[owed], words.rows[steps & ~owed]

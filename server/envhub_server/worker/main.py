@@ -93,7 +93,7 @@ class Worker:
         os.register_at_fork(after_in_child=partial(_detach_fork, self))
         try:
             while True:
-                while self._spinner.looks and self._spinner.spin(self._has_work):
+                while self._spinner.spins and self._spinner.spin(self._has_work):
                     self.serve_rows()
                 for descriptor, _ in self._poller.poll():
                     if descriptor in self._bells:

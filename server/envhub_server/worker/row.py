@@ -13,7 +13,16 @@ import numpy as np
 
 from envhub.arena.layout import SLOTS
 from envhub.arena.memory import TURN_FIRST, Arena
-from envhub.arena.stand_in import ENDED, FRESH, ONGOING, OWED, beside, put_info, repeat_observation, truncate
+from envhub.arena.stand_in import (
+    ENDED,
+    FRESH,
+    ONGOING,
+    REPORT_PENDING,
+    put_info,
+    repeat_observation,
+    truncate,
+    with_objects,
+)
 from envhub.values import actions, codec, spaces
 from envhub.values.info_columns import Writer
 from envhub.values.leaf import OBJECT
@@ -184,7 +193,7 @@ class Row:
 
     def _begin(self, needs_reset: int) -> None:
         """Store the result of a new env's first step, which does not step the env."""
-        if needs_reset == OWED:
+        if needs_reset == REPORT_PENDING:
             self._needs_reset[self.index] = FRESH
             if self._pending_failure is not None:
                 raise self._pending_failure
@@ -204,7 +213,7 @@ class Row:
     def truncate(self, info: bytes) -> None:
         """End the episode without a transition of the env; the env is reset before its next step."""
         if self._has_objects:
-            info = beside(self._last_objects, info)
+            info = with_objects(self._last_objects, info)
         if not put_info(self._arena, self.index, info):
             self._send_info(self.index, info)
         truncate(self._arena, self.index, len(info))
@@ -222,7 +231,7 @@ class Row:
         if slot != self._last_slot:
             repeat_observation(self._arena, self.index)
             self._last_slot = slot
-        self._set_info(self._put(beside(self._last_objects, b"")) if self._has_objects else NO_INFO)
+        self._set_info(self._put(with_objects(self._last_objects, b"")) if self._has_objects else NO_INFO)
 
     def _action(self) -> Any:
         for number, words in enumerate(self._code_words):
@@ -287,7 +296,7 @@ class Row:
         if not objects:
             return self._put(blob)
         encoded = codec.encode(objects, self._exact)
-        written = self._put(beside(encoded, blob))
+        written = self._put(with_objects(encoded, blob))
         self._last_objects = encoded
         return written
 

@@ -47,7 +47,7 @@ def budget(envs: HubVectorEnv) -> dict[str, float]:
 
 
 def _one_step(envs: HubVectorEnv) -> dict[str, int]:
-    actions, connection = envs.action_space.sample(), envs._connection
+    actions, connection = envs.action_space.sample(), envs._session.connection
     start = time.monotonic_ns()
     envs.step_async(actions)
     posted = time.monotonic_ns()
@@ -57,7 +57,7 @@ def _one_step(envs: HubVectorEnv) -> dict[str, int]:
     hops: Hops = connection.ask(Op.HOPS, HopsRequest()).message
     began, ended = max(hops.began), max(hops.ended)
     names: tuple[str, ...] = SHARED_HOPS
-    passed = [start, posted, began, ended, getattr(envs._lane, "woke_ns", end), end]
+    passed = [start, posted, began, ended, getattr(envs._session.lane, "woke_ns", end), end]
     if envs.lane == "wire":
         names = WIRE_HOPS
         passed = [start, sent, hops.heard, hops.rung, began, ended, hops.woke, hops.answered, heard, end]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from envhub_client.lanes.wire import Outcome, Part
-from envhub_client.session.recovery import ATTEMPTS_MAX, LastingLane
+from envhub_client.batch import Batch
+from envhub_client.session.recovery import ATTEMPTS_MAX, RecoveringLane
 
 from envhub.errors import HubLost
 from envhub.protocol.messages import Reset
@@ -42,17 +42,17 @@ class Hub:
             raise HubLost("lost")
         self.posted.append(what)
 
-    def settle(self) -> None:
-        pass
+    def settle(self) -> bool:
+        return False
 
-    def post_reset(self, reset: Reset) -> None:
+    def begin_reset(self, reset: Reset) -> None:
         self._check("reset")
         rows = np.array(reset.mask or [True] * ROWS)
         self.counts[rows] = 0
         self.untold[rows] = self.cut[:] = False
         self.shows[rows] = 0
 
-    def post_step(self, codes: bytes, arrays: object, beside: bytes) -> None:
+    def begin_step(self, codes: bytes, arrays: object, out_of_band: bytes) -> None:
         self._check("step")
         self._step(np.arange(ROWS))
 
@@ -62,10 +62,10 @@ class Hub:
         self.shows[rows] = np.where(self.untold[rows], self.shows[rows], self.counts[rows])
         self.untold[rows] = False
 
-    def collect(self, timeout: float | None) -> Outcome:
-        self._check("collect")
+    def wait(self, timeout: float | None) -> Batch:
+        self._check("wait")
         flags = np.zeros(ROWS, bool)
-        return Outcome([self.shows.copy()], np.ones(ROWS), flags, self.cut.copy(), self._rows(np.arange(ROWS)), [])
+        return Batch([self.shows.copy()], np.ones(ROWS), flags, self.cut.copy(), self._rows(np.arange(ROWS)), [])
 
     def _rows(self, env_ids: np.ndarray) -> list[tuple[int, bytes]]:
         return [(row, LOST) for row in env_ids.tolist() if self.cut[row]]
@@ -74,18 +74,18 @@ class Hub:
     def outstanding(self) -> int:
         return int(self.sent.sum())
 
-    def post_rows(self, env_ids: np.ndarray, codes: bytes, arrays: list[np.ndarray]) -> None:
+    def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: list[np.ndarray]) -> None:
         self._check("send")
         assert len(arrays[0]) == len(env_ids)
         self._step(env_ids)
         self.sent[env_ids] = True
 
-    def collect_rows(self, min_envs: int, timeout: float | None) -> Part:
+    def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         self._check("recv")
         env_ids = np.flatnonzero(self.sent)
         flags = np.zeros(len(env_ids), bool)
         seen = [self.shows[env_ids]]
-        return Part(env_ids, seen, np.ones(len(env_ids)), flags, self.cut[env_ids], self._rows(env_ids), [])
+        return Batch(seen, np.ones(len(env_ids)), flags, self.cut[env_ids], self._rows(env_ids), [], env_ids)
 
     def taken(self, env_ids: np.ndarray) -> None:
         self.sent[env_ids] = False
@@ -97,7 +97,7 @@ class Hubs:
     def __init__(self, count: int = 9) -> None:
         self.left = [Hub(100 * number) for number in range(count)]
         self.now = self.left.pop(0)
-        self.lane = LastingLane(self.now, self._renew)  # type: ignore[arg-type]
+        self.lane = RecoveringLane(self.now, self._renew)  # type: ignore[arg-type]
         self.interrupts = 0  # that come right after the adoption of a lane
 
     def _renew(self, loss: HubLost, adopt: Callable[[Hub], None]) -> None:
@@ -111,35 +111,36 @@ class Hubs:
 
     def post(self) -> None:
         self.lane.settle()
-        self.lane.post_step(b"", [np.zeros(ROWS)], b"")
+        self.lane.begin_step(b"", [np.zeros(ROWS)], b"")
 
-    def step(self) -> Outcome:
+    def step(self) -> Batch:
         self.post()
-        return self.lane.collect(None)
+        return self.lane.wait(None)
 
-    def reset(self, *mask: bool) -> Outcome:
+    def reset(self, *mask: bool) -> Batch:
         self.lane.settle()
-        self.lane.post_reset(Reset(mask=list(mask)))
-        return self.lane.collect(None)
+        self.lane.begin_reset(Reset(mask=list(mask)))
+        return self.lane.wait(None)
 
     def send(self, *env_ids: int) -> None:
         self.lane.settle()
-        self.lane.post_rows(np.array(env_ids), b"", [np.zeros(len(env_ids))])
+        self.lane.begin_rows(np.array(env_ids), b"", [np.zeros(len(env_ids))])
 
-    def receive(self, min_envs: int) -> Part:
-        part = self.lane.collect_rows(min_envs, None)
+    def receive(self, min_envs: int) -> Batch:
+        part = self.lane.wait_rows(min_envs, None)
+        assert part.env_ids is not None
         self.lane.taken(part.env_ids)
         return part
 
 
-def seen(outcome: Outcome | Part) -> list[int]:
-    found: list[int] = outcome.observations[0].tolist()
+def seen(batch: Batch) -> list[int]:
+    found: list[int] = batch.observations[0].tolist()
     return found
 
 
-def told(outcome: Outcome | Part) -> list[int]:
+def truncated(batch: Batch) -> list[int]:
     """The rows that are truncated."""
-    return [row for row, _ in outcome.rows]
+    return [row for row, _ in batch.rows]
 
 
 def test_step_under_way_is_a_truncation_and_the_next_one_is_a_step() -> None:
@@ -148,12 +149,12 @@ def test_step_under_way_is_a_truncation_and_the_next_one_is_a_step() -> None:
     assert seen(hubs.step()) == [1, 1, 1]
     hubs.post()
     hubs.now.lost = True
-    outcome = hubs.lane.collect(None)
-    assert seen(outcome) == [1, 1, 1] and told(outcome) == [0, 1, 2]
-    assert outcome.truncations is not None and outcome.truncations.all()
-    assert seen(hubs.lane.collect(None)) == [1, 1, 1]  # asked again, as after an interrupt
+    batch = hubs.lane.wait(None)
+    assert seen(batch) == [1, 1, 1] and truncated(batch) == [0, 1, 2]
+    assert batch.truncations is not None and batch.truncations.all()
+    assert seen(hubs.lane.wait(None)) == [1, 1, 1]  # asked again, as after an interrupt
     after = hubs.step()
-    assert seen(after) == [101, 101, 101] and told(after) == []
+    assert seen(after) == [101, 101, 101] and truncated(after) == []
 
 
 def test_loss_that_something_else_found_is_told_by_the_next_step() -> None:
@@ -162,16 +163,16 @@ def test_loss_that_something_else_found_is_told_by_the_next_step() -> None:
     hubs.now.lost = True
     hubs.lane.lose(HubLost("lost"))
     assert hubs.now.posted == []
-    assert told(hubs.step()) == [0, 1, 2]
-    assert told(hubs.step()) == []
+    assert truncated(hubs.step()) == [0, 1, 2]
+    assert truncated(hubs.step()) == []
 
 
 def test_reset_begins_episodes_that_the_loss_is_no_matter_of() -> None:
     hubs = Hubs()
     hubs.reset()
     hubs.now.lost = True
-    assert seen(hubs.reset()) == [0, 0, 0] and hubs.now.posted == ["reset", "collect"]
-    assert told(hubs.step()) == []
+    assert seen(hubs.reset()) == [0, 0, 0] and hubs.now.posted == ["reset", "wait"]
+    assert truncated(hubs.step()) == []
 
 
 def test_env_that_a_masked_reset_found_the_loss_for_steps_and_the_others_are_truncated() -> None:
@@ -180,10 +181,10 @@ def test_env_that_a_masked_reset_found_the_loss_for_steps_and_the_others_are_tru
     hubs.step()
     hubs.now.lost = True
     assert seen(hubs.reset(False, True, False)) == [1, 0, 1]
-    outcome = hubs.step()
-    assert told(outcome) == [0, 2] and seen(outcome) == [1, 1, 1]
-    outcome = hubs.step()
-    assert told(outcome) == [] and seen(outcome) == [101, 2, 101]
+    batch = hubs.step()
+    assert truncated(batch) == [0, 2] and seen(batch) == [1, 1, 1]
+    batch = hubs.step()
+    assert truncated(batch) == [] and seen(batch) == [101, 2, 101]
 
 
 def test_masked_reset_after_the_truncation_shows_the_last_observations_of_the_others() -> None:
@@ -191,7 +192,7 @@ def test_masked_reset_after_the_truncation_shows_the_last_observations_of_the_ot
     hubs.reset()
     hubs.step()
     hubs.now.lost = True
-    assert told(hubs.step()) == [0, 1, 2]
+    assert truncated(hubs.step()) == [0, 1, 2]
     for _ in range(2):
         assert seen(hubs.reset(False, True, False)) == [1, 0, 1]
     assert seen(hubs.reset(True, False, False)) == [0, 0, 1]
@@ -211,8 +212,8 @@ def test_two_losses_in_a_row_are_two_truncations() -> None:
     hubs.reset()
     for _ in range(2):
         hubs.now.lost = True
-        outcome = hubs.step()
-        assert told(outcome) == [0, 1, 2] and seen(outcome) == [0, 0, 0]
+        batch = hubs.step()
+        assert truncated(batch) == [0, 1, 2] and seen(batch) == [0, 0, 0]
 
 
 def test_without_another_hub_it_is_raised_and_tried_again() -> None:
@@ -223,7 +224,7 @@ def test_without_another_hub_it_is_raised_and_tried_again() -> None:
         with pytest.raises(HubLost, match="no other"):
             hubs.step()
     hubs.left.append(Hub(500))
-    assert told(hubs.step()) == [0, 1, 2]
+    assert truncated(hubs.step()) == [0, 1, 2]
     assert seen(hubs.step()) == [501, 501, 501]
 
 
@@ -235,10 +236,10 @@ def test_interrupt_while_envs_are_made_again_loses_no_truncation() -> None:
     with pytest.raises(KeyboardInterrupt):
         hubs.step()
     with pytest.raises(KeyboardInterrupt):
-        hubs.lane.collect(None)
-    outcome = hubs.step()  # whether it is waited for again or given up
-    assert told(outcome) == [0, 1, 2] and seen(outcome) == [1, 1, 1]
-    assert told(hubs.step()) == []
+        hubs.lane.wait(None)
+    batch = hubs.step()  # whether it is waited for again or given up
+    assert truncated(batch) == [0, 1, 2] and seen(batch) == [1, 1, 1]
+    assert truncated(hubs.step()) == []
 
 
 def test_envs_under_way_by_parts_are_truncated_and_the_others_when_they_are_sent() -> None:
@@ -248,15 +249,15 @@ def test_envs_under_way_by_parts_are_truncated_and_the_others_when_they_are_sent
     hubs.send(2)
     hubs.now.lost = True
     part = hubs.receive(1)
-    assert part.env_ids.tolist() == told(part) == [0, 2] and seen(part) == [0, 0]
+    assert part.env_ids.tolist() == truncated(part) == [0, 2] and seen(part) == [0, 0]
     hubs.send(0, 1)
     with pytest.raises(ValueError, match="under way"):
         hubs.send(1)
     part = hubs.receive(2)
-    assert part.env_ids.tolist() == [0, 1] and told(part) == [1] and seen(part) == [101, 0]
+    assert part.env_ids.tolist() == [0, 1] and truncated(part) == [1] and seen(part) == [101, 0]
     hubs.send(0, 1, 2)
     part = hubs.receive(3)
-    assert told(part) == [] and seen(part) == [102, 101, 101]
+    assert truncated(part) == [] and seen(part) == [102, 101, 101]
 
 
 def test_send_that_finds_the_hub_lost_is_told_by_the_next_receive() -> None:
@@ -266,7 +267,7 @@ def test_send_that_finds_the_hub_lost_is_told_by_the_next_receive() -> None:
     hubs.send(1)
     assert hubs.lane.outstanding == 1
     part = hubs.receive(1)
-    assert told(part) == [1] and hubs.lane.outstanding == 0
+    assert truncated(part) == [1] and hubs.lane.outstanding == 0
 
 
 def test_stopped_lane_looks_for_no_other_hub() -> None:

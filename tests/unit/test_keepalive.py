@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 
-from envhub_client.connection.keepalive import Keeper
+from envhub_client.connection.keepalive import KeepAlive
 
 DEADLINE_S = 10.0
 
@@ -17,40 +17,40 @@ class Counted:
         self.times = 0
         self.kept = threading.Event()
 
-    def keep(self) -> None:
+    def keep_alive(self) -> None:
         self.times += 1
         self.kept.set()
 
 
 def test_what_is_added_is_kept_until_it_is_dropped() -> None:
-    keeper, first, second = Keeper(), Counted(), Counted()
-    keeper.add(first)
+    keep_alive, first, second = KeepAlive(), Counted(), Counted()
+    keep_alive.add(first)
     assert first.kept.wait(DEADLINE_S)
-    keeper.add(second)
-    keeper.drop(first)
+    keep_alive.add(second)
+    keep_alive.drop(first)
     seen = first.times
     assert second.kept.wait(DEADLINE_S)
     second.kept.clear()
     assert second.kept.wait(DEADLINE_S) and first.times <= seen + 1  # it may have been at it
-    keeper.stop()
+    keep_alive.stop()
 
 
 def test_thread_ends_with_the_last_thing_to_keep_and_begins_again() -> None:
-    keeper, kept = Keeper(), Counted()
+    keep_alive, kept = KeepAlive(), Counted()
     for _ in range(2):
         kept.kept.clear()
-        keeper.add(kept)
-        thread = keeper._thread
+        keep_alive.add(kept)
+        thread = keep_alive._thread
         assert thread is not None and kept.kept.wait(DEADLINE_S)
-        keeper.drop(kept)
+        keep_alive.drop(kept)
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
 
 
 def test_nothing_is_kept_alive() -> None:
-    keeper, kept = Keeper(), Counted()
-    keeper.add(kept)
-    thread = keeper._thread
+    keep_alive, kept = KeepAlive(), Counted()
+    keep_alive.add(kept)
+    thread = keep_alive._thread
     del kept
     gc.collect()
     assert thread is not None
@@ -58,8 +58,8 @@ def test_nothing_is_kept_alive() -> None:
     assert not thread.is_alive()
 
 
-def test_stopped_keeper_starts_no_thread() -> None:
-    keeper = Keeper()
-    keeper.stop()
-    keeper.add(Counted())
-    assert keeper._thread is None
+def test_stopped_keep_alive_starts_no_thread() -> None:
+    keep_alive = KeepAlive()
+    keep_alive.stop()
+    keep_alive.add(Counted())
+    assert keep_alive._thread is None

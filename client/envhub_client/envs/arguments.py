@@ -1,4 +1,4 @@
-"""The arguments of ``reset`` as Gymnasium's vector envs take them, checked with its texts."""
+"""The arguments of ``reset``, checked with Gymnasium's texts, and of ``send``."""
 
 from __future__ import annotations
 
@@ -47,3 +47,17 @@ def split_mask(options: dict[str, Any] | None, num_envs: int) -> tuple[list[bool
             f"`options['reset_mask']` must contain a boolean array with at least one True value, got reset_mask={mask}"
         )
     return mask.tolist(), {key: value for key, value in options.items() if key != "reset_mask"}
+
+
+def checked_env_ids(env_ids: Any, num_envs: int) -> np.ndarray:
+    """The numbers of envs as int64; of all envs for None.
+
+    Raises:
+        ValueError: they are not different numbers of envs.
+    """
+    rows = np.arange(num_envs) if env_ids is None else np.asarray(env_ids)
+    if rows.ndim != 1 or rows.dtype.kind not in "iu" or not rows.size:
+        raise ValueError(f"env_ids must be a sequence of numbers of envs, got {env_ids!r}")
+    if rows.min() < 0 or rows.max() >= num_envs or len(np.unique(rows)) < len(rows):
+        raise ValueError(f"env_ids must be different numbers from 0 to {num_envs - 1}, got {env_ids!r}")
+    return rows.astype(np.int64)

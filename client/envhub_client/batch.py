@@ -1,0 +1,38 @@
+"""What a lane returns of a reset or a step, and what ``results`` makes arrays and infos of."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from envhub.values.info_columns import Template
+
+
+class InfoGroup(NamedTuple):
+    """Infos of the same form: of these rows, a record each."""
+
+    template: Template
+    rows: np.ndarray
+    records: np.ndarray
+
+
+class Batch(NamedTuple):
+    """The results of a reset or of a step, of all envs or of some.
+
+    Attributes:
+        observations: an array per leaf of fixed size.
+        rewards, terminations, truncations: one entry per env; None for a reset.
+        rows: row and blob of the envs whose info travels by itself. The blob is the encoded info, or, where
+            observations have leaves of no fixed size, those and the info.
+        groups: the other infos.
+        env_ids: of which envs this is, ascending; None for all of them.
+    """
+
+    observations: list[np.ndarray]
+    rewards: np.ndarray | None
+    terminations: np.ndarray | None
+    truncations: np.ndarray | None
+    rows: list[tuple[int, bytes]]
+    groups: list[InfoGroup]
+    env_ids: np.ndarray | None = None

@@ -1,0 +1,79 @@
+"""What a client needs to drive: the arena and the bells, which come through the hub's side socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from envhub.arena.layout import Layout
+from envhub.arena.memory import Arena
+from envhub.protocol import messages
+from envhub.protocol.messages import Shared
+from envhub.transport import address as addresses
+from envhub.transport.fd_passing import DescriptorReader, above_stdio
+
+ATTACH_TIMEOUT_S = 5.0
+HEAD_BYTES = 1 << 16  # of what comes before and with the first descriptors
+
+
+class Attachment:
+    """Everything that came through a hub's side socket.
+
+    Attributes:
+        side: the socket; the hub closes it when the client may no longer drive.
+        shared: what the hub says of them.
+    """
+
+    shared: Shared
+
+    def __init__(self) -> None:
+        self.side = socket.socket(socket.AF_UNIX)
+        self._reader = DescriptorReader(self.side)
+
+    def open(self, address: str, ticket: bytes) -> None:
+        """Show the ticket to the hub at this address, and receive what it gives.
+
+        Raises:
+            OSError: there is no side socket, or it gives nothing.
+            codec.DecodeError: what it sent cannot be read.
+        """
+        path = addresses.side_path(addresses.parse(address))
+        if path is None or not ticket:
+            raise OSError("there is no side socket")
+        self.side.settimeout(ATTACH_TIMEOUT_S)
+        self.side.connect(addresses.socket_name(path))
+        self.side.sendall(ticket)
+        self.shared = messages.unpack(Shared, self._read()[4:])
+        while len(self._reader.descriptors) < 2 + self.shared.workers:
+            self._read()
+        self.side.setblocking(False)
+        self._reader.descriptors[:] = map(above_stdio, self._reader.descriptors)
+
+    def _read(self) -> bytes:
+        data = self._reader.read(HEAD_BYTES)
+        if not data:
+            raise OSError("the hub closed its side socket")
+        if self._reader.truncated:
+            raise OSError("this process may have no more descriptors")
+        return data
+
+    @property
+    def bells(self) -> list[int]:
+        """The eventfds of the client and of each worker, once the arena is mapped."""
+        return self._reader.descriptors
+
+    def arena(self, layout: Layout) -> Arena:
+        """The memory, mapped; its descriptor is closed.
+
+        Raises:
+            OSError, ValueError: it is of another layout, as of another version of EnvHub, or cannot be mapped.
+        """
+        arena = Arena(layout, self._reader.descriptors[0], in_children=True)  # views of it may be read there
+        arena.check()
+        os.close(self._reader.descriptors.pop(0))
+        return arena
+
+    def close(self) -> None:
+        """Close all of it; once more, should an interrupt have come in between."""
+        self._reader.close()
+        self.side.close()

@@ -1,0 +1,76 @@
+"""What every lane can do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from envhub.protocol.messages import Reset
+from envhub.values.leaf import Leaf
+from envhub_client.batch import Batch
+
+
+class Lane(Protocol):
+    """How the envs of a session are stepped. One reset or step of all envs is under way at a time, or steps of some.
+
+    What was begun is waited for until it is returned: a wait that timed out or was interrupted is repeated, and one
+    that has returned returns the same again. Every method but ``taken`` may raise ``HubLost``, and any other
+    ``EnvHubError`` of the session.
+    """
+
+    @property
+    def name(self) -> str:
+        """``"shared"``, ``"wire"``."""
+
+    @property
+    def num_envs(self) -> int:
+        """How many envs there are."""
+
+    @property
+    def leaves(self) -> Sequence[Leaf]:
+        """The leaves of fixed size of one env's observation."""
+
+    def settle(self) -> bool:
+        """Wait for the end of a step that was begun and given up; returns whether some envs are outstanding."""
+
+    def begin_reset(self, reset: Reset) -> None:
+        """Begin a reset."""
+
+    def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
+        """Begin a step of all envs.
+
+        Args:
+            codes: one per action leaf, see ``envhub.values.actions``.
+            arrays: contiguous, of the leaves that have one by their code. They are copied: they may change at once.
+            out_of_band: the packed actions of the other leaves; empty where there are none.
+        """
+
+    def wait(self, timeout: float | None) -> Batch:
+        """The results of what was begun.
+
+        Raises:
+            HubTimeout: not within ``timeout`` seconds.
+            Exception: what an env raised.
+        """
+
+    @property
+    def outstanding(self) -> int:
+        """How many envs were begun by ``begin_rows`` and not taken."""
+
+    def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Begin a step of these envs only, with an array per action leaf.
+
+        Raises:
+            ValueError: one of them is under way, or others are with actions of a dtype of another size.
+        """
+
+    def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
+        """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
+
+    def taken(self, env_ids: np.ndarray) -> None:
+        """Note that the results of these envs have reached the caller: they are outstanding no more."""
+
+    def close(self) -> None:
+        """Free what the lane holds besides its connection."""

@@ -1,0 +1,45 @@
+"""The forms of one session's infos, which the hub describes once each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from envhub.errors import RemoteProtocolError
+from envhub.protocol.messages import Op, TemplatesRequest
+from envhub.values import codec
+from envhub.values.info_columns import NotInColumns, Rows, Template
+from envhub_client.batch import InfoGroup
+from envhub_client.connection.connection import Connection
+
+
+class Templates:
+    """The forms that the hub has described, by number."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._known: dict[int, Template] = {}
+
+    def read(self, columns: Sequence[Rows]) -> list[InfoGroup]:
+        """The infos in these rows; asks the hub for forms that were not seen before.
+
+        Raises:
+            RemoteProtocolError: it does not know them, or they are not what is in the rows.
+            EnvHubError: it does not answer.
+        """
+        unknown = [rows.template for rows in columns if rows.template not in self._known]
+        if unknown:
+            reply = self._connection.ask(Op.TEMPLATES, TemplatesRequest(unknown)).message
+            try:
+                for number, example in zip(reply.numbers, reply.examples, strict=True):
+                    self._known[number] = Template(codec.decode(example))
+            except (ValueError, TypeError, AttributeError, NotInColumns) as error:
+                raise RemoteProtocolError(f"a template of infos cannot be read: {error}") from error
+        return [self._group(*rows) for rows in columns]
+
+    def _group(self, number: int, rows: np.ndarray, data: np.ndarray) -> InfoGroup:
+        template = self._known.get(number)
+        if template is None or data.shape[1] != template.nbytes:
+            raise RemoteProtocolError(f"infos of an unknown form, {number}, or of another size: {data.shape[1]} bytes")
+        return InfoGroup(template, rows, np.frombuffer(np.ascontiguousarray(data), template.dtype))

@@ -1,0 +1,55 @@
+"""What envs see of the program that they are made for: its path, folder, environment variables and registered envs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pickle
+import sys
+
+import cloudpickle
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from envhub.errors import HubUnreachable
+from envhub.protocol.messages import World
+from envhub.values.gym_api import pickled
+
+
+def program_environment() -> World:
+    """What the workers of this program's private hub take over from it."""
+    try:
+        cwd = os.getcwd()
+    except FileNotFoundError as error:
+        raise HubUnreachable("this program's working directory is gone, and workers would start there") from error
+    return World(
+        sys_path=[os.path.abspath(place) for place in sys.path if isinstance(place, str)],
+        cwd=cwd,
+        environ=dict(os.environ),
+        registrations=_registrations(),
+        authkey=_authkey(),
+    )
+
+
+def _authkey() -> bytes:
+    """The key of this program's ``multiprocessing``, if it uses that: proxies in factories need it in the workers."""
+    process = sys.modules.get("multiprocessing.process")
+    return b"" if process is None else bytes(process.current_process().authkey)
+
+
+def _registrations() -> bytes:
+    """Gymnasium's registry as the program has it, each entry by itself: one may not load in a worker."""
+    pickled = (_pickled(spec) for spec in list(gymnasium.registry.values()))
+    return pickle.dumps([entry for entry in pickled if entry])
+
+
+def _pickled(spec: EnvSpec) -> bytes:
+    try:
+        module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
+        if module == "__main__":  # a worker's main module is another one, so the class itself travels
+            owner = functools.reduce(getattr, name.split("."), sys.modules[module])
+            return bytes(cloudpickle.dumps(dataclasses.replace(spec, entry_point=owner)))
+        return pickled(spec)
+    except Exception:  # whatever a foreign object raises when it is pickled, it stays at home
+        return b""

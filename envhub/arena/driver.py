@@ -1,0 +1,155 @@
+"""Driving an arena: writing actions, handing rows to their workers, and reading what they stored.
+
+The hub drives, or on the shared lane its client. A row's next result goes to the slot where its last one is not. Mostly
+all rows step together, so that every row used the same slot, and the batch is a view of it. Rows may also be stepped in
+parts, some while others are under way; their slots may differ from then on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import numpy as np
+
+from envhub.arena.layout import SLOTS
+from envhub.arena.memory import OP_PART, STATUS_RAISED, Arena
+from envhub.values.actions import BESIDE
+
+
+class ArenaDriver:
+    """One process's side of driving an arena.
+
+    Attributes:
+        sent: a byte per row, 1 where the row was posted by ``post_rows`` and its result was not ``taken``.
+        steps_parts: whether rows were posted by ``post_rows`` since this process began to drive.
+        mixed: whether the rows' last results are not all in the same slot.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._rows = np.arange(arena.layout.rows)
+        self._views = [[leaf[slot] for leaf in arena.observations] for slot in range(SLOTS)]
+        self._slot = 0
+        self._knows_slots = True  # whether ``_slot`` and ``mixed`` say what the arena's words say
+        self.mixed = False
+        self._codes = b""  # of the actions in the arena; empty where they are not known
+        self._buffers: list[np.ndarray] = []  # of the leaves that have an array, by these codes
+        self.sent = bytearray(arena.layout.rows)
+        self._sent = np.frombuffer(self.sent, np.bool_)
+        self._item_sizes: list[int] = []  # of the actions of rows that were sent
+        self.steps_parts = False
+
+    def forget(self) -> None:
+        """Read the arena's words before the next post, since another driver may have written them."""
+        self._codes, self._knows_slots = b"", False
+
+    def take_over(self) -> None:
+        """Begin to drive after somebody else: rows that were sent in parts are nobody's any more."""
+        self.forget()
+        self._sent[:] = False
+        self.steps_parts = False
+
+    # --- all rows ---------------------------------------------------------------------------------------------------
+
+    def post(self, op: int, codes: bytes = b"", actions: Sequence[Any] = ()) -> None:
+        """Hand all rows to their workers; none may be with one already. Ring afterwards.
+
+        Args:
+            op: what the workers do.
+            codes: for a step, one per action leaf, see ``envhub.values.actions``.
+            actions: contiguous arrays or bytes of all rows, one per leaf that has an array by its code.
+        """
+        arena = self._arena
+        if codes and codes != self._codes:
+            self._codes = b""  # until all of them are written: an interrupt may come in between
+            for column, code in zip(arena.action_codes, codes):
+                column[:] = code
+            self._buffers = [buffer for buffer, code in zip(arena.actions, codes) if code != BESIDE]
+            self._codes = codes
+        for buffer, batch in zip(self._buffers, actions):
+            found = np.frombuffer(batch, np.uint8)
+            buffer[: found.size] = found
+        if not self._knows_slots:
+            self._slot = arena.take_over()
+            self.mixed = bool((arena.slot != self._slot).any())
+        self._knows_slots = False  # until all words are written
+        if self.mixed:
+            arena.post_rows(op, 1 - (arena.slot & 1), self._rows)
+        else:
+            slot = 1 - self._slot
+            arena.post(op, slot)
+            self._slot = slot
+        self._knows_slots = True
+
+    def observations(self) -> list[np.ndarray]:
+        """The last observations of all rows, by leaf.
+
+        They are views of memory that is written again by the next post but one; copies if the slots are ``mixed``.
+        """
+        if self.mixed:
+            slots = self._arena.slot & 1
+            return [leaf[slots, self._rows] for leaf in self._arena.observations]
+        return self._views[self._slot]
+
+    # --- some rows --------------------------------------------------------------------------------------------------
+
+    @property
+    def outstanding(self) -> int:
+        """How many rows were posted by ``post_rows`` and not taken."""
+        return self.sent.count(1)
+
+    def post_rows(self, rows: np.ndarray, codes: bytes, actions: Sequence[np.ndarray]) -> None:
+        """Hand these rows to their workers with their actions, one array per leaf. Ring afterwards.
+
+        Raises:
+            ValueError: one of them is under way, or others are with actions of a dtype of another size.
+        """
+        arena = self._arena
+        under_way = self._sent | (arena.done != arena.request)
+        if under_way[rows].any():
+            raise ValueError(f"envs {rows[under_way[rows]].tolist()} are under way; receive them first")
+        item_sizes = [batch.dtype.itemsize for batch in actions]
+        if self._sent.any() and item_sizes != self._item_sizes:  # the place of an action follows from its size
+            raise ValueError("other envs are under way with actions of a dtype of another size; receive them first")
+        self.forget()
+        for buffer, batch in zip(arena.actions, actions):
+            room = buffer[: batch[:1].nbytes * arena.layout.rows].view(batch.dtype)
+            room.reshape(arena.layout.rows, *batch.shape[1:])[rows] = batch
+        for column, code in zip(arena.action_codes, codes):
+            column[rows] = code
+        self._item_sizes, self.steps_parts = item_sizes, True
+        arena.post_rows(OP_PART, 1 - (arena.slot[rows] & 1), rows)
+        self._sent[rows] = True  # last: an interrupt before it must not pass old results off as those of this step
+
+    def done(self) -> int:
+        """How many of the rows that were sent are done."""
+        return int((self._arena.done == self._arena.request)[self._sent].sum())
+
+    def ready(self) -> tuple[np.ndarray, int | None]:
+        """The rows that were sent and are done, ascending; or none, and the first of them that raised.
+
+        Each row that raised is reported by itself, before any that did not. Rows are reported until they are ``taken``.
+        """
+        arena = self._arena
+        rows = np.flatnonzero(self._sent & (arena.done == arena.request))
+        raised = rows[arena.status[rows] == STATUS_RAISED]
+        return (rows[:0], int(raised[0])) if raised.size else (rows, None)
+
+    def taken(self, rows: Any) -> None:
+        """Note that the results of these rows have reached their reader."""
+        self._sent[rows] = False
+
+    def results(self, rows: np.ndarray) -> tuple[list[np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
+        """Copies of these rows' observations by leaf, rewards, terminations and truncations."""
+        arena, slots = self._arena, self._arena.slot[rows] & 1
+        observations = [leaf[slots, rows] for leaf in arena.observations]
+        return observations, arena.rewards[rows], arena.terminations[rows], arena.truncations[rows]
+
+    def infos(self, rows: np.ndarray) -> tuple[dict[int, bytes], list[int]]:
+        """The encoded infos of these rows that are in the arena, and the rows whose infos are too large for it."""
+        arena = self._arena
+        rows = rows[arena.info_template[rows] == 0]
+        limit, lengths = arena.layout.info_bytes, arena.info_length[rows]
+        pairs: list[tuple[int, int]] = list(zip(rows.tolist(), lengths.tolist()))
+        small = {row: arena.infos[row, :length].tobytes() for row, length in pairs if 0 < length <= limit}
+        return small, [row for row, length in pairs if length > limit]

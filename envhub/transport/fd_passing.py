@@ -1,0 +1,72 @@
+"""Descriptors that come over a Unix socket. For hub, workers and clients."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import socket
+from typing import Any
+
+DESCRIPTORS_MAX = 250  # at a time; the kernel passes 253
+
+_ITEM_BYTES = array.array("i").itemsize
+
+
+class DescriptorReader:
+    """Reads bytes and descriptors from a Unix socket, and owns the descriptors until they are taken.
+
+    Attributes:
+        descriptors: that have come and were not taken.
+        truncated: whether descriptors were lost because this process may have no more of them.
+    """
+
+    def __init__(self, connection: socket.socket, descriptors_max: int = DESCRIPTORS_MAX) -> None:
+        """Of this socket; at most so many descriptors are accepted at a time."""
+        self._socket = connection
+        self._ancillary_bytes = socket.CMSG_SPACE(descriptors_max * _ITEM_BYTES) if descriptors_max else 0
+        self._received: list[Any] = []  # results of recvmsg that were not looked at yet
+        self.descriptors: list[int] = []
+        self.truncated = False
+
+    def read(self, size: int) -> bytes:
+        """Up to ``size`` bytes; none at the end of the stream.
+
+        Raises:
+            OSError: as the socket's ``recvmsg``.
+        """
+        # Received and held by one call into C: an interrupt in between would leave descriptors that nobody knows.
+        arguments = (size,), (self._ancillary_bytes,), (socket.MSG_CMSG_CLOEXEC,)
+        self._received.extend(map(self._socket.recvmsg, *arguments))
+        data, _, flags, _ = self._received[-1]
+        self.truncated = self.truncated or bool(flags & socket.MSG_CTRUNC)
+        self._unpack()
+        return bytes(data)
+
+    def _unpack(self) -> None:
+        found = array.array("i")
+        for _, ancillary, _, _ in self._received:
+            for level, kind, raw in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    found.frombytes(raw[: len(raw) - len(raw) % _ITEM_BYTES])
+        self.descriptors, self._received = [*self.descriptors, *found], []
+
+    def take(self, count: int) -> list[int]:
+        """The next descriptors, up to ``count``; the caller owns them."""
+        taken, self.descriptors = self.descriptors[:count], self.descriptors[count:]
+        return taken
+
+    def close(self) -> None:
+        """Close the descriptors that were not taken; after an interrupt it may be called again."""
+        self._unpack()
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+
+def above_stdio(descriptor: int) -> int:
+    """The descriptor, or a copy in its place: a program without standard streams gets their numbers for its own."""
+    if descriptor > 2:
+        return descriptor
+    copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(descriptor)
+    return copy

@@ -78,19 +78,20 @@ def test_vector_env_that_a_signal_handler_closes_in_a_wait_says_so(lasts_s: floa
 
     before = signal.signal(signal.SIGALRM, close)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        envs.step_async(np.full(2, 8))
+        signal.setitimer(signal.ITIMER_REAL, 0.3)  # by then the wait has begun, and it has not ended
         with pytest.raises(LocalProtocolError):
-            envs.step(np.full(2, 6))
+            envs.step_wait()
     finally:
         signal.signal(signal.SIGALRM, before)
 
 
 class Slow(sims.Counter):
-    """Takes its time for action 6, so that it is under way when its step is given up."""
+    """Takes its time for action 6, so that its step is pending when it is given up, and very long for action 8."""
 
     def act(self, action: int) -> None:
-        if action == 6:
-            time.sleep(0.03)
+        if action in (6, 8):
+            time.sleep(0.03 if action == 6 else 5.0)
 
 
 def interrupted(envs: envhub.HubVectorEnv, dice: random.Random) -> bool:

@@ -18,7 +18,7 @@ from hubs import serve
 
 import envhub
 
-CALLS_MAX = 30
+CALLS_MAX = 36
 CLIENT_CALLS_MAX = {"wire": 39, "auto": 28}
 NUM_ENVS = 16
 STEPS_FEW, STEPS_MANY = 100, 2100

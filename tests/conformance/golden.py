@@ -75,7 +75,9 @@ def exchanges() -> dict[str, list[bytes]]:
 
     def heartbeat(name: str, now_s: float) -> None:
         (request,) = client.tick(now_s)
-        hub.receive(b"peer", 1, request)
+        running = hub.receive(b"peer", 1, request)
+        if running is not None:
+            hub.answer(running, messages.HeartbeatReply("running"))
         ((_, response),) = hub.outgoing
         hub.outgoing.clear()
         client.receive(response, now_s)

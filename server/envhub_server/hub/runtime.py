@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import structlog
@@ -41,6 +41,7 @@ from envhub_server.network.side_socket import TICKET_BYTES
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid, WorkerStarted
 from envhub_server.session import instructions, stimuli
+from envhub_server.session.instructions import Instruction
 from envhub_server.session.state import Driver, Phase, SessionState
 from envhub_server.session.stimuli import Requested, Stimulus
 
@@ -110,6 +111,7 @@ class SessionRuntime:
         self._memory: SessionMemory | None = None
         self._other: SessionMemory | None = None  # that the workers are moving to
         self._stand_ins: StandIns | None = None
+        self._loose = False  # whether observations have leaves beside the arena
         self._part_rows = 0  # of those posted by parts, as many are to be done
         self._passed_ns = [0, 0, 0, 0]  # when the last step was heard, rung, done and answered
         self._noted = False  # whether a row of the last move has something to say besides its arrays
@@ -170,7 +172,6 @@ class SessionRuntime:
         drives = self.state.driver is Driver.CLIENT
         if self._stand_ins is not None and (drives or isinstance(request.message, _BESIDES)):
             self._pool.read()
-            self._stand_ins.keep_loose()  # an interrupt may have kept the client from seeing them
         self._report(Requested(request.message, self.quiescent))
 
     def attach(self, request: Incoming) -> None:
@@ -183,7 +184,7 @@ class SessionRuntime:
 
     def connect_side(self, side: socket.socket) -> None:
         """Report that the client is behind this socket."""
-        self._refuse_side()
+        self._on_RefuseSide()
         self._side = side
         self._report(stimuli.SideConnected(self.quiescent))
 
@@ -236,8 +237,6 @@ class SessionRuntime:
         self._noted = memory.arena.noted()
         if self._noted and memory.arena.said_by_channel().any():
             self._pool.read()  # it was sent before the rows were done, so it is here by now
-        if self._stand_ins is not None and self._stand_ins.loose is not None:
-            self._stand_ins.keep_loose()
         self._events.append((self.number, ROWS_DONE))
 
     def _report_part(self, memory: SessionMemory) -> None:
@@ -259,6 +258,8 @@ class SessionRuntime:
         self.history.append(stimulus)
         if type(stimulus) in _PROCESS_EVENTS and not self._passes(stimulus):
             return
+        if self._loose and self._stand_ins is not None and type(stimulus) in _KEEPING:
+            self._stand_ins.keep_loose()
         for instruction in self.state.handle(stimulus, self._services.clock.now_s()):
             _CARRIED_OUT[type(instruction)](self, instruction)
 
@@ -277,7 +278,7 @@ class SessionRuntime:
             case control.RowInfo(row=row) | control.RowFailed(failure=Failure(env_index=row)) if not self._is_current(
                 worker, row, message.number
             ):
-                self._drop(instructions.ReportDropped(worker, message))
+                self._on_ReportDropped(instructions.ReportDropped(worker, message))
                 return False
             case control.RowInfo() if self._stand_ins is not None:
                 self._stand_ins.note(message)
@@ -300,7 +301,7 @@ class SessionRuntime:
 
     # --- instructions: workers ----------------------------------------------------------------------------------------
 
-    def _start(self, instruction: instructions.StartProcesses) -> None:
+    def _on_StartProcesses(self, instruction: instructions.StartProcesses) -> None:
         try:
             self._pool.start(instruction.workers)
         except OSError as error:
@@ -308,10 +309,10 @@ class SessionRuntime:
                 self.log.warning("worker_exited", worker=worker, how=f"cannot be started: {error}")
             self._report(stimuli.WorkersNotStarted(instruction.workers, str(error)))
 
-    def _tell(self, instruction: instructions.Tell) -> None:
+    def _on_Tell(self, instruction: instructions.Tell) -> None:
         self._pool.tell(instruction.worker, instruction.message)
 
-    def _give_arena(self, instruction: instructions.GiveArena) -> None:
+    def _on_GiveArena(self, instruction: instructions.GiveArena) -> None:
         memory = self._other or self._memory
         if memory is not None:
             client_bell, *bells = memory.bells
@@ -319,7 +320,7 @@ class SessionRuntime:
             given = (memory.descriptor, bell, self._done_bell, client_bell)
             self._pool.map_arena(instruction.worker, instruction.message, *given)
 
-    def _hand_over(self, instruction: instructions.HandOver) -> None:
+    def _on_HandOver(self, instruction: instructions.HandOver) -> None:
         worker, message, memory, stand_ins = instruction.worker, instruction.message, self._memory, self._stand_ins
         assert memory is not None and stand_ins is not None
         if worker in stand_ins.losses:
@@ -335,23 +336,23 @@ class SessionRuntime:
         ):
             self._pool.tell(worker, instruction.pending)
 
-    def _report_late(self, instruction: instructions.ReportLate) -> None:
+    def _on_ReportLate(self, instruction: instructions.ReportLate) -> None:
         late = instruction.late
         tell = self.log.error if late.over else self.log.warning
         tell("env_late", env=late.row, at=late.kind, waited_s=round(late.waited_s, 1), limit_s=late.limit_s)
         if late.over:
             self._pool.dump(instruction.worker)
 
-    def _kill(self, instruction: instructions.Kill) -> None:
+    def _on_Kill(self, instruction: instructions.Kill) -> None:
         self._pool.kill(instruction.worker)
 
-    def _drop(self, instruction: instructions.ReportDropped) -> None:
+    def _on_ReportDropped(self, instruction: instructions.ReportDropped) -> None:
         message = instruction.message
         self.log.warning("answer_dropped", worker=instruction.worker, message=type(message).__name__, of=message.number)
 
     # --- instructions: the arena --------------------------------------------------------------------------------------
 
-    def _make_arena(self, instruction: instructions.MakeArena) -> None:
+    def _on_MakeArena(self, instruction: instructions.MakeArena) -> None:
         layout, budget = instruction.layout, self._services.budget
         wanted = layout.nbytes()
         batch = max((layout.batch_bytes(leaf) for leaf in layout.observations), default=0)
@@ -370,9 +371,10 @@ class SessionRuntime:
             budget.used += wanted
             if self.state.make.lost or self.state.make.fresh:
                 self._memory.arena.needs_reset[:] = REPORT_PENDING if self.state.make.lost else FRESH
+            self._loose = instruction.loose
             self._stand_ins = StandIns(self._memory, LooseParts() if instruction.loose else None)
 
-    def _make_other_arena(self, _: instructions.MakeOtherArena) -> None:
+    def _on_MakeOtherArena(self, _: instructions.MakeOtherArena) -> None:
         assert self._memory is not None
         try:
             self._other = self._memory.another()
@@ -381,12 +383,12 @@ class SessionRuntime:
         else:
             self._report(stimuli.OtherArenaMade())
 
-    def _drop_other_arena(self, _: instructions.DropOtherArena) -> None:
+    def _on_DropOtherArena(self, _: instructions.DropOtherArena) -> None:
         if self._other is not None:
             self._other.close()
             self._other = None
 
-    def _use_other_arena(self, _: instructions.UseOtherArena) -> None:
+    def _on_UseOtherArena(self, _: instructions.UseOtherArena) -> None:
         old, memory, stand_ins = self._memory, self._other, self._stand_ins
         assert old is not None and memory is not None and stand_ins is not None
         memory.arena.move_from(old.arena)
@@ -397,11 +399,11 @@ class SessionRuntime:
             self._hear_bell(worker)
         old.close()
 
-    def _post_reset(self, _: instructions.PostReset) -> None:
+    def _on_PostReset(self, _: instructions.PostReset) -> None:
         assert self._memory is not None
         self._memory.driver.post(OP_RESET)
 
-    def _post_step(self, _: instructions.PostStep) -> None:
+    def _on_PostStep(self, _: instructions.PostStep) -> None:
         memory, request, stand_ins = self._memory, self._request, self._stand_ins
         assert memory is not None and request is not None and stand_ins is not None
         frames = memory.frames
@@ -419,7 +421,7 @@ class SessionRuntime:
             self._post_to_stand_ins()
         self._passed_ns[:2] = self.heard_ns, time.monotonic_ns()
 
-    def _post_part(self, _: instructions.PostPart) -> None:
+    def _on_PostPart(self, _: instructions.PostPart) -> None:
         memory, request = self._memory, self._request
         assert memory is not None and request is not None
         message = request.message
@@ -433,25 +435,25 @@ class SessionRuntime:
         self._pool.ring_some(np.unique(rows % len(self.state.workers)).tolist())
         self._post_to_stand_ins()
 
-    def _take_part(self, instruction: instructions.TakePart) -> None:
+    def _on_TakePart(self, instruction: instructions.TakePart) -> None:
         self._part_rows = instruction.rows
         assert self._memory is not None
         self._report_part(self._memory)
 
     # --- instructions: results in place of workers that have ended ----------------------------------------------------
 
-    def _take_rows(self, instruction: instructions.TakeRows) -> None:
+    def _on_TakeRows(self, instruction: instructions.TakeRows) -> None:
         worker, stand_ins = instruction.worker, self._stand_ins
         assert stand_ins is not None
         if worker not in stand_ins.losses:
             self._hear_bell(worker)
         self._stand_in(stand_ins.take(worker, instruction.loss, instruction.resetting))
 
-    def _keep_rows(self, instruction: instructions.KeepRows) -> None:
+    def _on_KeepRows(self, instruction: instructions.KeepRows) -> None:
         assert self._stand_ins is not None
         self._stand_in(self._stand_ins.keep(instruction.worker))
 
-    def _finish_steps(self, instruction: instructions.FinishSteps) -> None:
+    def _on_FinishSteps(self, instruction: instructions.FinishSteps) -> None:
         assert self._stand_ins is not None
         self._stand_in(self._stand_ins.finish(instruction.worker, instruction.loss))
 
@@ -482,7 +484,7 @@ class SessionRuntime:
 
     # --- instructions: who drives -------------------------------------------------------------------------------------
 
-    def _share(self, _: instructions.Grant) -> None:
+    def _on_Grant(self, _: instructions.Grant) -> None:
         memory, side = self._memory, self._side
         assert memory is not None and side is not None
         self.ticket, self._side = b"", None
@@ -490,38 +492,38 @@ class SessionRuntime:
         if not self._grant.share(side, shared, [memory.descriptor, *memory.bells]):
             self._report(stimuli.SideClosed(quiescent=True))
 
-    def _refuse_side(self, _: instructions.RefuseSide | None = None) -> None:
+    def _on_RefuseSide(self, _: instructions.RefuseSide | None = None) -> None:
         if self._side is not None:
             self._side.close()
             self._side = None
 
-    def _give_drive(self, _: instructions.GiveDrive) -> None:
+    def _on_GiveDrive(self, _: instructions.GiveDrive) -> None:
         if self._arena is not None:
             self._arena.hand_over(DRIVER_CLIENT)
 
-    def _take_drive(self, _: instructions.TakeDrive) -> None:
+    def _on_TakeDrive(self, _: instructions.TakeDrive) -> None:
         assert self._memory is not None and self._stand_ins is not None
         self._memory.arena.hand_over(DRIVER_HUB)
         self._memory.driver.take_over()
         self._stand_ins.keep_loose()  # which a client that takes over has not seen
 
-    def _close_side(self, _: instructions.CloseSide) -> None:
+    def _on_CloseSide(self, _: instructions.CloseSide) -> None:
         self._grant.close()
         self._pool.ring()  # the client may have posted rows and not have rung
         if self._stand_ins is not None:
             self._post_to_stand_ins()
 
-    def _revoke(self, _: instructions.Revoke) -> None:
+    def _on_Revoke(self, _: instructions.Revoke) -> None:
         if self._arena is not None:
             self._grant.revoke(self._arena)
 
-    def _wind_up(self, _: instructions.WindUp) -> None:
+    def _on_WindUp(self, _: instructions.WindUp) -> None:
         if self._arena is not None:
             self._arena.wind_up()
 
     # --- instructions: the client -------------------------------------------------------------------------------------
 
-    def _answer(self, answer: instructions.Answer) -> None:
+    def _on_Answer(self, answer: instructions.Answer) -> None:
         request = self._request
         assert request is not None
         frames: list[Any] = []
@@ -535,7 +537,7 @@ class SessionRuntime:
                 frames = row_frames(answer.rows)
         if frames and max(map(len, frames)) > FRAME_BYTES_MAX:
             text = f"infos or results of {max(map(len, frames))} bytes; a reply carries at most {FRAME_BYTES_MAX}"
-            self._fail(instructions.Fail(Failure("limit", "hub", text)))
+            self._on_Fail(instructions.Fail(Failure("limit", "hub", text)))
             return
         message = answer.message
         if type(message) is messages.Made:
@@ -545,7 +547,7 @@ class SessionRuntime:
         if request.op is Op.STEP:
             self._passed_ns[3] = time.monotonic_ns()
 
-    def _fail(self, fail: instructions.Fail) -> None:
+    def _on_Fail(self, fail: instructions.Fail) -> None:
         assert self._request is not None
         self._log_failed(fail.failure)
         self._services.protocol.fail(self._request, fail.failure)
@@ -554,14 +556,14 @@ class SessionRuntime:
         if failure.scope in ("env", "session"):
             self.log.warning("request_failed", code=failure.code, why=failure.message[:200])
 
-    def _answer_hops(self, _: instructions.AnswerHops) -> None:
+    def _on_AnswerHops(self, _: instructions.AnswerHops) -> None:
         assert self._request is not None
         heard, rung, woke, answered = self._passed_ns
         began, ended = ([], []) if self._memory is None else self._memory.batches()
         hops = messages.Hops(heard, rung, woke, answered, began, ended)
         self._services.protocol.answer(self._request, hops, ())
 
-    def _answer_attach(self, _: instructions.AnswerAttach) -> None:
+    def _on_AnswerAttach(self, _: instructions.AnswerAttach) -> None:
         memory, heir, made = self._memory, self._heir, self.state.made
         assert memory is not None and heir is not None and made is not None
         self._request, self._heir = heir, None
@@ -569,23 +571,23 @@ class SessionRuntime:
         self.log.info("session_ready", num_workers=made.num_workers, why=made.sizing)
         self._services.protocol.answer(heir, made, ())
 
-    def _fail_attach(self, fail: instructions.FailAttach) -> None:
+    def _on_FailAttach(self, fail: instructions.FailAttach) -> None:
         heir, self._heir = self._heir, None
         assert heir is not None
         self._log_failed(fail.failure)
         self._services.protocol.fail(heir, fail.failure)
 
-    def _say_goodbye(self, goodbye: instructions.Goodbye) -> None:
+    def _on_Goodbye(self, goodbye: instructions.Goodbye) -> None:
         self._services.protocol.goodbye(self.token, goodbye.why)
 
-    def _notify(self, notice: instructions.Notify) -> None:
+    def _on_Notify(self, notice: instructions.Notify) -> None:
         self.log.warning("worker_count_wrong", note=notice.text)
         self._services.protocol.notice(self.token, notice.text)
 
-    def _learn_cost(self, learned: instructions.LearnCost) -> None:
+    def _on_LearnCost(self, learned: instructions.LearnCost) -> None:
         self._services.costs.note(self.state.make, learned.cost)
 
-    def _report_killed(self, _: instructions.ReportKilled) -> None:
+    def _on_ReportKilled(self, _: instructions.ReportKilled) -> None:
         self.log.warning("session_killed", close_s=self.state.make.faults.close_s)
 
     def discard(self) -> None:
@@ -593,16 +595,16 @@ class SessionRuntime:
         for worker in range(len(self.state.workers)):
             self._pool.kill(worker)
         self.state.phase = Phase.ENDED
-        self._end(instructions.End())
+        self._on_End(instructions.End())
 
-    def _end(self, _: instructions.End) -> None:
-        self._refuse_side()
+    def _on_End(self, _: instructions.End) -> None:
+        self._on_RefuseSide()
         self._grant.close()
         for worker in self._stand_ins.losses if self._stand_ins is not None else ():
             self._ignore_bell(worker)
         self._services.poller.unregister(self._done_bell)
         os.close(self._done_bell)
-        self._drop_other_arena(instructions.DropOtherArena())
+        self._on_DropOtherArena(instructions.DropOtherArena())
         if self._memory is not None:
             self._services.budget.used -= self.arena_bytes
             self._memory.close()
@@ -610,42 +612,10 @@ class SessionRuntime:
 
 
 _PROCESS_EVENTS = frozenset([WorkerStarted, WorkerSaid, WorkerExited])
+# From these on a client may see no more of what the rows have shown: its step failed, or it was interrupted.
+_KEEPING = frozenset([stimuli.RowsDone, Requested])
 _CARRIED_OUT: Mapping[type, Callable[[SessionRuntime, Any], None]] = {
-    instructions.StartProcesses: SessionRuntime._start,
-    instructions.Tell: SessionRuntime._tell,
-    instructions.GiveArena: SessionRuntime._give_arena,
-    instructions.HandOver: SessionRuntime._hand_over,
-    instructions.ReportLate: SessionRuntime._report_late,
-    instructions.Kill: SessionRuntime._kill,
-    instructions.ReportDropped: SessionRuntime._drop,
-    instructions.MakeArena: SessionRuntime._make_arena,
-    instructions.MakeOtherArena: SessionRuntime._make_other_arena,
-    instructions.DropOtherArena: SessionRuntime._drop_other_arena,
-    instructions.UseOtherArena: SessionRuntime._use_other_arena,
-    instructions.PostReset: SessionRuntime._post_reset,
-    instructions.PostStep: SessionRuntime._post_step,
-    instructions.PostPart: SessionRuntime._post_part,
-    instructions.TakePart: SessionRuntime._take_part,
-    instructions.TakeRows: SessionRuntime._take_rows,
-    instructions.KeepRows: SessionRuntime._keep_rows,
-    instructions.FinishSteps: SessionRuntime._finish_steps,
-    instructions.Grant: SessionRuntime._share,
-    instructions.RefuseSide: SessionRuntime._refuse_side,
-    instructions.GiveDrive: SessionRuntime._give_drive,
-    instructions.TakeDrive: SessionRuntime._take_drive,
-    instructions.CloseSide: SessionRuntime._close_side,
-    instructions.Revoke: SessionRuntime._revoke,
-    instructions.WindUp: SessionRuntime._wind_up,
-    instructions.Answer: SessionRuntime._answer,
-    instructions.Fail: SessionRuntime._fail,
-    instructions.AnswerHops: SessionRuntime._answer_hops,
-    instructions.AnswerAttach: SessionRuntime._answer_attach,
-    instructions.FailAttach: SessionRuntime._fail_attach,
-    instructions.Goodbye: SessionRuntime._say_goodbye,
-    instructions.Notify: SessionRuntime._notify,
-    instructions.LearnCost: SessionRuntime._learn_cost,
-    instructions.ReportKilled: SessionRuntime._report_killed,
-    instructions.End: SessionRuntime._end,
+    kind: getattr(SessionRuntime, f"_on_{kind.__name__}") for kind in get_args(Instruction)
 }
 
 

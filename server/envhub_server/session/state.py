@@ -44,47 +44,11 @@ from envhub_server.ipc.reseeding import reseeded
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import failure_text, stimuli
+from envhub_server.session import instructions as do
 from envhub_server.session.build_order import build
 from envhub_server.session.failure_text import WorkerLoss
 from envhub_server.session.hang_detector import HangDetector, Late, Progress
-from envhub_server.session.instructions import (
-    Answer,
-    AnswerAttach,
-    AnswerHops,
-    CloseSide,
-    DropOtherArena,
-    End,
-    Fail,
-    FailAttach,
-    FinishSteps,
-    GiveArena,
-    GiveDrive,
-    Goodbye,
-    Grant,
-    HandOver,
-    Instructions,
-    KeepRows,
-    Kill,
-    LearnCost,
-    MakeArena,
-    MakeOtherArena,
-    Notify,
-    PostPart,
-    PostReset,
-    PostStep,
-    RefuseSide,
-    ReportDropped,
-    ReportKilled,
-    ReportLate,
-    Revoke,
-    StartProcesses,
-    TakeDrive,
-    TakePart,
-    TakeRows,
-    Tell,
-    UseOtherArena,
-    WindUp,
-)
+from envhub_server.session.instructions import Instructions
 from envhub_server.session.restarts import Restarts
 from envhub_server.session.stimuli import Requested, Stimulus
 from envhub_server.session.worker_count import Machine, WorkerCount, better_count, better_count_text, of_first_envs
@@ -404,12 +368,12 @@ class SessionState:
         self.plan_sample(now_s)
         for number in numbers:
             self.workers[number].start()
-        return [StartProcesses(tuple(numbers)), *map(self._build, numbers)]
+        return [do.StartProcesses(tuple(numbers)), *map(self._build, numbers)]
 
-    def _build(self, number: int) -> Tell:
+    def _build(self, number: int) -> do.Tell:
         cpu = self._machine.cpu(number) if self.make.pin else None
         rows = self.workers[number].rows
-        return Tell(number, build(self.make, self._recipe, number, rows, cpu, self.sizing is None))
+        return do.Tell(number, build(self.make, self._recipe, number, rows, cpu, self.sizing is None))
 
     def _on_not_started(self, refused: stimuli.WorkersNotStarted, now_s: float) -> Instructions:
         instructions: Instructions = []
@@ -440,7 +404,7 @@ class SessionState:
         self._wait_for_all()
         for each in self.workers[:begun]:
             each.stage = Stage.BUILDING
-        rest = [Tell(number, control.BuildRest(self.workers[number].rows)) for number in range(begun)]
+        rest = [do.Tell(number, control.BuildRest(self.workers[number].rows)) for number in range(begun)]
         started = self._start(range(begun, len(self.workers)), now_s)
         return [*started[:1], *rest, *started[1:]]
 
@@ -473,14 +437,14 @@ class SessionState:
         )
         self.phase = Phase.MAPPING
         self._wait_for_all()
-        return [MakeArena(layout, first.loose), *map(self._map, range(len(self.workers)))]
+        return [do.MakeArena(layout, first.loose), *map(self._map, range(len(self.workers)))]
 
-    def _map(self, number: int) -> GiveArena:
+    def _map(self, number: int) -> do.GiveArena:
         assert self._mapped is not None
         worker = self.workers[number]
         if worker.stage is not Stage.SERVING:
             worker.stage = Stage.MAPPING
-        return GiveArena(number, self._mapped)
+        return do.GiveArena(number, self._mapped)
 
     def _on_arena_refused(self, refused: stimuli.ArenaRefused, now_s: float) -> Instructions:
         return self._make_failed(Failure("limit", "hub", refused.reason), now_s)
@@ -497,8 +461,8 @@ class SessionState:
         served: Instructions = []
         for number, each in enumerate(self.workers):
             each.stage, each.made = Stage.SERVING, None
-            served.append(HandOver(number, control.Serve(info=self.make.lost)))
-        return [*served, *self._answered(Answer(made))]
+            served.append(do.HandOver(number, control.Serve(info=self.make.lost)))
+        return [*served, *self._answered(do.Answer(made))]
 
     def _describe(self) -> messages.Made:
         made = [worker.made for worker in self.workers]
@@ -524,11 +488,11 @@ class SessionState:
 
     def _make_failed(self, failure: Failure, now_s: float) -> Instructions:
         """The session cannot be made: say so, and end its workers at once."""
-        return [*self._answered(Fail(failure)), *self._close(now_s, terminate=True)]
+        return [*self._answered(do.Fail(failure)), *self._close(now_s, terminate=True)]
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def _answered(self, answer: Answer | Fail | AnswerHops) -> Instructions:
+    def _answered(self, answer: do.Answer | do.Fail | do.AnswerHops) -> Instructions:
         """The request under way is answered, if there is one; a client on the shared lane drives again."""
         if not self.asked:
             return []
@@ -540,7 +504,7 @@ class SessionState:
                 worker.pending = None
         if self.lane is Lane.SHARED and self.driver is Driver.HUB and self._idle:
             self.driver, self._idle_samples = Driver.CLIENT, 0
-            return [answer, GiveDrive()]
+            return [answer, do.GiveDrive()]
         return [answer]
 
     @property
@@ -549,7 +513,7 @@ class SessionState:
         return self.phase is Phase.READY and not self.asked and not self._parts_out
 
     def _refuse(self, text: str) -> Instructions:
-        return self._answered(Fail(_refusal(text)))
+        return self._answered(do.Fail(_refusal(text)))
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -558,7 +522,7 @@ class SessionState:
         if self.driver is Driver.CLIENT or self._parts_out or self._drain_by_s != math.inf:
             if refused := self._refused(request):
                 return refused
-            return [*self._begin(Phase.MOVING, now_s), PostStep()]
+            return [*self._begin(Phase.MOVING, now_s), do.PostStep()]
         if self._failure is not None or self._left or self.infos:
             self._forget_last()
         if self._sample_at_s == math.inf:
@@ -570,7 +534,7 @@ class SessionState:
         """Refuse a request of the whole batch if something forbids it; else returns nothing."""
         self.asked = True
         if self._drain_by_s != math.inf:
-            return self._answered(Fail(_SHUTTING_DOWN))
+            return self._answered(do.Fail(_SHUTTING_DOWN))
         if self._parts_out and not isinstance(request.message, Send):
             return self._refuse("envs are under way that RECEIVE has not returned")
         if self.driver is Driver.CLIENT and not request.quiescent:
@@ -590,7 +554,7 @@ class SessionState:
         if self.driver is Driver.HUB:
             return []
         self.driver = Driver.HUB
-        return [TakeDrive()]
+        return [do.TakeDrive()]
 
     def _forget_last(self) -> None:
         self._failure = None
@@ -600,11 +564,11 @@ class SessionState:
     def _on_actions_refused(self, refused: stimuli.ActionsRefused, now_s: float) -> Instructions:
         if self.phase is Phase.MOVING:
             self.phase = Phase.READY
-        return self._answered(Fail(Failure("bad_actions", "request", refused.problem)))
+        return self._answered(do.Fail(Failure("bad_actions", "request", refused.problem)))
 
     def _on_rows_done(self, _: stimuli.RowsDone, now_s: float) -> Instructions:
         self.phase = Phase.READY
-        answered = self._answered(_OUTCOME if self._failure is None else Fail(self._failure))
+        answered = self._answered(_OUTCOME if self._failure is None else do.Fail(self._failure))
         return [*answered, *self._advance_takeover(True)] if self._takeover is not Takeover.NONE else answered
 
     def _on_reset(self, request: Requested, now_s: float) -> Instructions:
@@ -618,7 +582,7 @@ class SessionState:
             return refused
         kept = zip(self._seeds, seeds, mask, strict=True)
         self._seeds = [seed if chosen and seed is not None else last for last, seed, chosen in kept]
-        instructions = [*self._begin(Phase.MOVING, now_s), PostReset()]
+        instructions = [*self._begin(Phase.MOVING, now_s), do.PostReset()]
         for number, worker in enumerate(self.workers):
             rows = [row for row in worker.rows if mask[row]]
             message = control.ResetRows(rows, [seeds[row] for row in rows], reset.options)
@@ -630,10 +594,10 @@ class SessionState:
         worker = self.workers[number]
         worker.pending, self._told = message, True
         if worker.stage is Stage.SERVING:
-            return [Tell(number, message)]
+            return [do.Tell(number, message)]
         if isinstance(message, control.ResetRows) and not message.rows:
             worker.pending = None
-            return [KeepRows(number)]
+            return [do.KeepRows(number)]
         return []
 
     def _on_call(self, request: Requested, now_s: float) -> Instructions:
@@ -666,7 +630,7 @@ class SessionState:
     def _on_call_answered(self, said: WorkerSaid, now_s: float) -> Instructions:
         worker, answer = self.workers[said.worker], said.message
         if not isinstance(worker.pending, _CALLS) or worker.pending.number != answer.number:
-            return [ReportDropped(said.worker, answer)]
+            return [do.ReportDropped(said.worker, answer)]
         worker.pending = None
         if isinstance(answer, control.CallResults):
             worker.results = answer.values
@@ -680,12 +644,12 @@ class SessionState:
             return []
         self.phase = Phase.READY
         if self._failure is not None:
-            answered = self._answered(Fail(self._failure))
+            answered = self._answered(do.Fail(self._failure))
         else:
             count = len(self.workers)
             rows = range(self.make.num_envs)
             pairs = tuple((row, self.workers[row % count].results[row // count]) for row in rows)
-            answered = self._answered(Answer(messages.Done(), rows=pairs))
+            answered = self._answered(do.Answer(messages.Done(), rows=pairs))
         for worker in self.workers:
             worker.results = ()
         return [*answered, *self._advance_takeover(True)]
@@ -698,32 +662,32 @@ class SessionState:
         rows = sorted(request.message.rows)
         failures = [self._left[row] for row in rows if row in self._left]
         infos = tuple((row, self.infos[row]) for row in rows if row in self.infos)
-        return self._answered(Fail(failures[0]) if failures else Answer(messages.Done(), rows=infos))
+        return self._answered(do.Fail(failures[0]) if failures else do.Answer(messages.Done(), rows=infos))
 
     def _on_templates(self, request: Requested, now_s: float) -> Instructions:
         self.asked = True
         known = [number for number in request.message.numbers if number in self._templates]
-        return self._answered(Answer(Templates(known, [self._templates[number] for number in known])))
+        return self._answered(do.Answer(Templates(known, [self._templates[number] for number in known])))
 
     def _on_hops(self, request: Requested, now_s: float) -> Instructions:
         self.asked = True
-        return self._answered(AnswerHops())
+        return self._answered(do.AnswerHops())
 
     # Parts of a batch.
 
     def _on_send(self, request: Requested, now_s: float) -> Instructions:
-        return self._refused(request) or [*self._begin(Phase.READY, now_s), PostPart()]
+        return self._refused(request) or [*self._begin(Phase.READY, now_s), do.PostPart()]
 
     def _on_part_posted(self, posted: stimuli.PartPosted, now_s: float) -> Instructions:
         self._parts_out += posted.rows
-        return self._answered(Answer(messages.Done()))
+        return self._answered(do.Answer(messages.Done()))
 
     def _on_receive(self, request: Requested, now_s: float) -> Instructions:
         self.asked = True
         if not self._parts_out:
             return self._refuse("no env is under way")
         self._receiving = max(1, min(request.message.min_envs, self._parts_out))
-        return [TakePart(self._receiving)]
+        return [do.TakePart(self._receiving)]
 
     def _on_part_done(self, done: stimuli.PartDone, now_s: float) -> Instructions:
         if not self._receiving:
@@ -731,11 +695,11 @@ class SessionState:
         if done.raised is not None:
             self._parts_out -= 1
             unknown = Failure("internal", "session", f"env {done.raised} failed, and no worker said why")
-            return self._answered(Fail(self._left.pop(done.raised, unknown)))
+            return self._answered(do.Fail(self._left.pop(done.raised, unknown)))
         self._parts_out -= len(done.rows)
         large = [(row, self.infos.pop(row)) for row in done.large if row in self.infos]
         rows = tuple(sorted([*done.small, *large]))
-        return self._answered(Answer(messages.Done(), rows=rows, part=done.rows))
+        return self._answered(do.Answer(messages.Done(), rows=rows, part=done.rows))
 
     # Requests that are not carried out.
 
@@ -746,7 +710,7 @@ class SessionState:
     def _on_late_request(self, request: Requested, now_s: float) -> Instructions:
         assert self._failure is not None
         self.asked = True
-        return self._answered(Fail(self._failure))
+        return self._answered(do.Fail(self._failure))
 
     # --- what workers say of their rows -------------------------------------------------------------------------------
 
@@ -802,13 +766,13 @@ class SessionState:
         cost = average(worker.times for worker in self.workers if worker.times is not None)
         if cost is None or self.sizing is None:
             return []
-        learned: Instructions = [LearnCost(cost)]
+        learned: Instructions = [do.LearnCost(cost)]
         count, num_envs = len(self.workers), self.make.num_envs
         better = None if self._warned or self.sizing.told else better_count(num_envs, count, cost, self._machine)
         if better is None:
             return learned
         self._warned = True
-        return [*learned, Notify(better_count_text(num_envs, count, *better, cost))]
+        return [*learned, do.Notify(better_count_text(num_envs, count, *better, cost))]
 
     # --- workers that end, and those that take their place ------------------------------------------------------------
 
@@ -840,7 +804,7 @@ class SessionState:
         worker.restart_at_s = now_s + delay_s
         worker.loss = failure_text.loss(failure, cause, count - 1, self.make.faults)
         resetting = tuple(worker.pending.rows) if isinstance(worker.pending, control.ResetRows) else None
-        taken: Instructions = [TakeRows(number, worker.loss, resetting)]
+        taken: Instructions = [do.TakeRows(number, worker.loss, resetting)]
         if self.phase is Phase.CALLING and served and worker.waiting:
             self._failure = self._failure or replace(failure, message=f"{failure.message} during a call")
             worker.waiting, worker.pending = False, None
@@ -850,7 +814,7 @@ class SessionState:
     def _break(self, failure: Failure) -> Instructions:
         self._failure = failure
         self.phase = Phase.BROKEN
-        return [*self._answered(Fail(failure)), *self._revoked(), *self._fail_takeover()]
+        return [*self._answered(do.Fail(failure)), *self._revoked(), *self._fail_takeover()]
 
     def _on_faulted(self, said: WorkerSaid, now_s: float) -> Instructions:
         """An env raised where that is a truncation, and was made again."""
@@ -879,7 +843,7 @@ class SessionState:
         worker.stage = Stage.MAPPED
         return [] if self.phase is Phase.HANDING_OVER else [self._hand_over(said.worker)]
 
-    def _hand_over(self, number: int) -> HandOver:
+    def _hand_over(self, number: int) -> do.HandOver:
         worker = self.workers[number]
         loss = worker.loss
         assert loss is not None
@@ -888,7 +852,7 @@ class SessionState:
         count = self._restarts.count(number)
         seeds = [reseeded(self._seeds[row], count) for row in worker.rows]
         message = control.Serve(seeds, loss.failure if loss.raises else None, loss.info)
-        return HandOver(number, message, worker.pending)
+        return do.HandOver(number, message, worker.pending)
 
     def _on_rows_waiting(self, waiting: stimuli.RowsWaiting, now_s: float) -> Instructions:
         worker = self.workers[waiting.worker]
@@ -906,7 +870,7 @@ class SessionState:
             if now_s >= worker.finish_at_s:
                 worker.finish_at_s = math.inf
                 assert worker.loss is not None
-                instructions.append(FinishSteps(number, worker.loss))
+                instructions.append(do.FinishSteps(number, worker.loss))
         self._quiescent = elapsed.quiescent
         if self.lane is Lane.WIRE and elapsed.quiescent:
             instructions += self._take_drive()
@@ -932,13 +896,13 @@ class SessionState:
             if now_s < worker.kill_at_s:
                 return []
             worker.kill_at_s = math.inf
-            return [Kill(number)]
+            return [do.Kill(number)]
         late = self._sample(worker, elapsed.progress[number], now_s) if worker.alive else None
         if late is None:
             return []
         if late.over:
             worker.late, worker.kill_at_s = late, now_s + STACKS_S
-        return [ReportLate(number, late)]
+        return [do.ReportLate(number, late)]
 
     def _sample(self, worker: WorkerState, progress: Progress | None, now_s: float) -> Late | None:
         detector, rows = worker.detector, worker.rows
@@ -959,27 +923,27 @@ class SessionState:
         self._close_by_s = math.inf
         late = f"its envs did not close within close_timeout={self.make.faults.close_s:g} s and were killed"
         why = Failure("session_lost", "session", late)
-        return [ReportKilled(), *self._answered(Fail(why)), *self._close(now_s, terminate=True)]
+        return [do.ReportKilled(), *self._answered(do.Fail(why)), *self._close(now_s, terminate=True)]
 
     # --- who drives ---------------------------------------------------------------------------------------------------
 
     def _on_side_connected(self, connected: stimuli.SideConnected, now_s: float) -> Instructions:
         free = self.lane is Lane.WIRE and self.driver is Driver.HUB and self._takeover is Takeover.NONE
         if not (free and self._idle and connected.quiescent):
-            return [RefuseSide()]
+            return [do.RefuseSide()]
         self.lane, self.driver, self._lent = Lane.SHARED, Driver.CLIENT, True
         self._sample_at_s, self._idle_samples = now_s + SAMPLE_S, 0
-        return [Grant(), GiveDrive()]
+        return [do.Grant(), do.GiveDrive()]
 
     def _on_side_refused(self, _: stimuli.SideConnected, now_s: float) -> Instructions:
-        return [RefuseSide()]
+        return [do.RefuseSide()]
 
     def _on_side_closed(self, closed: stimuli.SideClosed, now_s: float) -> Instructions:
         self.lane = Lane.WIRE
-        return [CloseSide(), *(self._take_drive() if closed.quiescent else [])]
+        return [do.CloseSide(), *(self._take_drive() if closed.quiescent else [])]
 
     def _revoked(self) -> Instructions:
-        return [Revoke()] if self.lane is Lane.SHARED else []
+        return [do.Revoke()] if self.lane is Lane.SHARED else []
 
     # --- takeover -----------------------------------------------------------------------------------------------------
 
@@ -988,7 +952,7 @@ class SessionState:
         if first:
             self._takeover = Takeover.WAITING
         self.plan_sample(now_s)
-        revoked = [*self._revoked(), CloseSide()]
+        revoked = [*self._revoked(), do.CloseSide()]
         self.lane = Lane.WIRE
         if self.phase in _OVER:
             return [*revoked, *self._fail_takeover()]
@@ -1000,7 +964,7 @@ class SessionState:
             if not self._lent:
                 return self._taken_over()
             self._takeover, self.phase = Takeover.MOVING, Phase.HANDING_OVER
-            return [MakeOtherArena()]
+            return [do.MakeOtherArena()]
         if self._takeover is Takeover.MOVING and self._other_made and not any(w.moving for w in self.workers):
             return self._moved()
         return []
@@ -1020,15 +984,15 @@ class SessionState:
         return self._fail_takeover(Failure("limit", "hub", why))
 
     def _on_other_arena_late(self, _: stimuli.OtherArenaMade, now_s: float) -> Instructions:
-        return [DropOtherArena()]
+        return [do.DropOtherArena()]
 
     def _moved(self) -> Instructions:
         """No worker uses the first arena any more, whatever its client may still post there."""
         self.phase, self._lent, self._other_made = Phase.READY, False, False
-        told: Instructions = [UseOtherArena()]
+        told: Instructions = [do.UseOtherArena()]
         for number, worker in enumerate(self.workers):
             if worker.stage is Stage.SERVING:
-                told.append(Tell(number, control.Serve(moved=True)))
+                told.append(do.Tell(number, control.Serve(moved=True)))
             elif worker.stage is Stage.MAPPED:
                 told.append(self._hand_over(number))
         return [*told, *self._taken_over()]
@@ -1036,16 +1000,16 @@ class SessionState:
     def _taken_over(self) -> Instructions:
         self._takeover, self.driver = Takeover.NONE, Driver.HUB
         self._parts_out = 0
-        return [TakeDrive(), AnswerAttach()]
+        return [do.TakeDrive(), do.AnswerAttach()]
 
     def _fail_takeover(self, why: Failure | None = None) -> Instructions:
         """Tell the client that takes over why it does not get the session."""
         if self._takeover is Takeover.NONE:
             return []
-        drop: Instructions = [DropOtherArena()] if self._other_made else []
+        drop: Instructions = [do.DropOtherArena()] if self._other_made else []
         self._takeover, self._other_made = Takeover.NONE, False
         lost = Failure("session_lost", "session", "the session has broken; make another")
-        return [*drop, FailAttach(why or lost)]
+        return [*drop, do.FailAttach(why or lost)]
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -1066,20 +1030,20 @@ class SessionState:
         if not alive:
             return [*instructions, *self._ended()]
         if terminate:
-            return [*instructions, *map(Kill, alive)]
-        return [*instructions, *[Tell(number, control.CloseEnvs()) for number in alive if first]]
+            return [*instructions, *map(do.Kill, alive)]
+        return [*instructions, *[do.Tell(number, control.CloseEnvs()) for number in alive if first]]
 
     def _ended(self) -> Instructions:
         self.phase = Phase.ENDED
-        answer = Answer(messages.Done()) if self._failure is None else Fail(self._failure)
-        return [*self._answered(answer), End()]
+        answer = do.Answer(messages.Done()) if self._failure is None else do.Fail(self._failure)
+        return [*self._answered(answer), do.End()]
 
     def _on_abandoned(self, abandoned: stimuli.Abandoned, now_s: float) -> Instructions:
         return self._abandon(abandoned.why, now_s, terminate=True)
 
     def _abandon(self, why: Failure, now_s: float, terminate: bool) -> Instructions:
         """End the session without its client's wish; a request under way is told ``why``."""
-        return [*self._answered(Fail(why)), *self._close(now_s, terminate)]
+        return [*self._answered(do.Fail(why)), *self._close(now_s, terminate)]
 
     def _on_lease_expired(self, expired: stimuli.LeaseExpired, now_s: float) -> Instructions:
         why = Failure("session_lost", "session", "its lease ran out")
@@ -1091,7 +1055,7 @@ class SessionState:
         self._end_by_s = min(self._end_by_s, draining.end_by_s)
         self._quiescent = draining.quiescent
         self.plan_sample(now_s)
-        wind_up: Instructions = [WindUp()] if self.lane is Lane.SHARED else []
+        wind_up: Instructions = [do.WindUp()] if self.lane is Lane.SHARED else []
         return wind_up
 
     def _drained(self, now_s: float) -> Instructions:
@@ -1103,8 +1067,8 @@ class SessionState:
         if not idle and now_s < self._drain_by_s:
             return []
         self._drain_by_s = math.inf
-        answered = self._answered(Fail(_SHUTTING_DOWN))
-        return [*answered, Goodbye(_SHUTTING_DOWN), *self._close(now_s, terminate=not idle)]
+        answered = self._answered(do.Fail(_SHUTTING_DOWN))
+        return [*answered, do.Goodbye(_SHUTTING_DOWN), *self._close(now_s, terminate=not idle)]
 
 
 class IllegalStimulus(Exception):
@@ -1115,8 +1079,8 @@ def _refusal(message: str) -> Failure:
     return Failure("refused", "request", message)
 
 
-_POST_STEP: Instructions = [PostStep()]
-_OUTCOME = Answer(messages.Done(), arrays=True)  # of a reset or a step
+_POST_STEP: Instructions = [do.PostStep()]
+_OUTCOME = do.Answer(messages.Done(), arrays=True)  # of a reset or a step
 
 # --- which stimulus is handled in which phase -------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ import secrets
 import select
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -45,9 +44,6 @@ from envhub_server.session.instructions import Instruction
 from envhub_server.session.state import Driver, Phase, SessionState
 from envhub_server.session.stimuli import Requested, Stimulus
 
-HISTORY_MAX = 100  # stimuli that are logged with an internal error
-HISTORY_CHARACTERS_MAX = 200  # of each
-
 # What a client asks for while it drives; what its workers have said by then belongs to the answer.
 _BESIDES = (messages.Collect, messages.TemplatesRequest, messages.HopsRequest)
 STEP_REQUESTED = Requested(Step(b""))  # the state machine does not look at the codes
@@ -79,7 +75,6 @@ class SessionRuntime:
         ticket: for the side socket, once; empty where there is none.
         heard_ns: when the request under way arrived.
         deadline_s: when the hub calls ``elapse``.
-        history: the last stimuli, for the log.
     """
 
     def __init__(self, number: int, token: bytes, state: SessionState, services: Services, tickets: bool) -> None:
@@ -100,7 +95,6 @@ class SessionRuntime:
         self.state = state
         self.heard_ns = 0
         self.deadline_s = math.inf
-        self.history: deque[Stimulus] = deque(maxlen=HISTORY_MAX)
         self._services = services
         self._events = services.events
         self._request: Incoming | None = None  # the last one
@@ -218,7 +212,7 @@ class SessionRuntime:
 
     def broke(self, error: Exception) -> None:
         """Report a bug of the hub, or what a client has written into its memory: no other session pays for it."""
-        history = [repr(stimulus)[:HISTORY_CHARACTERS_MAX] for stimulus in self.history]
+        history = [kind.__name__ for kind in self.state.history]
         self.log.error("internal_error", error=repr(error), history=history, exc_info=error)
         why = Failure("internal", "session", f"a bug in the hub or a worker: {error!r}")
         self._report(stimuli.Abandoned(why))
@@ -255,7 +249,6 @@ class SessionRuntime:
 
     def handle(self, stimulus: Stimulus) -> None:
         """Have the state machine handle the stimulus, and carry out what it says."""
-        self.history.append(stimulus)
         if type(stimulus) in _PROCESS_EVENTS and not self._passes(stimulus):
             return
         if self._loose and self._stand_ins is not None and type(stimulus) in _KEEPING:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,6 +56,7 @@ from envhub_server.session.worker_count import Machine, WorkerCount, better_coun
 
 SAMPLE_S = 0.1  # how often the arena is read while envs are at work
 SAMPLE_IDLE_S = 1.0  # while the client drives and does not step
+HISTORY_MAX = 100  # stimuli that are logged with an internal error
 STACKS_S = 0.2  # for a worker to write where its threads are, before it is killed
 
 _SHUTTING_DOWN = Failure("draining", "hub", "the hub is shutting down")
@@ -186,6 +188,7 @@ class SessionState:
         sizing: how many workers it has, and why; None until that is decided.
         spin_us: for how long its workers, and a client that drives them, spin before they park.
         made: what the client is told of it, once it is made.
+        history: the last stimuli, by their classes, for the log: what they carry may be large.
     """
 
     def __init__(
@@ -208,6 +211,7 @@ class SessionState:
         self.infos: dict[int, bytes] = {}
         self.made: messages.Made | None = None
         self.spin_us = 0
+        self.history: deque[type] = deque(maxlen=HISTORY_MAX)
         self._recipe = recipe
         self._info_bytes = info_bytes
         self._machine = machine
@@ -270,6 +274,7 @@ class SessionState:
         kind: type = type(stimulus)
         if kind is Requested or kind is WorkerSaid:
             kind = type(stimulus.message)  # type: ignore[union-attr]
+        self.history.append(kind)
         try:
             handler: Handler = TABLE[kind][self.phase][0]
         except KeyError:

@@ -75,11 +75,9 @@ def exchanges() -> dict[str, list[bytes]]:
 
     def heartbeat(name: str, now_s: float) -> None:
         (request,) = client.tick(now_s)
-        running = hub.receive(b"peer", 1, request)
-        if running is not None:
+        if running := hub.receive(b"peer", 1, request):
             hub.answer(running, messages.HeartbeatReply("running"))
-        ((_, response),) = hub.outgoing
-        hub.outgoing.clear()
+        _, response = hub.outgoing.pop()
         client.receive(response, now_s)
         found[f"{name} request"], found[f"{name} reply"] = request, response
 

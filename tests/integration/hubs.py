@@ -83,6 +83,7 @@ def serve(
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
+    assert '"internal_error"' not in log.read_text()
 
 
 def _addresses(process: subprocess.Popen[bytes], count: int, log: Path) -> list[str]:

@@ -23,7 +23,7 @@ from typing import Any
 VARIABLE = "ENVHUB_CRASH_AT"
 
 # Before and after each call of these is a point: a message sent or received, an outcome or a word stored, a bell rung,
-# a request taken, a reply sent, an instruction carried out.
+# a request taken, a reply sent, a stimulus handled, a worker told.
 _CHANNEL = (
     "envhub_server.ipc.channel:Channel.send",
     "envhub_server.ipc.channel:Channel.receive",
@@ -41,8 +41,12 @@ POINTS = {
         *_CHANNEL,
         "envhub.transport.sockets:receive",
         "envhub.transport.sockets:send",
-        "envhub_server.hub.runtime:SessionRuntime._carry_out",
+        "envhub_server.hub.runtime:SessionRuntime.handle",
+        "envhub_server.hub.worker_pool:WorkerPool.start",
+        "envhub_server.hub.worker_pool:WorkerPool.tell",
+        "envhub_server.hub.worker_pool:WorkerPool.map_arena",
         "envhub_server.hub.worker_pool:WorkerPool.ring",
+        "envhub_server.memory.stand_ins:StandIns.take",
     ),
 }
 

@@ -570,6 +570,21 @@ def test_hub_that_shuts_down_waits_for_the_request_under_way() -> None:
     assert closed == [Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
 
 
+def test_hub_that_shuts_down_waits_no_longer_than_the_request_though_it_found_it_under_way() -> None:
+    session = ready()
+    session.request(Step(b"\x04"))
+    session.handle(DRAINING)
+    session.elapsed(0.1, quiescent=False)
+    assert Goodbye(SHUTTING_DOWN) in session.rows_done()
+
+
+def test_session_that_closes_when_the_hub_shuts_down_has_no_more_time_than_the_hub() -> None:
+    session = ready(faults=Faults(close_s=1e6))
+    session.request(Close())
+    session.handle(DRAINING)
+    assert session.next_deadline_s() == 20.0
+
+
 def test_hub_that_shuts_down_waits_no_longer_than_that() -> None:
     session = ready()
     session.request(Step(b"\x04"))
@@ -620,6 +635,17 @@ def test_row_of_a_part_that_raised_is_told_by_itself() -> None:
     session.request(Receive(1))
     assert session.handle(stimuli.PartDone((), raised=1)) == [Fail(RAISED)]
     assert session.request(Receive(1)) == [TakePart(1)]
+
+
+def test_close_gives_up_the_receive_that_waits() -> None:
+    session = ready()
+    session.request(Send([0], b"\x04"))
+    session.handle(stimuli.PartPosted(1))
+    session.request(Receive(1))
+    session.request(Close())
+    assert session.handle(stimuli.PartDone((0,))) == []
+    session.exited(0)
+    assert session.exited(1) == [Answer(Done()), End()]
 
 
 def test_whole_batch_waits_for_the_rows_that_went_by_parts() -> None:
@@ -736,6 +762,20 @@ def test_worker_that_is_made_during_a_takeover_gets_its_rows_after_it() -> None:
     assert [type(each) for each in session.said(0, built())] == [GiveArena]
     assert session.said(0, Mapped()) == []
     kinds = [type(each) for each in session.said(1, Mapped())]
+    assert kinds == [UseOtherArena, HandOver, Tell, TakeDrive, AnswerAttach]
+
+
+def test_worker_that_mapped_the_first_arena_late_is_given_the_second_one() -> None:
+    session = shared()
+    session.exited(0)
+    session.elapsed(1.0)
+    session.said(0, built())
+    session.handle(stimuli.Attached(quiescent=True))
+    assert session.said(0, Mapped()) == []  # before the second arena is reported
+    given = session.handle(stimuli.OtherArenaMade())
+    assert [each.worker for each in given] == [0, 1]  # type: ignore[union-attr]
+    session.said(1, Mapped())
+    kinds = [type(each) for each in session.said(0, Mapped())]
     assert kinds == [UseOtherArena, HandOver, Tell, TakeDrive, AnswerAttach]
 
 

@@ -1,7 +1,7 @@
 """A session's I/O: what it holds on this machine, and how the instructions of its state machine are carried out.
 
-Nothing is decided here. Whatever comes of an instruction is put into the hub's queue of events as another stimulus; so
-the state machine is never re-entered, and what happens to a session is handled in the order in which it happened.
+What is to be done is decided by the state machine. What comes of an instruction is put into the hub's queue of events
+as another stimulus; so the state machine is never re-entered, and a session's events are handled in their order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from envhub_server.session.state import Driver, Phase, SessionState
 from envhub_server.session.stimuli import Requested, Stimulus
 
 # What a client asks for while it drives; what its workers have said by then belongs to the answer.
-_BESIDES = (messages.Collect, messages.TemplatesRequest, messages.HopsRequest)
+_SIDE_REQUESTS = (messages.Collect, messages.TemplatesRequest, messages.HopsRequest)
 STEP_REQUESTED = Requested(Step(b""))  # the state machine does not look at the codes
 ROWS_DONE = stimuli.RowsDone()
 
@@ -97,8 +97,9 @@ class SessionRuntime:
         self.deadline_s = math.inf
         self._services = services
         self._events = services.events
-        self._request: Incoming | None = None  # the last one
-        self._heir: Incoming | None = None  # of the client that takes the session over
+        self._arrived: Incoming | None = None  # the last request, which may wait in the queue
+        self._request: Incoming | None = None  # the last one that was handled
+        self._attach_request: Incoming | None = None  # of the client that takes the session over
         self._tickets = tickets
         self.ticket = self._new_ticket()
         self._side: socket.socket | None = None  # of a client that has shown the ticket
@@ -106,9 +107,9 @@ class SessionRuntime:
         self._other: SessionMemory | None = None  # that the workers are moving to
         self._stand_ins: StandIns | None = None
         self._loose = False  # whether observations have leaves beside the arena
-        self._part_rows = 0  # of those posted by parts, as many are to be done
+        self._part_rows = 0  # how many of the rows of SEND the RECEIVE under way waits for
         self._passed_ns = [0, 0, 0, 0]  # when the last step was heard, rung, done and answered
-        self._noted = False  # whether a row of the last move has something to say besides its arrays
+        self._has_infos = False  # whether a row of the last move has something to say besides its arrays
         method = state.make.compression
         self._sendable: Sendable = Sender(method).sendable if method else list
         self._grant = SharedLaneGrant(services.poller, self)
@@ -159,18 +160,18 @@ class SessionRuntime:
 
     def request(self, request: Incoming) -> None:
         """Report the client's next request, after what workers have said that belongs to its answer."""
-        self._request = request
+        self._arrived = request
         if request.op is Op.STEP and self.state.driver is Driver.HUB:
             self._events.append((self.number, STEP_REQUESTED))
             return
         drives = self.state.driver is Driver.CLIENT
-        if self._stand_ins is not None and (drives or isinstance(request.message, _BESIDES)):
+        if self._stand_ins is not None and (drives or isinstance(request.message, _SIDE_REQUESTS)):
             self._pool.read()
         self._report(Requested(request.message, self.quiescent))
 
     def attach(self, request: Incoming) -> None:
         """Go on for another client, whose request this is."""
-        self.token, self._heir, self.ticket = request.token, request, self._new_ticket()
+        self.token, self._attach_request, self.ticket = request.token, request, self._new_ticket()
         self._report(stimuli.Attached(self.quiescent))
 
     def _new_ticket(self) -> bytes:
@@ -205,7 +206,7 @@ class SessionRuntime:
                 self._on_bell()
             elif self._grant.has(descriptor):
                 self._report(stimuli.SideClosed(self.quiescent))
-            elif self._memory is not None and self._stand_ins is not None:
+            elif self._memory is not None and self._stand_ins is not None and descriptor in self._memory.bells:
                 self._stand_in(self._stand_ins.posted(self._memory.bells.index(descriptor) - 1))
         except Exception as error:
             self.broke(error)
@@ -228,8 +229,8 @@ class SessionRuntime:
             return
         if self._request is not None and self._request.op is Op.STEP:
             self._passed_ns[2] = time.monotonic_ns()
-        self._noted = memory.arena.noted()
-        if self._noted and memory.arena.said_by_channel().any():
+        self._has_infos = memory.arena.noted()
+        if self._has_infos and memory.arena.said_by_channel().any():
             self._pool.read()  # it was sent before the rows were done, so it is here by now
         self._events.append((self.number, ROWS_DONE))
 
@@ -249,9 +250,12 @@ class SessionRuntime:
 
     def handle(self, stimulus: Stimulus) -> None:
         """Have the state machine handle the stimulus, and carry out what it says."""
-        if type(stimulus) in _PROCESS_EVENTS and not self._passes(stimulus):
+        kind = type(stimulus)
+        if kind is Requested:
+            self._request = self._arrived
+        elif kind in _PROCESS_EVENTS and not self._passes(stimulus):
             return
-        if self._loose and self._stand_ins is not None and type(stimulus) in _KEEPING:
+        if self._loose and self._stand_ins is not None and kind in _KEEPING:
             self._stand_ins.keep_loose()
         for instruction in self.state.handle(stimulus, self._services.clock.now_s()):
             _CARRIED_OUT[type(instruction)](self, instruction)
@@ -522,7 +526,7 @@ class SessionRuntime:
         frames: list[Any] = []
         if self._memory is not None:
             if answer.arrays:
-                infos = self.state.infos if self._noted else None
+                infos = self.state.infos if self._has_infos else None
                 frames = batch_frames(self._memory, self._sendable, request.op is Op.STEP, infos)
             elif answer.part is not None:
                 frames = part_frames(self._memory, self._sendable, np.array(answer.part, np.int64), answer.rows)
@@ -557,15 +561,15 @@ class SessionRuntime:
         self._services.protocol.answer(self._request, hops, ())
 
     def _on_AnswerAttach(self, _: instructions.AnswerAttach) -> None:
-        memory, heir, made = self._memory, self._heir, self.state.made
+        memory, heir, made = self._memory, self._attach_request, self.state.made
         assert memory is not None and heir is not None and made is not None
-        self._request, self._heir = heir, None
+        self._request, self._attach_request = heir, None
         made = replace(made, ticket=self.ticket, steps=memory.arena.done.tolist())
         self.log.info("session_ready", num_workers=made.num_workers, why=made.sizing)
         self._services.protocol.answer(heir, made, ())
 
     def _on_FailAttach(self, fail: instructions.FailAttach) -> None:
-        heir, self._heir = self._heir, None
+        heir, self._attach_request = self._attach_request, None
         assert heir is not None
         self._log_failed(fail.failure)
         self._services.protocol.fail(heir, fail.failure)

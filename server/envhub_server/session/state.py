@@ -57,6 +57,7 @@ from envhub_server.session.worker_count import Machine, WorkerCount, better_coun
 SAMPLE_S = 0.1  # how often the arena is read while envs are at work
 SAMPLE_IDLE_S = 1.0  # while the client drives and does not step
 HISTORY_MAX = 100  # stimuli that are logged with an internal error
+NO_TURN = -1  # in place of a progress word, while the worker maps an arena
 STACKS_S = 0.2  # for a worker to write where its threads are, before it is killed
 
 _SHUTTING_DOWN = Failure("draining", "hub", "the hub is shutting down")
@@ -129,7 +130,7 @@ class WorkerState:
         restart_at_s: when a process is started again.
         boot_failure: why its last process could not make the envs.
         waiting: whether its part of the phase is outstanding.
-        pending: what it is told for the request under way, save what the arena's words say.
+        pending: its message of the request under way, which its next process is told again if this one ends.
         results: of the call under way.
         late: the env for which it is about to be killed, at ``kill_at_s``.
         finish_at_s: when steps that wait for its next process have waited for long enough.
@@ -174,7 +175,7 @@ class WorkerState:
 
 
 class SessionState:
-    """One client's vector env.
+    """One vector env, of one client at a time.
 
     Attributes:
         make: what the client asked for.
@@ -217,13 +218,13 @@ class SessionState:
         self._machine = machine
         self._restarts = restarts
         self._warned = False  # that another number of workers would be better
-        self._mapped: control.MapArena | None = None  # what a worker is told with the arena
+        self._map_message: control.MapArena | None = None  # what a worker is told with the arena
         self._templates: dict[int, bytes] = {}
         self._calls = 0  # the number of the last call, which its answers repeat
         self._failure: Failure | None = None  # of the request under way, or of the session
-        self._left: dict[int, Failure] = {}  # of rows that failed while no request of the whole batch was under way
+        self._uncollected: dict[int, Failure] = {}  # by row, for COLLECT and RECEIVE
         self._seeds: list[int | None] = [None] * make.num_envs  # the last seed of each env
-        self._parts_out = 0  # rows that were posted by parts and not received
+        self._parts_out = 0  # rows that were posted by SEND and not received
         self._receiving = 0  # how many of them RECEIVE waits for
         self._takeover = Takeover.NONE
         self._lent = False  # whether a client has ever had the arena's memory
@@ -231,7 +232,7 @@ class SessionState:
         self._sample_at_s = math.inf
         self._idle_samples = 0
         self._quiescent = True  # whether every row was done, as far as was reported last while the client drove
-        self._told = False  # whether a worker has something ``pending``
+        self._has_pending = False  # whether a worker has something ``pending``
         self._other_made = False  # whether the second arena exists
         self._resize(machine.cpus if sizing is None else sizing.workers)
 
@@ -430,7 +431,7 @@ class SessionState:
         except ValueError as error:
             why = Failure("limit", "hub", f"these envs have no place in shared memory: {error}")
             return self._make_failed(why, now_s)
-        self._mapped = control.MapArena(
+        self._map_message = control.MapArena(
             layout.rows,
             first.observation_leaves,
             first.action_leaves,
@@ -445,11 +446,12 @@ class SessionState:
         return [do.MakeArena(layout, first.loose), *map(self._map, range(len(self.workers)))]
 
     def _map(self, number: int) -> do.GiveArena:
-        assert self._mapped is not None
-        worker = self.workers[number]
-        if worker.stage is not Stage.SERVING:
-            worker.stage = Stage.MAPPING
-        return do.GiveArena(number, self._mapped)
+        self.workers[number].stage = Stage.MAPPING
+        return self._give_arena(number)
+
+    def _give_arena(self, number: int) -> do.GiveArena:
+        assert self._map_message is not None
+        return do.GiveArena(number, self._map_message)
 
     def _on_arena_refused(self, refused: stimuli.ArenaRefused, now_s: float) -> Instructions:
         return self._make_failed(Failure("limit", "hub", refused.reason), now_s)
@@ -503,8 +505,8 @@ class SessionState:
             return []
         self.asked = False
         self._receiving = 0
-        if self._told:
-            self._told = False
+        if self._has_pending:
+            self._has_pending = False
             for worker in self.workers:
                 worker.pending = None
         if self.lane is Lane.SHARED and self.driver is Driver.HUB and self._idle:
@@ -517,18 +519,23 @@ class SessionState:
         """Whether nothing that the hub drives is under way."""
         return self.phase is Phase.READY and not self.asked and not self._parts_out
 
+    def _is_idle(self, quiescent: bool) -> bool:
+        """Whether no env is at work, whoever drives; ``quiescent`` counts while the client does."""
+        driven = self.driver is Driver.CLIENT and not quiescent
+        return not (self.asked or self._parts_out or driven) and self.phase in (Phase.READY, Phase.BROKEN)
+
     def _refuse(self, text: str) -> Instructions:
         return self._answered(do.Fail(_refusal(text)))
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def _on_step(self, request: Requested, now_s: float) -> Instructions:
-        # Written out: this is the way of every step over the wire.
+        # Inlined, for every step over the wire comes this way: nothing forbids it, and the hub drives already.
         if self.driver is Driver.CLIENT or self._parts_out or self._drain_by_s != math.inf:
             if refused := self._refused(request):
                 return refused
             return [*self._begin(Phase.MOVING, now_s), do.PostStep()]
-        if self._failure is not None or self._left or self.infos:
+        if self._failure is not None or self._uncollected or self.infos:
             self._forget_last()
         if self._sample_at_s == math.inf:
             self._sample_at_s = now_s + SAMPLE_S
@@ -563,7 +570,7 @@ class SessionState:
 
     def _forget_last(self) -> None:
         self._failure = None
-        self._left.clear()
+        self._uncollected.clear()
         self.infos.clear()
 
     def _on_actions_refused(self, refused: stimuli.ActionsRefused, now_s: float) -> Instructions:
@@ -574,7 +581,7 @@ class SessionState:
     def _on_rows_done(self, _: stimuli.RowsDone, now_s: float) -> Instructions:
         self.phase = Phase.READY
         answered = self._answered(_OUTCOME if self._failure is None else do.Fail(self._failure))
-        return [*answered, *self._advance_takeover(True)] if self._takeover is not Takeover.NONE else answered
+        return [*answered, *self._advance_takeover(quiescent=True)] if self._takeover is not Takeover.NONE else answered
 
     def _on_reset(self, request: Requested, now_s: float) -> Instructions:
         reset, num_envs = request.message, self.make.num_envs
@@ -597,7 +604,7 @@ class SessionState:
     def _tell(self, number: int, message: Any) -> Instructions:
         """Tell a worker its part of the request, now, or once its next process serves."""
         worker = self.workers[number]
-        worker.pending, self._told = message, True
+        worker.pending, self._has_pending = message, True
         if worker.stage is Stage.SERVING:
             return [do.Tell(number, message)]
         if isinstance(message, control.ResetRows) and not message.rows:
@@ -657,7 +664,7 @@ class SessionState:
             answered = self._answered(do.Answer(messages.Done(), rows=pairs))
         for worker in self.workers:
             worker.results = ()
-        return [*answered, *self._advance_takeover(True)]
+        return [*answered, *self._advance_takeover(quiescent=True)]
 
     # What a client asks for besides, whoever drives.
 
@@ -665,7 +672,7 @@ class SessionState:
         # They are kept, for a client that was interrupted asks again; the next ones of a row take their place.
         self.asked = True
         rows = sorted(request.message.rows)
-        failures = [self._left[row] for row in rows if row in self._left]
+        failures = [self._uncollected[row] for row in rows if row in self._uncollected]
         infos = tuple((row, self.infos[row]) for row in rows if row in self.infos)
         return self._answered(do.Fail(failures[0]) if failures else do.Answer(messages.Done(), rows=infos))
 
@@ -700,7 +707,7 @@ class SessionState:
         if done.raised is not None:
             self._parts_out -= 1
             unknown = Failure("internal", "session", f"env {done.raised} failed, and no worker said why")
-            return self._answered(do.Fail(self._left.pop(done.raised, unknown)))
+            return self._answered(do.Fail(self._uncollected.pop(done.raised, unknown)))
         self._parts_out -= len(done.rows)
         large = [(row, self.infos.pop(row)) for row in done.large if row in self.infos]
         rows = tuple(sorted([*done.small, *large]))
@@ -708,11 +715,11 @@ class SessionState:
 
     # Requests that are not carried out.
 
-    def _on_early_request(self, request: Requested, now_s: float) -> Instructions:
+    def _on_closing_request(self, request: Requested, now_s: float) -> Instructions:
         self.asked = True
         return self._refuse(f"the session is {self.phase.value}")
 
-    def _on_late_request(self, request: Requested, now_s: float) -> Instructions:
+    def _on_broken_request(self, request: Requested, now_s: float) -> Instructions:
         assert self._failure is not None
         self.asked = True
         return self._answered(do.Fail(self._failure))
@@ -730,7 +737,7 @@ class SessionState:
 
     def _note_info(self, row: int, info: bytes) -> None:
         self.infos[row] = info
-        self._left.pop(row, None)
+        self._uncollected.pop(row, None)
 
     def _on_template(self, said: WorkerSaid, now_s: float) -> Instructions:
         if len(self._templates) < TEMPLATES_MAX * len(self.workers):
@@ -750,7 +757,7 @@ class SessionState:
     def _on_failed(self, failure: Failure, rows: Collection[int]) -> Instructions:
         if self.phase in (Phase.READY, Phase.HANDING_OVER):
             if failure.env_index is not None and failure.env_index in rows:
-                self._left[failure.env_index] = failure
+                self._uncollected[failure.env_index] = failure
                 self.infos.pop(failure.env_index, None)
         else:
             self._note_failure(failure)
@@ -793,12 +800,12 @@ class SessionState:
         if self.making:
             text = f"{failure.message} while it built its envs" if late is None else failure.message
             return self._make_failed(replace(failure, message=text), now_s)
-        return [*self._advance_takeover(False), *self._lose(number, failure, exited.cause, now_s)]
+        return [*self._advance_takeover(quiescent=False), *self._lose(number, failure, exited.cause, now_s)]
 
     def _lose(self, number: int, failure: Failure, cause: ExitCause, now_s: float) -> Instructions:
         """The worker's rows are the hub's until another process has taken its place, if one is to."""
         worker = self.workers[number]
-        served = worker.loss is None
+        was_serving = worker.loss is None
         if worker.boot_failure is not None:
             failure = replace(failure, message=f"{failure.message}; before that: {worker.boot_failure.message}")
             worker.boot_failure = None
@@ -810,7 +817,7 @@ class SessionState:
         worker.loss = failure_text.loss(failure, cause, count - 1, self.make.faults)
         resetting = tuple(worker.pending.rows) if isinstance(worker.pending, control.ResetRows) else None
         taken: Instructions = [do.TakeRows(number, worker.loss, resetting)]
-        if self.phase is Phase.CALLING and served and worker.waiting:
+        if self.phase is Phase.CALLING and was_serving and worker.waiting:
             self._failure = self._failure or replace(failure, message=f"{failure.message} during a call")
             worker.waiting, worker.pending = False, None
             return [*taken, *self._on_called()]
@@ -841,7 +848,7 @@ class SessionState:
         worker = self.workers[said.worker]
         if worker.moving:
             worker.moving = False
-            return self._advance_takeover(False)
+            return self._advance_takeover(quiescent=False)
         if worker.stage is not Stage.MAPPING:
             return []
         self._restarts.serves(said.worker, now_s)
@@ -912,7 +919,7 @@ class SessionState:
     def _sample(self, worker: WorkerState, progress: Progress | None, now_s: float) -> Late | None:
         detector, rows = worker.detector, worker.rows
         if worker.moving or worker.stage is Stage.MAPPING:
-            return detector.sample(now_s, "init", rows[0], -1)
+            return detector.sample(now_s, "init", rows[0], NO_TURN)
         if worker.stage is Stage.BUILDING:
             return detector.sample(now_s, "init", rows[min(worker.built, len(rows) - 1)], worker.built)
         if progress is not None and isinstance(worker.pending, _CALLS):
@@ -978,10 +985,10 @@ class SessionState:
         self._other_made = True
         told: Instructions = []
         for number, worker in enumerate(self.workers):
-            if worker.stage in (Stage.SERVING, Stage.MAPPING):
-                told.append(self._map(number))
+            if worker.stage in (Stage.SERVING, Stage.MAPPING, Stage.MAPPED):
+                told.append(self._give_arena(number))
                 worker.moving = True
-        return [*told, *self._advance_takeover(False)]
+        return [*told, *self._advance_takeover(quiescent=False)]
 
     def _on_other_arena_refused(self, refused: stimuli.OtherArenaRefused, now_s: float) -> Instructions:
         self.phase = Phase.READY
@@ -1020,7 +1027,7 @@ class SessionState:
 
     def _on_close(self, request: Requested, now_s: float) -> Instructions:
         self.asked = True
-        self._failure = None  # what broke the session was told before; now only closing counts
+        self._failure, self._receiving = None, 0  # what came before CLOSE is not told any more
         return self._close(now_s, request.message.terminate)
 
     def _close(self, now_s: float, terminate: bool) -> Instructions:
@@ -1052,12 +1059,14 @@ class SessionState:
 
     def _on_lease_expired(self, expired: stimuli.LeaseExpired, now_s: float) -> Instructions:
         why = Failure("session_lost", "session", "its lease ran out")
-        # An env that hangs does not close, either.
-        return self._abandon(why, now_s, terminate=not (self._idle and expired.quiescent))
+        # An env that is at work may hang, and then does not close, either.
+        return self._abandon(why, now_s, terminate=not self._is_idle(expired.quiescent))
 
     def _on_draining(self, draining: stimuli.Draining, now_s: float) -> Instructions:
         self._drain_by_s = min(self._drain_by_s, draining.by_s)
         self._end_by_s = min(self._end_by_s, draining.end_by_s)
+        if self.phase is Phase.CLOSING:
+            self._close_by_s = min(self._close_by_s, self._end_by_s)
         self._quiescent = draining.quiescent
         self.plan_sample(now_s)
         wind_up: Instructions = [do.WindUp()] if self.lane is Lane.SHARED else []
@@ -1068,7 +1077,7 @@ class SessionState:
         if self.phase in (Phase.CLOSING, Phase.ENDED):
             self._drain_by_s = math.inf
             return []
-        idle = (self._idle or (self.phase is Phase.BROKEN and not self.asked)) and self._quiescent
+        idle = self._is_idle(self._quiescent)
         if not idle and now_s < self._drain_by_s:
             return []
         self._drain_by_s = math.inf
@@ -1104,7 +1113,7 @@ def _in(phases: Collection[Phase], *rule: Any) -> dict[Phase, Rule]:
 
 def _request(*rule: Any) -> dict[Phase, Rule]:
     """A request that is carried out in READY; the protocol admits none but CLOSE while another is under way."""
-    return {_P.READY: rule, _P.BROKEN: (_S._on_late_request,), _P.CLOSING: (_S._on_early_request,)}
+    return {_P.READY: rule, _P.BROKEN: (_S._on_broken_request,), _P.CLOSING: (_S._on_closing_request,)}
 
 
 def _ending(handler: Any) -> dict[Phase, Rule]:
@@ -1127,7 +1136,7 @@ TABLE: Mapping[type, Mapping[Phase, Rule]] = {
     TemplatesRequest: _request(_S._on_templates),
     HopsRequest: _in([_P.READY, *_GONE], _S._on_hops),
     Close: _ending(_S._on_close),
-    stimuli.Attached: _in([*_SERVING, _P.BROKEN], _S._on_attached) | _in([_P.READY], _S._on_attached, _P.HANDING_OVER),
+    stimuli.Attached: _in([*_SERVING, *_GONE], _S._on_attached) | _in([_P.READY], _S._on_attached, _P.HANDING_OVER),
     stimuli.SideConnected: _in(_LIVE, _S._on_side_refused) | _in([_P.READY], _S._on_side_connected),
     stimuli.SideClosed: _in(_LIVE, _S._on_side_closed),
     stimuli.LeaseExpired: _ending(_S._on_lease_expired),

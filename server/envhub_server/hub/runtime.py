@@ -33,10 +33,10 @@ from envhub_server.ipc import control
 from envhub_server.loop.clock import Clock
 from envhub_server.loop.poller import Poller
 from envhub_server.memory.loose_parts import LooseParts
-from envhub_server.memory.reply_frames import Sendable, Sender, batch_frames, part_frames, row_frames
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
 from envhub_server.memory.shared_lane_grant import SharedLaneGrant
 from envhub_server.memory.stand_ins import StandIns
+from envhub_server.memory.step_io import LeafCompressors, ToFrames, row_frames
 from envhub_server.network.side_socket import TICKET_BYTES
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid, WorkerStarted
@@ -114,7 +114,7 @@ class SessionRuntime:
         self._passed_ns = [0, 0, 0, 0]  # when the last step was heard, rung, done and answered
         self._noted = False  # whether a row of the last move has something to say besides its arrays
         method = state.make.compression
-        self._sendable: Sendable = Sender(method).sendable if method else list
+        self._to_frames: ToFrames = LeafCompressors(method).compress if method else list
         self._grant = SharedLaneGrant(services.poller, self)
         world = state.make.world
         self._pool = WorkerPool(number, services.supervisor, None if world is None else world.environ)
@@ -329,7 +329,7 @@ class SessionRuntime:
         rows, request, done, op, _ = memory.words(worker)
         waiting = set(op[request != done].tolist())
         if OP_OUT_OF_BAND in waiting:
-            self._pool.tell(worker, control.StepRows(memory.frames.beside(rows.tolist())))
+            self._pool.tell(worker, control.StepRows(memory.frames.out_of_band_of(rows.tolist())))
         if instruction.pending is not None and not (
             isinstance(instruction.pending, control.ResetRows) and OP_RESET not in waiting
         ):
@@ -408,11 +408,11 @@ class SessionRuntime:
         if problem := frames.load(request.message.codes, request.frames):
             self._report(stimuli.ActionsRefused(problem))
             return
-        memory.driver.post(OP_OUT_OF_BAND if frames.has_beside else OP_STEP, frames.codes, frames.arrays)
-        if frames.has_beside:
+        memory.driver.post(OP_OUT_OF_BAND if frames.out_of_band else OP_STEP, frames.codes, frames.arrays)
+        if frames.out_of_band:
             for worker, rows in enumerate(self.state.blocks):
                 if worker not in stand_ins.losses:
-                    self._pool.tell(worker, control.StepRows(frames.beside(rows)))
+                    self._pool.tell(worker, control.StepRows(frames.out_of_band_of(rows)))
         else:
             self._pool.ring()
         if stand_ins.losses:
@@ -528,9 +528,9 @@ class SessionRuntime:
         if self._memory is not None:
             if answer.arrays:
                 infos = self.state.infos if self._noted else None
-                frames = batch_frames(self._memory, self._sendable, request.op is Op.STEP, infos)
+                frames = self._memory.frames.batch(self._to_frames, request.op is Op.STEP, infos)
             elif answer.part is not None:
-                frames = part_frames(self._memory, self._sendable, np.array(answer.part, np.int64), answer.rows)
+                frames = self._memory.frames.rows(self._to_frames, np.array(answer.part, np.int64), answer.rows)
             else:
                 frames = row_frames(answer.rows)
         if frames and max(map(len, frames)) > FRAME_BYTES_MAX:

@@ -32,10 +32,9 @@ from envhub_server.hub.worker_pool import WorkerPool
 from envhub_server.ipc import control
 from envhub_server.loop.clock import Clock
 from envhub_server.loop.poller import Poller
-from envhub_server.memory.loose_parts import LooseParts
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
 from envhub_server.memory.shared_lane_grant import SharedLaneGrant
-from envhub_server.memory.stand_ins import StandIns
+from envhub_server.memory.stand_ins import ObjectCopies, StandIns
 from envhub_server.memory.step_io import LeafCompressors, ToFrames, row_frames
 from envhub_server.network.side_socket import TICKET_BYTES
 from envhub_server.processes.supervisor import Supervisor
@@ -170,7 +169,7 @@ class SessionRuntime:
         drives = self.state.driver is Driver.CLIENT
         if self._stand_ins is not None and (drives or isinstance(request.message, _BESIDES)):
             self._pool.read()
-            self._stand_ins.keep_loose()  # an interrupt may have kept the client from seeing them
+            self._stand_ins.keep_objects()  # an interrupt may have kept the client from seeing them
         self._report(Requested(request.message, self.quiescent))
 
     def attach(self, request: Incoming) -> None:
@@ -236,8 +235,8 @@ class SessionRuntime:
         self._noted = memory.arena.noted()
         if self._noted and memory.arena.said_by_channel().any():
             self._pool.read()  # it was sent before the rows were done, so it is here by now
-        if self._stand_ins is not None and self._stand_ins.loose is not None:
-            self._stand_ins.keep_loose()
+        if self._stand_ins is not None and self._stand_ins.copies is not None:
+            self._stand_ins.keep_objects()
         self._events.append((self.number, ROWS_DONE))
 
     def _report_part(self, memory: SessionMemory) -> None:
@@ -370,7 +369,7 @@ class SessionRuntime:
             budget.used += wanted
             if self.state.make.lost or self.state.make.fresh:
                 self._memory.arena.needs_reset[:] = REPORT_PENDING if self.state.make.lost else FRESH
-            self._stand_ins = StandIns(self._memory, LooseParts() if instruction.loose else None)
+            self._stand_ins = StandIns(self._memory, ObjectCopies() if instruction.loose else None)
 
     def _make_other_arena(self, _: instructions.MakeOtherArena) -> None:
         assert self._memory is not None
@@ -503,7 +502,7 @@ class SessionRuntime:
         assert self._memory is not None and self._stand_ins is not None
         self._memory.arena.hand_over(DRIVER_HUB)
         self._memory.driver.take_over()
-        self._stand_ins.keep_loose()  # which a client that takes over has not seen
+        self._stand_ins.keep_objects()  # which a client that takes over has not seen
 
     def _close_side(self, _: instructions.CloseSide) -> None:
         self._grant.close()

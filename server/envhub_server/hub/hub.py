@@ -137,7 +137,7 @@ class Hub:
         Raises:
             AddressError: an address is malformed, in use, or open to other machines without ``insecure``.
         """
-        with contextlib.closing(self._poller), signals.watched(self._poller, self.stop, self._supervisor.reap_orphans):
+        with contextlib.closing(self._poller), signals.handled(self._poller, self.stop, self._supervisor.reap_orphans):
             try:
                 self._open()
                 yield

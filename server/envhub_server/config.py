@@ -1,4 +1,4 @@
-"""What a hub is told at its start: frozen, and checked once."""
+"""The configuration of a hub: frozen, and checked once."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ LOADAVG = Path("/proc/loadavg")
 
 @dataclass(frozen=True)
 class Limits:
-    """How much of everything a hub gives out."""
+    """The most that a hub gives to its clients."""
 
     sessions_max: int = 64
     envs_max: int = 4096
     envs_per_session_max: int = 1024
     arena_bytes_max: int = 2048 * MIB  # of all sessions together
     message_bytes_max: int = 64 * MIB  # one frame from a client; fixed once a socket is bound
-    info_bytes: int = 2048  # an info's room in the arena, per row; a larger info takes the slower channel
+    info_bytes: int = 2048  # room for an info in the arena, per row; a larger info travels by the slower channel
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long a hub waits for what, in seconds."""
+    """The times that a hub waits, in seconds."""
 
     lease_s: float = 60.0  # for a client that lost its connection
     drain_s: float = 5.0  # for running requests to end, once the hub is told to stop
@@ -44,23 +44,23 @@ class Timing:
 
     def __post_init__(self) -> None:
         for name, value in self.__dict__.items():
-            if not 0 <= value <= SECONDS_MAX:  # NaN, too, is not between them
+            if not 0 <= value <= SECONDS_MAX:  # also refuses NaN
                 raise ValueError(f"{name} must be between 0 and {SECONDS_MAX} seconds, got {value}")
 
 
 @dataclass(frozen=True)
 class HubConfig:
-    """Everything a hub is told.
+    """All settings of a hub.
 
     Attributes:
         binds: addresses to listen on, ``tcp://host:port`` or ``ipc://path``.
         envs: what may be made, in the forms of ``envhub_server.catalog.registry``.
-        workers: how many workers a session gets that does not say; None is what suits its envs.
-        insecure: allow an address that other machines can reach, though nothing guards it.
+        workers: the number of workers of a session that asks for no number; None is a number that suits its envs.
+        insecure: allow an address that other machines can reach, though it has no authentication.
         python: the interpreter of the workers: Python 3.8 or later with NumPy, msgpack and Gymnasium (0.26 or later) or
             gym (0.21 or later).
-        step_costs: the file in which is kept what steps of envs took, for later hubs; None is nowhere.
-        owner: a pidfd of the program this private hub belongs to, or None for a hub of its own.
+        step_costs: the file that keeps the costs of steps for later hubs; None for no file.
+        owner: a pidfd of the program that this private hub belongs to; None for a public hub.
     """
 
     binds: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class HubConfig:
 
 
 def usable_cpus() -> int:
-    """How many CPUs this process may use: its affinity, and the quota of its cgroup, rounded up."""
+    """The number of CPUs that this process may use: by its affinity, and the quota of its cgroup, rounded up."""
     cpus = len(os.sched_getaffinity(0))
     quota, period = _quota()
     return max(1, min(cpus, -(-quota // period))) if quota > 0 else cpus
@@ -115,29 +115,31 @@ def _quota() -> tuple[int, int]:
 
 
 def memory_available_bytes() -> int:
-    """How much memory may still be had: by the machine, and in the cgroup of a container."""
-    found = [1 << 50]
+    """The bytes of memory that are left: on the machine, and in the cgroup of a container."""
+    limits = [1 << 50]
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = MEMINFO.read_text().splitlines()
-        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    found += [left + _reclaimable_bytes() for left in _left_in_cgroup("memory.max", "memory.current")]
-    found += _left_in_cgroup("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")  # of cgroup v1
-    return max(0, min(found))
+        limits += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    limits += [left + _reclaimable_bytes() for left in _left_in_cgroup("memory.max", "memory.current")]
+    limits += _left_in_cgroup("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")  # of cgroup v1
+    return max(0, min(limits))
 
 
 def processes_left() -> int:
-    """How many processes may still be started, at least: by the user's limit, and in the cgroup of a container."""
-    limit, found = resource.getrlimit(resource.RLIMIT_NPROC)[0], [1 << 20]
+    """The processes that may still be started, at least: by the user's limit, and in the cgroup of a container."""
+    limit, limits = resource.getrlimit(resource.RLIMIT_NPROC)[0], [1 << 20]
     if limit != resource.RLIM_INFINITY:
-        with contextlib.suppress(OSError, ValueError, IndexError):  # of the machine, of which some are others'
-            found.append(limit - int(LOADAVG.read_text().split()[3].partition("/")[2]))
-    found += _left_in_cgroup("pids.max", "pids.current")
-    found += _left_in_cgroup("pids/pids.max", "pids/pids.current")
-    return max(0, min(found))
+        with contextlib.suppress(
+            OSError, ValueError, IndexError
+        ):  # counts the machine's processes, also those of other users
+            limits.append(limit - int(LOADAVG.read_text().split()[3].partition("/")[2]))
+    limits += _left_in_cgroup("pids.max", "pids.current")
+    limits += _left_in_cgroup("pids/pids.max", "pids/pids.current")
+    return max(0, min(limits))
 
 
 def _left_in_cgroup(limit: str, used: str) -> list[int]:
-    """What is left of a limit of the cgroup that a container shows as its root; empty where there is none."""
+    """The rest of a limit of the cgroup that is a container's root; empty where there is no limit."""
     try:
         at_most = (CGROUP / limit).read_text().strip()
         return [] if at_most == "max" else [int(at_most) - int((CGROUP / used).read_text())]
@@ -146,7 +148,7 @@ def _left_in_cgroup(limit: str, used: str) -> list[int]:
 
 
 def _reclaimable_bytes() -> int:
-    """How much of the cgroup's memory is only the cache of files that nobody read lately."""
+    """The bytes of the cgroup's memory that only cache files not read lately."""
     with contextlib.suppress(OSError, ValueError):
         for line in (CGROUP / "memory.stat").read_text().splitlines():
             name, _, value = line.partition(" ")

@@ -1,4 +1,4 @@
-"""The hub's log: one structured line per change of a session or worker, on stderr, which can never hold the hub up."""
+"""The hub's log: one structured line per change of a session or worker, on stderr, which never makes the hub wait."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from envhub_server.processes.nonblocking_writer import NonblockingWriter
 
 
 class Stderr:
-    """Writes whole lines to stderr, and drops what nobody takes: a log must neither end a hub nor stop it.
+    """Writes lines to stderr, and drops lines that have no reader: a log must neither end a hub nor stop it.
 
     Attributes:
-        dropped: how many lines nobody took, since their reader is gone or does not read.
+        dropped: the number of lines that were dropped, since their reader is gone or does not read.
     """
 
     def __init__(self) -> None:
         self.dropped = 0
-        self._sink = NonblockingWriter(2)
+        self._writer = NonblockingWriter(2)
 
     def write(self, text: str) -> None:
-        """Write ``text``, as far as a reader has room for it now."""
+        """Write as much of ``text`` as fits into stderr now."""
         raw = text.encode("utf-8", "backslashreplace")
-        if self._sink.write(raw) < len(raw):
+        if self._writer.write(raw) < len(raw):
             self.dropped += 1
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: no line is buffered."""
 
 
 def configure(level: int = logging.INFO) -> None:

@@ -1,4 +1,4 @@
-"""The private hub: the process that ``hub=None`` starts, which belongs to one program and ends with it.
+"""The private hub: the process that ``hub=None`` starts for one program, and that ends with the program.
 
 Started by ``envhub_client.private_hub.process`` as ``ADDRESS OWNER_PIDFD READY_FD``; it writes one byte to the last
 once it listens.
@@ -15,15 +15,15 @@ from envhub_server import log
 from envhub_server.catalog.step_cost_file import cache_path
 from envhub_server.config import MIB, HubConfig, Limits, Timing
 from envhub_server.hub.hub import Hub
-from envhub_server.hub_process import run_hub
+from envhub_server.serve import run_hub
 from envhub_server.worker.bootstrap import PR_SET_PDEATHSIG
 
 
 def main(address: str, owner: int, ready_fd: int) -> None:
     """Serve the program behind the pidfd ``owner`` on this address until it ends."""
-    # Should somebody have stopped it, it must go on when its program ends, to see that; it never ends by this.
+    # If this process is stopped when its program ends, it must continue, to end itself.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
-    log.configure(logging.ERROR)  # its program has the terminal to itself; only trouble is worth a line there
+    log.configure(logging.ERROR)  # the terminal is the program's: write only errors
 
     def ready(hub: Hub) -> None:
         try:
@@ -32,7 +32,7 @@ def main(address: str, owner: int, ready_fd: int) -> None:
             hub.stop("its program ended, or was interrupted while it started the hub")
         os.close(ready_fd)
 
-    # Its one client is the program itself, which may have all that the machine gives.
+    # Its one client is the program itself, which may use the whole machine.
     limits = Limits(
         sessions_max=1024,
         envs_max=1 << 20,
@@ -40,7 +40,7 @@ def main(address: str, owner: int, ready_fd: int) -> None:
         arena_bytes_max=1 << 50,
         message_bytes_max=1024 * MIB,
     )
-    # It ends with the program, which may be stopped for as long as somebody looks at it in a debugger.
+    # It ends with the program, which a debugger may stop for long.
     timing = Timing(lease_s=3600.0)
     costs = cache_path(os.environ)
     run_hub(HubConfig(binds=(address,), owner=owner, limits=limits, timing=timing, step_costs=costs), ready)

@@ -1,8 +1,9 @@
-"""``envhub serve``: a hub of its own, with its log and its words to the operator."""
+"""``envhub serve``: runs a hub in this process, and checks its configuration first."""
 
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from collections.abc import Callable
 from importlib.machinery import PathFinder
@@ -14,11 +15,10 @@ from envhub_server import log
 from envhub_server.catalog.registry import Registry
 from envhub_server.config import HubConfig
 from envhub_server.hub.hub import Hub
-from envhub_server.hub_process import run_hub
 
 
 def check_config(config: HubConfig) -> None:
-    """Refuse a configuration that offers too much to too many.
+    """Refuse a configuration that offers every environment to other machines.
 
     Raises:
         AddressError: every registered environment would be offered to other machines.
@@ -30,10 +30,10 @@ def check_config(config: HubConfig) -> None:
 
 
 def check_packages(config: HubConfig) -> None:
-    """Refuse factories of packages that do not exist. The modules in there are looked for by a worker, a little later.
+    """Refuse factories of packages that do not exist. A worker checks the modules in these packages later.
 
     Raises:
-        FactoryNotFound: a factory's package is not to be found.
+        FactoryNotFound: a factory's package does not exist.
     """
     registry = Registry(config.envs)
     for factory in registry.factories if config.python == sys.executable else ():
@@ -43,7 +43,7 @@ def check_packages(config: HubConfig) -> None:
 
 
 def _is_importable(package: str) -> bool:
-    """Whether a worker finds the package, from the working directory on; nothing is imported."""
+    """Whether a worker could import the package, also from the working directory; imports nothing."""
     return (
         package in sys.modules
         or PathFinder.find_spec(package, [os.getcwd()]) is not None
@@ -58,12 +58,12 @@ def serve(config: HubConfig, ready: Callable[[Hub], None] = lambda hub: None) ->
     goes to stderr.
 
     Args:
-        config: what to serve, and where.
+        config: the environments and addresses, among others.
         ready: called once the hub listens; ``hub.addresses`` are the real ones.
 
     Raises:
         AddressError: an address is malformed, in use, or open to other machines without ``insecure``.
-        FactoryNotFound: it was told to offer a factory that does not exist.
+        FactoryNotFound: ``config.envs`` has a factory that does not exist.
     """
     if not config.binds:
         config = HubConfig(**{**config.__dict__, "binds": (address.default_address(),)})
@@ -71,3 +71,27 @@ def serve(config: HubConfig, ready: Callable[[Hub], None] = lambda hub: None) ->
     check_packages(config)
     log.configure()
     run_hub(config, ready)
+
+
+def run_hub(config: HubConfig, ready: Callable[[Hub], None]) -> None:
+    """Open a hub, call ``ready``, serve until the hub is stopped, and leave nothing behind.
+
+    Raises:
+        AddressError: an address cannot be bound.
+        FactoryNotFound: ``config.envs`` has a factory that does not exist.
+    """
+    _open_standard_streams()
+    # As many descriptors as the system allows: libzmq ends the process when it cannot accept a connection.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    hub = Hub(config)
+    with hub.opened():
+        ready(hub)
+        hub.run()
+
+
+def _open_standard_streams() -> None:
+    """Open closed standard streams: else a socket would get the number of one, and prints would go into it."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)

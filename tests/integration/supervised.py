@@ -53,7 +53,7 @@ def main(env: str, how: str) -> None:
     loop = Loop()
     supervisor = Supervisor(loop.poller, sys.executable, loop.events)
     (worker,) = supervisor.start(1, [0])
-    worker.tell(build(env))
+    worker.send(build(env))
     act(loop, worker, how)
     loop.run(lambda: loop.causes, START_TIMEOUT_S)
     supervisor.close()
@@ -64,7 +64,7 @@ def act(loop: Loop, worker: WorkerHandle, how: str) -> None:
     if how in ("dump", "kill"):
         loop.run(lambda: "about to" in worker.log_tail, START_TIMEOUT_S)
     if how == "dump":
-        worker.dump()
+        worker.dump_stacks()
         loop.run(lambda: "in main" in worker.log_tail, START_TIMEOUT_S)
     if how in ("dump", "kill"):
         worker.kill()

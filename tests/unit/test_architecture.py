@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -178,6 +179,15 @@ def test_only_the_zygote_forks_without_exec(name: str) -> None:
     assert not {"os.fork", "os.forkpty", "pty.fork", "asyncio.run"} & calls
     keywords = {word.arg for call in CALLS[name] for word in call.keywords}
     assert "preexec_fn" not in keywords
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_class_has_a_name_of_its_own() -> None:
+    places = [(node.name, name) for name, nodes in NODES.items() for node in nodes if isinstance(node, ast.ClassDef)]
+    names = Counter(name for name, _ in places)
+    assert not sorted(place for place in places if names[place[0]] > 1)
 
 
 # --- purity -----------------------------------------------------------------------------------------------------------

@@ -27,16 +27,16 @@ class Fixture:
         self.silent_s = 0.0
         self.reached = True
         self.now_s = 100.0
-        self.presence = ClientLiveness(self.pair.hub, 60.0, lambda connection: self.silent_s)
-        self.presence.watch(self.now_s)
+        self.liveness = ClientLiveness(self.pair.hub, 60.0, lambda connection: self.silent_s)
+        self.liveness.check_soon(self.now_s)
 
     def look(self, seconds: float = 1.0, beat_s: float = 1.0) -> bool:
         """Let so much time pass; whether the session's lease runs then."""
         self.now_s += seconds
-        for token, _ in self.presence.suspects(self.now_s):
+        for token, _ in self.liveness.suspects(self.now_s):
             if not self.reached:
-                self.presence.lost(token, self.now_s)
-        self.presence.look(self.now_s, {TOKEN: beat_s})
+                self.liveness.lost(token, self.now_s)
+        self.liveness.check(self.now_s, {TOKEN: beat_s})
         return self.pair.hub.leased(TOKEN)
 
 
@@ -65,14 +65,14 @@ def test_client_whose_connection_has_ended_is_not_back_when_its_descriptor_is_he
     client.silent_s = 5.0
     assert client.look()
     client.reached = False
-    client.presence.ended(CONNECTION, client.now_s)
+    client.liveness.ended(CONNECTION, client.now_s)
     client.silent_s = 0.0  # of another connection, which has the same number now
     assert client.look() and client.look()
 
 
 def test_client_of_an_ended_connection_is_gone_once_it_is_not_reached(client: Fixture) -> None:
-    client.presence.ended(CONNECTION, client.now_s)
-    assert client.presence.next_s == client.now_s
+    client.liveness.ended(CONNECTION, client.now_s)
+    assert client.liveness.next_s == client.now_s
     assert not client.look(0.05)  # another connection may have had that number
     client.reached = False
     assert client.look(0.1)
@@ -82,7 +82,7 @@ def test_client_that_is_heard_elsewhere_is_not_looked_for_where_it_was(client: F
     client.pair.connection = 2
     client.pair.step(b"left")
     client.reached = False
-    client.presence.ended(CONNECTION, client.now_s)
+    client.liveness.ended(CONNECTION, client.now_s)
     assert not client.look()
 
 

@@ -60,7 +60,7 @@ from envhub_server.session.instructions import (
     UseOtherArena,
     WindUp,
 )
-from envhub_server.session.state import TABLE, Driver, IllegalStimulus, Lane, Phase, diagram
+from envhub_server.session.state import TABLE, Driver, IllegalStimulus, LaneName, Phase, diagram
 from envhub_server.session.worker_count import WorkerCount
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -672,7 +672,7 @@ def test_actions_that_do_not_fit_are_refused_and_the_session_goes_on() -> None:
 def test_client_with_the_ticket_drives_until_it_asks_for_something() -> None:
     session = ready()
     assert session.handle(stimuli.SideConnected(quiescent=True)) == [Grant(), GiveDrive()]
-    assert (session.lane, session.driver) == (Lane.SHARED, Driver.CLIENT)
+    assert (session.lane, session.driver) == (LaneName.SHARED, Driver.CLIENT)
     taken, *told = session.request(Call("x", b""))
     assert taken == TakeDrive() and len(told) == 2 and session.driver is Driver.HUB
     session.said(0, CallResults([b"", b""]))

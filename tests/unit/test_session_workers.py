@@ -51,7 +51,7 @@ from envhub_server.session.instructions import (
     Tell,
     UseOtherArena,
 )
-from envhub_server.session.state import SAMPLE_S, STACKS_S, Driver, Lane, Phase, Stage, Takeover
+from envhub_server.session.state import SAMPLE_S, STACKS_S, Driver, LaneName, Phase, Stage, Takeover
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import KILLED, RAISED, SHUTTING_DOWN, Session, begun, built, ready, session_of, shared
@@ -535,7 +535,7 @@ class FakeHub:
                 self.deliver(stimuli.Elapsed(self.quiescent, (None,) * len(state.workers)))
             case "connect":
                 self.deliver(stimuli.SideConnected(self.quiescent))
-            case "leave" if state.lane is Lane.SHARED:
+            case "leave" if state.lane is LaneName.SHARED:
                 self.deliver(stimuli.SideClosed(self.quiescent))
             case "drive" if state.driver is Driver.CLIENT and self.serving:
                 self.posted = set(self.serving)

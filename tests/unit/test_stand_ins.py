@@ -7,16 +7,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from envhub_server.ipc.control import RowInfo
-from envhub_server.memory.loose_parts import LooseParts
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
-from envhub_server.memory.stand_ins import StandIns
+from envhub_server.memory.stand_ins import ObjectCopies, StandIns
 from envhub_server.session.failure_text import WorkerLoss
 from envhub_server.session.hang_detector import Progress
 from envhub_server.session.stimuli import RowsWaiting, StandInFailed, StandInInfo
 
 from envhub.arena.layout import Layout
-from envhub.arena.memory import OP_RESET, OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, TURN_FIRST
-from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING, with_objects
+from envhub.arena.memory import OP_RESET, OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, TURN_FIRST, Arena
+from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING, put_info, with_objects
 from envhub.protocol.messages import Failure
 from envhub.values.leaf import Leaf
 
@@ -139,16 +138,16 @@ def test_reset_waits_for_the_next_process_and_rows_that_it_leaves_out_are_kept(m
     assert stand_ins.keep(0) == [] and arena.quiescent()
 
 
-def test_parts_of_no_fixed_size_are_those_of_the_last_complete_observation() -> None:
+def test_objects_are_those_of_the_last_complete_observation() -> None:
     memory = memory_of(info_bytes=16)
-    stand_ins, arena = StandIns(memory, LooseParts()), memory.arena
+    stand_ins, arena = StandIns(memory, ObjectCopies()), memory.arena
     step(memory)
     blob = with_objects(b"a text that was shown", b"")
     for row in (0, 2):
         stand_ins.note(RowInfo(row, blob, int(arena.request[row])))
         arena.info_length[row] = len(blob)
     finish(memory, *range(ROWS))
-    stand_ins.keep_loose()
+    stand_ins.keep_objects()
     assert stand_ins.objects(0) == [b"a text that was shown"] * 2
     step(memory)
     reports = stand_ins.take(0, TRUNCATED, None)
@@ -159,7 +158,65 @@ def test_parts_of_no_fixed_size_are_those_of_the_last_complete_observation() -> 
     memory.close()
 
 
-# --- what a worker is at ----------------------------------------------------------------------------------------------
+# --- copies of objects ------------------------------------------------------------------------------------------------
+
+
+def leave(arena: Arena, row: int, blob: bytes) -> None:
+    """Complete the row as its worker does."""
+    put_info(arena, row, blob)
+    arena.info_length[row] = len(blob)
+    arena.done[row] = arena.request[row]
+
+
+def test_objects_of_rows_that_are_done_are_copied(memory: SessionMemory) -> None:
+    copies, arena = ObjectCopies(), memory.arena
+    arena.post(OP_STEP, 1)
+    leave(arena, 0, with_objects(b"zero", b"its info"))
+    leave(arena, 1, with_objects(b"", b"its info"))
+    copies.keep(arena, range(ROWS))
+    assert [copies.last(arena, row) for row in range(ROWS)] == [b"zero", b"", b"", b""]
+    put_info(arena, 0, b"half of the next")  # of a worker that ends while it writes
+    assert copies.last(arena, 0) == b"zero"
+
+
+def test_objects_of_an_earlier_step_are_not_taken_for_the_last(memory: SessionMemory) -> None:
+    copies, arena = ObjectCopies(), memory.arena
+    arena.post(OP_STEP, 1)
+    leave(arena, 0, with_objects(b"first", b""))
+    copies.keep(arena, [0])
+    arena.post(OP_STEP, 0)
+    assert copies.last(arena, 0) == b"first"  # the second is not done
+    leave(arena, 0, with_objects(b"second", b""))
+    assert copies.last(arena, 0) == b""
+    copies.keep(arena, [0])
+    assert copies.last(arena, 0) == b"second"
+
+
+def test_large_objects_are_those_that_were_sent_for_the_step(memory: SessionMemory) -> None:
+    copies, arena, large = ObjectCopies(), memory.arena, with_objects(b"large" * 64, b"")
+    arena.post(OP_STEP, 1)
+    copies.note_large(0, int(arena.request[0]), large)
+    leave(arena, 0, large)
+    copies.keep(arena, [0])
+    assert copies.last(arena, 0) == b"large" * 64
+    arena.post(OP_STEP, 0)
+    copies.note_large(0, int(arena.request[0]), with_objects(b"of the next", b""))
+    copies.keep(arena, [0])
+    assert copies.last(arena, 0) == b"large" * 64
+
+
+@pytest.mark.parametrize("blob", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x92\x01\x02", b"\xa1x"])
+def test_bytes_that_a_client_wrote_into_the_arena_break_nothing(memory: SessionMemory, blob: bytes) -> None:
+    copies, arena = ObjectCopies(), memory.arena
+    arena.post(OP_STEP, 1)
+    leave(arena, 0, blob)
+    arena.info_length[1] = -5
+    arena.done[1] = arena.request[1]
+    copies.keep(arena, range(ROWS))
+    assert [copies.last(arena, row) for row in range(ROWS)] == [b""] * ROWS
+
+
+# --- a worker's progress ---------------------------------------------------------------------------------------------
 
 
 def test_progress_names_the_row_that_the_worker_is_at(memory: SessionMemory) -> None:

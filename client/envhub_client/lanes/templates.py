@@ -14,7 +14,7 @@ from envhub_client.batch import InfoGroup
 from envhub_client.connection.connection import Connection
 
 
-class Templates:
+class InfoTemplates:
     """The forms that the hub has described, by number."""
 
     def __init__(self, connection: Connection) -> None:

@@ -22,7 +22,7 @@ from envhub_client.batch import Batch, InfoGroup
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.failures import raise_failure
 from envhub_client.deadline import Deadline
-from envhub_client.lanes.templates import Templates
+from envhub_client.lanes.templates import InfoTemplates
 
 # Up to here, copying a received frame costs less than keeping alive the whole receive buffer that it is part of.
 KEEP_BYTES = 1 << 16
@@ -73,7 +73,7 @@ class WireLane:
         self._sent_bytes = bytearray(num_envs)
         self._sent = np.frombuffer(self._sent_bytes, np.bool_)  # quicker for parts, and that for each step
         self._inbox = _EMPTY
-        self.templates = Templates(connection)
+        self.templates = InfoTemplates(connection)
         self._decompress = Decompressor(compression).decompress if compression else None
 
     def settle(self) -> bool:

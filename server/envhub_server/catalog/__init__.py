@@ -1,1 +1,1 @@
-"""What may be made, and what is known of it."""
+"""The environments that a hub may make, and the costs of their steps."""

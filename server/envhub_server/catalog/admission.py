@@ -1,4 +1,4 @@
-"""What a hub makes for whom."""
+"""The check of a client's request to make a session."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from envhub_server.catalog.registry import Recipe, Registry, namespace_modules
 from envhub_server.config import HubConfig
 
 AUTORESET_MODES = frozenset(["NextStep", "SameStep", "Disabled"])
-# Those that any client may ask for; RecordVideo writes wherever it is told to.
+# Wrappers that any client may name. RecordVideo writes to any path in its arguments.
 WRAPPERS = re.compile(r"gymnasium\.wrappers\.\w+:(?!RecordVideo)\w+")
 OBSERVATION_MODES = frozenset(["same", "different"])
 
 
 def admitted(make: Make, config: HubConfig, registry: Registry, envs: int) -> Recipe | Failure:
-    """How to make what is asked for, or why it is not made; so many envs are in use."""
+    """The recipe of the requested env, or why the session is refused; ``envs`` is the number of envs in use."""
     limits = config.limits
     if make.num_envs > limits.envs_per_session_max:
         text = f"num_envs={make.num_envs} is more than envs_per_session_max={limits.envs_per_session_max}"

@@ -1,7 +1,4 @@
-"""The names a hub offers: which of its entries exist depends on what is registered, which only a worker finds out.
-
-So does whether factories exist, since the hub imports none of their modules.
-"""
+"""The names that a hub offers, found by a worker, since only a worker imports modules with ids and factories."""
 
 from __future__ import annotations
 
@@ -13,22 +10,22 @@ from envhub_server.ipc import control
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid, WorkerStarted
 
-LISTING = -1  # in the place of a session's number, of events of the worker that lists names
+LISTING = -1  # in place of a session's number, in events of the worker that lists names
 
 log = structlog.get_logger("envhub.lister")
 
 
 class Listing:
-    """Asks a short-lived worker for the registered ids, once; then it knows them.
+    """The names, which a short-lived worker finds once.
 
     Attributes:
-        names: what the hub offers; None before that is known.
-        asking: whether a worker is asked.
-        refused: the first factory that does not exist.
+        names: that the hub offers; None before they are known.
+        asking: whether a worker is finding them.
+        refused: the error for the first factory that does not exist.
     """
 
     def __init__(self, supervisor: Supervisor, registry: Registry) -> None:
-        """Of what is in ``registry``."""
+        """List the names of the entries in ``registry``."""
         self.names: list[str] | None = None
         self.asking = False
         self.refused: FactoryNotFound | None = None
@@ -36,17 +33,17 @@ class Listing:
         self._registry = registry
 
     def start(self) -> None:
-        """Begin to find out, and log entries that name nothing.
+        """Start the worker.
 
         Raises:
             OSError: no worker can be started.
         """
         (worker,) = self._supervisor.start(LISTING, [0])
-        worker.tell(control.ListNames(self._registry.modules, self._registry.factories))
+        worker.send(control.ListNames(self._registry.modules, self._registry.factories))
         self.asking = True
 
     def handle(self, event: WorkerStarted | WorkerSaid | WorkerExited) -> None:
-        """Take what the worker says; once it has ended, ``asking`` is over, whether or not the names are known."""
+        """Handle an event of the worker; after its exit ``asking`` is False, whether or not the names are known."""
         if isinstance(event, WorkerExited):
             if self.names is None:
                 log.warning("names_unknown", why=f"the worker that lists them {event.cause.how}")

@@ -1,6 +1,6 @@
-"""Which environments a hub makes, and how: the operator's list, matched against the names that clients ask for.
+"""The environments that a hub offers: the operator's entries, matched against the names that clients ask for.
 
-The hub itself never imports an environment: it matches names, and a worker does the rest.
+The hub itself never imports an environment: it matches names, and a worker imports.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Recipe:
 
 
 class FactoryNotFound(ValueError):
-    """What an entry names in place of a factory does not exist."""
+    """An entry names a factory that does not exist."""
 
 
 class Registry:
-    """What a hub offers.
+    """The entries of a hub.
 
     An entry is a Gymnasium id (``CartPole-v1``), an id with the module that registers it (``ale_py:ALE/Pong-v5``), a
     pattern of ids (``ALE/*``, ``ale_py:ALE/*``), or ``name=module:factory``. Without entries, every registered id.
@@ -55,7 +55,7 @@ class Registry:
         return FactoryNotFound(f"{name}={factory} cannot be made: {why}")
 
     def find(self, name: str) -> Recipe | None:
-        """The recipe for the name a client asks for, or None where it is not offered.
+        """The recipe for the name a client asks for, or None if it is not offered.
 
         A client may put the module before the id, as ``gymnasium.make`` allows, but names no module of its own choice.
         """
@@ -83,7 +83,7 @@ class Registry:
 
 
 def namespace_modules(name: str) -> tuple[str, ...]:
-    """What to import so that an id of a known namespace is registered."""
+    """The modules that register an id of a known namespace."""
     namespace, slash, _ = name.partition("/")
     return (NAMESPACES[namespace],) if slash and namespace in NAMESPACES else ()
 

@@ -1,7 +1,7 @@
-"""The file in which private hubs keep what steps of envs took, for the programs that come later.
+"""The file in which private hubs keep the measured costs of steps for later programs.
 
-It is small, belongs to the user, and is only ever a hint: one that is missing, broken or older changes nothing but the
-number of workers. Programs that share it each write the whole file at once, so it is never half of one.
+It is small and belongs to the user. A missing, broken or old file changes only the number of workers. Each program
+replaces the whole file at once, so it is always complete.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ log = structlog.get_logger("envhub.hub")
 
 
 class StepCostFile:
-    """Costs that outlive the hub."""
+    """Reads and writes the file."""
 
     def __init__(self, path: Path | None) -> None:
-        """Kept in the file at ``path``; in none where that is None."""
+        """Use the file at ``path``, or no file if that is None."""
         self._path = path
 
     def read(self) -> StepCosts:
-        """What the file says; nothing, where it cannot be read."""
+        """The costs in the file; none if it cannot be read."""
         if self._path is None:
             return StepCosts()
         try:
-            # Without waiting: whatever stands there, a hub's start must not hang on it.
+            # Without waiting: a pipe at this path must not delay the hub's start.
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             with open(descriptor, "rb") as file:
                 return StepCosts.of_text((file.read(FILE_BYTES_MAX) or b"").decode("utf-8", "replace"))
@@ -46,7 +46,7 @@ class StepCostFile:
             return StepCosts()
 
     def write(self, noted: Mapping[str, StepCost]) -> None:
-        """Add these costs to what the file says by now, in one piece; where that fails, later programs know less."""
+        """Add these costs to those in the file now; logs a failure, after which the file is as before."""
         if self._path is None or not noted:
             return
         costs = self.read()
@@ -68,20 +68,20 @@ class StepCostFile:
 
 
 class KnownCosts:
-    """What a hub knows of steps, over all its sessions, and keeps in its file."""
+    """The costs that a hub knows, from its file and all its sessions."""
 
     def __init__(self, path: Path | None) -> None:
-        """Begin with what the file at ``path`` says, if there is one."""
+        """Read the file at ``path``, if there is one."""
         self._file = StepCostFile(path)
         self._costs = self._file.read()
         self._unwritten: dict[str, StepCost] = {}
 
     def find(self, make: Make) -> StepCost | None:
-        """What steps of such envs took before, if that is known."""
+        """The cost of a step of such envs, if it is known."""
         return self._costs.find(key(make))
 
     def note(self, make: Make, cost: StepCost) -> None:
-        """Know what steps of these envs take; the first such news is written at once, the others by ``write``."""
+        """Note the cost of a step of these envs; the first note is written at once, later ones by ``write``."""
         if not (known_as := key(make)):
             return
         self._costs.note(known_as, cost)
@@ -91,13 +91,13 @@ class KnownCosts:
             self._file.write({known_as: cost})
 
     def write(self) -> None:
-        """Write what is not written yet."""
+        """Write all costs that are not written yet."""
         self._file.write(self._unwritten)
         self._unwritten.clear()
 
 
 def cache_path(environ: Mapping[str, str]) -> Path | None:
-    """The file in the user's cache folder; None where ``ENVHUB_CACHE`` is ``off``, or no folder is the user's."""
+    """The file in the user's cache folder; None if ``ENVHUB_CACHE`` is ``off``, or the user has no such folder."""
     if environ.get(ENVIRONMENT_VARIABLE, "").lower() in ("off", "0", "no", "false"):
         return None
     folder = environ.get("XDG_CACHE_HOME", "")

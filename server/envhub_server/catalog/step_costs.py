@@ -1,4 +1,4 @@
-"""What steps of an env took, per environment: a bounded table, and its form in a file. Pure."""
+"""The measured cost of a step, by environment: a bounded table, and its text in a file. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from envhub.protocol.messages import Make
 from envhub_server.ipc.control import StepTimes
 
-ENVIRONMENTS_MAX = 512  # whose costs are kept; the one that was used longest ago makes room
-STEPS_MIN = 24  # one env has timed as many between its first telling and its second; fewer say too little of an env
+ENVIRONMENTS_MAX = 512  # in the table; the one used longest ago is removed for a new one
+STEPS_MIN = 24  # fewer give no useful average; one env times as many between its first two reports
 STEP_S_MAX = 3600.0
 ENV_BYTES_MAX = 1 << 50
 KEY_CHARACTERS = 32
@@ -21,12 +21,12 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class StepCost:
-    """What one step of an env takes on average, its resets included.
+    """The average cost of one step of an env, its resets included.
 
     Attributes:
         cpu_s: seconds of CPU time, of all threads of its process.
-        wait_s: seconds in which its process neither ran nor wanted to run: it slept, or waited for somebody else.
-        env_bytes: how much memory a worker takes for one env, its own part included.
+        wait_s: seconds in which its process neither ran nor was ready to run: it slept, or waited for another process.
+        env_bytes: the memory of a worker with one env.
     """
 
     cpu_s: float
@@ -34,22 +34,22 @@ class StepCost:
     env_bytes: int = 0
 
     def __str__(self) -> str:
-        """As it is told: ``0.01 ms of CPU and 10.1 ms of waiting``."""
+        """Text such as ``0.01 ms of CPU and 10.1 ms of waiting``."""
         return f"{self.cpu_s * 1e3:.3g} ms of CPU and {self.wait_s * 1e3:.3g} ms of waiting"
 
 
 def average(times: Iterable[StepTimes]) -> StepCost | None:
-    """The cost of one step, from what each worker of a session has timed; None where that is too little."""
-    found = list(times)
-    steps = sum(each.steps for each in found)
+    """The cost of one step, from the times of a session's workers; None if they are of too few steps."""
+    known = list(times)
+    steps = sum(each.steps for each in known)
     if steps < STEPS_MIN:
         return None
-    cpu_s, wait_s = (sum(ns) / 1e9 / steps for ns in zip(*((each.cpu_ns, each.wait_ns) for each in found), strict=True))
-    return _checked(cpu_s, wait_s, max(each.env_bytes for each in found))
+    cpu_s, wait_s = (sum(ns) / 1e9 / steps for ns in zip(*((each.cpu_ns, each.wait_ns) for each in known), strict=True))
+    return _checked(cpu_s, wait_s, max(each.env_bytes for each in known))
 
 
 def key(make: Make) -> str:
-    """What the cost of a session's env is kept under; empty where nothing tells the env from others."""
+    """The key of a session's env in the table; empty if the env cannot be told from others."""
     if (make.factories or make.runner) and not make.factories_digest:
         return ""
     names = [make.name, make.factories_digest, *make.wrappers]
@@ -59,23 +59,23 @@ def key(make: Make) -> str:
 
 
 class StepCosts:
-    """The costs of the environments that were stepped last."""
+    """The costs of the environments that were used last."""
 
     def __init__(self) -> None:
-        self._costs: dict[str, StepCost] = {}  # the one that was used last comes last
+        self._costs: dict[str, StepCost] = {}  # in the order of their last use
 
     def __len__(self) -> int:
         return len(self._costs)
 
     def find(self, key: str) -> StepCost | None:
-        """What steps of this environment took before, if that is known."""
+        """The cost of a step of this environment, if it is known."""
         cost = self._costs.pop(key, None)
         if cost is not None:
             self._costs[key] = cost
         return cost
 
     def note(self, key: str, cost: StepCost) -> None:
-        """Know what steps of this environment took last."""
+        """Note the cost of a step of this environment."""
         if not key:
             return
         self._costs.pop(key, None)
@@ -84,28 +84,28 @@ class StepCosts:
             del self._costs[next(iter(self._costs))]
 
     def text(self) -> str:
-        """The table as text for a file: seconds of CPU and of waiting, by key."""
+        """The table as text for a file."""
         costs = {key: [cost.cpu_s, cost.wait_s, cost.env_bytes] for key, cost in self._costs.items()}
         return json.dumps({"format": FORMAT, "costs": costs}, indent=1)
 
     @classmethod
     def of_text(cls, text: str) -> StepCosts:
-        """The table that ``text`` wrote; whatever else stands there counts as nothing known."""
-        found = cls()
+        """The table of a text that ``text`` returned; an empty table for any other text."""
+        table = cls()
         try:
             read = json.loads(text)
             costs = read["costs"] if read["format"] == FORMAT else {}
             for key, (cpu_s, wait_s, env_bytes) in costs.items():
                 cost = _checked(cpu_s, wait_s, env_bytes)
                 if cost is not None and len(key) == KEY_CHARACTERS:
-                    found.note(key, cost)
+                    table.note(key, cost)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
             return cls()
-        return found
+        return table
 
 
 def _checked(cpu_s: float, wait_s: float, env_bytes: int) -> StepCost | None:
-    """A cost of these numbers, unless they are none that a step can have."""
+    """The cost of these numbers; None if a step cannot have them."""
     if not all(math.isfinite(value) and 0 <= value <= STEP_S_MAX for value in (cpu_s, wait_s)):
         return None
     if not 0 <= env_bytes <= ENV_BYTES_MAX:

@@ -137,7 +137,7 @@ class Hub:
         Raises:
             AddressError: an address is malformed, in use, or open to other machines without ``insecure``.
         """
-        with contextlib.closing(self._poller), signals.watched(self._poller, self.stop, self._supervisor.reap_orphans):
+        with contextlib.closing(self._poller), signals.handled(self._poller, self.stop, self._supervisor.reap_orphans):
             try:
                 self._open()
                 yield
@@ -261,8 +261,8 @@ class Hub:
         now_s = self._on_wake()  # it may have been stopped since the turn began
         for key in self._timers.due(now_s):
             if key == _GUARD:
-                self._guard.look(now_s)
-                self._timers.set(_GUARD, self._guard.look_s)
+                self._guard.check(now_s)
+                self._timers.set(_GUARD, self._guard.check_s)
             elif key == _LIVENESS:
                 self._look_after_clients(now_s)
             elif key == _LEASES:
@@ -277,7 +277,7 @@ class Hub:
         for token, peer in self._liveness.suspects(now_s):
             if not self._reaches(peer):
                 self._liveness.lost(token, now_s)
-        self._liveness.look(now_s, {token: each.state.make.beat_s for token, each in self._by_token.items()})
+        self._liveness.check(now_s, {token: each.state.make.beat_s for token, each in self._by_token.items()})
         self._timers.set(_LIVENESS, self._liveness.next_s)
         self._timers.set(_LEASES, self._protocol.next_expiry_s())
 
@@ -421,7 +421,7 @@ class Hub:
                 case _:
                     self._liveness.ended(found["value"], now_s)
         self._set_timer(_LIVENESS, self._liveness.next_s)
-        self._set_timer(_GUARD, self._guard.look_s)
+        self._set_timer(_GUARD, self._guard.check_s)
 
     def _reaches(self, peer: bytes) -> bool:
         try:
@@ -536,7 +536,7 @@ class Hub:
             return
         self._last_number = number
         self._sessions[number] = self._by_token[request.token] = runtime
-        self._liveness.watch(self._clock.now_s())
+        self._liveness.check_soon(self._clock.now_s())
         self._set_timer(_LIVENESS, self._liveness.next_s)
         runtime.log.info("session_made", env=make.name or "factories", num_envs=make.num_envs)
         runtime.start(request)

@@ -31,11 +31,10 @@ from envhub_server.hub.worker_pool import WorkerPool
 from envhub_server.ipc import control
 from envhub_server.loop.clock import Clock
 from envhub_server.loop.poller import Poller
-from envhub_server.memory.loose_parts import LooseParts
-from envhub_server.memory.reply_frames import Sendable, Sender, batch_frames, part_frames, row_frames
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
 from envhub_server.memory.shared_lane_grant import SharedLaneGrant
-from envhub_server.memory.stand_ins import StandIns
+from envhub_server.memory.stand_ins import ObjectCopies, StandIns
+from envhub_server.memory.step_io import LeafCompressors, ToFrames, row_frames
 from envhub_server.network.side_socket import TICKET_BYTES
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid, WorkerStarted
@@ -106,12 +105,12 @@ class SessionRuntime:
         self._memory: SessionMemory | None = None
         self._other: SessionMemory | None = None  # that the workers are moving to
         self._stand_ins: StandIns | None = None
-        self._loose = False  # whether observations have leaves beside the arena
+        self._has_objects = False  # whether observations have leaves beside the arena
         self._part_rows = 0  # how many of the rows of SEND the RECEIVE under way waits for
         self._passed_ns = [0, 0, 0, 0]  # when the last step was heard, rung, done and answered
         self._has_infos = False  # whether a row of the last move has something to say besides its arrays
         method = state.make.compression
-        self._sendable: Sendable = Sender(method).sendable if method else list
+        self._to_frames: ToFrames = LeafCompressors(method).compress if method else list
         self._grant = SharedLaneGrant(services.poller, self)
         world = state.make.world
         self._pool = WorkerPool(number, services.supervisor, None if world is None else world.environ)
@@ -255,8 +254,8 @@ class SessionRuntime:
             self._request = self._arrived
         elif kind in _PROCESS_EVENTS and not self._passes(stimulus):
             return
-        if self._loose and self._stand_ins is not None and kind in _KEEPING:
-            self._stand_ins.keep_loose()
+        if self._has_objects and self._stand_ins is not None and kind in _KEEPING:
+            self._stand_ins.keep_objects()
         for instruction in self.state.handle(stimulus, self._services.clock.now_s()):
             _CARRIED_OUT[type(instruction)](self, instruction)
 
@@ -327,7 +326,7 @@ class SessionRuntime:
         rows, request, done, op, _ = memory.words(worker)
         waiting = set(op[request != done].tolist())
         if OP_OUT_OF_BAND in waiting:
-            self._pool.tell(worker, control.StepRows(memory.frames.beside(rows.tolist())))
+            self._pool.tell(worker, control.StepRows(memory.frames.out_of_band_of(rows.tolist())))
         if instruction.pending is not None and not (
             isinstance(instruction.pending, control.ResetRows) and OP_RESET not in waiting
         ):
@@ -368,8 +367,8 @@ class SessionRuntime:
             budget.used += wanted
             if self.state.make.lost or self.state.make.fresh:
                 self._memory.arena.needs_reset[:] = REPORT_PENDING if self.state.make.lost else FRESH
-            self._loose = instruction.loose
-            self._stand_ins = StandIns(self._memory, LooseParts() if instruction.loose else None)
+            self._has_objects = instruction.loose
+            self._stand_ins = StandIns(self._memory, ObjectCopies() if instruction.loose else None)
 
     def _on_MakeOtherArena(self, _: instructions.MakeOtherArena) -> None:
         assert self._memory is not None
@@ -407,11 +406,11 @@ class SessionRuntime:
         if problem := frames.load(request.message.codes, request.frames):
             self._report(stimuli.ActionsRefused(problem))
             return
-        memory.driver.post(OP_OUT_OF_BAND if frames.has_beside else OP_STEP, frames.codes, frames.arrays)
-        if frames.has_beside:
+        memory.driver.post(OP_OUT_OF_BAND if frames.out_of_band else OP_STEP, frames.codes, frames.arrays)
+        if frames.out_of_band:
             for worker, rows in enumerate(self.state.blocks):
                 if worker not in stand_ins.losses:
-                    self._pool.tell(worker, control.StepRows(frames.beside(rows)))
+                    self._pool.tell(worker, control.StepRows(frames.out_of_band_of(rows)))
         else:
             self._pool.ring()
         if stand_ins.losses:
@@ -502,7 +501,7 @@ class SessionRuntime:
         assert self._memory is not None and self._stand_ins is not None
         self._memory.arena.hand_over(DRIVER_HUB)
         self._memory.driver.take_over()
-        self._stand_ins.keep_loose()  # which a client that takes over has not seen
+        self._stand_ins.keep_objects()  # which a client that takes over has not seen
 
     def _on_CloseSide(self, _: instructions.CloseSide) -> None:
         self._grant.close()
@@ -527,9 +526,9 @@ class SessionRuntime:
         if self._memory is not None:
             if answer.arrays:
                 infos = self.state.infos if self._has_infos else None
-                frames = batch_frames(self._memory, self._sendable, request.op is Op.STEP, infos)
+                frames = self._memory.frames.batch(self._to_frames, request.op is Op.STEP, infos)
             elif answer.part is not None:
-                frames = part_frames(self._memory, self._sendable, np.array(answer.part, np.int64), answer.rows)
+                frames = self._memory.frames.rows(self._to_frames, np.array(answer.part, np.int64), answer.rows)
             else:
                 frames = row_frames(answer.rows)
         if frames and max(map(len, frames)) > FRAME_BYTES_MAX:

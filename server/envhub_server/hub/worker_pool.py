@@ -44,7 +44,7 @@ class WorkerPool:
     def tell(self, worker: int, message: Any) -> None:
         """Send a message."""
         if worker in self._handles:
-            self._handles[worker].tell(message)
+            self._handles[worker].send(message)
 
     def map_arena(self, worker: int, message: control.MapArena, memory: int, *bells: int) -> None:
         """Hand over an arena: its descriptor, and the bells by which the worker is woken and wakes others."""
@@ -65,13 +65,13 @@ class WorkerPool:
     def read(self) -> None:
         """Report all that they have said until now."""
         for handle in [*self._handles.values()]:
-            while handle.hear():
+            while handle.receive():
                 pass
 
     def dump(self, worker: int) -> None:
         """Have a worker write the stacks of its threads."""
         if worker in self._handles:
-            self._handles[worker].dump()
+            self._handles[worker].dump_stacks()
 
     def kill(self, worker: int) -> None:
         """End a worker at once."""

@@ -64,8 +64,8 @@ class Process:
     group: int
 
 
-def look(pid: int) -> Process | None:
-    """The process with this pid, or None."""
+def process(pid: int) -> Process | None:
+    """The process with this pid; None if there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The name is in parentheses and may contain any byte, parentheses too.
@@ -117,12 +117,12 @@ def children(pid: int) -> list[int]:
                 found += map(int, file.read().split())
     except OSError:
         # The process has ended, or this kernel keeps no such lists.
-        every = map(look, _pids()) if os.path.exists(f"/proc/{pid}") else ()
-        return [process.pid for process in every if process is not None and process.parent == pid]
+        every = map(process, _pids()) if os.path.exists(f"/proc/{pid}") else ()
+        return [each.pid for each in every if each is not None and each.parent == pid]
     return found
 
 
-def below(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     """All descendants of a process."""
     found = children(pid)
     for child in found:  # the list grows during the loop
@@ -130,9 +130,9 @@ def below(pid: int) -> list[int]:
     return found
 
 
-def end(pid: int) -> None:
+def kill_tree(pid: int) -> None:
     """Kill a process and all of its descendants."""
-    for number in [pid, *below(pid)]:
+    for number in [pid, *descendants(pid)]:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(number, signal.SIGKILL)
 
@@ -145,16 +145,16 @@ def end_all(hub: str, workers: set[int]) -> None:
     while empty_searches < 2 and time.monotonic() < deadline_s:
         found = [pid for pid in _pids() if pid != os.getpid() and _is_left(pid, hub, workers)]
         for pid in found:
-            end(pid)
+            kill_tree(pid)
         empty_searches = 0 if found else empty_searches + 1
         time.sleep(END_POLL_S)
 
 
 def _is_left(pid: int, hub: str, workers: set[int]) -> bool:
-    process = look(pid)
-    if process is None or process.ended:
+    found = process(pid)
+    if found is None or found.ended:
         return False
-    return process.group in workers or worker_of(pid, hub) is not None
+    return found.group in workers or worker_of(pid, hub) is not None
 
 
 def _pids() -> list[int]:

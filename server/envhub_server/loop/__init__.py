@@ -1,1 +1,1 @@
-"""What the hub's loop waits for: descriptors, signals and time."""
+"""Descriptors, signals and time: the hub's loop waits for these."""

@@ -1,4 +1,4 @@
-"""Signals as one more descriptor that the hub's loop waits for: their handlers run in the loop and hold no lock."""
+"""Signals by a descriptor that the hub's loop waits for: their handlers run in the loop and hold no lock."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Signals:
-    """What the kernel wrote of the signals that came."""
+    """Reads the numbers of signals from a socket, and calls their handlers."""
 
     def __init__(self, ours: socket.socket, on_stop: Callable[[str], None], on_child: Callable[[], None]) -> None:
-        self.stopped = False  # whether one of them was to stop the process
+        self.stopped = False  # whether a signal to stop the process has come
         self._ours = ours
         self._on_stop = on_stop
         self._on_child = on_child
@@ -32,10 +32,10 @@ class Signals:
 
 
 @contextlib.contextmanager
-def watched(poller: Poller, on_stop: Callable[[str], None], on_child: Callable[[], None]) -> Iterator[None]:
+def handled(poller: Poller, on_stop: Callable[[str], None], on_child: Callable[[], None]) -> Iterator[None]:
     """Within the context, call ``on_stop`` with a signal's name, and ``on_child`` when a child process has ended.
 
-    A process that was told to stop is about to end by itself: after the context it heeds no further signal to stop.
+    A process that got a signal to stop is about to end by itself: after the context it ignores these signals.
     """
     ours, theirs = socket.socketpair()
     ours.setblocking(False)

@@ -1,4 +1,4 @@
-"""What is due when: pure; time is the caller's."""
+"""Timers in one heap. Pure: the caller passes the time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Hashable
 
 
 class Timers:
-    """One time for each key, of which the next is known without a search."""
+    """One time for each key; the first time is found without a search."""
 
     def __init__(self) -> None:
         self._at_s: dict[Hashable, float] = {}
-        self._heap: list[tuple[float, int, Hashable]] = []  # times that were replaced stay until they come up
+        self._heap: list[tuple[float, int, Hashable]] = []  # also has times that were replaced, until they come up
         self._order = 0
 
     @property
@@ -23,7 +23,7 @@ class Timers:
         return self._heap[0][0] if self._heap else math.inf
 
     def set(self, key: Hashable, at_s: float) -> None:
-        """Replace the key's time; infinity is none."""
+        """Replace the key's time; infinity removes it."""
         if at_s == self._at_s.get(key, math.inf):
             return
         if at_s == math.inf:
@@ -34,10 +34,10 @@ class Timers:
         heapq.heappush(self._heap, (at_s, self._order, key))
 
     def due(self, now_s: float) -> list[Hashable]:
-        """The keys whose time has come, the first one first; they have no time any more."""
-        found = []
+        """The keys whose time has come, in order of time; removes their times."""
+        keys = []
         while self.next_s <= now_s:
             key = heapq.heappop(self._heap)[2]
             del self._at_s[key]
-            found.append(key)
-        return found
+            keys.append(key)
+        return keys

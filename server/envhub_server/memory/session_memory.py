@@ -9,7 +9,7 @@ import numpy as np
 from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_RESET, TURN_FIRST, TURN_ROW, Arena, allocate
-from envhub_server.memory.step_frames import StepFrames
+from envhub_server.memory.step_io import StepFrames
 from envhub_server.session.failover import Words
 from envhub_server.session.hang_detector import Progress
 
@@ -35,7 +35,7 @@ class SessionMemory:
         descriptor: of the memory; it is given to workers and to a client.
         bells: the eventfds of the client, by which it is woken, and of each worker, by which the client wakes it.
         driver: steps in the arena.
-        frames: of the steps that its client sends.
+        frames: of its client's steps, and of the replies.
     """
 
     def __init__(self, layout: Layout, workers: int) -> None:
@@ -56,7 +56,7 @@ class SessionMemory:
             raise
         self.arena.format(epoch=1)
         self.driver = ArenaDriver(self.arena)
-        self.frames = StepFrames(self.arena)
+        self.frames = StepFrames(self.arena, self.driver)
 
     def rows(self, worker: int) -> np.ndarray:
         """The rows of this worker."""

@@ -1,40 +1,81 @@
 """Results in place of envs whose worker has ended, so that no driver waits for them.
 
-A row's words and results are its worker's from the moment that one serves until it is reaped; then they are the hub's,
-until the next process serves. ``session.failover`` says which row gets what; here it is written.
+A worker owns the words and results of its rows from when it serves until it is reaped; then the hub owns them, until
+the next process serves. ``session.failover`` says which row gets which result; this module writes it.
+
+The parts of an observation that have no fixed size (objects) have one place per row in the arena, in front of the info.
+The arrays have two slots, so the last complete ones survive an env that fails in the middle of the next step; the
+objects do not. So the hub copies them whenever rows are done and no driver may have read them: the step failed, or
+another client attaches. Each copy has the row's ``done`` word, so that a copy of an older observation is never used.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 
-from envhub.arena.memory import OP_RESET, STATUS_RAISED
+from envhub.arena.memory import OP_RESET, STATUS_RAISED, Arena
 from envhub.arena.stand_in import FRESH, put_info, stay, truncate, with_objects
+from envhub.values import codec
 from envhub_server.ipc import control
-from envhub_server.memory.loose_parts import LooseParts
 from envhub_server.memory.session_memory import SessionMemory
 from envhub_server.session import failover
 from envhub_server.session.failure_text import WorkerLoss
 from envhub_server.session.stimuli import RowsWaiting, StandInFailed, StandInInfo, Stimulus
 
 
+class ObjectCopies:
+    """Copies of the objects of each row's last observation, each with the ``done`` word of that observation."""
+
+    def __init__(self) -> None:
+        self._large: dict[int, tuple[int, bytes]] = {}  # by row: sent by its worker, as too large for the arena
+        self._kept: dict[int, tuple[int, bytes]] = {}
+
+    def note_large(self, row: int, number: int, blob: bytes) -> None:
+        """Note the blob, too large for the arena, of a row whose ``done`` word is, or will be, ``number``."""
+        self._large[row] = (number, blob)
+
+    def keep(self, arena: Arena, rows: Iterable[int]) -> None:
+        """Copy the objects of those of these rows that are done."""
+        for row in rows:
+            number, length = int(arena.done[row]), int(arena.info_length[row])
+            if number != arena.request[row]:
+                continue
+            if 0 < length <= arena.layout.info_bytes:
+                self._kept[row] = (number, arena.infos[row, :length].tobytes())
+            else:
+                self._kept[row] = self._large.get(row, (-1, b""))
+
+    def last(self, arena: Arena, row: int) -> bytes:
+        """The objects of the row's last complete observation; empty where there is no copy of them."""
+        number, blob = self._kept.get(row, (-1, b""))
+        if number != arena.done[row]:
+            return b""
+        try:
+            pair = codec.decode(blob)
+        except codec.DecodeError:  # a client may write to the arena
+            return b""
+        whole = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], bytes)
+        return pair[0] if whole else b""
+
+
 class StandIns:
     """Completes rows in place of the workers of one session that have ended.
 
-    What it returns is to be reported to the session's state machine.
+    The stimuli that its methods return are for the session's state machine.
 
     Attributes:
-        memory: where the rows are.
-        loose: of observations, the parts that have no fixed size; None where they have no such parts.
-        losses: of each worker that has ended what its rows are told.
-        unrung: whether rows are done of which the driver was not told; who wakes it says so here.
+        memory: the session's, with the rows.
+        copies: of the objects in observations; None where the observation space has no objects.
+        losses: by worker that has ended, the loss that its rows report.
+        unrung: whether rows are done that the driver was not woken for; the session's runtime wakes it and clears this.
     """
 
-    def __init__(self, memory: SessionMemory, loose: LooseParts | None) -> None:
+    def __init__(self, memory: SessionMemory, copies: ObjectCopies | None) -> None:
         self.memory = memory
-        self.loose = loose
+        self.copies = copies
         self.losses: dict[int, WorkerLoss] = {}
         self.unrung = False
 
@@ -45,14 +86,14 @@ class StandIns:
             return []
         arena, words = self.memory.arena, self.memory.words(worker)
         plan = failover.plan(words, resetting, loss.raises)
-        if self.loose is not None:  # what the others may have left is not complete
-            self.loose.keep(arena, words.rows[words.request == words.done].tolist())
+        if self.copies is not None:  # the blobs of rows that are not done may be incomplete
+            self.copies.keep(arena, words.rows[words.request == words.done].tolist())
         arena.needs_reset[words.rows] = plan.needs_reset
         self.unrung = True  # it may have ended after its last row was done and before it rang
         return [*self._lose(plan.lost, loss), *self._keep(plan.kept)]
 
     def posted(self, worker: int) -> list[Stimulus]:
-        """Complete those of the steps that may have been posted to the worker that tell of its end."""
+        """Complete the steps posted since to the rows of a worker that has ended, where they report the loss."""
         loss = self.losses.get(worker)
         if loss is None:
             return []
@@ -66,12 +107,12 @@ class StandIns:
         return self._lose(rows[(request != done) & (op != OP_RESET)], loss)
 
     def keep(self, worker: int) -> list[Stimulus]:
-        """Complete the worker's part of a reset that leaves all its rows out."""
+        """Complete the worker's part of a reset that has none of its rows."""
         words = self.memory.words(worker)
         return self._keep(words.rows[words.request != words.done])
 
     def release(self, worker: int) -> None:
-        """The worker's rows are its own again."""
+        """Give the worker its rows back."""
         self.losses.pop(worker, None)
 
     def _lose(self, rows: np.ndarray, loss: WorkerLoss) -> list[Stimulus]:
@@ -96,12 +137,12 @@ class StandIns:
         return reports
 
     def _done(self, rows: np.ndarray) -> None:
-        """These rows' results are stored."""
+        """Mark these rows as done."""
         arena = self.memory.arena
         arena.done[rows] = arena.request[rows]
         self.unrung = self.unrung or bool(rows.size)
-        if self.loose is not None:
-            self.loose.keep(arena, rows.tolist())
+        if self.copies is not None:
+            self.copies.keep(arena, rows.tolist())
 
     def _leave(self, row: int) -> list[Stimulus]:
         length, reports = self._put_info(row, b"")
@@ -109,34 +150,34 @@ class StandIns:
         return reports
 
     def _put_info(self, row: int, info: bytes) -> tuple[int, list[Stimulus]]:
-        """Store an info, with the parts of no fixed size of the observation that the row repeats.
+        """Store an info, with the objects of the observation that the row repeats.
 
         Returns:
-            Its length, and what is to be reported where it is too large for the arena.
+            Its length, and a stimulus with the info if it is too large for the arena.
         """
         arena = self.memory.arena
-        if self.loose is not None:
-            info = with_objects(self.loose.of(arena, row), info)
+        if self.copies is not None:
+            info = with_objects(self.copies.last(arena, row), info)
         if put_info(arena, row, info):
             return len(info), []
-        if self.loose is not None:
-            self.loose.note_large(row, int(arena.request[row]), info)
+        if self.copies is not None:
+            self.copies.note_large(row, int(arena.request[row]), info)
         return len(info), [StandInInfo(row, info)]
 
-    # --- what the next process is told --------------------------------------------------------------------------------
+    # --- objects in observations --------------------------------------------------------------------------------------
 
     def objects(self, worker: int) -> list[bytes]:
-        """The parts of no fixed size of what the worker's rows showed last, one for each row, if there are such."""
-        if self.loose is None:
+        """The objects of the last observation of each of the worker's rows; empty if its space has no objects."""
+        if self.copies is None:
             return []
-        return [self.loose.of(self.memory.arena, row) for row in self.memory.rows(worker).tolist()]
+        return [self.copies.last(self.memory.arena, row) for row in self.memory.rows(worker).tolist()]
 
-    def keep_loose(self) -> None:
-        """Keep the parts of no fixed size of all rows that are done: nobody may have seen them."""
-        if self.loose is not None:
-            self.loose.keep(self.memory.arena, range(self.memory.arena.layout.rows))
+    def keep_objects(self) -> None:
+        """Copy the objects of all rows that are done: no driver may have read them."""
+        if self.copies is not None:
+            self.copies.keep(self.memory.arena, range(self.memory.arena.layout.rows))
 
     def note(self, message: control.RowInfo) -> None:
-        """Keep what a worker has said of a row because it is too large for the arena."""
-        if self.loose is not None:
-            self.loose.note_large(message.row, message.number, message.info)
+        """Note a worker's message for a row whose info is too large for the arena."""
+        if self.copies is not None:
+            self.copies.note_large(message.row, message.number, message.info)

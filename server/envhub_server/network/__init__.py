@@ -1,1 +1,1 @@
-"""Who connects, and whether they are still there."""
+"""Listening, and finding clients that are gone."""

@@ -1,8 +1,8 @@
-"""How many descriptors the hub may still give away: connections and sessions are kept out before there are none left.
+"""A reserve of descriptors: the hub refuses new connections and sessions before it has no descriptor left.
 
-A hub without descriptors can start no worker in place of one that ended, and libzmq (4.3.5) ends the process whose ipc
-listener cannot accept a connection. So new connections are held back while some are left; those that never become a
-client's are dropped by libzmq after ``wire.HANDSHAKE_MS``.
+A hub without descriptors cannot restart a worker, and libzmq (4.3.5) ends the process whose ipc listener cannot accept
+a connection. So new connections are held back while some descriptors are left. libzmq drops a connection that sends no
+handshake after ``transport.sockets.HANDSHAKE_MS``.
 """
 
 from __future__ import annotations
@@ -19,96 +19,96 @@ import structlog
 
 from envhub_server.network.listener import Listener
 
-# What is kept: a fifth of the limit. Connections may come at 20 us each while the hub is busy for milliseconds, so not
-# fewer than so many, where that is at most half of the limit.
+# The reserve is a fifth of the limit, and at least RESERVE_MIN (but never more than half of the limit): connections may
+# come every 20 us while the hub is busy for milliseconds.
 RESERVE, RESERVE_MIN = 0.2, 128
-OPEN_AT = 0.85  # of what may be given away
-LOOK_S = 0.25
-# Of a worker while it is started: its channel, its output and its error, with both ends, its bell and its pidfd. Of
-# its session besides: a bell for each worker, the memory, twice, two bells, the side socket and its client's pidfd.
+OPEN_AT = 0.85  # of the descriptors outside the reserve
+CHECK_S = 0.25
+# A worker that is being started has both ends of its channel, stdout and stderr, two bells and a pidfd. Its session has
+# the memory, twice, two bells, the side socket and its client's pidfd, and one to spare.
 PER_WORKER, PER_SESSION = 9, 7
 
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # of Linux; Python's socket module does not name them
-_DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of the kernel's packet filter: keep nothing of it
+_DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of the kernel's packet filter: drop every packet
 
 log = structlog.get_logger("envhub.hub")
 
 
 class DescriptorGuard:
-    """Whether new connections and sessions are let in."""
+    """Lets new connections in while there are descriptors for them."""
 
-    def __init__(self, binding: Listener) -> None:
-        """Of the addresses of ``binding``; open."""
-        self._binding = binding
-        self._listeners: list[socket.socket] = []
+    def __init__(self, listener: Listener) -> None:
+        """Guard the addresses of ``listener``; they are open."""
+        self._listener = listener
+        self._listening: list[socket.socket] = []
         self._shut = False
-        self.look_s = math.inf  # when ``look`` has something to do
+        self.check_s = math.inf  # when to call ``check`` next
 
     def listens(self, descriptor: int) -> None:
-        """The ROUTER accepts connections on this descriptor."""
-        self._listeners.append(socket.socket(fileno=os.dup(descriptor)))
+        """Note a descriptor on which the ROUTER accepts connections."""
+        self._listening.append(socket.socket(fileno=os.dup(descriptor)))
 
     def accepted(self, descriptor: int, now_s: float) -> None:
-        """There is a new connection of this descriptor, which is the lowest number that was free."""
+        """Shut the addresses if this descriptor of a new connection, the lowest that was free, is in the reserve."""
         if not self._shut and is_high(descriptor):
             self._shut = True
-            self.look_s = now_s + LOOK_S
-            self._binding.shut()
+            self.check_s = now_s + CHECK_S
+            self._listener.shut()
             self._drop_packets(_SO_ATTACH_FILTER)
             log.error("descriptors_short", used=descriptor + 1, limit=limit(), note="nobody else is let in")
 
-    def look(self, now_s: float) -> None:
+    def check(self, now_s: float) -> None:
         """Let clients in again once there are enough descriptors."""
-        if now_s < self.look_s:
+        if now_s < self.check_s:
             return
         used = in_use()
         if used < OPEN_AT * given_max():
             self._shut = False
-            self.look_s = math.inf
+            self.check_s = math.inf
             self._drop_packets(_SO_DETACH_FILTER)
-            self._binding.open()
+            self._listener.open()
             log.warning("descriptors_back", used=used, limit=limit())
         else:
-            self.look_s = now_s + LOOK_S
+            self.check_s = now_s + CHECK_S
 
     def end(self, descriptor: int) -> None:
-        """End the connection of this descriptor, which its peer may do again.
+        """End the connection of this descriptor; its peer may connect again.
 
-        libzmq may have closed it, and the number may be something else's by now: only what came in by one of these
-        addresses is ended, at worst another client's connection, which that makes again.
+        libzmq may have closed it, and another file may have the number by now. Only a connection to one of these
+        addresses is ended: at worst another client's, which connects again.
         """
         with contextlib.suppress(OSError):
             connection = socket.socket(fileno=descriptor)
             try:
-                if _place(connection) in map(_place, self._listeners):
+                if _address(connection) in map(_address, self._listening):
                     connection.shutdown(socket.SHUT_RDWR)
             finally:
                 connection.detach()
 
     def _drop_packets(self, option: int) -> None:
-        """Begin, or cease, to drop what would begin a connection by tcp: its client goes on trying, as with a loss."""
+        """Drop packets that would begin a tcp connection, or drop them no more; their client goes on trying."""
         program = ctypes.create_string_buffer(_DROP_ALL)
-        told = struct.pack("HP", 1, ctypes.addressof(program))  # of which the kernel makes a copy
-        for listener in self._listeners:
+        packet_filter = struct.pack("HP", 1, ctypes.addressof(program))  # the kernel copies the program
+        for listener in self._listening:
             with contextlib.suppress(OSError):  # without such filters libzmq goes on trying to accept
                 if listener.family != socket.AF_UNIX:
-                    listener.setsockopt(socket.SOL_SOCKET, option, told)
+                    listener.setsockopt(socket.SOL_SOCKET, option, packet_filter)
 
     def close(self) -> None:
-        """Let go of the addresses."""
-        for listener in self._listeners:
+        """Free the descriptors of the addresses."""
+        for listener in self._listening:
             listener.close()
-        self._listeners.clear()
+        self._listening.clear()
 
 
-def _place(end: socket.socket) -> tuple[int, object]:
-    """By which address a connection came; its host may be one of several that the listener stands for."""
+def _address(end: socket.socket) -> tuple[int, object]:
+    """The family and path, or port, of a socket's own end; hosts differ, since a listener may have several."""
     name = end.getsockname()
     return end.family, name if end.family == socket.AF_UNIX else name[1]
 
 
 def lack(workers: int) -> str:
-    """Why a session with so many workers is not to be made; empty where there are descriptors enough."""
+    """Why there are too few descriptors for a session of this many workers; empty if there are enough."""
     used, wanted, given = in_use(), PER_SESSION + PER_WORKER * workers, given_max()
     if used + wanted <= given:
         return ""
@@ -119,17 +119,17 @@ def lack(workers: int) -> str:
 
 
 def workers_left() -> int:
-    """For how many workers of another session there are descriptors."""
+    """The most workers that a new session has descriptors for."""
     return max(0, (given_max() - in_use() - PER_SESSION) // PER_WORKER)
 
 
 def is_high(descriptor: int) -> bool:
-    """Whether this number says that few descriptors are left; the system gives out the lowest that is free."""
+    """Whether a new descriptor of this number is in the reserve; the system gives out the lowest free number."""
     return descriptor >= given_max()
 
 
 def given_max() -> int:
-    """How many descriptors are given away before the rest is kept."""
+    """The number of descriptors outside the reserve."""
     at_most = limit()
     return at_most - max(int(RESERVE * at_most), min(RESERVE_MIN, at_most // 2))
 
@@ -137,11 +137,11 @@ def given_max() -> int:
 def in_use() -> int:
     """How many descriptors this process has open."""
     try:
-        return len(os.listdir("/proc/self/fd")) - 1  # without the one that reads them
-    except OSError:  # none is left for that
+        return len(os.listdir("/proc/self/fd")) - 1  # without the one that lists them
+    except OSError:  # there is none left to list them
         return limit()
 
 
 def limit() -> int:
-    """How many it may have."""
+    """The number of descriptors that this process may have."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,4 +1,4 @@
-"""Listening: which addresses a hub may bind, and the files that an ipc address leaves while it is bound."""
+"""The addresses that a hub binds, and the files that an ipc address has while it is bound."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from envhub.errors import AddressError
 from envhub.transport import address, sockets
 from envhub.transport.address import Address
 
-# How many connections may wait for libzmq to accept them; they come even when the address is shut. By ipc, where it
-# must not run out of descriptors, a client that finds no room tries again at once, by tcp after a second.
+# The most connections that wait for libzmq to accept them, which it does even when the address is shut. An ipc client
+# that finds the queue full tries again at once, a tcp client after a second; ipc must not run out of descriptors.
 IPC_BACKLOG, TCP_BACKLOG = 16, 100
 
 log = structlog.get_logger("envhub.hub")
 
 
 def seed_routing_ids() -> None:
-    """Have the routing ids that the next ROUTER gives out begin at a number that nobody can know.
+    """Make the routing ids of the next ROUTER begin at a random number.
 
-    libzmq (4.3.5) numbers its peers from ``rand()``, which it never seeds, and does not look whether a peer has chosen
-    the next number for itself: it aborts then. So a hub whose numbers are known is ended by any peer.
+    libzmq (4.3.5) numbers its peers from ``rand()``, which it never seeds, and aborts if a peer has chosen the next
+    number as its own id. So any peer that can guess the numbers could end the hub.
     """
     ctypes.CDLL(None).srand(ctypes.c_uint(int.from_bytes(os.urandom(4), "little")))
 
@@ -38,8 +38,8 @@ def seed_routing_ids() -> None:
 class Listener:
     """The addresses of one ROUTER.
 
-    libzmq binds an ipc path that another hub listens on without a word and so steals it; the lock beside the path is
-    what keeps two hubs apart, and what tells a dead hub's socket file from a living one's.
+    libzmq binds an ipc path that another hub listens on without an error, and so steals it. A lock file keeps two hubs
+    apart, and distinguishes the socket file of a dead hub from that of a living one.
     """
 
     def __init__(self, router: zmq.Socket[Any], insecure: bool) -> None:
@@ -47,11 +47,11 @@ class Listener:
         self._insecure = insecure
         self._paths: list[Path] = []
         self._locks: list[tuple[Path, int]] = []
-        # For the place of the ROUTER's while that takes no connections: a socket, and what fills its queue.
-        self._full: dict[Path, tuple[socket.socket, socket.socket]] = {}
+        # By path, for when the address is shut: a socket in place of the ROUTER's, and a client that fills its queue.
+        self._blockers: dict[Path, tuple[socket.socket, socket.socket]] = {}
 
     def bind(self, text: str) -> str:
-        """Bind one address; returns it with the real port where 0 was asked for.
+        """Bind one address; returns it with the real port in place of 0.
 
         Raises:
             AddressError: malformed, in use, not ours, or reachable from other machines without ``insecure``.
@@ -90,11 +90,10 @@ class Listener:
         if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):
             raise AddressError(f"{wanted.text}: {path} exists and is no socket; choose another path")
         self._lock(path)
-        for left in (path, _aside(path)):
-            left.unlink(missing_ok=True)  # a killed hub's: whoever listens holds the lock
+        for left_over in (path, _shut_path(path)):
+            left_over.unlink(missing_ok=True)  # of a killed hub: one that listens would hold the lock
         self._paths.append(path)
-        self._close_full()
-        self._prepare_full()
+        self._make_blockers()
 
     def _lock(self, path: Path) -> None:
         lock = path.with_name(path.name + ".lock")
@@ -107,52 +106,52 @@ class Listener:
         except BlockingIOError as error:
             os.close(descriptor)
             raise AddressError(f"another hub already listens on ipc://{path}; end it, or bind another path") from error
-        if not _same_file(lock, descriptor):  # its last holder removed it in between, so it keeps nobody out
+        if not _same_file(lock, descriptor):  # its last holder removed it in between, so the lock has no effect
             os.close(descriptor)
             self._lock(path)
             return
         self._locks.append((lock, descriptor))
 
     def shut(self) -> None:
-        """Let nobody else connect by ipc; connections that stand go on.
+        """Accept no new ipc connections; the existing ones go on.
 
-        Unbinding would end these, too. In the place of the ROUTER's socket another stands meanwhile whose queue is
-        full: a client that finds no socket, or one that refuses, must think that the hub is lost.
+        Unbinding would end these, too. Until ``open``, a socket with a full queue takes the path of the ROUTER's: a
+        client that finds no socket, or is refused, must think that the hub is lost.
         """
-        for path, (full, plug) in self._full.items():
-            os.link(path, _aside(path))
-            beside = path.with_name(path.name + ".full")
-            beside.unlink(missing_ok=True)
+        for path, (blocker, client) in self._blockers.items():
+            os.link(path, _shut_path(path))
+            temporary = path.with_name(path.name + ".full")
+            temporary.unlink(missing_ok=True)
             try:
-                full.bind(str(beside))
-                full.listen(0)
-                plug.connect(str(beside))
-                os.rename(beside, path)
+                blocker.bind(str(temporary))
+                blocker.listen(0)
+                client.connect(str(temporary))
+                os.rename(temporary, path)
             except OSError as error:  # the name is too long
                 log.warning("no_socket_in_place", path=str(path), why=str(error))
                 path.unlink(missing_ok=True)
 
     def open(self) -> None:
-        """Let clients connect by ipc again."""
-        for path in self._full:
-            os.rename(_aside(path), path)
-        self._close_full()
-        self._prepare_full()
+        """Accept ipc connections again."""
+        for path in self._blockers:
+            os.rename(_shut_path(path), path)
+        self._make_blockers()
 
-    def _prepare_full(self) -> None:
-        """Have, while there are descriptors, what ``shut`` needs when there are few."""
-        self._full = {path: (socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)) for path in self._paths}
+    def _make_blockers(self) -> None:
+        """Make the sockets that ``shut`` needs while there are descriptors for them."""
+        self._close_blockers()
+        self._blockers = {path: (socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)) for path in self._paths}
 
-    def _close_full(self) -> None:
-        for ends in self._full.values():
+    def _close_blockers(self) -> None:
+        for ends in self._blockers.values():
             for end in ends:
                 end.close()
-        self._full.clear()
+        self._blockers.clear()
 
     def close(self) -> None:
-        """Remove the files of the ipc addresses; the ROUTER is closed by then."""
-        self._close_full()
-        for path in [*self._paths, *map(_aside, self._paths)]:
+        """Remove the files of the ipc addresses; the ROUTER must be closed before."""
+        self._close_blockers()
+        for path in [*self._paths, *map(_shut_path, self._paths)]:
             path.unlink(missing_ok=True)
         for lock, descriptor in self._locks:
             with contextlib.suppress(OSError):
@@ -162,8 +161,8 @@ class Listener:
         self._locks.clear()
 
 
-def _aside(path: Path) -> Path:
-    """Where the ROUTER's socket is while clients are not to find it."""
+def _shut_path(path: Path) -> Path:
+    """The path of the ROUTER's socket while the address is shut."""
     return path.with_name(path.name + ".aside")
 
 

@@ -1,7 +1,7 @@
-"""The side socket of an ipc address: where a client on this machine gets the descriptors of its session's memory.
+"""The side socket of an ipc address: by it a client on this machine gets the descriptors of its session's memory.
 
-It stands beside the address as ``<path>.side``. Whoever connects must be of the hub's user and say a ticket that one
-session was given when it was made; the kernel says who the user is.
+Its path is that of the address with ``.side`` appended. A client must have the hub's user id, which the kernel reports,
+and send the ticket that its session was given when it was made.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from envhub_server.loop.poller import Poller
 from envhub_server.network import descriptor_guard
 
 TICKET_BYTES = 16
-PENDING_MAX = 64  # connections that have said no ticket yet; the oldest makes room
+PENDING_MAX = 64  # connections without a ticket so far; the oldest is closed for a new one
 BACKLOG = 64
 
 _UCRED = struct.Struct("3i")
@@ -32,7 +32,7 @@ class SideSocket:
     """The side sockets of one hub."""
 
     def __init__(self, poller: Poller, admitted: deque[tuple[bytes, socket.socket]]) -> None:
-        """Put every connection that says a ticket into ``admitted``, with it; who takes it out owns it."""
+        """Append the ticket and connection of each client to ``admitted``; its reader owns the connection."""
         self._poller = poller
         self._admitted = admitted
         self._listeners: list[tuple[socket.socket, str]] = []
@@ -41,11 +41,11 @@ class SideSocket:
 
     @property
     def open(self) -> bool:
-        """Whether there is a side socket at all."""
+        """Whether there is a side socket."""
         return bool(self._listeners)
 
     def listen(self, address: str) -> None:
-        """Listen beside this address, if it is of ipc; without, its clients use the wire."""
+        """Open the side socket of this address, if that is ipc; on failure its clients use the wire."""
         path = side_path(parse(address))
         if path is None:
             return
@@ -53,7 +53,7 @@ class SideSocket:
         try:
             if not path.startswith("@"):
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)  # a killed hub's: who listens on the address itself holds its lock
+                    os.unlink(path)  # of a killed hub: this one holds the lock of the address
             listener.setblocking(False)
             listener.bind(socket_name(path))
             listener.listen(BACKLOG)
@@ -65,7 +65,7 @@ class SideSocket:
         self._poller.register(listener.fileno(), self)
 
     def on_ready(self, descriptor: int) -> None:
-        """Somebody connects, or says a ticket."""
+        """Accept a connection, or read its ticket."""
         if descriptor in self._pending:
             self._on_ticket(descriptor)
         else:
@@ -74,12 +74,12 @@ class SideSocket:
     def _on_connection(self, listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
-        except OSError as error:  # it has gone again, or there is no descriptor for it: its client uses the wire
+        except OSError as error:  # the client has gone, or there is no descriptor: the client uses the wire
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 self._turn_away(listener)
             return
         if descriptor_guard.is_high(connection.fileno()):
-            connection.close()  # likewise
+            connection.close()
             return
         connection.setblocking(False)
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
@@ -95,11 +95,11 @@ class SideSocket:
         self._poller.register(descriptor, self)
 
     def _turn_away(self, listener: socket.socket) -> None:
-        """Close a connection for which there is no descriptor, by the one that is kept for that."""
+        """Close a connection for which there is no descriptor, by freeing the spare one."""
         self._close_spare()
         with contextlib.suppress(OSError):
             listener.accept()[0].close()
-        with contextlib.suppress(OSError):  # somebody else was quicker
+        with contextlib.suppress(OSError):  # another connection took it
             self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _close_spare(self) -> None:
@@ -125,7 +125,7 @@ class SideSocket:
         self._pending.pop(descriptor).close()
 
     def close(self) -> None:
-        """Stop listening, and leave no file."""
+        """Stop listening, and remove the files."""
         for descriptor in list(self._pending):
             self._drop(descriptor)
         for listener, path in self._listeners:

@@ -1,1 +1,1 @@
-"""Processes are started, watched and ended here."""
+"""Starts, watches and ends processes."""

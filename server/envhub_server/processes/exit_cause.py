@@ -1,4 +1,4 @@
-"""How a worker ended, and whether the kernel did it for want of memory."""
+"""The cause of a worker's exit, and whether the kernel killed it for lack of memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VMSTAT = Path("/proc/vmstat")
 
 
 class OutOfMemory(enum.Enum):
-    """Whether a SIGKILL that nobody here sent came of want of memory."""
+    """Whether the kernel sent a SIGKILL for lack of memory."""
 
     NO = ""
     PERHAPS = ", perhaps out of memory"
@@ -22,13 +22,13 @@ class OutOfMemory(enum.Enum):
 
 @dataclass(frozen=True)
 class ExitCause:
-    """How a worker ended.
+    """The cause of a worker's exit.
 
     Attributes:
-        how: in words that follow the worker's name, such as "exited with status 3".
-        signal: the name of the signal that ended it, or nothing.
-        status: the exit status of one that exited by itself.
-        log_tail: the last of what it wrote to stdout and then to stderr.
+        how: words that follow the worker's name, such as "exited with status 3".
+        signal: the name of the signal that ended the worker; empty if it exited by itself.
+        status: the exit status, if it exited by itself.
+        log_tail: the last of its stdout, followed by the last of its stderr.
     """
 
     how: str
@@ -37,8 +37,8 @@ class ExitCause:
     log_tail: str = ""
 
 
-def ending(code: int, out_of_memory: OutOfMemory, remark: str, log_tail: str) -> ExitCause:
-    """The ending of a process by its exit code as of ``os.waitstatus_to_exitcode``."""
+def exit_cause(code: int, out_of_memory: OutOfMemory, remark: str, log_tail: str) -> ExitCause:
+    """The cause for an exit code as of ``os.waitstatus_to_exitcode``."""
     if code >= 0:
         return ExitCause(f"exited with status {code}{remark}", "", code, log_tail)
     name = signal_name(-code)
@@ -51,7 +51,7 @@ def signal_name(number: int) -> str:
 
 
 class MemoryKills:
-    """Counts the processes that the kernel killed for want of memory."""
+    """Counts the processes that the kernel killed for lack of memory."""
 
     def __init__(self, own: Path | None, everywhere: Path = VMSTAT) -> None:
         """Read the counters of this process's cgroup, as ``own_counters`` finds them, and of the whole machine."""
@@ -60,21 +60,21 @@ class MemoryKills:
         self._unexplained = 0
 
     def forget(self) -> None:
-        """What has been killed so far was none of the workers that are about to start."""
-        self._look()
+        """Forget the kills so far, which cannot be of workers that start later."""
+        self._read_counters()
         self._unexplained = 0
 
     def explain(self) -> OutOfMemory:
-        """Whether the worker that was just found killed was one of those; every kill explains one worker."""
+        """Whether the kernel killed the worker that was just reaped; every counted kill explains one worker."""
         before = self._everywhere
-        self._look()
+        self._read_counters()
         if self._unexplained:
             self._unexplained -= 1
             return OutOfMemory.YES
         # The whole machine's counter may have counted another container's process, but never misses one.
         return OutOfMemory.PERHAPS if before is None or before != self._everywhere else OutOfMemory.NO
 
-    def _look(self) -> None:
+    def _read_counters(self) -> None:
         own = _oom_kills(self._own_file)
         if own is not None and self._own is not None:
             self._unexplained += max(0, own - self._own)
@@ -82,7 +82,7 @@ class MemoryKills:
 
 
 def own_counters(own_cgroups: Path = OWN_CGROUPS, cgroups: Path = CGROUPS) -> Path | None:
-    """Where the cgroup of this process counts: of cgroup v2 or v1, seen from within a container or from outside."""
+    """The file of counters of this process's cgroup: v2 or v1, seen from within a container or from outside."""
     try:
         lines = [line.split(":", 2) for line in own_cgroups.read_text().splitlines()]
     except OSError:
@@ -99,7 +99,7 @@ def own_counters(own_cgroups: Path = OWN_CGROUPS, cgroups: Path = CGROUPS) -> Pa
 
 
 def _oom_kills(file: Path | None) -> int | None:
-    """The counter ``oom_kill`` of a file of counters."""
+    """The counter ``oom_kill`` in a file of counters; None if it has none."""
     try:
         lines = [] if file is None else file.read_text().splitlines()
     except OSError:

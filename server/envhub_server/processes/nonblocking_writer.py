@@ -1,4 +1,4 @@
-"""A standard stream of the hub: written to as far as its reader has room, so that it can never hold the hub up."""
+"""Writing to a standard stream of the hub without waiting for its reader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NOT_THERE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ESPIPE)
 
 
 class NonblockingWriter:
-    """Writes to a descriptor that it does not own, and never waits."""
+    """Writes to a descriptor without waiting; does not own the descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -19,11 +19,11 @@ class NonblockingWriter:
 
     @property
     def gone(self) -> bool:
-        """Whether nobody will ever read it."""
+        """Whether the descriptor has no reader any more."""
         return any(events & ~select.POLLOUT for _, events in self._poll.poll(0))
 
     def write(self, raw: bytes) -> int:
-        """How many bytes of ``raw`` were taken, from its start; the rest waits for a reader, or has none."""
+        """Write as much of ``raw`` as fits now; returns the number of bytes written, from its start."""
         for start in range(0, len(raw), select.PIPE_BUF):
             piece = raw[start : start + select.PIPE_BUF]
             written = self._written(piece)
@@ -36,12 +36,12 @@ class NonblockingWriter:
             return os.pwritev(self.descriptor, [piece], -1, os.RWF_NOWAIT)
         except BlockingIOError:
             return 0
-        except OSError as error:  # where it is not closed or gone, the kernel has no such writing for its kind
+        except OSError as error:  # closed or gone, or of a kind that has no such flag
             return self._written_if_ready(piece) if error.errno in _NOT_THERE else 0
 
     def _written_if_ready(self, piece: bytes) -> int:
         try:
-            # A pipe that is ready takes as much as PIPE_BUF without waiting.
+            # A pipe that is ready takes PIPE_BUF bytes without waiting.
             ready = self._poll.poll(0) == [(self.descriptor, select.POLLOUT)]
             return os.write(self.descriptor, piece) if ready else 0
         except OSError:

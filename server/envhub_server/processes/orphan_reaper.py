@@ -1,6 +1,6 @@
-"""The orphans of a hub: what envs started comes to the hub, a subreaper, once its parent has ended.
+"""Orphans: processes that envs started, and whose new parent is the hub, a subreaper, since their own has ended.
 
-Those that have ended are reaped, as init would do it; those whose worker has ended are ended, too.
+The hub reaps those that have exited, as init would, and ends those whose worker has ended.
 """
 
 from __future__ import annotations
@@ -11,64 +11,63 @@ import time
 from collections.abc import Collection
 
 from envhub_server.ipc import process_marks
+from envhub_server.ipc.process_marks import NO_WORKER
 
-REMEMBERED_S = 10.0  # a worker that has ended: its children's children come to the hub only as these end
+REMEMBERED_S = 10.0  # for an ended worker: its grandchildren become the hub's children only when their parents end
 CLOSE_TIMEOUT_S = 1.0
 CLOSE_POLL_S = 0.002
 
 
 class OrphanReaper:
-    """The children of this process that it did not start."""
+    """Finds, ends and reaps the children of this process that it did not start."""
 
     def __init__(self, hub: str) -> None:
-        """Of what is marked with this hub; children that stand now are somebody else's, and nobody's orphans."""
+        """Reap orphans with this hub's mark; the children that exist now are no orphans and are left alone."""
         self._hub = hub
         self._foreign = frozenset(process_marks.children(os.getpid()))
-        self._adopted: dict[int, int] = {}  # by pid of an orphan, its worker's; 0 where nobody knows
-        self._ended: dict[int, float] = {}  # by pid of a worker, until when it is remembered
+        self._adopted: dict[int, int] = {}  # by pid of an orphan, the pid of its worker, or NO_WORKER
+        self._ended: dict[int, float] = {}  # by pid of an ended worker, until when it is remembered
 
     def worker_ended(self, pid: int) -> None:
-        """What this worker left behind is to be ended by the next ``sweep``."""
+        """Have the next ``sweep`` end the orphans of this worker."""
         self._ended[pid] = time.monotonic() + REMEMBERED_S
 
     def sweep(self, known: Collection[int], workers: Collection[int], births: bool) -> None:
-        """End or reap what there is to be ended or reaped.
+        """Reap orphans that have exited, and end orphans whose worker has ended.
 
         Args:
-            known: children that somebody else reaps.
-            workers: those that live.
-            births: whether there may be workers whose number the hub does not know yet. Then nothing is reaped, and
-                only what belonged to workers that ended lately is ended.
+            known: pids of children that are reaped elsewhere.
+            workers: pids of the workers that live.
+            births: whether there may be workers whose pid the hub does not know yet. Then nothing is reaped, and only
+                orphans of workers that ended lately are ended.
         """
         now_s = time.monotonic()
         self._ended = {pid: until for pid, until in self._ended.items() if until > now_s and pid not in workers}
         before, self._adopted = self._adopted, {}
         for pid in process_marks.children(os.getpid()):
-            if pid in known or (not births and _reaped(pid)):  # what was just born is a worker, and wanted
+            if pid in known or (not births and _reaped(pid)):  # a new worker must not be reaped here
                 continue
-            worker = (
-                before[pid] if pid in before else process_marks.worker_of(pid, self._hub) or process_marks.NO_WORKER
-            )
+            worker = before[pid] if pid in before else process_marks.worker_of(pid, self._hub) or NO_WORKER
             self._adopted[pid] = worker
-            # Of a worker that was just born there may be orphans before the hub knows its number.
-            if worker in self._ended or not (births or worker in workers or worker in (process_marks.NO_WORKER, pid)):
-                process_marks.end(pid)
+            # A new worker may have orphans before the hub knows its pid.
+            if worker in self._ended or not (births or worker in workers or worker in (NO_WORKER, pid)):
+                process_marks.kill_tree(pid)
 
     def end_all(self) -> None:
-        """End everything below this process but what was there before, and wait until it has ended."""
+        """End all descendants of this process but the children from before, and wait until they have ended."""
         deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
         while time.monotonic() < deadline_s:
-            found = [pid for pid in process_marks.children(os.getpid()) if pid not in self._foreign]
-            for pid in found:
-                process_marks.end(pid)
+            orphans = [pid for pid in process_marks.children(os.getpid()) if pid not in self._foreign]
+            for pid in orphans:
+                process_marks.kill_tree(pid)
                 _reaped(pid)
-            if not found:
+            if not orphans:
                 return
             time.sleep(CLOSE_POLL_S)
 
 
 def _reaped(pid: int) -> bool:
-    """Whether a child has ended; if so, it is gone now."""
+    """Reap a child if it has exited; returns whether it is gone."""
     with contextlib.suppress(ChildProcessError):
         return os.waitpid(pid, os.WNOHANG) != (0, 0)
     return True

@@ -1,8 +1,9 @@
-"""The processes of a hub: a zygote started by exec, workers forked by it, and whatever the envs of these left behind.
+"""The processes of a hub: a zygote started by exec, the workers that it forks, and the orphans that envs leave behind.
 
-Workers are watched by pidfd and ended with their whole process group. What left the group comes to the hub, which is a
-subreaper, and is ended with its worker (``orphans``). Should the hub be killed, the kernel ends the workers and the
-zygote all that is left. Everything here runs in the hub's main thread: the kernel ends a worker when that thread ends.
+A pidfd tells the end of each worker, and a worker is ended with its whole process group. A process that left the group
+becomes an orphan of the hub, which is a subreaper, and is ended with its worker (``orphan_reaper``). If the hub is
+killed, the kernel ends the workers, and the zygote ends all other processes. All of this runs in the hub's main thread:
+the kernel ends a worker when the thread ends that started it.
 """
 
 from __future__ import annotations
@@ -22,43 +23,43 @@ from envhub_server.processes.exit_cause import MemoryKills, OutOfMemory, own_cou
 from envhub_server.processes.orphan_reaper import OrphanReaper
 from envhub_server.processes.worker_events import Events
 from envhub_server.processes.worker_handle import WorkerHandle
-from envhub_server.processes.worker_output import Streams
+from envhub_server.processes.worker_output import OutputStreams
 from envhub_server.processes.zygote_handle import ZygoteHandle, start_environment
 
 PR_SET_CHILD_SUBREAPER = 36
-ZYGOTES_MAX = 3  # started in place of those that ended, within
+ZYGOTES_MAX = 3  # started in place of ended ones within ZYGOTES_WINDOW_S
 ZYGOTES_WINDOW_S = 60.0
 
 log = structlog.get_logger("envhub.supervisor")
 
 
 class Supervisor:
-    """The zygote and all that came of it."""
+    """Starts the zygote and the workers, and ends all processes that they leave behind."""
 
     def __init__(self, poller: Poller, python: str, events: Events) -> None:
-        """Make this process the parent of everything below it that loses its own; workers report to ``events``."""
+        """Make this process the subreaper of its descendants; workers report to ``events``."""
         self._events = events
         self._python = python
-        self._hub = secrets.token_hex(8)  # what its processes are marked with
-        self._orphans = OrphanReaper(self._hub)
+        self._hub = secrets.token_hex(8)  # in the marks of its processes
+        self._orphan_reaper = OrphanReaper(self._hub)
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._poller = poller
-        self._streams = Streams(poller)
+        self._streams = OutputStreams(poller)
         self._memory_kills = MemoryKills(own_counters())
-        self._zygotes: list[ZygoteHandle] = []  # the last is the one in use, the others are about to end
-        self._replaced_s: deque[float] = deque(maxlen=ZYGOTES_MAX)  # when a zygote was started for one that ended
+        self._zygotes: list[ZygoteHandle] = []  # the last is in use, the others are about to end
+        self._replaced_s: deque[float] = deque(maxlen=ZYGOTES_MAX)  # when a zygote was started in place of an ended one
         self._workers: set[WorkerHandle] = set()
-        self._swept_next: list[int] = []  # pids of workers that ended, of whose orphans none was looked for yet
+        self._unswept: list[int] = []  # pids of workers that ended since the last sweep
         self._sweep_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         poller.register(self._sweep_bell, self)
 
     def start(
         self, session: int, numbers: Sequence[int], environ: Mapping[str, str] | None = None
     ) -> list[WorkerHandle]:
-        """Start these workers of a session, of a process started in this environment (the hub's if None).
+        """Start these workers of a session from a zygote with this environment (the hub's if None).
 
         Raises:
-            OSError: there are no descriptors or processes left; no worker was started.
+            OSError: there are no descriptors or processes left; then no worker was started.
         """
         zygote = self._zygote(environ)
         self._memory_kills.forget()
@@ -77,9 +78,9 @@ class Supervisor:
     # --- zygotes ----------------------------------------------------------------------------------------------------
 
     def _zygote(self, environ: Mapping[str, str] | None) -> ZygoteHandle:
-        """The zygote of this world. A fork cannot move to another, so a program that changed its own gets a new one."""
+        """The zygote with this start environment, which a fork cannot change: so another environment needs another."""
         current = self._zygotes[-1] if self._zygotes else None
-        if current is not None and current.alive and current.world == start_environment(environ):
+        if current is not None and current.alive and current.start_environment == start_environment(environ):
             return current
         zygote = self._start_zygote(environ)
         if current is not None:
@@ -92,7 +93,7 @@ class Supervisor:
         return zygote
 
     def on_ready(self, descriptor: int) -> None:
-        """Look after orphans, or after the zygote that has ended."""
+        """Sweep orphans, or reap a zygote that has ended."""
         if descriptor == self._sweep_bell:
             self._sweep()
             return
@@ -104,7 +105,7 @@ class Supervisor:
             self._replace(zygote)
 
     def _replace(self, zygote: ZygoteHandle) -> None:
-        """Start another, since nobody would end what workers leave behind if the hub were killed now."""
+        """Start another zygote, since it ends the orphans of workers if the hub is killed."""
         now_s = time.monotonic()
         if len(self._replaced_s) == ZYGOTES_MAX and now_s < self._replaced_s[0] + ZYGOTES_WINDOW_S:
             log.error("zygote_ended", why=f"{ZYGOTES_MAX} in {ZYGOTES_WINDOW_S:g} s; the next session starts another")
@@ -126,24 +127,24 @@ class Supervisor:
         """Have the zygote guard this worker."""
         if self._zygotes:
             self._zygotes[-1].guard([pid])
-        self.reap_orphans()  # which may have had to wait for its birth
+        self.reap_orphans()  # a sweep before may have been without reaping
 
     def on_end(self, worker: WorkerHandle) -> None:
-        """End what this worker left behind, soon."""
+        """Have the orphans of this worker ended soon."""
         self._workers.discard(worker)
         if worker.pid is not None:
-            self._orphans.worker_ended(worker.pid)
-            self._swept_next.append(worker.pid)
+            self._orphan_reaper.worker_ended(worker.pid)
+            self._unswept.append(worker.pid)
         self.reap_orphans()
 
     def explain_kill(self) -> OutOfMemory:
-        """Whether a worker that something else killed was killed for want of memory."""
+        """Whether the kernel killed a worker for lack of memory."""
         return self._memory_kills.explain()
 
     # --- orphans ----------------------------------------------------------------------------------------------------
 
     def reap_orphans(self) -> None:
-        """Look after what envs left behind in the next turn of the loop: once, however many workers end in this one."""
+        """Sweep orphans in the next turn of the loop: once, however many workers end in this turn."""
         os.write(self._sweep_bell, RING)
 
     def _sweep(self) -> None:
@@ -151,23 +152,23 @@ class Supervisor:
         workers = set(self._pids())
         known = workers | {zygote.pid for zygote in self._zygotes}
         try:
-            self._orphans.sweep(known, workers, births=len(workers) < len(self._workers))
-        except OSError as error:  # no descriptor or no memory to look with: the next child that ends is a reason, too
+            self._orphan_reaper.sweep(known, workers, births=len(workers) < len(self._workers))
+        except OSError as error:  # no descriptor or memory left; the next child that ends causes another sweep
             log.warning("orphans_not_seen", why=str(error))
             return
-        # Not before: should the hub be killed, the janitor is to end what these have left behind.
-        ended, self._swept_next = self._swept_next, []
+        # Only after the sweep: if the hub is killed before, the zygote must end the orphans of these workers.
+        ended, self._unswept = self._unswept, []
         for pid in ended if self._zygotes else ():
             self._zygotes[-1].reaped(pid)
 
     def close(self) -> None:
-        """End the zygotes, and whatever envs left behind; the workers are ended by their sessions."""
-        self._workers.clear()  # else the end of a zygote would start another
+        """End the zygotes and all orphans; sessions end their own workers."""
+        self._workers.clear()  # so that the end of a zygote starts no other
         for zygote in list(self._zygotes):
             zygote.kill()
             zygote.reap()
         self._zygotes.clear()
-        self._orphans.end_all()
+        self._orphan_reaper.end_all()
         self._streams.close()
         self._poller.unregister(self._sweep_bell)
         os.close(self._sweep_bell)

@@ -1,4 +1,4 @@
-"""What is reported of a worker's process: its start, its messages and its end."""
+"""The events of a worker's process: its start, its messages and its exit."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class WorkerSaid:
 
 @dataclass(frozen=True)
 class WorkerExited:
-    """The worker's process was reaped, or will never exist: this is the last event of it."""
+    """The worker's process was reaped, or will never exist: its last event."""
 
     worker: int
     cause: ExitCause
 
 
-# Events, each with the number of the session it is of, in the order in which they happened. The hub's loop takes them
-# out; whoever puts one in is never called back.
+# Events, each with the number of its session, in the order in which they happened. The hub's loop takes them out; an
+# object that puts one in is never called back.
 Events = deque[tuple[int, Any]]

@@ -1,4 +1,4 @@
-"""One worker as the hub sees it: its channel, bell, output and pidfd, from before its birth until it is reaped."""
+"""The hub's side of one worker: its channel, bell, output and pidfd."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from envhub.values import codec
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.loop.poller import Poller
-from envhub_server.processes.exit_cause import ExitCause, OutOfMemory, ending
+from envhub_server.processes.exit_cause import ExitCause, OutOfMemory, exit_cause
 from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid, WorkerStarted
-from envhub_server.processes.worker_output import Output, Streams
+from envhub_server.processes.worker_output import OutputStreams, WorkerOutput
 
-LAST_READS_MAX = 256  # of a worker that has ended; a child of its that still talks must not be heard for ever
+LAST_READS_MAX = 256  # after a worker's exit; a child of it may still write to the channel
 
 
-# Of what a worker says, where its envs may have written to its channel, too.
+# The bounds of numbers in a worker's messages: its envs may have written to its channel, too.
 BOUNDS: validation.Bounds = {
     control.Building: {"built": (0, validation.ROWS_MAX)},
     control.FirstBuilt: {"private_bytes": validation.COUNT},
@@ -39,54 +39,54 @@ BOUNDS: validation.Bounds = {
 }
 
 
-class Guardian(Protocol):
-    """Who minds all workers of a hub."""
+class WorkerOwner(Protocol):
+    """The supervisor, as its workers' handles call it."""
 
     def on_born(self, pid: int) -> None:
-        """A worker has this process id from now on."""
+        """Note that a worker has this process id."""
 
     def on_end(self, worker: WorkerHandle) -> None:
-        """It is reaped, or will never be born."""
+        """Note that this worker was reaped, or will never be born."""
 
     def explain_kill(self) -> OutOfMemory:
-        """Whether a worker that something else killed was killed for want of memory."""
+        """Whether the kernel killed a worker for lack of memory."""
 
 
-def _ring_nobody() -> None:
-    """The worker has no bell any more."""
+def _ring_nothing() -> None:
+    """Do nothing, since the worker has no bell any more."""
 
 
 class WorkerHandle:
-    """One worker as the hub sees it, from before its birth until it is reaped.
+    """The hub's side of one worker, from before its birth until it is reaped.
 
     Attributes:
-        pid: its process id, which is also its process group's; None until it is born.
-        ring: wakes it, also where it is awake: no word of the arena says whether it sleeps.
+        pid: the ids of its process and process group; None until it is born.
+        ring: wakes it; has no effect on a worker that is awake.
     """
 
     def __init__(
-        self, poller: Poller, streams: Streams, worker: tuple[int, int], events: Events, guardian: Guardian
+        self, poller: Poller, streams: OutputStreams, worker: tuple[int, int], events: Events, owner: WorkerOwner
     ) -> None:
         """Make the channel, bell and pipes of this worker of a session; the zygote makes the process.
 
         Raises:
-            OSError: no descriptor is to be had; nothing is left behind.
+            OSError: there is no descriptor left; nothing is left behind.
         """
         self.pid: int | None = None
         self._poller = poller
         self._session, self._number = worker
         self._events = events
-        self._guardian = guardian
+        self._owner = owner
         self._pidfd = -1
-        self._over = False
+        self._ended = False
         self._killed = False  # by the hub
-        self._nonsense = ""
-        self._why = "what its zygote wrote to stderr says more"
+        self._read_error = ""
+        self._not_born_reason = "what its zygote wrote to stderr says more"
         with contextlib.ExitStack() as undo:
             ours, self._far_end = socket.socketpair()
             undo.callback(ours.close)
             undo.callback(self._far_end.close)
-            self._output = Output(streams)
+            self._output = WorkerOutput(streams)
             undo.callback(self._output.close)
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             undo.pop_all()
@@ -97,41 +97,41 @@ class WorkerHandle:
 
     @property
     def far_ends(self) -> list[int]:
-        """What its process is to have: its end of the channel, its standard output and its standard error."""
+        """The descriptors for its process: its end of the channel, its stdout and its stderr."""
         return [self._far_end.fileno(), *self._output.far_ends]
 
     def close_far_ends(self) -> None:
-        """Leave them to the process, which has copies."""
+        """Close the hub's copies of the process's descriptors."""
         self._far_end.close()
         self._output.close_far_ends()
 
     @property
     def log_tail(self) -> str:
-        """The last of what it has written to stdout and then to stderr, 16 KiB in all."""
+        """The last of its stdout, followed by the last of its stderr; 16 KiB in all."""
         return self._output.tail
 
-    def tell(self, message: Any, *descriptors: int) -> None:
-        """Send a message; to one that has ended it is lost, and its end is about to be reported.
+    def send(self, message: object, *descriptors: int) -> None:
+        """Send a message, which is lost if the worker has ended.
 
-        One that lives but has closed its channel would never hear it: it is killed.
+        A worker that lives but has closed its channel is killed, since it can receive no message.
         """
-        if self._over:
+        if self._ended:
             return
         try:
             self._channel.send(message, descriptors)
             self._poller.want_writable(self._channel.fileno(), self._channel.backlogged)
         except ChannelClosed:
-            if self.pid is not None and not self._over:
-                self._kill_group()  # one that is ending by itself ends as it would have
+            if self.pid is not None and not self._ended:
+                self._kill_group()  # has no effect on a worker that is ending by itself
 
     def map_arena(self, message: control.MapArena, memory: int, *bells: int) -> None:
-        """Send the arena with the bell that ``ring`` rings, the client's, and those by which it wakes them."""
-        self.tell(message, memory, self._bell, *bells)
+        """Send the arena's memory, the bell that ``ring`` rings, and these other bells."""
+        self.send(message, memory, self._bell, *bells)
 
-    def dump(self) -> None:
-        """Have it write the stacks of its threads to its stderr, whatever it is doing; ``log_tail`` soon ends in them.
+    def dump_stacks(self) -> None:
+        """Make the worker write the stacks of its threads to stderr; ``log_tail`` ends in them milliseconds later.
 
-        It takes milliseconds; what is stopped, or waits for its disk, writes none.
+        A worker that is stopped, or waits for its disk, writes none.
         """
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
@@ -139,14 +139,14 @@ class WorkerHandle:
 
     def kill(self) -> None:
         """End the worker and every process it started that stayed in its group."""
-        if self._over:
-            return  # once reaped, the number may be somebody else's
+        if self._ended:
+            return  # once it is reaped, another process may have its pid
         if self.pid is None:
-            self._channel.shutdown()  # should its process come yet, it finds that and ends
-            while self.hear() and self.pid is None:
-                pass  # it may have come already, and have work to do
+            self._channel.shutdown()  # a process that is born later finds this and exits
+            while self.receive() and self.pid is None:
+                pass  # it may be born already
         if self.pid is None:
-            if not self._over:
+            if not self._ended:
                 self._end(ExitCause("was not started"))
             return
         self._killed = True
@@ -158,84 +158,84 @@ class WorkerHandle:
             os.killpg(self.pid, signal.SIGKILL)
 
     def on_ready(self, descriptor: int) -> None:
-        """Read what the worker has said, or reap it."""
+        """Read a message of the worker, or reap the worker."""
         if descriptor == self._pidfd:
             self._on_exit()
         else:
-            self.hear()
+            self.receive()
 
-    def hear(self) -> bool:
-        """Report the next of what the worker has said; whether there may be more."""
-        if self._nonsense or self._over:
+    def receive(self) -> bool:
+        """Report the next messages of the worker; returns whether there may be more."""
+        if self._read_error or self._ended:
             return False
         try:
             self._channel.flush()
             self._poller.want_writable(self._channel.fileno(), self._channel.backlogged)
-            found = self._channel.receive()
-            for message in found or []:
+            received = self._channel.receive()
+            for message in received or []:
                 self._on_message(message)
-            return found is not None
+            return received is not None
         except ChannelClosed:
-            # No proof of an end: a child that the env forked may hold the other end. The pidfd decides.
+            # The worker may live without its end of the channel: only the pidfd tells its exit.
             self._poller.unregister(self._channel.fileno())
             if self.pid is None:
-                self._end(ExitCause(f"could not be started: {self._why}"))
+                self._end(ExitCause(f"could not be started: {self._not_born_reason}"))
         except codec.DecodeError as error:
-            # Nothing that it says from now on counts; its exit is handled as any other.
+            # No later message is read; its exit is handled as any other.
             self._poller.unregister(self._channel.fileno())
-            self._nonsense = f", having sent what cannot be read: {error}"
+            self._read_error = f", having sent what cannot be read: {error}"
             self.kill()
         return False
 
-    def _on_message(self, message: Any) -> None:
+    def _on_message(self, message: object) -> None:
         validation.check(message, BOUNDS)
         match message:
             case control.Born(pid) if self.pid is None:
                 self._on_born(pid)
             case control.NotBorn(reason):
-                self._why = reason
+                self._not_born_reason = reason
             case _:
                 self._report(WorkerSaid(self._number, message))
 
     def _on_born(self, pid: int) -> None:
         self.pid = pid
         try:
-            self._pidfd = os.pidfd_open(pid)  # it is not reaped, so the number is still its own
+            self._pidfd = os.pidfd_open(pid)  # it is not reaped, so the pid is still its own
         except OSError as error:
             self.kill()
             os.waitpid(pid, 0)
             self._end(ExitCause(f"cannot be watched: {error}"))
             return
         self._poller.register(self._pidfd, self)
-        self._guardian.on_born(pid)
+        self._owner.on_born(pid)
         self._report(WorkerStarted(self._number, pid))
 
     def _on_exit(self) -> None:
         assert self.pid is not None
-        self._kill_group()  # the rest of it, so that nobody writes to the arena or the channel any more
-        for _ in range(LAST_READS_MAX):  # what it said before it ended, such as why it could not build its envs
-            if not self.hear():
+        self._kill_group()  # the rest of its group, so that no process of it writes to the arena or the channel
+        for _ in range(LAST_READS_MAX):  # messages from before its exit, such as why it could not build its envs
+            if not self.receive():
                 break
         self._poller.unregister(self._pidfd)
         os.close(self._pidfd)
         self._pidfd = -1
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        by_others = code == -signal.SIGKILL and not self._killed
-        out_of_memory = self._guardian.explain_kill() if by_others else OutOfMemory.NO
-        self._end(ending(code, out_of_memory, self._nonsense, self.log_tail))
+        killed_by_others = code == -signal.SIGKILL and not self._killed
+        out_of_memory = self._owner.explain_kill() if killed_by_others else OutOfMemory.NO
+        self._end(exit_cause(code, out_of_memory, self._read_error, self.log_tail))
 
-    def _end(self, how: ExitCause) -> None:
+    def _end(self, cause: ExitCause) -> None:
         self.discard()
-        self._guardian.on_end(self)
-        self._report(WorkerExited(self._number, how))
+        self._owner.on_end(self)
+        self._report(WorkerExited(self._number, cause))
 
     def _report(self, event: Any) -> None:
         self._events.append((self._session, event))
 
     def discard(self) -> None:
-        """Free what the hub holds of it; its process has ended or was never asked for."""
-        self._over = True
-        self.ring = _ring_nobody  # its end is reported, and perhaps not heard of yet
+        """Free the hub's side; the process has ended or was never requested."""
+        self._ended = True
+        self.ring = _ring_nothing  # the session may ring it until it handles the event
         self._poller.unregister(self._channel.fileno())
         self._channel.close()
         self.close_far_ends()

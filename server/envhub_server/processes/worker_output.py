@@ -1,8 +1,8 @@
-"""What workers print: read from their pipes little by little, passed on to the hub's own streams, the last of it kept.
+"""The output of workers: read from their pipes, written to the hub's own streams, and the last of it kept.
 
-Whatever a worker prints, a turn of the hub's loop reads a bounded amount of it. A reader of the hub's stream that has
-fallen behind holds the workers up, as it would any program that prints, but none for longer than it takes to see that
-nobody reads: from then on their output is dropped and counted, until somebody does.
+A turn of the hub's loop reads a bounded amount. If the reader of the hub's stream is slow, workers that print wait for
+it, as any program does. If the reader reads nothing for ``PATIENCE_S``, the output of workers is dropped and counted
+until it reads again.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from envhub_server.processes.nonblocking_writer import NonblockingWriter
 TAIL_BYTES = 16384
 READ_BYTES = 16384
 PIPES_PER_TURN = 8
-DRAIN_BYTES_MAX = 1 << 17  # of a worker that has ended; what it started may go on printing, and a pipe holds 64 KiB
+DRAIN_BYTES_MAX = 1 << 17  # of a worker that has ended; its children may go on printing, and a pipe holds 64 KiB
 HELD_BYTES_MAX = 1 << 18
-PATIENCE_S = 1  # with a reader that reads nothing
-LAST_S = 0.5  # for a slow reader to take the last of it when the hub ends
+PATIENCE_S = 1  # for a reader that reads nothing
+LAST_S = 0.5  # for a slow reader when the hub ends
 
 _NAMES = {1: "stdout", 2: "stderr"}
 
@@ -32,18 +32,18 @@ log = structlog.get_logger("envhub.output")
 
 
 class Tail:
-    """The last of what came by one pipe."""
+    """The last bytes of one pipe."""
 
     def __init__(self) -> None:
         self.kept = b""
 
     def add(self, chunk: bytes) -> None:
-        """Keep ``chunk``, and of what came before it as much as there is room for."""
+        """Keep ``chunk``, and as much of the bytes before it as fits."""
         self.kept = (self.kept + chunk)[-TAIL_BYTES:]
 
 
-class Timer:
-    """A descriptor that is readable once the time is over, which the hub's loop watches like any other."""
+class TimerDescriptor:
+    """A descriptor that is readable once a time has passed; the hub's loop waits for it as for any other."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -58,12 +58,12 @@ class Timer:
         return int(self._descriptor)
 
     def start(self, seconds: int) -> None:
-        """Have it over in so many seconds from now; 0 stops it."""
+        """Make it readable this many seconds from now; 0 stops it."""
         no_interval_then_once = (ctypes.c_long * 4)(0, 0, seconds, 0)
         self._libc.timerfd_settime(self._descriptor, 0, no_interval_then_once, None)
 
-    def is_over(self) -> bool:
-        """Whether it is over; asked once."""
+    def expired(self) -> bool:
+        """Whether the time has passed; True only once."""
         try:
             return bool(os.read(self._descriptor, 8))
         except BlockingIOError:
@@ -74,40 +74,40 @@ class Timer:
         os.close(self._descriptor)
 
 
-class Stream:
-    """One standard stream of the hub, and the pipes of all workers that go there.
+class OutputStream:
+    """One standard stream of the hub, and the pipes of all workers whose output goes there.
 
     Attributes:
-        dropped: bytes that nobody took, since there was no reader, or one that did not read.
+        dropped: the number of bytes that were dropped, since the stream had no reader or a stuck one.
     """
 
     def __init__(self, poller: Poller, descriptor: int) -> None:
         self.dropped = 0
         self._name = _NAMES[descriptor]
         self._poller = poller
-        self._sink = NonblockingWriter(descriptor)
+        self._writer = NonblockingWriter(descriptor)
         self._tails: dict[int, Tail] = {}
-        self._held = b""  # what was read, and waits for the sink
+        self._held = b""  # read from pipes and not yet written
         self._given_up = False
-        self._told = 0
+        self._logged = 0  # of the dropped bytes
         self._pipes, self._room = select.epoll(), select.epoll()
-        self._timer = Timer()
+        self._timer = TimerDescriptor()
         self._room.register(self._timer.fileno(), select.EPOLLIN)
         poller.register(self._pipes.fileno(), self)
         poller.register(self._room.fileno(), self)
 
     def add(self, pipe: int, tail: Tail) -> None:
-        """Read from this pipe from now on; it must not block."""
+        """Begin to read this pipe, which must not block."""
         self._pipes.register(pipe, select.EPOLLIN)
         self._tails[pipe] = tail
 
     def remove(self, pipe: int) -> None:
-        """Read what is left in it, and then no more."""
+        """Read the rest of the pipe, and then no more."""
         self.drain(pipe)
         self._forget(pipe)
 
     def drain(self, pipe: int) -> None:
-        """Read what is in the pipe now."""
+        """Read all that is in the pipe now."""
         left = DRAIN_BYTES_MAX
         while pipe in self._tails and left > 0 and (read := self._read(pipe)):
             left -= read
@@ -117,7 +117,7 @@ class Stream:
             self._pipes.unregister(pipe)
 
     def on_ready(self, descriptor: int) -> None:
-        """Read what workers have written, or write what waits for room."""
+        """Read the output of workers, or write output that waits for room."""
         if descriptor == self._room.fileno():
             self._on_room()
             return
@@ -132,18 +132,18 @@ class Stream:
         except BlockingIOError:
             return 0
         if not chunk:
-            self._forget(pipe)  # the env closed its end, and so did all that it started
+            self._forget(pipe)  # the worker and its children have closed their ends
             return 0
         self._tails[pipe].add(chunk)
-        self._pass_on(chunk)
+        self._write(chunk)
         return len(chunk)
 
-    def _pass_on(self, chunk: bytes) -> None:
-        taken = 0 if self._held else self._sink.write(chunk)
+    def _write(self, chunk: bytes) -> None:
+        taken = 0 if self._held else self._writer.write(chunk)
         rest = chunk[taken:]
         if not rest:
-            self._tell_dropped()
-        elif self._given_up or self._sink.gone or len(self._held) + len(rest) > HELD_BYTES_MAX:
+            self._log_dropped()
+        elif self._given_up or self._writer.gone or len(self._held) + len(rest) > HELD_BYTES_MAX:
             self.dropped += len(rest)
         elif self._held:
             self._held += rest
@@ -152,17 +152,17 @@ class Stream:
             self._pause()
 
     def _pause(self) -> None:
-        """Read no more until there is room for what was read."""
+        """Read no more until the held output is written."""
         self._poller.unregister(self._pipes.fileno())
-        with contextlib.suppress(OSError):  # a file on a full disk cannot be waited for; the timer ends the pause
-            self._room.register(self._sink.descriptor, select.EPOLLOUT)
+        with contextlib.suppress(OSError):  # epoll takes no file; the timer ends the pause
+            self._room.register(self._writer.descriptor, select.EPOLLOUT)
         self._timer.start(PATIENCE_S)
 
     def _on_room(self) -> None:
-        over = self._timer.is_over()
-        taken = self._sink.write(self._held)
+        expired = self._timer.expired()
+        taken = self._writer.write(self._held)
         self._held = self._held[taken:]
-        if self._held and (self._sink.gone or (over and not taken)):
+        if self._held and (self._writer.gone or (expired and not taken)):
             self._given_up = True
             self.dropped += len(self._held)
             self._held = b""
@@ -171,34 +171,34 @@ class Stream:
                 self._timer.start(PATIENCE_S)
             return
         with contextlib.suppress(OSError):
-            self._room.unregister(self._sink.descriptor)
+            self._room.unregister(self._writer.descriptor)
         self._timer.start(0)
         self._poller.register(self._pipes.fileno(), self)
 
-    def _tell_dropped(self) -> None:
+    def _log_dropped(self) -> None:
         self._given_up = False
-        if self.dropped > self._told:
-            log.warning("output_dropped", stream=self._name, bytes=self.dropped - self._told)
-            self._told = self.dropped
+        if self.dropped > self._logged:
+            log.warning("output_dropped", stream=self._name, bytes=self.dropped - self._logged)
+            self._logged = self.dropped
 
     def close(self) -> None:
-        """Pass on what was read, as far as somebody takes it in time, and stop."""
+        """Write the held output, as far as its reader reads in time, and stop."""
         self._timer.start(0)
         deadline_s = time.monotonic() + LAST_S
-        while self._held and not self._sink.gone and (left_s := deadline_s - time.monotonic()) > 0:
+        while self._held and not self._writer.gone and (left_s := deadline_s - time.monotonic()) > 0:
             self._room.poll(left_s)
-            self._held = self._held[self._sink.write(self._held) :]
+            self._held = self._held[self._writer.write(self._held) :]
         for waited in (self._pipes, self._room):
             self._poller.unregister(waited.fileno())
             waited.close()
         self._timer.close()
 
 
-class Streams:
-    """The hub's standard output and error, as its workers share them."""
+class OutputStreams:
+    """The hub's stdout and stderr, which its workers share."""
 
     def __init__(self, poller: Poller) -> None:
-        self.output, self.error = Stream(poller, 1), Stream(poller, 2)
+        self.output, self.error = OutputStream(poller, 1), OutputStream(poller, 2)
 
     def close(self) -> None:
         """Stop reading."""
@@ -206,21 +206,21 @@ class Streams:
         self.error.close()
 
 
-class Output:
-    """The output of one worker.
+class WorkerOutput:
+    """The stdout and stderr of one worker.
 
     Attributes:
-        far_ends: what the worker writes to in place of its standard output and error; closed by ``close_far_ends``.
+        far_ends: the worker's ends of the two pipes; closed by ``close_far_ends``.
     """
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: OutputStreams) -> None:
         """Make two pipes.
 
         Raises:
-            OSError: no descriptors are to be had; nothing is left behind.
+            OSError: there are no descriptors left; nothing is left behind.
         """
         self._tails = Tail(), Tail()
-        self._readers: list[tuple[Stream, int]] = []
+        self._readers: list[tuple[OutputStream, int]] = []
         self.far_ends: list[int] = []
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
@@ -234,9 +234,9 @@ class Output:
 
     @property
     def tail(self) -> str:
-        """The last of what it printed until now, to its standard output and then to its standard error.
+        """The last of its stdout until now, followed by the last of its stderr.
 
-        Nobody knows what of the two came first, and a stack that was asked for is to stand at the end.
+        The order of the two is unknown. Stderr comes last, since a stack that the hub asked for must be at the end.
         """
         for stream, pipe in self._readers:
             stream.drain(pipe)
@@ -244,13 +244,13 @@ class Output:
         return kept.decode("utf-8", "backslashreplace")
 
     def close_far_ends(self) -> None:
-        """Leave them to the worker."""
+        """Close the hub's copies of the worker's ends."""
         for descriptor in self.far_ends:
             os.close(descriptor)
         self.far_ends.clear()
 
     def close(self) -> None:
-        """Read what is left, and free the pipes."""
+        """Read the rest of the pipes, and free them."""
         self.close_far_ends()
         for stream, pipe in self._readers:
             stream.remove(pipe)

@@ -1,4 +1,4 @@
-"""The zygote as the hub sees it: it forks the workers, and ends what is left of them should the hub be killed."""
+"""The hub's side of the zygote, which forks workers and, if the hub is killed, ends the processes that are left."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import socket
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import envhub
 import envhub_server
@@ -19,8 +18,8 @@ from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.loop.poller import Poller, Source
 from envhub_server.processes.worker_handle import WorkerHandle
 
-# What is read when a process starts, or when what the zygote imports is imported: a zygote is of one world as far as
-# these go. The rest of a program's environment is put in place in each worker.
+# Variables that are read when a process starts, or by the modules that the zygote imports: these cannot be changed in a
+# fork. Each worker sets the other variables of a program's environment itself.
 START_VARIABLES = (
     *("LD_", "GLIBC_", "MALLOC_", "LANG", "LC_", "PYTHON"),
     *("NPY_", "NUMPY_", "OMP_", "KMP_", "GOMP_", "OPENBLAS_", "GOTO_", "MKL_", "BLIS_", "VECLIB_", "NUMEXPR_"),
@@ -29,7 +28,7 @@ DESCRIPTORS_PER_WORKER = 3  # its channel, its standard output and its standard 
 
 
 def start_environment(environ: Mapping[str, str] | None) -> dict[str, str] | None:
-    """What of an environment a process must have been started in; None stands for the hub's own."""
+    """The variables that a zygote must be started with; None stands for the hub's own environment."""
     if environ is None:
         return None
     return {name: value for name, value in environ.items() if name.startswith(START_VARIABLES)}
@@ -42,13 +41,13 @@ def _locations() -> list[str]:
     codec_file = importlib.util.find_spec("msgpack_numpy")
     assert codec_file is not None and codec_file.origin is not None
     folders = {package.__name__: str(Path(package.__file__ or "").parent) for package in (envhub, envhub_server)}
-    return [f"{name}={place}" for name, place in {**folders, "msgpack_numpy": codec_file.origin}.items()]
+    return [f"{name}={folder}" for name, folder in {**folders, "msgpack_numpy": codec_file.origin}.items()]
 
 
 class ZygoteHandle:
     """The process that forks workers, in one environment and working directory.
 
-    It outlives a hub that is killed, by as long as it takes to end what the workers left behind.
+    It outlives a hub that is killed, until it has ended all processes of the workers.
     """
 
     def __init__(
@@ -60,14 +59,14 @@ class ZygoteHandle:
         workers: Sequence[int],
         parent: Source,
     ) -> None:
-        """Start the process with this interpreter; it guards ``workers``, and ``parent`` is to ``reap`` it.
+        """Start the process with this interpreter; it guards ``workers``, and ``parent`` must ``reap`` it.
 
         Raises:
-            OSError: no process or descriptor is to be had; nothing is left behind.
+            OSError: there is no process or descriptor left; nothing is left behind.
         """
         self.environ = environ
-        self.world = start_environment(environ)
-        self._deaf = False
+        self.start_environment = start_environment(environ)
+        self._channel_closed = False
         self._poller = poller
         marked = {process_marks.VARIABLE: process_marks.mark(hub, process_marks.NO_WORKER)}
         with contextlib.ExitStack() as undo:
@@ -105,12 +104,12 @@ class ZygoteHandle:
 
     @property
     def alive(self) -> bool:
-        """Whether it can fork workers; one that is being killed has no channel any more."""
+        """Whether it can fork workers; a zygote that is being killed has closed its channel."""
         self.on_ready(-1)
-        return not self._deaf and self._process.poll() is None
+        return not self._channel_closed and self._process.poll() is None
 
     def fork(self, workers: Sequence[WorkerHandle]) -> None:
-        """Ask for the processes of these workers, and give their ends away.
+        """Request the processes of these workers, and close the hub's copies of their descriptors.
 
         Raises:
             OSError: the zygote does not take the request, because it has ended or is stopped.
@@ -127,32 +126,32 @@ class ZygoteHandle:
                 worker.close_far_ends()
 
     def guard(self, pids: Iterable[int]) -> None:
-        """Have it end these workers with all that is theirs, should the hub be killed."""
-        self._tell(control.Guard(list(pids)))
+        """Have it end these workers and their descendants if the hub is killed."""
+        self._send(control.Guard(list(pids)))
 
     def reaped(self, pid: int) -> None:
-        """The number of this worker may be another process's from now on."""
-        self._tell(control.Reaped(pid))
+        """Report that this worker was reaped: another process may have its pid from now on."""
+        self._send(control.Reaped(pid))
 
-    def _tell(self, message: Any) -> None:
+    def _send(self, message: object) -> None:
         with contextlib.suppress(ChannelClosed):  # it has ended, and is about to be reaped
             self._channel.send(message)
             self._poller.want_writable(self._channel.fileno(), self._channel.backlogged)
 
     def on_ready(self, descriptor: int) -> None:
-        """It says nothing here: there is room for what waits to be said to it, or it has ended."""
+        """Send what waits for room, or notice that the zygote has ended; it sends no message by this channel."""
         try:
             self._channel.flush()
             self._channel.receive()
             self._poller.want_writable(self._channel.fileno(), self._channel.backlogged)
         except ChannelClosed:
-            self._deaf = True
+            self._channel_closed = True
             self._poller.unregister(self._channel.fileno())
 
     def retire(self) -> None:
-        """Let it end once it has forked what it was asked for."""
-        self._tell(control.Retire())
-        if self._channel.backlogged:  # it would take a channel that ends without that word for a hub that was killed
+        """Let it exit once it has forked the workers that were requested."""
+        self._send(control.Retire())
+        if self._channel.backlogged:  # a channel that ends without this message means that the hub was killed
             self.kill()
         self._close_channel()
 
@@ -161,7 +160,7 @@ class ZygoteHandle:
         self._process.kill()
 
     def reap(self) -> None:
-        """Wait for the end of its process and free what watched it."""
+        """Wait until its process has ended, and free its descriptors."""
         self._process.wait()
         self._poller.unregister(self.pidfd)
         os.close(self.pidfd)

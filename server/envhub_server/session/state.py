@@ -95,7 +95,7 @@ class Stage(enum.Enum):
     SERVING = "serving"  # its rows are its own
 
 
-class Lane(enum.Enum):
+class LaneName(enum.Enum):
     """How the client steps the session."""
 
     WIRE = "wire"  # the hub drives, for each step
@@ -207,7 +207,7 @@ class SessionState:
         self.sizing = sizing
         self.workers: list[WorkerState] = []
         self.asked = True  # the first request is the make
-        self.lane = Lane.WIRE
+        self.lane = LaneName.WIRE
         self.driver = Driver.HUB
         self.infos: dict[int, bytes] = {}
         self.made: messages.Made | None = None
@@ -327,7 +327,7 @@ class SessionState:
         assert self.asked or self.phase not in (Phase.MOVING, Phase.CALLING, *_MAKING)
         assert (self._takeover is Takeover.MOVING) == (self.phase is Phase.HANDING_OVER)
         assert self.driver is Driver.HUB or (self._lent and not self._parts_out)
-        assert self.lane is Lane.WIRE or self._lent
+        assert self.lane is LaneName.WIRE or self._lent
         assert not self._receiving or self.asked
         assert self._failure is not None or self.phase is not Phase.BROKEN
         assert self.phase is not Phase.ENDED or not (self.asked or any(w.alive for w in self.workers))
@@ -509,7 +509,7 @@ class SessionState:
             self._has_pending = False
             for worker in self.workers:
                 worker.pending = None
-        if self.lane is Lane.SHARED and self.driver is Driver.HUB and self._idle:
+        if self.lane is LaneName.SHARED and self.driver is Driver.HUB and self._idle:
             self.driver, self._idle_samples = Driver.CLIENT, 0
             return [answer, do.GiveDrive()]
         return [answer]
@@ -884,7 +884,7 @@ class SessionState:
                 assert worker.loss is not None
                 instructions.append(do.FinishSteps(number, worker.loss))
         self._quiescent = elapsed.quiescent
-        if self.lane is Lane.WIRE and elapsed.quiescent:
+        if self.lane is LaneName.WIRE and elapsed.quiescent:
             instructions += self._take_drive()
         due = [number for number, worker in enumerate(self.workers) if now_s >= worker.restart_at_s]
         instructions += self._advance_takeover(elapsed.quiescent)
@@ -940,10 +940,10 @@ class SessionState:
     # --- who drives ---------------------------------------------------------------------------------------------------
 
     def _on_side_connected(self, connected: stimuli.SideConnected, now_s: float) -> Instructions:
-        free = self.lane is Lane.WIRE and self.driver is Driver.HUB and self._takeover is Takeover.NONE
+        free = self.lane is LaneName.WIRE and self.driver is Driver.HUB and self._takeover is Takeover.NONE
         if not (free and self._idle and connected.quiescent):
             return [do.RefuseSide()]
-        self.lane, self.driver, self._lent = Lane.SHARED, Driver.CLIENT, True
+        self.lane, self.driver, self._lent = LaneName.SHARED, Driver.CLIENT, True
         self._sample_at_s, self._idle_samples = now_s + SAMPLE_S, 0
         return [do.Grant(), do.GiveDrive()]
 
@@ -951,11 +951,11 @@ class SessionState:
         return [do.RefuseSide()]
 
     def _on_side_closed(self, closed: stimuli.SideClosed, now_s: float) -> Instructions:
-        self.lane = Lane.WIRE
+        self.lane = LaneName.WIRE
         return [do.CloseSide(), *(self._take_drive() if closed.quiescent else [])]
 
     def _revoked(self) -> Instructions:
-        return [do.Revoke()] if self.lane is Lane.SHARED else []
+        return [do.Revoke()] if self.lane is LaneName.SHARED else []
 
     # --- takeover -----------------------------------------------------------------------------------------------------
 
@@ -965,7 +965,7 @@ class SessionState:
             self._takeover = Takeover.WAITING
         self.plan_sample(now_s)
         revoked = [*self._revoked(), do.CloseSide()]
-        self.lane = Lane.WIRE
+        self.lane = LaneName.WIRE
         if self.phase in _OVER:
             return [*revoked, *self._fail_takeover()]
         return [*revoked, *(self._advance_takeover(attached.quiescent) if first else [])]
@@ -1069,7 +1069,7 @@ class SessionState:
             self._close_by_s = min(self._close_by_s, self._end_by_s)
         self._quiescent = draining.quiescent
         self.plan_sample(now_s)
-        wind_up: Instructions = [do.WindUp()] if self.lane is Lane.SHARED else []
+        wind_up: Instructions = [do.WindUp()] if self.lane is LaneName.SHARED else []
         return wind_up
 
     def _drained(self, now_s: float) -> Instructions:

@@ -19,7 +19,7 @@ from envhub.protocol.prelude import Prelude
 from envhub_client.client import connect
 from envhub_client.tools.conformance import contract
 from envhub_client.tools.conformance.contract import NUM_ENVS, require, sampled
-from envhub_client.tools.conformance.raw_peer import ANSWER_TIMEOUT_S, Answer, RawPeer
+from envhub_client.tools.conformance.raw_peer import ANSWER_TIMEOUT_S, RawAnswer, RawPeer
 
 PROTOCOL, CONTRACT = "protocol", "contract"
 
@@ -131,14 +131,14 @@ class _Session:
         # Whatever a check found, a hub is not left with a session that nobody uses.
         self.ask(Op.CLOSE, messages.pack(Close(terminate=True)))
 
-    def ask(self, op: Op, body: bytes, *frames: bytes) -> Answer:
+    def ask(self, op: Op, body: bytes, *frames: bytes) -> RawAnswer:
         self.seq += 1
         return self.repeat(op, body, *frames)
 
-    def repeat(self, op: Op, body: bytes, *frames: bytes, seq: int | None = None) -> Answer:
+    def repeat(self, op: Op, body: bytes, *frames: bytes, seq: int | None = None) -> RawAnswer:
         return self.peer.ask(op, body, self.token, self.seq if seq is None else seq, *frames)
 
-    def step(self) -> Answer:
+    def step(self) -> RawAnswer:
         return self.ask(Op.STEP, self.codes, *self.frames)
 
 
@@ -166,7 +166,7 @@ def _check_refusals(peer: RawPeer, env: str) -> None:
     _refused(peer.ask(Op.STATS, b"\x80"), "stale_hub", "a request for another hub")
 
 
-def _refused(answer: Answer, code: str, what: str) -> None:
+def _refused(answer: RawAnswer, code: str, what: str) -> None:
     found = answer.failure.code if answer.failure else "no failure"
     require(found == code, f"{what} is answered by {found}, not {code}")
 

@@ -13,7 +13,7 @@ from envhub.protocol.prelude import FRAME_BYTES_MAX, NO_SESSION, PRELUDE, Prelud
 ANSWER_TIMEOUT_S = 30.0
 
 
-class Answer(NamedTuple):
+class RawAnswer(NamedTuple):
     """One message of the hub: its prelude, its header and the frames that follow."""
 
     prelude: Prelude
@@ -54,7 +54,7 @@ class RawPeer:
         """Send these frames as they are."""
         self._socket.send_multipart(frames)
 
-    def ask(self, op: int, body: bytes, token: bytes = NO_SESSION, seq: int = 1, *frames: bytes) -> Answer:
+    def ask(self, op: int, body: bytes, token: bytes = NO_SESSION, seq: int = 1, *frames: bytes) -> RawAnswer:
         """Send a request with a prelude and wait for its reply; pushes and late replies are passed over."""
         self.send([Prelude(op, self.hub_id, token, seq).pack() + body, *frames])
         while True:
@@ -62,7 +62,7 @@ class RawPeer:
             if answer.prelude.op & REPLY and (answer.prelude.token, answer.prelude.seq) == (token, seq):
                 return answer
 
-    def receive(self) -> Answer:
+    def receive(self) -> RawAnswer:
         """The next message.
 
         Raises:
@@ -71,7 +71,7 @@ class RawPeer:
         if not self._socket.poll(int(self._timeout * 1000)):
             raise HubTimeout(f"the hub did not answer within {self._timeout:g} s")
         first, *frames = self._socket.recv_multipart()
-        return Answer(Prelude.unpack(first), first[PRELUDE.size :], frames)
+        return RawAnswer(Prelude.unpack(first), first[PRELUDE.size :], frames)
 
     def close(self) -> None:
         """Close the socket."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envhub_server.memory.step_frames import StepFrames
+from envhub_server.memory.step_io import StepFrames
 
 from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
@@ -43,13 +43,12 @@ class Frames(StepFrames):
     """Frames that are posted as soon as they fit."""
 
     def __init__(self, arena: Arena) -> None:
-        super().__init__(arena)
-        self._driver = ArenaDriver(arena)
+        super().__init__(arena, ArenaDriver(arena))
 
     def load(self, codes: bytes, frames: Sequence[Any]) -> str:
         problem = super().load(codes, frames)
         if not problem:
-            self._driver.post(OP_OUT_OF_BAND if self.has_beside else OP_STEP, self.codes, self.arrays)
+            self._driver.post(OP_OUT_OF_BAND if self.out_of_band else OP_STEP, self.codes, self.arrays)
         return problem
 
 
@@ -64,7 +63,7 @@ def test_frames_of_a_step_are_written_into_the_arena_with_their_codes() -> None:
     assert frames.load(bytes([INT64, FLOAT32]), [INTS.tobytes(), VECTORS.tobytes()]) == ""
     assert actions_of(arena, 0, "i8") == [0, 1, 2] and actions_of(arena, 1, "f4") == [0, 1, 2, 3, 4, 5]
     assert [column.tolist() for column in arena.action_codes] == [[INT64] * ROWS, [FLOAT32] * ROWS]
-    assert not frames.has_beside
+    assert not frames.out_of_band
 
 
 def test_codes_may_change_between_steps() -> None:
@@ -128,9 +127,9 @@ def test_actions_out_of_band_are_kept_for_the_workers_rows() -> None:
     arena = new_arena(NUMBER, OBJECT)
     frames = Frames(arena)
     assert frames.load(bytes([INT64, BESIDE]), [INTS.tobytes(), out_of_band(0, 1, 2)]) == ""
-    assert frames.has_beside and actions_of(arena, 0, "i8") == [0, 1, 2]
+    assert frames.out_of_band and actions_of(arena, 0, "i8") == [0, 1, 2]
     assert arena.action_codes[1].tolist() == [BESIDE] * ROWS
-    assert frames.beside([2, 0]) == out_of_band(2, 0)
+    assert frames.out_of_band_of([2, 0]) == out_of_band(2, 0)
 
 
 def test_leaf_without_an_array_has_no_frame_though_later_leaves_have_one() -> None:
@@ -143,9 +142,9 @@ def test_leaf_without_an_array_has_no_frame_though_later_leaves_have_one() -> No
 def test_step_after_one_with_actions_out_of_band_may_have_none() -> None:
     arena = new_arena(NUMBER)
     frames = Frames(arena)
-    assert frames.load(bytes([BESIDE]), [out_of_band(0, 1, 2)]) == "" and frames.has_beside
-    assert frames.load(bytes([INT64]), [INTS.tobytes()]) == "" and not frames.has_beside
-    assert frames.load(bytes([BESIDE]), [out_of_band(0, 1, 2)]) == "" and frames.has_beside
+    assert frames.load(bytes([BESIDE]), [out_of_band(0, 1, 2)]) == "" and frames.out_of_band
+    assert frames.load(bytes([INT64]), [INTS.tobytes()]) == "" and not frames.out_of_band
+    assert frames.load(bytes([BESIDE]), [out_of_band(0, 1, 2)]) == "" and frames.out_of_band
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
@@ -155,7 +154,7 @@ def test_part_has_its_rows_and_an_array_for_each_leaf() -> None:
     arena = new_arena(NUMBER, VECTOR)
     before = everything(arena)
     numbers, vectors = np.array([5, 6]), np.ones((2, 2), np.float32)
-    rows, arrays = StepFrames(arena).part([2, 0], bytes([INT64, FLOAT32]), [numbers.tobytes(), vectors.tobytes()])
+    rows, arrays = Frames(arena).part([2, 0], bytes([INT64, FLOAT32]), [numbers.tobytes(), vectors.tobytes()])
     assert rows.tolist() == [2, 0] and arrays[0].tolist() == [5, 6] and arrays[1].tolist() == vectors.tolist()
     assert everything(arena) == before  # posting the part writes it
 
@@ -180,5 +179,5 @@ def test_part_that_does_not_fit_is_refused(rows: list[int], codes: bytes, wrong:
     arena = new_arena(NUMBER)
     before = everything(arena)
     with pytest.raises(ValueError, match=r"rows|frames|code"):
-        StepFrames(arena).part(rows, codes, wrong)
+        Frames(arena).part(rows, codes, wrong)
     assert everything(arena) == before

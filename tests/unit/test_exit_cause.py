@@ -1,28 +1,28 @@
-"""How an ending is told, and what counts as want of memory."""
+"""The text of an exit cause, and how a lack of memory is found."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from envhub_server.processes.exit_cause import ExitCause, MemoryKills, OutOfMemory, ending, own_counters
+from envhub_server.processes.exit_cause import ExitCause, MemoryKills, OutOfMemory, exit_cause, own_counters
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "cause"),
     [
         (0, ExitCause("exited with status 0", "", 0, "last")),
         (-11, ExitCause("was ended by SIGSEGV", "SIGSEGV", None, "last")),
         (-40, ExitCause("was ended by signal 40", "signal 40", None, "last")),
     ],
 )
-def test_ending_names_status_or_signal(code: int, told: ExitCause) -> None:
-    assert ending(code, OutOfMemory.NO, "", "last") == told
+def test_exit_cause_names_status_or_signal(code: int, cause: ExitCause) -> None:
+    assert exit_cause(code, OutOfMemory.NO, "", "last") == cause
 
 
-def test_ending_for_want_of_memory_says_so() -> None:
-    assert ending(-9, OutOfMemory.YES, "", "").how == "was ended by SIGKILL: the kernel killed it, out of memory"
-    assert ending(-9, OutOfMemory.PERHAPS, "", "").how == "was ended by SIGKILL, perhaps out of memory"
+def test_exit_cause_says_that_the_kernel_killed_the_worker_for_lack_of_memory() -> None:
+    assert exit_cause(-9, OutOfMemory.YES, "", "").how == "was ended by SIGKILL: the kernel killed it, out of memory"
+    assert exit_cause(-9, OutOfMemory.PERHAPS, "", "").how == "was ended by SIGKILL, perhaps out of memory"
 
 
 def counter(file: Path, kills: int) -> Path:
@@ -45,7 +45,7 @@ def test_kill_that_only_the_machine_counted_may_be_another_containers(tmp_path: 
     assert kills.explain() is OutOfMemory.PERHAPS
 
 
-def test_kill_where_nothing_is_counted_may_be_for_want_of_memory(tmp_path: Path) -> None:
+def test_kill_where_nothing_is_counted_may_be_for_lack_of_memory(tmp_path: Path) -> None:
     assert MemoryKills(None, tmp_path / "none").explain() is OutOfMemory.PERHAPS
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envhub_client.lanes.templates import Templates
+from envhub_client.lanes.templates import InfoTemplates
 from envhub_client.results.infos import Infos
 from gymnasium.vector import VectorEnv
 from hypothesis import given
@@ -59,7 +59,7 @@ class OwnLayout(Batch):
         return {**vector_infos, str(env_num): env_info}
 
 
-class Told(Templates):
+class Told(InfoTemplates):
     """Templates that were announced already."""
 
     def __init__(self, known: dict[int, bytes]) -> None:

@@ -1,0 +1,150 @@
+"""Frames into and out of the arena: of a client's steps, checked against it, and of the replies to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+
+import numpy as np
+
+from envhub.arena.driver import ArenaDriver
+from envhub.arena.memory import Arena
+from envhub.protocol import messages
+from envhub.protocol.prelude import Frame, Frames
+from envhub.values import actions, codec
+from envhub.values.compression import Compressor
+from envhub.values.info_columns import Rows, pack_columns
+
+ToFrames = Callable[[list[np.ndarray]], Frames]  # makes a frame of each observation leaf, in a list of its own
+Blob = tuple[int, Frame]  # a row, and what the reply has for this row
+
+
+class LeafCompressors:
+    """Compresses observations, where that saves bytes."""
+
+    def __init__(self, method: str) -> None:
+        """Use this method of ``envhub.values.compression``."""
+        self._method = method
+        self._compressors: list[Compressor] = []  # one for each leaf, since one leaf may save bytes and another not
+
+    def compress(self, observations: list[np.ndarray]) -> Frames:
+        """A frame of each leaf."""
+        self._compressors = self._compressors or [Compressor(self._method) for _ in observations]
+        return [each.compress(leaf) for each, leaf in zip(self._compressors, observations, strict=True)]
+
+
+class StepFrames:
+    """Reads the frames of one session's steps, and makes those of the replies.
+
+    Most steps have actions of the same codes, so the sizes that follow from them are computed when the codes change.
+
+    Attributes:
+        codes, arrays: of the last step, as ``ArenaDriver.post`` takes them.
+        out_of_band: whether the last step has actions, or parts of them, that travel out of band.
+    """
+
+    def __init__(self, arena: Arena, driver: ArenaDriver) -> None:
+        self._arena = arena
+        self._driver = driver
+        self._sized_codes: bytes | None = None
+        self._sizes: list[int] = []
+        self.codes = b""
+        self.arrays: Sequence[Frame] = ()
+        self.out_of_band = False
+        self._out_of_band: list[tuple[int, bytes]] = []
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def load(self, codes: bytes, frames: Sequence[Frame]) -> str:
+        """Take the frames of a step; returns why they do not fit the arena, or an empty text."""
+        if codes != self._sized_codes and (problem := self._size(codes)):
+            return f"{problem}; no env has moved"
+        found = [*map(len, frames)]
+        if found[: len(self._sizes)] != self._sizes or len(found) != len(self._sizes) + self.out_of_band:
+            return f"action frames of {found} bytes where {self._sizes} are due; no env has moved"
+        if self.out_of_band and (problem := self._load_out_of_band(frames[-1])):
+            return problem
+        self.codes, self.arrays = codes, frames  # the frame of actions out of band is the last, and has no buffer
+        return ""
+
+    def _size(self, codes: bytes) -> str:
+        """Compute the sizes of the arrays; returns why these codes do not fit the arena, or an empty text."""
+        layout = self._arena.layout
+        if len(codes) != len(layout.actions):
+            return f"{len(codes)} codes for {len(layout.actions)} action leaves"
+        try:
+            sizes = actions.sizes(codes, layout.actions, layout.rows)
+        except ValueError as error:
+            return str(error)
+        self._sized_codes, self._sizes, self.out_of_band = codes, sizes, actions.BESIDE in codes
+        return ""
+
+    def _load_out_of_band(self, frame: Frame) -> str:
+        rows = self._arena.layout.rows
+        try:
+            self._out_of_band = messages.unpack_rows(frame, rows)
+        except codec.DecodeError as error:
+            return f"{error}; no env has moved"
+        complete = [row for row, _ in self._out_of_band] == list(range(rows))
+        return "" if complete else "the actions beside the arrays are not one for each row; no env has moved"
+
+    def out_of_band_of(self, rows: Sequence[int]) -> bytes:
+        """The actions of these rows that travel out of band, in one frame."""
+        return messages.pack_rows(self._out_of_band[row] for row in rows)
+
+    def part(self, rows: Sequence[int], codes: bytes, frames: Sequence[Frame]) -> tuple[np.ndarray, list[np.ndarray]]:
+        """The rows of a part of the batch, and their actions, one array per leaf.
+
+        Raises:
+            ValueError: they do not fit the arena.
+        """
+        layout = self._arena.layout
+        wanted = {row for row in rows if 0 <= row < layout.rows}
+        if not wanted or len(wanted) < len(rows):
+            raise ValueError(f"the rows are not different ones of {layout.rows}")
+        sizes = actions.sizes(codes, layout.actions, len(rows))
+        if len(sizes) != len(layout.actions) or [len(frame) for frame in frames] != sizes:
+            raise ValueError(f"action frames of other than {sizes} bytes")
+        dtypes = [actions.DTYPES[code & ~actions.PYTHON] for code in codes]
+        arrays = [
+            np.frombuffer(frame, dtype).reshape(len(rows), *leaf.shape)
+            for frame, dtype, leaf in zip(frames, dtypes, layout.actions, strict=True)
+        ]
+        return np.array(rows, np.int64), arrays
+
+    # --- replies ------------------------------------------------------------------------------------------------------
+
+    def batch(self, to_frames: ToFrames, results: bool, large_infos: dict[int, bytes] | None) -> Frames:
+        """The whole batch: observations, ``results`` if wanted, and infos unless ``large_infos`` is None.
+
+        Args:
+            to_frames: makes frames of observations.
+            results: whether rewards, terminations and truncations belong to the reply.
+            large_infos: of rows whose info is too large for the arena.
+        """
+        arena = self._arena
+        frames = to_frames(self._driver.observations())
+        if results:
+            frames.append(arena.results.tobytes())
+        if large_infos is not None:
+            # A worker may have sent an info and then ended, so that the row's result is another.
+            limit, lengths = arena.layout.info_bytes, arena.info_length
+            large = [(row, info) for row, info in large_infos.items() if lengths[row] > limit]
+            blobs = sorted([*arena.small_infos(), *large], key=itemgetter(0)) if large else arena.small_infos()
+            frames += row_frames(blobs, arena.columns())
+        return frames
+
+    def rows(self, to_frames: ToFrames, rows: np.ndarray, infos: Sequence[Blob]) -> Frames:
+        """These rows, which were posted as parts of the batch, with their results and infos."""
+        columns = self._arena.columns(rows)
+        observations, rewards, terminations, truncations = self._driver.results(rows)
+        results = rewards.tobytes() + terminations.tobytes() + truncations.tobytes()
+        arrays = to_frames([np.ascontiguousarray(leaf) for leaf in observations])
+        return [rows.tobytes(), *arrays, results, *row_frames(infos, columns)]
+
+
+def row_frames(blobs: Sequence[Blob], columns: Sequence[Rows] = ()) -> Frames:
+    """One frame of blobs by row, then one of infos in columns; the second never comes alone."""
+    if columns:
+        return [messages.pack_rows(blobs), pack_columns(columns)]
+    return [messages.pack_rows(blobs)] if blobs else []

@@ -23,7 +23,7 @@ from typing import Any
 VARIABLE = "ENVHUB_CRASH_AT"
 
 # Before and after each call of these is a point: a message sent or received, an outcome or a word stored, a bell rung,
-# a request taken, a reply sent, an instruction carried out.
+# a request taken, a reply sent, a stimulus handled.
 _CHANNEL = (
     "envhub_server.ipc.channel:Channel.send",
     "envhub_server.ipc.channel:Channel.receive",
@@ -41,7 +41,7 @@ POINTS = {
         *_CHANNEL,
         "envhub.transport.sockets:receive",
         "envhub.transport.sockets:send",
-        "envhub_server.hub.runtime:SessionRuntime._carry_out",
+        "envhub_server.hub.runtime:SessionRuntime.handle",
         "envhub_server.hub.worker_pool:WorkerPool.ring",
     ),
 }

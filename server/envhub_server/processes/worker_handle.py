@@ -176,7 +176,7 @@ class WorkerHandle:
                 self._on_message(message)
             return received is not None
         except ChannelClosed:
-            # The worker may live without its end of the channel: only the pidfd tells its exit.
+            # The worker may live without its end of the channel: only the pidfd reports its exit.
             self._poller.unregister(self._channel.fileno())
             if self.pid is None:
                 self._end(ExitCause(f"could not be started: {self._not_born_reason}"))

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 from envhub_server.ipc.control import RowInfo
-from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
+from envhub_server.memory.session_memory import SessionMemory
 from envhub_server.memory.stand_ins import ObjectCopies, StandIns
 from envhub_server.session.failure_text import WorkerLoss
-from envhub_server.session.hang_detector import Progress
 from envhub_server.session.stimuli import RowsWaiting, StandInFailed, StandInInfo
 
 from envhub.arena.layout import Layout
-from envhub.arena.memory import OP_RESET, OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, TURN_FIRST, Arena
+from envhub.arena.memory import OP_RESET, OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, Arena
 from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING, put_info, with_objects
 from envhub.protocol.messages import Failure
 from envhub.values.leaf import Leaf
@@ -214,35 +212,3 @@ def test_bytes_that_a_client_wrote_into_the_arena_break_nothing(memory: SessionM
     arena.done[1] = arena.request[1]
     copies.keep(arena, range(ROWS))
     assert [copies.last(arena, row) for row in range(ROWS)] == [b""] * ROWS
-
-
-# --- a worker's progress ---------------------------------------------------------------------------------------------
-
-
-def test_progress_names_the_row_that_the_worker_executes(memory: SessionMemory) -> None:
-    arena = memory.arena
-    assert memory.progress(1) == Progress(0, 1, "")
-    step(memory)
-    arena.turn[1] = 3 | 1 << 21
-    assert memory.progress(1) == Progress(3 | 1 << 21, 3, "step")
-    arena.turn[1] = 3 | TURN_FIRST
-    assert memory.progress(1).kind == "init"
-    finish(memory, 3)
-    arena.turn[1] = 3 | 1 << 21
-    assert memory.progress(1) == Progress(3 | 1 << 21, 1, "step")  # it has not begun with the other
-    arena.turn[1] = 0  # no row of its own
-    assert memory.progress(1).row == 1
-    finish(memory, *range(ROWS))
-    step(memory, OP_RESET)
-    assert memory.progress(0).kind == "reset"
-
-
-def test_rows_of_a_worker_have_equal_distances(memory: SessionMemory) -> None:
-    assert [memory.rows(worker).tolist() for worker in range(WORKERS)] == [[0, 2], [1, 3]]
-    assert np.array_equal(memory.words(1).rows, [1, 3])
-
-
-def test_budget_of_all_sessions() -> None:
-    budget = ArenaBudget(100)
-    budget.used += 60
-    assert budget.left == 40

@@ -12,7 +12,7 @@ from envhub_server.processes.worker_events import WorkerEvent, WorkerExited, Wor
 
 LISTING = -1  # in place of a session's number, in events of the worker that lists names
 
-log = structlog.get_logger("envhub.lister")
+log = structlog.get_logger("envhub.listing")
 
 
 class Listing:

@@ -39,7 +39,7 @@ class Timing:
     """The times that a hub waits, in seconds."""
 
     lease_s: float = 60.0  # for a client that lost its connection
-    drain_s: float = 5.0  # for running requests to end, once the hub is told to stop
+    drain_s: float = 5.0  # for running requests to end, once the hub is stopping
     close_after_drain_s: float = 2.0  # for envs to close after that; `docker stop` kills after 10
 
     def __post_init__(self) -> None:

@@ -54,8 +54,8 @@ def _is_importable(package: str) -> bool:
 def serve(config: HubConfig, ready: Callable[[Hub], None] = lambda hub: None) -> None:
     """Run a hub in this process, in its main thread, until SIGTERM or SIGINT.
 
-    Without addresses it listens where clients look by default. One structured line per change of a session or worker
-    goes to stderr.
+    Without addresses it listens on the default address of clients. It logs one line per change of a session or worker
+    to stderr.
 
     Args:
         config: the environments and addresses, among others.

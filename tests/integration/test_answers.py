@@ -118,7 +118,7 @@ def test_env_that_closes_the_usual_descriptors_goes_on(unruly: ServedHub, lane: 
         assert envs.call("echo", 8) == (8, 8)
 
 
-def test_worker_whose_channel_was_closed_says_so(unruly: ServedHub) -> None:
+def test_worker_whose_channel_was_closed_is_reported_as_such(unruly: ServedHub) -> None:
     with made(unruly, "tcp") as envs:
         wait_reset(envs)
         with pytest.raises(envhub.WorkerDied, match="exited with status 1"):
@@ -156,7 +156,9 @@ def test_child_that_comes_back_from_a_call_answers_nothing(
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("act", FORKS_THAT_COME_BACK)
 @pytest.mark.parametrize("call", CALLS)
-def test_child_that_comes_back_from_any_call_is_not_heard(unruly: ServedHub, lane: str, act: str, call: str) -> None:
+def test_messages_of_a_child_that_returns_from_any_call_are_not_read(
+    unruly: ServedHub, lane: str, act: str, call: str
+) -> None:
     with made(unruly, lane, 3, 2, acts={call: act}) as envs:
         pids = wait_reset(envs)[0][:, 1].tolist()
         for steps in (1, 2, 3):

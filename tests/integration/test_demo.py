@@ -96,7 +96,7 @@ def test_interrupted_demo_leaves_no_process(number: int) -> None:
     assert wait_until(lambda: not marked(mark)), marked(mark)
 
 
-def test_hub_that_cannot_serve_says_why() -> None:
+def test_hub_that_cannot_serve_prints_why() -> None:
     with pytest.raises(HubUnreachable, match="should read name=module:factory"), served_hub("no=thing:"):
         pass
 

@@ -83,7 +83,7 @@ def test_default_command_offers_cartpole_and_atari_only() -> None:
         assert offered.find(other) is None, other
 
 
-def test_default_command_says_aloud_that_nothing_guards_the_port() -> None:
+def test_default_command_warns_that_the_port_has_no_authentication() -> None:
     found = config(command())
     assert found.insecure
     assert not any(address.parse(bind).is_loopback for bind in found.binds)

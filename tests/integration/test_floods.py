@@ -109,7 +109,7 @@ def _is_ended(peer: ZmtpPeer) -> bool:
 
 
 @pytest.mark.parametrize("count", [10**4, pytest.param(10**5, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
-def test_malformed_messages_without_end_harm_nobody(
+def test_malformed_messages_without_end_harm_no_session(
     flooded: ServedHub, honest: envhub.HubVectorEnv, count: int
 ) -> None:
     generator = random.Random(SEED)

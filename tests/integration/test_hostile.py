@@ -114,7 +114,7 @@ def test_arguments_with_a_pickle_are_never_unpickled(raw: Raw) -> None:
     assert raw.refusal(Op.MAKE, messages.pack(Make(2, "counter", kwargs=bomb)), b"p" * 16).code == "factory_failed"
 
 
-def test_random_bytes_on_the_socket_harm_nobody(hub: ServedHub) -> None:
+def test_random_bytes_on_the_socket_harm_no_session(hub: ServedHub) -> None:
     generator = random.Random(5)
     host, _, port = hub.tcp.removeprefix("tcp://").rpartition(":")
     for _ in range(50):
@@ -122,7 +122,7 @@ def test_random_bytes_on_the_socket_harm_nobody(hub: ServedHub) -> None:
             peer.sendall(generator.randbytes(generator.randrange(1, 300)))
 
 
-def test_random_changes_to_frames_harm_nobody(raw: Raw) -> None:
+def test_random_changes_to_frames_harm_no_session(raw: Raw) -> None:
     generator = random.Random(6)
     good = Prelude(Op.MAKE, raw.hub_id, b"f" * 16, 1).pack() + messages.pack(Make(2, "nothing"))
     for _ in range(500):

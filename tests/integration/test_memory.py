@@ -77,7 +77,7 @@ def test_sessions_share_what_memory_the_hub_may_give(tmp_path: Path) -> None:
         assert hub.wait(15) == 0
 
 
-def test_env_that_allocates_without_end_is_told_as_that(hungry_hub: ServedHub) -> None:
+def test_env_that_allocates_without_end_is_reported_as_out_of_memory(hungry_hub: ServedHub) -> None:
     with contextlib.closing(made(hungry_hub.ipc, "hungry", 2, num_workers=2)) as envs:
         with pytest.raises(MemoryError) as caught:
             envs.step(np.array([0, 1]))
@@ -86,7 +86,7 @@ def test_env_that_allocates_without_end_is_told_as_that(hungry_hub: ServedHub) -
         assert envs.step(np.array([0, 0]))[0][:, 0].tolist() == [1, 1]
 
 
-def test_nobody_can_truncate_an_arena(hungry_hub: ServedHub) -> None:
+def test_no_process_can_truncate_an_arena(hungry_hub: ServedHub) -> None:
     with contextlib.closing(made(hungry_hub.ipc)) as envs:
         assert envs.lane == "shared"
         arenas = [path for path in Path(f"/proc/{hungry_hub.process.pid}/fd").iterdir() if _is_arena(path)]

@@ -39,12 +39,12 @@ def test_prints_of_a_served_hubs_workers_go_to_its_own_streams(tmp_path: Path) -
             heard += os.read(hub.process.stdout.fileno(), 4096)
 
 
-def test_env_that_prints_what_nobody_reads_holds_nobody_up(tmp_path: Path) -> None:
+def test_env_whose_output_has_no_reader_delays_no_session(tmp_path: Path) -> None:
     flood(tmp_path, 50)
 
 
 @pytest.mark.long
-def test_env_that_prints_a_gigabyte_holds_nobody_up(tmp_path: Path) -> None:
+def test_env_that_prints_a_gigabyte_delays_no_session(tmp_path: Path) -> None:
     flood(tmp_path, 1000)
 
 
@@ -72,7 +72,7 @@ def flood(tmp_path: Path, megabytes: int) -> None:
         assert loud.step([0])[0][:, 0].tolist() == [2]
 
 
-def test_dropped_output_is_told_of_once_somebody_reads_again(tmp_path: Path) -> None:
+def test_dropped_output_is_logged_once_a_reader_reads_again(tmp_path: Path) -> None:
     with serve(tmp_path, *OFFERED) as hub, closing(envhub.make_vec("loud", 1, hub=hub.ipc)) as envs:
         envs.reset()
         envs.step([2])
@@ -148,7 +148,7 @@ def test_log_tail_of_a_worker_that_is_killed_for_hanging_ends_in_its_stack() -> 
     assert before == "" and stack.startswith("Current thread") and "in sleep_with_the_lock" in stack
 
 
-def test_ending_tells_signal_status_and_the_last_words() -> None:
+def test_exit_cause_has_signal_status_and_the_last_output() -> None:
     ending = ended("launchers:segfault", "wait")
     assert (ending["how"], ending["signal"], ending["status"]) == ("was ended by SIGSEGV", "SIGSEGV", None)
     assert "Fatal Python error: Segmentation fault" in ending["log_tail"] and "in segfault" in ending["log_tail"]

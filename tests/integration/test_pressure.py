@@ -90,7 +90,7 @@ def _is_short(hub: ServedHub, kind: str, flood: contextlib.ExitStack) -> bool:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["ipc", "tcp", "side", "all"])
-def test_flood_of_connections_keeps_nobody_from_stepping(tmp_path: Path, kind: str) -> None:
+def test_flood_of_connections_keeps_no_session_from_stepping(tmp_path: Path, kind: str) -> None:
     with serve(tmp_path, "counter=sims:counter") as hub, contextlib.ExitStack() as flood:
         limit_descriptors(hub, DESCRIPTORS_MAX)
         own = envhub.make_vec("counter", 1, hub=hub.ipc, lane="wire", autoreset_mode="Disabled")

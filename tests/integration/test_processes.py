@@ -65,7 +65,9 @@ def test_session_whose_zygote_is_killed_before_it_forks_is_refused(hub: ServedHu
         envs.reset()
 
 
-def test_world_of_a_private_session_is_the_programs_of_that_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_session_gets_the_environment_that_the_program_has_at_that_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for value in ("one", "two"):
         for name in ("ENVHUB_TEST_WORLD", "LD_TEST_WORLD"):  # one for a running process, one for its start
             monkeypatch.setenv(name, value)

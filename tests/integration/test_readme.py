@@ -34,7 +34,7 @@ HOMES = {
 }
 
 
-def test_commands_stand_on_lines_of_their_own() -> None:
+def test_commands_are_on_lines_of_their_own() -> None:
     lines = README.splitlines()
     assert lines.count("pip install -e . && envhub demo") == 1
     assert lines.count('pip install -e ".[dev]" && pytest') == 1

@@ -264,7 +264,7 @@ def test_file_in_the_place_of_the_socket_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "notes").read_text() == "precious"
 
 
-def test_runtime_folder_that_cannot_be_made_is_told_in_a_line(tmp_path: Path) -> None:
+def test_runtime_folder_that_cannot_be_made_is_reported_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     refused = command("serve", "CartPole-v1", XDG_RUNTIME_DIR=str(tmp_path / "file"))
     assert refused.returncode == 2 and "cannot be made" in refused.stderr and "Traceback" not in refused.stderr
@@ -297,14 +297,14 @@ def test_hub_is_found_at_its_default_address(tmp_path: Path, monkeypatch: pytest
     assert list((tmp_path / "envhub").iterdir()) == []
 
 
-def test_health_says_what_is_wrong(hub: ServedHub) -> None:
+def test_health_reports_what_is_wrong(hub: ServedHub) -> None:
     well = command("health", hub.tcp)
     assert well.returncode == 0 and well.stdout.startswith("ok")
     gone = command("health", "ipc:///nowhere/hub.sock", "--timeout", "1")
     assert gone.returncode == 1 and "ipc:///nowhere/hub.sock within 1 s" in gone.stderr
 
 
-def test_missing_hub_is_told_within_the_timeout() -> None:
+def test_missing_hub_is_reported_within_the_timeout() -> None:
     begun = time.monotonic()
     with pytest.raises(
         envhub.HubUnreachable, match=r"tcp://127.0.0.1:9 within 0.5 s: is `envhub serve --bind` running"

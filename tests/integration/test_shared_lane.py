@@ -175,7 +175,7 @@ def test_running_step_ends_before_its_hub_does(tmp_path: Path) -> None:
         envs.close()
 
 
-def test_killed_worker_is_told_at_once_and_the_other_sessions_step_on(hub: ServedHub) -> None:
+def test_killed_worker_is_reported_at_once_and_the_other_sessions_step_on(hub: ServedHub) -> None:
     envs, other = (envhub.make_vec("naughty", 2, hub=hub.ipc, num_workers=2, on_crash="raise") for _ in range(2))
     envs.reset()
     other.reset()

@@ -162,7 +162,7 @@ def test_descriptors_that_a_worker_sends_are_not_taken(met: ServedHub, honest: e
     [("Suspicious", -1, ""), ("RowInfo", 1 << 62, b""), ("InfoTemplate", -1, b""), ("StepTimes", 1, -1, 0)],
     ids=str,
 )
-def test_worker_that_says_a_number_out_of_bounds_is_ended(
+def test_worker_that_sends_a_number_out_of_bounds_is_ended(
     met: ServedHub, honest: envhub.HubVectorEnv, said: tuple[object, ...]
 ) -> None:
     with contextlib.closing(envhub.make_vec("talker", 1, hub=met.tcp, lane="wire", restart_wait=20.0)) as envs:
@@ -304,7 +304,7 @@ def is_ended(peer: ZmtpPeer) -> bool:
         return True
 
 
-def test_health_tells_how_long_the_handling_of_a_message_took(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_health_reports_how_long_the_handling_of_a_message_took(tmp_path_factory: pytest.TempPathFactory) -> None:
     with serve(tmp_path_factory.mktemp("lag"), "counter=sims:counter") as hub, envhub.connect(hub.tcp) as client:
         with ZmtpPeer(hub.tcp) as peer:
             peer.connection.settimeout(30)

@@ -67,7 +67,7 @@ def _goes_on(hub: ServedHub) -> bool:
         return peer.ask(Op.STEP, b"\x04", TOKEN, 3, bytes(8)).prelude.op == REPLY | Op.STEP
 
 
-def test_health_tells_what_kept_the_hub_busy(tmp_path: Path) -> None:
+def test_health_reports_how_long_the_hub_was_busy(tmp_path: Path) -> None:
     with serve(tmp_path, "sleeper=odd_sims:Sleeper") as hub, contextlib.closing(_made(hub, "wire")):
         hub.process.send_signal(signal.SIGSTOP)
         time.sleep(1.0)  # less than what is taken for a suspended machine

@@ -153,7 +153,7 @@ def test_worker_that_is_stopped_does_not_hold_a_takeover_up_for_ever(client: env
     envs.close()
 
 
-def test_session_can_be_looked_at_while_it_is_stepped(client: envhub.Client) -> None:
+def test_session_can_be_observed_while_it_is_stepped(client: envhub.Client) -> None:
     envs = client.make_vec("counter", 3, num_workers=2)
     envs.reset()
     done = threading.Event()
@@ -234,7 +234,7 @@ def test_trainer_that_ends_is_followed_by_another_process(tmp_path: Path, lane: 
             assert wait_until(lambda: not served.workers())
 
 
-def test_session_that_nobody_takes_over_ends_with_its_lease(tmp_path: Path) -> None:
+def test_session_without_a_new_owner_ends_with_its_lease(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter", "--lease", "0.5") as served, envhub.connect(served.tcp) as client:
         envs = client.make_vec("counter", 3)
         envs.reset()

@@ -166,14 +166,14 @@ def waits_as_if_in_process() -> sims.Counter:
 
 
 @pytest.mark.parametrize(("keyword", "workers"), [("num_workers", 2), ("max_concurrency", 2)])
-def test_drop_in_can_be_told_how_many_workers(keyword: str, workers: int) -> None:
+def test_drop_in_takes_the_number_of_workers(keyword: str, workers: int) -> None:
     with closing(envhub.AsyncVectorEnv([sims.Counter] * 5, **{keyword: workers})) as envs:
         assert envs.sizing == (2, "told by num_workers=2")
     with pytest.raises(ValueError, match="give one"):
         envhub.AsyncVectorEnv([sims.Counter] * 5, max_concurrency=2, num_workers=2)
 
 
-def test_operator_says_how_many_workers_a_session_gets(tmp_path: Path) -> None:
+def test_operator_sets_how_many_workers_a_session_gets(tmp_path: Path) -> None:
     with (
         serve(tmp_path, "CartPole-v1", "--workers", "3") as hub,
         closing(envhub.make_vec("CartPole-v1", 8, hub=hub.tcp)) as envs,
@@ -187,7 +187,7 @@ class SlowlyMade(sims.Counter):
         time.sleep(1.2)  # so that more than one line tells of it
 
 
-def test_slow_making_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_making_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "envhub")
     printed = io.StringIO()
     with (

@@ -121,7 +121,7 @@ def room(place: list[str]) -> str:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_room_imports_only_rooms_that_stand_behind_it(name: str) -> None:
+def test_room_imports_only_the_rooms_in_the_table(name: str) -> None:
     package = next(package for package, folder in PACKAGES.items() if FILES[name].is_relative_to(folder))
     own = room([package, *FILES[name].relative_to(PACKAGES[package]).parts])
     for module, imported, _ in IMPORTS[name]:

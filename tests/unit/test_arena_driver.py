@@ -130,12 +130,12 @@ def test_leaf_without_an_array_keeps_its_place_in_the_codes() -> None:
 
 def test_another_driver_goes_on_where_the_last_one_was(sides: Sides) -> None:
     sides.step(1)
-    heir = Sides(ArenaDriver(sides.arena), sides.arena)
-    heir.driver.take_over()
-    assert heir.step(2) == [2] * ROWS
+    successor = Sides(ArenaDriver(sides.arena), sides.arena)
+    successor.driver.take_over()
+    assert successor.step(2) == [2] * ROWS
     assert sides.arena.request.tolist() == [2] * ROWS
     sides.driver.forget()
-    assert sides.step(3) == [3] * ROWS and heir.shown() == [2] * ROWS
+    assert sides.step(3) == [3] * ROWS and successor.shown() == [2] * ROWS
 
 
 def test_driver_that_takes_over_has_no_rows_of_parts(sides: Sides) -> None:

@@ -61,7 +61,7 @@ def test_client_that_promised_no_beats_may_be_silent(client: Fixture) -> None:
     assert not client.look(beat_s=0.0)
 
 
-def test_client_whose_connection_has_ended_is_not_back_when_its_descriptor_is_heard(client: Fixture) -> None:
+def test_client_whose_connection_has_ended_is_not_back_when_its_descriptor_has_data(client: Fixture) -> None:
     client.silent_s = 5.0
     assert client.look()
     client.reached = False
@@ -78,7 +78,7 @@ def test_client_of_an_ended_connection_is_gone_once_it_is_not_reached(client: Fi
     assert client.look(0.1)
 
 
-def test_client_that_is_heard_elsewhere_is_not_looked_for_where_it_was(client: Fixture) -> None:
+def test_client_on_another_connection_is_not_probed_on_the_old_one(client: Fixture) -> None:
     client.pair.connection = 2
     client.pair.step(b"left")
     client.reached = False
@@ -86,7 +86,7 @@ def test_client_that_is_heard_elsewhere_is_not_looked_for_where_it_was(client: F
     assert not client.look()
 
 
-def test_kernel_says_for_how_long_nothing_came() -> None:
+def test_kernel_reports_how_long_a_connection_was_silent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         peer = socket.create_connection(listener.getsockname())
         accepted, _ = listener.accept()
@@ -106,7 +106,7 @@ def test_kernel_says_for_how_long_nothing_came() -> None:
         assert silent_s(no_socket.fileno()) == 0.0
 
 
-def test_kernel_says_whether_a_process_of_this_machine_is_stopped(tmp_path: Path) -> None:
+def test_kernel_reports_whether_a_process_of_this_machine_is_stopped(tmp_path: Path) -> None:
     path = f"{tmp_path}/socket"
     program = "import socket, sys\ns = socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])\nsys.stdin.read()"
     with socket.socket(socket.AF_UNIX) as listener:

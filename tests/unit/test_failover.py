@@ -32,14 +32,14 @@ def test_row_that_is_done_and_begins_an_episode_is_reset_first(needs_reset: int,
     assert found(planned) == {"lost": [], "kept": [], "waiting": [], "needs_reset": [FRESH]}
 
 
-def test_row_that_is_done_owes_nothing_where_the_one_error_of_another_row_tells_of_all() -> None:
+def test_row_that_is_done_reports_no_loss_where_one_error_of_another_row_stands_for_all() -> None:
     planned = plan(words((DONE, OP_STEP, ONGOING), (UNDER_WAY, OP_STEP, ONGOING)), None, raises=True)
     assert planned.lost.tolist() == [3] and planned.needs_reset.tolist() == [FRESH, FRESH]
 
 
 @pytest.mark.parametrize("raises", [False, True])
 @pytest.mark.parametrize("needs_reset", [ONGOING, REPORT_PENDING])
-def test_row_that_is_done_tells_of_the_loss_at_its_next_step(needs_reset: int, raises: bool) -> None:
+def test_row_that_is_done_reports_the_loss_at_its_next_step(needs_reset: int, raises: bool) -> None:
     planned = plan(words((DONE, OP_STEP, needs_reset)), None, raises)
     assert found(planned) == {"lost": [], "kept": [], "waiting": [], "needs_reset": [REPORT_PENDING]}
 
@@ -66,12 +66,12 @@ def test_row_that_the_reset_leaves_out_waits_with_those_that_it_names() -> None:
 
 
 @pytest.mark.parametrize(("resetting", "raises"), [(None, False), (None, True), ([1], True), ([], True)])
-def test_reset_that_nobody_can_repeat_is_completed_as_lost(resetting: list[int] | None, raises: bool) -> None:
+def test_reset_that_cannot_be_repeated_is_completed_as_lost(resetting: list[int] | None, raises: bool) -> None:
     planned = plan(words((UNDER_WAY, OP_RESET, ONGOING)), resetting, raises)
     assert found(planned) == {"lost": [1], "kept": [], "waiting": [], "needs_reset": [FRESH]}
 
 
-def test_steps_that_are_posted_later_tell_of_the_loss_once_and_then_wait_for_the_next_worker() -> None:
+def test_steps_that_are_posted_later_report_the_loss_once_and_then_wait_for_the_next_worker() -> None:
     lost, waiting = posted(
         words(
             (UNDER_WAY, OP_STEP, REPORT_PENDING),

@@ -10,7 +10,7 @@ from envhub.protocol.messages import Faults
 FAULTS = Faults(step_s=60.0, reset_s=10.0, init_s=100.0, call_s=20.0)
 
 
-def test_env_that_stays_at_the_same_turn_is_told_of_as_slow_and_then_as_over() -> None:
+def test_env_that_stays_at_the_same_turn_is_reported_as_slow_and_then_as_over() -> None:
     detector = HangDetector(FAULTS)
     found = [detector.sample(float(now_s), "step", 3, turn=7) for now_s in range(0, 61, 10)]
     assert found[:3] == [None] * 3
@@ -40,7 +40,7 @@ def test_each_kind_has_its_own_time() -> None:
         assert (early is None or not early.over) and late is not None and late.over
 
 
-def test_time_stands_still_while_the_hub_is_stopped() -> None:
+def test_no_time_passes_while_the_hub_is_stopped() -> None:
     now_s = 100.0
     clock = Clock(lambda: now_s)
     planned_s = clock.now_s() + 0.1
@@ -53,7 +53,7 @@ def test_time_stands_still_while_the_hub_is_stopped() -> None:
     assert clock.woke(math.inf) == 0.0
 
 
-def test_largest_lag_of_the_last_minute_is_told() -> None:
+def test_largest_lag_of_the_last_minute_is_reported() -> None:
     now = [100.0]
     clock = Clock(lambda: now[0])
     assert clock.lag_s() == 0.0

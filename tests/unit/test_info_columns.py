@@ -153,7 +153,7 @@ def test_what_is_too_large_deep_or_odd_is_left_to_the_codec() -> None:
     assert [writer.write(info, bytearray(64)) for info in odd] == [(0, 0)] * len(odd)
 
 
-def test_there_are_so_many_templates_and_no_more() -> None:
+def test_number_of_templates_has_a_limit() -> None:
     announced: list[int] = []
     writer = Writer(64, lambda number, example: announced.append(number))
     for key in range(TEMPLATES_MAX + 3):

@@ -55,7 +55,7 @@ def test_one_that_cannot_build_its_envs_gets_three_tries() -> None:
     assert [found.ended(0, float(number)) for number in range(3)] == [0.1, 0.2, None]
 
 
-def test_tries_count_anew_once_it_served() -> None:
+def test_tries_are_counted_from_zero_once_the_worker_served() -> None:
     found = restarts(RestartPolicy(restarts_max=1000, all_max=1000, jitter=0.0))
     for number in range(10):
         assert found.ended(0, number) is not None
@@ -63,7 +63,7 @@ def test_tries_count_anew_once_it_served() -> None:
         found.serves(0, number)
 
 
-def test_envs_made_anew_in_their_worker_count_as_well() -> None:
+def test_envs_rebuilt_in_their_worker_count_as_restarts() -> None:
     found = restarts()
     found.serves(0, 0.0)
     assert [found.faulted(0, 1.0) for _ in range(6)] == [True] * 5 + [False]

@@ -73,7 +73,7 @@ def test_vain_spins_become_rare_and_a_good_one_brings_them_back() -> None:
     ("processes", "cpus", "quota", "wanted"),
     [(2, 4, False, SPIN_US), (4, 4, False, SPIN_US), (5, 4, False, 0), (2, 4, True, 0)],
 )
-def test_nobody_spins_where_cpus_are_short(
+def test_no_process_spins_where_cpus_are_short(
     processes: int, cpus: int, quota: bool, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("envhub.arena.spin.HAS_FENCE", True)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 from envhub_server.ipc.control import RowInfo
-from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
+from envhub_server.memory.session_memory import SessionMemory
 from envhub_server.memory.stand_ins import ObjectCopies, StandIns
 from envhub_server.session.failure_text import WorkerLoss
-from envhub_server.session.hang_detector import Progress
 from envhub_server.session.stimuli import RowsWaiting, StandInFailed, StandInInfo
 
 from envhub.arena.layout import Layout
-from envhub.arena.memory import OP_RESET, OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, TURN_FIRST, Arena
+from envhub.arena.memory import OP_RESET, OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, Arena
 from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING, put_info, with_objects
 from envhub.protocol.messages import Failure
 from envhub.values.leaf import Leaf
@@ -67,7 +65,7 @@ def test_step_of_a_worker_that_ended_is_a_truncation_with_the_last_observation(m
     assert bytes(arena.infos[2, : arena.info_length[2]]) == TRUNCATED.info and arena.status[2] == STATUS_INFO
 
 
-def test_half_written_results_of_a_worker_that_ended_are_nobodys(memory: SessionMemory) -> None:
+def test_half_written_results_of_a_worker_that_ended_are_never_read(memory: SessionMemory) -> None:
     stand_ins, arena = StandIns(memory, None), memory.arena
     step(memory)
     finish(memory, 0, 1, 2, 3, seen=7.0)
@@ -96,7 +94,7 @@ def test_driver_is_to_be_woken_though_every_row_was_done(memory: SessionMemory) 
     assert stand_ins.unrung  # the worker may have ended before it rang
 
 
-def test_loss_is_told_by_the_next_step_and_later_ones_wait(memory: SessionMemory) -> None:
+def test_loss_is_reported_by_the_next_step_and_later_steps_wait(memory: SessionMemory) -> None:
     stand_ins, arena = StandIns(memory, None), memory.arena
     stand_ins.take(0, TRUNCATED, None)
     assert arena.needs_reset[[0, 2]].tolist() == [REPORT_PENDING, REPORT_PENDING]
@@ -118,7 +116,7 @@ def test_worker_that_serves_again_is_left_alone(memory: SessionMemory) -> None:
     assert stand_ins.posted(0) == [] and memory.arena.done[0] != memory.arena.request[0]
 
 
-def test_process_that_ends_before_it_serves_changes_only_what_is_told(memory: SessionMemory) -> None:
+def test_process_that_ends_before_it_serves_changes_only_the_reported_loss(memory: SessionMemory) -> None:
     stand_ins = StandIns(memory, None)
     stand_ins.take(0, TRUNCATED, None)
     step(memory, OP_RESET)
@@ -214,35 +212,3 @@ def test_bytes_that_a_client_wrote_into_the_arena_break_nothing(memory: SessionM
     arena.done[1] = arena.request[1]
     copies.keep(arena, range(ROWS))
     assert [copies.last(arena, row) for row in range(ROWS)] == [b""] * ROWS
-
-
-# --- a worker's progress ---------------------------------------------------------------------------------------------
-
-
-def test_progress_names_the_row_that_the_worker_is_at(memory: SessionMemory) -> None:
-    arena = memory.arena
-    assert memory.progress(1) == Progress(0, 1, "")
-    step(memory)
-    arena.turn[1] = 3 | 1 << 21
-    assert memory.progress(1) == Progress(3 | 1 << 21, 3, "step")
-    arena.turn[1] = 3 | TURN_FIRST
-    assert memory.progress(1).kind == "init"
-    finish(memory, 3)
-    arena.turn[1] = 3 | 1 << 21
-    assert memory.progress(1) == Progress(3 | 1 << 21, 1, "step")  # it has not begun with the other
-    arena.turn[1] = 0  # no row of its own
-    assert memory.progress(1).row == 1
-    finish(memory, *range(ROWS))
-    step(memory, OP_RESET)
-    assert memory.progress(0).kind == "reset"
-
-
-def test_rows_of_a_worker_are_every_so_manieth(memory: SessionMemory) -> None:
-    assert [memory.rows(worker).tolist() for worker in range(WORKERS)] == [[0, 2], [1, 3]]
-    assert np.array_equal(memory.words(1).rows, [1, 3])
-
-
-def test_budget_of_all_sessions() -> None:
-    budget = ArenaBudget(100)
-    budget.used += 60
-    assert budget.left == 40

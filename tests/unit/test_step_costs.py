@@ -38,7 +38,7 @@ def test_too_few_steps_or_impossible_ones_say_nothing(times: list[StepTimes]) ->
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 
-def test_key_tells_envs_from_each_other_and_is_the_same_for_any_number_of_them() -> None:
+def test_key_differs_between_envs_and_is_the_same_for_any_number_of_them() -> None:
     makes = [
         Make(4, "CartPole-v1"),
         Make(4, "CartPole-v0"),
@@ -149,7 +149,7 @@ def test_broken_file_is_harmless_and_replaced(tmp_path: Path, content: bytes) ->
     assert file.read().find(A) == COST
 
 
-def test_pipe_in_place_of_the_file_holds_nobody_up(tmp_path: Path) -> None:
+def test_pipe_in_place_of_the_file_delays_no_hub(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "costs.json")
     assert len(StepCostFile(tmp_path / "costs.json").read()) == 0
 

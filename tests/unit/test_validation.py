@@ -48,7 +48,7 @@ def test_every_number_of_every_request_has_finite_bounds() -> None:
     assert all(-math.inf < low < high < math.inf for fields in REQUEST_BOUNDS.values() for low, high in fields.values())
 
 
-def test_every_number_that_a_worker_says_has_bounds() -> None:
+def test_every_number_in_a_workers_messages_has_bounds() -> None:
     said = [kind for kind in control.CONTROL.values() if (kind.__doc__ or "").startswith("Worker to hub")]
     wanted = {kind: set(numeric(kind)) for kind in {*said, Failure} if numeric(kind)}
     del wanted[control.Born]  # it is said before any env is made

@@ -16,7 +16,7 @@ WAIT_2_MS, WAIT_10_MS = StepCost(60e-6, 2e-3), StepCost(60e-6, 10e-3)
 COSTS = st.builds(StepCost, st.floats(0, 10), st.floats(0, 10))
 
 
-def test_number_that_was_told_is_taken() -> None:
+def test_given_number_of_workers_is_used() -> None:
     assert told(16, 4, "num_workers=4") == WorkerCount(4, "told by num_workers=4", told=True)
     assert told(2, 4, "the hub's --workers 4").workers == 2
 
@@ -56,7 +56,7 @@ def test_cheap_envs_get_fewer_workers_than_a_large_machine_has_cpus() -> None:
     assert 1 < soonest(64, CARTPOLE, 64) < 64
 
 
-def test_cost_is_told_in_milliseconds() -> None:
+def test_cost_has_milliseconds_in_its_text() -> None:
     assert str(WAIT_10_MS) == "0.06 ms of CPU and 10 ms of waiting"
 
 
@@ -106,7 +106,7 @@ def test_best_number_is_no_more_than_envs_and_nothing_is_better(
     assert better_count(num_envs, best.workers, cost, machine) is None
 
 
-def test_number_that_is_said_to_be_better_is_the_one_that_the_next_session_gets() -> None:
+def test_number_that_is_reported_as_better_is_the_one_that_the_next_session_gets() -> None:
     found = better_count(16, 1, WAIT_10_MS, TWO)
     assert found is not None and found[0] == 16 and 12 < found[1] <= 16
     assert better_count(16, 16, WAIT_10_MS, TWO) is None

@@ -8,11 +8,11 @@ from envhub.protocol import messages
 from envhub_server.catalog.registry import FactoryNotFound, Registry
 from envhub_server.ipc import control
 from envhub_server.processes.supervisor import Supervisor
-from envhub_server.processes.worker_events import WorkerExited, WorkerSaid, WorkerStarted
+from envhub_server.processes.worker_events import WorkerEvent, WorkerExited, WorkerSaid
 
 LISTING = -1  # in place of a session's number, in events of the worker that lists names
 
-log = structlog.get_logger("envhub.lister")
+log = structlog.get_logger("envhub.listing")
 
 
 class Listing:
@@ -42,7 +42,7 @@ class Listing:
         worker.send(control.ListNames(self._registry.modules, self._registry.factories))
         self.asking = True
 
-    def handle(self, event: WorkerStarted | WorkerSaid | WorkerExited) -> None:
+    def handle(self, event: WorkerEvent) -> None:
         """Handle an event of the worker; after its exit ``asking`` is False, whether or not the names are known."""
         if isinstance(event, WorkerExited):
             if self.names is None:

@@ -69,12 +69,12 @@ class Registry:
         return None
 
     def offered(self, registered: Sequence[str]) -> list[str]:
-        """Every name on offer, given the ids that a worker found registered."""
+        """Every name that the entries offer, given the registered ids."""
         factories = {recipe.name for recipe in self._recipes if recipe.entry}
         return sorted(factories | {name for name in registered if self.find(name)})
 
     def unmatched(self, registered: Sequence[str]) -> list[str]:
-        """The entries that offer nothing, given the ids that a worker found registered."""
+        """The entries that match no id, given the registered ids."""
         return [
             recipe.name
             for recipe in self._recipes

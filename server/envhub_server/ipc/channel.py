@@ -14,7 +14,7 @@ import resource
 import socket
 import struct
 from collections import deque
-from typing import Any, Sequence
+from typing import Sequence
 
 from envhub.transport.fd_passing import DESCRIPTORS_MAX, DescriptorReader
 from envhub_server.ipc import control
@@ -64,7 +64,7 @@ class Channel:
         """Whether bytes wait for the socket to become writable."""
         return bool(self._outgoing)
 
-    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+    def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
         """Send a control message; a non-blocking socket keeps what it cannot send now.
 
         A process that was forked from the one that made the channel ends here. C code may fork without the
@@ -115,7 +115,7 @@ class Channel:
             if sent < len(piece):
                 self._outgoing.appendleft(piece[sent:])
 
-    def receive(self) -> list[Any] | None:
+    def receive(self) -> list[object] | None:
         """The messages that are complete after one read; None where a non-blocking socket has nothing.
 
         Raises:
@@ -133,8 +133,8 @@ class Channel:
         self._incoming += chunk
         return self._complete()
 
-    def _complete(self) -> list[Any]:
-        found = []
+    def _complete(self) -> list[object]:
+        messages: list[object] = []
         start = 0
         while len(self._incoming) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._incoming, start)
@@ -143,10 +143,10 @@ class Channel:
                 if length > MESSAGE_BYTES_MAX:
                     raise ChannelClosed(f"a message of {length} bytes was announced")
                 break
-            found.append(control.unpack(bytes(self._incoming[start + _LENGTH.size : end])))
+            messages.append(control.unpack(bytes(self._incoming[start + _LENGTH.size : end])))
             start = end
         del self._incoming[:start]
-        return found
+        return messages
 
     def take_descriptors(self, count: int) -> list[int]:
         """The next ``count`` received descriptors, moved up; the caller owns them."""

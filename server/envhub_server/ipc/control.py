@@ -333,7 +333,7 @@ _CONTROL = (
 CONTROL: Dict[str, Type[Any]] = {kind.__name__: kind for kind in _CONTROL}
 
 
-def pack(message: Any) -> List[bytes]:
+def pack(message: object) -> List[bytes]:
     """The bytes of a control message, in pieces to be sent one by one.
 
     In pieces, because the bytes that the hub sends to every worker, such as a call's arguments, then exist only once.
@@ -341,7 +341,7 @@ def pack(message: Any) -> List[bytes]:
     return codec.encode_call(type(message).__name__, as_map(message))
 
 
-def unpack(blob: Any) -> Any:
+def unpack(blob: bytes) -> object:
     """The control message in ``blob``.
 
     Raises:

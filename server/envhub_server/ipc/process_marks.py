@@ -93,8 +93,8 @@ def worker_of(pid: int, hub: str) -> int | None:
 def _line(pid: int, file: str, end: bytes, wanted: bytes) -> bytes:
     """The rest of the line that begins with ``wanted`` in a ``/proc`` file of a process; empty if there is none."""
     try:
-        with open(f"/proc/{pid}/{file}", "rb") as found:
-            lines = found.read().split(end)
+        with open(f"/proc/{pid}/{file}", "rb") as opened:
+            lines = opened.read().split(end)
     except OSError:
         return b""
     return next((line[len(wanted) :] for line in lines if line.startswith(wanted)), b"")
@@ -110,24 +110,24 @@ def _hub_number(hub: str) -> int:
 
 def children(pid: int) -> list[int]:
     """The child processes of a process, including those that have ended and are not reaped."""
-    found: list[int] = []
+    pids: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                found += map(int, file.read().split())
+                pids += map(int, file.read().split())
     except OSError:
         # The process has ended, or this kernel keeps no such lists.
         every = map(process, _pids()) if os.path.exists(f"/proc/{pid}") else ()
         return [each.pid for each in every if each is not None and each.parent == pid]
-    return found
+    return pids
 
 
 def descendants(pid: int) -> list[int]:
     """All descendants of a process."""
-    found = children(pid)
-    for child in found:  # the list grows during the loop
-        found += children(child)
-    return found
+    pids = children(pid)
+    for child in pids:  # the list grows during the loop
+        pids += children(child)
+    return pids
 
 
 def kill_tree(pid: int) -> None:
@@ -143,10 +143,10 @@ def end_all(hub: str, workers: set[int]) -> None:
     empty_searches = 0
     # One empty search is not enough: a process that is about to exec shows no environment.
     while empty_searches < 2 and time.monotonic() < deadline_s:
-        found = [pid for pid in _pids() if pid != os.getpid() and _is_left(pid, hub, workers)]
-        for pid in found:
+        pids = [pid for pid in _pids() if pid != os.getpid() and _is_left(pid, hub, workers)]
+        for pid in pids:
             kill_tree(pid)
-        empty_searches = 0 if found else empty_searches + 1
+        empty_searches = 0 if pids else empty_searches + 1
         time.sleep(END_POLL_S)
 
 

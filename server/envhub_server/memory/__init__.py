@@ -1,1 +1,1 @@
-"""The hub's hands in the arena."""
+"""A session's shared memory, as the hub reads and writes it."""

@@ -1,4 +1,4 @@
-"""A session's shared memory as the hub has it: the arena, its descriptor, and the bells that go with it."""
+"""A session's shared memory in the hub: the arena, its descriptor, and its bells."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from envhub_server.session.hang_detector import Progress
 
 
 class ArenaBudget:
-    """How much shared memory the sessions of a hub may have, all together."""
+    """The shared memory that all sessions of a hub together may use."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -23,26 +23,26 @@ class ArenaBudget:
 
     @property
     def left(self) -> int:
-        """How many bytes are not used."""
+        """The bytes that are not used."""
         return self.bytes_max - self.used
 
 
 class SessionMemory:
-    """The arena, and how the hub steps in it while it drives.
+    """The arena, and the driver that steps in it while the hub drives.
 
     Attributes:
-        arena: mapped.
-        descriptor: of the memory; it is given to workers and to a client.
-        bells: the eventfds of the client, by which it is woken, and of each worker, by which the client wakes it.
+        arena: the mapped memory.
+        descriptor: of the memory, for workers and a client.
+        bells: eventfds: first the one that wakes the client, then one for each worker, by which the client wakes it.
         driver: steps in the arena.
-        frames: of its client's steps, and of the replies.
+        frames: reads the frames of steps, and makes those of replies.
     """
 
     def __init__(self, layout: Layout, workers: int) -> None:
         """Allocate and map it.
 
         Raises:
-            OSError: memory, address space or descriptors are not to be had; nothing is left behind.
+            OSError: there is no memory, address space or descriptor left; nothing is left behind.
         """
         self.bells: list[int] = []
         self.descriptor = -1
@@ -63,12 +63,12 @@ class SessionMemory:
         return np.arange(worker, self.arena.layout.rows, len(self.bells) - 1)
 
     def words(self, worker: int) -> Words:
-        """What the arena says of this worker's rows."""
+        """The arena's words of this worker's rows."""
         arena, rows = self.arena, self.rows(worker)
         return Words(rows, arena.request[rows], arena.done[rows], arena.op[rows], arena.needs_reset[rows])
 
     def progress(self, worker: int) -> Progress:
-        """What this worker is at."""
+        """The row and call that this worker executes, or that it must execute next."""
         rows, request, done, *_ = self.words(worker)
         turn = int(self.arena.turn[worker])
         row, first = turn & TURN_ROW, bool(turn & TURN_FIRST)
@@ -76,9 +76,9 @@ class SessionMemory:
         pending = rows[request != done]
         if not pending.size:
             return Progress(turn, named, "")
-        # A first turn is also said of an env that is made again, though nobody has asked for that.
+        # A worker that makes an env again also writes a first turn, of a row that need not be pending.
         if row not in pending and not (first and row in rows):
-            row = int(pending[0])  # it has not begun with the one it was asked for
+            row = int(pending[0])  # it has not begun with a pending row
         kind = "reset" if self.arena.op[row] == OP_RESET else "init" if first else "step"
         return Progress(turn, row, kind)
 

@@ -1,4 +1,4 @@
-"""The shared lane: what a client is given to step in the session's memory without the hub."""
+"""The shared lane: the descriptors by which a client steps in the session's memory without the hub."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ SO_PEERPIDFD = 77  # of Linux 6.5; Python's socket module does not name it
 
 
 class SharedLaneGrant:
-    """The shared lane of one session; its state machine decides when the client has it."""
+    """The shared lane of one session; the session's state machine decides when the client has it."""
 
     def __init__(self, poller: Poller, source: Source) -> None:
-        """Nobody's for now; ``source`` is to hear that the client has left its side socket."""
+        """Have no client at first; ``source`` is called when the client has left its side socket."""
         self._poller = poller
         self._source = source
         self._side: socket.socket | None = None  # of the client, while it may drive
-        self._client = -1  # a pidfd of its process: a child that it forked may hold its end of the socket
+        self._client = -1  # a pidfd of its process, since a forked child may hold its end of the socket
 
     def has(self, descriptor: int) -> bool:
-        """Whether this descriptor tells that the client has gone."""
+        """Whether this descriptor is the one that is ready when the client has gone."""
         return descriptor == self._client or (self._side is not None and descriptor == self._side.fileno())
 
     def share(self, side: socket.socket, shared: messages.Shared, descriptors: Sequence[int]) -> bool:
-        """Give the client behind this socket what it needs to drive; False where it has gone, or does not read."""
+        """Send the client behind this socket all that it needs to drive; False if it has gone or does not read."""
         self._side = side
         body = messages.pack(shared)
         try:
@@ -47,14 +47,14 @@ class SharedLaneGrant:
         return True
 
     def revoke(self, arena: Arena) -> None:
-        """Send a client that waits for its step, or is about to drive one, to ask what became of its session."""
+        """Make a client that waits for a step, or is about to drive one, ask the hub for the state of its session."""
         if self._side is not None:
             arena.revoke()
             with contextlib.suppress(OSError):  # it has gone
                 self._side.shutdown(socket.SHUT_RDWR)  # which wakes it
 
     def close(self) -> None:
-        """Take it back."""
+        """End the grant, and free its descriptors."""
         if self._side is not None:
             self._poller.unregister(self._side.fileno())
             self._side.close()

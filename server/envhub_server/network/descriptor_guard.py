@@ -1,7 +1,7 @@
 """A reserve of descriptors: the hub refuses new connections and sessions before it has no descriptor left.
 
 A hub without descriptors cannot restart a worker, and libzmq (4.3.5) ends the process whose ipc listener cannot accept
-a connection. So new connections are held back while some descriptors are left. libzmq drops a connection that sends no
+a connection. So new connections are held back while some descriptors are left. libzmq drops a connection without a
 handshake after ``transport.sockets.HANDSHAKE_MS``.
 """
 

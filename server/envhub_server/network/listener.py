@@ -10,7 +10,6 @@ import os
 import socket
 import stat
 from pathlib import Path
-from typing import Any
 
 import structlog
 import zmq
@@ -42,7 +41,7 @@ class Listener:
     apart, and distinguishes the socket file of a dead hub from that of a living one.
     """
 
-    def __init__(self, router: zmq.Socket[Any], insecure: bool) -> None:
+    def __init__(self, router: zmq.Socket[bytes], insecure: bool) -> None:
         self._router = router
         self._insecure = insecure
         self._paths: list[Path] = []

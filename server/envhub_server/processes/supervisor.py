@@ -1,6 +1,6 @@
 """The processes of a hub: a zygote started by exec, the workers that it forks, and the orphans that envs leave behind.
 
-A pidfd tells the end of each worker, and a worker is ended with its whole process group. A process that left the group
+A pidfd reports the exit of each worker, and a worker is ended with its process group. A process that left the group
 becomes an orphan of the hub, which is a subreaper, and is ended with its worker (``orphan_reaper``). If the hub is
 killed, the kernel ends the workers, and the zygote ends all other processes. All of this runs in the hub's main thread:
 the kernel ends a worker when the thread ends that started it.

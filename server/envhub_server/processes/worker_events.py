@@ -33,6 +33,7 @@ class WorkerExited:
     cause: ExitCause
 
 
+WorkerEvent = WorkerStarted | WorkerSaid | WorkerExited
 # Events, each with the number of its session, in the order in which they happened. The hub's loop takes them out; an
 # object that puts one in is never called back.
 Events = deque[tuple[int, Any]]

@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from envhub.arena.spin import RING
 from envhub.protocol import messages, validation
@@ -17,7 +17,7 @@ from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.loop.poller import Poller
 from envhub_server.processes.exit_cause import ExitCause, OutOfMemory, exit_cause
-from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid, WorkerStarted
+from envhub_server.processes.worker_events import Events, WorkerEvent, WorkerExited, WorkerSaid, WorkerStarted
 from envhub_server.processes.worker_output import OutputStreams, WorkerOutput
 
 LAST_READS_MAX = 256  # after a worker's exit; a child of it may still write to the channel
@@ -176,7 +176,7 @@ class WorkerHandle:
                 self._on_message(message)
             return received is not None
         except ChannelClosed:
-            # The worker may live without its end of the channel: only the pidfd tells its exit.
+            # The worker may live without its end of the channel: only the pidfd reports its exit.
             self._poller.unregister(self._channel.fileno())
             if self.pid is None:
                 self._end(ExitCause(f"could not be started: {self._not_born_reason}"))
@@ -229,7 +229,7 @@ class WorkerHandle:
         self._owner.on_end(self)
         self._report(WorkerExited(self._number, cause))
 
-    def _report(self, event: Any) -> None:
+    def _report(self, event: WorkerEvent) -> None:
         self._events.append((self._session, event))
 
     def discard(self) -> None:

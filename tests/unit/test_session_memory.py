@@ -1,0 +1,52 @@
+"""A worker's rows and progress as the arena's words say, and the budget of shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
+from envhub_server.session.hang_detector import Progress
+
+from envhub.arena.layout import Layout
+from envhub.arena.memory import OP_RESET, OP_STEP, TURN_FIRST
+from envhub.values.leaf import Leaf
+
+ROWS, WORKERS = 4, 2
+
+
+@pytest.fixture
+def memory() -> Iterator[SessionMemory]:
+    made = SessionMemory(Layout(ROWS, (Leaf("<f4", (2,)),), (Leaf("<i8", ()),), 64), WORKERS)
+    yield made
+    made.close()
+
+
+def test_progress_names_the_row_that_the_worker_executes(memory: SessionMemory) -> None:
+    arena = memory.arena
+    assert memory.progress(1) == Progress(0, 1, "")
+    memory.driver.post(OP_STEP)
+    arena.turn[1] = 3 | 1 << 21
+    assert memory.progress(1) == Progress(3 | 1 << 21, 3, "step")
+    arena.turn[1] = 3 | TURN_FIRST
+    assert memory.progress(1).kind == "init"
+    arena.done[3] = arena.request[3]
+    arena.turn[1] = 3 | 1 << 21
+    assert memory.progress(1) == Progress(3 | 1 << 21, 1, "step")  # it has not begun with the other
+    arena.turn[1] = 0  # no row of its own
+    assert memory.progress(1).row == 1
+    arena.done[:] = arena.request
+    memory.driver.post(OP_RESET)
+    assert memory.progress(0).kind == "reset"
+
+
+def test_rows_of_a_worker_have_equal_distances(memory: SessionMemory) -> None:
+    assert [memory.rows(worker).tolist() for worker in range(WORKERS)] == [[0, 2], [1, 3]]
+    assert np.array_equal(memory.words(1).rows, [1, 3])
+
+
+def test_budget_of_all_sessions() -> None:
+    budget = ArenaBudget(100)
+    budget.used += 60
+    assert budget.left == 40

@@ -163,11 +163,7 @@ _DESCRIBE: dict[str, Callable[[Any, Describe], Description]] = {
     "MultiBinary": lambda s, _: {"n": list(s.shape), "flat": isinstance(s.n, (int, np.integer))},
     "Dict": _describe_dict,
     "Tuple": lambda s, describe: {"spaces": [describe(sub) for sub in s.spaces]},
-    "Text": lambda s, _: {
-        "min_length": s.min_length,
-        "max_length": s.max_length,
-        "charset": "".join(s.character_list),
-    },
+    "Text": lambda s, _: {"min_length": s.min_length, "max_length": s.max_length, "charset": "".join(s.character_list)},
     "Sequence": lambda s, describe: {"item": describe(s.feature_space), "stack": bool(getattr(s, "stack", False))},
     "Graph": _describe_graph,
     "OneOf": lambda s, describe: {"spaces": [describe(sub) for sub in s.spaces]},

@@ -212,9 +212,7 @@ class Session:
     def _adopt(self, made: Made) -> None:
         if made.autoreset_mode:
             self.options = replace(
-                self.options,
-                autoreset_mode=AutoresetMode(made.autoreset_mode),
-                observation_mode=made.observation_mode,
+                self.options, autoreset_mode=AutoresetMode(made.autoreset_mode), observation_mode=made.observation_mode
             )
         self.num_envs = made.num_envs
         self.sizing = Sizing(made.num_workers, made.sizing)

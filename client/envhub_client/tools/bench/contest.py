@@ -161,10 +161,7 @@ class Contest(contextlib.ExitStack):
             yield Entrant(step, self.task.num_envs, None)
 
     def add(
-        self,
-        way: str,
-        entrant: AbstractContextManager[Entrant],
-        hub_pid: Callable[[], int | None] = lambda: None,
+        self, way: str, entrant: AbstractContextManager[Entrant], hub_pid: Callable[[], int | None] = lambda: None
     ) -> None:
         """Make a way ready, take its first steps, and see what memory that took.
 

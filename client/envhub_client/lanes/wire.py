@@ -31,17 +31,11 @@ _Field = tuple[np.dtype[Any], tuple[int, ...], int]  # dtype, shape and size in 
 
 
 class _Inbox(NamedTuple):
-    """What has arrived and was not returned. It is replaced as a whole: an interrupt must not come between its fields.
+    """What has arrived and was not returned; replaced as a whole: no interrupt must come between its fields."""
 
-    Attributes:
-        parts: results of some envs, which came before there were enough.
-        unread: a reply that is being read, for which the hub may have to be asked for more.
-        read: the last reply of which a part was made.
-    """
-
-    parts: tuple[Batch, ...] = ()
-    unread: Reply | None = None
-    read: Reply | None = None
+    parts: tuple[Batch, ...] = ()  # results of some envs, which came before there were enough
+    unread: Reply | None = None  # a reply that is being read, for which the hub may have to be asked for more
+    read: Reply | None = None  # the last reply of which a part was made
 
 
 _EMPTY = _Inbox()

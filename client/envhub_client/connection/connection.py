@@ -118,7 +118,6 @@ class Connection:
     """One DEALER connection.
 
     Attributes:
-        address: the hub's.
         protocol: what is known of the requests and of the hub; only this class changes it.
         welcome: the hub's description of itself.
         sent_ns: when the last request began to be sent, on the monotonic clock.
@@ -136,14 +135,10 @@ class Connection:
         hub_pidfd: int | None = None,
         reconnect_timeout: float = protocol.RECONNECT_S,
     ) -> None:
-        """Connect and say hello.
+        """Connect to ``tcp://host:port`` or ``ipc://path`` within ``timeout`` seconds, and say hello.
 
-        Args:
-            address: ``tcp://host:port`` or ``ipc://path``.
-            token: of the session this connection is to carry.
-            timeout: seconds to wait for the hub.
-            hub_pidfd: of the hub's process, where it is this program's own; its end is the hub's.
-            reconnect_timeout: seconds that the hub may be out of reach while a request is pending.
+        ``token`` is of the session that it is to carry; ``hub_pidfd`` of this program's own hub, if it is that. While a
+        request is pending, the hub may be out of reach for ``reconnect_timeout`` seconds.
 
         Raises:
             AddressError: not an address.
@@ -211,11 +206,9 @@ class Connection:
         try:
             reply = self.ask(Op.HELLO, Hello(client=envhub.__version__), timeout=timeout)
         except (HubTimeout, HubLost) as error:
-            hint = (
-                "is `envhub serve` running there, as this user?"
-                if self.address.startswith("ipc://")
-                else "is `envhub serve --bind` running there, is the port right, does a firewall stand between?"
-            )
+            hint = "is `envhub serve --bind` running there, is the port right, does a firewall stand between?"
+            if self.address.startswith("ipc://"):
+                hint = "is `envhub serve` running there, as this user?"
             raise HubUnreachable(f"no hub answered at {self.address} within {timeout:g} s: {hint}") from error
         assert isinstance(reply.message, Welcome)
         return reply.message
@@ -260,8 +253,9 @@ class Connection:
                 if self.protocol.loss(now_s):
                     self._check_hub(now_s)
                 sent = self.protocol.request(op, message, frames, now_s)
-                if max(map(len, sent)) > self._frame_bytes_max:
-                    raise self._too_large(op, sent)
+                if (nbytes := max(map(len, sent))) > self._frame_bytes_max:
+                    limit = f"message_bytes_max={self._frame_bytes_max} of the hub at {self.address}"
+                    raise RequestRefused(f"a {op.name} request of {nbytes} bytes is more than {limit}")
                 if not self.protocol.held:
                     self._send(sent)
             except BaseException as error:
@@ -271,12 +265,6 @@ class Connection:
 
     def _busy(self, pending: Op) -> LocalProtocolError:
         return LocalProtocolError(f"a {pending.name} is pending at the hub at {self.address}")
-
-    def _too_large(self, op: Op, frames: Sequence[Any]) -> RequestRefused:
-        return RequestRefused(
-            f"a {op.name} request of {max(map(len, frames))} bytes is more than "
-            f"message_bytes_max={self._frame_bytes_max} of the hub at {self.address}"
-        )
 
     def synchronize(self) -> None:
         """Give up what is pending, and wait until the hub is done with all that it was asked for in this session.
@@ -552,7 +540,7 @@ class Connection:
             if parsed.is_ipc:
                 with socket.socket(socket.AF_UNIX) as probe:
                     probe.settimeout(PROBE_S)
-                    probe.connect(parsed.path.replace("@", "\0", 1) if parsed.path[0] == "@" else parsed.path)
+                    probe.connect(envhub_address.socket_name(parsed.path))
             else:
                 socket.create_connection((parsed.host.strip("[]"), parsed.port), PROBE_S).close()
         except (ConnectionRefusedError, FileNotFoundError):

@@ -71,18 +71,11 @@ class Session:
     """A session on a hub, through which a vector env does everything.
 
     Attributes:
-        num_envs: how many envs it has.
-        sizing: how many processes host the envs, and why.
         allow_pickle: whether what comes from the hub may be unpickled, for the hub is this program's own.
         options: its options; of a session that was taken over, as far as the hub reports them.
-        metadata, render_mode: of one env.
-        env_spec: the ``EnvSpec`` of one env, or None where it has none that can be carried.
-        action_space: of one env.
+        metadata, render_mode, env_spec, action_space, action_leaves: of one env.
         observation_spaces: of each env, or of the first one for all.
-        action_leaves: of one env's action.
         compression: how observations are compressed on the wire lane; empty for not at all.
-        connection: to its hub.
-        lane: how its envs are stepped.
         state: which request is pending.
         closed: whether it is over, or left to another process.
     """
@@ -97,14 +90,10 @@ class Session:
         options: SessionOptions,
         timeout: float | None = None,
     ) -> None:
-        """Make a session and wait until its envs are built, or take one over.
+        """Make a session and wait until its envs are built, or take one over; without an address on the private hub.
 
-        Args:
-            owner: the name of the class that holds it, for messages.
-            address: the hub's; None for this program's private hub.
-            make: which envs; what ``options`` says is filled in here. Or which session, whose options are its own.
-            options: the session's.
-            timeout: seconds for the connection, by default 10. Building the envs is not timed.
+        ``owner`` is the name of the class that holds it. What ``options`` says is filled in to ``make``. The connection
+        may take ``timeout`` seconds, by default 10; building the envs is not timed.
 
         Raises:
             HubUnreachable: no hub answered.
@@ -132,9 +121,7 @@ class Session:
     def _open(self, timeout: float, lost: bytes = b"") -> Made:
         """Make a session, on the last of ``_connections``; errors as ``__init__``.
 
-        Args:
-            timeout: seconds for the connection.
-            lost: the encoded info of the truncation of each env, where the session takes the place of a lost one.
+        In place of a lost one, ``lost`` is the encoded info of the truncation of each env.
         """
         if self._address is not None:
             return self._open_on(None, timeout, lost)
@@ -167,18 +154,12 @@ class Session:
 
     def _filled_in(self, connection: Connection, make: Make, environment: World | None, lost: bytes) -> Make:
         options = self.options
-        return Make(
-            num_envs=make.num_envs,
-            name=make.name,
-            kwargs=make.kwargs,
-            factories=make.factories,
+        return replace(
+            make,
             num_workers=None if options.num_workers == "auto" else options.num_workers,  # type: ignore[arg-type]
             autoreset_mode=options.autoreset_mode.value,
             observation_mode="same" if options.observation_mode == "same" else "different",
             world=environment,
-            runner=make.runner,
-            wrappers=make.wrappers,
-            wrapper_kwargs=make.wrapper_kwargs,
             columns=True,
             spin_us=options.spin_us,
             pin=options.pin,
@@ -186,7 +167,6 @@ class Session:
             fresh=bool(lost),
             faults=options.faults.wire(),
             beat_s=HEARTBEAT_MS / 1000,
-            factories_digest=make.factories_digest,
             lost=lost,
         )
 
@@ -414,10 +394,7 @@ class Session:
     def detach(self) -> str:
         """Leave the session as it is, for another process to take it over by ``Client.attach`` within the hub's lease.
 
-        The session is closed here then; the envs are not.
-
-        Returns:
-            The session's ``token``.
+        The session is closed here then; the envs are not. Returns the session's ``token``.
 
         Raises:
             RequestRefused: the envs are this program's private hub's, which ends with it.
@@ -438,12 +415,9 @@ class Session:
         return token
 
     def close(self, terminate: bool, finish: Callable[[], bool]) -> None:
-        """End the session. Interrupted, it is to be called again.
+        """End the session, with ``terminate`` by killing the envs' processes. Interrupted, it is to be called again.
 
-        Args:
-            terminate: kill the envs' processes at once.
-            finish: waits for the pending request, if there is one; returns False where that took too long, and the
-                envs' processes are killed.
+        ``finish`` waits for the pending request, if there is one; the processes are also killed where it returns False.
 
         Raises:
             LocalProtocolError: another thread is using this session; nothing was closed.

@@ -16,18 +16,8 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 
+from envhub import errors
 from envhub.env_failure import EnvFailure, failure_info
-from envhub.errors import (
-    ConnectionInUse,
-    EnvHubError,
-    EnvRaised,
-    HubLost,
-    HubTimeout,
-    HubUnreachable,
-    LocalProtocolError,
-    RequestRefused,
-    WorkerDied,
-)
 from envhub.protocol.client import Reply
 from envhub.protocol.messages import Attach, Call, Close, Failure, Made, Make, Op, World
 from envhub.transport.address import parse
@@ -128,7 +118,7 @@ class Session:
         private = private_hub()
         try:
             return self._open_on(private, timeout, lost)
-        except HubUnreachable:
+        except errors.HubUnreachable:
             if private.alive:
                 raise
             return self._open_on(private_hub(), timeout, lost)  # it had just been killed
@@ -184,7 +174,7 @@ class Session:
             return next((method for method in ours if method in theirs), "")
         for side, methods in ((f"the hub at {address.text}", theirs), ("this client", ours)):
             if wanted not in methods:
-                raise RequestRefused(
+                raise errors.RequestRefused(
                     f'compression={wanted!r}: {side} lacks the library; pip install "envhub-rl[compression]" there'
                 )
         return wanted
@@ -219,7 +209,7 @@ class Session:
 
         return shared_lane(wire, connection, made.ticket, self.action_leaves) or wire
 
-    def _renew(self, loss: HubLost, adopt: Callable[[Lane], None]) -> None:
+    def _renew(self, loss: errors.HubLost, adopt: Callable[[Lane], None]) -> None:
         """Go on in a new session, on the hub that has taken the place of the lost one, and ``adopt`` its lane.
 
         Raises:
@@ -237,7 +227,7 @@ class Session:
             self._end_all_but(self.connection)
         log.warning("%d envs exist again on the hub at %s", self.num_envs, self.connection.address)
 
-    def _open_again(self, loss: HubLost) -> Made:
+    def _open_again(self, loss: errors.HubLost) -> Made:
         lost = failure_info(EnvFailure("hub_lost", f"{loss}; the env was made anew"))
         timeout = self.options.reconnect_timeout
         deadline = Deadline(timeout)
@@ -245,30 +235,30 @@ class Session:
         while True:
             try:
                 return self._open(min(CONNECT_TIMEOUT_S, max(1.0, deadline.left_s())), lost)
-            except HubUnreachable as error:
+            except errors.HubUnreachable as error:
                 if deadline.left_s() <= RENEW_S:
-                    raise HubLost(
+                    raise errors.HubLost(
                         f"{loss}; and no hub made its envs anew within reconnect_timeout={timeout:g} s: {error}"
                     ) from error
-            except WorkerDied:  # the cause need not be one of the envs
+            except errors.WorkerDied:  # the cause need not be one of the envs
                 deaths += 1
                 if deaths == DEATHS_MAX:
                     raise
             self._end_all_but(self.connection)
             time.sleep(RENEW_S)
 
-    def _check_same(self, made: Made, loss: HubLost) -> None:
+    def _check_same(self, made: Made, loss: errors.HubLost) -> None:
         wanted = [self.action_space, self.observation_spaces[0]]
         new = [self._space(blob) for blob in (made.action_space, made.observation_spaces[0])]
         if [*map(spaces.structure, new)] != [*map(spaces.structure, wanted)]:
-            raise HubLost(f"{loss}; the hub that took its place makes envs of other spaces: {new}, not {wanted}")
+            raise errors.HubLost(f"{loss}; the hub that took its place makes envs of other spaces: {new}, not {wanted}")
 
     @contextmanager
     def _noticing_loss(self) -> Iterator[None]:
         """Should what is done in it find the hub lost, what follows goes to the next one, if that is wanted."""
         try:
             yield
-        except HubLost as error:
+        except errors.HubLost as error:
             if isinstance(self.lane, RecoveringLane):
                 self.lane.lose(error)
             raise
@@ -317,7 +307,7 @@ class Session:
         try:
             begin(*args)
             self.state = state
-        except ConnectionInUse:
+        except errors.ConnectionInUse:
             raise  # nothing was sent, and what another thread sent is not ours to give up
         except BaseException:
             self._give_up()
@@ -339,7 +329,7 @@ class Session:
             raise NothingPending(f"Calling `{name}_wait` without any prior call to `{name}_async`.", name)
         try:
             result = wait(*args)
-        except (HubTimeout, ConnectionInUse):
+        except (errors.HubTimeout, errors.ConnectionInUse):
             raise
         except Exception:
             self._give_up()
@@ -360,7 +350,7 @@ class Session:
 
         Its caller knows of no request that is to be waited for. What was pending before the call stays pending.
         """
-        if not isinstance(error, (SessionBusy, SessionClosed, ConnectionInUse)):
+        if not isinstance(error, (SessionBusy, SessionClosed, errors.ConnectionInUse)):
             self._give_up()
 
     def ask(self, op: Op, message: Any) -> Reply:
@@ -404,7 +394,7 @@ class Session:
         """
         self.check_free("detach")
         if self._address is None:
-            raise RequestRefused(
+            raise errors.RequestRefused(
                 "the envs of a private hub end with its program; make them on a hub of its own to leave them to another"
             )
         with self._noticing_loss():
@@ -425,7 +415,7 @@ class Session:
         """
         try:
             self.connection.in_use.check()
-        except LocalProtocolError:
+        except errors.LocalProtocolError:
             return  # the session is the parent's, or an earlier attempt was interrupted when all was done
         with self.connection.in_use:
             if isinstance(self.lane, RecoveringLane):
@@ -433,9 +423,9 @@ class Session:
             try:
                 if self.state is not AsyncState.DEFAULT:
                     terminate = not finish() or terminate
-            except EnvRaised:
+            except errors.EnvRaised:
                 raise
-            except EnvHubError as error:
+            except errors.EnvHubError as error:
                 log.debug("closing a %s: %s", self._owner, error)
             finally:
                 self._end_all_but(self.connection)
@@ -462,6 +452,6 @@ def _end(connection: Connection, terminate: bool) -> None:
     except Exception as error:
         cause = error.__cause__ or error
         # Any other error of a hub says that the session is gone already, which is what was wanted.
-        level = logging.ERROR if isinstance(cause, EnvRaised) else logging.DEBUG
+        level = logging.ERROR if isinstance(cause, errors.EnvRaised) else logging.DEBUG
         log.log(level, "closing a session of the hub at %s: %s", connection.address, cause)
     connection.close()  # but not at an interrupt: without the connection nobody could end the session any more

@@ -31,30 +31,13 @@ _HOMES = {
     "make_vec": "envhub_client.make",
     "serve": "envhub_server.serve",
 }
-_ERRORS = [
-    "AddressError",
-    "EnvHubError",
-    "EnvRaised",
-    "EnvTimeout",
-    "Forked",
-    "HubLost",
-    "HubTimeout",
-    "HubUnreachable",
-    "ConnectionInUse",
-    "LocalProtocolError",
-    "ProtocolError",
-    "RemoteProtocolError",
-    "RequestRefused",
-    "RestartsExhausted",
-    "SessionLost",
-    "SpaceMismatch",
-    "UnsupportedSpace",
-    "VersionMismatch",
-    "WorkerDied",
-]
-_VECTOR_ERRORS = ["NothingPending", "SessionBusy", "SessionClosed"]
-_HOMES.update(dict.fromkeys(_ERRORS, "envhub.errors"))
-_HOMES.update(dict.fromkeys(_VECTOR_ERRORS, "envhub.vector_errors"))
+_ERRORS = """
+    AddressError ConnectionInUse EnvHubError EnvRaised EnvTimeout Forked HubLost HubTimeout HubUnreachable
+    LocalProtocolError ProtocolError RemoteProtocolError RequestRefused RestartsExhausted SessionLost SpaceMismatch
+    UnsupportedSpace VersionMismatch WorkerDied
+"""
+_HOMES.update(dict.fromkeys(_ERRORS.split(), "envhub.errors"))
+_HOMES.update(dict.fromkeys(["NothingPending", "SessionBusy", "SessionClosed"], "envhub.vector_errors"))
 
 __all__ = sorted([*_HOMES, "__version__"])
 

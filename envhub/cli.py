@@ -67,27 +67,21 @@ def serve(
         for address in hub.addresses:
             console.print(f"listening on {address}", highlight=False, soft_wrap=True)
         first = re.sub(r"//(0\.0\.0\.0|\[::\]):", "//HOST:", hub.addresses[0])
-        console.print(
-            f'connect with: envhub.make_vec("ENV", num_envs=64, hub="{first}")', highlight=False, soft_wrap=True
-        )
+        hint = f'connect with: envhub.make_vec("ENV", num_envs=64, hub="{first}")'
+        console.print(hint, highlight=False, soft_wrap=True)
         if insecure:
             errors.print("[bold red]insecure:[/] whoever reaches these addresses may use this hub", soft_wrap=True)
 
+    fixed = None if workers == "auto" else workers
     try:
-        config = HubConfig(
-            binds=tuple(bind or ()),
-            envs=env,
-            workers=None if workers == "auto" else workers,
-            insecure=insecure,
-            limits=Limits(envs_max=max_envs),
-            timing=Timing(lease_s=lease),
-        )
+        limits, timing = Limits(envs_max=max_envs), Timing(lease_s=lease)
+        config = HubConfig(tuple(bind or ()), envs=env, workers=fixed, insecure=insecure, limits=limits, timing=timing)
     except ValueError as error:
-        _refuse("serve", error)
+        _end("serve", error)
     try:
         run(config, ready)
     except (AddressError, FactoryNotFound) as error:
-        _refuse("serve", error)
+        _end("serve", error)
 
 
 @app.command
@@ -103,14 +97,13 @@ def health(address: str | None = None, *, timeout: float = 5.0) -> None:
     """
     from envhub_client.client import connect
 
-    from envhub.errors import AddressError, EnvHubError
+    from envhub.errors import EnvHubError
 
     try:
         with connect(address, timeout) as client:
             found = client.health()
-    except (EnvHubError, AddressError) as error:
-        errors.print(f"envhub health: {error}", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(EXIT_FAILED)
+    except EnvHubError as error:
+        _end("health", error, EXIT_FAILED)
     text = f"{found['sessions']} sessions, up for {found['uptime_s']:.0f} s"
     if (lag_s := found.get("loop_lag_s", 0.0)) >= SLOW_S:
         text += f", busy for up to {lag_s:.1f} s at a time"
@@ -168,9 +161,9 @@ def bench(
     except ValueError:
         sizes = []
     if not sizes or min(sizes) < 1 or not 0 < seconds < math.inf or repeats < 1:
-        _refuse("bench", "-n takes numbers of envs separated by commas, --seconds and --repeats positive ones")
+        _end("bench", "-n takes numbers of envs separated by commas, --seconds and --repeats positive ones")
     if budget and (json or plot):
-        _refuse("bench", "--budget goes with --env and -n only")
+        _end("bench", "--budget goes with --env and -n only")
     with _errors_in_a_line("bench"):
         from envhub_client.tools.bench.bench import run, run_budget
         from envhub_client.tools.bench.plot import check
@@ -182,7 +175,7 @@ def bench(
             try:
                 check(plot)
             except ValueError as error:
-                _refuse("bench", error)
+                _end("bench", error)
         run(console, env or ["CartPole-v1"], sizes, seconds, repeats, json, plot)
 
 
@@ -214,9 +207,9 @@ def conformance(
             sys.exit(EXIT_FAILED)
 
 
-def _refuse(command: str, why: object) -> NoReturn:
+def _end(command: str, why: object, status: int = EXIT_USAGE) -> NoReturn:
     errors.print(f"envhub {command}: {why}", markup=False, highlight=False, soft_wrap=True)
-    sys.exit(EXIT_USAGE)
+    sys.exit(status)
 
 
 @contextlib.contextmanager
@@ -231,5 +224,4 @@ def _errors_in_a_line(command: str) -> Iterator[None]:
         with making_bar(Console(stderr=True)):
             yield
     except (EnvHubError, gymnasium.error.Error, ModuleNotFoundError) as error:
-        errors.print(f"envhub {command}: {error}", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(EXIT_FAILED)
+        _end(command, error, EXIT_FAILED)

@@ -60,14 +60,15 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
             every env gets a process. ``envs.sizing`` says how many there are, and why.
         autoreset_mode: as in Gymnasium.
         observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``.
-        copy: whether returned observations are the caller's own, or two buffers that alternate.
+        copy: whether returned observations are the caller's own. If not, two buffers alternate, and what a step
+            returned holds until the second next step.
         lane: ``"auto"`` steps in the workers' own memory where that can be had, on the hub's machine; ``"wire"`` by
             messages only.
         spin_us: for how many microseconds a waiting process spins before it parks, 0 to 1000; by default what
             suits the hub's machine, or what ``ENVHUB_SPIN_US`` says in the hub's environment.
         pin: whether each worker keeps to one CPU.
         compression: of observations that come from another machine, ``"lz4"``, ``"zstd"``, or ``"auto"``, what both
-            sides have (``pip install "envhub-rl[compression]"``); for slow links.
+            sides have (``pip install "envhub-rl[compression]"``) unless the hub is on this machine; for slow links.
         reconnect_timeout: for how many seconds a hub that is out of reach is tried, before it is taken for lost.
         on_hub_loss: ``"raise"`` ``HubLost``; or ``"recreate"``: go on in a new session on the hub that comes back
             at the same address, or on a new private hub. The step under way then returns every env truncated.
@@ -82,19 +83,8 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     """
     num_envs = operator.index(num_envs)
     faults, arguments = split(kwargs)
-    options = SessionOptions(
-        num_workers,
-        autoreset_mode,  # type: ignore[arg-type]
-        observation_mode,
-        copy,
-        lane,
-        spin_us,
-        pin,
-        compression,
-        faults,
-        reconnect_timeout,
-        on_hub_loss,
-    )
+    hosting = num_workers, AutoresetMode(autoreset_mode), observation_mode, copy, lane, spin_us, pin, compression
+    options = SessionOptions(*hosting, faults, reconnect_timeout, on_hub_loss)
     arguments = {**arguments, **(env_kwargs or {})}
     if not isinstance(env, (str, EnvSpec)):
         return _by_factories(env, num_envs, hub, options, arguments)
@@ -183,13 +173,7 @@ _KEYWORDS = (*(name for name in inspect.signature(make_vec).parameters if name !
 
 
 def make(env: EnvLike, *, hub: str | None = None, env_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> HubEnv:
-    """One env in a hub, as a ``gymnasium.Env``.
-
-    Args:
-        env: as for ``make_vec``, without lists.
-        hub: as for ``make_vec``.
-        env_kwargs: as for ``make_vec``.
-        **kwargs: further arguments for the env.
+    """One env in a hub, as a ``gymnasium.Env``; arguments as for ``make_vec``, without lists.
 
     Raises:
         TypeError: for what only several envs have, such as ``num_envs``.

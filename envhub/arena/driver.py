@@ -17,13 +17,7 @@ from envhub.values.actions import BESIDE
 
 
 class ArenaDriver:
-    """One process's side of driving an arena.
-
-    Attributes:
-        sent: a byte per row, 1 where the row was posted by ``post_rows`` and its result was not ``taken``.
-        steps_parts: whether rows were posted by ``post_rows`` since this process began to drive.
-        mixed: whether the rows' last results are not all in the same slot.
-    """
+    """One process's side of driving an arena."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -31,13 +25,12 @@ class ArenaDriver:
         self._views = [[leaf[slot] for leaf in arena.observations] for slot in range(SLOTS)]
         self._slot = 0
         self._knows_slots = True  # whether ``_slot`` and ``mixed`` say what the arena's words say
-        self.mixed = False
+        self.mixed = False  # whether the rows' last results are not all in the same slot
         self._codes = b""  # of the actions in the arena; empty where they are not known
         self._buffers: list[np.ndarray] = []  # of the leaves that have an array, by these codes
-        self.sent = bytearray(arena.layout.rows)
+        self.sent = bytearray(arena.layout.rows)  # 1 where ``post_rows`` posted the row and its result was not taken
         self._sent = np.frombuffer(self.sent, np.bool_)
         self._item_sizes: list[int] = []  # of the actions of rows that were sent
-        self.steps_parts = False
 
     def forget(self) -> None:
         """Read the arena's words before the next post, since another driver may have written them."""
@@ -47,17 +40,14 @@ class ArenaDriver:
         """Begin to drive after somebody else: rows that were sent in parts are nobody's any more."""
         self.forget()
         self._sent[:] = False
-        self.steps_parts = False
 
     # --- all rows ---------------------------------------------------------------------------------------------------
 
     def post(self, op: int, codes: bytes = b"", actions: Sequence[Any] = ()) -> None:
-        """Hand all rows to their workers; none may be with one already. Ring afterwards.
+        """Hand all rows to their workers, to do ``op``; none may be with one already. Ring afterwards.
 
-        Args:
-            op: what the workers do.
-            codes: for a step, one per action leaf, see ``envhub.values.actions``.
-            actions: contiguous arrays or bytes of all rows, one per leaf that has an array by its code.
+        A step has a code per action leaf, see ``envhub.values.actions``, and contiguous arrays or bytes of all rows,
+        one per leaf that has an array by its code.
         """
         arena = self._arena
         if codes and codes != self._codes:
@@ -117,7 +107,7 @@ class ArenaDriver:
             room.reshape(arena.layout.rows, *batch.shape[1:])[rows] = batch
         for column, code in zip(arena.action_codes, codes):
             column[rows] = code
-        self._item_sizes, self.steps_parts = item_sizes, True
+        self._item_sizes = item_sizes
         arena.post_rows(OP_PART, 1 - (arena.slot[rows] & 1), rows)
         self._sent[rows] = True  # last: an interrupt before it must not pass old results off as those of this step
 

@@ -34,17 +34,8 @@ ACTION_ITEM_BYTES = 8
 _REWARD, _FLAG = np.dtype(np.float64), np.dtype(np.bool_)
 RESULT_BYTES = 10  # a reward and two flags
 ROW_WORDS = (
-    "request",
-    "done",
-    "op",
-    "slot",
-    "needs_reset",
-    "status",
-    "info_length",
-    "info_template",
-    "began_ns",
-    "ended_ns",
-    "turn",
+    *("request", "done", "op", "slot", "needs_reset", "status"),
+    *("info_length", "info_template", "began_ns", "ended_ns", "turn"),
 )
 HEADER_WORDS = ("magic", "version", "rows", "epoch", "driver", "revoked")
 

@@ -93,12 +93,9 @@ class Arena:
         self._all_rows.flags.writeable = False
         self.header = np.frombuffer(self._memory, np.int64, len(HEADER_WORDS))
         self._header_words = self.words(self.header)
-        self.request = self._view("request")
-        self.done = self._view("done")
-        self.op = self._view("op")
-        self.slot = self._view("slot")
-        self.needs_reset = self._view("needs_reset")
-        self.status = self._view("status")
+        self.request, self.done = self._view("request"), self._view("done")
+        self.op, self.slot = self._view("op"), self._view("slot")
+        self.needs_reset, self.status = self._view("needs_reset"), self._view("status")
         self._request_words, self._done_words = self.words(self.request), self.words(self.done)
         self._slot_words = self.words(self.slot)
         self._op_bytes, self._slot_bytes, self._request_bytes = (
@@ -108,8 +105,7 @@ class Arena:
         self.began_ns, self.ended_ns = self._view("began_ns"), self._view("ended_ns")
         self.results = self._view("results")
         self.rewards, self.terminations, self.truncations = split_results(self.results, layout.rows)
-        self.turn = self._view("turn")
-        self.infos = self._view("infos")
+        self.turn, self.infos = self._view("turn"), self._view("infos")
         self.actions = [self._view(f"action/{i}") for i in range(len(layout.actions))]
         self.action_codes = [self._view(f"action_code/{i}") for i in range(len(layout.actions))]
         self.observations = [self._view(f"observation/{i}") for i in range(len(layout.observations))]

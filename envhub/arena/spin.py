@@ -72,15 +72,10 @@ class Spinner:
 
 
 def spin_us(processes: int, cpus: int, quota: bool) -> int:
-    """For how many microseconds to spin.
+    """For how many microseconds to spin, with so many workers and drivers, usable CPUs, and a cgroup's quota or none.
 
     No process spins where it would take the CPU of one that computes, where it would spend a cgroup's quota, or where a
     weaker memory order than x86-64's forbids to read what a word guards without a system call.
-
-    Args:
-        processes: workers and drivers, of which one side waits while the other computes.
-        cpus: usable ones.
-        quota: whether a cgroup limits the CPU time.
 
     Raises:
         ValueError: ``ENVHUB_SPIN_US`` is no number of microseconds.

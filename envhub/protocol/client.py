@@ -59,27 +59,17 @@ class _Pending:
 
 
 class ClientProtocol:
-    """The client's half: one connection, at most one pending request, at most one session.
-
-    Attributes:
-        hub_id: the hub's id, 0 until it is known.
-        dropped: how many late or foreign replies were thrown away.
-        progress: the hub's last word on the pending request, until the caller takes it away.
-        answer: the reply to the last request, until the next request; after an interrupt the caller finds it here.
-        goodbye: why the hub has ended the session, once the hub said so.
-        notices: texts of the hub for the user of the session, until the caller takes them away.
-        reconnect_s: how long the hub may be out of reach while a request is pending.
-    """
+    """The client's half: one connection, at most one pending request, at most one session."""
 
     def __init__(self, token: bytes = NO_SESSION, reconnect_s: float = RECONNECT_S) -> None:
-        self.hub_id = 0
+        self.hub_id = 0  # until it is known
         self.token = token
-        self.dropped = 0
-        self.progress: HeartbeatReply | None = None
-        self.answer: Reply | None = None
-        self.goodbye: Failure | None = None
-        self.notices: list[str] = []
-        self.reconnect_s = reconnect_s
+        self.dropped = 0  # late or foreign replies that were thrown away
+        self.progress: HeartbeatReply | None = None  # of the pending request, until the caller takes it away
+        self.answer: Reply | None = None  # to the last request; after an interrupt the caller finds it here
+        self.goodbye: Failure | None = None  # why the hub has ended the session, once the hub said so
+        self.notices: list[str] = []  # for the user of the session, until the caller takes them away
+        self.reconnect_s = reconnect_s  # how long the hub may be out of reach while a request is pending
         self._session_seq = 0
         self._sent_seq = 0  # of the session's last request that may have been sent
         self._ended_seq = 0  # of the session's last request that has ended, as a reply or a HEARTBEAT reply said

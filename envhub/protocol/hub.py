@@ -80,14 +80,7 @@ class HubProtocol:
         sessions_max: int = SESSIONS_MAX,
         header_limits: codec.HeaderLimits = codec.STRANGERS,
     ) -> None:
-        """Make the hub's half.
-
-        Args:
-            hub_id: the hub's id, not 0.
-            lease_s: how long a session outlives the loss of its client.
-            sessions_max: how many sessions may exist.
-            header_limits: of requests.
-        """
+        """Make the hub's half, with an id that is not 0; a session outlives the loss of its client for ``lease_s``."""
         self.hub_id = hub_id
         self._header_limits = header_limits
         self.outgoing: list[tuple[bytes, Frames]] = []
@@ -110,12 +103,7 @@ class HubProtocol:
         """The STEP in a message, if it is the one that a session expects next, from the session's peer; else None.
 
         This is a faster way than ``receive`` for most messages, and does not need the connection. After None the caller
-        passes the message to ``receive``.
-
-        Args:
-            peer: the ROUTER's routing id.
-            first: the first frame.
-            frames: those that follow it.
+        passes the message to ``receive``. ``frames`` are those that follow the first.
         """
         token, link = self._next_steps.get(first) or _NOBODY
         if link.peer != peer or token in self.leases or len(frames) >= FRAMES_MAX:
@@ -127,12 +115,9 @@ class HubProtocol:
         return _incoming(Incoming, (peer, Op.STEP, token, link.seq, link.step, frames))
 
     def receive(self, peer: bytes, connection: int, frames: Frames) -> Incoming | None:
-        """Process one message of ``peer``; returns its request if that is new and must be executed.
+        """Process one message of ``peer``, a routing id; returns its request if that is new and must be executed.
 
-        Args:
-            peer: the ROUTER's routing id.
-            connection: identifies the transport connection for ``connection_ended``.
-            frames: the message's frames without the routing id.
+        ``connection`` identifies the transport connection for ``connection_ended``.
         """
         try:
             prelude = Prelude.unpack(frames[0] if frames else b"")
@@ -221,10 +206,8 @@ class HubProtocol:
         if self.draining:
             return Failure("draining", "hub", "the hub is shutting down and takes no new sessions")
         if op == Op.MAKE and len(self._links) >= self._sessions_max:
-            text = (
-                f"the hub already has sessions_max={self._sessions_max} sessions; close one, or wait for a lease to end"
-            )
-            return Failure("limit", "hub", text)
+            there = f"the hub already has sessions_max={self._sessions_max} sessions"
+            return Failure("limit", "hub", f"{there}; close one, or wait for a lease to end")
         return None
 
     def _heartbeat(self, peer: bytes, connection: int, prelude: Prelude) -> Incoming | None:

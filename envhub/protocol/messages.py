@@ -391,49 +391,29 @@ def unpack_rows(frame: Any, rows: int) -> List[Tuple[int, bytes]]:
     return found
 
 
-REQUESTS: Dict[int, Type[Any]] = {
-    Op.HELLO: Hello,
-    Op.LIST: ListEnvs,
-    Op.STATS: StatsRequest,
-    Op.HEALTH: HealthRequest,
-    Op.SESSIONS: SessionsRequest,
-    Op.HEARTBEAT: HeartbeatRequest,
-    Op.MAKE: Make,
-    Op.RESET: Reset,
-    Op.CALL: Call,
-    Op.SET_ATTR: SetAttr,
-    Op.CLOSE: Close,
-    Op.COLLECT: Collect,
-    Op.SEND: Send,
-    Op.RECEIVE: Receive,
-    Op.TEMPLATES: TemplatesRequest,
-    Op.HOPS: HopsRequest,
-    Op.OBSERVE: Observe,
-    Op.ATTACH: Attach,
+_EXCHANGES: Dict[int, Tuple[Type[Any], Type[Any]]] = {
+    Op.HELLO: (Hello, Welcome),
+    Op.LIST: (ListEnvs, EnvNames),
+    Op.STATS: (StatsRequest, Table),
+    Op.HEALTH: (HealthRequest, Table),
+    Op.SESSIONS: (SessionsRequest, Table),
+    Op.HEARTBEAT: (HeartbeatRequest, HeartbeatReply),
+    Op.MAKE: (Make, Made),
+    Op.RESET: (Reset, Done),
+    Op.CALL: (Call, Done),
+    Op.SET_ATTR: (SetAttr, Done),
+    Op.CLOSE: (Close, Done),
+    Op.COLLECT: (Collect, Done),
+    Op.SEND: (Send, Done),
+    Op.RECEIVE: (Receive, Done),
+    Op.TEMPLATES: (TemplatesRequest, Templates),
+    Op.HOPS: (HopsRequest, Hops),
+    Op.OBSERVE: (Observe, Observed),
+    Op.ATTACH: (Attach, Made),
 }
-REPLIES: Dict[int, Type[Any]] = {
-    Op.HELLO: Welcome,
-    Op.LIST: EnvNames,
-    Op.STATS: Table,
-    Op.HEALTH: Table,
-    Op.SESSIONS: Table,
-    Op.HEARTBEAT: HeartbeatReply,
-    Op.MAKE: Made,
-    Op.RESET: Done,
-    Op.STEP: Done,
-    Op.CALL: Done,
-    Op.SET_ATTR: Done,
-    Op.CLOSE: Done,
-    Op.COLLECT: Done,
-    Op.SEND: Done,
-    Op.RECEIVE: Done,
-    Op.TEMPLATES: Templates,
-    Op.HOPS: Hops,
-    Op.OBSERVE: Observed,
-    Op.ATTACH: Made,
-    Op.NOTICE: Notice,
-    Op.FAILURE: Failure,
-}
+REQUESTS: Dict[int, Type[Any]] = {op: request for op, (request, _) in _EXCHANGES.items()}  # but STEP, which is no map
+REPLIES: Dict[int, Type[Any]] = {op: reply for op, (_, reply) in _EXCHANGES.items()}
+REPLIES.update({Op.STEP: Done, Op.NOTICE: Notice, Op.FAILURE: Failure})
 _HINTS: Dict[Type[Any], Dict[str, Any]] = {}
 
 

@@ -28,20 +28,10 @@ Bounds = Mapping[type, Mapping[str, tuple[int, int]]]
 
 # By message and field, the smallest and the largest number; for a list, those of each item.
 REQUEST_BOUNDS: Bounds = {
-    Make: {
-        "num_envs": (1, ROWS_MAX),
-        "num_workers": (0, ROWS_MAX),
-        "spin_us": (0, SPIN_US_MAX),
-        "beat_s": SECONDS,
-    },
+    Make: {"num_envs": (1, ROWS_MAX), "num_workers": (0, ROWS_MAX), "spin_us": (0, SPIN_US_MAX), "beat_s": SECONDS},
     Faults: {
-        "restart_wait_s": SECONDS,
+        **dict.fromkeys(("restart_wait_s", "init_s", "reset_s", "step_s", "call_s", "close_s"), SECONDS),
         "restarts_max": (0, RESTARTS_MAX),
-        "init_s": SECONDS,
-        "reset_s": SECONDS,
-        "step_s": SECONDS,
-        "call_s": SECONDS,
-        "close_s": SECONDS,
     },
     Reset: {"seeds": (-SEED_MAX, SEED_MAX)},  # the env itself refuses a negative seed
     Collect: {"rows": ROW},

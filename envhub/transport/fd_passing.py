@@ -14,20 +14,15 @@ _ITEM_BYTES = array.array("i").itemsize
 
 
 class DescriptorReader:
-    """Reads bytes and descriptors from a Unix socket, and owns the descriptors until they are taken.
-
-    Attributes:
-        descriptors: that have come and were not taken.
-        truncated: whether descriptors were lost because this process may have no more of them.
-    """
+    """Reads bytes and descriptors from a Unix socket, and owns the descriptors until they are taken."""
 
     def __init__(self, connection: socket.socket, descriptors_max: int = DESCRIPTORS_MAX) -> None:
         """Of this socket; at most so many descriptors are accepted at a time."""
         self._socket = connection
         self._ancillary_bytes = socket.CMSG_SPACE(descriptors_max * _ITEM_BYTES) if descriptors_max else 0
         self._received: list[Any] = []  # results of recvmsg that were not looked at yet
-        self.descriptors: list[int] = []
-        self.truncated = False
+        self.descriptors: list[int] = []  # that have come and were not taken
+        self.truncated = False  # whether descriptors were lost because this process may have no more of them
 
     def read(self, size: int) -> bytes:
         """Up to ``size`` bytes; none at the end of the stream.

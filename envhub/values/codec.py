@@ -136,11 +136,9 @@ def encode_call(name: str, fields: dict[str, Any]) -> list[bytes]:
 
 
 def decode(blob: Any, allow_pickle: bool = False) -> Any:
-    """The value that ``encode`` was given; arrays are fresh and writable.
+    """The value that ``encode`` was given, from bytes or any buffer; arrays are fresh and writable.
 
-    Args:
-        blob: bytes, or any buffer.
-        allow_pickle: unpickle ``PICKLE`` values. Never for bytes from a network.
+    ``allow_pickle`` unpickles ``PICKLE`` values. It is never for bytes from a network.
 
     Raises:
         DecodeError: the bytes are malformed, or break a limit of this module.
@@ -149,25 +147,16 @@ def decode(blob: Any, allow_pickle: bool = False) -> Any:
 
 
 def decode_leniently(blob: Any, allow_pickle: bool = False) -> tuple[Any, list[Represented]]:
-    """As ``decode``, but a value that cannot be unpickled is replaced by a text that says so.
-
-    Returns:
-        What was decoded, and which of the values inside only stand in for others.
-    """
+    """As ``decode``, but with texts in place of values that cannot be unpickled; also returns those that stand in."""
     decoder = _Decoder(allow_pickle, DECODED_DEPTH_MAX, ITEMS_MAX, lenient=True)
     return decoder.unpack(blob), decoder.represented
 
 
 class HeaderLimits(NamedTuple):
-    """The limits of one header.
+    """The limits of one header."""
 
-    Attributes:
-        bytes_max: its length, without the contents of bin values.
-        items_max: items of all its lists and maps together; a key and its value are two.
-    """
-
-    bytes_max: int
-    items_max: int
+    bytes_max: int  # its length, without the contents of bin values
+    items_max: int  # items of all its lists and maps together; a key and its value are two
 
 
 STRANGERS = HeaderLimits(HEADER_BYTES_MAX, HEADER_ITEMS_MAX)
@@ -258,31 +247,16 @@ def _pack(plain: Any) -> bytes:
         return cast(bytes, msgpack.packb(plain, use_bin_type=True, unicode_errors="surrogatepass"))
 
 
-_SPACE_MODULES = [
-    "box",
-    "dict",
-    "discrete",
-    "graph",
-    "multi_binary",
-    "multi_discrete",
-    "oneof",
-    "sequence",
-    "text",
-    "tuple",
-]
+_SPACES = "box dict discrete graph multi_binary multi_discrete oneof sequence text tuple"
 _GYMNASIUM = frozenset(
-    ["gymnasium.envs.registration", "gym.spaces.graph", *(f"gymnasium.spaces.{name}" for name in _SPACE_MODULES)]
+    ["gymnasium.envs.registration", "gym.spaces.graph", *(f"gymnasium.spaces.{name}" for name in _SPACES.split())]
 )
 
 # The classes that decode to themselves; any other class, such as an enum or a named tuple, is a subclass of one.
 _OWN_CLASSES = frozenset([int, complex, dict, list, tuple, set, frozenset, np.ndarray, np.random.Generator])
 
 # Subclasses, such as an enum's members, travel as the class that they extend; their ``__str__`` may differ.
-_BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
-    (int, int.__int__),
-    (float, float.__float__),
-    (str, str.__str__),
-)
+_BASES: dict[type, Callable[[Any], Any]] = {int: int.__int__, float: float.__float__, str: str.__str__}
 
 
 class _Encoder:
@@ -374,7 +348,7 @@ class _Encoder:
                 return msgpack.ExtType(GENERATOR, _pack([name, self.plain(value.bit_generator.state, depth + 1)]))
         if isinstance(value, Represented):
             return as_repr(value)
-        for base, convert in _BASES:
+        for base, convert in _BASES.items():
             if isinstance(value, base):
                 return self.plain(convert(value), depth)
         if isinstance(value, (bytes, bytearray, memoryview)):

@@ -45,21 +45,14 @@ Tree = Dict[str, Union[Column, "Tree"]]
 
 
 class Template:
-    """The form of an info.
-
-    Attributes:
-        nbytes: of a row.
-        dtype: of a row, a field per value.
-        tree: the info, with a ``Column`` in place of each value.
-    """
+    """The form of an info: ``dtype`` and ``nbytes`` of a row, and as ``tree`` the info with a ``Column`` per value."""
 
     def __init__(self, example: dict[str, Any]) -> None:
         """Make the template of all infos that differ from ``example`` in their numbers only.
 
         Raises:
             NotInColumns: a value is neither a number, an array of numbers nor a map of these, or Gymnasium's vector
-            envs
-                batch a key in another way.
+                envs batch a key in another way.
         """
         self._columns: list[Column] = []
         self.tree = self._grow(example, NESTING_MAX)
@@ -101,8 +94,7 @@ class Template:
         if kind is np.ndarray and value.dtype.str[1:] in _CODES and value.dtype.isnative:
             column = Column(str(len(self._columns)), kind, value.dtype, value.shape)
         elif kind in _PYTHON or kind in _NUMPY:
-            name = _PYTHON.get(kind) or _NUMPY[kind]
-            column = Column(str(len(self._columns)), kind, np.dtype(name), ())
+            column = Column(str(len(self._columns)), kind, np.dtype(_PYTHON.get(kind) or _NUMPY[kind]), ())
         else:
             raise NotInColumns(f"a {kind.__name__}")
         self._columns.append(column)
@@ -118,12 +110,10 @@ def _filled(tree: Tree, record: Any) -> dict[str, Any]:
     for key, found in tree.items():
         if isinstance(found, dict):
             info[key] = _filled(found, record)
+        elif found.kind is np.ndarray:
+            info[key] = np.array(record[found.name], found.dtype)
         else:
-            value = record[found.name]
-            if found.kind is np.ndarray:
-                info[key] = np.array(value, found.dtype)
-            else:
-                info[key] = value.item() if found.kind in _PYTHON else value
+            info[key] = record[found.name].item() if found.kind in _PYTHON else record[found.name]
     return info
 
 
@@ -143,14 +133,13 @@ class Writer:
             signature = tuple(_signature(info, values, NESTING_MAX))
             if signature not in self._templates:
                 self._learn(signature, info)
-            found = self._templates.get(signature)
-            if found is None:
-                return 0, 0
-            number, template = found
-            template.write(values, place)
+            if found := self._templates.get(signature):
+                number, template = found
+                template.write(values, place)
+                return number, template.nbytes
         except (struct.error, NotInColumns):  # such as an int of more than 64 bits
-            return 0, 0
-        return number, template.nbytes
+            pass
+        return 0, 0
 
     def _learn(self, signature: tuple[Any, ...], info: dict[str, Any]) -> None:
         if len(self._templates) >= TEMPLATES_MAX:
@@ -179,13 +168,9 @@ def _signature(info: dict[str, Any], values: list[Any], nesting: int) -> Iterato
             yield dict
             yield from _signature(value, values, nesting - 1)
             yield None
-        elif kind is np.ndarray:
-            yield value.dtype.str
-            yield value.shape
-            values.append(value)
-        else:
-            yield kind
-            values.append(value)
+            continue
+        values.append(value)
+        yield from (value.dtype.str, value.shape) if kind is np.ndarray else (kind,)
 
 
 # --- many rows ----------------------------------------------------------------------------------------------------

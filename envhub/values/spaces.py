@@ -3,14 +3,12 @@
 A leaf is a part of a space that is neither Dict nor Tuple: a fixed-size array for Box, Discrete, MultiDiscrete and
 MultiBinary, and an ``OBJECT`` for every other space, whose values vary in size.
 
-There is one registered function per space and purpose, as in ``gymnasium.vector.utils``. Only Gymnasium's own classes
-have a wire form. A subclass has none, because it may use the same fields in another sense. Between a program and the
-workers of its own private hub any other space travels by cloudpickle.
+Only Gymnasium's own classes have a wire form. A subclass has none, because it may use the same fields in another sense.
+Between a program and the workers of its own private hub any other space travels by cloudpickle.
 """
 
 from __future__ import annotations
 
-from functools import singledispatch
 from typing import Any, Callable, Dict, Iterator
 
 import numpy as np
@@ -31,9 +29,7 @@ PICKLED = "Pickled"
 def describe(space: Any, pickled: bool = False) -> Description:
     """The space as codec values; ``build`` makes an equal space from them, which samples the same values.
 
-    Args:
-        space: any space.
-        pickled: leave spaces of other classes as they are, for an encoder that pickles them.
+    With ``pickled``, spaces of other classes are left as they are, for an encoder that pickles them.
 
     Raises:
         UnsupportedSpace: the space, or one inside it, has no wire form.
@@ -41,22 +37,17 @@ def describe(space: Any, pickled: bool = False) -> Description:
     name = type(space).__name__
     own = type(space) is getattr(gym_spaces, name, None) or type(space).__module__.startswith("gym.spaces.")
     if not own or name not in _DESCRIBE:
-        return _describe_other(space, pickled)
+        if pickled:
+            return {"space": PICKLED, "value": space}
+        raise UnsupportedSpace(
+            f"a {type(space).__module__}.{type(space).__qualname__} has no form on the network, where only Gymnasium's "
+            "own spaces have one: wrap the env so that it uses those, or use a private hub (hub=None)"
+        )
     found = {"space": name, **_DESCRIBE[name](space, lambda sub: describe(sub, pickled))}
     random = getattr(space, "_np_random", None)
     if isinstance(random, np.random.Generator):  # the space was seeded or sampled from: the copy continues its sequence
         found["random"] = random
     return found
-
-
-def _describe_other(space: Any, pickled: bool) -> Description:
-    kind = f"{type(space).__module__}.{type(space).__qualname__}"
-    if not pickled:
-        raise UnsupportedSpace(
-            f"a {kind} has no form on the network, where only Gymnasium's own spaces have one: wrap the env so that it "
-            "uses those, or use a private hub (hub=None)"
-        )
-    return {"space": PICKLED, "value": space}
 
 
 def build(description: Description) -> Any:
@@ -110,11 +101,10 @@ def _build_box(
 
 
 def _build_discrete(build: Build, n: int, start: int, dtype: str) -> Any:
-    kind = np.dtype(dtype)
-    start_if_any = {"start": start} if start else {}  # gym before 0.22 knows none
-    if kind == np.int64:  # the only dtype that Gymnasium before 1.2 knows
-        return gym_spaces.Discrete(n, **start_if_any)
-    return gym_spaces.Discrete(n, **start_if_any, dtype=kind.type)
+    newer: dict[str, Any] = {"start": start} if start else {}  # gym before 0.22 knows none
+    if np.dtype(dtype) != np.int64:  # the only dtype that Gymnasium before 1.2 knows
+        newer["dtype"] = np.dtype(dtype).type
+    return gym_spaces.Discrete(n, **newer)
 
 
 def _build_multi_discrete(build: Build, nvec: np.ndarray, start: np.ndarray, dtype: str) -> Any:
@@ -138,10 +128,6 @@ def _build_dict(build: Build, keys: list[str], spaces: list[Description], sort_k
     return built
 
 
-def _build_text(build: Build, min_length: int, max_length: int, charset: str) -> Any:
-    return gym_spaces.Text(max_length, min_length=min_length, charset=charset)
-
-
 def _describe_graph(space: Any, describe: Describe) -> Description:
     edges = space.edge_space
     return {"nodes": describe(space.node_space), "edges": None if edges is None else describe(edges)}
@@ -163,11 +149,7 @@ _DESCRIBE: dict[str, Callable[[Any, Describe], Description]] = {
     "MultiBinary": lambda s, _: {"n": list(s.shape), "flat": isinstance(s.n, (int, np.integer))},
     "Dict": _describe_dict,
     "Tuple": lambda s, describe: {"spaces": [describe(sub) for sub in s.spaces]},
-    "Text": lambda s, _: {
-        "min_length": s.min_length,
-        "max_length": s.max_length,
-        "charset": "".join(s.character_list),
-    },
+    "Text": lambda s, _: {"min_length": s.min_length, "max_length": s.max_length, "charset": "".join(s.character_list)},
     "Sequence": lambda s, describe: {"item": describe(s.feature_space), "stack": bool(getattr(s, "stack", False))},
     "Graph": _describe_graph,
     "OneOf": lambda s, describe: {"spaces": [describe(sub) for sub in s.spaces]},
@@ -179,35 +161,23 @@ _BUILD: dict[str, Callable[..., Any]] = {
     "MultiBinary": lambda build, n, flat: gym_spaces.MultiBinary(n[0] if flat else n),
     "Dict": _build_dict,
     "Tuple": lambda build, spaces: gym_spaces.Tuple([build(sub) for sub in spaces]),
-    "Text": _build_text,
+    "Text": lambda _, min_length, max_length, charset: gym_spaces.Text(
+        max_length, min_length=min_length, charset=charset
+    ),
     "Sequence": lambda build, item, stack: gym_spaces.Sequence(build(item), **({"stack": True} if stack else {})),
     "Graph": _build_graph,
     "OneOf": lambda build, spaces: gym_spaces.OneOf([build(sub) for sub in spaces]),
 }
 
 
-@singledispatch
 def leaves(space: Any) -> list[Leaf]:
     """The leaves of a space, in the order of the space."""
-    return [OBJECT]
-
-
-@leaves.register(gym_spaces.Box)
-@leaves.register(gym_spaces.Discrete)
-@leaves.register(gym_spaces.MultiDiscrete)
-@leaves.register(gym_spaces.MultiBinary)
-def _leaves_array(space: Any) -> list[Leaf]:
-    return [Leaf(space.dtype.str, tuple(space.shape))]
-
-
-@leaves.register(gym_spaces.Dict)
-def _leaves_dict(space: Any) -> list[Leaf]:
-    return [leaf for sub in space.spaces.values() for leaf in leaves(sub)]
-
-
-@leaves.register(gym_spaces.Tuple)
-def _leaves_tuple(space: Any) -> list[Leaf]:
-    return [leaf for sub in space.spaces for leaf in leaves(sub)]
+    if isinstance(space, gym_spaces.Dict):
+        return [leaf for sub in space.spaces.values() for leaf in leaves(sub)]
+    if isinstance(space, gym_spaces.Tuple):
+        return [leaf for sub in space.spaces for leaf in leaves(sub)]
+    arrays = gym_spaces.Box, gym_spaces.Discrete, gym_spaces.MultiDiscrete, gym_spaces.MultiBinary
+    return [Leaf(space.dtype.str, tuple(space.shape)) if isinstance(space, arrays) else OBJECT]
 
 
 def structure(space: Any) -> Any:

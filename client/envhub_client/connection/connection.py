@@ -22,17 +22,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 import envhub
-from envhub.errors import (
-    AddressError,
-    ConnectionInUse,
-    Forked,
-    HubLost,
-    HubTimeout,
-    HubUnreachable,
-    LocalProtocolError,
-    RemoteProtocolError,
-    RequestRefused,
-)
+from envhub import errors
 from envhub.protocol import prelude as protocol
 from envhub.protocol.client import ClientProtocol, Reply
 from envhub.protocol.messages import Collect, Failure, Hello, Op, Welcome
@@ -79,9 +69,9 @@ class _User(_Lock):  # type: ignore[misc]
             Forked: it belongs to the process that this one was forked from.
         """
         if self._context.closed:
-            raise LocalProtocolError(f"this connection to the hub at {self._address} is closed")
+            raise errors.LocalProtocolError(f"this connection to the hub at {self._address} is closed")
         if os.getpid() != self._pid:
-            raise Forked("this connection was made before a fork; connect again in the child")
+            raise errors.Forked("this connection was made before a fork; connect again in the child")
 
     def __enter__(self) -> None:
         if self._context.closed or os.getpid() != self._pid:
@@ -93,7 +83,7 @@ class _User(_Lock):  # type: ignore[misc]
         with self._kept_alive:
             if not self.acquire(blocking=False):
                 text = "another thread is using this connection; give each thread a vector env of its own"
-                raise ConnectionInUse(text)
+                raise errors.ConnectionInUse(text)
 
     def take(self) -> None:
         """Use the connection until ``release``, even if it is closed.
@@ -118,7 +108,6 @@ class Connection:
     """One DEALER connection.
 
     Attributes:
-        address: the hub's.
         protocol: what is known of the requests and of the hub; only this class changes it.
         welcome: the hub's description of itself.
         sent_ns: when the last request began to be sent, on the monotonic clock.
@@ -136,14 +125,10 @@ class Connection:
         hub_pidfd: int | None = None,
         reconnect_timeout: float = protocol.RECONNECT_S,
     ) -> None:
-        """Connect and say hello.
+        """Connect to ``tcp://host:port`` or ``ipc://path`` within ``timeout`` seconds, and say hello.
 
-        Args:
-            address: ``tcp://host:port`` or ``ipc://path``.
-            token: of the session this connection is to carry.
-            timeout: seconds to wait for the hub.
-            hub_pidfd: of the hub's process, where it is this program's own; its end is the hub's.
-            reconnect_timeout: seconds that the hub may be out of reach while a request is pending.
+        ``token`` is of the session that it is to carry; ``hub_pidfd`` of this program's own hub, if it is that. While a
+        request is pending, the hub may be out of reach for ``reconnect_timeout`` seconds.
 
         Raises:
             AddressError: not an address.
@@ -204,19 +189,17 @@ class Connection:
         try:
             dealer.connect(self.address)
         except zmq.ZMQError as error:
-            raise AddressError(f"{self.address} is no address to connect to: {error}") from error
+            raise errors.AddressError(f"{self.address} is no address to connect to: {error}") from error
         self._on_monitor()  # libzmq signals only what comes after the socket was found to be empty
 
     def _hello(self, timeout: float) -> Welcome:
         try:
             reply = self.ask(Op.HELLO, Hello(client=envhub.__version__), timeout=timeout)
-        except (HubTimeout, HubLost) as error:
-            hint = (
-                "is `envhub serve` running there, as this user?"
-                if self.address.startswith("ipc://")
-                else "is `envhub serve --bind` running there, is the port right, does a firewall stand between?"
-            )
-            raise HubUnreachable(f"no hub answered at {self.address} within {timeout:g} s: {hint}") from error
+        except (errors.HubTimeout, errors.HubLost) as error:
+            hint = "is `envhub serve --bind` running there, is the port right, does a firewall stand between?"
+            if self.address.startswith("ipc://"):
+                hint = "is `envhub serve` running there, as this user?"
+            raise errors.HubUnreachable(f"no hub answered at {self.address} within {timeout:g} s: {hint}") from error
         assert isinstance(reply.message, Welcome)
         return reply.message
 
@@ -260,8 +243,9 @@ class Connection:
                 if self.protocol.loss(now_s):
                     self._check_hub(now_s)
                 sent = self.protocol.request(op, message, frames, now_s)
-                if max(map(len, sent)) > self._frame_bytes_max:
-                    raise self._too_large(op, sent)
+                if (nbytes := max(map(len, sent))) > self._frame_bytes_max:
+                    limit = f"message_bytes_max={self._frame_bytes_max} of the hub at {self.address}"
+                    raise errors.RequestRefused(f"a {op.name} request of {nbytes} bytes is more than {limit}")
                 if not self.protocol.held:
                     self._send(sent)
             except BaseException as error:
@@ -269,14 +253,8 @@ class Connection:
                     self.give_up()
                 raise
 
-    def _busy(self, pending: Op) -> LocalProtocolError:
-        return LocalProtocolError(f"a {pending.name} is pending at the hub at {self.address}")
-
-    def _too_large(self, op: Op, frames: Sequence[Any]) -> RequestRefused:
-        return RequestRefused(
-            f"a {op.name} request of {max(map(len, frames))} bytes is more than "
-            f"message_bytes_max={self._frame_bytes_max} of the hub at {self.address}"
-        )
+    def _busy(self, pending: Op) -> errors.LocalProtocolError:
+        return errors.LocalProtocolError(f"a {pending.name} is pending at the hub at {self.address}")
 
     def synchronize(self) -> None:
         """Give up what is pending, and wait until the hub is done with all that it was asked for in this session.
@@ -311,7 +289,7 @@ class Connection:
         deadline_s = None if timeout is None else time.monotonic() + timeout
         while True:
             if self.protocol.pending is None:  # the program gave it up, if not before then in a signal handler
-                raise LocalProtocolError(f"no request is pending at the hub at {self.address}")
+                raise errors.LocalProtocolError(f"no request is pending at the hub at {self.address}")
             now_s = time.monotonic()
             wait_s = self.protocol.next_tick_s(now_s)
             if deadline_s is not None:
@@ -321,7 +299,7 @@ class Connection:
                 return reply
             self._send_due()
             if deadline_s is not None and time.monotonic() >= deadline_s:
-                raise HubTimeout(
+                raise errors.HubTimeout(
                     f"no reply from the hub at {self.address} within {timeout:g} s; it can be waited for again"
                 )
 
@@ -343,7 +321,8 @@ class Connection:
         except (OSError, ValueError, zmq.ZMQError) as error:
             if not self._context.closed:
                 raise
-            raise LocalProtocolError(f"this connection to the hub at {self.address} was closed meanwhile") from error
+            text = f"this connection to the hub at {self.address} was closed meanwhile"
+            raise errors.LocalProtocolError(text) from error
         for descriptor, _ in ready:
             if descriptor == ours:
                 arrived = True
@@ -381,7 +360,7 @@ class Connection:
             return
         try:
             self._hear(0)
-        except RemoteProtocolError as error:  # the hub is asked again for what this was to be
+        except errors.RemoteProtocolError as error:  # the hub is asked again for what this was to be
             logger.warning("a message from the hub at %s was thrown away: %s", self.address, error)
         now_s = time.monotonic()
         if not self.protocol.loss(now_s):
@@ -394,7 +373,7 @@ class Connection:
             HubLost: always, and by whatever is asked from now on.
         """
         self.protocol.lost(why)
-        raise HubLost(f"the hub at {self.address} is lost: {why}")
+        raise errors.HubLost(f"the hub at {self.address} is lost: {why}")
 
     def _check_hub(self, now_s: float) -> None:
         """Whether the hub is still there.
@@ -409,7 +388,7 @@ class Connection:
         self.protocol.give_up()
         if self.protocol.goodbye is not None:
             raise_failure(self.protocol.goodbye, self.address)
-        raise HubLost(f"the hub at {self.address} is lost: {loss}")
+        raise errors.HubLost(f"the hub at {self.address} is lost: {loss}")
 
     def _log_trouble(self, now_s: float) -> None:
         trouble = self.protocol.trouble(now_s)
@@ -435,9 +414,10 @@ class Connection:
             try:  # around all of it: an interrupt must not leave the request pending
                 self.send(op, message, frames)
                 reply = self.wait(timeout)
-            except HubTimeout as error:
+            except errors.HubTimeout as error:
                 self.give_up()
-                raise HubTimeout(f"the hub at {self.address} did not answer {op.name} within {timeout:g} s") from error
+                text = f"the hub at {self.address} did not answer {op.name} within {timeout:g} s"
+                raise errors.HubTimeout(text) from error
             except BaseException:
                 self.give_up()
                 raise
@@ -506,7 +486,7 @@ class Connection:
             try:
                 frames = sockets.receive(self._socket, protocol.FRAMES_MAX)
                 if frames[-1].more:
-                    raise RemoteProtocolError(f"a message of more than {protocol.FRAMES_MAX} frames")
+                    raise errors.RemoteProtocolError(f"a message of more than {protocol.FRAMES_MAX} frames")
             except zmq.Again:
                 self._whole = True
                 return None
@@ -552,7 +532,7 @@ class Connection:
             if parsed.is_ipc:
                 with socket.socket(socket.AF_UNIX) as probe:
                     probe.settimeout(PROBE_S)
-                    probe.connect(parsed.path.replace("@", "\0", 1) if parsed.path[0] == "@" else parsed.path)
+                    probe.connect(envhub_address.socket_name(parsed.path))
             else:
                 socket.create_connection((parsed.host.strip("[]"), parsed.port), PROBE_S).close()
         except (ConnectionRefusedError, FileNotFoundError):

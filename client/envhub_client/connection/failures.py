@@ -11,34 +11,21 @@ import functools
 import sys
 from typing import Any, NoReturn
 
-from envhub.errors import (
-    EnvHubError,
-    EnvRaised,
-    EnvTimeout,
-    HubLost,
-    LocalProtocolError,
-    RequestRefused,
-    RestartsExhausted,
-    SessionLost,
-    SpaceMismatch,
-    UnsupportedSpace,
-    VersionMismatch,
-    WorkerDied,
-)
+from envhub import errors
 from envhub.protocol.messages import Failure
 from envhub.values import codec
 
 _CLASSES: dict[str, type[Exception]] = {
-    "bad_actions": SpaceMismatch,
-    "bad_seq": LocalProtocolError,
-    "draining": HubLost,
-    "env_timeout": EnvTimeout,
-    "malformed": LocalProtocolError,
-    "restarts_exhausted": RestartsExhausted,
-    "session_lost": SessionLost,
-    "stale_hub": HubLost,
-    "unsupported_version": VersionMismatch,
-    "worker_died": WorkerDied,
+    "bad_actions": errors.SpaceMismatch,
+    "bad_seq": errors.LocalProtocolError,
+    "draining": errors.HubLost,
+    "env_timeout": errors.EnvTimeout,
+    "malformed": errors.LocalProtocolError,
+    "restarts_exhausted": errors.RestartsExhausted,
+    "session_lost": errors.SessionLost,
+    "stale_hub": errors.HubLost,
+    "unsupported_version": errors.VersionMismatch,
+    "worker_died": errors.WorkerDied,
 }
 
 
@@ -50,10 +37,11 @@ def raise_failure(failure: Failure, address: str) -> NoReturn:
         EnvHubError: everything else, by the failure's code.
     """
     if failure.scope != "env":
-        kind = _CLASSES.get(failure.code, RequestRefused)
+        kind = _CLASSES.get(failure.code, errors.RequestRefused)
         output = f"\n\nLast output of its worker:\n{failure.log_tail.rstrip()}" if failure.log_tail else ""
         raise kind(f"{failure.message} (hub at {address}){output}")
-    remote = EnvRaised(failure.env_index, failure.type, failure.message, failure.traceback, failure.worker, address)
+    index, worker = failure.env_index, failure.worker
+    remote = errors.EnvRaised(index, failure.type, failure.message, failure.traceback, worker, address)
     original = _original(failure)
     if original is None:
         raise remote
@@ -64,7 +52,7 @@ def _original(failure: Failure) -> Exception | None:
     kind = _class(failure.type)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         return None
-    if issubclass(kind, EnvHubError) and kind is not UnsupportedSpace:
+    if issubclass(kind, errors.EnvHubError) and kind is not errors.UnsupportedSpace:
         return None  # an env's code cannot claim that this hub was lost
     try:
         args = codec.decode(failure.args) if failure.args else [failure.message]

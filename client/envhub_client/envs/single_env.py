@@ -31,13 +31,8 @@ class HubEnv(gymnasium.Env[Any, Any]):
         """Step the env; as ``gymnasium.Env.step``. Errors as for ``HubVectorEnv.step``."""
         actions = self._batch(self.action_space, action)
         observations, rewards, terminations, truncations, infos = self._envs.step_each(actions)
-        return (
-            self._only(observations),
-            float(rewards[0]),
-            bool(terminations[0]),
-            bool(truncations[0]),
-            infos.get(0, {}),
-        )
+        flags = bool(terminations[0]), bool(truncations[0])
+        return self._only(observations), float(rewards[0]), *flags, infos.get(0, {})
 
     def render(self) -> Any:
         """The env's rendered frame, or whatever its ``render`` returns."""

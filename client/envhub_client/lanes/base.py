@@ -39,12 +39,9 @@ class Lane(Protocol):
         """Begin a reset."""
 
     def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
-        """Begin a step of all envs.
+        """Begin a step of all envs, by a code per action leaf and a contiguous array per leaf that has one by its code.
 
-        Args:
-            codes: one per action leaf, see ``envhub.values.actions``.
-            arrays: contiguous, of the leaves that have one by their code. They are copied: they may change at once.
-            out_of_band: the packed actions of the other leaves; empty where there are none.
+        The arrays are copied: they may change at once. ``out_of_band`` has the packed actions of the other leaves.
         """
 
     def wait(self, timeout: float | None) -> Batch:

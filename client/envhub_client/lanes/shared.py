@@ -55,7 +55,6 @@ class SharedLane:
     With ``copy`` every observation array is the caller's own. Without, it is one of the arena's two slots.
 
     Attributes:
-        num_envs, leaves: as of the wire lane.
         woke_ns: when the last wait was over, on the monotonic clock.
     """
 
@@ -189,14 +188,10 @@ class SharedLane:
             arena, driver = self._arena, self._driver
             rows, groups = self._infos() if arena.noted() else ([], [])
             observations = driver.observations()
-            return Batch(
-                [*map(np.ndarray.copy, observations)] if self._wire.copy and not driver.mixed else observations,
-                arena.rewards.copy(),
-                arena.terminations.copy(),
-                arena.truncations.copy(),
-                rows,
-                groups,
-            )
+            if self._wire.copy and not driver.mixed:
+                observations = [*map(np.ndarray.copy, observations)]
+            results = arena.rewards.copy(), arena.terminations.copy(), arena.truncations.copy()
+            return Batch(observations, *results, rows, groups)
 
     def _infos(self) -> tuple[list[tuple[int, bytes]], list[InfoGroup]]:
         """The infos of a step, of which the hub holds the large ones.

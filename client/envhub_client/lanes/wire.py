@@ -31,17 +31,11 @@ _Field = tuple[np.dtype[Any], tuple[int, ...], int]  # dtype, shape and size in 
 
 
 class _Inbox(NamedTuple):
-    """What has arrived and was not returned. It is replaced as a whole: an interrupt must not come between its fields.
+    """What has arrived and was not returned; replaced as a whole: no interrupt must come between its fields."""
 
-    Attributes:
-        parts: results of some envs, which came before there were enough.
-        unread: a reply that is being read, for which the hub may have to be asked for more.
-        read: the last reply of which a part was made.
-    """
-
-    parts: tuple[Batch, ...] = ()
-    unread: Reply | None = None
-    read: Reply | None = None
+    parts: tuple[Batch, ...] = ()  # results of some envs, which came before there were enough
+    unread: Reply | None = None  # a reply that is being read, for which the hub may have to be asked for more
+    read: Reply | None = None  # the last reply of which a part was made
 
 
 _EMPTY = _Inbox()
@@ -51,9 +45,6 @@ class WireLane:
     """Requests and replies over a connection.
 
     With ``copy`` every observation array is the caller's own. Without, two sets of buffers alternate.
-
-    Attributes:
-        num_envs, leaves, copy: as it was made.
     """
 
     name = "wire"
@@ -124,7 +115,7 @@ class WireLane:
         while (missing := min_envs - sum(map(_size, self._inbox.parts))) > 0:
             if not self._receiving():
                 self._connection.send(Op.RECEIVE, Receive(missing if timeout is None else 1), keep=True)
-            part = self._receive(None if deadline is None else deadline.left_s())
+            part = self._read(None if deadline is None else deadline.left_s(), self._part)
             self._inbox = _Inbox((*self._inbox.parts, part), None, self._inbox.unread)
         return _joined(self._inbox.parts)
 
@@ -138,18 +129,6 @@ class WireLane:
         """Note that the results of these envs have reached the caller: they are outstanding no more."""
         self._sent[env_ids] = False
         self._inbox = _Inbox((), None, self._inbox.read)
-
-    def _receive(self, timeout: float | None) -> Batch:
-        def read(reply: Reply) -> Batch:
-            if isinstance(reply.message, Failure):
-                if reply.message.env_index is not None:
-                    self._sent[reply.message.env_index] = False
-                elif reply.message.code == "refused" or reply.message.scope == "session":
-                    self._sent[:] = False  # none is under way: an interrupted SEND never arrived, or all is over
-                raise_failure(reply.message, self._connection.address)
-            return self._part(reply.frames)
-
-        return self._read(timeout, read)
 
     def _read(self, timeout: float | None, read: Callable[[Reply], Batch]) -> Batch:
         """What ``read`` makes of the reply, which can be read again until the next request."""
@@ -172,8 +151,14 @@ class WireLane:
         columns = unpack_columns(frames[1], self.num_envs) if len(frames) > 1 else []
         return rows, self.templates.read(columns)
 
-    def _part(self, frames: Sequence[Frame]) -> Batch:
-        count = len(self._fields)
+    def _part(self, reply: Reply) -> Batch:
+        if isinstance(reply.message, Failure):
+            if reply.message.env_index is not None:
+                self._sent[reply.message.env_index] = False
+            elif reply.message.code == "refused" or reply.message.scope == "session":
+                self._sent[:] = False  # none is under way: an interrupted SEND never arrived, or all is over
+            raise_failure(reply.message, self._connection.address)
+        frames, count = reply.frames, len(self._fields)
         if len(frames) < count + 2:
             raise ValueError(f"{len(frames)} frames")
         env_ids = np.frombuffer(frames[0], np.int64).copy()

@@ -28,14 +28,11 @@ class PrivateHub:
     """A hub process that serves this program only.
 
     It is made before it is started, so that its owner can hold it before there is a process.
-
-    Attributes:
-        address: an abstract ipc name of 128 random bits that leaves no file; only this user's processes can connect.
-        owner_pid: of the process whose hub it is.
     """
 
     def __init__(self) -> None:
         self.owner_pid = os.getpid()
+        # An abstract name of 128 random bits leaves no file; only this user's processes can connect.
         self.address = f"ipc://@envhub-{secrets.token_hex(16)}"
         self._process: subprocess.Popen[bytes] | None = None
         self._held: list[int] = []  # descriptors, while it is started

@@ -23,25 +23,13 @@ def program_environment() -> World:
         cwd = os.getcwd()
     except FileNotFoundError as error:
         raise HubUnreachable("this program's working directory is gone, and workers would start there") from error
-    return World(
-        sys_path=[os.path.abspath(place) for place in sys.path if isinstance(place, str)],
-        cwd=cwd,
-        environ=dict(os.environ),
-        registrations=_registrations(),
-        authkey=_authkey(),
-    )
-
-
-def _authkey() -> bytes:
-    """The key of this program's ``multiprocessing``, if it uses that: proxies in factories need it in the workers."""
+    sys_path = [os.path.abspath(place) for place in sys.path if isinstance(place, str)]
+    # Each entry of the registry by itself: one may not load in a worker.
+    registrations = pickle.dumps([*filter(None, map(_pickled, list(gymnasium.registry.values())))])
+    # The key of ``multiprocessing``, if the program uses that: proxies in factories need it in the workers.
     process = sys.modules.get("multiprocessing.process")
-    return b"" if process is None else bytes(process.current_process().authkey)
-
-
-def _registrations() -> bytes:
-    """Gymnasium's registry as the program has it, each entry by itself: one may not load in a worker."""
-    pickled = (_pickled(spec) for spec in list(gymnasium.registry.values()))
-    return pickle.dumps([entry for entry in pickled if entry])
+    authkey = b"" if process is None else bytes(process.current_process().authkey)
+    return World(sys_path, cwd, dict(os.environ), registrations, authkey)
 
 
 def _pickled(spec: EnvSpec) -> bytes:

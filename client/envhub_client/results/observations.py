@@ -22,27 +22,21 @@ log = logging.getLogger("envhub")
 
 
 class Observations:
-    """The observations of one vector env, of which some leaves may be of no fixed size, and their infos.
-
-    Attributes:
-        space: of one env.
-        leaves: those of fixed size, which come as arrays.
-        loose: whether there are others.
-        flat: whether a batch is one such array.
-        represented: where in the infos a ``repr`` stood in for a value that could not be carried, and the first one's.
-    """
+    """The observations of one vector env, of which some leaves may be of no fixed size, and their infos."""
 
     def __init__(self, single_space: Space[Any], num_envs: int, allow_pickle: bool, same_step: bool = False) -> None:
         """Of ``num_envs`` envs; with ``same_step`` an env's last observation of an episode is in its infos, too."""
         self.space = single_space
         self._same_step = same_step
         self._allow_pickle = allow_pickle
-        self.represented: dict[str, str] = {}
+        self.represented: dict[
+            str, str
+        ] = {}  # where in the infos a ``repr`` stands in for a value, and the first one's
         leaves = spaces.leaves(single_space)
-        self.leaves = [leaf for leaf in leaves if leaf != OBJECT]
+        self.leaves = [leaf for leaf in leaves if leaf != OBJECT]  # of fixed size, which come as arrays
         self._is_object = [leaf == OBJECT for leaf in leaves]
         self.loose = any(self._is_object)
-        self.flat = spaces.is_flat(single_space) and not self.loose
+        self.flat = spaces.is_flat(single_space) and not self.loose  # a batch is one array
         self._objects: list[list[Any]] = [[None] * sum(self._is_object)] * num_envs
 
     def take(self, batch: Batch) -> Infos:

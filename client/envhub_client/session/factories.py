@@ -45,11 +45,7 @@ def _described(given: Any) -> str:
 
 
 def make_of_factories(factories: Sequence[object], runner: object = None) -> Make:
-    """What asks a private hub for one env of each factory; its workers load them.
-
-    Args:
-        factories: of the envs.
-        runner: the class that runs each env, or its name; None for the usual one.
+    """What asks a private hub for one env of each factory, run by this class, or the one of this name.
 
     Raises:
         TypeError: the factories hold something that cannot be pickled.

@@ -29,27 +29,19 @@ def factories_digest(factories: Sequence[object], *others: object) -> str:
     """A digest of the code of the factories and of the values it uses, but for those in which the factories differ.
 
     An env's number, or a seed made from it, is in every factory another one, and says nothing of what a step takes.
-
-    Args:
-        factories: of the envs.
-        others: what else makes a step, such as the class that runs each env.
-
-    Returns:
-        Hexadecimal digits; empty where an object of the program does not let itself be looked at.
+    ``others`` are what else makes a step, such as the class that runs each env. The digest is hexadecimal digits, and
+    empty where an object of the program does not let itself be looked at.
     """
+    # Each once, and of many only the first: as a rule they differ in the same values.
+    different = list({id(factory): factory for factory in factories}.values())[:FACTORIES_MAX]
     try:
-        first, *rest = (list(islice(_tokens(each, 0, set()), TOKENS_MAX)) for each in _different(factories))
+        first, *rest = (list(islice(_tokens(each, 0, set()), TOKENS_MAX)) for each in different)
         for tokens in rest:
             first = [a if a == b else DIFFERENT for a, b in zip_longest(first, tokens)]
         first += islice(_tokens(others, 0, set()), TOKENS_MAX)
     except Exception:  # of a foreign __repr__ or __getitem__, say; without a digest nothing is known of the env
         return ""
     return hashlib.sha256("\0".join(first).encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _different(factories: Sequence[object]) -> list[object]:
-    """One of each, and of many only the first: as a rule they differ in the same values."""
-    return list({id(factory): factory for factory in factories}.values())[:FACTORIES_MAX]
 
 
 def _tokens(value: Any, depth: int, seen: set[int]) -> Iterator[str]:

@@ -21,22 +21,8 @@ ObservationMode = str | tuple[Space[Any], Space[Any]]
 class SessionOptions:
     """How a hub hosts the envs, and how their observations are handed over.
 
-    Attributes:
-        num_workers: processes that host the envs. With None, or ``"auto"``, the hub decides by what it knows of the
-            env. With as many as envs, every env's crash is its own.
-        autoreset_mode: as in Gymnasium; the enum, or its value.
-        observation_mode: ``"same"``, ``"different"``, or ``(batched space, single space)``.
-        copy: whether returned observations are the caller's to keep. If not, two buffers alternate, and what a step
-            returned holds until the second next step.
-        lane: ``"auto"`` is the shared lane where it can be had, on the hub's machine; ``"wire"`` never is.
-        spin_us: for how many microseconds a waiting process spins before it parks; None is what suits the
-            machine, and 0 not at all.
-        pin: whether each worker keeps to one CPU.
-        compression: of observations on the wire lane, ``"lz4"``, ``"zstd"``, or None. With ``"auto"`` what both sides
-            have, unless the hub is on this machine.
-        faults: what is done about envs that fail.
-        reconnect_timeout: for how many seconds a hub that is out of reach is tried, before it is taken for lost.
-        on_hub_loss: ``"raise"``, or ``"recreate"``: the envs go on in a new session on the hub that takes its place.
+    The fields are keywords of ``envhub.make_vec``, which describes them; ``faults`` says what is done about envs that
+    fail.
     """
 
     num_workers: int | str | None = None

@@ -29,19 +29,10 @@ def _nothing(lane: Lane) -> None:
 
 
 class RecoveringLane:
-    """A lane, and after the loss of its hub another one; otherwise as any lane.
-
-    Attributes:
-        num_envs, leaves: as of every one of them.
-    """
+    """A lane, and after the loss of its hub another one; otherwise as any lane."""
 
     def __init__(self, lane: Lane, renew: Renew) -> None:
-        """Begin with ``lane``.
-
-        Args:
-            lane: the first one.
-            renew: makes a new session after this loss, and has its lane adopted; raises where it cannot.
-        """
+        """Begin with ``lane``; ``renew`` makes a new session after this loss, and has its lane adopted, or raises."""
         self.num_envs, self.leaves = lane.num_envs, lane.leaves
         self._lane = lane
         self._renew = renew
@@ -154,9 +145,7 @@ class RecoveringLane:
     def _with_last(self, batch: Batch, repeats: np.ndarray | None) -> Batch:
         """The batch; where an env has shown nothing in this session, with its last observation of the one before.
 
-        Args:
-            batch: of the new session.
-            repeats: one bool per row, whether it shows its last observation once more; by default its info says so.
+        ``repeats`` has one bool per row, whether it shows its last observation once more; by default its info says so.
         """
         env_ids = np.arange(self.num_envs) if batch.env_ids is None else batch.env_ids
         observations = batch.observations

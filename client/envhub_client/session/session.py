@@ -16,18 +16,8 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 
+from envhub import errors
 from envhub.env_failure import EnvFailure, failure_info
-from envhub.errors import (
-    ConnectionInUse,
-    EnvHubError,
-    EnvRaised,
-    HubLost,
-    HubTimeout,
-    HubUnreachable,
-    LocalProtocolError,
-    RequestRefused,
-    WorkerDied,
-)
 from envhub.protocol.client import Reply
 from envhub.protocol.messages import Attach, Call, Close, Failure, Made, Make, Op, World
 from envhub.transport.address import parse
@@ -71,18 +61,11 @@ class Session:
     """A session on a hub, through which a vector env does everything.
 
     Attributes:
-        num_envs: how many envs it has.
-        sizing: how many processes host the envs, and why.
         allow_pickle: whether what comes from the hub may be unpickled, for the hub is this program's own.
         options: its options; of a session that was taken over, as far as the hub reports them.
-        metadata, render_mode: of one env.
-        env_spec: the ``EnvSpec`` of one env, or None where it has none that can be carried.
-        action_space: of one env.
+        metadata, render_mode, env_spec, action_space, action_leaves: of one env.
         observation_spaces: of each env, or of the first one for all.
-        action_leaves: of one env's action.
         compression: how observations are compressed on the wire lane; empty for not at all.
-        connection: to its hub.
-        lane: how its envs are stepped.
         state: which request is pending.
         closed: whether it is over, or left to another process.
     """
@@ -97,14 +80,10 @@ class Session:
         options: SessionOptions,
         timeout: float | None = None,
     ) -> None:
-        """Make a session and wait until its envs are built, or take one over.
+        """Make a session and wait until its envs are built, or take one over; without an address on the private hub.
 
-        Args:
-            owner: the name of the class that holds it, for messages.
-            address: the hub's; None for this program's private hub.
-            make: which envs; what ``options`` says is filled in here. Or which session, whose options are its own.
-            options: the session's.
-            timeout: seconds for the connection, by default 10. Building the envs is not timed.
+        ``owner`` is the name of the class that holds it. What ``options`` says is filled in to ``make``. The connection
+        may take ``timeout`` seconds, by default 10; building the envs is not timed.
 
         Raises:
             HubUnreachable: no hub answered.
@@ -132,16 +111,14 @@ class Session:
     def _open(self, timeout: float, lost: bytes = b"") -> Made:
         """Make a session, on the last of ``_connections``; errors as ``__init__``.
 
-        Args:
-            timeout: seconds for the connection.
-            lost: the encoded info of the truncation of each env, where the session takes the place of a lost one.
+        In place of a lost one, ``lost`` is the encoded info of the truncation of each env.
         """
         if self._address is not None:
             return self._open_on(None, timeout, lost)
         private = private_hub()
         try:
             return self._open_on(private, timeout, lost)
-        except HubUnreachable:
+        except errors.HubUnreachable:
             if private.alive:
                 raise
             return self._open_on(private_hub(), timeout, lost)  # it had just been killed
@@ -167,18 +144,12 @@ class Session:
 
     def _filled_in(self, connection: Connection, make: Make, environment: World | None, lost: bytes) -> Make:
         options = self.options
-        return Make(
-            num_envs=make.num_envs,
-            name=make.name,
-            kwargs=make.kwargs,
-            factories=make.factories,
+        return replace(
+            make,
             num_workers=None if options.num_workers == "auto" else options.num_workers,  # type: ignore[arg-type]
             autoreset_mode=options.autoreset_mode.value,
             observation_mode="same" if options.observation_mode == "same" else "different",
             world=environment,
-            runner=make.runner,
-            wrappers=make.wrappers,
-            wrapper_kwargs=make.wrapper_kwargs,
             columns=True,
             spin_us=options.spin_us,
             pin=options.pin,
@@ -186,7 +157,6 @@ class Session:
             fresh=bool(lost),
             faults=options.faults.wire(),
             beat_s=HEARTBEAT_MS / 1000,
-            factories_digest=make.factories_digest,
             lost=lost,
         )
 
@@ -204,7 +174,7 @@ class Session:
             return next((method for method in ours if method in theirs), "")
         for side, methods in ((f"the hub at {address.text}", theirs), ("this client", ours)):
             if wanted not in methods:
-                raise RequestRefused(
+                raise errors.RequestRefused(
                     f'compression={wanted!r}: {side} lacks the library; pip install "envhub-rl[compression]" there'
                 )
         return wanted
@@ -212,9 +182,7 @@ class Session:
     def _adopt(self, made: Made) -> None:
         if made.autoreset_mode:
             self.options = replace(
-                self.options,
-                autoreset_mode=AutoresetMode(made.autoreset_mode),
-                observation_mode=made.observation_mode,
+                self.options, autoreset_mode=AutoresetMode(made.autoreset_mode), observation_mode=made.observation_mode
             )
         self.num_envs = made.num_envs
         self.sizing = Sizing(made.num_workers, made.sizing)
@@ -241,7 +209,7 @@ class Session:
 
         return shared_lane(wire, connection, made.ticket, self.action_leaves) or wire
 
-    def _renew(self, loss: HubLost, adopt: Callable[[Lane], None]) -> None:
+    def _renew(self, loss: errors.HubLost, adopt: Callable[[Lane], None]) -> None:
         """Go on in a new session, on the hub that has taken the place of the lost one, and ``adopt`` its lane.
 
         Raises:
@@ -259,7 +227,7 @@ class Session:
             self._end_all_but(self.connection)
         log.warning("%d envs exist again on the hub at %s", self.num_envs, self.connection.address)
 
-    def _open_again(self, loss: HubLost) -> Made:
+    def _open_again(self, loss: errors.HubLost) -> Made:
         lost = failure_info(EnvFailure("hub_lost", f"{loss}; the env was made anew"))
         timeout = self.options.reconnect_timeout
         deadline = Deadline(timeout)
@@ -267,30 +235,30 @@ class Session:
         while True:
             try:
                 return self._open(min(CONNECT_TIMEOUT_S, max(1.0, deadline.left_s())), lost)
-            except HubUnreachable as error:
+            except errors.HubUnreachable as error:
                 if deadline.left_s() <= RENEW_S:
-                    raise HubLost(
+                    raise errors.HubLost(
                         f"{loss}; and no hub made its envs anew within reconnect_timeout={timeout:g} s: {error}"
                     ) from error
-            except WorkerDied:  # the cause need not be one of the envs
+            except errors.WorkerDied:  # the cause need not be one of the envs
                 deaths += 1
                 if deaths == DEATHS_MAX:
                     raise
             self._end_all_but(self.connection)
             time.sleep(RENEW_S)
 
-    def _check_same(self, made: Made, loss: HubLost) -> None:
+    def _check_same(self, made: Made, loss: errors.HubLost) -> None:
         wanted = [self.action_space, self.observation_spaces[0]]
         new = [self._space(blob) for blob in (made.action_space, made.observation_spaces[0])]
         if [*map(spaces.structure, new)] != [*map(spaces.structure, wanted)]:
-            raise HubLost(f"{loss}; the hub that took its place makes envs of other spaces: {new}, not {wanted}")
+            raise errors.HubLost(f"{loss}; the hub that took its place makes envs of other spaces: {new}, not {wanted}")
 
     @contextmanager
     def _noticing_loss(self) -> Iterator[None]:
         """Should what is done in it find the hub lost, what follows goes to the next one, if that is wanted."""
         try:
             yield
-        except HubLost as error:
+        except errors.HubLost as error:
             if isinstance(self.lane, RecoveringLane):
                 self.lane.lose(error)
             raise
@@ -339,7 +307,7 @@ class Session:
         try:
             begin(*args)
             self.state = state
-        except ConnectionInUse:
+        except errors.ConnectionInUse:
             raise  # nothing was sent, and what another thread sent is not ours to give up
         except BaseException:
             self._give_up()
@@ -361,7 +329,7 @@ class Session:
             raise NothingPending(f"Calling `{name}_wait` without any prior call to `{name}_async`.", name)
         try:
             result = wait(*args)
-        except (HubTimeout, ConnectionInUse):
+        except (errors.HubTimeout, errors.ConnectionInUse):
             raise
         except Exception:
             self._give_up()
@@ -382,7 +350,7 @@ class Session:
 
         Its caller knows of no request that is to be waited for. What was pending before the call stays pending.
         """
-        if not isinstance(error, (SessionBusy, SessionClosed, ConnectionInUse)):
+        if not isinstance(error, (SessionBusy, SessionClosed, errors.ConnectionInUse)):
             self._give_up()
 
     def ask(self, op: Op, message: Any) -> Reply:
@@ -416,10 +384,7 @@ class Session:
     def detach(self) -> str:
         """Leave the session as it is, for another process to take it over by ``Client.attach`` within the hub's lease.
 
-        The session is closed here then; the envs are not.
-
-        Returns:
-            The session's ``token``.
+        The session is closed here then; the envs are not. Returns the session's ``token``.
 
         Raises:
             RequestRefused: the envs are this program's private hub's, which ends with it.
@@ -429,7 +394,7 @@ class Session:
         """
         self.check_free("detach")
         if self._address is None:
-            raise RequestRefused(
+            raise errors.RequestRefused(
                 "the envs of a private hub end with its program; make them on a hub of its own to leave them to another"
             )
         with self._noticing_loss():
@@ -440,12 +405,9 @@ class Session:
         return token
 
     def close(self, terminate: bool, finish: Callable[[], bool]) -> None:
-        """End the session. Interrupted, it is to be called again.
+        """End the session, with ``terminate`` by killing the envs' processes. Interrupted, it is to be called again.
 
-        Args:
-            terminate: kill the envs' processes at once.
-            finish: waits for the pending request, if there is one; returns False where that took too long, and the
-                envs' processes are killed.
+        ``finish`` waits for the pending request, if there is one; the processes are also killed where it returns False.
 
         Raises:
             LocalProtocolError: another thread is using this session; nothing was closed.
@@ -453,7 +415,7 @@ class Session:
         """
         try:
             self.connection.in_use.check()
-        except LocalProtocolError:
+        except errors.LocalProtocolError:
             return  # the session is the parent's, or an earlier attempt was interrupted when all was done
         with self.connection.in_use:
             if isinstance(self.lane, RecoveringLane):
@@ -461,9 +423,9 @@ class Session:
             try:
                 if self.state is not AsyncState.DEFAULT:
                     terminate = not finish() or terminate
-            except EnvRaised:
+            except errors.EnvRaised:
                 raise
-            except EnvHubError as error:
+            except errors.EnvHubError as error:
                 log.debug("closing a %s: %s", self._owner, error)
             finally:
                 self._end_all_but(self.connection)
@@ -490,6 +452,6 @@ def _end(connection: Connection, terminate: bool) -> None:
     except Exception as error:
         cause = error.__cause__ or error
         # Any other error of a hub says that the session is gone already, which is what was wanted.
-        level = logging.ERROR if isinstance(cause, EnvRaised) else logging.DEBUG
+        level = logging.ERROR if isinstance(cause, errors.EnvRaised) else logging.DEBUG
         log.log(level, "closing a session of the hub at %s: %s", connection.address, cause)
     connection.close()  # but not at an interrupt: without the connection nobody could end the session any more

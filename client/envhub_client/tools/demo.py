@@ -28,9 +28,6 @@ SECONDS, REPEATS = 0.5, 3
 def run(console: Console) -> None:
     """Serve, learn, compare; the hub is gone afterwards, however this ends.
 
-    Args:
-        console: where to print.
-
     Raises:
         HubUnreachable: the hub did not start.
         SystemExit: with status 1, where nothing was learned.

@@ -32,11 +32,7 @@ class _Bar(logging.Handler):
 
 @contextlib.contextmanager
 def making_bar(console: Console) -> Iterator[None]:
-    """Show a bar whenever a hub that makes envs takes more than a second.
-
-    Args:
-        console: where; one of its own, for rich shows one bar per console.
-    """
+    """Show a bar, on a console of its own, whenever a hub that makes envs takes more than a second."""
     logger = logging.getLogger("envhub")
     level = logger.level
     # No thread to refresh it: what runs meanwhile may fork.

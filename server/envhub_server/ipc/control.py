@@ -5,24 +5,15 @@ A control message is a list of two: its class's name, and a map of its fields as
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Dict, List, Optional, Type
 
 from envhub.protocol.messages import EnvNames, Failure, as_map, build
 from envhub.values import codec
 
 # If each worker started a thread per core, all workers would be slower. So each gets one thread.
-ONE_THREAD = dict.fromkeys(
-    (
-        "OMP_NUM_THREADS",
-        "OPENBLAS_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "NUMEXPR_NUM_THREADS",
-        "VECLIB_MAXIMUM_THREADS",
-        "BLIS_NUM_THREADS",
-    ),
-    "1",
-)
+_THREADS = "OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS NUMEXPR_NUM_THREADS BLIS_NUM_THREADS"
+ONE_THREAD = dict.fromkeys([*_THREADS.split(), "VECLIB_MAXIMUM_THREADS"], "1")
 
 
 @dataclass(frozen=True)
@@ -297,40 +288,10 @@ class CloseEnvs:
     """Hub to worker: close the envs and end."""
 
 
-_CONTROL = (
-    StartWorkers,
-    Guard,
-    Reaped,
-    Retire,
-    Born,
-    NotBorn,
-    Build,
-    Built,
-    Building,
-    FirstBuilt,
-    BuildRest,
-    StepTimes,
-    MapArena,
-    Mapped,
-    Serve,
-    Faulted,
-    Suspicious,
-    ResetRows,
-    StepRows,
-    CallRows,
-    SetAttrRows,
-    CallResults,
-    CallFailed,
-    RowInfo,
-    InfoTemplate,
-    RowFailed,
-    ListNames,
-    FactoryMissing,
-    EnvNames,
-    CloseEnvs,
-    Failure,
-)
-CONTROL: Dict[str, Type[Any]] = {kind.__name__: kind for kind in _CONTROL}
+# Every message of this module, and the two that the protocol has, too.
+CONTROL: Dict[str, Type[Any]] = {
+    kind.__name__: kind for kind in [*globals().values(), EnvNames] if isinstance(kind, type) and is_dataclass(kind)
+}
 
 
 def pack(message: object) -> List[bytes]:

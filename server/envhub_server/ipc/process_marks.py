@@ -48,7 +48,7 @@ class Mark:
         """Mark this process, and all processes that it will start, as that worker's."""
         _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
         with contextlib.suppress(ValueError, OSError):  # the hard limit is lower
-            resource.setrlimit(resource.RLIMIT_RTTIME, (_limit(self.hub, worker), hard))
+            resource.setrlimit(resource.RLIMIT_RTTIME, (_hub_number(self.hub) * PIDS + worker, hard))
         value = mark(self.hub, worker)
         ctypes.memmove(self._place, value.encode(), len(value))
         os.environ[VARIABLE] = value
@@ -98,10 +98,6 @@ def _line(pid: int, file: str, end: bytes, wanted: bytes) -> bytes:
     except OSError:
         return b""
     return next((line[len(wanted) :] for line in lines if line.startswith(wanted)), b"")
-
-
-def _limit(hub: str, worker: int) -> int:
-    return _hub_number(hub) * PIDS + worker
 
 
 def _hub_number(hub: str) -> int:

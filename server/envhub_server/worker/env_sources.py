@@ -71,8 +71,7 @@ def _load(entry: str) -> Any:
 def _adopt_environment(build: Any) -> None:
     """Take over the program's paths, folder and variables, as far as a started process can."""
     sys.path[:] = build.sys_path
-    own = {process_marks.VARIABLE: os.environ[process_marks.VARIABLE]}
-    wanted = {**build.environ, **own}
+    wanted = {**build.environ, process_marks.VARIABLE: os.environ[process_marks.VARIABLE]}
     for name in os.environ.keys() - wanted.keys():
         del os.environ[name]
     for name, value in wanted.items():

@@ -71,24 +71,19 @@ class FiveValues:
             return self._seed
         if name in ("render_mode", "spec", "observation_space", "action_space", "metadata"):
             return getattr(self, name)
-        for layer in self._layers():
-            if name in vars(layer) or hasattr(type(layer), name):
-                return getattr(layer, name)
-        return getattr(self.env, name)
+        return getattr(self._layer_with(name), name)
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
         """As in Gymnasium: on the nearest wrapper that has it, else on the outermost."""
-        for layer in self._layers():
-            if name in vars(layer) or hasattr(type(layer), name):
-                setattr(layer, name, value)
-                return
-        setattr(self.env, name, value)
+        setattr(self._layer_with(name), name, value)
 
-    def _layers(self) -> list[Any]:
-        layers = [self.env]
-        while "env" in vars(layers[-1]):
-            layers.append(layers[-1].env)
-        return layers
+    def _layer_with(self, name: str) -> Any:
+        layer = self.env
+        while name not in vars(layer) and not hasattr(type(layer), name):
+            if "env" not in vars(layer):
+                return self.env
+            layer = layer.env
+        return layer
 
     def close(self) -> None:
         """As in Gymnasium."""

@@ -170,14 +170,8 @@ class Worker:
         self._rows.append(Row(row, runner, self._build.autoreset_mode, self._allow_pickle))
 
     def _make_env(self, row: int) -> Any:
-        """A new env from the row's factory.
-
-        Raises:
-            TypeError: the factory returned something other than one env.
-        """
         env = self._factories[row]()
-        problem = unfit(env)
-        if problem:
+        if problem := unfit(env):
             raise TypeError(f"the factory of env {row} returned {problem}")
         return env
 
@@ -218,8 +212,7 @@ class Worker:
         signal.alarm(FACTORIES_S)
         for entry in wanted.entries:
             try:
-                why = why_missing(entry)
-                if why:
+                if why := why_missing(entry):
                     self._channel.send(control.FactoryMissing(entry, why))
             except BaseException as error:
                 self._send_failure(error, None, "factory_failed")
@@ -233,12 +226,9 @@ class Worker:
             os.close(bell)
         self._spinner = Spinner(0, time.perf_counter_ns)
         self._bells, self._done_bells = bells[:2], dict(zip((DRIVER_HUB, DRIVER_CLIENT), bells[2:]))
-        layout = Layout(
-            mapped.num_envs,
-            tuple(Leaf.from_wire(leaf) for leaf in mapped.observation_leaves),
-            tuple(Leaf.from_wire(leaf) for leaf in mapped.action_leaves),
-            mapped.info_bytes,
-        )
+        leaves = mapped.observation_leaves, mapped.action_leaves
+        observations, actions = (tuple(map(Leaf.from_wire, found)) for found in leaves)
+        layout = Layout(mapped.num_envs, observations, actions, mapped.info_bytes)
         self._arena = Arena(layout, memory)
         os.close(memory)
         self._arena.check()
@@ -309,8 +299,7 @@ class Worker:
 
     def serve_rows(self) -> None:
         """Step the envs of the rows that the driver has posted."""
-        posted = self._posted()
-        if posted:
+        if posted := self._posted():
             self._step_rows(posted)
 
     def _step_rows(self, rows: list[Row], run: Callable[[Row], None] | None = None) -> None:
@@ -390,14 +379,9 @@ class Worker:
     def _truncate(self, row: Row, error: BaseException) -> None:
         """Truncate the row, whose step raised, and note that its env must be built again."""
         described = describe_failure(error, "env_raised", row.index, self._number)
-        failure = EnvFailure(
-            "nan" if isinstance(error, NotFinite) else "exception",
-            described.message,
-            exception=described.type,
-            traceback=described.traceback,
-            restarts=self._rebuilds,
-        )
-        row.truncate(failure_info(failure))
+        cause = "nan" if isinstance(error, NotFinite) else "exception"
+        raised = {"exception": described.type, "traceback": described.traceback}
+        row.truncate(failure_info(EnvFailure(cause, described.message, restarts=self._rebuilds, **raised)))
         self._channel.send(control.Faulted(row.index, f"{described.type}: {described.message[:1024]}"))
         self._broken.append(row)
 

@@ -18,7 +18,6 @@ from envhub.arena.stand_in import (
     FRESH,
     ONGOING,
     REPORT_PENDING,
-    put_info,
     repeat_observation,
     truncate,
     with_objects,
@@ -43,17 +42,11 @@ class NotFinite(ValueError):
 
 
 class Row:
-    """One env of this worker.
-
-    Attributes:
-        index: the row's number in the session.
-        env: the env.
-        turn: the lower bits of the worker's progress word while the worker is at this row.
-    """
+    """One env of this worker."""
 
     def __init__(self, index: int, runner: EnvRunner, autoreset_mode: str, allow_pickle: bool) -> None:
-        self.index = index
-        self.turn = index | TURN_FIRST
+        self.index = index  # in the session
+        self.turn = index | TURN_FIRST  # the lower bits of the worker's progress word while it is at this row
         self.env = runner.env
         self._runner = runner
         self._mode = autoreset_mode
@@ -81,12 +74,8 @@ class Row:
     ) -> None:
         """Use this row of ``arena``, whose leaves are those of the session's spaces.
 
-        Args:
-            arena: the session's shared memory.
-            observation_space: the session's; the env's own may have its keys in another order.
-            action_space: the session's.
-            send_info: takes the row and an encoded info that is too large for the arena.
-            columns: writes infos in columns; None where the session has none.
+        The env's own observation space may have its keys in another order. ``send_info`` takes the row and an encoded
+        info that is too large for the arena; ``columns`` writes infos in columns, if the session has any.
         """
         self._columns = columns
         self._info_place = arena.infos[self.index].data
@@ -113,11 +102,9 @@ class Row:
         self._info_length, self._info_template = arena.words(arena.info_length), arena.words(arena.info_template)
 
     def check_results(self, finite_only: bool, suspect: SendSuspicion) -> None:
-        """Check the env's results from now on.
+        """Check the env's results from now on; with ``finite_only``, a step may raise ``NotFinite``.
 
-        Args:
-            finite_only: raise ``NotFinite`` where an observation or a reward is not finite.
-            suspect: takes the row and a text, for the first observation that is not in its space.
+        ``suspect`` takes the row and a text, for the first observation that is not in its space.
         """
         self._finite_only, self._suspect, self._steps_to_check = finite_only, suspect, 1
 
@@ -150,11 +137,9 @@ class Row:
     def take_place(self, seed: int | None, failure: Exception | None, info: bytes, objects: bytes) -> None:
         """Replace the env of a worker that ended, as far as the row's ``needs_reset`` says so.
 
-        Args:
-            seed: for the reset that the env begins with.
-            failure: raised by the first step, if the row has not reported yet how the env before this one ended.
-            info: of the truncation that the first step is instead, if ``failure`` is None.
-            objects: the object leaves of the row's last observation, encoded; empty if they are not known.
+        The env begins with a reset by ``seed``. If the row has not reported yet how the env before this one ended, its
+        first step raises ``failure``, or without one is a truncation with ``info``. ``objects`` are the encoded object
+        leaves of its last observation, if they are known.
         """
         self._first_seed = self._last_seed = seed
         self._pending_failure, self._pending_info = failure, info
@@ -163,8 +148,7 @@ class Row:
     def step(self, out_of_band: Sequence[Any] = ()) -> None:
         """Step the env with the row's action, or reset it where NEXT_STEP demands that, and store the result.
 
-        Args:
-            out_of_band: the parts of the action that are not in the arena, in the order of the leaves.
+        ``out_of_band`` are the parts of the action that are not in the arena, in the order of the leaves.
         """
         self._out_of_band = iter(out_of_band)
         needs_reset = self._needs_reset[self.index]
@@ -212,11 +196,8 @@ class Row:
 
     def truncate(self, info: bytes) -> None:
         """End the episode without a transition of the env; the env is reset before its next step."""
-        if self._has_objects:
-            info = with_objects(self._last_objects, info)
-        if not put_info(self._arena, self.index, info):
-            self._send_info(self.index, info)
-        truncate(self._arena, self.index, len(info))
+        _, nbytes = self._put(with_objects(self._last_objects, info) if self._has_objects else info)
+        truncate(self._arena, self.index, nbytes)
         self._last_slot = self._slot[self.index]
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:

@@ -21,13 +21,10 @@ class StepTimer:
     Time in which the process was ready but had no CPU counts neither as CPU time nor as waiting. The kernel says how
     long that was (``schedstat``). Where it does not, a batch without a voluntary context switch counts as one without
     waiting.
-
-    Attributes:
-        batches_left: how many batches there are up to the next timed one, including it.
     """
 
     def __init__(self) -> None:
-        self.batches_left = BATCHES_LEFT_OUT + 1
+        self.batches_left = BATCHES_LEFT_OUT + 1  # up to the next timed one, including it
         self._batches = 0
         self._report_at = FIRST_REPORT
         self._steps = self._cpu_ns = self._wait_ns = 0

@@ -48,16 +48,9 @@ def run(
     as_json: bool = False,
     picture: Path | None = None,
 ) -> None:
-    """Time everything, and print a table per env with a line about the machine.
+    """Time everything, and print a table per env with a line about the machine, or ``as_json`` objects.
 
-    Args:
-        console: where to print.
-        envs: Gymnasium ids, or names in ``envhub_client.tools.bench.workloads``.
-        sizes: numbers of envs.
-        seconds: how long each measurement lasts.
-        repeats: how often every way is measured, in turn.
-        as_json: print one JSON object per way and number of envs instead.
-        picture: a PNG or SVG to draw, besides.
+    The arguments are as those of ``envhub bench``, which describes them; a ``picture`` is drawn besides.
 
     Raises:
         ValueError: a number that is too small, or a picture that cannot be drawn.
@@ -70,10 +63,8 @@ def run(
     if picture:
         check(picture)
     machine = machine_line(os.getloadavg())  # before the bench itself is the load
-    with (
-        served_hub(*map(offered, envs)) as hub,
-        _progress_bar(Console(stderr=True) if as_json else console) as progress,
-    ):
+    progress = _progress_bar(Console(stderr=True) if as_json else console)
+    with served_hub(*map(offered, envs)) as hub, progress:
         results: dict[str, list[dict[str, Result]]] = {}
         failures: list[str] = []
         for env, size in itertools.product(envs, sizes):
@@ -127,25 +118,17 @@ def records(env: str, results: Sequence[Mapping[str, Result]]) -> Iterator[dict[
     """One record per number of envs and way, for programs."""
     for by_way in results:
         for way, result in by_way.items():
-            yield {
-                "env": env,
-                "num_envs": result.num_envs,
-                "way": way,
-                "processes": result.processes,
-                "cores": result.cores,
-                "memory_mb": result.memory_mb,
-                "to_async": to_async(result, by_way),
-                **asdict(result.summary),
-            }
+            found = asdict(result)
+            summary = {"to_async": to_async(result, by_way), **found.pop("summary")}
+            yield {"env": env, "num_envs": result.num_envs, "way": way, **found, **summary}
 
 
 def measure(
     env: str, num_envs: int, hub: ServedHub, seconds: float, repeats: int, progress: Progress
 ) -> tuple[dict[str, Result], dict[str, str]]:
-    """Time every way to step ``num_envs`` envs, in turn; of one number of envs only, to bound the memory it takes.
+    """The results of every way to step ``num_envs`` envs, in turn, and by rival why it could not take part.
 
-    Returns:
-        The results by way, and by rival why it could not take part.
+    Of one number of envs only, to bound the memory that it takes.
     """
     task = progress.add_task(f"{env}, {sized(num_envs)}", total=None)
     with Contest(env, num_envs) as contest:
@@ -227,11 +210,5 @@ def machine_line(load: tuple[float, float, float]) -> str:
 
 def _progress_bar(console: Console) -> Progress:
     # No thread to refresh it: AsyncVectorEnv forks, and a fork of a program with threads may hang.
-    return Progress(
-        TextColumn("measuring {task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        console=console,
-        transient=True,
-        auto_refresh=False,
-    )
+    columns = (TextColumn("measuring {task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, console=console, transient=True, auto_refresh=False)

@@ -20,21 +20,8 @@ from envhub.arena.layout import RESULT_BYTES
 from envhub.values import spaces
 from envhub.values.leaf import Leaf
 from envhub_client.private_hub.process import private_hub
+from envhub_client.tools.bench import entrant as entrants
 from envhub_client.tools.bench.echo import echo, one_way
-from envhub_client.tools.bench.entrant import (
-    ALONE,
-    ASYNC,
-    PRIVATE,
-    PROCESSES_MAX,
-    SYNC,
-    WIRE,
-    CannotHost,
-    Entrant,
-    Task,
-    alone_entrant,
-    async_entrant,
-    vector_entrant,
-)
 from envhub_client.tools.bench.resources import Memory, added_mb, cpu_seconds_of_others, memory
 from envhub_client.tools.bench.rivals import Rival
 from envhub_client.tools.bench.timing import Summary, interleave, step_times, summarize
@@ -45,21 +32,13 @@ FIRST_STEPS_S = 0.02
 
 @dataclass(frozen=True)
 class Result:
-    """What was found for one way.
-
-    Attributes:
-        num_envs: how many envs the contest was about.
-        processes: how many processes those are in; 0 is this one, None where there are no envs.
-        summary: the timing.
-        cores: how many CPUs this program and all that it started kept busy meanwhile.
-        memory_mb: megabytes (PSS) that the way added, after its first steps.
-    """
+    """What was found for one way."""
 
     num_envs: int
-    processes: int | None
+    processes: int | None  # that the envs are in; 0 is this one, None where there are no envs
     summary: Summary
-    cores: float
-    memory_mb: float
+    cores: float  # how many CPUs this program and all that it started kept busy meanwhile
+    memory_mb: float  # megabytes (PSS) that the way added, after its first steps
 
 
 class Contest(contextlib.ExitStack):
@@ -73,19 +52,11 @@ class Contest(contextlib.ExitStack):
     """
 
     def __init__(self, env: str, num_envs: int) -> None:
-        """Begin without any way.
-
-        Args:
-            env: a Gymnasium id, or one of ``envhub_client.tools.bench.workloads``.
-            num_envs: how many.
-
-        Raises:
-            Exception: what Gymnasium raises for an env it cannot make.
-        """
+        """Begin without any way; arguments and errors as for ``Task``."""
         super().__init__()
-        self.task = Task(env, num_envs)
+        self.task = entrants.Task(env, num_envs)
         self.failures: dict[str, str] = {}
-        self._entrants: dict[str, Entrant] = {}
+        self._entrants: dict[str, entrants.Entrant] = {}
         self._memory: Memory | None = None  # after the last way was added
         self._memory_mb: dict[str, float] = {}
 
@@ -96,42 +67,38 @@ class Contest(contextlib.ExitStack):
 
     def add_alone(self) -> None:
         """One env, in this process, with nothing around it but what resets it."""
-        self.add(ALONE, alone_entrant(self.task))
+        self.add(entrants.ALONE, entrants.alone_entrant(self.task))
 
     def add_async(self) -> None:
         """Gymnasium's ``AsyncVectorEnv``. It forks: add it before the ways that start threads, which are the hubs."""
-        self.add(ASYNC, async_entrant(self.task))
+        self.add(entrants.ASYNC, entrants.async_entrant(self.task))
 
     def add_sync(self) -> None:
         """Gymnasium's ``SyncVectorEnv``."""
-        self.add(SYNC, vector_entrant(self.task, lambda: SyncVectorEnv(self.task.factories), 0))
+        self.add(entrants.SYNC, entrants.vector_entrant(self.task, lambda: SyncVectorEnv(self.task.factories), 0))
 
     def add_private_hub(self, num_workers: int | None = None) -> None:
         """The private hub of this program, with so many workers or as many as it finds best."""
-        # By factory, which only a private hub runs: ENVHUB_ADDRESS may name another hub.
-        self.add(
-            PRIVATE,
-            vector_entrant(self.task, lambda: envhub.make_vec(self.task.factories, num_workers=num_workers)),
-            lambda: private_hub().pid,
-        )
+        self._add_private(entrants.PRIVATE, num_workers=num_workers)
 
     def add_wire(self) -> None:
         """The private hub of this program, but by messages, as if it were on another machine."""
-        self.add(
-            WIRE,
-            vector_entrant(self.task, lambda: envhub.make_vec(self.task.factories, lane="wire")),
-            lambda: private_hub().pid,
-        )
+        self._add_private(entrants.WIRE, lane="wire")
+
+    def _add_private(self, way: str, **options: Any) -> None:
+        # By factory, which only a private hub runs: ENVHUB_ADDRESS may name another hub.
+        made = entrants.vector_entrant(self.task, lambda: envhub.make_vec(self.task.factories, **options))
+        self.add(way, made, lambda: private_hub().pid)
 
     def add_hub(self, way: str, address: str, pid: int | None = None) -> None:
         """A running hub; with its pid, its memory counts, too."""
         task = self.task
-        self.add(way, vector_entrant(task, lambda: envhub.make_vec(task.env, task.num_envs, hub=address)), lambda: pid)
+        made = entrants.vector_entrant(task, lambda: envhub.make_vec(task.env, task.num_envs, hub=address))
+        self.add(way, made, lambda: pid)
 
     def add_echo(self) -> None:
         """The round trip of raw pyzmq with as many bytes as a batched step has, of which none are computed."""
-        request, reply = self._message_bytes()
-        self.add(ECHO, self._without_envs(echo(request, reply)))
+        self.add(ECHO, self._without_envs(echo(*self._message_bytes())))
 
     def add_one_way(self) -> None:
         """Raw pyzmq as it hands over one batch of replies after the other, of which none was asked for."""
@@ -139,14 +106,14 @@ class Contest(contextlib.ExitStack):
 
     def add_rival(self, rival: Rival) -> None:
         """Another package's way, if that is installed and has such envs; why it failed to begin is kept."""
-        if rival.forks and self.task.num_envs > PROCESSES_MAX:
+        if rival.forks and self.task.num_envs > entrants.PROCESSES_MAX:
             return
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # they would be about the package, and in the way of the table
                 if rival.installed():
                     self.add(rival.name, rival.enter(self.task))
-        except CannotHost:
+        except entrants.CannotHost:
             return
         except Exception as error:  # whatever a foreign package raises; the bench goes on without it
             self.failures[rival.name] = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -156,23 +123,17 @@ class Contest(contextlib.ExitStack):
         return self.task.num_envs * request, self.task.num_envs * reply
 
     @contextlib.contextmanager
-    def _without_envs(self, made: AbstractContextManager[Callable[[], object]]) -> Iterator[Entrant]:
+    def _without_envs(self, made: AbstractContextManager[Callable[[], object]]) -> Iterator[entrants.Entrant]:
         with made as step:
-            yield Entrant(step, self.task.num_envs, None)
+            yield entrants.Entrant(step, self.task.num_envs, None)
 
     def add(
         self,
         way: str,
-        entrant: AbstractContextManager[Entrant],
+        entrant: AbstractContextManager[entrants.Entrant],
         hub_pid: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """Make a way ready, take its first steps, and see what memory that took.
-
-        Args:
-            way: its name.
-            entrant: what makes it ready, and ends it after the contest.
-            hub_pid: the hub that it goes through, asked once it is ready.
-        """
+        """Make a way ready, take its first steps, and see what memory that took; ``hub_pid`` is asked thereafter."""
         gc.collect()  # beforehand only: it writes to what forked processes share with this one, which unshares it
         before = memory(self._memory)
         with contextlib.ExitStack() as stack:
@@ -185,13 +146,7 @@ class Contest(contextlib.ExitStack):
             self.push(stack.pop_all())
 
     def run(self, seconds: float, repeats: int, after_each: Callable[[], object] = lambda: None) -> dict[str, Result]:
-        """Time every way in turn; results by way.
-
-        Args:
-            seconds: how long each way is timed in each turn.
-            repeats: how many turns.
-            after_each: called after each measurement.
-        """
+        """Time every way for so many seconds in each of ``repeats`` turns; results by way."""
         cpu_s: dict[str, float] = dict.fromkeys(self._entrants, 0.0)
         before = 0.0
 
@@ -218,13 +173,9 @@ class Contest(contextlib.ExitStack):
 
     def _result(self, way: str, repeats: list[np.ndarray], cpu_s: float) -> Result:
         entrant = self._entrants[way]
-        return Result(
-            self.task.num_envs,
-            entrant.processes,
-            summarize(entrant.env_steps, repeats),
-            cpu_s / sum(float(repeat.sum()) for repeat in repeats),
-            self._memory_mb[way],
-        )
+        summary = summarize(entrant.env_steps, repeats)
+        cores = cpu_s / sum(float(repeat.sum()) for repeat in repeats)
+        return Result(self.task.num_envs, entrant.processes, summary, cores, self._memory_mb[way])
 
 
 def wire_bytes(observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> tuple[int, int]:

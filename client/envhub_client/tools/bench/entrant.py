@@ -32,17 +32,12 @@ class CannotHost(Exception):
 
 
 class Task:
-    """What every entrant steps: the same envs by the same random actions, drawn beforehand.
-
-    Attributes:
-        env: a Gymnasium id, or one of ``envhub_client.tools.bench.workloads``.
-        num_envs: how many.
-        observation_space: of one env.
-        action_space: of one env.
-    """
+    """What every entrant steps: the same envs by the same random actions, drawn beforehand. Spaces are of one env."""
 
     def __init__(self, env: str, num_envs: int) -> None:
         """Make one env and step it: what envs load when they are first used, no entrant shall pay for.
+
+        ``env`` is a Gymnasium id, or one of ``envhub_client.tools.bench.workloads``.
 
         Raises:
             Exception: what Gymnasium raises for an env it cannot make.
@@ -81,19 +76,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Entrant:
-    """What is ready to step.
+    """What is ready to step."""
 
-    Attributes:
-        step: makes one batched step.
-        env_steps: how many steps of an env that is.
-        processes: how many processes the envs are in; 0 is this one, None where there are no envs.
-        spinning: pids of processes that take a CPU each even while they have nothing to do.
-    """
-
-    step: Callable[[], object]
-    env_steps: int
-    processes: int | None
-    spinning: Sequence[int] = ()
+    step: Callable[[], object]  # makes one batched step
+    env_steps: int  # how many steps of an env that is
+    processes: int | None  # how many processes the envs are in; 0 is this one, None where there are no envs
+    spinning: Sequence[int] = ()  # pids of processes that take a CPU each even while they have nothing to do
 
     def pause(self) -> None:
         """Stop what spins, so that it takes no CPU from whoever is measured meanwhile."""

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 from envhub.errors import HubUnreachable
 
@@ -17,15 +18,9 @@ STOP_TIMEOUT_S = 5.0
 
 @contextlib.contextmanager
 def peer(module: str, role: str, *arguments: object) -> Iterator[str]:
-    """Call this function of this module in a process of its own, which ends with the block.
+    """The address that the function ``role`` of this module prints, in a process of its own, which ends with the block.
 
-    Args:
-        module: where the function is.
-        role: its name. It prints an address, calls ``end_with_stdin``, and then serves without end.
-        *arguments: what it is called with; their ``repr`` must say all of them.
-
-    Yields:
-        The address it printed.
+    The function calls ``end_with_stdin``, and then serves without end; the ``repr`` of its arguments must say all.
 
     Raises:
         HubUnreachable: it printed none; the message holds the last line that it wrote to stderr.
@@ -49,17 +44,19 @@ def peer(module: str, role: str, *arguments: object) -> Iterator[str]:
                 raise HubUnreachable(f"{module} did not start: {''.join(stderr.readlines()[-1:]).strip()}")
             yield address
         finally:
-            _stop(process)
+            stop(process, STOP_TIMEOUT_S)
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
+def stop(process: subprocess.Popen[Any], timeout: float) -> None:
+    """Terminate a process, and kill it if that takes more than so many seconds."""
     process.terminate()
     try:
-        process.wait(STOP_TIMEOUT_S)
+        process.wait(timeout)
     except subprocess.TimeoutExpired:
         pass
-    finally:  # also where a second Ctrl-C ended the wait
+    finally:  # also where a second Ctrl-C ended the wait; the workers of a killed hub end with it
         process.kill()
+        process.wait()
 
 
 def end_with_stdin() -> None:

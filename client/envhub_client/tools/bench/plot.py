@@ -20,7 +20,7 @@ CHART_WIDTH, BAR_HEIGHT, ROW_MARGIN, LABEL_WIDTH = 3.6, 0.26, 0.9, 1.6  # inches
 CAPTION_HEIGHT = 0.9
 ROOM = 0.6  # of the length of the longest bar, to the right of it, for the numbers
 
-Results = Mapping[str, Sequence[Mapping[str, Result]]]
+Results = Mapping[str, Sequence[Mapping[str, Result]]]  # by env, for each number of envs the results by way
 
 
 def check(path: Path) -> None:
@@ -46,13 +46,7 @@ def times(ratio: float) -> str:
 
 
 def draw(path: Path, results: Results, caption: str) -> None:
-    """Draw all results into a file, whose name says the format.
-
-    Args:
-        path: a PNG or an SVG, replaced if it is there.
-        results: by env, for each number of envs the results by way.
-        caption: what stands below: of which machine they are.
-    """
+    """Draw all results into a file, whose name says the format and which is replaced; ``caption`` stands below."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -88,10 +82,7 @@ def _chart(axes: Any, env: str, by_way: Mapping[str, Result], limits: tuple[floa
     stepping = _stepping(by_way)
     summaries = [result.summary for result in stepping.values()]
     rates = [summary.rate for summary in summaries]
-    spread = [
-        [summary.rate - summary.slowest for summary in summaries],
-        [summary.fastest - summary.rate for summary in summaries],
-    ]
+    spread = list(zip(*((one.rate - one.slowest, one.fastest - one.rate) for one in summaries), strict=True))
     colours = [COLOURS.get(way, RIVAL) for way in stepping]
     axes.barh(list(stepping), rates, xerr=spread, color=colours, ecolor="#333333", capsize=2, height=0.75)
     asynchronous = by_way[ASYNC].summary.rate if ASYNC in by_way else None

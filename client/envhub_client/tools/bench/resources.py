@@ -17,15 +17,10 @@ except ModuleNotFoundError as error:
 
 @dataclass(frozen=True)
 class Memory:
-    """What this process and all that it started hold at one time.
+    """What this process and all that it started hold at one time."""
 
-    Attributes:
-        own: bytes of this process, shared or not (RSS).
-        shares: by pid, bytes of each process, a shared page in equal parts (PSS).
-    """
-
-    own: int
-    shares: Mapping[int, int]
+    own: int  # bytes of this process, shared or not (RSS)
+    shares: Mapping[int, int]  # by pid, bytes of each process, a shared page in equal parts (PSS)
 
 
 def memory(known: Memory | None = None) -> Memory:
@@ -42,12 +37,8 @@ def added_mb(before: Memory, after: Memory, hub_pid: int | None = None) -> float
     """Megabytes that are held more than before; 0 where freed memory was enough.
 
     With new processes, all of them together and with those that were there: what a forked process shares with this one
-    is taken from this one's share. Without, this one's own, as writing to what it shares only seems to take more.
-
-    Args:
-        before: what was held before something was added.
-        after: what is held since.
-        hub_pid: of a hub that it is stepped through, which counts with its zygote even if both were there before.
+    is taken from this one's share. Without, this one's own, as writing to what it shares only seems to take more. A hub
+    that it is stepped through counts with its zygote even if both were there before.
     """
     if not after.shares.keys() - before.shares.keys():
         return max(0.0, (after.own - before.own) / MEGABYTE)

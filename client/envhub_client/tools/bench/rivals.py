@@ -86,13 +86,8 @@ def puffer(task: Task) -> Iterator[Entrant]:
     task.only_arrays()
     cpus = min(len(os.sched_getaffinity(0)), physical_cpus())
     workers = max(number for number in range(1, cpus + 1) if task.num_envs % number == 0)
-    envs = vector.make(
-        emulation.GymnasiumPufferEnv,
-        env_kwargs={"env_creator": task.factories[0]},
-        backend=vector.Multiprocessing,
-        num_envs=task.num_envs,
-        num_workers=workers,
-    )
+    made = {"env_kwargs": {"env_creator": task.factories[0]}, "num_envs": task.num_envs, "num_workers": workers}
+    envs = vector.make(emulation.GymnasiumPufferEnv, backend=vector.Multiprocessing, **made)
     with ended(envs.close, envs.processes):
         vector.reset(envs, SEED)
         step = cycled(partial(vector.step, envs), task.batches)

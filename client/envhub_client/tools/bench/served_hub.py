@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from envhub.errors import HubUnreachable
+from envhub_client.tools.bench.peer import stop
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0  # a hub takes up to 5 s to drain and 2 s more to close its envs
@@ -24,28 +25,19 @@ LISTENING = "listening on "
 
 @dataclass(frozen=True)
 class ServedHub:
-    """A running hub.
+    """A running hub."""
 
-    Attributes:
-        tcp: its address on the loopback interface.
-        ipc: its address in the file system.
-        pid: of its process.
-    """
-
-    tcp: str
-    ipc: str
-    pid: int
+    tcp: str  # its address on the loopback interface
+    ipc: str  # its address in the file system
+    pid: int  # of its process
 
 
 @contextlib.contextmanager
 def served_hub(*envs: str) -> Iterator[ServedHub]:
-    """Serve ``envs`` on loopback tcp and on ipc until the block is left.
+    """Serve ``envs``, as for ``envhub serve``, on loopback tcp and on ipc until the block is left.
 
     The hub is gone afterwards, also where the block is left by Ctrl-C, SIGTERM or SIGHUP. Nothing can be done against
     SIGKILL: the hub lives on then, as one that a user had started.
-
-    Args:
-        *envs: what to offer, as for ``envhub serve``.
 
     Raises:
         HubUnreachable: it did not start; the message holds what it wrote to stderr.
@@ -57,13 +49,13 @@ def served_hub(*envs: str) -> Iterator[ServedHub]:
             tcp, ipc = _await_addresses(process, folder)
             yield ServedHub(tcp, ipc, process.pid)
         finally:
-            _stop(process)
+            stop(process, STOP_TIMEOUT_S)
 
 
 def _start(folder: Path, envs: tuple[str, ...]) -> subprocess.Popen[bytes]:
     binds = ["--bind", "tcp://127.0.0.1:0", "--bind", f"ipc://{folder / 'hub.sock'}"]
     # Files, not pipes: what workers print goes the same way, and nobody would empty a pipe later on.
-    with _stdout(folder).open("wb") as stdout, _stderr(folder).open("wb") as stderr:
+    with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
         return subprocess.Popen(
             [sys.executable, "-m", "envhub", "serve", *envs, *binds],
             stdin=subprocess.DEVNULL,
@@ -73,19 +65,11 @@ def _start(folder: Path, envs: tuple[str, ...]) -> subprocess.Popen[bytes]:
         )
 
 
-def _stdout(folder: Path) -> Path:
-    return folder / "stdout"
-
-
-def _stderr(folder: Path) -> Path:
-    return folder / "stderr"
-
-
 def _await_addresses(process: subprocess.Popen[bytes], folder: Path) -> list[str]:
     deadline_s = time.monotonic() + START_TIMEOUT_S
-    while len(found := addresses(_stdout(folder).read_text())) < 2:
+    while len(found := addresses((folder / "stdout").read_text())) < 2:
         if process.poll() is not None or time.monotonic() > deadline_s:
-            raise HubUnreachable(f"`envhub serve` did not start: {_stderr(folder).read_text().strip()}")
+            raise HubUnreachable(f"`envhub serve` did not start: {(folder / 'stderr').read_text().strip()}")
         time.sleep(POLL_S)
     return found
 
@@ -94,18 +78,6 @@ def addresses(printed: str) -> list[str]:
     """The addresses in what ``envhub serve`` has printed so far; a line still being written does not count."""
     lines = [line for line in printed.splitlines(keepends=True) if line.endswith("\n")]
     return [line.removeprefix(LISTENING).strip() for line in lines if line.startswith(LISTENING)]
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:  # also where a second Ctrl-C ended the wait; the workers of a killed hub end with it
-        if process.poll() is None:
-            process.kill()
-            process.wait()
 
 
 @contextlib.contextmanager

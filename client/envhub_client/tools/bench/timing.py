@@ -14,21 +14,13 @@ WARM_UP = 0.1  # of the time of a measurement
 
 @dataclass(frozen=True)
 class Summary:
-    """What the repeats of one way say.
+    """What the repeats of one way say."""
 
-    Attributes:
-        rate: env-steps/s, the median of the repeats.
-        slowest: env-steps/s of the slowest repeat.
-        fastest: env-steps/s of the fastest repeat.
-        p50_us: microseconds of a batched step, the median over all repeats.
-        p99_us: the 99th percentile of the same.
-    """
-
-    rate: float
-    slowest: float
-    fastest: float
-    p50_us: float
-    p99_us: float
+    rate: float  # env-steps/s, the median of the repeats
+    slowest: float  # env-steps/s of the slowest repeat
+    fastest: float  # env-steps/s of the fastest repeat
+    p50_us: float  # microseconds of a batched step, the median over all repeats
+    p99_us: float  # the 99th percentile of the same
 
 
 def summarize(num_envs: int, repeats: list[np.ndarray]) -> Summary:
@@ -45,17 +37,10 @@ def interleave(
     after_each: Callable[[str], object],
     turn: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> dict[str, list[np.ndarray]]:
-    """Time every way in turn, ``repeats`` times over.
+    """Time every way in turn, ``repeats`` times over, each for so many seconds after a warm-up.
 
-    Args:
-        ways: by name, what makes one batched step.
-        seconds: how long each way is timed in each turn, after a warm-up.
-        repeats: how many turns.
-        after_each: called after each measurement with the way's name, and before the first with an empty one.
-        turn: what is entered for the time of a way's warm-up and measurement, by the way's name.
-
-    Returns:
-        By name, the seconds of every batched step, one array per repeat.
+    ``after_each`` is called before each measurement with an empty name, and after it with the way's; ``turn`` is
+    entered for both. Returns by name the seconds of every batched step, one array per repeat.
     """
     found: dict[str, list[np.ndarray]] = {name: [] for name in ways}
     for _ in range(repeats):

@@ -11,25 +11,31 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-BUSY_S, BUSY_100US_S = 0.001, 0.0001
-UNEQUAL_S = (0.0001, 0.002)
-WAIT_S, WAIT_2MS_S = 0.01, 0.002
-WAIT_RANDOM_S = (0.0001, 0.02)
+BUSY_S = 0.001
 EPISODE_STEPS = 500
 
 Factory = Callable[[], gymnasium.Env[Any, Any]]
 
 
+def compute(seconds: float) -> None:
+    """Take so much CPU time."""
+    end_s = time.thread_time() + seconds
+    while time.thread_time() < end_s:
+        pass
+
+
 class Synthetic(gymnasium.Env[np.ndarray, np.int64]):
-    """Does nothing but take CPU time, and observes the same array again and again."""
+    """Does nothing but spend time, and observes the same array again and again."""
 
     action_space = spaces.Discrete(4)
 
-    def __init__(self, space: spaces.Box, least_s: float = 0.0, most_s: float = 0.0) -> None:
-        """Take between so many seconds for each step, at random."""
-        self.observation_space = space
-        self._least_s, self._most_s = least_s, most_s
-        self._observation = space.sample()
+    def __init__(
+        self, least_s: float = 0.0, most_s: float = 0.0, spend: Callable[[float], None] = compute, image: bool = False
+    ) -> None:
+        """Spend between so many seconds on each step, at random; observe 84 x 84 x 4 bytes, or 8 numbers."""
+        self.observation_space = spaces.Box(0, 255, (84, 84, 4), np.uint8) if image else spaces.Box(-1, 1, (8,))
+        self._least_s, self._most_s, self._spend = least_s, most_s, spend
+        self._observation = self.observation_space.sample()
         self._steps = 0
 
     def reset(
@@ -41,72 +47,31 @@ class Synthetic(gymnasium.Env[np.ndarray, np.int64]):
         return self._observation, {}
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Take the time."""
+        """Spend the time."""
         self._steps += 1
         if self._most_s:
-            end_s = time.thread_time() + self.np_random.uniform(self._least_s, self._most_s)
-            while time.thread_time() < end_s:
-                pass
+            self._spend(self.np_random.uniform(self._least_s, self._most_s))
         return self._observation, 1.0, False, self._steps >= EPISODE_STEPS, {}
 
 
-def images() -> gymnasium.Env[Any, Any]:
-    """84 x 84 x 4 bytes, as of a stack of Atari's frames, at no cost."""
-    return Synthetic(spaces.Box(0, 255, (84, 84, 4), np.uint8))
-
-
-def busy() -> gymnasium.Env[Any, Any]:
-    """1 ms of CPU time a step."""
-    return Synthetic(spaces.Box(-1, 1, (8,), np.float32), BUSY_S, BUSY_S)
-
-
-def busy_100us() -> gymnasium.Env[Any, Any]:
-    """0.1 ms of CPU time a step."""
-    return Synthetic(spaces.Box(-1, 1, (8,), np.float32), BUSY_100US_S, BUSY_100US_S)
-
-
-class Waiting(Synthetic):
-    """Takes no CPU time but waits, as for a simulator behind a socket, on a GPU, or for a robot."""
-
-    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Wait."""
-        time.sleep(self.np_random.uniform(self._least_s, self._most_s))
-        self._steps += 1
-        return self._observation, 1.0, False, self._steps >= EPISODE_STEPS, {}
-
-
-def wait() -> gymnasium.Env[Any, Any]:
-    """Waits 10 ms a step."""
-    return Waiting(spaces.Box(-1, 1, (8,), np.float32), WAIT_S, WAIT_S)
-
-
-def wait_2ms() -> gymnasium.Env[Any, Any]:
-    """Waits 2 ms a step."""
-    return Waiting(spaces.Box(-1, 1, (8,), np.float32), WAIT_2MS_S, WAIT_2MS_S)
-
-
-def wait_random() -> gymnasium.Env[Any, Any]:
-    """Waits between 0.1 and 20 ms, other at each step."""
-    return Waiting(spaces.Box(-1, 1, (8,), np.float32), *WAIT_RANDOM_S)
-
-
-def unequal() -> gymnasium.Env[Any, Any]:
-    """Between 0.1 and 2 ms of CPU time, other at each step."""
-    return Synthetic(spaces.Box(-1, 1, (8,), np.float32), *UNEQUAL_S)
+images = partial(Synthetic, image=True)  # as of a stack of Atari's frames, at no cost
+busy = partial(Synthetic, BUSY_S, BUSY_S)
+busy_100us = partial(Synthetic, 0.0001, 0.0001)
+unequal = partial(Synthetic, 0.0001, 0.002)
+# These take no CPU time but wait, as for a simulator behind a socket, on a GPU, or for a robot.
+wait = partial(Synthetic, 0.01, 0.01, time.sleep)
+wait_2ms = partial(Synthetic, 0.002, 0.002, time.sleep)
+wait_random = partial(Synthetic, 0.0001, 0.02, time.sleep)
 
 
 def atari() -> gymnasium.Env[Any, Any]:
     """Pong, preprocessed as in most papers: 84 x 84 grey pixels, every fourth frame, the last four of them."""
-    import ale_py
-
-    gymnasium.register_envs(ale_py)
-    env = gymnasium.wrappers.AtariPreprocessing(gymnasium.make("ALE/Pong-v5", frameskip=1))
+    env = gymnasium.wrappers.AtariPreprocessing(_by_id("ALE/Pong-v5", frameskip=1))
     return gymnasium.wrappers.FrameStackObservation(env, 4)
 
 
-OWN: dict[str, Factory] = {
-    made.__name__: made for made in (images, busy, busy_100us, unequal, wait, wait_2ms, wait_random, atari)
-}
+_NAMES = ("images", "busy", "busy_100us", "unequal", "wait", "wait_2ms", "wait_random", "atari")
+OWN: dict[str, Factory] = {name: globals()[name] for name in _NAMES}
 
 
 def factory(name: str) -> Factory:
@@ -114,12 +79,12 @@ def factory(name: str) -> Factory:
     return OWN.get(name) or partial(_by_id, name)
 
 
-def _by_id(name: str) -> gymnasium.Env[Any, Any]:
+def _by_id(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     if name.startswith("ALE/"):
         import ale_py
 
         gymnasium.register_envs(ale_py)
-    return gymnasium.make(name)
+    return gymnasium.make(name, **kwargs)
 
 
 def offered(name: str) -> str:

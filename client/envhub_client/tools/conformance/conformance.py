@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +21,6 @@ from envhub_client.client import connect
 from envhub_client.tools.conformance import contract
 from envhub_client.tools.conformance.contract import NUM_ENVS, require, sampled
 from envhub_client.tools.conformance.raw_peer import ANSWER_TIMEOUT_S, RawAnswer, RawPeer
-
-PROTOCOL, CONTRACT = "protocol", "contract"
 
 
 @dataclass(frozen=True)
@@ -43,12 +42,7 @@ class Verdict:
 def run(console: Console, address: str, envs: Sequence[str], as_json: bool, timeout: float = ANSWER_TIMEOUT_S) -> bool:
     """Check the hub at ``address``, print a table or JSON, and return whether it passed.
 
-    Args:
-        console: where to print.
-        address: the hub's.
-        envs: names of envs to check it with; without any, the first that it offers.
-        as_json: print one JSON object per check instead of a table.
-        timeout: seconds to wait for each answer of the hub.
+    The arguments are as those of ``envhub conformance``, which describes them.
 
     Raises:
         HubUnreachable: no hub answered.
@@ -75,9 +69,9 @@ def examine(address: str, envs: Sequence[str], timeout: float = ANSWER_TIMEOUT_S
     """Every check's verdict, as it comes."""
     for env in envs:
         for name, protocol_check in PROTOCOL_CHECKS.items():
-            yield _verdict(PROTOCOL, name, env, partial(protocol_check, address, env, timeout))
-        for name, contract_check in contract.CHECKS.items():
-            yield _verdict(CONTRACT, name, env, partial(contract_check, address, env))
+            yield _verdict("protocol", name, env, partial(_with_peer, protocol_check, address, env, timeout))
+        for name, check in contract.CHECKS.items():
+            yield _verdict("contract", name, env, partial(contract.run, check, address, env))
 
 
 def _verdict(group: str, name: str, env: str, check: Callable[[], None]) -> Verdict:
@@ -112,7 +106,7 @@ def _result(verdict: Verdict) -> Text:
 
 
 class _Session:
-    """A session made by hand, of the raw peer's token."""
+    """A session made by hand, with a token of its own."""
 
     def __init__(self, peer: RawPeer, env: str) -> None:
         self.peer, self.token, self.seq = peer, secrets.token_bytes(16), 0
@@ -201,22 +195,15 @@ def _check_exactly_once(peer: RawPeer, env: str) -> None:
         _refused(session.step(), "session_lost", "a step after CLOSE")
 
 
-PROTOCOL_CHECKS: dict[str, Callable[[str, str, float], None]] = {}
+def _with_peer(check: Callable[[RawPeer, str], None], address: str, env: str, timeout: float) -> None:
+    with contextlib.closing(RawPeer(address, timeout)) as peer:
+        check(peer, env)
 
 
-def _protocol_check(name: str, check: Callable[[RawPeer, str], None]) -> None:
-    def run(address: str, env: str, timeout: float) -> None:
-        peer = RawPeer(address, timeout)
-        try:
-            check(peer, env)
-        finally:
-            peer.close()
-
-    PROTOCOL_CHECKS[name] = run
-
-
-_protocol_check("HELLO is answered with an id, versions and limits", _check_hello)
-_protocol_check("messages without a prelude are ignored", _check_noise)
-_protocol_check("what cannot be carried out is refused by its code", _check_refusals)
-_protocol_check("frames are those that the spaces say", _check_frames)
-_protocol_check("a request is carried out once and answered as often as it is sent", _check_exactly_once)
+PROTOCOL_CHECKS: dict[str, Callable[[RawPeer, str], None]] = {
+    "HELLO is answered with an id, versions and limits": _check_hello,
+    "messages without a prelude are ignored": _check_noise,
+    "what cannot be carried out is refused by its code": _check_refusals,
+    "frames are those that the spaces say": _check_frames,
+    "a request is carried out once and answered as often as it is sent": _check_exactly_once,
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from multiprocessing import TimeoutError as VectorTimeoutError
@@ -103,9 +104,8 @@ def _check_masks(envs: HubVectorEnv) -> None:
     options = {"reset_mask": np.array([True, False, True])}
     after, _ = envs.reset(seed=9, options=options)
     require(set(options) == {"reset_mask"}, "the caller's options were changed")
-    for left, right in zip(
-        *(spaces.flatten(envs.single_observation_space, one) for one in (before, after)), strict=True
-    ):
+    parts = (spaces.flatten(envs.single_observation_space, batch) for batch in (before, after))
+    for left, right in zip(*parts, strict=True):
         require(_same(left[1], right[1]), "an env left out of the mask has another observation")
     _raises(lambda: envs.reset(options={"reset_mask": [True] * NUM_ENVS}), TypeError, "a mask that is no array")
     _raises(lambda: envs.reset(options={"reset_mask": np.zeros(NUM_ENVS, bool)}), ValueError, "a mask of nothing")
@@ -169,25 +169,20 @@ def _until_done(envs: Any) -> np.ndarray:
     raise NotChecked(f"no episode ended within {EPISODE_STEPS_MAX} steps")
 
 
-CHECKS: dict[str, Callable[[str, str], None]] = {}
+def run(check: Callable[[HubVectorEnv], None], address: str, env: str) -> None:
+    """Make a check on envs of this hub."""
+    mode = AutoresetMode.SAME_STEP if check is _check_same_step else AutoresetMode.NEXT_STEP
+    with contextlib.closing(make_vec(env, NUM_ENVS, hub=address, autoreset_mode=mode)) as envs:
+        envs.action_space.seed(1)
+        check(envs)
 
 
-def _check(name: str, check: Callable[[HubVectorEnv], None], **options: Any) -> None:
-    def run(address: str, env: str) -> None:
-        envs = make_vec(env, NUM_ENVS, hub=address, **options)
-        try:
-            envs.action_space.seed(1)
-            check(envs)
-        finally:
-            envs.close()
-
-    CHECKS[name] = run
-
-
-_check("results have the dtypes and shapes of the spaces", _check_results)
-_check("the same seeds and actions give the same observations", _check_seeds)
-_check("a returned observation stays as it is", _check_copies)
-_check("resets can be masked", _check_masks)
-_check("calls out of order are refused, and a timed-out wait can be repeated", _check_states)
-_check("next-step autoreset", _check_next_step)
-_check("same-step autoreset", _check_same_step, autoreset_mode="SameStep")
+CHECKS: dict[str, Callable[[HubVectorEnv], None]] = {
+    "results have the dtypes and shapes of the spaces": _check_results,
+    "the same seeds and actions give the same observations": _check_seeds,
+    "a returned observation stays as it is": _check_copies,
+    "resets can be masked": _check_masks,
+    "calls out of order are refused, and a timed-out wait can be repeated": _check_states,
+    "next-step autoreset": _check_next_step,
+    "same-step autoreset": _check_same_step,
+}

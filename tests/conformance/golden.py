@@ -75,8 +75,8 @@ def exchanges() -> dict[str, list[bytes]]:
 
     def heartbeat(name: str, now_s: float) -> None:
         (request,) = client.tick(now_s)
-        if running := hub.receive(b"peer", 1, request):
-            hub.answer(running, messages.HeartbeatReply("running"))
+        if (asked := hub.receive(b"peer", 1, request)) is not None:  # the hub knows how far a running request is
+            hub.answer(asked, messages.HeartbeatReply("running"))
         _, response = hub.outgoing.pop()
         client.receive(response, now_s)
         found[f"{name} request"], found[f"{name} reply"] = request, response

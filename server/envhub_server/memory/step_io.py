@@ -59,9 +59,9 @@ class StepFrames:
         """Take the frames of a step; returns why they do not fit the arena, or an empty text."""
         if codes != self._sized_codes and (problem := self._size(codes)):
             return f"{problem}; no env has moved"
-        found = [*map(len, frames)]
-        if found[: len(self._sizes)] != self._sizes or len(found) != len(self._sizes) + self.out_of_band:
-            return f"action frames of {found} bytes where {self._sizes} are due; no env has moved"
+        lengths = [*map(len, frames)]
+        if lengths[: len(self._sizes)] != self._sizes or len(lengths) != len(self._sizes) + self.out_of_band:
+            return f"action frames of {lengths} bytes where {self._sizes} are due; no env has moved"
         if self.out_of_band and (problem := self._load_out_of_band(frames[-1])):
             return problem
         self.codes, self.arrays = codes, frames  # the frame of actions out of band is the last, and has no buffer

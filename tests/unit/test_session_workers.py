@@ -369,6 +369,29 @@ def test_idle_session_has_no_deadline() -> None:
     assert session.next_deadline_s() == math.inf
 
 
+def test_sample_of_an_earlier_request_is_no_deadline_of_the_next() -> None:
+    session = ready()
+    session.request(Call("x", b""), now_s=0.0)
+    session.said(0, CallResults([b"", b""]))
+    session.said(1, CallResults([b""]))
+    assert session.next_deadline_s() == math.inf
+    session.request(Step(b"\x04"), now_s=100.0)
+    assert session.next_deadline_s() == 100.0 + SAMPLE_S
+    session.rows_done()
+    session.request(Call("x", b""), now_s=200.0)
+    assert session.next_deadline_s() == 200.0 + SAMPLE_S
+
+
+def test_process_that_cannot_build_its_envs_while_the_session_closes_is_not_told() -> None:
+    session = ready()
+    session.exited(0)
+    session.elapsed(1.0)
+    session.request(Close())
+    session.said(0, RowFailed(Failure("factory_failed", "env", "no such file", env_index=0, worker=0)))
+    session.exited(0)
+    assert session.exited(1) == [Answer(Done()), End()]
+
+
 def test_restart_is_due_at_its_time() -> None:
     session = ready()
     session.elapsed(50.0)
@@ -421,6 +444,8 @@ class FakeHub:
             instructions = self.session.handle(self.queue.popleft(), self.now_s)
             for instruction in instructions:
                 self.carry_out(instruction)
+        closing = self.session.phase is Phase.CLOSING  # whose time may be over when it begins
+        assert closing or self.session.next_deadline_s() >= self.now_s, "a deadline that is past"
 
     def carry_out(self, instruction: Any) -> None:
         assert self.ends == 0, f"{instruction} after the end"

@@ -215,7 +215,7 @@ class Hub:
         # The time is the clock's ``now_s``, written out: a turn is what every step waits for.
         began_s, others = time.monotonic() - self._clock.stopped_s, False
         if began_s >= self._wake_s:  # before anything is handled: what that sets a deadline for is to have all of it
-            began_s = self._on_wake()
+            began_s = self._on_wake(max(self._wake_s, self._handled_s))
         for descriptor, _ in ready:
             if descriptor == self._monitor_descriptor:  # first of all: connections may come faster than turns
                 self._on_monitor()
@@ -235,11 +235,11 @@ class Hub:
         if handled_s - began_s >= LAG_MIN_S:
             self._clock.note(handled_s, handled_s - began_s)
         if self._wake_s <= handled_s:
-            self._on_clock()
+            self._on_clock(max(self._wake_s, began_s))  # it may have been stopped since the turn began
 
-    def _on_wake(self) -> float:
-        """See for how long the process was stopped; returns the time."""
-        if stopped_s := self._clock.woke(self._wake_s):
+    def _on_wake(self, planned_s: float) -> float:
+        """See for how long the process was stopped, which was to go on at ``planned_s``; returns the time."""
+        if stopped_s := self._clock.woke(planned_s):
             log.warning("hub_was_stopped", stopped_s=round(stopped_s, 1), note="no deadline runs meanwhile")
         return self._clock.now_s()
 
@@ -254,11 +254,11 @@ class Hub:
     def _plan_wake(self) -> None:
         """Wake for the first timer; earlier, while there is one, to see whether the process was stopped meanwhile."""
         self._wake_s = (
-            min(self._timers.next_s, self._handled_s + WAKE_S) if self._timers.next_s < math.inf else math.inf
+            min(self._timers.next_s, self._clock.now_s() + WAKE_S) if self._timers.next_s < math.inf else math.inf
         )
 
-    def _on_clock(self) -> None:
-        now_s = self._on_wake()  # it may have been stopped since the turn began
+    def _on_clock(self, planned_s: float) -> None:
+        now_s = self._on_wake(planned_s)
         for key in self._timers.due(now_s):
             if key == _GUARD:
                 self._guard.check(now_s)
@@ -305,15 +305,16 @@ class Hub:
                 continue  # it has ended
             try:
                 runtime.handle(event)
+                # Between two steps a timer that comes too early does no harm.
+                steps = (event is STEP_REQUESTED or event is ROWS_DONE) and runtime.state.phase in _STEPPING
+                if not steps or runtime.deadline_s == math.inf:
+                    self._after(runtime)
             except Exception as error:  # what a client wrote into its memory may do that, too
-                if isinstance(event, stimuli.Abandoned):
-                    log.exception("internal_error")
-                    runtime.discard()
-                else:
+                if not isinstance(event, stimuli.Abandoned):
                     runtime.broke(error)
-            # Between two steps a timer that comes too early does no harm.
-            steps = (event is STEP_REQUESTED or event is ROWS_DONE) and runtime.state.phase in _STEPPING
-            if not steps or runtime.deadline_s == math.inf:
+                    continue
+                log.exception("internal_error")
+                runtime.discard()
                 self._after(runtime)
         if self._protocol.outgoing:
             self._flush()
@@ -513,7 +514,7 @@ class Hub:
     def _make(self, request: Incoming) -> None:
         make: Make = request.message
         if request.token in self._by_token:
-            self._refuse_make(request, Failure("session_lost", "session", "the session of this token is still closing"))
+            self._refuse_make(request, Failure("session_lost", "session", _STILL_CLOSING))
             return
         envs = sum(each.state.make.num_envs for each in self._sessions.values())
         found = admitted(make, self.config, self._registry, envs)
@@ -556,6 +557,9 @@ class Hub:
 
     def _attach(self, request: Incoming) -> None:
         runtime = self._by_token.get(request.message.session)
+        if request.token in self._by_token:
+            self._refuse_make(request, Failure("session_lost", "session", _STILL_CLOSING))
+            return
         if runtime is None or not runtime.state.attachable:
             why = "this hub has no such session to take over: its lease ran out, it was closed or taken over"
             self._refuse_make(request, Failure("session_lost", "session", why))
@@ -626,4 +630,5 @@ class Hub:
 
 
 _SHUTTING_DOWN = Failure("draining", "hub", "the hub is shutting down")
+_STILL_CLOSING = "the session of this token is still closing"
 _STEPPING = (Phase.READY, Phase.MOVING)

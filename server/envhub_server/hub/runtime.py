@@ -604,7 +604,7 @@ class SessionRuntime:
         if self._memory is not None:
             self._services.budget.used -= self.arena_bytes
             self._memory.close()
-            self._memory = self._stand_ins = None  # whoever keeps a view of the memory keeps it
+            self._memory = self._stand_ins = None  # a view of the memory keeps it mapped
 
 
 _PROCESS_EVENTS = frozenset([WorkerStarted, WorkerSaid, WorkerExited])

@@ -33,11 +33,11 @@ def build(
         cpu=cpu,
         on_exception=make.faults.on_exception,
         on_invalid=make.faults.on_invalid,
-        **_surroundings(make.world),
+        **_program_environment(make.world),
     )
 
 
-def _surroundings(world: World | None) -> dict[str, Any]:
+def _program_environment(world: World | None) -> dict[str, Any]:
     if world is None:
         return {}
     return {

@@ -314,8 +314,9 @@ class SessionState:
         return busy or self._parts_out > 0 or any(w.alive and w.stage is not Stage.SERVING for w in self.workers)
 
     def plan_sample(self, now_s: float) -> None:
-        """Have the arena read soon, if envs are at work."""
-        self._sample_at_s = min(self._sample_at_s, now_s + SAMPLE_S)
+        """Have the arena read soon, if envs are at work; a time that is past is of an earlier request."""
+        if not now_s < self._sample_at_s <= now_s + SAMPLE_S:
+            self._sample_at_s = now_s + SAMPLE_S
 
     def validate(self) -> None:
         """Check what always holds between two stimuli; for tests.
@@ -520,7 +521,7 @@ class SessionState:
         return self.phase is Phase.READY and not self.asked and not self._parts_out
 
     def _is_idle(self, quiescent: bool) -> bool:
-        """Whether no env is at work, whoever drives; ``quiescent`` counts while the client does."""
+        """Whether no env is at work; ``quiescent`` counts while the client drives."""
         driven = self.driver is Driver.CLIENT and not quiescent
         return not (self.asked or self._parts_out or driven) and self.phase in (Phase.READY, Phase.BROKEN)
 
@@ -537,7 +538,7 @@ class SessionState:
             return [*self._begin(Phase.MOVING, now_s), do.PostStep()]
         if self._failure is not None or self._uncollected or self.infos:
             self._forget_last()
-        if self._sample_at_s == math.inf:
+        if not now_s < self._sample_at_s < math.inf:
             self._sample_at_s = now_s + SAMPLE_S
         self.asked, self.phase = True, Phase.MOVING
         return _POST_STEP
@@ -666,7 +667,7 @@ class SessionState:
             worker.results = ()
         return [*answered, *self._advance_takeover(quiescent=True)]
 
-    # What a client asks for besides, whoever drives.
+    # What a client may ask for while it drives.
 
     def _on_collect(self, request: Requested, now_s: float) -> Instructions:
         # They are kept, for a client that was interrupted asks again; the next ones of a row take their place.
@@ -769,7 +770,8 @@ class SessionState:
             self._failure = failure
 
     def _on_closing_failed(self, said: WorkerSaid, now_s: float) -> Instructions:
-        self._note_failure(said.message.failure)
+        if self.workers[said.worker].loss is None:  # else it was about to take the place of one that ended
+            self._note_failure(said.message.failure)
         return []
 
     def _on_step_times(self, said: WorkerSaid, now_s: float) -> Instructions:

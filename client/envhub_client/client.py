@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from envhub.protocol.messages import Attach, HealthRequest, ListEnvs, Op, SessionsRequest, StatsRequest
@@ -34,12 +35,8 @@ def connect(address: str | None = None, timeout: float = CONNECT_TIMEOUT_S) -> C
     return Client(chosen, timeout)
 
 
-class Client:
-    """A connection to a hub, usable in ``with``.
-
-    Attributes:
-        address: the hub's.
-    """
+class Client(AbstractContextManager["Client"]):
+    """A connection to the hub at ``address``, usable in ``with``."""
 
     def __init__(self, address: str, timeout: float = CONNECT_TIMEOUT_S) -> None:
         self.address = address
@@ -114,9 +111,6 @@ class Client:
     def close(self) -> None:
         """Close the connection; vector envs made here live on."""
         self._connection.close()
-
-    def __enter__(self) -> Client:
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()

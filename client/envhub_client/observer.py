@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ class Seen(NamedTuple):
     given: np.ndarray
 
 
-class Observer:
+class Observer(AbstractContextManager["Observer"]):
     """A look at a session, usable in ``with``. The trainer that holds it neither notices nor waits.
 
     Attributes:
@@ -67,9 +68,6 @@ class Observer:
     def close(self) -> None:
         """Look no more; the session does not notice."""
         self._connection.close()
-
-    def __enter__(self) -> Observer:
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -47,11 +48,9 @@ def available() -> list[str]:
     """The methods whose libraries are installed here (``pip install "envhub-rl[compression]"``)."""
     found = []
     for name in METHODS:
-        try:
+        with contextlib.suppress(ImportError):
             _MAKERS[name]()
-        except ImportError:
-            continue
-        found.append(name)
+            found.append(name)
     return found
 
 

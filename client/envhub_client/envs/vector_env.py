@@ -295,9 +295,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         self._session.check_free("send", among_others=True)
         if self._session.connection.pending is Op.RECEIVE:
-            raise SessionBusy(
-                "Calling `send` after a `recv` that timed out, which is to be called again first.", "recv"
-            )
+            text = "Calling `send` after a `recv` that timed out, which is to be called again first."
+            raise SessionBusy(text, "recv")
         rows = checked_env_ids(env_ids, self.num_envs)
         flat = spaces.flatten(self.single_action_space, actions)
         codes, arrays, elements = pack(flat, self._session.action_leaves, len(rows))
@@ -345,9 +344,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         return observations, rewards, terminations, truncations, infos, env_ids
 
     def _packed(self, leaves: Sequence[Sequence[Any]]) -> bytes:
-        return pack_rows(
-            (row, self._session.encode(list(parts))) for row, parts in enumerate(zip(*leaves, strict=True))
-        )
+        rows = enumerate(zip(*leaves, strict=True))
+        return pack_rows((row, self._session.encode(list(parts))) for row, parts in rows)
 
     # --- calls --------------------------------------------------------------------------------------------------------
 

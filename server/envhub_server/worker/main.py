@@ -364,7 +364,8 @@ class Worker:
             run()
             self._status[row.index] = STATUS_INFO if self._info_length[row.index] else STATUS_OK
         except BaseException as error:
-            if steps and not isinstance(error, PendingFailure) and self._policy(error) == "truncate":
+            policy = self._on_invalid if isinstance(error, NotFinite) else self._on_exception
+            if steps and not isinstance(error, PendingFailure) and policy == "truncate":
                 self._truncate(row, error)
             else:
                 row.repeat_last()
@@ -372,9 +373,6 @@ class Worker:
                 self._send_failure(error, row.index, "env_raised")
                 self._status[row.index] = STATUS_RAISED
         self._done[row.index] = self._request[row.index]
-
-    def _policy(self, error: BaseException) -> str:
-        return self._on_invalid if isinstance(error, NotFinite) else self._on_exception
 
     def _truncate(self, row: Row, error: BaseException) -> None:
         """Truncate the row, whose step raised, and note that its env must be built again."""

@@ -198,14 +198,10 @@ def sized(num_envs: int) -> str:
 
 def machine_line(load: tuple[float, float, float]) -> str:
     """The machine, its load average over 1, 5 and 15 minutes, and the versions of what was timed."""
-    parts = [
-        f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()} cores ({platform.machine()})",
-        "load before " + " ".join(f"{value:.1f}" for value in load),
-        f"Python {platform.python_version()}",
-        f"envhub {envhub.__version__}",
-        *(f"{package} {version(package)}" for package in ("gymnasium", "pyzmq", "numpy")),
-    ]
-    return ", ".join(parts)
+    cores = f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()} cores ({platform.machine()})"
+    before = "load before " + " ".join(f"{value:.1f}" for value in load)
+    packages = (f"{package} {version(package)}" for package in ("gymnasium", "pyzmq", "numpy"))
+    return ", ".join([cores, before, f"Python {platform.python_version()}", f"envhub {envhub.__version__}", *packages])
 
 
 def _progress_bar(console: Console) -> Progress:

@@ -16,7 +16,6 @@ from envhub_client.envs.vector_env import HubVectorEnv
 STEPS = 300
 WARM_UP_STEPS = 50
 SEED = 1
-WIRE_HOPS = ("client encode", "wire", "hub", "wake", "env", "collect", "hub's reply", "wire back", "decode")
 SHARED_HOPS = ("client encode", "wake", "env", "collect", "decode")
 MEANINGS = {
     "client encode": "the batch of actions becomes bytes",
@@ -29,6 +28,7 @@ MEANINGS = {
     "wire back": "until the client is told of it",
     "decode": "until the step returns",
 }
+WIRE_HOPS = tuple(MEANINGS)
 
 
 def budget(envs: HubVectorEnv) -> dict[str, float]:

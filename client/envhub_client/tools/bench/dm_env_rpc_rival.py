@@ -57,11 +57,9 @@ class _Streams:
     def join(self) -> None:
         """Have each env made, seeded, and joined."""
         messages = self._messages
-        for row in range(len(self._opened)):
-            seed = self._tensors.pack_tensor(SEED + row)
-            self._opened[row].write(
-                messages.EnvironmentRequest(create_world=messages.CreateWorldRequest(settings={"seed": seed}))
-            )
+        for row, stream in enumerate(self._opened):
+            world = messages.CreateWorldRequest(settings={"seed": self._tensors.pack_tensor(SEED + row)})
+            stream.write(messages.EnvironmentRequest(create_world=world))
         self._read("create_world")
         for stream in self._opened:
             stream.write(messages.EnvironmentRequest(join_world=messages.JoinWorldRequest()))

@@ -105,7 +105,7 @@ def _result(verdict: Verdict) -> Text:
 # --- the protocol -----------------------------------------------------------------------------------------------------
 
 
-class _Session:
+class _Session(contextlib.AbstractContextManager["_Session"]):
     """A session made by hand, with a token of its own."""
 
     def __init__(self, peer: RawPeer, env: str) -> None:
@@ -117,9 +117,6 @@ class _Session:
         except BaseException:
             self.__exit__()
             raise
-
-    def __enter__(self) -> _Session:
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         # Whatever a check found, a hub is not left with a session that nobody uses.

@@ -521,9 +521,15 @@ def test_workers_that_do_not_close_in_time_are_killed() -> None:
 
 def test_requests_while_closing_are_refused() -> None:
     session = ready()
-    session.handle(DRAINING)
+    session.handle(stimuli.LeaseExpired(quiescent=True))
     (fail,) = session.request(Step(b"\x04"))
     assert isinstance(fail, Fail) and "closing" in fail.failure.message
+
+
+def test_requests_while_the_session_of_a_hub_that_shuts_down_closes_are_told_so() -> None:
+    session = ready()
+    session.handle(DRAINING)
+    assert session.request(Step(b"\x04")) == [Fail(SHUTTING_DOWN)]
 
 
 def test_close_of_a_session_that_is_ending_anyway_is_answered_at_its_end() -> None:

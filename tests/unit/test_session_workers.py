@@ -581,7 +581,7 @@ ACTS = ["hear"] * 4 + ["move"] * 2 + ["ask"] * 2
 ACTS += ["raise", "die", "tick", "connect", "leave", "drive", "done", "attach", "end"]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(1, 7), st.none() | st.integers(1, 3), st.booleans(), st.data())
 def test_every_request_gets_one_answer_and_every_session_one_end(
     num_envs: int, workers: int | None, made: bool, data: st.DataObject

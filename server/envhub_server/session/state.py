@@ -228,7 +228,7 @@ class SessionState:
         self._receiving = 0  # how many of them RECEIVE waits for
         self._takeover = Takeover.NONE
         self._lent = False  # whether a client has ever had the arena's memory
-        self._close_by_s = self._drain_by_s = self._end_by_s = math.inf
+        self._close_by_s = self._drain_by_s = self._end_by_s = math.inf  # the last two once the hub shuts down
         self._sample_at_s = math.inf
         self._idle_samples = 0
         self._quiescent = True  # whether every row was done, as far as was reported last while the client drove
@@ -718,6 +718,8 @@ class SessionState:
 
     def _on_closing_request(self, request: Requested, now_s: float) -> Instructions:
         self.asked = True
+        if self._end_by_s != math.inf:
+            return self._answered(do.Fail(_SHUTTING_DOWN))
         return self._refuse(f"the session is {self.phase.value}")
 
     def _on_broken_request(self, request: Requested, now_s: float) -> Instructions:

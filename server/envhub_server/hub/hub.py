@@ -207,7 +207,7 @@ class Hub:
         # ``getsockopt(zmq.EVENTS)`` would take twice the time to say it: pyzmq makes an enum of the option.
         if zmq.zmq_poll(self._router_poll, 0):
             arrived, ready = True, self._poller.wait(0)
-        elif self._spinner is not None and self._spinner.spin(self._look):
+        elif self._spinner is not None and self._spinner.spin(self._poll):
             arrived, ready = False, self._ready
         else:
             wait_s = None if self._wake_s == math.inf else max(0.0, self._wake_s - self._handled_s)
@@ -243,7 +243,7 @@ class Hub:
             log.warning("hub_was_stopped", stopped_s=round(stopped_s, 1), note="no deadline runs meanwhile")
         return self._clock.now_s()
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         self._ready = self._poller.wait(0)
         return bool(self._ready)
 
@@ -253,9 +253,8 @@ class Hub:
 
     def _plan_wake(self) -> None:
         """Wake for the first timer; earlier, while there is one, to see whether the process was stopped meanwhile."""
-        self._wake_s = (
-            min(self._timers.next_s, self._clock.now_s() + WAKE_S) if self._timers.next_s < math.inf else math.inf
-        )
+        next_s = self._timers.next_s
+        self._wake_s = math.inf if next_s == math.inf else min(next_s, self._clock.now_s() + WAKE_S)
 
     def _on_clock(self, planned_s: float) -> None:
         now_s = self._on_wake(planned_s)
@@ -264,7 +263,7 @@ class Hub:
                 self._guard.check(now_s)
                 self._timers.set(_GUARD, self._guard.check_s)
             elif key == _LIVENESS:
-                self._look_after_clients(now_s)
+                self._check_clients(now_s)
             elif key == _LEASES:
                 self._expire(now_s)
             elif key in self._sessions:
@@ -273,7 +272,7 @@ class Hub:
         self._handled_s = self._clock.now_s()
         self._plan_wake()
 
-    def _look_after_clients(self, now_s: float) -> None:
+    def _check_clients(self, now_s: float) -> None:
         for token, peer in self._liveness.suspects(now_s):
             if not self._reaches(peer):
                 self._liveness.lost(token, now_s)

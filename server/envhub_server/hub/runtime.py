@@ -105,7 +105,6 @@ class SessionRuntime:
         self._memory: SessionMemory | None = None
         self._other: SessionMemory | None = None  # that the workers are moving to
         self._stand_ins: StandIns | None = None
-        self._has_objects = False  # whether observations have leaves beside the arena
         self._part_rows = 0  # how many of the rows of SEND the RECEIVE under way waits for
         self._passed_ns = [0, 0, 0, 0]  # when the last step was heard, rung, done and answered
         self._has_infos = False  # whether a row of the last move has something to say besides its arrays
@@ -115,7 +114,7 @@ class SessionRuntime:
         world = state.make.world
         self._pool = WorkerPool(number, services.supervisor, None if world is None else world.environ)
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # Never read: by edges each ring is heard once all the same, with a system call less.
+        # The bell is never read. By edges each ring is reported once, with a system call less.
         services.poller.register(self._done_bell, self, edges=True)
 
     # --- what others see ----------------------------------------------------------------------------------------------
@@ -247,48 +246,39 @@ class SessionRuntime:
 
     # --- handling -----------------------------------------------------------------------------------------------------
 
-    def handle(self, stimulus: Stimulus) -> None:
+    def handle(self, stimulus: Stimulus | WorkerStarted) -> None:
         """Have the state machine handle the stimulus, and carry out what it says."""
-        kind = type(stimulus)
-        if kind is Requested:
+        if isinstance(stimulus, Requested):
             self._request = self._arrived
-        elif kind in _PROCESS_EVENTS and not self._passes(stimulus):
+        elif isinstance(stimulus, WorkerStarted):
+            self.log.info("worker_started", worker=stimulus.worker, pid=stimulus.pid)
             return
-        if self._has_objects and self._stand_ins is not None and kind in _KEEPING:
-            self._stand_ins.keep_objects()
+        elif isinstance(stimulus, WorkerExited):
+            self._pool.remove(stimulus.worker)
+            tell = self.log.info if self.state.phase is Phase.CLOSING else self.log.warning
+            tell("worker_exited", worker=stimulus.worker, how=stimulus.cause.how)
+        elif isinstance(stimulus, WorkerSaid):
+            stimulus = self._heard(stimulus)
+        stand_ins = self._stand_ins
+        if stand_ins is not None and stand_ins.copies is not None and isinstance(stimulus, _KEEPING):
+            stand_ins.keep_objects()
         for instruction in self.state.handle(stimulus, self._services.clock.now_s()):
             _CARRIED_OUT[type(instruction)](self, instruction)
 
-    def _passes(self, event: Any) -> bool:
-        """Whether an event of a worker is for the state machine: not where it answers what is no longer asked for."""
-        if isinstance(event, WorkerStarted):
-            self.log.info("worker_started", worker=event.worker, pid=event.pid)
-            return False
-        if isinstance(event, WorkerExited):
-            self._pool.remove(event.worker)
-            tell = self.log.info if self.state.phase is Phase.CLOSING else self.log.warning
-            tell("worker_exited", worker=event.worker, how=event.cause.how)
-            return True
-        worker, message = event.worker, event.message
-        match message:
-            case control.RowInfo(row=row) | control.RowFailed(failure=Failure(env_index=row)) if not self._is_current(
-                worker, row, message.number
-            ):
-                self._on_ReportDropped(instructions.ReportDropped(worker, message))
-                return False
-            case control.RowInfo() if self._stand_ins is not None:
-                self._stand_ins.note(message)
+    def _heard(self, said: WorkerSaid) -> WorkerSaid:
+        """Log and note what a worker said; returns it with what the arena knows of it."""
+        match said.message:
             case control.Suspicious(row, what):
                 self.log.warning("env_suspicious", env=row, why=what)
             case control.Faulted(row, what):
                 self.log.warning("env_made_anew", env=row, why=what[:200])
-        return True
-
-    def _is_current(self, worker: int, row: int | None, number: int) -> bool:
-        """Whether what a worker said of a row is of the step or reset that the row has begun last."""
-        if self._memory is None or self._stand_ins is None or worker in self._stand_ins.losses:
-            return True  # it has not made its envs yet
-        return row in self.state.workers[worker].rows and int(self._memory.arena.request[row]) == number
+            case control.RowInfo(row=row) as info if self._memory is not None and self._stand_ins is not None:
+                said = replace(said, current=self._memory.is_current(said.worker, row, info.number))
+                if said.current:
+                    self._stand_ins.note(info)
+            case control.RowFailed(failure=Failure(env_index=row)) as failed if self._memory is not None:
+                said = replace(said, current=self._memory.is_current(said.worker, row, failed.number))
+        return said
 
     @property
     def log(self) -> Any:
@@ -327,9 +317,8 @@ class SessionRuntime:
         waiting = set(op[request != done].tolist())
         if OP_OUT_OF_BAND in waiting:
             self._pool.tell(worker, control.StepRows(memory.frames.out_of_band_of(rows.tolist())))
-        if instruction.pending is not None and not (
-            isinstance(instruction.pending, control.ResetRows) and OP_RESET not in waiting
-        ):
+        reset = isinstance(instruction.pending, control.ResetRows)
+        if instruction.pending is not None and (OP_RESET in waiting or not reset):
             self._pool.tell(worker, instruction.pending)
 
     def _on_ReportLate(self, instruction: instructions.ReportLate) -> None:
@@ -367,7 +356,6 @@ class SessionRuntime:
             budget.used += wanted
             if self.state.make.lost or self.state.make.fresh:
                 self._memory.arena.needs_reset[:] = REPORT_PENDING if self.state.make.lost else FRESH
-            self._has_objects = instruction.loose
             self._stand_ins = StandIns(self._memory, ObjectCopies() if instruction.loose else None)
 
     def _on_MakeOtherArena(self, _: instructions.MakeOtherArena) -> None:
@@ -470,7 +458,7 @@ class SessionRuntime:
         _ring(self._memory.bells[0] if client else self._done_bell)
 
     def _hear_bell(self, worker: int) -> None:
-        # Never read here: its client could make that block. By edges each ring is heard once all the same.
+        # The bell is never read, since its client could make that block. By edges each ring is reported once.
         if self._memory is not None:
             self._services.poller.register(self._memory.bells[1 + worker], self, edges=True)
 
@@ -560,18 +548,18 @@ class SessionRuntime:
         self._services.protocol.answer(self._request, hops, ())
 
     def _on_AnswerAttach(self, _: instructions.AnswerAttach) -> None:
-        memory, heir, made = self._memory, self._attach_request, self.state.made
-        assert memory is not None and heir is not None and made is not None
-        self._request, self._attach_request = heir, None
+        memory, request, made = self._memory, self._attach_request, self.state.made
+        assert memory is not None and request is not None and made is not None
+        self._request, self._attach_request = request, None
         made = replace(made, ticket=self.ticket, steps=memory.arena.done.tolist())
         self.log.info("session_ready", num_workers=made.num_workers, why=made.sizing)
-        self._services.protocol.answer(heir, made, ())
+        self._services.protocol.answer(request, made, ())
 
     def _on_FailAttach(self, fail: instructions.FailAttach) -> None:
-        heir, self._attach_request = self._attach_request, None
-        assert heir is not None
+        request, self._attach_request = self._attach_request, None
+        assert request is not None
         self._log_failed(fail.failure)
-        self._services.protocol.fail(heir, fail.failure)
+        self._services.protocol.fail(request, fail.failure)
 
     def _on_Goodbye(self, goodbye: instructions.Goodbye) -> None:
         self._services.protocol.goodbye(self.token, goodbye.why)
@@ -607,9 +595,8 @@ class SessionRuntime:
             self._memory = self._stand_ins = None  # a view of the memory keeps it mapped
 
 
-_PROCESS_EVENTS = frozenset([WorkerStarted, WorkerSaid, WorkerExited])
 # From these on a client may see no more of what the rows have shown: its step failed, or it was interrupted.
-_KEEPING = frozenset([stimuli.RowsDone, Requested])
+_KEEPING = (stimuli.RowsDone, Requested)
 _CARRIED_OUT: Mapping[type, Callable[[SessionRuntime, Any], None]] = {
     kind: getattr(SessionRuntime, f"_on_{kind.__name__}") for kind in get_args(Instruction)
 }

@@ -67,6 +67,10 @@ class SessionMemory:
         arena, rows = self.arena, self.rows(worker)
         return Words(rows, arena.request[rows], arena.done[rows], arena.op[rows], arena.needs_reset[rows])
 
+    def is_current(self, worker: int, row: int | None, number: int) -> bool:
+        """Whether this number is that of the step or reset which this worker's row was posted last."""
+        return row in self.rows(worker).tolist() and int(self.arena.request[row]) == number
+
     def progress(self, worker: int) -> Progress:
         """The row and call that this worker executes, or that it must execute next."""
         rows, request, done, *_ = self.words(worker)

@@ -19,10 +19,17 @@ class WorkerStarted:
 
 @dataclass(frozen=True)
 class WorkerSaid:
-    """The worker has sent a control message; it is well-formed, and its numbers are within their bounds."""
+    """The worker has sent a control message; it is well-formed, and its numbers are within their bounds.
+
+    Attributes:
+        worker: its number.
+        message: the control message.
+        current: False for a message about a step or reset of a row that is not the row's last one.
+    """
 
     worker: int
     message: Any
+    current: bool = True
 
 
 @dataclass(frozen=True)

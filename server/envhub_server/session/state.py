@@ -273,9 +273,11 @@ class SessionState:
             IllegalStimulus: it cannot come in this phase, which is a bug of the hub's.
         """
         kind: type = type(stimulus)
-        if kind is Requested or kind is WorkerSaid:
-            kind = type(stimulus.message)  # type: ignore[union-attr]
+        if isinstance(stimulus, (Requested, WorkerSaid)):
+            kind = type(stimulus.message)
         self.history.append(kind)
+        if isinstance(stimulus, WorkerSaid) and not stimulus.current and self.workers[stimulus.worker].loss is None:
+            return [do.ReportDropped(stimulus.worker, stimulus.message)]  # it is about a step that was given up
         try:
             handler: Handler = TABLE[kind][self.phase][0]
         except KeyError:
@@ -290,7 +292,7 @@ class SessionState:
         if kind not in TABLE and isinstance(stimulus, WorkerSaid) and self.phase not in _OVER:
             return self._make_failed(_refusal(f"worker {stimulus.worker} sent a {kind.__name__}"), now_s)
         if isinstance(stimulus, WorkerSaid):
-            return []  # it was sent before the worker knew of the phase
+            return []  # the worker sent it before it was told of what brought about this phase
         if kind not in TABLE and isinstance(stimulus, Requested):
             self.asked = True
             return self._refuse(f"a session does not carry out {kind.__name__}")
@@ -313,7 +315,7 @@ class SessionState:
         busy = self.phase is not Phase.READY or self.driver is Driver.CLIENT or self._takeover is not Takeover.NONE
         return busy or self._parts_out > 0 or any(w.alive and w.stage is not Stage.SERVING for w in self.workers)
 
-    def plan_sample(self, now_s: float) -> None:
+    def _plan_sample(self, now_s: float) -> None:
         """Have the arena read soon, if envs are at work; a time that is past is of an earlier request."""
         if not now_s < self._sample_at_s <= now_s + SAMPLE_S:
             self._sample_at_s = now_s + SAMPLE_S
@@ -372,7 +374,7 @@ class SessionState:
     def _start(self, numbers: Collection[int], now_s: float) -> Instructions:
         if not numbers:
             return []
-        self.plan_sample(now_s)
+        self._plan_sample(now_s)
         for number in numbers:
             self.workers[number].start()
         return [do.StartProcesses(tuple(numbers)), *map(self._build, numbers)]
@@ -557,7 +559,7 @@ class SessionState:
     def _begin(self, phase: Phase, now_s: float) -> Instructions:
         """Begin a request that the hub drives, and that was not refused."""
         self.phase = phase
-        self.plan_sample(now_s)
+        self._plan_sample(now_s)
         if phase is not Phase.READY:
             self._forget_last()
         return self._take_drive()
@@ -967,7 +969,7 @@ class SessionState:
         first = self._takeover is Takeover.NONE
         if first:
             self._takeover = Takeover.WAITING
-        self.plan_sample(now_s)
+        self._plan_sample(now_s)
         revoked = [*self._revoked(), do.CloseSide()]
         self.lane = LaneName.WIRE
         if self.phase in _OVER:
@@ -987,12 +989,12 @@ class SessionState:
 
     def _on_other_arena(self, _: stimuli.OtherArenaMade, now_s: float) -> Instructions:
         self._other_made = True
-        told: Instructions = []
+        given: Instructions = []
         for number, worker in enumerate(self.workers):
             if worker.stage in (Stage.SERVING, Stage.MAPPING, Stage.MAPPED):
-                told.append(self._give_arena(number))
+                given.append(self._give_arena(number))
                 worker.moving = True
-        return [*told, *self._advance_takeover(quiescent=False)]
+        return [*given, *self._advance_takeover(quiescent=False)]
 
     def _on_other_arena_refused(self, refused: stimuli.OtherArenaRefused, now_s: float) -> Instructions:
         self.phase = Phase.READY
@@ -1005,13 +1007,13 @@ class SessionState:
     def _moved(self) -> Instructions:
         """No worker uses the first arena any more, whatever its client may still post there."""
         self.phase, self._lent, self._other_made = Phase.READY, False, False
-        told: Instructions = [do.UseOtherArena()]
+        instructions: Instructions = [do.UseOtherArena()]
         for number, worker in enumerate(self.workers):
             if worker.stage is Stage.SERVING:
-                told.append(do.Tell(number, control.Serve(moved=True)))
+                instructions.append(do.Tell(number, control.Serve(moved=True)))
             elif worker.stage is Stage.MAPPED:
-                told.append(self._hand_over(number))
-        return [*told, *self._taken_over()]
+                instructions.append(self._hand_over(number))
+        return [*instructions, *self._taken_over()]
 
     def _taken_over(self) -> Instructions:
         self._takeover, self.driver = Takeover.NONE, Driver.HUB
@@ -1072,7 +1074,7 @@ class SessionState:
         if self.phase is Phase.CLOSING:
             self._close_by_s = min(self._close_by_s, self._end_by_s)
         self._quiescent = draining.quiescent
-        self.plan_sample(now_s)
+        self._plan_sample(now_s)
         wind_up: Instructions = [do.WindUp()] if self.lane is LaneName.SHARED else []
         return wind_up
 

@@ -16,6 +16,7 @@ from envhub_server.ipc.control import (
     Mapped,
     ResetRows,
     RowFailed,
+    RowInfo,
     Serve,
     SetAttrRows,
 )
@@ -331,6 +332,24 @@ def test_answer_to_an_earlier_call_is_dropped() -> None:
     session.request(Call("x", b""))
     (dropped,) = session.said(0, CallResults([b"", b""], number=7))
     assert isinstance(dropped, ReportDropped) and session.phase is Phase.CALLING
+
+
+def test_message_about_a_step_that_was_given_up_is_dropped() -> None:
+    session = ready()
+    session.request(Step(b""))
+    for stale in (RowInfo(0, b"old", number=1), RowFailed(RAISED, number=1)):
+        assert session.handle(WorkerSaid(0, stale, current=False)) == [ReportDropped(0, stale)]
+    assert not session.infos
+    answer, *_ = session.rows_done()
+    assert isinstance(answer, Answer)
+
+
+def test_what_the_next_process_says_before_it_serves_is_of_no_earlier_step() -> None:
+    session = ready()
+    session.exited(0)
+    failed = RowFailed(Failure("factory_failed", "env", "no", env_index=0, worker=0))
+    assert session.handle(WorkerSaid(0, failed, current=False)) == []
+    assert session.workers[0].boot_failure == failed.failure
 
 
 def test_steps_wait_for_the_next_process_only_for_so_long() -> None:

@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import structlog
@@ -598,7 +598,7 @@ class SessionRuntime:
 # From these on a client may see no more of what the rows have shown: its step failed, or it was interrupted.
 _KEEPING = (stimuli.RowsDone, Requested)
 _CARRIED_OUT: Mapping[type, Callable[[SessionRuntime, Any], None]] = {
-    kind: getattr(SessionRuntime, f"_on_{kind.__name__}") for kind in get_args(Instruction)
+    kind: getattr(SessionRuntime, f"_on_{kind.__name__}") for kind in Instruction.__subclasses__()
 }
 
 

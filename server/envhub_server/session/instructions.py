@@ -12,18 +12,23 @@ from envhub_server.ipc import control
 from envhub_server.session.failure_text import WorkerLoss
 from envhub_server.session.hang_detector import Late
 
+
+class Instruction:
+    """One thing to do for a session."""
+
+
 # --- workers ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class StartProcesses:
+class StartProcesses(Instruction):
     """Start the processes of these workers; ``WorkersNotStarted`` reports that none can be had."""
 
     workers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Tell:
+class Tell(Instruction):
     """Send a control message to a worker."""
 
     worker: int
@@ -31,7 +36,7 @@ class Tell:
 
 
 @dataclass(frozen=True)
-class GiveArena:
+class GiveArena(Instruction):
     """Hand the session's arena to a worker, with this message: the second one while workers move there."""
 
     worker: int
@@ -39,7 +44,7 @@ class GiveArena:
 
 
 @dataclass(frozen=True)
-class HandOver:
+class HandOver(Instruction):
     """A worker's rows are its own from now on; ``pending`` is its part of the request under way, if that has one."""
 
     worker: int
@@ -48,7 +53,7 @@ class HandOver:
 
 
 @dataclass(frozen=True)
-class ReportLate:
+class ReportLate(Instruction):
     """An env has not returned: log it, and have its worker write its stacks if it is about to be killed."""
 
     worker: int
@@ -56,14 +61,14 @@ class ReportLate:
 
 
 @dataclass(frozen=True)
-class Kill:
+class Kill(Instruction):
     """End a worker at once."""
 
     worker: int
 
 
 @dataclass(frozen=True)
-class ReportDropped:
+class ReportDropped(Instruction):
     """A worker has answered what is no longer asked for: log it."""
 
     worker: int
@@ -74,7 +79,7 @@ class ReportDropped:
 
 
 @dataclass(frozen=True)
-class MakeArena:
+class MakeArena(Instruction):
     """Allocate the session's memory; ``ArenaRefused`` reports that there is none. ``GiveArena`` follows."""
 
     layout: Layout
@@ -82,27 +87,27 @@ class MakeArena:
 
 
 @dataclass(frozen=True)
-class MakeOtherArena:
+class MakeOtherArena(Instruction):
     """Allocate a second arena of the same layout; ``OtherArenaMade`` or ``OtherArenaRefused`` reports it."""
 
 
 @dataclass(frozen=True)
-class DropOtherArena:
+class DropOtherArena(Instruction):
     """The session does not move to the second arena."""
 
 
 @dataclass(frozen=True)
-class UseOtherArena:
+class UseOtherArena(Instruction):
     """No worker uses the first arena any more: go on in the second one, from the state of the first."""
 
 
 @dataclass(frozen=True)
-class PostReset:
+class PostReset(Instruction):
     """Hand all rows to their workers for a reset; what each resets is told by the channels."""
 
 
 @dataclass(frozen=True)
-class PostStep:
+class PostStep(Instruction):
     """Put the actions of the request into the arena and hand all rows to their workers.
 
     ``ActionsRefused`` reports that they do not fit.
@@ -110,19 +115,19 @@ class PostStep:
 
 
 @dataclass(frozen=True)
-class PostPart:
+class PostPart(Instruction):
     """The same for the rows of SEND; ``PartPosted`` or ``ActionsRefused`` reports it."""
 
 
 @dataclass(frozen=True)
-class TakePart:
+class TakePart(Instruction):
     """Report by ``PartDone`` once so many rows of those posted by parts are done."""
 
     rows: int
 
 
 @dataclass(frozen=True)
-class TakeRows:
+class TakeRows(Instruction):
     """The rows of a worker that ended are the hub's: complete its step, so that no driver waits for it.
 
     Of a reset that is under way the worker was to reset the rows ``resetting``; None is another request, or none.
@@ -134,14 +139,14 @@ class TakeRows:
 
 
 @dataclass(frozen=True)
-class KeepRows:
+class KeepRows(Instruction):
     """Complete the rows of a worker that ended unchanged: the reset leaves all of them out."""
 
     worker: int
 
 
 @dataclass(frozen=True)
-class FinishSteps:
+class FinishSteps(Instruction):
     """Complete the steps of a worker that ended, which have waited for the next one for long enough."""
 
     worker: int
@@ -152,37 +157,37 @@ class FinishSteps:
 
 
 @dataclass(frozen=True)
-class Grant:
+class Grant(Instruction):
     """Give the client at the side socket what it needs to drive; ``SideClosed`` reports that it has gone."""
 
 
 @dataclass(frozen=True)
-class RefuseSide:
+class RefuseSide(Instruction):
     """Close the connection to the side socket: its client uses the wire."""
 
 
 @dataclass(frozen=True)
-class GiveDrive:
+class GiveDrive(Instruction):
     """Have the client drive."""
 
 
 @dataclass(frozen=True)
-class TakeDrive:
+class TakeDrive(Instruction):
     """Have the hub drive."""
 
 
 @dataclass(frozen=True)
-class CloseSide:
+class CloseSide(Instruction):
     """Close the client's side socket."""
 
 
 @dataclass(frozen=True)
-class Revoke:
+class Revoke(Instruction):
     """Send a client that drives to ask what became of its session."""
 
 
 @dataclass(frozen=True)
-class WindUp:
+class WindUp(Instruction):
     """Have a client that drives begin no other step."""
 
 
@@ -190,7 +195,7 @@ class WindUp:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Answer(Instruction):
     """Answer the request with this message and these rows of blobs.
 
     Before them come the arrays of the arena, of the whole batch if ``arrays``, else of the rows in ``part``.
@@ -203,95 +208,58 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Fail:
+class Fail(Instruction):
     """Answer the request with a failure."""
 
     failure: Failure
 
 
 @dataclass(frozen=True)
-class AnswerHops:
+class AnswerHops(Instruction):
     """Answer the request with the times at which the last step passed."""
 
 
 @dataclass(frozen=True)
-class AnswerAttach:
+class AnswerAttach(Instruction):
     """Answer the client that takes the session over."""
 
 
 @dataclass(frozen=True)
-class FailAttach:
+class FailAttach(Instruction):
     """Tell the client that takes the session over why it does not get it."""
 
     failure: Failure
 
 
 @dataclass(frozen=True)
-class Goodbye:
+class Goodbye(Instruction):
     """Tell the client, without being asked, that the hub ends the session."""
 
     why: Failure
 
 
 @dataclass(frozen=True)
-class Notify:
+class Notify(Instruction):
     """Tell the session's client and the log something that it did not ask for."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class LearnCost:
+class LearnCost(Instruction):
     """Keep for later sessions what a step of the session's envs takes."""
 
     cost: StepCost
 
 
 @dataclass(frozen=True)
-class ReportKilled:
+class ReportKilled(Instruction):
     """The envs did not close in time: log it."""
 
 
 @dataclass(frozen=True)
-class End:
+class End(Instruction):
     """The session is over: free what it holds."""
 
 
-Instruction = (
-    StartProcesses
-    | Tell
-    | GiveArena
-    | HandOver
-    | ReportLate
-    | Kill
-    | ReportDropped
-    | MakeArena
-    | MakeOtherArena
-    | DropOtherArena
-    | UseOtherArena
-    | PostReset
-    | PostStep
-    | PostPart
-    | TakePart
-    | TakeRows
-    | KeepRows
-    | FinishSteps
-    | Grant
-    | RefuseSide
-    | GiveDrive
-    | TakeDrive
-    | CloseSide
-    | Revoke
-    | WindUp
-    | Answer
-    | Fail
-    | AnswerHops
-    | AnswerAttach
-    | FailAttach
-    | Goodbye
-    | Notify
-    | LearnCost
-    | ReportKilled
-    | End
-)
 Instructions = list[Instruction]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import math
 import re
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +19,13 @@ from rich.console import Console
 app = cyclopts.App(name="envhub", help="Gymnasium environments in a hub.", version_flags=["--version"])
 console = Console()
 errors = Console(stderr=True)
+keys_app = cyclopts.App(name="keys", help="The keys that a hub admits.")
+app.command(keys_app)
 
 SLOW_S = 0.1  # ``health`` mentions a loop that was busy for longer than this
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_KEYS = 3  # of ``serve``, whose keys cannot be used or let a stranger in
 
 
 def main() -> None:
@@ -35,6 +40,7 @@ def serve(
     max_envs: int = 4096,
     workers: int | Literal["auto"] | None = None,
     lease: float = 60.0,
+    keys: Path | None = None,
     insecure: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Run a hub until SIGTERM or Ctrl-C.
@@ -53,6 +59,9 @@ def serve(
         what steps took before, or whether it computes in its own process; else every env gets a process.
     lease
         Seconds a session outlives the loss of its client.
+    keys
+        The folder of keys that ``envhub keys`` makes. Every tcp address then admits only their holders, and may be one
+        that other machines can reach. Changes of the folder count at once.
     insecure
         Allow an address that other machines can reach, though nothing guards it.
     """
@@ -61,7 +70,7 @@ def serve(
     from envhub_server.hub.hub import Hub
     from envhub_server.serve import serve as run
 
-    from envhub.errors import AddressError
+    from envhub.errors import AddressError, KeysError
 
     def ready(hub: Hub) -> None:
         for address in hub.addresses:
@@ -75,13 +84,16 @@ def serve(
     fixed = None if workers == "auto" else workers
     try:
         limits, timing = Limits(envs_max=max_envs), Timing(lease_s=lease)
-        config = HubConfig(tuple(bind or ()), envs=env, workers=fixed, insecure=insecure, limits=limits, timing=timing)
+        binds = tuple(bind or ())
+        config = HubConfig(binds, env, workers=fixed, insecure=insecure, keys=keys, limits=limits, timing=timing)
     except ValueError as error:
         _end("serve", error)
     try:
         run(config, ready)
     except (AddressError, FactoryNotFound) as error:
         _end("serve", error)
+    except KeysError as error:
+        _end("serve", error, EXIT_KEYS)
 
 
 @app.command
@@ -109,6 +121,132 @@ def health(address: str | None = None, *, timeout: float = 5.0) -> None:
         text += f", busy for up to {lag_s:.1f} s at a time"
     console.print(f"{found['status']}: {text}", highlight=False)
     sys.exit(0 if found["status"] == "ok" else EXIT_FAILED)
+
+
+@keys_app.command(name="add")
+def keys_add(name: str, *, keys: Path, may: str = "use", at: str | None = None, public: str | None = None) -> None:
+    """Admit a client, and print once the address with which it connects; the hub need not be started again.
+
+    Parameters
+    ----------
+    name
+        Of the client. One that exists gets a second key.
+    keys
+        The folder that ``envhub serve --keys`` names; it is made if need be.
+    may
+        Its right: observe, use, or admin (which is to see and take over the sessions of all).
+    at
+        HOST:PORT at which clients reach the hub; this machine's name and port 5555 without it.
+    public
+        The client's own public key, as ``envhub keygen`` there prints it; without it a key is made here.
+    """
+    from envhub_server.network.key_folder import KeyFolder
+
+    from envhub.transport import sockets
+    from envhub.transport.keys import key_of, text_of
+
+    with _errors_in_a_line("keys add"):
+        folder = KeyFolder(keys)
+        server = sockets.public_key(folder.make_secret())
+        own, secret = (key_of(public), b"") if public else sockets.new_key_pair()
+        folder.add(name, own, may)
+        place = at or f"{socket.gethostname()}:5555"
+        print(f"envhub://{text_of(server + secret)}@{place}")
+    errors.print(f"give this to {name}, who runs `envhub login` and pastes it; it is not shown again", soft_wrap=True)
+
+
+@keys_app.command(name="list")
+def keys_list(*, keys: Path) -> None:
+    """List the clients that are admitted, their rights and their public keys.
+
+    Parameters
+    ----------
+    keys
+        The folder of keys.
+    """
+    from envhub_server.network.key_folder import KeyFolder
+
+    from envhub.transport.keys import text_of
+
+    with _errors_in_a_line("keys list"):
+        folder = KeyFolder(keys)
+        for name in folder.names():
+            holder, found = folder.holder(name)
+            print(name, holder.right, *map(text_of, found))
+
+
+@keys_app.command(name="remove")
+def keys_remove(name: str, *, keys: Path, key: str | None = None) -> None:
+    """Admit a client no more; its connections end within a second.
+
+    Parameters
+    ----------
+    name
+        Of the client.
+    keys
+        The folder of keys.
+    key
+        Only this public key of it.
+    """
+    from envhub_server.network.key_folder import KeyFolder
+
+    from envhub.transport.keys import key_of
+
+    with _errors_in_a_line("keys remove"):
+        KeyFolder(keys).remove(name, None if key is None else key_of(key))
+
+
+@app.command
+def keygen() -> None:
+    """Make this user's own key, and print its public half for ``envhub keys add --public``; the secret stays here."""
+    from envhub_client.connection.known_hubs import make_own_key
+
+    with _errors_in_a_line("keygen"):
+        print(make_own_key())
+
+
+@app.command
+def login(name: str | None = None) -> None:
+    """Keep the address of a hub with its key, asked for unseen, so that ``hub="NAME"`` is enough from then on.
+
+    Parameters
+    ----------
+    name
+        For the hub; its host's without it.
+    """
+    from envhub_client.client import connect
+    from envhub_client.connection import known_hubs
+
+    from envhub.errors import HubUnreachable
+
+    with _errors_in_a_line("login"):
+        text = getpass.getpass("envhub:// address: ") if sys.stdin.isatty() else sys.stdin.readline()
+        kept = known_hubs.keep(name, text.strip())
+        console.print(f'kept: hub="{kept}"', highlight=False)
+        try:
+            connect(kept, timeout=5.0).close()
+        except HubUnreachable as error:
+            errors.print(f"no hub answers there now: {error}", markup=False, soft_wrap=True)
+        else:
+            console.print("the hub answers")
+
+
+@app.command
+def ls() -> None:
+    """List the hubs that this user can name, and whether they answer."""
+    from envhub_client.client import connect
+    from envhub_client.connection import known_hubs
+
+    from envhub.errors import EnvHubError
+    from envhub.transport import address
+
+    for name in [*known_hubs.names(), address.default_address()]:
+        try:
+            with connect(name, timeout=2.0) as client:
+                state = client.health()["status"]
+        except EnvHubError as error:
+            state = str(error)
+        console.print(f"{name}: {state}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command

@@ -18,6 +18,8 @@
     ├── WorkerDied                         a worker process ended: look at its log
     │   └── RestartsExhausted              too often to be started again: fix the env, make again
     ├── EnvTimeout (TimeoutError)          an env hung, and its worker was ended: see the stacks in the message
+    ├── AccessDenied (PermissionError)     the hub does not let this key in: ask its operator
+    ├── KeysError (ValueError)             a key, or a file of keys, that cannot be used
     ├── AddressError (ValueError)          not an address, or not one to listen on
     ├── SpaceMismatch (ValueError)         actions that do not fit the action space
     ├── UnsupportedSpace (TypeError)       a space EnvHub cannot carry
@@ -127,6 +129,14 @@ class EnvTimeout(EnvHubError, TimeoutError):
 
 class AddressError(EnvHubError, ValueError):
     """An address that cannot be used; the message says why and what to do."""
+
+
+class AccessDenied(EnvHubError, PermissionError):
+    """The hub does not let this client in: its key is missing, unknown or removed, or is for another hub."""
+
+
+class KeysError(EnvHubError, ValueError):
+    """A key, or a file of keys, that cannot be used; the message says why and what to do."""
 
 
 class SpaceMismatch(EnvHubError, ValueError):

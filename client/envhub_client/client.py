@@ -19,11 +19,13 @@ def connect(address: str | None = None, timeout: float = CONNECT_TIMEOUT_S) -> C
     """A client of the hub at ``address``.
 
     Args:
-        address: ``tcp://host:port`` or ``ipc://path``; without it ``ENVHUB_ADDRESS``, else where ``envhub serve``
+        address: ``tcp://host:port``, ``ipc://path``, ``envhub://token@host:port`` where the hub wants a key, or the
+            name of a hub that ``envhub login`` keeps; without it ``ENVHUB_ADDRESS``, else where ``envhub serve``
             listens by default.
         timeout: seconds for the connection, and for each answer.
 
     Raises:
+        AccessDenied: the hub does not let this client's key in, or none without one.
         AddressError: not an address, or by default one where somebody else could listen in the hub's place.
         HubUnreachable: no hub answered in time; the message names the address and what to check.
     """
@@ -39,9 +41,10 @@ class Client(AbstractContextManager["Client"]):
     """A connection to the hub at ``address``, usable in ``with``."""
 
     def __init__(self, address: str, timeout: float = CONNECT_TIMEOUT_S) -> None:
-        self.address = address
+        self._hub = address  # as it was given: a name, or with keys
         self._timeout = timeout
         self._connection = Connection(address, timeout=timeout)
+        self.address = self._connection.address
 
     def envs(self) -> list[str]:
         """The names that ``make_vec`` accepts here.
@@ -57,7 +60,7 @@ class Client(AbstractContextManager["Client"]):
         """A vector env on this hub; arguments and errors as for ``envhub.make_vec``."""
         from envhub_client.make import make_vec
 
-        return make_vec(env, num_envs, hub=self.address, **options)
+        return make_vec(env, num_envs, hub=self._hub, **options)
 
     @overload
     def attach(self, token: str, *, observe: Literal[False] = False, **options: Any) -> HubVectorEnv: ...
@@ -86,11 +89,11 @@ class Client(AbstractContextManager["Client"]):
 
         session = token_bytes(token)
         if observe:
-            return Observer(Connection(self.address, timeout=self._timeout), session, self._timeout)
+            return Observer(Connection(self._hub, timeout=self._timeout), session, self._timeout)
         unknown = options.keys() - {"copy", "lane", "compression", "reconnect_timeout"}
         if unknown:
             raise TypeError(f"attach takes no {', '.join(sorted(unknown))}; the session was made already")
-        return HubVectorEnv(self.address, Attach(session), SessionOptions(**options), self._timeout)
+        return HubVectorEnv(self._hub, Attach(session), SessionOptions(**options), self._timeout)
 
     def sessions(self) -> list[dict[str, Any]]:
         """One description per session: env, number of envs, process ids of its workers, phase."""

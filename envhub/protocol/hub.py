@@ -56,6 +56,7 @@ class _Link:
 
     peer: bytes
     connection: int
+    owner: str = ""  # the name of the client, of whom alone requests are admitted
     lasts: bool = True  # whether the connection exists, as far as is known
     seq: int = 0
     running: bool = False
@@ -114,10 +115,11 @@ class HubProtocol:
         link.seq, link.running, link.reply = link.seq + 1, True, None
         return _incoming(Incoming, (peer, Op.STEP, token, link.seq, link.step, frames))
 
-    def receive(self, peer: bytes, connection: int, frames: Frames) -> Incoming | None:
+    def receive(self, peer: bytes, connection: int, frames: Frames, owner: str = "") -> Incoming | None:
         """Process one message of ``peer``, a routing id; returns its request if that is new and must be executed.
 
-        ``connection`` identifies the transport connection for ``connection_ended``.
+        ``connection`` identifies the transport connection for ``connection_ended``, ``owner`` the client behind it: a
+        session exists only for the client that made it or took it over.
         """
         try:
             prelude = Prelude.unpack(frames[0] if frames else b"")
@@ -130,8 +132,8 @@ class HubProtocol:
             return None
         op = _OPS[prelude.op]
         if op == Op.HEARTBEAT:
-            return self._heartbeat(peer, connection, prelude)
-        if op in SESSION_OPS and not self._admit(peer, connection, prelude):
+            return self._heartbeat(peer, connection, prelude, owner)
+        if op in SESSION_OPS and not self._admit(peer, connection, prelude, owner):
             return None
         try:
             message = self._read_request(op, frames)
@@ -159,11 +161,14 @@ class HubProtocol:
             return Failure("stale_hub", "hub", "the request was meant for a hub that has ended; nothing was done")
         return None
 
-    def _admit(self, peer: bytes, connection: int, prelude: Prelude) -> bool:
+    def _admit(self, peer: bytes, connection: int, prelude: Prelude, owner: str) -> bool:
         """Whether the session request must be executed; otherwise it is answered here."""
         link = self._links.get(prelude.token)
         if link is None:
-            return self._admit_first(peer, connection, prelude)
+            return self._admit_first(peer, connection, prelude, owner)
+        if link.owner != owner:
+            self._refuse(peer, prelude, _NO_SESSION)
+            return False
         self._heard(link, peer, connection, prelude.token)
         if prelude.seq == link.seq:
             self.replayed += 1
@@ -182,24 +187,25 @@ class HubProtocol:
         self._next_steps.pop(link.next_step, None)
         return True
 
-    def _admit_first(self, peer: bytes, connection: int, prelude: Prelude) -> bool:
+    def _admit_first(self, peer: bytes, connection: int, prelude: Prelude, owner: str) -> bool:
         """Whether the request begins a session; a late copy of a request of an ended session does not."""
         ended = self._ended.get(prelude.token) or self._closed_early.get(prelude.token)
-        if ended is not None and ended.reply is not None and prelude.seq == ended.seq:
+        if ended is not None and ended.reply is not None and (prelude.seq, owner) == (ended.seq, ended.owner):
             self.replayed += 1
             self.outgoing.append((peer, ended.reply))
             return False
         if prelude.op not in FIRST_OPS or (ended is not None and prelude.seq <= ended.seq):
-            text = "this hub has no such session: its lease ran out, it was closed or taken over, or it never was"
-            self._refuse(peer, prelude, Failure("session_lost", "session", text))
+            self._refuse(peer, prelude, _NO_SESSION)
             if prelude.op == Op.CLOSE and ended is None:
                 # It may have overtaken, over another connection, a MAKE that its client gave up.
-                _remember(self._closed_early, prelude.token, _Link(peer, connection, seq=prelude.seq), CLOSED_EARLY_MAX)
+                _remember(
+                    self._closed_early, prelude.token, _Link(peer, connection, owner, seq=prelude.seq), CLOSED_EARLY_MAX
+                )
             return False
         if refusal := self._make_refusal(prelude.op):
             self._refuse(peer, prelude, refusal)
             return False
-        self._links[prelude.token] = _Link(peer, connection, seq=prelude.seq, running=True)
+        self._links[prelude.token] = _Link(peer, connection, owner, seq=prelude.seq, running=True)
         return True
 
     def _make_refusal(self, op: int) -> Failure | None:
@@ -210,11 +216,11 @@ class HubProtocol:
             return Failure("limit", "hub", f"{there}; close one, or wait for a lease to end")
         return None
 
-    def _heartbeat(self, peer: bytes, connection: int, prelude: Prelude) -> Incoming | None:
+    def _heartbeat(self, peer: bytes, connection: int, prelude: Prelude, owner: str) -> Incoming | None:
         """Answer a heartbeat, or return it: how far a request is that runs, only the caller knows."""
         link = self._links.get(prelude.token)
         reply = HeartbeatReply("unknown")
-        if link is not None:
+        if link is not None and link.owner == owner:
             self._heard(link, peer, connection, prelude.token)
             if prelude.seq <= link.seq:
                 if link.running:
@@ -339,6 +345,11 @@ class HubProtocol:
         return token in self.leases
 
 
+_NO_SESSION = Failure(
+    "session_lost",
+    "session",
+    "this hub has no such session: its lease ran out, it was closed or taken over, or it never was",
+)
 _NOBODY = (NO_SESSION, _Link(b"", -1))
 
 

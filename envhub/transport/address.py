@@ -1,4 +1,4 @@
-"""Addresses: what ``tcp://host:port`` and ``ipc://path`` mean, and where a hub is by default."""
+"""Addresses: what ``tcp://host:port``, ``envhub://token@host:port`` and ``ipc://path`` mean, and the default one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from envhub.errors import AddressError
+from envhub.errors import AddressError, KeysError
+from envhub.transport.keys import KEY_BYTES, HubKeys, key_of
 
 ENVIRONMENT_VARIABLE = "ENVHUB_ADDRESS"
 IPC_PATH_BYTES_MAX = 107  # sun_path, less its closing zero
@@ -17,12 +18,18 @@ IPC_PATH_BYTES_MAX = 107  # sun_path, less its closing zero
 
 @dataclass(frozen=True)
 class Address:
-    """A parsed address: of TCP with ``host`` and ``port``, or of IPC with ``path`` (``@name`` where it is abstract)."""
+    """A parsed address: of TCP with ``host`` and ``port``, or of IPC with ``path`` (``@name`` where it is abstract).
+
+    Attributes:
+        text: the address as ZeroMQ takes it, without keys.
+        keys: of a client; None where it presents none.
+    """
 
     text: str
     host: str = ""
     port: int = -1
     path: str = ""
+    keys: HubKeys | None = None
 
     @property
     def is_ipc(self) -> bool:
@@ -67,10 +74,20 @@ def parse(text: str) -> Address:
         if len(os.fsencode(rest)) > IPC_PATH_BYTES_MAX:
             raise AddressError(f"{text}: a socket's path has at most {IPC_PATH_BYTES_MAX} bytes; choose a shorter one")
         return Address(text, path=rest)
-    host, colon, port = rest.rpartition(":")
-    if scheme == "tcp" and host and colon and port.isdecimal() and int(port) < 65536:
-        return Address(text, host=host, port=int(port))
-    raise AddressError(f"{text!r} is no address; write tcp://HOST:PORT or ipc://PATH")
+    token, _, place = rest.rpartition("@") if scheme == "envhub" else ("", "", rest)
+    host, colon, port = place.rpartition(":")
+    if scheme in ("tcp", "envhub") and host and colon and port.isdecimal() and int(port) < 65536:
+        return Address(f"tcp://{place}", host=host, port=int(port), keys=_keys(token) if scheme == "envhub" else None)
+    shown = "envhub://...: it" if scheme == "envhub" else repr(text)  # a token is not repeated
+    raise AddressError(f"{shown} is no address; write tcp://HOST:PORT, ipc://PATH or envhub://TOKEN@HOST:PORT")
+
+
+def _keys(token: str) -> HubKeys:
+    try:
+        both = key_of(token, 2)
+    except KeysError as error:
+        raise AddressError(f"the token of this envhub:// address: {error}") from error
+    return HubKeys(both[:KEY_BYTES], both[KEY_BYTES:])
 
 
 def default_address() -> str:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import zmq
+from zmq.utils import z85
 
 from envhub.transport.address import Address
+from envhub.transport.keys import HubKeys
 
 ZERO_COPY_BYTES = 1 << 16  # from here on, keeping track of when libzmq is done with a frame is cheaper than a copy
 
@@ -52,6 +54,35 @@ def begin_zero_copy(context: zmq.Context[Any]) -> None:
 def choose_family(socket: zmq.Socket[Any], address: Address) -> None:
     """Have the next bind or connect speak IPv6 where the address is one; names go on meaning IPv4."""
     socket.setsockopt(zmq.IPV6, int(address.is_ipv6))
+
+
+def new_key_pair() -> tuple[bytes, bytes]:
+    """A new public key and its secret one."""
+    public, secret = zmq.curve_keypair()
+    return z85.decode(public), z85.decode(secret)
+
+
+def public_key(secret: bytes) -> bytes:
+    """The public key of a secret one."""
+    return z85.decode(zmq.curve_public(z85.encode(secret)))
+
+
+def require_keys(socket: zmq.Socket[Any], secret: bytes, domain: bytes) -> None:
+    """Have the addresses bound from now on admit only clients whose keys the handler of this domain admits.
+
+    ``secret`` is the hub's key. Without a handler nobody is admitted. Addresses bound before stay as they are.
+    """
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    socket.setsockopt(zmq.ZAP_DOMAIN, domain)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+
+
+def present_keys(socket: zmq.Socket[Any], keys: HubKeys) -> None:
+    """Have the next connect present this client's key to the hub of that public key, and encrypt all."""
+    socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, public_key(keys.secret))
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
 
 
 def open_monitor(socket: zmq.Socket[Any], events: int) -> Any:
@@ -111,6 +142,14 @@ def receive_peer(socket: zmq.Socket[Any]) -> bytes:
 def discard(socket: zmq.Socket[Any], frames_max: int) -> bool:
     """Throw away up to so many frames of the message that is being received; whether it has ended."""
     return not all(socket.recv(_NOBLOCK, copy=False).more for _ in range(frames_max))
+
+
+def user_of(frames: Sequence[zmq.Frame]) -> str:
+    """The key, as text, with which the peer was admitted; empty where its address needs none."""
+    try:
+        return str(frames[0].get("User-Id")) if frames else ""
+    except zmq.ZMQError:
+        return ""
 
 
 def connection_of(frames: Sequence[zmq.Frame]) -> int:

@@ -56,7 +56,9 @@ class HubConfig:
         binds: addresses to listen on, ``tcp://host:port`` or ``ipc://path``.
         envs: what may be made, in the forms of ``envhub_server.catalog.registry``.
         workers: the number of workers of a session that asks for no number; None is a number that suits its envs.
-        insecure: allow an address that other machines can reach, though it has no authentication.
+        insecure: allow an address that other machines can reach, and other users of this one, without a key.
+        keys: the folder of keys, see ``envhub_server.network.key_folder``; every tcp address then wants one. None for
+            no keys.
         python: the interpreter of the workers: Python 3.8 or later with NumPy, msgpack and Gymnasium (0.26 or later) or
             gym (0.21 or later).
         step_costs: the file that keeps the costs of steps for later hubs; None for no file.
@@ -67,6 +69,7 @@ class HubConfig:
     envs: tuple[str, ...] = ()
     workers: int | None = None
     insecure: bool = False
+    keys: Path | None = None
     owner: int | None = None
     python: str = sys.executable
     step_costs: Path | None = None

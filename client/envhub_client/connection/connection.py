@@ -28,7 +28,7 @@ from envhub.protocol.client import ClientProtocol, Reply
 from envhub.protocol.messages import Collect, Failure, Hello, Op, Welcome
 from envhub.transport import address as envhub_address
 from envhub.transport import sockets
-from envhub_client.connection import keepalive
+from envhub_client.connection import keepalive, known_hubs
 from envhub_client.connection.failures import raise_failure
 from envhub_client.connection.keepalive import TEND_S
 
@@ -40,7 +40,9 @@ RECONNECT_MS, RECONNECT_MAX_MS = 20, 500
 
 _BUFFER = attrgetter("buffer")
 _POLLIN = int(zmq.POLLIN)  # a plain number, as in ``envhub.transport.sockets``
-_MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+_REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | _REFUSALS
+BROKEN_HANDSHAKES_MAX = 3  # in a row: a hub that ends, or a slow network, may break one or two
 
 logger = logging.getLogger("envhub")
 
@@ -125,21 +127,24 @@ class Connection:
         hub_pidfd: int | None = None,
         reconnect_timeout: float = protocol.RECONNECT_S,
     ) -> None:
-        """Connect to ``tcp://host:port`` or ``ipc://path`` within ``timeout`` seconds, and say hello.
+        """Connect to an address, or the hub of a name, within ``timeout`` seconds, and say hello.
 
         ``token`` is of the session that it is to carry; ``hub_pidfd`` of this program's own hub, if it is that. While a
         request is pending, the hub may be out of reach for ``reconnect_timeout`` seconds.
 
         Raises:
-            AddressError: not an address.
+            AddressError: not an address, nor the name of a hub.
+            AccessDenied: the hub does not let this client's key in, or none without one.
             ValueError: ``timeout`` is not positive and finite.
             HubUnreachable: no hub answered in time.
             VersionMismatch: it speaks another protocol version.
         """
-        envhub_address.parse(address)
+        self._target = known_hubs.resolve(address)
         if not 0 < timeout < math.inf:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
-        self.address = address
+        self.address = self._target.text
+        self._denied = ""  # why the hub does not let this client in
+        self._broken_handshakes = 0  # in a row
         self._pid = os.getpid()
         self._pidfd: FileIO | None = None  # of the hub's process, if it is this program's own
         self._warned = False
@@ -149,7 +154,7 @@ class Connection:
         self._closers: list[Callable[[], None]] = []
         self._whole = True  # whether every message that was begun at the sockets, in or out, was finished
         self._context = zmq.Context()
-        self.in_use = _User(self._context, address)
+        self.in_use = _User(self._context, self.address)
         self._socket: Any = None
         self._monitor: Any = None
         self._epoll: Any = None
@@ -175,7 +180,9 @@ class Connection:
         dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         dealer.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TTL_MS)
         dealer.setsockopt(zmq.LINGER, 0)
-        sockets.choose_family(dealer, envhub_address.parse(self.address))
+        sockets.choose_family(dealer, self._target)
+        if self._target.keys is not None:
+            sockets.present_keys(dealer, self._target.keys)
         dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         self._monitor = sockets.open_monitor(dealer, _MONITORED)
@@ -380,12 +387,15 @@ class Connection:
 
         Raises:
             HubLost: it is gone.
+            AccessDenied: it does not let this client in (any more).
             SessionLost: it has ended the session.
         """
         loss = self.protocol.loss(now_s)
         if not loss:
             return
         self.protocol.give_up()
+        if self._denied:
+            raise errors.AccessDenied(self._denied)
         if self.protocol.goodbye is not None:
             raise_failure(self.protocol.goodbye, self.address)
         raise errors.HubLost(f"the hub at {self.address} is lost: {loss}")
@@ -513,21 +523,42 @@ class Connection:
         self._whole = False  # libzmq signals nothing more of a socket that was looked at and not emptied
         while self._monitor.poll(0):
             try:
-                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+                found = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             except zmq.Again:  # a signal handler that used the connection has taken it
                 continue
+            event = found["event"]
             closed = event == zmq.EVENT_CLOSED
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._broken_handshakes = 0
                 self.protocol.connected()
+            elif event & _REFUSALS:
+                self._on_refusal(event, found["value"])
             elif event == zmq.EVENT_DISCONNECTED:
                 self.protocol.disconnected(time.monotonic())
         self._whole = True
         if closed and self._refuses():  # once, however many attempts have failed since the last look
             self.protocol.refused(time.monotonic())
 
+    def _on_refusal(self, event: int, value: int) -> None:
+        """Know that the hub does not let this client in, if that is what a handshake that failed means."""
+        keys, why = self._target.keys, ""
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            why = "does not know this key: it was removed, or never added; ask its operator for `envhub keys add`"
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+            why = "lets nobody in without a key: connect with the envhub:// address that its operator gives you"
+            if keys is not None:
+                why = "takes no keys: connect to its tcp:// address"
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and keys is not None:
+            self._broken_handshakes += 1
+            if self._broken_handshakes >= BROKEN_HANDSHAKES_MAX:
+                why = "has another key than this client's address says: its keys were made again, or it is another hub"
+        if why:
+            self._denied = f"the hub at {self.address} {why}"
+            self.protocol.lost("it does not let this client in")
+
     def _refuses(self) -> bool:
         """Whether nobody listens at the address, which is proof; that the network does not get there is none."""
-        parsed = envhub_address.parse(self.address)
+        parsed = self._target
         try:
             if parsed.is_ipc:
                 with socket.socket(socket.AF_UNIX) as probe:

@@ -35,7 +35,7 @@ from envhub.protocol import messages, prelude
 from envhub.protocol.hub import FIRST_OPS, HubProtocol, Incoming
 from envhub.protocol.messages import SESSION_OPS, Failure, HeartbeatReply, Make, Op
 from envhub.protocol.prelude import Prelude
-from envhub.transport import sockets
+from envhub.transport import address, sockets
 from envhub.values import codec, compression
 from envhub_server.catalog.admission import admitted
 from envhub_server.catalog.listing import LISTING, Listing
@@ -43,6 +43,7 @@ from envhub_server.catalog.registry import Registry
 from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import stats
+from envhub_server.hub.client_usage import ClientUsage
 from envhub_server.hub.runtime import ROWS_DONE, STEP_REQUESTED, Services, SessionRuntime
 from envhub_server.loop import signals
 from envhub_server.loop.clock import LAG_MIN_S, Clock
@@ -50,9 +51,11 @@ from envhub_server.loop.poller import Poller, Ready
 from envhub_server.loop.timers import Timers
 from envhub_server.memory.session_memory import ArenaBudget
 from envhub_server.network import descriptor_guard
+from envhub_server.network.access import Access, Ends
 from envhub_server.network.client_liveness import ClientLiveness
 from envhub_server.network.descriptor_guard import DescriptorGuard
 from envhub_server.network.listener import Listener, seed_routing_ids
+from envhub_server.network.rights import OWN_USER, Holder
 from envhub_server.network.side_socket import SideSocket
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import Events
@@ -72,7 +75,7 @@ _BUFFER = attrgetter("buffer")
 _HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
 
 # Timers besides those of the sessions, whose keys are their numbers.
-_GUARD, _LIVENESS, _LEASES = "descriptor guard", "client liveness", "leases"
+_GUARD, _LIVENESS, _LEASES, _ACCESS = "descriptor guard", "client liveness", "leases", "access"
 
 log = structlog.get_logger("envhub.hub")
 
@@ -116,15 +119,16 @@ class Hub:
         self._listing = Listing(self._supervisor, self._registry)
         self._listed_for: list[Incoming] = []  # LIST requests that wait for the listing
         self._costs = KnownCosts(config.step_costs)
-        budget = ArenaBudget(config.limits.arena_bytes_max)
+        self._usage = ClientUsage(ArenaBudget(config.limits.arena_bytes_max))
         self._services = Services(
-            self._poller, self._supervisor, self._protocol, self._clock, self._events, budget, self._costs
+            self._poller, self._supervisor, self._protocol, self._clock, self._events, self._costs
         )
         self._started_s = time.monotonic()
         self._service = Service.SERVING
         self._requests = 0
         self._discarding = False  # whether what comes next is the rest of a message that has too many frames
         self._listener: Listener | None = None
+        self._access = Access(config.keys, config.insecure)
         self._admitted: deque[tuple[bytes, socket.socket]] = deque()  # by the side socket, with their tickets
         self._side_socket = SideSocket(self._poller, self._admitted)
 
@@ -135,7 +139,8 @@ class Hub:
         """Bind every address and heed signals: SIGTERM, SIGINT and SIGHUP stop the hub. Afterwards nothing is left.
 
         Raises:
-            AddressError: an address is malformed, in use, or open to other machines without ``insecure``.
+            AddressError: an address is malformed, in use, or open to other machines without keys or ``insecure``.
+            KeysError: the keys cannot be used, or let strangers in.
         """
         with contextlib.closing(self._poller), signals.handled(self._poller, self.stop, self._supervisor.reap_orphans):
             try:
@@ -160,11 +165,11 @@ class Hub:
         router.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
         router.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
         self._monitor = sockets.open_monitor(router, zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-        self._listener = Listener(router, self.config.insecure)
+        self._listener = Listener(router, self._access.open_to_all)
         self._guard = DescriptorGuard(self._listener)
-        self.addresses = [self._listener.bind(address) for address in self.config.binds]
-        for address in self.addresses:
-            self._side_socket.listen(address)
+        self._bind(self._listener)
+        for bound in self.addresses:
+            self._side_socket.listen(bound)
         self._router_poll = [(router, _POLLIN)]
         self._router_descriptor, self._monitor_descriptor = router.FD, self._monitor.FD
         for descriptor in (self._router_descriptor, self._monitor_descriptor):
@@ -174,6 +179,20 @@ class Hub:
             self._poller.register(self.config.owner, self)
         else:
             self._listing.start()  # also so that the first client finds a zygote; a program's has its own environment
+
+    def _bind(self, listener: Listener) -> None:
+        """Bind every address: those of ipc first, since only what is bound later wants a key."""
+        is_ipc = {text: address.parse(text).is_ipc for text in self.config.binds}
+        bound = {text: listener.bind(text) for text in self.config.binds if is_ipc[text]}
+        self._access.require_keys(self._context, self._router)
+        if self._access.authenticator is not None:
+            self._poller.register(self._access.authenticator.descriptor, self._access.authenticator)
+        for text in self.config.binds:
+            if not is_ipc[text]:
+                bound[text] = listener.bind(text)
+                self._access.prove(bound[text])
+        self.addresses = [bound[text] for text in self.config.binds]
+        self._set_timer(_ACCESS, self._access.next_s())
 
     def _close(self) -> None:
         self._abandon_all()
@@ -185,6 +204,7 @@ class Hub:
             self._router.close()
             self._guard.close()
             self._listener.close()
+            self._access.close()
             self._context.term()
 
     # --- the loop ---------------------------------------------------------------------------------------------------
@@ -266,6 +286,9 @@ class Hub:
                 self._check_clients(now_s)
             elif key == _LEASES:
                 self._expire(now_s)
+            elif key == _ACCESS:
+                self._end_connections(self._access.check(now_s))
+                self._timers.set(_ACCESS, self._access.next_s())
             elif key in self._sessions:
                 self._sessions[key].elapse()
         self._pump()
@@ -385,18 +408,31 @@ class Hub:
             self._refuse_frames(frames)
             return
         first, *others = map(_BUFFER, frames)
-        incoming = None
+        incoming, holder = None, OWN_USER
         if len(first) <= STEP_FRAME_BYTES_MAX:
             incoming = self._protocol.receive_step(peer, bytes(first), others)
         if incoming is None:
-            incoming = self._receive(peer, sockets.connection_of(frames), [first, *others])
+            holder, why = self._access.holder(frames)
+            connection = sockets.connection_of(frames)
+            if why:
+                self._end_connections([(connection, why)])
+                return
+            incoming = self._receive(peer, connection, [first, *others], holder.name)
         if incoming is not None:
-            self._dispatch(incoming, heard_ns)
+            self._dispatch(incoming, heard_ns, holder)
         if self._events or self._protocol.outgoing:
             self._pump()
 
-    def _receive(self, peer: bytes, connection: int, frames: Sequence[Any]) -> Incoming | None:
-        incoming = self._protocol.receive(peer, connection, [*frames])
+    def _end_connections(self, ends: Ends) -> None:
+        for descriptor, why in ends:
+            log.warning("connection_ended", why=why)
+            self._guard.end(descriptor)
+
+    def _receive(self, peer: bytes, connection: int, frames: Sequence[Any], owner: str) -> Incoming | None:
+        malformed = self._protocol.malformed
+        incoming = self._protocol.receive(peer, connection, [*frames], owner)
+        if self._protocol.malformed > malformed:
+            self._end_connections(self._access.malformed(connection))
         for token in self._protocol.returned:
             log.info("client_back", session=token.hex()[:8])
         self._protocol.returned.clear()
@@ -418,8 +454,11 @@ class Hub:
                     self._guard.listens(found["value"])
                 case zmq.Event.ACCEPTED:
                     self._guard.accepted(found["value"], now_s)
+                    self._end_connections(self._access.accepted(found["value"], now_s))
                 case _:
+                    self._access.ended(found["value"])
                     self._liveness.ended(found["value"], now_s)
+        self._set_timer(_ACCESS, self._access.next_s())
         self._set_timer(_LIVENESS, self._liveness.next_s)
         self._set_timer(_GUARD, self._guard.check_s)
 
@@ -449,13 +488,13 @@ class Hub:
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    def _dispatch(self, request: Incoming, heard_ns: int) -> None:
-        """Have a request carried out, which arrived at ``heard_ns``."""
+    def _dispatch(self, request: Incoming, heard_ns: int, holder: Holder) -> None:
+        """Have a request of this client carried out, which arrived at ``heard_ns``."""
         self._requests += 1
         runtime = self._by_token.get(request.token)
         if runtime is None or request.op in _HUB_OPS:
             try:
-                self._on_request(request)
+                self._on_request(request, holder)
             except Exception as error:
                 log.exception("internal_error", op=request.op.name)
                 self._protocol.forget(request.token)  # of a session that was never made
@@ -471,11 +510,11 @@ class Hub:
         except Exception as error:
             runtime.broke(error)
 
-    def _on_request(self, request: Incoming) -> None:
+    def _on_request(self, request: Incoming, holder: Holder) -> None:
         """Carry out a request to the hub itself, or one that makes a session or takes one over."""
         match request.op:
             case Op.MAKE:
-                self._make(request)
+                self._make(request, holder)
             case Op.HEARTBEAT:
                 self._requests -= 1  # which only asks after a request
                 self._answer(request, self._progress(request.token), ())
@@ -489,12 +528,13 @@ class Hub:
             case Op.HEALTH:
                 self._answer(request, messages.Table([self._health()]), ())
             case Op.SESSIONS:
-                found = [stats.described(each, self._protocol.leased(each.token)) for each in self._sessions.values()]
+                seen = [each for each in self._sessions.values() if holder.owns(each.owner)]
+                found = [stats.described(each, self._protocol.leased(each.token)) for each in seen]
                 self._answer(request, messages.Table(found), ())
             case Op.OBSERVE:
-                self._observe(request)
+                self._observe(request, holder)
             case Op.ATTACH:
-                self._attach(request)
+                self._attach(request, holder)
             case _:  # the protocol admits it only where there is a session
                 raise KeyError(request.op.name)
 
@@ -510,7 +550,7 @@ class Hub:
         else:
             self._listed_for.append(request)
 
-    def _make(self, request: Incoming) -> None:
+    def _make(self, request: Incoming, holder: Holder) -> None:
         make: Make = request.message
         if request.token in self._by_token:
             self._refuse_make(request, Failure("session_lost", "session", _STILL_CLOSING))
@@ -520,7 +560,10 @@ class Hub:
         if isinstance(found, Failure):
             self._refuse_make(request, found)
             return
-        machine = self._machine()
+        if why := self._usage.refusal(holder, make, self._sessions.values(), self._clock.now_s()):
+            self._refuse_make(request, Failure("limit", "hub", why))
+            return
+        machine = self._machine(holder)
         sizing = self._sizing(make, machine)
         if why := descriptor_guard.lack(min(machine.cpus, make.num_envs) if sizing is None else sizing.workers):
             self._refuse_make(request, Failure("limit", "hub", why))
@@ -530,7 +573,8 @@ class Hub:
         state = SessionState(make, found, sizing, self.config.limits.info_bytes, machine, restarts)
         try:
             number, tickets = self._last_number + 1, self._side_socket.open
-            runtime = SessionRuntime(number, request.token, state, self._services, tickets)
+            budget = self._usage.budget(holder)
+            runtime = SessionRuntime(number, request.token, state, self._services, tickets, holder.name, budget)
         except OSError as error:
             self._refuse_make(request, Failure("limit", "hub", f"a session cannot be made: {error}"))
             return
@@ -541,9 +585,10 @@ class Hub:
         runtime.log.info("session_made", env=make.name or "factories", num_envs=make.num_envs)
         runtime.start(request)
 
-    def _machine(self) -> Machine:
+    def _machine(self, holder: Holder) -> Machine:
         affinity = tuple(sorted(os.sched_getaffinity(0)))
         workers_max = int(SHARE * min(descriptor_guard.workers_left(), processes_left()))
+        workers_max = self._usage.workers_left(holder, self._sessions.values(), workers_max)
         return Machine(affinity, usable_cpus(), has_quota(), workers_max, memory_available_bytes())
 
     def _sizing(self, make: Make, machine: Machine) -> WorkerCount | None:
@@ -554,22 +599,28 @@ class Hub:
             return told(make.num_envs, self.config.workers, f"the hub's --workers {self.config.workers}")
         return known(make.num_envs, self._costs.find(make), machine)
 
-    def _attach(self, request: Incoming) -> None:
-        runtime = self._by_token.get(request.message.session)
+    def _attach(self, request: Incoming, holder: Holder) -> None:
+        runtime = self._found(request.message.session, holder)
         if request.token in self._by_token:
             self._refuse_make(request, Failure("session_lost", "session", _STILL_CLOSING))
             return
-        if runtime is None or not runtime.state.attachable:
+        if runtime is None or not runtime.state.attachable or not holder.may(Op.ATTACH):
             why = "this hub has no such session to take over: its lease ran out, it was closed or taken over"
             self._refuse_make(request, Failure("session_lost", "session", why))
             return
         runtime.log.info("session_taken_over", by=request.token.hex()[:8])
         self._protocol.forget(runtime.token)
         self._by_token[request.token] = self._by_token.pop(runtime.token)
+        runtime.owner = holder.name
         runtime.attach(request)
 
-    def _observe(self, request: Incoming) -> None:
-        runtime = self._by_token.get(request.message.session)
+    def _found(self, token: bytes, holder: Holder) -> SessionRuntime | None:
+        """The session of this token, if the client may see it."""
+        runtime = self._by_token.get(token)
+        return runtime if runtime is not None and holder.owns(runtime.owner) else None
+
+    def _observe(self, request: Incoming, holder: Holder) -> None:
+        runtime = self._found(request.message.session, holder)
         found = None if runtime is None else runtime.observe(request.message.described)
         if found is None:
             self._fail(request, Failure("session_lost", "session", "this hub has no such session to observe"))

@@ -60,7 +60,6 @@ class Services:
     protocol: HubProtocol
     clock: Clock
     events: Events
-    budget: ArenaBudget
     costs: KnownCosts
 
 
@@ -70,13 +69,23 @@ class SessionRuntime:
     Attributes:
         number: the session's, which never changes; its events carry it.
         token: its token, another one after each takeover.
+        owner: the name of the client that it belongs to, see ``envhub_server.network.rights``.
         state: its state machine.
         ticket: for the side socket, once; empty where there is none.
         heard_ns: when the request under way arrived.
         deadline_s: when the hub calls ``elapse``.
     """
 
-    def __init__(self, number: int, token: bytes, state: SessionState, services: Services, tickets: bool) -> None:
+    def __init__(
+        self,
+        number: int,
+        token: bytes,
+        state: SessionState,
+        services: Services,
+        tickets: bool,
+        owner: str,
+        budget: ArenaBudget,
+    ) -> None:
         """Of this state machine, which has handled nothing yet.
 
         Args:
@@ -85,6 +94,8 @@ class SessionRuntime:
             state: the state machine.
             services: the hub's.
             tickets: whether the hub has a side socket.
+            owner: the name of its client; empty for the user of the hub.
+            budget: of the client's shared memory.
 
         Raises:
             OSError: there is no descriptor left.
@@ -92,9 +103,11 @@ class SessionRuntime:
         self.number = number
         self.token = token
         self.state = state
+        self.owner = owner
         self.heard_ns = 0
         self.deadline_s = math.inf
         self._services = services
+        self._budget = budget
         self._events = services.events
         self._arrived: Incoming | None = None  # the last request, which may wait in the queue
         self._request: Incoming | None = None  # the last one that was handled
@@ -338,7 +351,7 @@ class SessionRuntime:
     # --- instructions: the arena --------------------------------------------------------------------------------------
 
     def _on_MakeArena(self, instruction: instructions.MakeArena) -> None:
-        layout, budget = instruction.layout, self._services.budget
+        layout, budget = instruction.layout, self._budget
         wanted = layout.nbytes()
         batch = max((layout.batch_bytes(leaf) for leaf in layout.observations), default=0)
         if batch > FRAME_BYTES_MAX:
@@ -353,7 +366,7 @@ class SessionRuntime:
             except OSError as error:
                 self._report(stimuli.ArenaRefused(f"{wanted} bytes of shared memory cannot be had: {error}"))
                 return
-            budget.used += wanted
+            budget.use(wanted)
             if self.state.make.lost or self.state.make.fresh:
                 self._memory.arena.needs_reset[:] = REPORT_PENDING if self.state.make.lost else FRESH
             self._stand_ins = StandIns(self._memory, ObjectCopies() if instruction.loose else None)
@@ -590,7 +603,7 @@ class SessionRuntime:
         os.close(self._done_bell)
         self._on_DropOtherArena(instructions.DropOtherArena())
         if self._memory is not None:
-            self._services.budget.used -= self.arena_bytes
+            self._budget.use(-self.arena_bytes)
             self._memory.close()
             self._memory = self._stand_ins = None  # a view of the memory keeps it mapped
 

@@ -15,16 +15,25 @@ from envhub_server.session.hang_detector import Progress
 
 
 class ArenaBudget:
-    """The shared memory that all sessions of a hub together may use."""
+    """The shared memory that all sessions of a hub, or of one of its clients, together may use."""
 
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self.used = 0
+    def __init__(self, bytes_max: int, whole: ArenaBudget | None = None) -> None:
+        """Of so many bytes; as a part of the ``whole`` budget, if one is given."""
+        self._bytes_max = bytes_max
+        self._whole = whole
+        self._used = 0
 
     @property
     def left(self) -> int:
         """The bytes that are not used."""
-        return self.bytes_max - self.used
+        left = self._bytes_max - self._used
+        return left if self._whole is None else min(left, self._whole.left)
+
+    def use(self, nbytes: int) -> None:
+        """Note that so many bytes more are used; fewer, if negative."""
+        self._used += nbytes
+        if self._whole is not None:
+            self._whole.use(nbytes)
 
 
 class SessionMemory:

@@ -41,9 +41,10 @@ class Listener:
     apart, and distinguishes the socket file of a dead hub from that of a living one.
     """
 
-    def __init__(self, router: zmq.Socket[bytes], insecure: bool) -> None:
+    def __init__(self, router: zmq.Socket[bytes], open_to_all: bool) -> None:
+        """Of this ROUTER; ``open_to_all`` allows addresses that other machines can reach."""
         self._router = router
-        self._insecure = insecure
+        self._open_to_all = open_to_all
         self._paths: list[Path] = []
         self._locks: list[tuple[Path, int]] = []
         # By path, for when the address is shut: a socket in place of the ROUTER's, and a client that fills its queue.
@@ -53,15 +54,15 @@ class Listener:
         """Bind one address; returns it with the real port in place of 0.
 
         Raises:
-            AddressError: malformed, in use, not ours, or reachable from other machines without ``insecure``.
+            AddressError: malformed, in use, not ours, or reachable from other machines where that is not allowed.
         """
         wanted = address.parse(text)
         if wanted.is_ipc:
             self._prepare(wanted)
-        elif not wanted.is_loopback and not self._insecure:
+        elif not wanted.is_loopback and not self._open_to_all:
             raise AddressError(
-                f"{text} can be reached from other machines and nothing guards it; "
-                "bind tcp://127.0.0.1 or ipc, or say --insecure if the network is yours alone"
+                f"{text} can be reached from other machines and nothing guards it; make keys (`envhub keys add NAME "
+                "--keys DIR`) and serve with --keys DIR, or bind tcp://127.0.0.1 or ipc, or say --insecure"
             )
         sockets.choose_family(self._router, wanted)
         self._router.setsockopt(zmq.BACKLOG, IPC_BACKLOG if wanted.is_ipc else TCP_BACKLOG)

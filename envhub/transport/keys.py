@@ -1,0 +1,95 @@
+"""Keys of CURVE as text, and the files that keep them.
+
+A key has 32 bytes. As text it is base64 with ``-`` and ``_``, without padding: 43 characters.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from envhub.errors import KeysError
+
+KEY_BYTES = 32
+KEY_TEXT_CHARS = 43
+SECRET_FILE_BYTES_MAX = 4096
+
+
+@dataclass(frozen=True)
+class HubKeys:
+    """What a client needs to be let in: the hub's public key, and its own secret key."""
+
+    server: bytes
+    secret: bytes = field(repr=False)
+
+
+def text_of(key: bytes) -> str:
+    """The key, or several keys in a row, as text."""
+    return base64.urlsafe_b64encode(key).rstrip(b"=").decode()
+
+
+def key_of(text: str, keys: int = 1) -> bytes:
+    """The key, or so many keys in a row, that ``text_of`` wrote.
+
+    Raises:
+        KeysError: it is no key; the message does not repeat the text, which may be a secret.
+    """
+    try:
+        found = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        found = b""
+    if len(found) != keys * KEY_BYTES:
+        raise KeysError(f"this is no key: {keys * KEY_BYTES} bytes of base64 are wanted, see that all was copied")
+    return found
+
+
+def write_secret(path: Path, text: str, replace: bool = False) -> None:
+    """Write a line into a new file, or with ``replace`` also one that exists, that only this user can read.
+
+    Raises:
+        KeysError: it exists, or cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(descriptor, text.encode() + b"\n")
+            if replace:
+                os.rename(temporary, path)
+            else:
+                os.link(temporary, path)
+        finally:
+            os.close(descriptor)
+            temporary.unlink(missing_ok=True)
+    except FileExistsError as error:
+        raise KeysError(f"{path} exists; remove it first if it is to be replaced") from error
+    except OSError as error:
+        raise KeysError(f"{path} cannot be written: {error}") from error
+
+
+def read_secret(path: Path) -> str:
+    """The line in a file that only this user can read.
+
+    Raises:
+        KeysError: there is no such file, or others can read or replace it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise KeysError(f"{path} cannot be read: {error}") from error
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise KeysError(f"{path} must be a file of yours with mode 0600; its secret may be known: make another one")
+        return file.read(SECRET_FILE_BYTES_MAX).decode("ascii", "replace").strip()
+
+
+def config_folder() -> Path:
+    """This user's folder for keys and the addresses of hubs; it need not exist yet."""
+    given = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(given) if given else Path.home() / ".config") / "envhub"

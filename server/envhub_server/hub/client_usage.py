@@ -1,0 +1,58 @@
+"""What each client has of a hub, beside what its key allows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from envhub.protocol.messages import Make, Op
+from envhub_server.hub.runtime import SessionRuntime
+from envhub_server.memory.session_memory import ArenaBudget
+from envhub_server.network.rights import Holder
+
+MINUTE_S = 60.0
+
+
+class ClientUsage:
+    """The sessions, memory and MAKEs of each client that has quotas; the hub's own user has none."""
+
+    def __init__(self, budget: ArenaBudget) -> None:
+        """Within this budget of shared memory of all clients."""
+        self._budget = budget
+        self._budgets: dict[str, ArenaBudget] = {}
+        self._made_s: dict[str, deque[float]] = {}  # the times of the last MAKEs
+
+    def budget(self, holder: Holder) -> ArenaBudget:
+        """The shared memory that the client may use."""
+        if holder.quotas is None:
+            return self._budget
+        return self._budgets.setdefault(holder.name, ArenaBudget(holder.quotas.arena_bytes_max, self._budget))
+
+    def refusal(self, holder: Holder, make: Make, sessions: Iterable[SessionRuntime], now_s: float) -> str:
+        """Why the client may not make this session beside those that there are; empty if it may."""
+        quotas = holder.quotas
+        if not holder.may(Op.MAKE):
+            return f"the key of {holder.name} lets it observe, not use, this hub"
+        if quotas is None:
+            return ""
+        times = self._made_s.setdefault(holder.name, deque())
+        while times and times[0] <= now_s - MINUTE_S:
+            times.popleft()
+        states = [each.state for each in sessions if each.owner == holder.name]
+        for name, has, wants, limit in (
+            ("makes_per_minute", len(times), 1, quotas.makes_per_minute_max),
+            ("sessions", len(states), 1, quotas.sessions_max),
+            ("envs", sum(each.make.num_envs for each in states), make.num_envs, quotas.envs_max),
+            ("workers", sum(len(each.workers) for each in states), make.num_workers or 1, quotas.workers_max),
+        ):
+            if has + wants > limit:
+                return f"{holder.name} has {has} and wants {wants} more, of {name}_max={limit} of its key"
+        times.append(now_s)
+        return ""
+
+    def workers_left(self, holder: Holder, sessions: Iterable[SessionRuntime], of_hub: int) -> int:
+        """The most workers that a new session of the client may have, of those that the hub has left."""
+        if holder.quotas is None:
+            return of_hub
+        has = sum(len(each.state.workers) for each in sessions if each.owner == holder.name)
+        return min(of_hub, holder.quotas.workers_max - has)

@@ -1,0 +1,124 @@
+"""Who may use a hub: over tcp by keys, where it has keys, else by the user that runs the process."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq
+
+from envhub.transport import sockets
+from envhub.transport.keys import key_of
+from envhub_server.network import network_peer
+from envhub_server.network.authenticator import DOMAIN, Authenticator
+from envhub_server.network.connections import HELLO_S, MALFORMED_MAX, Connections
+from envhub_server.network.key_folder import KeyFolder
+from envhub_server.network.rights import OWN_USER, Holder
+
+KEYS_S = 0.5  # from one check of the folder of keys to the next
+_REMOVED = "its key was removed"
+
+Ends = list[tuple[int, str]]  # descriptors of connections that are to be ended, each with the reason
+
+
+class Access:
+    """Who is behind each connection of one hub, and which connections are to be ended.
+
+    Attributes:
+        authenticator: answers libzmq for addresses that want a key; None while there are none.
+    """
+
+    def __init__(self, keys: Path | None, insecure: bool) -> None:
+        """By the keys in this folder, if one is given; ``insecure`` admits everybody where there are no keys."""
+        self._keys = KeyFolder(keys) if keys is not None else None
+        self._insecure = insecure
+        self.authenticator: Authenticator | None = None
+        self._server_key = b""
+        self._connections = Connections()
+        self._check_keys_s = math.inf
+
+    @property
+    def open_to_all(self) -> bool:
+        """Whether other machines may reach an address: they need a key, or are let in on purpose."""
+        return self._insecure or self._keys is not None
+
+    def require_keys(self, context: zmq.Context[zmq.Socket[bytes]], router: zmq.Socket[bytes]) -> None:
+        """Have the addresses that this socket binds from now on want a key, if there are keys.
+
+        Raises:
+            KeysError: they cannot be used.
+        """
+        if self._keys is None:
+            return
+        secret = self._keys.secret()
+        self._keys.load()
+        self._server_key = sockets.public_key(secret)
+        self.authenticator = Authenticator(context, self._keys)
+        sockets.require_keys(router, secret, DOMAIN)
+        self._check_keys_s = 0.0
+
+    def prove(self, address: str) -> None:
+        """See that this tcp address refuses strangers, if there are keys.
+
+        Raises:
+            KeysError: it does not.
+        """
+        if self.authenticator is not None:
+            self.authenticator.prove(address, self._server_key)
+
+    def close(self) -> None:
+        """Let nobody in any more who needs a key."""
+        if self.authenticator is not None:
+            self.authenticator.close()
+
+    # --- connections --------------------------------------------------------------------------------------------------
+
+    def accepted(self, descriptor: int, now_s: float) -> Ends:
+        """Note a new connection; one of another user to an address that wants no key is to be ended."""
+        uid = network_peer.uid(descriptor)
+        self._connections.accepted(descriptor, uid == network_peer.LOCAL, now_s)
+        if self.open_to_all or uid in (network_peer.LOCAL, os.getuid()):
+            return []
+        return [(descriptor, "its process is another user's; serve with --keys to admit others")]
+
+    def ended(self, descriptor: int) -> None:
+        """Forget a connection."""
+        self._connections.ended(descriptor)
+
+    def holder(self, frames: Sequence[zmq.Frame]) -> tuple[Holder, str]:
+        """The client that sent this message, and why its connection is to be ended, if it is."""
+        connection = sockets.connection_of(frames)
+        if self._keys is None:
+            return OWN_USER, self._connections.heard(connection, b"", OWN_USER)
+        if self._connections.is_local(connection):
+            return OWN_USER, self._connections.heard(connection, b"", OWN_USER)
+        user = sockets.user_of(frames)
+        key = key_of(user) if user else b""
+        holder = self._keys.holders.get(key)
+        if holder is None:
+            return OWN_USER, _REMOVED
+        return holder, self._connections.heard(connection, key, holder)
+
+    def malformed(self, connection: int) -> Ends:
+        """Note that a message of this connection cannot be read."""
+        if self._connections.malformed(connection):
+            return [(connection, f"{MALFORMED_MAX} of its messages cannot be read")]
+        return []
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def check(self, now_s: float) -> Ends:
+        """Read the keys again if they have changed; returns the connections to be ended now."""
+        late = f"it has sent nothing within {HELLO_S:g} s"
+        ends = [(descriptor, late) for descriptor in self._connections.silent(now_s)]
+        if self._keys is not None and now_s >= self._check_keys_s:
+            self._check_keys_s = now_s + KEYS_S
+            if self._keys.refresh():
+                ends += [(descriptor, _REMOVED) for descriptor in self._connections.removed(self._keys.holders)]
+        return ends
+
+    def next_s(self) -> float:
+        """When ``check`` is to be called next; infinity where nothing depends on time."""
+        return min(self._connections.next_s(), self._check_keys_s)

@@ -1,0 +1,88 @@
+"""Who may connect to an address that needs a key: libzmq asks (ZAP, RFC 27), and this answers.
+
+libzmq admits nobody to such an address while nobody answers. So a hub whose loop is busy lets new clients wait, and
+one whose handler has gone lets none in.
+"""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from envhub.errors import KeysError
+from envhub.transport import sockets
+from envhub.transport.keys import HubKeys, text_of
+from envhub_server.network.key_folder import KeyFolder
+
+ZAP_ADDRESS = "inproc://zeromq.zap.01"
+ZAP_VERSION = b"1.0"
+DOMAIN = b"envhub"
+PROVE_S = 5.0
+
+log = structlog.get_logger("envhub.hub")
+
+
+class Authenticator:
+    """The ZAP handler of one hub's context; ``descriptor`` is ready when libzmq asks."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: KeyFolder) -> None:
+        self._context = context
+        self._folder = folder
+        self._asked = context.socket(zmq.REP)
+        self._asked.setsockopt(zmq.LINGER, 0)
+        self._asked.bind(ZAP_ADDRESS)
+        self.descriptor = int(self._asked.FD)
+
+    def on_ready(self, descriptor: int) -> None:
+        """Answer what libzmq asks now."""
+        while True:
+            try:
+                frames = self._asked.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            user = self._admitted(frames)
+            status, text = (b"200", b"OK") if user else (b"400", b"unknown key")
+            request = frames[1] if len(frames) > 1 else b""
+            self._asked.send_multipart([ZAP_VERSION, request, status, text, user.encode(), b""])
+
+    def _admitted(self, frames: list[bytes]) -> str:
+        """The key, as text, of the client that is admitted; empty where none is."""
+        if len(frames) != 7 or frames[0] != ZAP_VERSION or frames[2] != DOMAIN or frames[5] != b"CURVE":
+            log.warning("client_refused", why="it asked by another way than a key")
+            return ""
+        if frames[6] not in self._folder.holders:
+            log.warning("client_refused", why="unknown key", host=frames[3].decode("ascii", "replace"))
+            return ""
+        return text_of(frames[6])
+
+    def prove(self, address: str, server_key: bytes) -> None:
+        """See that a client with a key that nobody knows is refused at this address, which the hub has bound.
+
+        Raises:
+            KeysError: it was let in, or nothing came of it.
+        """
+        with self._context.socket(zmq.DEALER) as stranger:
+            stranger.setsockopt(zmq.LINGER, 0)
+            sockets.present_keys(stranger, HubKeys(server_key, sockets.new_key_pair()[1]))
+            monitor = sockets.open_monitor(stranger, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+            try:
+                stranger.connect(address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:"))
+                until_s = time.monotonic() + PROVE_S
+                while time.monotonic() < until_s:
+                    self._asked.poll(10)
+                    self.on_ready(self.descriptor)
+                    if monitor.poll(0):
+                        if recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                            return
+                        raise KeysError(f"a client with an unknown key got in at {address}: no hub is run like this")
+                raise KeysError(f"a client with an unknown key was not refused at {address} within {PROVE_S:g} s")
+            finally:
+                stranger.monitor(None, 0)
+                monitor.close()
+
+    def close(self) -> None:
+        """Answer nothing any more: nobody is let in from now on."""
+        self._asked.close()

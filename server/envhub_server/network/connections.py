@@ -1,0 +1,75 @@
+"""The connections of a hub: who is behind each, and which of them are ended.
+
+Pure: libzmq's monitor says which connections there are, and each message by which one it came.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from dataclasses import dataclass
+
+from envhub_server.network.rights import Holder
+
+HELLO_S = 10.0  # for the first message of a new connection
+MALFORMED_MAX = 3  # messages of a connection that cannot be read
+
+
+@dataclass
+class _Connection:
+    silent_until_s: float  # when it is ended unless a message has come; infinity once one has
+    local: bool = False  # whether it is one of ipc
+    key: bytes = b""  # of its client; empty where it needs none, or has sent nothing
+    holder: Holder | None = None  # None until it has sent a message
+    malformed: int = 0
+
+
+class Connections:
+    """By the descriptor of each connection, what is known of it. Methods return the descriptors to end, or say so."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Connection] = {}
+
+    def accepted(self, descriptor: int, local: bool, now_s: float) -> None:
+        """Note a new connection, of ipc if ``local``."""
+        self._known[descriptor] = _Connection(now_s + HELLO_S, local)
+
+    def is_local(self, descriptor: int) -> bool:
+        """Whether it is a connection of ipc."""
+        return descriptor in self._known and self._known[descriptor].local
+
+    def ended(self, descriptor: int) -> None:
+        """Forget a connection."""
+        self._known.pop(descriptor, None)
+
+    def heard(self, descriptor: int, key: bytes, holder: Holder) -> str:
+        """Note a message of the client with this key; returns why its connection is to be ended, or nothing."""
+        known = self._known.setdefault(descriptor, _Connection(math.inf))
+        known.silent_until_s = math.inf
+        if known.holder is None:
+            others = sum(each.holder is not None and each.holder.name == holder.name for each in self._known.values())
+            if holder.quotas is not None and others >= holder.quotas.connections_max:
+                return f"{holder.name} has {others} connections, of connections_max={holder.quotas.connections_max}"
+        known.key, known.holder = key, holder
+        return ""
+
+    def malformed(self, descriptor: int) -> bool:
+        """Note a message that cannot be read; returns whether the connection is to be ended."""
+        known = self._known.setdefault(descriptor, _Connection(math.inf))
+        known.malformed += 1
+        return known.malformed >= MALFORMED_MAX
+
+    def silent(self, now_s: float) -> list[int]:
+        """The connections that have sent nothing for too long."""
+        found = [descriptor for descriptor, each in self._known.items() if each.silent_until_s <= now_s]
+        for descriptor in found:
+            self._known[descriptor].silent_until_s = math.inf
+        return found
+
+    def next_s(self) -> float:
+        """When ``silent`` is to be called next."""
+        return min((each.silent_until_s for each in self._known.values()), default=math.inf)
+
+    def removed(self, keys: Container[bytes]) -> list[int]:
+        """The connections of clients whose keys are not among these any more."""
+        return [descriptor for descriptor, each in self._known.items() if each.key and each.key not in keys]

@@ -32,9 +32,9 @@ _HOMES = {
     "serve": "envhub_server.serve",
 }
 _ERRORS = """
-    AddressError ConnectionInUse EnvHubError EnvRaised EnvTimeout Forked HubLost HubTimeout HubUnreachable
-    LocalProtocolError ProtocolError RemoteProtocolError RequestRefused RestartsExhausted SessionLost SpaceMismatch
-    UnsupportedSpace VersionMismatch WorkerDied
+    AccessDenied AddressError ConnectionInUse EnvHubError EnvRaised EnvTimeout Forked HubLost HubTimeout HubUnreachable
+    KeysError LocalProtocolError ProtocolError RemoteProtocolError RequestRefused RestartsExhausted SessionLost
+    SpaceMismatch UnsupportedSpace VersionMismatch WorkerDied
 """
 _HOMES.update(dict.fromkeys(_ERRORS.split(), "envhub.errors"))
 _HOMES.update(dict.fromkeys(["NothingPending", "SessionBusy", "SessionClosed"], "envhub.vector_errors"))

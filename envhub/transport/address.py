@@ -79,7 +79,7 @@ def parse(text: str) -> Address:
     if scheme in ("tcp", "envhub") and host and colon and port.isdecimal() and int(port) < 65536:
         return Address(f"tcp://{place}", host=host, port=int(port), keys=_keys(token) if scheme == "envhub" else None)
     shown = "envhub://...: it" if scheme == "envhub" else repr(text)  # a token is not repeated
-    raise AddressError(f"{shown} is no address; write tcp://HOST:PORT, ipc://PATH or envhub://TOKEN@HOST:PORT")
+    raise AddressError(f"{shown} is no address; write tcp://HOST:PORT or ipc://PATH, or all of an envhub:// address")
 
 
 def _keys(token: str) -> HubKeys:

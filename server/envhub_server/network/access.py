@@ -6,8 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-
-import zmq
+from typing import Any
 
 from envhub.transport import sockets
 from envhub.transport.keys import key_of
@@ -15,7 +14,7 @@ from envhub_server.network import network_peer
 from envhub_server.network.authenticator import DOMAIN, Authenticator
 from envhub_server.network.connections import HELLO_S, MALFORMED_MAX, Connections
 from envhub_server.network.key_folder import KeyFolder
-from envhub_server.network.rights import OWN_USER, Holder
+from envhub_server.network.rights import NOBODY, OWN_USER, Holder
 
 KEYS_S = 0.5  # from one check of the folder of keys to the next
 _REMOVED = "its key was removed"
@@ -44,7 +43,7 @@ class Access:
         """Whether other machines may reach an address: they need a key, or are let in on purpose."""
         return self._insecure or self._keys is not None
 
-    def require_keys(self, context: zmq.Context[zmq.Socket[bytes]], router: zmq.Socket[bytes]) -> None:
+    def require_keys(self, context: Any, router: Any) -> None:
         """Have the addresses that this socket binds from now on want a key, if there are keys.
 
         Raises:
@@ -87,18 +86,16 @@ class Access:
         """Forget a connection."""
         self._connections.ended(descriptor)
 
-    def holder(self, frames: Sequence[zmq.Frame]) -> tuple[Holder, str]:
+    def holder(self, frames: Sequence[Any]) -> tuple[Holder, str]:
         """The client that sent this message, and why its connection is to be ended, if it is."""
         connection = sockets.connection_of(frames)
-        if self._keys is None:
-            return OWN_USER, self._connections.heard(connection, b"", OWN_USER)
-        if self._connections.is_local(connection):
+        if self._keys is None or self._connections.is_local(connection):
             return OWN_USER, self._connections.heard(connection, b"", OWN_USER)
         user = sockets.user_of(frames)
         key = key_of(user) if user else b""
         holder = self._keys.holders.get(key)
         if holder is None:
-            return OWN_USER, _REMOVED
+            return NOBODY, _REMOVED
         return holder, self._connections.heard(connection, key, holder)
 
     def malformed(self, connection: int) -> Ends:

@@ -47,3 +47,4 @@ class Holder:
 
 
 OWN_USER = Holder("", "admin", None)
+NOBODY = Holder("", "observe", Quotas(0, 0, 0, 0, 0, 0))

@@ -1,0 +1,315 @@
+"""Who gets in to a hub that has keys, and what they may do there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+from envhub_server.network.key_folder import KeyFolder
+from hubs import ServedHub, serve, wait_until
+
+import envhub
+from envhub.transport import sockets
+from envhub.transport.keys import KEY_BYTES, key_of, text_of
+
+Admit = Callable[..., str]
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyFolder:
+    folder = KeyFolder(tmp_path / "keys")
+    folder.make_secret()
+    return folder
+
+
+@pytest.fixture
+def hub(tmp_path: Path, keys: KeyFolder) -> Iterator[ServedHub]:
+    with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path)) as served:
+        yield served
+
+
+@pytest.fixture
+def admit(hub: ServedHub, keys: KeyFolder) -> Admit:
+    """Admits a client, and returns the address with its key once the hub knows it."""
+
+    def admitted(name: str, may: str = "use") -> str:
+        public, secret = sockets.new_key_pair()
+        keys.add(name, public, may)
+        address = f"envhub://{text_of(sockets.public_key(keys.secret()) + secret)}@{hub.tcp.removeprefix('tcp://')}"
+        wait_until(lambda: answers(address))
+        return address
+
+    return admitted
+
+
+def answers(address: str) -> bool:
+    try:
+        envhub.connect(address, timeout=5.0).close()
+    except envhub.AccessDenied:
+        return False
+    return True
+
+
+def test_client_with_a_key_trains_and_one_without_is_told_so_at_once(hub: ServedHub, admit: Admit) -> None:
+    address = admit("alice")
+    with closing(envhub.make_vec("CartPole-v1", 4, hub=address)) as envs:
+        observations, _ = envs.reset(seed=1)
+        assert observations.shape == (4, 4)
+        envs.step(np.zeros(4, int))
+    with envhub.connect(hub.ipc) as local:
+        assert local.health()["status"] == "ok"
+    begun = time.monotonic()
+    with pytest.raises(envhub.AccessDenied, match="without a key"):
+        envhub.connect(hub.tcp)
+    with pytest.raises(envhub.AccessDenied, match="does not know this key"):
+        envhub.connect(with_secret(address, sockets.new_key_pair()[1]))
+    with pytest.raises(envhub.AccessDenied, match="another key"):
+        envhub.connect(with_server(address, sockets.new_key_pair()[0]))
+    assert time.monotonic() - begun < 8.0  # one timeout of a connection alone is 10 s
+
+
+def with_secret(address: str, secret: bytes) -> str:
+    token, _, place = address.removeprefix("envhub://").partition("@")
+    return f"envhub://{text_of(key_of(token, 2)[:KEY_BYTES] + secret)}@{place}"
+
+
+def with_server(address: str, server: bytes) -> str:
+    token, _, place = address.removeprefix("envhub://").partition("@")
+    return f"envhub://{text_of(server + key_of(token, 2)[KEY_BYTES:])}@{place}"
+
+
+def test_address_without_keys_refuses_a_client_that_has_one(tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1", binds=["tcp://127.0.0.1:0"]) as hub:
+        token = text_of(sockets.new_key_pair()[0] + sockets.new_key_pair()[1])
+        with pytest.raises(envhub.AccessDenied, match="takes no keys"):
+            envhub.connect(f"envhub://{token}@{hub.tcp.removeprefix('tcp://')}")
+
+
+def test_key_that_is_removed_ends_the_training_of_its_client_alone(
+    hub: ServedHub, keys: KeyFolder, admit: Admit
+) -> None:
+    alice, bob = admit("alice"), admit("bob")
+    with (
+        closing(envhub.make_vec("CartPole-v1", 2, hub=bob)) as others,
+        closing(envhub.make_vec("CartPole-v1", 2, hub=alice)) as envs,
+    ):
+        envs.reset(), others.reset()
+        begun = time.monotonic()
+        keys.remove("alice")
+        with pytest.raises(envhub.AccessDenied, match="does not know this key"):
+            while True:
+                envs.step(np.zeros(2, int))
+        assert time.monotonic() - begun < 3.0  # it counts within a second
+        others.step(np.zeros(2, int))
+        assert "its key was removed" in hub.log
+
+
+def test_key_is_changed_without_a_stop(hub: ServedHub, keys: KeyFolder, admit: Admit) -> None:
+    with closing(envhub.make_vec("CartPole-v1", 2, hub=admit("alice"))) as envs:
+        envs.reset()
+        first = keys.holder("alice")[1][0]
+        second = admit("alice")
+        envs.step(np.zeros(2, int))
+        keys.remove("alice", first)
+        with pytest.raises(envhub.AccessDenied):
+            while True:
+                envs.step(np.zeros(2, int))
+    assert answers(second)
+
+
+def test_unreadable_file_of_keys_keeps_the_list(hub: ServedHub, keys: KeyFolder, admit: Admit) -> None:
+    alice = admit("alice")
+    (keys.path / "clients/alice.toml").chmod(0o644)
+    wait_until(lambda: "keys_unreadable" in hub.log)
+    assert answers(alice)
+
+
+def test_session_belongs_to_its_key(hub: ServedHub, admit: Admit) -> None:
+    alice, bob, admin = admit("alice"), admit("bob"), admit("root", "admin")
+    with closing(envhub.make_vec("CartPole-v1", 2, hub=alice)) as envs:
+        envs.reset()
+        token = envs.token
+        with envhub.connect(bob) as client:
+            assert client.sessions() == []
+            for look in (lambda: client.attach(token), lambda: client.attach(token, observe=True).observe()):
+                with pytest.raises(envhub.SessionLost):
+                    look()
+        for owner in (alice, admin, hub.ipc):
+            with envhub.connect(owner) as client:
+                assert len(client.sessions()) == 1
+                assert client.attach(token, observe=True).observe()
+        envs.step(np.zeros(2, int))
+
+
+def test_observer_sees_and_makes_nothing(hub: ServedHub, admit: Admit) -> None:
+    with envhub.connect(admit("eve", "observe")) as client:
+        assert client.health()["status"] == "ok" and client.envs() == ["CartPole-v1"]
+        with pytest.raises(envhub.RequestRefused, match="observe, not use"):
+            client.make_vec("CartPole-v1", 2)
+
+
+def test_quotas_of_a_key(hub: ServedHub, keys: KeyFolder, admit: Admit) -> None:
+    alice = admit("alice")
+    path = keys.path / "clients/alice.toml"
+    quotas = {"sessions_max": 1, "envs_max": 8, "workers_max": 2, "connections_max": 3}
+    path.write_text("\n".join([path.read_text(), "[quotas]", *(f"{name} = {most}" for name, most in quotas.items())]))
+    wait_until(lambda: hub.log.count("keys_read") >= 2)
+    for options, named in (({"num_envs": 9}, "envs_max=8"), ({"num_envs": 4, "num_workers": 3}, "workers_max=2")):
+        with pytest.raises(envhub.RequestRefused, match=named):
+            envhub.make_vec("CartPole-v1", hub=alice, **options)
+    with closing(envhub.make_vec("CartPole-v1", 8, hub=alice)) as envs:
+        envs.reset()
+        with pytest.raises(envhub.RequestRefused, match="sessions_max=1"):
+            envhub.make_vec("CartPole-v1", 1, hub=alice)
+        with envhub.connect(alice), envhub.connect(alice), pytest.raises(envhub.EnvHubError):
+            envhub.connect(alice, timeout=2.0)
+        assert "connections_max=3" in hub.log
+        envs.step(np.zeros(8, int))
+
+
+def test_old_and_foreign_handshakes_get_nowhere(hub: ServedHub) -> None:
+    """ZMTP 1.0 and 2.0, HTTP, and the mechanisms NULL and PLAIN."""
+    host, port = hub.tcp.removeprefix("tcp://").split(":")
+    greeting = b"\xff" + bytes(8) + b"\x7f"
+    hello = b"\x01\x00" + b"\x05hello"
+    for data in (hello, greeting + b"\x01\x05" + bytes(2) + hello, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
+        with socket.create_connection((host, int(port))) as peer:
+            peer.settimeout(10.0)
+            peer.sendall(data)
+            with_end = b"".join(iter(lambda peer=peer: receive(peer), b""))
+            assert len(with_end) < 200
+    for plain in (False, True):
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.setsockopt(zmq.LINGER, 0)
+            if plain:
+                dealer.setsockopt(zmq.PLAIN_USERNAME, b"root")
+            monitor = sockets.open_monitor(dealer, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+            dealer.connect(hub.tcp)
+            assert monitor.poll(5000)
+            event = int.from_bytes(monitor.recv_multipart()[0][:2], "little")
+            assert event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            dealer.monitor(None, 0)
+            monitor.close()
+    assert envhub.connect(hub.ipc).health()["status"] == "ok"
+
+
+def receive(peer: socket.socket) -> bytes:
+    try:
+        return peer.recv(4096)
+    except ConnectionResetError:
+        return b""
+
+
+def test_hub_without_its_key_does_not_start(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "envhub", "serve", "CartPole-v1", "--bind", "tcp://127.0.0.1:0"]
+    found = subprocess.run([*arguments, "--keys", str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 3 and "server.key" in found.stderr
+
+
+def test_hub_that_lets_strangers_in_does_not_start(tmp_path: Path, keys: KeyFolder) -> None:
+    """The throw-away key is let in by a handler that admits everybody."""
+    program = (
+        "from envhub_server.network.authenticator import Authenticator\n"
+        "Authenticator._admitted = lambda self, frames: 'anybody'\n"
+        "from envhub.cli import main\n"
+        "main()"
+    )
+    arguments = ["serve", "CartPole-v1", "--bind", "tcp://127.0.0.1:0", "--keys", str(keys.path)]
+    found = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 3 and "got in" in found.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_loopback_without_keys_admits_the_hubs_user_only(tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1", binds=["tcp://127.0.0.1:0"]) as hub:
+        envhub.connect(hub.tcp).close()
+        port = int(hub.tcp.rpartition(":")[2])
+        program = (
+            "import encodings.idna, os, socket; os.setuid(65534); "
+            f"peer = socket.create_connection(('127.0.0.1', {port})); "
+            "peer.settimeout(8); received = b''\n"
+            "while chunk := peer.recv(100): received += chunk\n"
+            "print('ended')"
+        )
+        found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+        assert found.stdout.strip() == "ended", found.stderr
+        assert "another user" in hub.log
+        envhub.connect(hub.tcp).close()
+
+
+def test_address_for_other_machines_needs_keys(tmp_path: Path, keys: KeyFolder) -> None:
+    arguments = [sys.executable, "-m", "envhub", "serve", "CartPole-v1", "--bind", "tcp://0.0.0.0:0"]
+    found = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 2 and "--keys" in found.stderr and "--insecure" in found.stderr
+    with (
+        serve(tmp_path, "CartPole-v1", "--keys", str(keys.path), binds=["tcp://0.0.0.0:0"]) as hub,
+        pytest.raises(envhub.AccessDenied),
+    ):
+        envhub.connect(hub.tcp.replace("0.0.0.0", "127.0.0.1"))
+
+
+def test_no_secret_is_in_an_argument_an_environment_or_a_worker(hub: ServedHub, keys: KeyFolder, admit: Admit) -> None:
+    secrets = [text_of(keys.secret()).encode(), keys.secret()]
+    with closing(envhub.make_vec("CartPole-v1", 2, hub=admit("alice"))) as envs:
+        envs.reset()
+        for process in [hub.process.pid, *(worker.pid for worker in hub.workers())]:
+            for name in ("cmdline", "environ"):
+                found = Path(f"/proc/{process}/{name}").read_bytes()
+                assert not any(secret in found for secret in secrets)
+        for worker in hub.workers():
+            assert not any("server.key" in os.readlink(link) for link in Path(f"/proc/{worker.pid}/fd").iterdir())
+
+
+def test_silent_connection_is_ended(tmp_path: Path) -> None:
+    with (
+        serve(tmp_path, "CartPole-v1", binds=["tcp://127.0.0.1:0"]) as hub,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as dealer,
+    ):
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.RECONNECT_IVL, -1)
+        monitor = sockets.open_monitor(dealer, zmq.EVENT_DISCONNECTED)
+        dealer.connect(hub.tcp)
+        assert monitor.poll(20_000)
+        assert "it has sent nothing" in hub.log
+        dealer.monitor(None, 0)
+        monitor.close()
+
+
+def test_command_line_from_key_to_training(tmp_path: Path) -> None:
+    environ = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), "COLUMNS": "300"}
+
+    def command(*arguments: str, given: str = "") -> str:
+        run = [sys.executable, "-m", "envhub", *arguments]
+        found = subprocess.run(run, capture_output=True, text=True, timeout=60, env=environ, input=given)
+        assert found.returncode == 0, found.stderr
+        return found.stdout.strip()
+
+    keys = str(tmp_path / "keys")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    address = command("keys", "add", "alice", "--keys", keys, "--at", f"127.0.0.1:{port}")
+    with serve(tmp_path, "CartPole-v1", "--keys", keys, binds=[f"tcp://127.0.0.1:{port}"]):
+        assert "the hub answers" in command("login", "simbox", given=address)
+        assert "simbox: ok" in command("ls")
+        assert command("health", "simbox").startswith("ok")
+        public = command("keygen")
+        partial = command("keys", "add", "bob", "--keys", keys, "--at", f"127.0.0.1:{port}", "--public", public)
+        time.sleep(1.0)
+        assert "the hub answers" in command("login", "own", given=partial)
+        assert [line.split()[:2] for line in command("keys", "list", "--keys", keys).splitlines()] == [
+            ["alice", "use"],
+            ["bob", "use"],
+        ]
+        command("keys", "remove", "bob", "--keys", keys)
+        time.sleep(1.0)
+        assert "does not know this key" in command("ls")

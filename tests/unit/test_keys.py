@@ -1,0 +1,177 @@
+"""Keys as text, the files that keep them, and the folder of a hub's keys."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from envhub_client.connection import known_hubs
+from envhub_server.network.key_folder import KeyFolder
+
+from envhub.errors import AddressError, KeysError
+from envhub.transport import address, sockets
+from envhub.transport.keys import HubKeys, key_of, read_secret, text_of, write_secret
+
+A, B, C = (bytes([number]) * 32 for number in range(1, 4))
+
+
+@pytest.fixture(autouse=True)
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return tmp_path / "envhub"
+
+
+def test_key_is_text_of_43_characters_and_back() -> None:
+    assert len(text_of(A)) == 43 and key_of(text_of(A)) == A
+    assert key_of(text_of(A + B), 2) == A + B
+
+
+@pytest.mark.parametrize("text", ["", "x", "ä" * 43, text_of(A)[:-1], text_of(A) + "A", text_of(A).replace("A", "!")])
+def test_what_is_no_key_is_refused_without_repeating_it(text: str) -> None:
+    with pytest.raises(KeysError) as raised:
+        key_of(text)
+    assert not text or len(text) < 2 or text not in str(raised.value)
+
+
+def test_secret_key_has_one_public_key() -> None:
+    public, secret = sockets.new_key_pair()
+    assert sockets.public_key(secret) == public and len(public) == len(secret) == 32
+
+
+def test_address_with_keys_is_one_of_tcp_that_shows_no_secret() -> None:
+    text = f"envhub://{text_of(A + B)}@simbox:5555"
+    found = address.parse(text)
+    assert found.text == "tcp://simbox:5555" and found.keys == HubKeys(A, B)
+    assert text_of(B) not in repr(found) and str(B) not in repr(found)
+
+
+@pytest.mark.parametrize("text", [f"envhub://{text_of(A + B)}", f"envhub://{text_of(A + B)}@host", "envhub://x@host:1"])
+def test_malformed_address_with_keys_is_refused_without_the_secret(text: str) -> None:
+    with pytest.raises(AddressError) as raised:
+        address.parse(text)
+    assert text_of(A + B) not in str(raised.value)
+
+
+def test_secret_is_kept_for_its_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "secret"
+    write_secret(path, "x")
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+    assert read_secret(path) == "x" and [*path.parent.iterdir()] == [path]
+    with pytest.raises(KeysError, match="exists"):
+        write_secret(path, "y")
+    write_secret(path, "y", replace=True)
+    assert read_secret(path) == "y"
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o640, 0o666])
+def test_secret_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "secret"
+    write_secret(path, "x")
+    path.chmod(mode)
+    with pytest.raises(KeysError, match="0600"):
+        read_secret(path)
+
+
+def test_secret_behind_a_link_or_in_a_pipe_is_refused(tmp_path: Path) -> None:
+    write_secret(tmp_path / "secret", "x")
+    (tmp_path / "link").symlink_to(tmp_path / "secret")
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for name in ("link", "pipe", "none"):
+        with pytest.raises(KeysError):
+            read_secret(tmp_path / name)
+
+
+# --- the folder of a hub's keys ---------------------------------------------------------------------------------------
+
+
+def test_server_key_is_made_once(tmp_path: Path) -> None:
+    folder = KeyFolder(tmp_path / "keys")
+    with pytest.raises(KeysError, match=r"server\.key"):
+        folder.secret()
+    assert folder.make_secret() == folder.make_secret() == KeyFolder(tmp_path / "keys").secret()
+
+
+def test_client_has_a_right_and_up_to_two_keys(tmp_path: Path) -> None:
+    folder = KeyFolder(tmp_path)
+    folder.add("alice", A, "use")
+    folder.add("alice", B, "observe")
+    folder.add("bob", C, "admin")
+    folder.load()
+    assert {key: (holder.name, holder.right) for key, holder in folder.holders.items()} == {
+        A: ("alice", "observe"),
+        B: ("alice", "observe"),
+        C: ("bob", "admin"),
+    }
+    with pytest.raises(KeysError, match="remove one first"):
+        folder.add("alice", bytes(32), "use")
+    folder.remove("alice", A)
+    folder.remove("bob")
+    assert folder.refresh() and [*folder.holders] == [B] and not folder.refresh()
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".x", "a b", "x" * 65])
+def test_name_that_is_no_file_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(KeysError, match="no name"):
+        KeyFolder(tmp_path).add(name, A, "use")
+
+
+def test_quotas_are_read_and_kept(tmp_path: Path) -> None:
+    folder = KeyFolder(tmp_path)
+    folder.add("alice", A, "use")
+    path = tmp_path / "clients/alice.toml"
+    path.write_text(path.read_text() + "\n[quotas]\nsessions_max = 3\n")
+    folder.add("alice", B, "use")
+    holder, keys = folder.holder("alice")
+    assert holder.quotas is not None and (holder.quotas.sessions_max, holder.quotas.envs_max) == (3, 2048)
+    assert keys == [A, B]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "keys = 3", "keys = []", 'keys = ["x"]', "keys = [", 'keys = ["{key}"]\nmay = "all"',
+     'keys = ["{key}"]\nx = 1', 'keys = ["{key}"]\n[quotas]\nsessions_max = -1',
+     'keys = ["{key}"]\n[quotas]\nsessions_max = "2"'],
+)  # fmt: skip
+def test_unreadable_file_is_named_and_the_old_list_stays(tmp_path: Path, text: str) -> None:
+    folder = KeyFolder(tmp_path)
+    folder.add("alice", A, "use")
+    folder.load()
+    write_secret(tmp_path / "clients/bob.toml", text.replace("{key}", text_of(B)))
+    with pytest.raises(KeysError, match="bob"):
+        KeyFolder(tmp_path).load()
+    assert not folder.refresh() and [*folder.holders] == [A]
+    (tmp_path / "clients/bob.toml").unlink()
+    folder.add("carol", C, "use")
+    assert folder.refresh() and [*folder.holders] == [A, C]
+
+
+def test_key_of_two_clients_is_refused(tmp_path: Path) -> None:
+    folder = KeyFolder(tmp_path)
+    folder.add("alice", A, "use")
+    folder.add("bob", A, "use")
+    with pytest.raises(KeysError, match="same key"):
+        folder.load()
+
+
+# --- hubs by name -----------------------------------------------------------------------------------------------------
+
+
+def test_hub_is_kept_by_its_host_or_a_name(config: Path) -> None:
+    text = f"envhub://{text_of(A + B)}@simbox:5555"
+    assert known_hubs.keep(None, text) == "simbox" and known_hubs.keep("other", "tcp://127.0.0.1:1") == "other"
+    assert known_hubs.names() == ["other", "simbox"]
+    assert known_hubs.resolve("simbox").keys == HubKeys(A, B)
+    assert (config / "hubs/simbox").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(AddressError, match="known: other, simbox"):
+        known_hubs.resolve("nobody")
+
+
+def test_own_key_is_joined_to_an_address_that_has_the_hubs_only(config: Path) -> None:
+    with pytest.raises(KeysError, match=r"client\.key"):
+        known_hubs.keep(None, f"envhub://{text_of(A)}@simbox:5555")
+    public = known_hubs.make_own_key()
+    assert known_hubs.make_own_key() == public
+    known_hubs.keep(None, f"envhub://{text_of(A)}@simbox:5555")
+    found = known_hubs.resolve("simbox").keys
+    assert found is not None and found.server == A and text_of(sockets.public_key(found.secret)) == public

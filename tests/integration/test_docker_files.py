@@ -23,7 +23,7 @@ DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
 COMPOSE = (ROOT / "docker" / "compose.yaml").read_text()
 README = (ROOT / "docker" / "README.md").read_text()
 IMAGE = re.split(r"^FROM .*$", DOCKERFILE, flags=re.MULTILINE)[-1].replace("\\\n", " ")  # the stage that is the image
-HEALTH = ["envhub", "health", "tcp://127.0.0.1:5555", "--timeout", "3"]
+HEALTH = ["envhub", "health", "ipc:///tmp/hub.sock", "--timeout", "3"]
 
 
 def instruction(name: str, text: str = IMAGE) -> str:
@@ -42,7 +42,7 @@ def config(arguments: list[str]) -> HubConfig:
     assert serving is cli.serve
     assert not unknown
     given = bound.arguments
-    return HubConfig(binds=tuple(given["bind"]), envs=tuple(given["env"]), insecure=given["insecure"])
+    return HubConfig(binds=tuple(given["bind"]), envs=tuple(given["env"]), keys=given["keys"])
 
 
 def test_image_runs_as_a_numbered_user_without_rights() -> None:
@@ -67,8 +67,8 @@ def test_health_is_asked_by_the_command_line() -> None:
 
 
 def test_health_is_asked_where_the_hub_listens() -> None:
-    (bind,) = config(command()).binds
-    assert address.parse(bind).port == address.parse(HEALTH[2]).port == int(instruction("EXPOSE"))
+    tcp, ipc = config(command()).binds
+    assert address.parse(tcp).port == int(instruction("EXPOSE")) and ipc == HEALTH[2]
 
 
 def test_default_command_offers_cartpole_and_atari_only() -> None:
@@ -83,10 +83,11 @@ def test_default_command_offers_cartpole_and_atari_only() -> None:
         assert offered.find(other) is None, other
 
 
-def test_default_command_warns_that_the_port_has_no_authentication() -> None:
+def test_default_command_wants_keys_which_a_volume_keeps() -> None:
     found = config(command())
-    assert found.insecure
+    assert found.keys == Path(instruction("VOLUME")) and not found.insecure
     assert not any(address.parse(bind).is_loopback for bind in found.binds)
+    assert f"\n      - keys:{found.keys}\n" in COMPOSE and f"--volume envhub-keys:{found.keys}" in README
 
 
 def test_derived_image_of_the_readme_serves_what_it_names() -> None:
@@ -99,10 +100,10 @@ def test_derived_image_of_the_readme_serves_what_it_names() -> None:
     assert re.findall(r"^USER (.+)$", derived, re.MULTILINE) == ["root", instruction("USER")]
 
 
-def test_compose_publishes_on_loopback_only() -> None:
+def test_compose_publishes_the_port_that_wants_keys_only() -> None:
     assert not re.search("\t|network_mode|privileged: true|expose:", COMPOSE)
     (ports,) = re.findall(r"^ +ports:\n((?: +- .*\n)+)", COMPOSE, re.MULTILINE)
-    assert re.findall(r'- "([^"]+)"', ports) == ["127.0.0.1:5555:5555"]
+    assert re.findall(r'- "([^"]+)"', ports) == ["5555:5555"]
     assert len(ports.splitlines()) == 1
 
 
@@ -115,6 +116,8 @@ def test_compose_publishes_on_loopback_only() -> None:
         "security_opt:\n      - no-new-privileges:true\n",
         "stop_grace_period: 10s",
         "restart: unless-stopped",
+        "pids_limit: ",
+        "mem_limit: ",
     ],
 )
 def test_compose_confines_the_hub(setting: str) -> None:
@@ -143,7 +146,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
 @pytest.mark.long
 def test_program_of_the_readme_runs(box: ServedHub) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    program = program.replace("tcp://127.0.0.1:5555", box.tcp)
+    program = program.replace('"box"', f'"{box.tcp}"')
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == "(16, 210, 160, 3) uint8\n"

@@ -209,10 +209,11 @@ def receive(peer: socket.socket) -> bytes:
         return b""
 
 
-def test_hub_without_its_key_does_not_start(tmp_path: Path) -> None:
+def test_hub_whose_key_others_can_read_does_not_start(tmp_path: Path, keys: KeyFolder) -> None:
+    (keys.path / "server.key").chmod(0o640)
     arguments = [sys.executable, "-m", "envhub", "serve", "CartPole-v1", "--bind", "tcp://127.0.0.1:0"]
-    found = subprocess.run([*arguments, "--keys", str(tmp_path)], capture_output=True, text=True, timeout=60)
-    assert found.returncode == 3 and "server.key" in found.stderr
+    found = subprocess.run([*arguments, "--keys", str(keys.path)], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 3 and "0600" in found.stderr
 
 
 def test_hub_that_lets_strangers_in_does_not_start(tmp_path: Path, keys: KeyFolder) -> None:

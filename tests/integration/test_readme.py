@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from envhub_client.connection import known_hubs
 from hubs import ServedHub
 
 ROOT = Path(__file__).parents[2]
@@ -42,11 +45,44 @@ def test_commands_are_on_lines_of_their_own() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
-def test_programs_run(number: int, hub: ServedHub) -> None:
+def test_programs_run(number: int, hub: ServedHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    known_hubs.keep("simbox", hub.tcp)
     program = PROGRAMS[number].replace("tcp://127.0.0.1:5555", hub.tcp)
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0, ran.stderr
     assert "Error" not in ran.stderr
+
+
+def test_commands_of_a_hub_on_another_machine(tmp_path: Path) -> None:
+    section = README.split("## A hub on another machine")[1].split("\n## ")[0]
+    add, serve, login, program = (
+        line for block in re.findall(r"```(?:sh|python)\n(.*?)```", section, re.DOTALL) for line in split(block)
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+    environ = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+
+    def command(line: str) -> list[str]:
+        line = line.replace("simbox:5555", place).replace("0.0.0.0:5555", place).replace("~", str(tmp_path))
+        return [sys.executable, "-m", *line.split()]
+
+    def run(arguments: list[str], given: str = "") -> str:
+        ran = subprocess.run(arguments, capture_output=True, text=True, timeout=60, env=environ, input=given)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    key = run(command(add))
+    with subprocess.Popen(command(serve), stdout=subprocess.PIPE, env=environ, stderr=subprocess.DEVNULL) as hub:
+        assert hub.stdout is not None and hub.stdout.readline()
+        assert "the hub answers" in run(command(login), key)
+        run([sys.executable, "-c", program.replace('"simbox"', '"127.0.0.1"')])
+        hub.terminate()
+
+
+def split(block: str) -> list[str]:
+    """The commands of a block of sh, or a program as it is."""
+    return [block] if "import" in block else block.splitlines()
 
 
 def test_first_program_fits_a_screen() -> None:

@@ -51,7 +51,7 @@ class Access:
         """
         if self._keys is None:
             return
-        secret = self._keys.secret()
+        secret = self._keys.make_secret()
         self._keys.load()
         self._server_key = sockets.public_key(secret)
         self.authenticator = Authenticator(context, self._keys)

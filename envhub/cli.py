@@ -41,6 +41,7 @@ def serve(
     workers: int | Literal["auto"] | None = None,
     lease: float = 60.0,
     keys: Path | None = None,
+    allow_factories: Annotated[bool, Parameter(negative="")] = False,
     insecure: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Run a hub until SIGTERM or Ctrl-C.
@@ -62,6 +63,8 @@ def serve(
     keys
         The folder of keys that ``envhub keys`` makes. Every tcp address then admits only their holders, and may be one
         that other machines can reach. Changes of the folder count at once.
+    allow_factories
+        Run factories that clients send, for the own user and keys with the right deploy.
     insecure
         Allow an address that other machines can reach, though nothing guards it.
     """
@@ -85,7 +88,16 @@ def serve(
     try:
         limits, timing = Limits(envs_max=max_envs), Timing(lease_s=lease)
         binds = tuple(bind or ())
-        config = HubConfig(binds, env, workers=fixed, insecure=insecure, keys=keys, limits=limits, timing=timing)
+        config = HubConfig(
+            binds,
+            env,
+            workers=fixed,
+            insecure=insecure,
+            keys=keys,
+            allow_factories=allow_factories,
+            limits=limits,
+            timing=timing,
+        )
     except ValueError as error:
         _end("serve", error)
     try:
@@ -134,7 +146,7 @@ def keys_add(name: str, *, keys: Path, may: str = "use", at: str | None = None, 
     keys
         The folder that ``envhub serve --keys`` names; it is made if need be.
     may
-        Its right: observe, use, or admin (which is to see and take over the sessions of all).
+        Its right: observe, use, deploy (any arguments, and factories), or admin (the sessions of all, too).
     at
         HOST:PORT at which clients reach the hub; this machine's name and port 5555 without it.
     public

@@ -51,7 +51,8 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
 
     Args:
         env: a Gymnasium id (``"CartPole-v1"``, ``"module:Id-v0"``), an ``EnvSpec``, whose wrappers then run in the
-            workers, or, with a private hub only, a factory or a list of one factory per env.
+            workers, or a factory or a list of one factory per env. A hub other than a private one runs factories only
+            where its operator allows that.
         num_envs: how many; with a list of factories its length, if given at all.
         hub: a running hub's address. Without it ``ENVHUB_ADDRESS`` (not for factories); without that a private hub,
             which starts and ends with this program.
@@ -152,11 +153,6 @@ def _by_factories(
     options: SessionOptions,
     arguments: dict[str, Any],
 ) -> HubVectorEnv:
-    if hub is not None:
-        raise RequestRefused(
-            "a factory is run by a private hub only (hub=None); a hub on the network makes what its operator "
-            "registered: `envhub serve name=module:factory`"
-        )
     if arguments:
         questions = [meant(name, _KEYWORDS) for name in arguments]
         raise TypeError(
@@ -166,7 +162,7 @@ def _by_factories(
     factories = [env] * num_envs if callable(env) else checked_factories(env)
     if num_envs not in (1, len(factories)):
         raise ValueError(f"num_envs={num_envs} and {len(factories)} factories")
-    return HubVectorEnv(None, make_of_factories(factories), options)
+    return HubVectorEnv(hub, make_of_factories(factories), options)
 
 
 _KEYWORDS = (*(name for name in inspect.signature(make_vec).parameters if name != "kwargs"), *FIELDS)

@@ -6,6 +6,7 @@ once, whatever the network drops, delays or duplicates.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -270,6 +271,11 @@ class HubProtocol:
                 link.next_step = pack_head(Op.STEP, self.hub_id, token, seq + 1) + message.codes
                 self._next_steps[link.next_step] = (token, link)
         self.outgoing.append((peer, reply))
+
+    def refuse(self, peer: bytes, frames: Frames, failure: Failure) -> None:
+        """Answer a message of a client that is not let in by a failure, and do nothing else."""
+        with contextlib.suppress(RemoteProtocolError):
+            self._refuse(peer, Prelude.unpack(frames[0] if frames else b""), failure)
 
     def _refuse(self, peer: bytes, prelude: Prelude, failure: Failure) -> None:
         self.refused += 1

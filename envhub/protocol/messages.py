@@ -130,7 +130,7 @@ class Faults:
 
 @dataclass(frozen=True)
 class Make:
-    """A new session of ``num_envs`` envs: by name, or (private hubs only) by a pickled list of factories."""
+    """A new session of ``num_envs`` envs: by name, or, where the hub allows it, by a pickled list of factories."""
 
     num_envs: int
     name: str = ""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import zmq
@@ -163,6 +164,7 @@ def test_quotas_of_a_key(hub: ServedHub, keys: KeyFolder, admit: Admit) -> None:
     quotas = {"sessions_max": 1, "envs_max": 8, "workers_max": 2, "connections_max": 3}
     path.write_text("\n".join([path.read_text(), "[quotas]", *(f"{name} = {most}" for name, most in quotas.items())]))
     wait_until(lambda: hub.log.count("keys_read") >= 2)
+    wait_until(lambda: answers(alice))
     for options, named in (({"num_envs": 9}, "envs_max=8"), ({"num_envs": 4, "num_workers": 3}, "workers_max=2")):
         with pytest.raises(envhub.RequestRefused, match=named):
             envhub.make_vec("CartPole-v1", hub=alice, **options)
@@ -170,10 +172,42 @@ def test_quotas_of_a_key(hub: ServedHub, keys: KeyFolder, admit: Admit) -> None:
         envs.reset()
         with pytest.raises(envhub.RequestRefused, match="sessions_max=1"):
             envhub.make_vec("CartPole-v1", 1, hub=alice)
-        with envhub.connect(alice), envhub.connect(alice), pytest.raises(envhub.EnvHubError):
-            envhub.connect(alice, timeout=2.0)
-        assert "connections_max=3" in hub.log
+        refused = pytest.raises(envhub.RequestRefused, match="connections_max=3")
+        with envhub.connect(alice), envhub.connect(alice), refused:
+            envhub.connect(alice)
         envs.step(np.zeros(8, int))
+
+
+def test_arguments_of_a_key_name_no_file_and_no_module(hub: ServedHub, admit: Admit) -> None:
+    alice, dave = admit("alice"), admit("dave", "deploy")
+    for value in ("/etc/passwd", "os:system", "x" * 65, {"a": 1}, "..", [["a/b"]]):
+        with pytest.raises(envhub.RequestRefused, match="letters, digits"):
+            envhub.make_vec("CartPole-v1", 2, hub=alice, render_mode=value)
+    with closing(
+        envhub.make_vec("CartPole-v1", 2, hub=alice, render_mode="rgb_array", sutton_barto_reward=True)
+    ) as envs:
+        envs.reset()
+    with pytest.raises(TypeError, match="nonsense"):  # which the env itself says
+        envhub.make_vec("CartPole-v1", 2, hub=dave, nonsense="/etc/passwd")
+
+
+def test_factories_are_for_those_who_may_deploy_where_the_hub_takes_them(tmp_path: Path, keys: KeyFolder) -> None:
+    addresses = {}
+    for name in ("use", "deploy"):
+        public, secret = sockets.new_key_pair()
+        keys.add(name, public, name)
+        addresses[name] = text_of(sockets.public_key(keys.secret()) + secret)
+    arguments = ["CartPole-v1", "--keys", str(keys.path)]
+    with serve(tmp_path, *arguments) as closed, pytest.raises(envhub.RequestRefused, match="--allow-factories"):
+        envhub.make_vec(lambda: gym.make("CartPole-v1"), 2, hub=closed.ipc)
+    with serve(tmp_path, *arguments, "--allow-factories") as hub:
+        place = hub.tcp.removeprefix("tcp://")
+        with pytest.raises(envhub.RequestRefused, match="--allow-factories"):
+            envhub.make_vec(lambda: gym.make("CartPole-v1"), 2, hub=f"envhub://{addresses['use']}@{place}")
+        for address in (hub.ipc, f"envhub://{addresses['deploy']}@{place}"):
+            with closing(envhub.make_vec(lambda: gym.make("Pendulum-v1", g=1.0), 2, hub=address)) as envs:
+                assert envs.reset()[0].shape == (2, 3)
+        assert hub.log.count('"factories": "') == 2
 
 
 def test_old_and_foreign_handshakes_get_nowhere(hub: ServedHub) -> None:

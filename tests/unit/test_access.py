@@ -25,28 +25,42 @@ def test_connection_that_sends_nothing_is_ended_once() -> None:
     assert known.silent(100.0 + HELLO_S) == [5] and known.silent(1e9) == []
 
 
-def test_client_has_so_many_connections_and_no_more() -> None:
+def connections(*descriptors: int) -> Connections:
     known = Connections()
+    for descriptor in descriptors:
+        known.accepted(descriptor, False, 0.0)
+    return known
+
+
+def test_client_has_so_many_connections_and_no_more() -> None:
+    known = connections(5, 6, 7, 8)
     assert [known.heard(number, KEY, ALICE) for number in (5, 6)] == ["", ""]
     assert known.heard(5, KEY, ALICE) == ""
     assert "connections_max=2" in known.heard(7, KEY, ALICE)
+    assert [known.refuse(7), known.refuse(7)] == [False, True]
     assert known.heard(8, b"", OWN_USER) == ""
     known.ended(5)
     assert known.heard(7, KEY, ALICE) == ""
 
 
 def test_connections_of_a_key_that_was_removed_are_found() -> None:
-    known = Connections()
+    known = connections(5, 6, 7, 8)
     known.heard(5, KEY, ALICE)
     known.heard(6, OTHER, ALICE)
     known.heard(7, b"", OWN_USER)
-    known.accepted(8, False, 0.0)
     assert known.removed({OTHER}) == [5] and known.removed({}) == [5, 6]
 
 
 def test_third_malformed_message_ends_the_connection() -> None:
-    known = Connections()
+    known = connections(5)
     assert [known.malformed(5) for _ in range(MALFORMED_MAX)] == [False] * (MALFORMED_MAX - 1) + [True]
+
+
+def test_message_of_a_connection_that_has_ended_counts_for_none() -> None:
+    known = connections(5, 6)
+    known.ended(5)
+    assert known.heard(5, KEY, ALICE) == "" and not known.malformed(5) and not known.refuse(5)
+    assert known.removed({}) == [] and known.next_s() == HELLO_S
 
 
 def test_rights() -> None:

@@ -5,18 +5,29 @@ from __future__ import annotations
 import re
 
 from envhub.protocol.messages import Failure, Make
-from envhub.values import compression
+from envhub.values import codec, compression
 from envhub_server.catalog.registry import Recipe, Registry, namespace_modules
 from envhub_server.config import HubConfig
 
 AUTORESET_MODES = frozenset(["NextStep", "SameStep", "Disabled"])
 # Wrappers that any client may name. RecordVideo writes to any path in its arguments.
 WRAPPERS = re.compile(r"gymnasium\.wrappers\.\w+:(?!RecordVideo)\w+")
+# A client that may not deploy passes numbers, truth values and short strings that name no file and no module.
+STRING_CHARS_MAX = 64
+PLAIN_STRING = re.compile(rf"[A-Za-z0-9][A-Za-z0-9 _-]{{0,{STRING_CHARS_MAX - 1}}}|")
 OBSERVATION_MODES = frozenset(["same", "different"])
 
 
-def admitted(make: Make, config: HubConfig, registry: Registry, envs: int) -> Recipe | Failure:
-    """The recipe of the requested env, or why the session is refused; ``envs`` is the number of envs in use."""
+def admitted(make: Make, config: HubConfig, registry: Registry, envs: int, deploys: bool) -> Recipe | Failure:
+    """The recipe of the requested env, or why the session is refused.
+
+    Args:
+        make: the request.
+        config: the hub's.
+        registry: what the hub offers.
+        envs: the number of envs in use.
+        deploys: whether the client may pass any arguments, and factories where the hub takes them.
+    """
     limits = config.limits
     if make.num_envs > limits.envs_per_session_max:
         text = f"num_envs={make.num_envs} is more than envs_per_session_max={limits.envs_per_session_max}"
@@ -37,14 +48,44 @@ def admitted(make: Make, config: HubConfig, registry: Registry, envs: int) -> Re
         return Failure("refused", "request", text)
     if config.private:
         return Recipe(make.name, namespace_modules(make.name))
-    if make.factories or make.runner or make.world is not None:
-        text = "this hub makes environments by name only; factories run in a private hub (hub=None)"
+    if make.runner or make.world is not None or (make.factories and not (config.allow_factories and deploys)):
+        text = "this hub makes environments by name only; factories run in a private hub (hub=None), or where the hub"
+        text += " is served with --allow-factories, for its own user and keys with the right to deploy"
         return Failure("not_permitted", "request", text)
+    if not deploys and (why := _unfit_arguments(make)):
+        return Failure("not_permitted", "request", why)
     if foreign := [wrapper for wrapper in make.wrappers if not WRAPPERS.fullmatch(wrapper)]:
         text = f"{', '.join(foreign)}: a hub on the network imports no wrapper but Gymnasium's, and none that records"
         return Failure("not_permitted", "request", text)
+    if make.factories:
+        return Recipe("")
     recipe = registry.find(make.name)
     if recipe is None:
         text = f"this hub does not offer {make.name!r}; its operator decides what it offers, `envs()` lists it"
         return Failure("unknown_env", "request", text)
     return recipe
+
+
+def _unfit_arguments(make: Make) -> str:
+    """Why a client that may not deploy may not pass these arguments; empty if it may."""
+    for blob in (make.kwargs, *make.wrapper_kwargs):
+        try:
+            found = codec.decode(blob) if blob else {}
+        except codec.DecodeError as error:
+            return f"the arguments cannot be read: {error}"
+        for name, value in found.items() if isinstance(found, dict) else [("arguments", found)]:
+            if not _is_plain(value):
+                return (
+                    f"{name}={value!r:.100}: with this key an argument is a number, True, False, None, a string of at "
+                    f"most {STRING_CHARS_MAX} letters, digits, spaces, dashes and underscores, or a list of these; "
+                    "the right to deploy allows others"
+                )
+    return ""
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, str):
+        return PLAIN_STRING.fullmatch(value) is not None
+    return value is None or isinstance(value, (bool, int, float))

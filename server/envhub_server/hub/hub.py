@@ -22,6 +22,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from operator import attrgetter
 from typing import Any
 
@@ -415,7 +416,9 @@ class Hub:
             holder, why = self._access.holder(frames)
             connection = sockets.connection_of(frames)
             if why:
-                self._end_connections([(connection, why)])
+                self._end_connections(self._access.refused(connection, why))
+                self._protocol.refuse(peer, [first], Failure("limit", "hub", why))
+                self._pump()
                 return
             incoming = self._receive(peer, connection, [first, *others], holder.name)
         if incoming is not None:
@@ -556,7 +559,7 @@ class Hub:
             self._refuse_make(request, Failure("session_lost", "session", _STILL_CLOSING))
             return
         envs = sum(each.state.make.num_envs for each in self._sessions.values())
-        found = admitted(make, self.config, self._registry, envs)
+        found = admitted(make, self.config, self._registry, envs, holder.deploys)
         if isinstance(found, Failure):
             self._refuse_make(request, found)
             return
@@ -582,7 +585,8 @@ class Hub:
         self._sessions[number] = self._by_token[request.token] = runtime
         self._liveness.check_soon(self._clock.now_s())
         self._set_timer(_LIVENESS, self._liveness.next_s)
-        runtime.log.info("session_made", env=make.name or "factories", num_envs=make.num_envs)
+        factories = {"factories": sha256(make.factories).hexdigest()} if make.factories else {}
+        runtime.log.info("session_made", env=make.name or "factories", num_envs=make.num_envs, **factories)
         runtime.start(request)
 
     def _machine(self, holder: Holder) -> Machine:

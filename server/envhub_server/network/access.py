@@ -17,7 +17,7 @@ from envhub_server.network.key_folder import KeyFolder
 from envhub_server.network.rights import NOBODY, OWN_USER, Holder
 
 KEYS_S = 0.5  # from one check of the folder of keys to the next
-_REMOVED = "its key was removed"
+REMOVED = "its key was removed"
 
 Ends = list[tuple[int, str]]  # descriptors of connections that are to be ended, each with the reason
 
@@ -87,7 +87,7 @@ class Access:
         self._connections.ended(descriptor)
 
     def holder(self, frames: Sequence[Any]) -> tuple[Holder, str]:
-        """The client that sent this message, and why its connection is to be ended, if it is."""
+        """The client that sent this message, and why it is refused, if it is."""
         connection = sockets.connection_of(frames)
         if self._keys is None or self._connections.is_local(connection):
             return OWN_USER, self._connections.heard(connection, b"", OWN_USER)
@@ -95,8 +95,12 @@ class Access:
         key = key_of(user) if user else b""
         holder = self._keys.holders.get(key)
         if holder is None:
-            return NOBODY, _REMOVED
+            return NOBODY, REMOVED
         return holder, self._connections.heard(connection, key, holder)
+
+    def refused(self, connection: int, why: str) -> Ends:
+        """Note that a message of this connection is refused: its client is told so once, and then ended."""
+        return [(connection, why)] if self._connections.refuse(connection) or why == REMOVED else []
 
     def malformed(self, connection: int) -> Ends:
         """Note that a message of this connection cannot be read."""
@@ -113,7 +117,7 @@ class Access:
         if self._keys is not None and now_s >= self._check_keys_s:
             self._check_keys_s = now_s + KEYS_S
             if self._keys.refresh():
-                ends += [(descriptor, _REMOVED) for descriptor in self._connections.removed(self._keys.holders)]
+                ends += [(descriptor, REMOVED) for descriptor in self._connections.removed(self._keys.holders)]
         return ends
 
     def next_s(self) -> float:

@@ -21,6 +21,7 @@ class _Connection:
     local: bool = False  # whether it is one of ipc
     key: bytes = b""  # of its client; empty where it needs none, or has sent nothing
     holder: Holder | None = None  # None until it has sent a message
+    refused: bool = False  # whether its client was told that it has too many
     malformed: int = 0
 
 
@@ -43,8 +44,10 @@ class Connections:
         self._known.pop(descriptor, None)
 
     def heard(self, descriptor: int, key: bytes, holder: Holder) -> str:
-        """Note a message of the client with this key; returns why its connection is to be ended, or nothing."""
-        known = self._known.setdefault(descriptor, _Connection(math.inf))
+        """Note a message of the client with this key; returns why it is to be refused, or nothing."""
+        known = self._known.get(descriptor)
+        if known is None:  # it has ended, and the message was waiting
+            return ""
         known.silent_until_s = math.inf
         if known.holder is None:
             others = sum(each.holder is not None and each.holder.name == holder.name for each in self._known.values())
@@ -53,9 +56,19 @@ class Connections:
         known.key, known.holder = key, holder
         return ""
 
+    def refuse(self, descriptor: int) -> bool:
+        """Note that a message was refused; returns whether one was before, so that the connection is to be ended."""
+        known = self._known.get(descriptor)
+        before = known is not None and known.refused
+        if known is not None:
+            known.refused = True
+        return before
+
     def malformed(self, descriptor: int) -> bool:
         """Note a message that cannot be read; returns whether the connection is to be ended."""
-        known = self._known.setdefault(descriptor, _Connection(math.inf))
+        known = self._known.get(descriptor)
+        if known is None:
+            return False
         known.malformed += 1
         return known.malformed >= MALFORMED_MAX
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from envhub.protocol.messages import Op
 
-RIGHTS = ("observe", "use", "admin")  # each has those before it
+RIGHTS = ("observe", "use", "deploy", "admin")  # each has those before it
 
 _OBSERVERS = frozenset([Op.HELLO, Op.HEARTBEAT, Op.LIST, Op.STATS, Op.HEALTH, Op.SESSIONS, Op.OBSERVE])
 
@@ -40,6 +40,11 @@ class Holder:
     def may(self, op: Op) -> bool:
         """Whether the client may send this request."""
         return self.right != "observe" or op in _OBSERVERS
+
+    @property
+    def deploys(self) -> bool:
+        """Whether the client may pass any arguments to envs, and factories where the hub takes them."""
+        return self.right in ("deploy", "admin")
 
     def owns(self, owner: str) -> bool:
         """Whether a session of this owner is the client's to see and to take over."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import select
-import sys
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -20,9 +19,9 @@ import numpy as np
 
 from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
-from envhub.arena.memory import DRIVER_CLIENT, OP_STEP, Arena
+from envhub.arena.memory import DRIVER_CLIENT, OP_STEP, STATUS_RAISED, Arena
 from envhub.arena.spin import HAS_FENCE, RING, Spinner
-from envhub.errors import HubLost, HubTimeout
+from envhub.errors import HubLost, HubTimeout, RemoteProtocolError
 from envhub.protocol import messages
 from envhub.protocol.messages import Collect, Op, Reset
 from envhub.values.leaf import Leaf
@@ -167,9 +166,11 @@ class SharedLane:
             if raised is not None:
                 try:
                     self._ask_hub([raised])
-                finally:
-                    if not isinstance(sys.exc_info()[1], KeyboardInterrupt):  # else it is asked for again
-                        driver.taken(raised)
+                except KeyboardInterrupt:  # the next wait asks again
+                    raise
+                except BaseException:
+                    driver.taken(raised)
+                    raise
             rows, large = driver.infos(env_ids)
             rows.update(self._ask_hub(large) if large else ())
             groups = self._wire.templates.read(self._arena.columns(env_ids))
@@ -211,8 +212,12 @@ class SharedLane:
 
         Raises:
             Exception: as an env raised it, or because the session has ended.
+            RemoteProtocolError: an env raised, and the hub does not say what.
         """
         reply = self._connection.ask(Op.COLLECT, Collect(rows))
+        if raised := [row for row in rows if self._arena.status[row] == STATUS_RAISED]:
+            address = self._connection.address
+            raise RemoteProtocolError(f"envs {raised} raised, and the hub at {address} did not report what")
         return messages.unpack_rows(reply.frames[0], self._arena.layout.rows) if reply.frames else []
 
     def _await(self, timeout: float | None, ready: Callable[[], bool] | None = None) -> None:

@@ -32,7 +32,7 @@ FIRST_STEPS_S = 0.02
 
 @dataclass(frozen=True)
 class Result:
-    """What was found for one way."""
+    """What was measured of one way."""
 
     num_envs: int
     processes: int | None  # that the envs are in; 0 is this one, None where there are no envs
@@ -66,7 +66,7 @@ class Contest(contextlib.ExitStack):
         return list(self._entrants)
 
     def add_alone(self) -> None:
-        """One env, in this process, with nothing around it but what resets it."""
+        """One env, in this process."""
         self.add(entrants.ALONE, entrants.alone_entrant(self.task))
 
     def add_async(self) -> None:
@@ -77,15 +77,8 @@ class Contest(contextlib.ExitStack):
         """Gymnasium's ``SyncVectorEnv``."""
         self.add(entrants.SYNC, entrants.vector_entrant(self.task, lambda: SyncVectorEnv(self.task.factories), 0))
 
-    def add_private_hub(self, num_workers: int | None = None) -> None:
-        """The private hub of this program, with so many workers or as many as it finds best."""
-        self._add_private(entrants.PRIVATE, num_workers=num_workers)
-
-    def add_wire(self) -> None:
-        """The private hub of this program, but by messages, as if it were on another machine."""
-        self._add_private(entrants.WIRE, lane="wire")
-
-    def _add_private(self, way: str, **options: Any) -> None:
+    def add_private_hub(self, way: str = entrants.PRIVATE, **options: Any) -> None:
+        """The private hub of this program, with these options of ``make_vec``."""
         # By factory, which only a private hub runs: ENVHUB_ADDRESS may name another hub.
         made = entrants.vector_entrant(self.task, lambda: envhub.make_vec(self.task.factories, **options))
         self.add(way, made, lambda: private_hub().pid)
@@ -152,7 +145,7 @@ class Contest(contextlib.ExitStack):
 
         def account(way: str) -> None:
             nonlocal before
-            own = time.process_time()  # before and after it looks at the others, which takes time of its own
+            own = time.process_time()  # read before and after the others', which takes time of its own
             others = cpu_seconds_of_others()
             if way:
                 cpu_s[way] += own + others - before

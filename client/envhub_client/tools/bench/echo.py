@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from envhub_client.tools.bench.peer import end_with_stdin, peer
 
-# On the way; then the sender waits, and takes no CPU from whoever is measured meanwhile.
+# On the way; then the sender waits, and takes no CPU from the way that is measured meanwhile.
 QUEUE_MESSAGES_MAX = 4
 BUFFER_BYTES = 1 << 16  # of the kernel's for each side, which would hold small messages by the 100,000
 

@@ -88,5 +88,5 @@ def _by_id(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
 
 
 def offered(name: str) -> str:
-    """What ``envhub serve`` is told to offer it."""
+    """The argument by which ``envhub serve`` offers it."""
     return f"{name}={__name__}:{name}" if name in OWN else name

@@ -119,7 +119,7 @@ class _Session(contextlib.AbstractContextManager["_Session"]):
             raise
 
     def __exit__(self, *exc_info: object) -> None:
-        # Whatever a check found, a hub is not left with a session that nobody uses.
+        # Also after a failed check: a hub is not left with a session that nobody uses.
         self.ask(Op.CLOSE, messages.pack(Close(terminate=True)))
 
     def ask(self, op: Op, body: bytes, *frames: bytes) -> RawAnswer:

@@ -294,7 +294,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             SessionClosed: after ``close``.
         """
         self._session.check_free("send", among_others=True)
-        if self._session.connection.pending is Op.RECEIVE:
+        if self._session.connection.protocol.pending is Op.RECEIVE:
             text = "Calling `send` after a `recv` that timed out, which is to be called again first."
             raise SessionBusy(text, "recv")
         rows = checked_env_ids(env_ids, self.num_envs)
@@ -469,7 +469,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         session = self._session
         session.check_free("observe")
-        return seen(session.ask(Op.OBSERVE, Observe(session.connection.token, described=True)), self._observations)
+        request = Observe(session.connection.protocol.token, described=True)
+        return seen(session.ask(Op.OBSERVE, request), self._observations)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """End the session; ``close`` calls this once.

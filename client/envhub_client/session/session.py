@@ -379,7 +379,7 @@ class Session:
     @property
     def token(self) -> str:
         """The key to this session: with it, ``Client.attach`` takes it over or looks at it. Keep it as a password."""
-        return self.connection.token.hex()
+        return self.connection.protocol.token.hex()
 
     def detach(self) -> str:
         """Leave the session as it is, for another process to take it over by ``Client.attach`` within the hub's lease.
@@ -445,7 +445,8 @@ class Session:
 def _end(connection: Connection, terminate: bool) -> None:
     """End the session of a connection, and the connection."""
     # A hub that is out of reach ends the session by its lease.
-    timeout = KILL_TIMEOUT_S if terminate or connection.out_of_reach else CLOSE_TIMEOUT_S
+    out_of_reach = connection.protocol.trouble(time.monotonic())
+    timeout = KILL_TIMEOUT_S if terminate or out_of_reach else CLOSE_TIMEOUT_S
     try:
         connection.give_up()
         connection.ask(Op.CLOSE, Close(terminate), timeout=timeout)

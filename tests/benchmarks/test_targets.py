@@ -67,8 +67,7 @@ def race(env: str, num_envs: int, hub: ServedHub) -> dict[str, Result]:
         contest.add_sync()
         contest.add_private_hub()
         contest.add_hub(TCP, hub.tcp)
-        contest.add_echo()
-        contest.add_one_way()
+        contest.add_pyzmq()
         return contest.run(SECONDS, REPEATS)
 
 

@@ -1,4 +1,4 @@
-"""What ``envhub bench`` does: time the ways to step the same envs beside each other, in one run."""
+"""What ``envhub bench`` does: time the ways to step the same envs in turn, in one run."""
 
 from __future__ import annotations
 
@@ -140,8 +140,7 @@ def measure(
         contest.add_hub(TCP, hub.tcp, hub.pid)
         for rival in THREADED:
             contest.add_rival(rival)
-        contest.add_echo()
-        contest.add_one_way()
+        contest.add_pyzmq()
         progress.update(task, total=len(contest.ways) * repeats)
         results = contest.run(seconds, repeats, partial(progress.update, task, advance=1, refresh=True))
     progress.remove_task(task)

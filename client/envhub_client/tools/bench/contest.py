@@ -89,13 +89,12 @@ class Contest(contextlib.ExitStack):
         made = entrants.vector_entrant(task, lambda: envhub.make_vec(task.env, task.num_envs, hub=address))
         self.add(way, made, lambda: pid)
 
-    def add_echo(self) -> None:
-        """The round trip of raw pyzmq with as many bytes as a batched step has, of which none are computed."""
-        self.add(ECHO, self._without_envs(echo(*self._message_bytes())))
-
-    def add_one_way(self) -> None:
-        """Raw pyzmq as it hands over one batch of replies after the other, of which none was asked for."""
-        self.add(ONE_WAY, self._without_envs(one_way(self._message_bytes()[1])))
+    def add_pyzmq(self) -> None:
+        """Raw pyzmq with as many bytes as a batched step has: a round trip, and replies of which none was asked for."""
+        sizes = wire_bytes(self.task.observation_space, self.task.action_space)
+        request, reply = (self.task.num_envs * size for size in sizes)
+        self.add(ECHO, self._without_envs(echo(request, reply)))
+        self.add(ONE_WAY, self._without_envs(one_way(reply)))
 
     def add_rival(self, rival: Rival) -> None:
         """Another package's way, if that is installed and has such envs; why it failed to begin is kept."""
@@ -110,10 +109,6 @@ class Contest(contextlib.ExitStack):
             return
         except Exception as error:  # whatever a foreign package raises; the bench goes on without it
             self.failures[rival.name] = f"{type(error).__name__}: {error}".partition("\n")[0]
-
-    def _message_bytes(self) -> tuple[int, int]:
-        request, reply = wire_bytes(self.task.observation_space, self.task.action_space)
-        return self.task.num_envs * request, self.task.num_envs * reply
 
     @contextlib.contextmanager
     def _without_envs(self, made: AbstractContextManager[Callable[[], object]]) -> Iterator[entrants.Entrant]:
@@ -139,7 +134,7 @@ class Contest(contextlib.ExitStack):
             self.push(stack.pop_all())
 
     def run(self, seconds: float, repeats: int, after_each: Callable[[], object] = lambda: None) -> dict[str, Result]:
-        """Time every way for so many seconds in each of ``repeats`` turns; results by way."""
+        """Time every way for ``seconds`` in each of ``repeats`` turns; results by way."""
         cpu_s: dict[str, float] = dict.fromkeys(self._entrants, 0.0)
         before = 0.0
 

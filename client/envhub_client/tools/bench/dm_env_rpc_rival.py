@@ -67,7 +67,7 @@ def _ended(opened: list[Any]) -> Iterator[list[Any]]:
 
 
 def serve(env: str, num_envs: int) -> None:
-    """Be the server: print its address, then host an env for each of up to so many streams, until stdin ends."""
+    """Be the server: print its address, then host an env for each of up to ``num_envs`` streams, until stdin ends."""
     grpc: Any = importlib.import_module("grpc")
     server = grpc.server(ThreadPoolExecutor(num_envs), options=UNLIMITED)
     _module("dm_env_rpc_pb2_grpc").add_EnvironmentServicer_to_server(_Servicer(env), server)

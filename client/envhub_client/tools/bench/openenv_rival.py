@@ -54,7 +54,7 @@ async def _close(opened: list[Any]) -> None:
 
 
 def serve(env: str, num_envs: int) -> None:
-    """Be the server: print its address, then host an env for each of up to so many clients, until stdin ends."""
+    """Be the server: print its address, then host an env for each of up to ``num_envs`` clients, until stdin ends."""
     http_server: Any = importlib.import_module("openenv.core.env_server.http_server")
     uvicorn: Any = importlib.import_module("uvicorn")
     hosted, action, observation = _hosted(env)

@@ -53,7 +53,7 @@ def served_hub(*envs: str) -> Iterator[ServedHub]:
 
 def _start(folder: Path, envs: tuple[str, ...]) -> subprocess.Popen[bytes]:
     binds = ["--bind", "tcp://127.0.0.1:0", "--bind", f"ipc://{folder / 'hub.sock'}"]
-    # Files, not pipes: what workers print goes the same way, and nobody would empty a pipe later on.
+    # Files, not pipes: what workers print goes the same way, and nothing would empty a pipe later on.
     with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
         return subprocess.Popen(
             [sys.executable, "-m", "envhub", "serve", *envs, *binds],

@@ -42,17 +42,13 @@ _BUFFER = attrgetter("buffer")
 _POLLIN = int(zmq.POLLIN)  # a plain number, as in ``envhub.transport.sockets``
 _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
+_Lock: Any = type(threading.RLock())
+
 logger = logging.getLogger("envhub")
 
 
-_Lock: Any = type(threading.RLock())
-
-
 class _User(_Lock):  # type: ignore[misc]
-    """A lock, held by the thread that uses a connection; no thread waits for it, but is refused.
-
-    Threads may use a connection one after the other, but not at once. One thread may nest its uses.
-    """
+    """A lock, held by the thread that uses a connection, which may nest its uses; another thread is refused."""
 
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
         super().__init__()  # for locks that are written in Python, as gevent's are
@@ -271,8 +267,7 @@ class Connection:
             wait_s = self.protocol.next_tick_s(now_s)
             if deadline_s is not None:
                 wait_s = min(wait_s, max(0.0, deadline_s - now_s))
-            reply = self._hear(wait_s)
-            if reply is not None:
+            if (reply := self._hear(wait_s)) is not None:
                 return reply
             self._send_due()
             if deadline_s is not None and time.monotonic() >= deadline_s:

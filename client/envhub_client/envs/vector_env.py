@@ -308,7 +308,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """Wait for some of the envs that are under way, and take every one that is done.
 
         Args:
-            min_envs: at least so many; None is all of them.
+            min_envs: the fewest to wait for; None is all of them.
             timeout: seconds.
 
         Returns:
@@ -317,7 +317,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             such env.
 
         Raises:
-            HubTimeout: not so many in time; receive again.
+            HubTimeout: fewer were done in time; receive again.
             NothingPending: no env is under way.
             Exception: what an env raised; it is not under way any more, the others are.
         """
@@ -371,8 +371,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             SessionBusy: another request is pending.
             SessionClosed: after ``close``.
         """
-        self._session.check_free("call_async")
-        _check_name(name)
+        self._check_call("call_async", name)
         self._session.begin_call(Call(name, self._session.encode([list(args), kwargs])))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
@@ -391,9 +390,13 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         Raises:
             AttributeError: the envs have no such attribute.
         """
-        self._session.check_free("attr_is_callable")
-        _check_name(name)
+        self._check_call("attr_is_callable", name)
         return self._called_at_once(Call(name, b"", only_kind=True))
+
+    def _check_call(self, what: str, name: Any) -> None:
+        self._session.check_free(what)
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a method or attribute is a str, got {name!r}")
 
     def _called_at_once(self, call: Call) -> tuple[Any, ...]:
         """The results of the call, ``NOT_RESET`` where an env was left alone."""
@@ -411,8 +414,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         Raises:
             ValueError: a list or tuple of another length.
         """
-        self._session.check_free("set_attr")
-        _check_name(name)
+        self._check_call("set_attr", name)
         if not isinstance(values, (list, tuple)):
             values = [values]
         elif len(values) != self.num_envs:
@@ -450,14 +452,19 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     @property
     def token(self) -> str:
-        """The key to this session: with it, ``Client.attach`` takes it over or looks at it. Keep it as a password."""
+        """The key to this session, with which ``Client.attach`` takes it over or observes it. Keep it as a password."""
         return self._session.token
 
     def detach(self) -> str:
         """Leave the session as it is, for another process to take it over by ``Client.attach`` within the hub's lease.
 
-        This vector env is closed then; the envs are not. Returns the session's ``token``; errors as for
-        ``Session.detach``.
+        This vector env is closed then; the envs are not. Returns the session's ``token``.
+
+        Raises:
+            RequestRefused: the envs are this program's private hub's, which ends with it.
+            HubLost: the hub is known to be lost, and the session with it.
+            SessionBusy: a request is pending, or envs are under way.
+            SessionClosed: after ``close``.
         """
         return self._session.detach()
 
@@ -504,11 +511,6 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         raise TypeError(f"a {type(self).__name__} cannot be pickled or copied; make one where it is used")
 
     def __del__(self) -> None:
-        """Free the session of a vector env that nobody closed; at the program's end its connection's end does it."""
+        """Free the session of a vector env that was not closed; at the program's end its connection's end does it."""
         if not sys.is_finalizing() and hasattr(self, "_session") and not self.closed:
             self.close(terminate=True)
-
-
-def _check_name(name: Any) -> None:
-    if not isinstance(name, str):
-        raise TypeError(f"the name of a method or attribute is a str, got {name!r}")

@@ -66,10 +66,9 @@ class RecoveringLane:
         try:
             if self._again is not None:
                 self._again(self._lane)
+            self._loss = None  # last: after an interrupt it is all done again, in a session that has reported nothing
         except HubLost as error:
             self._loss = error
-            return
-        self._loss = None  # last: after an interrupt it is all done again, in a session that has reported nothing yet
 
     def _adopt(self, lane: Lane) -> None:
         self._unseen[:] = True

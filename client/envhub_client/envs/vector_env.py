@@ -327,20 +327,16 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             return observations, np.zeros(self.num_envs), flags, flags.copy(), infos, np.arange(self.num_envs)
         self._session.check_free("recv", among_others=True)
         lane = self._session.lane
-        outstanding = lane.outstanding
-        if not outstanding:
+        if not (outstanding := lane.outstanding):
             raise NothingPending("Calling `recv` without any prior call to `send` or `async_reset`.", "recv")
         if min_envs is not None and min_envs < 1:
             raise ValueError(f"min_envs must be at least 1, got {min_envs}")
-        result = self._part_result(lane.wait_rows(min(min_envs or outstanding, outstanding), timeout))
-        lane.taken(result[-1])
-        return result
-
-    def _part_result(self, batch: Batch) -> PartReturn:
+        batch = lane.wait_rows(min(min_envs or outstanding, outstanding), timeout)
         arrays, rewards, terminations, truncations, _, _, env_ids = batch
         assert rewards is not None and terminations is not None and truncations is not None and env_ids is not None
         infos = self._observations.take(batch).batched_of(env_ids)
         observations = self._observations.batch(arrays, env_ids.tolist())
+        lane.taken(env_ids)
         return observations, rewards, terminations, truncations, infos, env_ids
 
     def _packed(self, leaves: Sequence[Sequence[Any]]) -> bytes:
@@ -453,7 +449,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     @property
     def token(self) -> str:
         """The key to this session, with which ``Client.attach`` takes it over or observes it. Keep it as a password."""
-        return self._session.token
+        return self._session.connection.protocol.token.hex()
 
     def detach(self) -> str:
         """Leave the session as it is, for another process to take it over by ``Client.attach`` within the hub's lease.
@@ -466,7 +462,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             SessionBusy: a request is pending, or envs are under way.
             SessionClosed: after ``close``.
         """
-        return self._session.detach()
+        self._session.detach()
+        return self.token
 
     def observe(self) -> Seen:
         """What the envs showed last, such as what another process left; nothing is stepped.

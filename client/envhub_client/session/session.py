@@ -370,12 +370,7 @@ class Session:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    @property
-    def token(self) -> str:
-        """The key to this session, see ``HubVectorEnv.token``."""
-        return self.connection.protocol.token.hex()
-
-    def detach(self) -> str:
+    def detach(self) -> None:
         """Leave the session to another process, see ``HubVectorEnv.detach``."""
         self.check_free("detach")
         if self._address is None:
@@ -384,10 +379,8 @@ class Session:
             )
         with self._noticing_loss():
             self.connection.tend()
-        token = self.token
         self.connection.close()
         self.closed = True
-        return token
 
     def close(self, terminate: bool, finish: Callable[[], bool]) -> None:
         """End the session, with ``terminate`` by killing the envs' processes. Interrupted, it is to be called again.

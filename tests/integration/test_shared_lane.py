@@ -22,6 +22,7 @@ from gymnasium import spaces
 from hubs import ServedHub, serve, stopped, wait_until
 
 import envhub
+from envhub.protocol.messages import Collect
 from envhub.transport.address import parse, side_path
 
 
@@ -158,6 +159,23 @@ def test_step_that_was_interrupted_is_waited_for_before_the_next() -> None:
         with pytest.raises(KeyboardInterrupt), interrupted_after(0.05):
             envs.step_wait()
     assert envs.step_wait()[1].tolist() == [6] and envs.step([1000 - 1])[1].tolist() == [999]
+    envs.close()
+
+
+def test_exception_that_the_hub_does_not_report_is_an_error_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    envs = envhub.make_vec(sims.Naughty, 2)
+    envs.reset()
+    connection = envs._session.connection
+    ask = connection.ask
+    monkeypatch.setattr(connection, "ask", lambda op, message: ask(op, Collect([])))  # of no env
+    envs.send([1, 6])
+    with pytest.raises(envhub.RemoteProtocolError, match=r"\[0\] raised"):
+        envs.recv()
+    assert envs.recv()[-1].tolist() == [1]
+    with pytest.raises(envhub.RemoteProtocolError, match=r"\[0\] raised"):
+        envs.step([1, 6])
+    monkeypatch.undo()
+    assert envs.reset()[0][:, 0].tolist() == [0, 0]
     envs.close()
 
 

@@ -11,21 +11,14 @@ from envhub_server.processes.nonblocking_writer import NonblockingWriter
 
 
 class Stderr:
-    """Writes lines to stderr, and drops lines that have no reader: a log must neither end a hub nor stop it.
-
-    Attributes:
-        dropped: the number of lines that were dropped, since their reader is gone or does not read.
-    """
+    """Writes lines to stderr, and drops lines that have no reader: a log must neither end a hub nor stop it."""
 
     def __init__(self) -> None:
-        self.dropped = 0
         self._writer = NonblockingWriter(2)
 
     def write(self, text: str) -> None:
         """Write as much of ``text`` as fits into stderr now."""
-        raw = text.encode("utf-8", "backslashreplace")
-        if self._writer.write(raw) < len(raw):
-            self.dropped += 1
+        self._writer.write(text.encode("utf-8", "backslashreplace"))
 
     def flush(self) -> None:
         """Do nothing: no line is buffered."""

@@ -57,12 +57,7 @@ def _stopped(pid: int) -> bool:
 class ClientLiveness:
     """Finds the clients of one hub's sessions that are lost or back."""
 
-    def __init__(
-        self,
-        protocol: HubProtocol,
-        lease_s: float,
-        silence_s: Callable[[int], float] = silent_s,
-    ) -> None:
+    def __init__(self, protocol: HubProtocol, lease_s: float, silence_s: Callable[[int], float] = silent_s) -> None:
         """Report clients that are lost or back to ``protocol``.
 
         Args:

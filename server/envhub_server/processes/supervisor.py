@@ -23,7 +23,7 @@ from envhub_server.processes.exit_cause import MemoryKills, OutOfMemory, own_cou
 from envhub_server.processes.orphan_reaper import OrphanReaper
 from envhub_server.processes.worker_events import Events
 from envhub_server.processes.worker_handle import WorkerHandle
-from envhub_server.processes.worker_output import OutputStreams
+from envhub_server.processes.worker_output import OutputStream
 from envhub_server.processes.zygote_handle import ZygoteHandle, start_environment
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -44,7 +44,7 @@ class Supervisor:
         self._orphan_reaper = OrphanReaper(self._hub)
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._poller = poller
-        self._streams = OutputStreams(poller)
+        self._streams = OutputStream(poller, 1), OutputStream(poller, 2)
         self._memory_kills = MemoryKills(own_counters())
         self._zygotes: list[ZygoteHandle] = []  # the last is in use, the others are about to end
         self._replaced_s: deque[float] = deque(maxlen=ZYGOTES_MAX)  # when a zygote was started in place of an ended one
@@ -80,7 +80,7 @@ class Supervisor:
     def _zygote(self, environ: Mapping[str, str] | None) -> ZygoteHandle:
         """The zygote with this start environment, which a fork cannot change: so another environment needs another."""
         current = self._zygotes[-1] if self._zygotes else None
-        if current is not None and current.alive and current.start_environment == start_environment(environ):
+        if current is not None and current.alive and start_environment(current.environ) == start_environment(environ):
             return current
         zygote = self._start_zygote(environ)
         if current is not None:
@@ -169,6 +169,7 @@ class Supervisor:
             zygote.reap()
         self._zygotes.clear()
         self._orphan_reaper.end_all()
-        self._streams.close()
+        for stream in self._streams:
+            stream.close()
         self._poller.unregister(self._sweep_bell)
         os.close(self._sweep_bell)

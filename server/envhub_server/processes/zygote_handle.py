@@ -45,10 +45,7 @@ def _locations() -> list[str]:
 
 
 class ZygoteHandle:
-    """The process that forks workers, in one environment and working directory.
-
-    It outlives a hub that is killed, until it has ended all processes of the workers.
-    """
+    """The process that forks workers, in one environment and working directory."""
 
     def __init__(
         self,
@@ -65,7 +62,6 @@ class ZygoteHandle:
             OSError: there is no process or descriptor left; nothing is left behind.
         """
         self.environ = environ
-        self.start_environment = start_environment(environ)
         self._channel_closed = False
         self._poller = poller
         marked = {process_marks.VARIABLE: process_marks.mark(hub, process_marks.NO_WORKER)}
@@ -75,14 +71,7 @@ class ZygoteHandle:
             ours.setblocking(False)
             with theirs:
                 self._process = subprocess.Popen(
-                    [
-                        python,
-                        _BOOTSTRAP,
-                        str(theirs.fileno()),
-                        str(os.getpid()),
-                        str(len(workers)),
-                        *_locations(),
-                    ],
+                    [python, _BOOTSTRAP, *map(str, (theirs.fileno(), os.getpid(), len(workers))), *_locations()],
                     stdin=subprocess.DEVNULL,
                     env={**(os.environ if environ is None else environ), **control.ONE_THREAD, **marked},
                     pass_fds=[theirs.fileno()],

@@ -13,15 +13,7 @@ import numpy as np
 
 from envhub.arena.layout import SLOTS
 from envhub.arena.memory import TURN_FIRST, Arena
-from envhub.arena.stand_in import (
-    ENDED,
-    FRESH,
-    ONGOING,
-    REPORT_PENDING,
-    repeat_observation,
-    truncate,
-    with_objects,
-)
+from envhub.arena.stand_in import ENDED, FRESH, ONGOING, REPORT_PENDING, repeat_observation, truncate, with_objects
 from envhub.values import actions, codec, spaces
 from envhub.values.info_columns import Writer
 from envhub.values.leaf import OBJECT

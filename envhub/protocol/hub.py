@@ -274,14 +274,12 @@ class HubProtocol:
 
     def goodbye(self, token: bytes, why: Failure) -> None:
         """Push GOODBYE to a session's client: the hub ends the session."""
-        link = self._links.get(token)
-        if link is not None:
+        if link := self._links.get(token):
             self._send(link.peer, Op.GOODBYE, token, 0, why)
 
     def notice(self, token: bytes, text: str) -> None:
         """Push a NOTICE, a text for the user of a session; a client that does not know this push drops it."""
-        link = self._links.get(token)
-        if link is not None:
+        if link := self._links.get(token):
             self._send(link.peer, Op.NOTICE, token, 0, messages.Notice(text))
 
     # --- sessions and leases --------------------------------------------------------------------------------------

@@ -489,8 +489,7 @@ def _array(items: list[Any]) -> np.ndarray:
 def _graph(items: list[Any]) -> Any:
     from gymnasium.spaces import GraphInstance
 
-    nodes, edges, links = items
-    return GraphInstance(nodes, edges, links)
+    return GraphInstance(*items)
 
 
 def _spec(fields: dict[str, Any]) -> Any:
@@ -504,8 +503,7 @@ def _spec(fields: dict[str, Any]) -> Any:
 
 def _scalar(items: list[Any]) -> Any:
     name, raw = items
-    array = _array([name, [], raw])
-    return array[()]
+    return _array([name, [], raw])[()]
 
 
 _REBUILD: dict[int, Callable[[list[Any]], Any]] = {

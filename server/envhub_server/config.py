@@ -129,9 +129,8 @@ def processes_left() -> int:
     """The processes that may still be started, at least: by the user's limit, and in the cgroup of a container."""
     limit, limits = resource.getrlimit(resource.RLIMIT_NPROC)[0], [1 << 20]
     if limit != resource.RLIM_INFINITY:
-        with contextlib.suppress(
-            OSError, ValueError, IndexError
-        ):  # counts the machine's processes, also those of other users
+        # It counts the machine's processes, also those of other users.
+        with contextlib.suppress(OSError, ValueError, IndexError):
             limits.append(limit - int(LOADAVG.read_text().split()[3].partition("/")[2]))
     limits += _left_in_cgroup("pids.max", "pids.current")
     limits += _left_in_cgroup("pids/pids.max", "pids/pids.current")

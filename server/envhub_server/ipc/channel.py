@@ -139,9 +139,9 @@ class Channel:
         while len(self._incoming) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._incoming, start)
             end = start + _LENGTH.size + length
-            if length > MESSAGE_BYTES_MAX or end > len(self._incoming):
-                if length > MESSAGE_BYTES_MAX:
-                    raise ChannelClosed(f"a message of {length} bytes was announced")
+            if length > MESSAGE_BYTES_MAX:
+                raise ChannelClosed(f"a message of {length} bytes was announced")
+            if end > len(self._incoming):
                 break
             messages.append(control.unpack(bytes(self._incoming[start + _LENGTH.size : end])))
             start = end

@@ -288,7 +288,7 @@ class CloseEnvs:
     """Hub to worker: close the envs and end."""
 
 
-# Every message of this module, and the two that the protocol has, too.
+# Every message of this module, and the protocol's two that workers send.
 CONTROL: Dict[str, Type[Any]] = {
     kind.__name__: kind for kind in [*globals().values(), EnvNames] if isinstance(kind, type) and is_dataclass(kind)
 }

@@ -2,9 +2,6 @@
 
 A parked process is woken by the kernel, which costs tens of microseconds on both sides. Spinning costs a CPU, so it is
 bounded, and it is only done where it was of use recently.
-
-Of two processes that each store a word and then load the other's, both may miss what the other stored, unless each has
-a fence between store and load. On x86-64 an atomic exchange is one, and taking a free lock is an atomic exchange.
 """
 
 from __future__ import annotations
@@ -24,14 +21,14 @@ SKIPS_MAX = 127  # waits that only park, after many vain spins
 
 RING = (1).to_bytes(8, sys.byteorder)  # what is written to an eventfd, to wake the process that is parked at it
 
-
-_free_lock = threading.Lock()
+_free_lock = threading.Lock()  # on x86-64 taking it is an atomic exchange, which is a fence
 
 
 def fence() -> None:
     """Store what was stored before this call before loading anything after it; only where ``HAS_FENCE``.
 
-    Of two processes that each store, call this and then load, at least one sees what the other has stored.
+    Of two processes that each store a word, call this and then load the other's word, at least one sees what the other
+    has stored; without a fence both may miss it.
     """
     with _free_lock:
         pass

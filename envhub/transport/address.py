@@ -31,7 +31,7 @@ class Address:
 
     @property
     def is_ipv6(self) -> bool:
-        """Whether it is a literal address of IPv6, which sockets speak only when told to."""
+        """Whether it is a literal address of IPv6, which a socket uses only with an option set."""
         return self.host.startswith("[")
 
     @property
@@ -74,7 +74,7 @@ def parse(text: str) -> Address:
 
 
 def default_address() -> str:
-    """Where ``envhub serve`` listens and clients look unless told otherwise: a socket in this user's runtime folder."""
+    """Where ``envhub serve`` listens and clients connect by default: a socket in this user's runtime folder."""
     return f"ipc://{runtime_folder() / 'hub.sock'}"
 
 

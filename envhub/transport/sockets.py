@@ -55,11 +55,10 @@ def choose_family(socket: zmq.Socket[Any], address: Address) -> None:
 
 
 def open_monitor(socket: zmq.Socket[Any], events: int) -> Any:
-    """A socket that tells of ``events`` of ``socket``; it holds as many as come.
+    """A socket that reports ``events`` of ``socket``, and queues them without a limit.
 
-    With a limit, as it has in ``get_monitor_socket``, libzmq's own thread would wait in the middle of its work for
-    somebody to read them, and closing the socket would wait for that thread. No address is used twice: libzmq gives
-    one up some time after its socket was closed.
+    With a limit, as in ``get_monitor_socket``, libzmq's own thread would wait until they are read, and closing the
+    socket would wait for that thread. No address is used twice: libzmq frees one some time after its socket was closed.
     """
     address = f"inproc://monitor-{next(_monitors)}"
     socket.monitor(address, events)

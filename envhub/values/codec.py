@@ -147,7 +147,7 @@ def decode(blob: Any, allow_pickle: bool = False) -> Any:
 
 
 def decode_leniently(blob: Any, allow_pickle: bool = False) -> tuple[Any, list[Represented]]:
-    """As ``decode``, but with texts in place of values that cannot be unpickled; also returns those that stand in."""
+    """As ``decode``, but with texts in place of values that cannot be unpickled; also returns these texts."""
     decoder = _Decoder(allow_pickle, DECODED_DEPTH_MAX, ITEMS_MAX, lenient=True)
     return decoder.unpack(blob), decoder.represented
 

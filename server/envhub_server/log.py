@@ -27,13 +27,10 @@ class Stderr:
 def configure(level: int = logging.INFO) -> None:
     """Log from this level on: for people on a terminal, else as JSON, one object a line."""
     processors = structlog.processors
-    rendering = [processors.format_exc_info, processors.JSONRenderer()]
+    json = [processors.format_exc_info, processors.JSONRenderer()]
+    rendering = [structlog.dev.ConsoleRenderer()] if os.isatty(2) else json
     structlog.configure(
-        processors=[
-            processors.add_log_level,
-            processors.TimeStamper(fmt="iso", utc=True),
-            *([structlog.dev.ConsoleRenderer()] if os.isatty(2) else rendering),
-        ],
+        processors=[processors.add_log_level, processors.TimeStamper(fmt="iso", utc=True), *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(Stderr()),  # type: ignore[arg-type]
     )

@@ -66,12 +66,7 @@ def serve(config: HubConfig, ready: Callable[[Hub], None] = lambda hub: None) ->
 
 
 def run_hub(config: HubConfig, ready: Callable[[Hub], None]) -> None:
-    """Open a hub, call ``ready``, serve until the hub is stopped, and leave nothing behind.
-
-    Raises:
-        AddressError: an address cannot be bound.
-        FactoryNotFound: ``config.envs`` has a factory that does not exist.
-    """
+    """Open a hub, call ``ready``, serve until the hub is stopped, and leave nothing behind; raises as ``serve``."""
     _open_standard_streams()
     # As many descriptors as the system allows: libzmq ends the process when it cannot accept a connection.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -25,11 +25,8 @@ def die_with_hub(hub: int) -> None:
 
 def expose(name: str, location: str) -> None:
     """Make a package or module importable by its location alone, leaving ``sys.path`` as it is."""
-    if os.path.isdir(location):
-        path = os.path.join(location, "__init__.py")
-        spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=[location])
-    else:
-        spec = importlib.util.spec_from_file_location(name, location)
+    path = os.path.join(location, "__init__.py") if os.path.isdir(location) else location
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, location
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import socket
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+
+import msgpack_numpy
 
 import envhub
 import envhub_server
@@ -34,14 +35,8 @@ def start_environment(environ: Mapping[str, str] | None) -> dict[str, str] | Non
     return {name: value for name, value in environ.items() if name.startswith(START_VARIABLES)}
 
 
-_BOOTSTRAP = str(Path(envhub_server.__file__ or "").parent / "worker" / "bootstrap.py")
-
-
-def _locations() -> list[str]:
-    codec_file = importlib.util.find_spec("msgpack_numpy")
-    assert codec_file is not None and codec_file.origin is not None
-    folders = {package.__name__: str(Path(package.__file__ or "").parent) for package in (envhub, envhub_server)}
-    return [f"{name}={folder}" for name, folder in {**folders, "msgpack_numpy": codec_file.origin}.items()]
+_BOOTSTRAP = str(Path(__file__).parents[1] / "worker" / "bootstrap.py")
+_FILES = [f"{module.__name__}={module.__file__}" for module in (envhub, envhub_server, msgpack_numpy)]
 
 
 class ZygoteHandle:
@@ -71,7 +66,7 @@ class ZygoteHandle:
             ours.setblocking(False)
             with theirs:
                 self._process = subprocess.Popen(
-                    [python, _BOOTSTRAP, *map(str, (theirs.fileno(), os.getpid(), len(workers))), *_locations()],
+                    [python, _BOOTSTRAP, *map(str, (theirs.fileno(), os.getpid(), len(workers))), *_FILES],
                     stdin=subprocess.DEVNULL,
                     env={**(os.environ if environ is None else environ), **control.ONE_THREAD, **marked},
                     pass_fds=[theirs.fileno()],

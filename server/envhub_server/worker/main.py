@@ -446,7 +446,7 @@ class Worker:
 
     def _send_failure(self, error: BaseException, row: int | None, code: str) -> None:
         if isinstance(error, PendingFailure):
-            failure = error.failure_of(row)
+            failure = replace(error.args[0], env_index=row)
         else:
             failure = describe_failure(error, code, row, self._number)
         self._channel.send(control.RowFailed(failure, 0 if row is None or self._arena is None else self._request[row]))

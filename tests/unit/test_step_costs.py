@@ -57,9 +57,6 @@ def test_key_differs_between_envs_and_is_the_same_for_any_number_of_them() -> No
 def test_factories_without_a_digest_have_no_key() -> None:
     assert key(Make(4, factories=b"f")) == ""
     assert key(Make(4, "CartPole-v1", runner=b"r")) == ""
-    costs = StepCosts()
-    costs.note("", COST)
-    assert len(costs) == 0
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

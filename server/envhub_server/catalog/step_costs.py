@@ -76,8 +76,6 @@ class StepCosts:
 
     def note(self, key: str, cost: StepCost) -> None:
         """Note the cost of a step of this environment."""
-        if not key:
-            return
         self._costs.pop(key, None)
         self._costs[key] = cost
         while len(self._costs) > ENVIRONMENTS_MAX:

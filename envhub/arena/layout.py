@@ -110,7 +110,7 @@ def split_results(results: Any, rows: int) -> tuple[np.ndarray, np.ndarray, np.n
     """Rewards, terminations and truncations as views of the bytes of all three.
 
     Raises:
-        ValueError: these are not the bytes of so many rows.
+        ValueError: these are not the bytes of ``rows`` rows.
     """
     if len(results) != rows * RESULT_BYTES:
         raise ValueError(f"{len(results)} bytes of results for {rows} rows")

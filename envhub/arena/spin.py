@@ -63,13 +63,13 @@ class Spinner:
             if ready():
                 self._penalty = 0
                 return True
-        # Each vain spin in a row doubles the number of waits that go without.
+        # Each vain spin in a row doubles the number of waits that only park.
         self._skips = self._penalty = min(2 * self._penalty + 1, SKIPS_MAX)
         return False
 
 
 def spin_us(processes: int, cpus: int, quota: bool) -> int:
-    """For how many microseconds to spin, with so many workers and drivers, usable CPUs, and a cgroup's quota or none.
+    """For how many microseconds to spin: ``processes`` counts workers and drivers, ``quota`` is that of a cgroup.
 
     No process spins where it would take the CPU of one that computes, where it would spend a cgroup's quota, or where a
     weaker memory order than x86-64's forbids to read what a word guards without a system call.

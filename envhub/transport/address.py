@@ -90,7 +90,7 @@ def runtime_folder() -> Path:
 
 
 def check_private(folder: Path) -> None:
-    """Refuse a folder in which somebody else could put a socket in our place.
+    """Refuse a folder in which another user could put a socket in place of the hub's.
 
     Raises:
         AddressError: it is no folder of this user's alone.

@@ -29,7 +29,7 @@ class DescriptorReader:
         Raises:
             OSError: as the socket's ``recvmsg``.
         """
-        # Received and held by one call into C: an interrupt in between would leave descriptors that nobody knows.
+        # Received and held by one call into C: an interrupt in between would leave descriptors without an owner.
         arguments = (size,), (self._ancillary_bytes,), (socket.MSG_CMSG_CLOEXEC,)
         self._received.extend(map(self._socket.recvmsg, *arguments))
         data, _, flags, _ = self._received[-1]

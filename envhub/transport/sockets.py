@@ -108,7 +108,7 @@ def receive_peer(socket: zmq.Socket[Any]) -> bytes:
 
 
 def discard(socket: zmq.Socket[Any], frames_max: int) -> bool:
-    """Throw away up to so many frames of the message that is being received; whether it has ended."""
+    """Throw away up to ``frames_max`` more frames of the message that is being received; whether it has ended."""
     return not all(socket.recv(_NOBLOCK, copy=False).more for _ in range(frames_max))
 
 

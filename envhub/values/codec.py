@@ -6,7 +6,7 @@ sender's choice. Decoding never runs code of the sender's choosing; the one exce
 the caller and is asked for only between a program and the workers of its own private hub.
 
 What msgpack lacks travels as extension types: tuples, sets, integers over 64 bits, complex numbers, mappings with other
-than string keys, NumPy random generators, and, where the caller allows it, the ``repr`` of a value nobody can carry.
+than string keys, NumPy random generators, and, where the caller allows it, the ``repr`` of any other value.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HEADER_EXTENSION_BYTES_MAX = 128  # an integer in hexadecimal digits
 STRING_BYTES_MAX = 1 << 26
 BYTES_MAX = 1 << 30
 REPR_CHARS_MAX = 256
-PIECE_BYTES = 1 << 16  # copying so many bytes costs more than sending one more piece
+PIECE_BYTES = 1 << 16  # to copy a string of this size costs more than to send one more piece
 NDIM_MAX = 16
 
 _CONTAINER_ITEMS_MAX = ITEMS_MAX // 2  # a mapping's keys and values count as items each

@@ -145,8 +145,7 @@ def _left_in_cgroup(limit: str, used: str) -> list[int]:
 
 def counter(file: Path, name: str) -> int | None:
     """The number after ``name`` in a file of the kernel with a name and a number per line; None if it has none."""
-    with contextlib.suppress(OSError, ValueError):
-        return next(
-            (int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith(f"{name} ")), None
-        )
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = file.read_text().splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), None)
     return None

@@ -18,7 +18,7 @@ ONE_THREAD = dict.fromkeys([*_THREADS.split(), "VECLIB_MAXIMUM_THREADS"], "1")
 
 @dataclass(frozen=True)
 class StartWorkers:
-    """Hub to zygote: fork so many workers; with descriptors of their channels, standard outputs and errors."""
+    """Hub to zygote: fork ``count`` workers; with descriptors of their channels, standard outputs and errors."""
 
     count: int
 

@@ -23,8 +23,8 @@ from envhub_server.worker.env_runner import EnvRunner
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
-STEPS_CHECKED_FIRST = 100  # the observations of so many steps are all compared with the space
-STEPS_PER_CHECK = 256  # after them, the observation of one step in so many
+STEPS_CHECKED_FIRST = 100  # the observations of an env's first steps that are all compared with the space
+STEPS_PER_CHECK = 256  # after them, one observation in this many
 NO_INFO = (0, 0)  # the template and the length of an empty info
 
 

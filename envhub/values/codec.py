@@ -143,12 +143,12 @@ def decode(blob: Any, allow_pickle: bool = False) -> Any:
     Raises:
         DecodeError: the bytes are malformed, or break a limit of this module.
     """
-    return _Decoder(allow_pickle, DECODED_DEPTH_MAX, ITEMS_MAX).unpack(blob)
+    return _Decoder(allow_pickle).unpack(blob)
 
 
 def decode_leniently(blob: Any, allow_pickle: bool = False) -> tuple[Any, list[Represented]]:
     """As ``decode``, but with texts in place of values that cannot be unpickled; also returns these texts."""
-    decoder = _Decoder(allow_pickle, DECODED_DEPTH_MAX, ITEMS_MAX, lenient=True)
+    decoder = _Decoder(allow_pickle, lenient=True)
     return decoder.unpack(blob), decoder.represented
 
 
@@ -171,7 +171,7 @@ def decode_header(blob: Any, limits: HeaderLimits = KNOWN) -> Any:
         DecodeError: the bytes are malformed, or break a limit of this module.
     """
     check_header(blob, limits)
-    return _Decoder(False, 1, limits.items_max, _HEADER_EXTENSIONS).unpack(blob)
+    return _Decoder(False, limits.items_max, header=True).unpack(blob)
 
 
 def check_header(blob: Any, limits: HeaderLimits) -> None:
@@ -360,17 +360,12 @@ class _Decoder:
     """One decoding; counts the nesting of extension types, which msgpack does not see."""
 
     def __init__(
-        self,
-        allow_pickle: bool,
-        depth_max: int,
-        items_max: int,
-        extensions: frozenset[int] = _EXTENSIONS,
-        lenient: bool = False,
+        self, allow_pickle: bool, items_max: int = ITEMS_MAX, header: bool = False, lenient: bool = False
     ) -> None:
         self._allow_pickle = allow_pickle
-        self._extensions = extensions
+        self._extensions = _HEADER_EXTENSIONS if header else _EXTENSIONS
         self._lenient = lenient
-        self._depth_max = depth_max
+        self._depth_max = 1 if header else DECODED_DEPTH_MAX
         self._items_max = items_max
         self._depth = 0
         self.represented: list[Represented] = []
@@ -496,9 +491,8 @@ def _spec(fields: dict[str, Any]) -> Any:
     from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
     known = {field.name for field in dataclasses.fields(EnvSpec) if field.init}
-    wrappers = tuple(WrapperSpec(*wrapper) for wrapper in fields.pop("additional_wrappers", []))
-    spec = EnvSpec(**{name: value for name, value in fields.items() if name in known})
-    return dataclasses.replace(spec, additional_wrappers=wrappers)
+    fields["additional_wrappers"] = tuple(WrapperSpec(*wrapper) for wrapper in fields.get("additional_wrappers", []))
+    return EnvSpec(**{name: value for name, value in fields.items() if name in known})
 
 
 def _scalar(items: list[Any]) -> Any:

@@ -13,7 +13,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import structlog
 
@@ -24,7 +24,7 @@ from envhub_server.processes.orphan_reaper import OrphanReaper
 from envhub_server.processes.worker_events import Events
 from envhub_server.processes.worker_handle import WorkerHandle
 from envhub_server.processes.worker_output import OutputStream
-from envhub_server.processes.zygote_handle import ZygoteHandle, start_environment
+from envhub_server.processes.zygote_handle import Environment, ZygoteHandle, start_environment
 
 PR_SET_CHILD_SUBREAPER = 36
 ZYGOTES_MAX = 3  # started in place of ended ones within ZYGOTES_WINDOW_S
@@ -53,9 +53,7 @@ class Supervisor:
         self._sweep_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         poller.register(self._sweep_bell, self)
 
-    def start(
-        self, session: int, numbers: Sequence[int], environ: Mapping[str, str] | None = None
-    ) -> list[WorkerHandle]:
+    def start(self, session: int, numbers: Sequence[int], environ: Environment = None) -> list[WorkerHandle]:
         """Start these workers of a session from a zygote with this environment (the hub's if None).
 
         Raises:
@@ -77,7 +75,7 @@ class Supervisor:
 
     # --- zygotes ----------------------------------------------------------------------------------------------------
 
-    def _zygote(self, environ: Mapping[str, str] | None) -> ZygoteHandle:
+    def _zygote(self, environ: Environment) -> ZygoteHandle:
         """The zygote with this start environment, which a fork cannot change: so another environment needs another."""
         current = self._zygotes[-1] if self._zygotes else None
         if current is not None and current.alive and start_environment(current.environ) == start_environment(environ):
@@ -87,7 +85,7 @@ class Supervisor:
             current.retire()
         return zygote
 
-    def _start_zygote(self, environ: Mapping[str, str] | None) -> ZygoteHandle:
+    def _start_zygote(self, environ: Environment) -> ZygoteHandle:
         zygote = ZygoteHandle(self._poller, self._python, self._hub, environ, self._pids(), self)
         self._zygotes.append(zygote)
         return zygote

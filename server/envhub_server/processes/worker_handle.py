@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.loop.poller import Poller
 from envhub_server.processes.exit_cause import ExitCause, OutOfMemory, exit_cause
 from envhub_server.processes.worker_events import Events, WorkerEvent, WorkerExited, WorkerSaid, WorkerStarted
-from envhub_server.processes.worker_output import OutputStream, WorkerOutput
+from envhub_server.processes.worker_output import Streams, WorkerOutput
 
 LAST_READS_MAX = 256  # after a worker's exit; a child of it may still write to the channel
 
@@ -61,12 +61,7 @@ class WorkerHandle:
     """
 
     def __init__(
-        self,
-        poller: Poller,
-        streams: Sequence[OutputStream],
-        worker: tuple[int, int],
-        events: Events,
-        owner: WorkerOwner,
+        self, poller: Poller, streams: Streams, worker: tuple[int, int], events: Events, owner: WorkerOwner
     ) -> None:
         """Make the channel, bell and pipes of this worker of a session; the zygote makes the process.
 

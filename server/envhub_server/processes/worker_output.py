@@ -12,7 +12,6 @@ import ctypes
 import os
 import select
 import time
-from collections.abc import Sequence
 
 import structlog
 
@@ -179,6 +178,9 @@ class OutputStream:
         self._timer.close()
 
 
+Streams = tuple[OutputStream, OutputStream]  # the hub's stdout and stderr
+
+
 class WorkerOutput:
     """The stdout and stderr of one worker.
 
@@ -186,7 +188,7 @@ class WorkerOutput:
         far_ends: the worker's ends of the two pipes; closed by ``close_far_ends``.
     """
 
-    def __init__(self, streams: Sequence[OutputStream]) -> None:
+    def __init__(self, streams: Streams) -> None:
         """Make a pipe to each of the hub's two streams.
 
         Raises:

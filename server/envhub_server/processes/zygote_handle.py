@@ -28,8 +28,11 @@ START_VARIABLES = (
 DESCRIPTORS_PER_WORKER = 3  # its channel, its standard output and its standard error
 
 
-def start_environment(environ: Mapping[str, str] | None) -> dict[str, str] | None:
-    """The variables that a zygote must be started with; None stands for the hub's own environment."""
+Environment = Mapping[str, str] | None  # a program's variables; None stands for the hub's own
+
+
+def start_environment(environ: Environment) -> Environment:
+    """The variables that a zygote must be started with."""
     if environ is None:
         return None
     return {name: value for name, value in environ.items() if name.startswith(START_VARIABLES)}
@@ -43,13 +46,7 @@ class ZygoteHandle:
     """The process that forks workers, in one environment and working directory."""
 
     def __init__(
-        self,
-        poller: Poller,
-        python: str,
-        hub: str,
-        environ: Mapping[str, str] | None,
-        workers: Sequence[int],
-        parent: Source,
+        self, poller: Poller, python: str, hub: str, environ: Environment, workers: Sequence[int], parent: Source
     ) -> None:
         """Start the process with this interpreter; it guards ``workers``, and ``parent`` must ``reap`` it.
 

@@ -124,8 +124,7 @@ class HubProtocol:
         except RemoteProtocolError:
             self.malformed += 1  # without a prelude no reply could refer to the message
             return None
-        refusal = self._refusal(prelude)
-        if refusal is not None:
+        if refusal := self._refusal(prelude):
             self._refuse(peer, prelude, refusal)
             return None
         op = _OPS[prelude.op]

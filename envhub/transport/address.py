@@ -80,8 +80,7 @@ def default_address() -> str:
 
 def runtime_folder() -> Path:
     """This user's folder for sockets; it need not exist yet."""
-    given = os.environ.get("XDG_RUNTIME_DIR")
-    if given:
+    if given := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(given) / "envhub"
     usual = Path(f"/run/user/{os.getuid()}")
     if usual.is_dir():

@@ -69,8 +69,7 @@ class StepCosts:
 
     def find(self, key: str) -> StepCost | None:
         """The cost of a step of this environment, if it is known."""
-        cost = self._costs.pop(key, None)
-        if cost is not None:
+        if cost := self._costs.pop(key, None):
             self._costs[key] = cost
         return cost
 

@@ -22,7 +22,6 @@ from envhub_server.processes.worker_output import Streams, WorkerOutput
 
 LAST_READS_MAX = 256  # after a worker's exit; a child of it may still write to the channel
 
-
 # The bounds of numbers in a worker's messages: its envs may have written to its channel, too.
 BOUNDS: validation.Bounds = {
     control.Building: {"built": (0, validation.ROWS_MAX)},

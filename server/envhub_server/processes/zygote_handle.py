@@ -26,7 +26,8 @@ START_VARIABLES = (
     *("NPY_", "NUMPY_", "OMP_", "KMP_", "GOMP_", "OPENBLAS_", "GOTO_", "MKL_", "BLIS_", "VECLIB_", "NUMEXPR_"),
 )
 DESCRIPTORS_PER_WORKER = 3  # its channel, its standard output and its standard error
-
+_BOOTSTRAP = str(Path(__file__).parents[1] / "worker" / "bootstrap.py")
+_FILES = [f"{module.__name__}={module.__file__}" for module in (envhub, envhub_server, msgpack_numpy)]
 
 Environment = Mapping[str, str] | None  # a program's variables; None stands for the hub's own
 
@@ -36,10 +37,6 @@ def start_environment(environ: Environment) -> Environment:
     if environ is None:
         return None
     return {name: value for name, value in environ.items() if name.startswith(START_VARIABLES)}
-
-
-_BOOTSTRAP = str(Path(__file__).parents[1] / "worker" / "bootstrap.py")
-_FILES = [f"{module.__name__}={module.__file__}" for module in (envhub, envhub_server, msgpack_numpy)]
 
 
 class ZygoteHandle:

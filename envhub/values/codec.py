@@ -147,7 +147,7 @@ def decode(blob: Any, allow_pickle: bool = False) -> Any:
 
 
 def decode_leniently(blob: Any, allow_pickle: bool = False) -> tuple[Any, list[Represented]]:
-    """As ``decode``, but with texts in place of values that cannot be unpickled; also returns these texts."""
+    """As ``decode``, but with texts in place of values that cannot be unpickled; also returns every ``Represented``."""
     decoder = _Decoder(allow_pickle, lenient=True)
     return decoder.unpack(blob), decoder.represented
 

@@ -64,7 +64,6 @@ class ClientProtocol:
     def __init__(self, token: bytes = NO_SESSION, reconnect_s: float = RECONNECT_S) -> None:
         self.hub_id = 0  # until it is known
         self.token = token
-        self.dropped = 0  # late or foreign replies that were thrown away
         self.progress: HeartbeatReply | None = None  # of the pending request, until the caller takes it away
         self.answer: Reply | None = None  # to the last request; after an interrupt the caller finds it here
         self.goodbye: Failure | None = None  # why the hub has ended the session, once the hub said so
@@ -185,11 +184,8 @@ class ClientProtocol:
         """Drop a message, but note it if it says that the request that was given up has ended."""
         given_up = self.unsettled and (prelude.token, prelude.seq) == (self.token, self._sent_seq)
         if not given_up or not prelude.op & REPLY:
-            self.dropped += 1
             return
-        if prelude.op != REPLY | Op.HEARTBEAT:
-            self.dropped += 1  # the late reply itself
-        elif _read(Op.HEARTBEAT, body).state == "running":
+        if prelude.op == REPLY | Op.HEARTBEAT and _read(Op.HEARTBEAT, body).state == "running":
             return
         self._ended_seq = self._sent_seq
         if self._pending is not None and self._pending.held:

@@ -43,8 +43,7 @@ def admitted(make: Make, config: HubConfig, registry: Registry, envs: int) -> Re
     if foreign := [wrapper for wrapper in make.wrappers if not WRAPPERS.fullmatch(wrapper)]:
         text = f"{', '.join(foreign)}: a hub on the network imports no wrapper but Gymnasium's, and none that records"
         return Failure("not_permitted", "request", text)
-    recipe = registry.find(make.name)
-    if recipe is None:
-        text = f"this hub does not offer {make.name!r}; its operator decides what it offers, `envs()` lists it"
-        return Failure("unknown_env", "request", text)
-    return recipe
+    if recipe := registry.find(make.name):
+        return recipe
+    text = f"this hub does not offer {make.name!r}; its operator decides what it offers, `envs()` lists it"
+    return Failure("unknown_env", "request", text)

@@ -220,8 +220,15 @@ print(envs.token, flush=True)
 ENDS = {"detaches": "envs.detach()", "is killed": "import os; os.kill(os.getpid(), 9)"}
 
 
-@pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize(
+    ("how", "lane"),
+    [
+        ("detaches", "wire"),
+        ("is killed", "auto"),
+        pytest.param("detaches", "auto", marks=pytest.mark.long),
+        pytest.param("is killed", "wire", marks=pytest.mark.long),
+    ],
+)
 def test_trainer_that_ends_is_followed_by_another_process(tmp_path: Path, lane: str, how: str) -> None:
     with serve(tmp_path, "counter=sims:counter") as served:
         code = TRAINER.format(hub=served.ipc, lane=lane, end=ENDS[how])

@@ -291,6 +291,31 @@ def test_copy_of_a_given_up_request_that_comes_late_delays_the_next_one_only() -
     assert pair.replies[-1].op is Op.RESET and [request.seq for request in pair.carried_out[1:]] == [1, 2, 3]
 
 
+def test_copy_of_the_last_but_one_given_up_request_delays_the_next_one_only() -> None:
+    pair = joined()
+    step_on_its_way(pair, b"first")
+    late = pair.to_hub.pop()
+    pair.client.give_up()
+    step_on_its_way(pair, b"second")
+    for _ in range(2):  # the client asks after the first, which the hub does not know, and then sends the second
+        pair.advance(0)
+        if pair.client.held:
+            pair.settle()
+    pair.client.give_up()
+    pair.to_hub.insert(0, late)
+    for _ in range(2):  # the first begins, so the second is refused, which the client learns of
+        pair.deliver_to_hub()
+    pair.deliver_to_client()
+    step_on_its_way(pair, b"third")
+    pair.deliver_to_hub()
+    assert pair.deliver_to_client() is None  # the third is refused, too, and is sent again
+    pair.settle()
+    pair.advance(prelude.HEARTBEAT_S)
+    pair.settle()
+    assert pair.replies[-1].frames == [b"did third"]
+    assert [bytes(request.frames[0]) for request in pair.carried_out if request.op is Op.STEP] == [b"first", b"third"]
+
+
 def test_close_does_not_wait_for_what_was_given_up() -> None:
     pair = given_up()
     pair.client.give_up()

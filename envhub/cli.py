@@ -82,7 +82,7 @@ def serve(
         hint = f'connect with: envhub.make_vec("ENV", num_envs=64, hub="{first}")'
         console.print(hint, highlight=False, soft_wrap=True)
         if insecure:
-            errors.print("[bold red]insecure:[/] whoever reaches these addresses may use this hub", soft_wrap=True)
+            errors.print("[bold red]insecure:[/] every program that reaches these addresses may use it", soft_wrap=True)
 
     fixed = None if workers == "auto" else workers
     try:
@@ -281,7 +281,7 @@ def bench(
     plot: Path | None = None,
     budget: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Time stepping through a hub (embedded, ipc, tcp) beside AsyncVectorEnv and SyncVectorEnv, in one run.
+    """Time stepping through a hub (embedded, ipc, tcp), AsyncVectorEnv and SyncVectorEnv in one run.
 
     Where they are installed, SB3, tianshou, PufferLib, EnvPool, dm_env_rpc and OpenEnv take part, too. Needs the
     extra "bench".
@@ -302,7 +302,7 @@ def bench(
     json
         Print one JSON object per way and number of envs instead of a table.
     plot
-        A PNG or SVG file to draw the results into, besides.
+        A PNG or SVG file to draw the results into as well.
     budget
         Print instead where the time of one step goes, hop by hop.
     """

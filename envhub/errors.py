@@ -15,7 +15,7 @@
     │   ├── RemoteProtocolError            the other side broke PROTOCOL.md: a bug, or not an EnvHub
     │   └── VersionMismatch                upgrade one side
     ├── EnvRaised                          an env's own code raised: fix the env
-    ├── WorkerDied                         a worker process ended: look at its log
+    ├── WorkerDied                         a worker process ended: read its log
     │   └── RestartsExhausted              too often to be started again: fix the env, make again
     ├── EnvTimeout (TimeoutError)          an env hung, and its worker was ended: see the stacks in the message
     ├── AccessDenied (PermissionError)     the hub does not let this key in: ask its operator

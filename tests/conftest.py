@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import HealthCheck, settings
+import os
+import sys
 
-# How long an example takes is the machine's business.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+import pytest
+
+# A run starts hundreds of interpreters. Many container images set this variable, and each one compiles every module.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -17,6 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    _load_hypothesis_profile()
     if config.getoption("--lane") == "wire":
         from envhub_client import make
         from envhub_client.session.options import SessionOptions
@@ -26,3 +29,11 @@ def pytest_configure(config: pytest.Config) -> None:
         SessionOptions.__init__.__defaults__ = tuple("wire" if value == "auto" else value for value in defaults)
         assert make.make_vec.__kwdefaults__ is not None
         make.make_vec.__kwdefaults__["lane"] = "wire"
+
+
+def _load_hypothesis_profile() -> None:
+    from hypothesis import HealthCheck, settings
+
+    # How long an example takes is the machine's business.
+    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")

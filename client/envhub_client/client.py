@@ -52,7 +52,7 @@ class Client(AbstractContextManager["Client"]):
         Raises:
             HubTimeout, HubLost: as every question of this class.
         """
-        # The hub may have to start a worker first, to see what is registered.
+        # The hub may have to start a worker first, which reads what is registered.
         names: list[str] = self._connection.ask(Op.LIST, ListEnvs(), timeout=self._timeout).message.names
         return names
 
@@ -69,14 +69,14 @@ class Client(AbstractContextManager["Client"]):
     def attach(self, token: str, *, observe: Literal[True]) -> Observer: ...
 
     def attach(self, token: str, *, observe: bool = False, **options: Any) -> HubVectorEnv | Observer:
-        """Take over a session of this hub that another process made, or look at it.
+        """Take over a session of this hub that another process made, or observe it.
 
-        The envs go on in the same episodes. Whoever held the session has lost it: its next call raises ``SessionLost``.
-        A step that was under way is finished first, and its results are in ``observe()`` only.
+        The envs go on in the same episodes. The process that held the session loses it: its next call raises
+        ``SessionLost``. A step that was under way is finished first, and its results are in ``observe()`` only.
 
         Args:
             token: of the session, as ``HubVectorEnv.detach`` returned it, or its ``token``.
-            observe: only look, by an ``Observer``; nobody loses anything.
+            observe: return an ``Observer`` instead, and leave the session where it is.
             **options: ``copy``, ``lane``, ``compression`` and ``reconnect_timeout``, as for ``make_vec``.
 
         Raises:
@@ -90,8 +90,7 @@ class Client(AbstractContextManager["Client"]):
         session = token_bytes(token)
         if observe:
             return Observer(Connection(self._hub, timeout=self._timeout), session, self._timeout)
-        unknown = options.keys() - {"copy", "lane", "compression", "reconnect_timeout"}
-        if unknown:
+        if unknown := options.keys() - {"copy", "lane", "compression", "reconnect_timeout"}:
             raise TypeError(f"attach takes no {', '.join(sorted(unknown))}; the session was made already")
         return HubVectorEnv(self._hub, Attach(session), SessionOptions(**options), self._timeout)
 

@@ -6,7 +6,7 @@ import time
 
 
 class Deadline:
-    """The end of so many seconds from now, on the monotonic clock."""
+    """The end of ``timeout`` seconds from now, on the monotonic clock."""
 
     def __init__(self, timeout: float) -> None:
         self._end_s = time.monotonic() + timeout

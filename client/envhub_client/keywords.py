@@ -1,4 +1,4 @@
-"""Keyword arguments that nobody takes, and the ones that were meant."""
+"""Keyword arguments that no function takes, and the ones that were meant."""
 
 from __future__ import annotations
 

@@ -6,11 +6,10 @@ import functools
 import inspect
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
-from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import AutoresetMode
 
@@ -22,11 +21,11 @@ from envhub.values import codec
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.keywords import meant, refused_keyword
-from envhub_client.session.factories import checked_factories, make_of_factories
+from envhub_client.session.factories import Factory, checked_factories, make_of_factories
 from envhub_client.session.faults import FIELDS, split
 from envhub_client.session.options import ObservationMode, SessionOptions
 
-EnvLike = str | EnvSpec | Callable[[], Env[Any, Any]] | Sequence[Callable[[], Env[Any, Any]]]
+EnvLike = str | EnvSpec | Factory | Sequence[Factory]
 
 
 def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is positional
@@ -147,11 +146,7 @@ def _wrapper_arguments(wrapper: WrapperSpec) -> dict[str, Any]:
 
 
 def _by_factories(
-    env: Callable[[], Env[Any, Any]] | Sequence[Callable[[], Env[Any, Any]]],
-    num_envs: int,
-    hub: str | None,
-    options: SessionOptions,
-    arguments: dict[str, Any],
+    env: Factory | Sequence[Factory], num_envs: int, hub: str | None, options: SessionOptions, arguments: dict[str, Any]
 ) -> HubVectorEnv:
     if arguments:
         questions = [meant(name, _KEYWORDS) for name in arguments]

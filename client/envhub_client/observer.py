@@ -1,4 +1,4 @@
-"""Looking at a session that another process holds: what its envs showed last, without touching anything."""
+"""Observing a session that another process holds: what its envs showed last, without a change to them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Seen(NamedTuple):
 
 
 class Observer(AbstractContextManager["Observer"]):
-    """A look at a session, usable in ``with``. The trainer that holds it neither notices nor waits.
+    """An observer of a session, usable in ``with``. The trainer that holds the session neither notices nor waits.
 
     Attributes:
         num_envs: how many envs it has.
@@ -38,7 +38,7 @@ class Observer(AbstractContextManager["Observer"]):
     """
 
     def __init__(self, connection: Connection, token: bytes, timeout: float) -> None:
-        """Look at the session of this token by a connection that is the observer's from now on.
+        """Observe the session of this token by a connection that is the observer's from now on.
 
         Raises:
             SessionLost: there is no such session, or it is not made yet.
@@ -66,7 +66,7 @@ class Observer(AbstractContextManager["Observer"]):
         return seen(self._ask(described=True), self._observations)
 
     def close(self) -> None:
-        """Look no more; the session does not notice."""
+        """Close the connection; the session does not notice."""
         self._connection.close()
 
     def __exit__(self, *exc_info: object) -> None:

@@ -1,4 +1,4 @@
-"""Let the envs step while the policy thinks: two halves of a batch in turn, beside the whole batch at once.
+"""Let the envs step while the policy thinks: two halves of a batch in turn, against the whole batch at once.
 
     python client/examples/half_batches.py                     # a private hub starts and ends with the program
     python client/examples/half_batches.py --hub ipc://PATH    # a hub that `envhub serve CartPole-v1` runs

@@ -37,7 +37,7 @@ class ArenaDriver:
         self._codes, self._knows_slots = b"", False
 
     def take_over(self) -> None:
-        """Begin to drive after somebody else: rows that were sent in parts are nobody's any more."""
+        """Begin to drive after another driver, and forget the rows that were sent in parts."""
         self.forget()
         self._sent[:] = False
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -89,7 +89,12 @@ class Layout:
             wanted.append((f"action_code/{number}", "i8", (self.rows,)))
         for number, leaf in enumerate(self.observations):
             wanted.append((f"observation/{number}", leaf.dtype, (SLOTS, self.rows, *leaf.shape)))
-        return _placed(wanted)
+        fields: dict[str, Field] = {}
+        offset = HEADER_BYTES
+        for name, dtype, shape in wanted:
+            fields[name] = Field(offset, dtype, shape)
+            offset = _aligned(offset + fields[name].nbytes, ALIGNMENT)
+        return fields
 
     def batch_bytes(self, leaf: Leaf) -> int:
         """The size of one batch of an observation leaf."""
@@ -105,7 +110,7 @@ def split_results(results: Any, rows: int) -> tuple[np.ndarray, np.ndarray, np.n
     """Rewards, terminations and truncations as views of the bytes of all three.
 
     Raises:
-        ValueError: these are not the bytes of so many rows.
+        ValueError: these are not the bytes of ``rows`` rows.
     """
     if len(results) != rows * RESULT_BYTES:
         raise ValueError(f"{len(results)} bytes of results for {rows} rows")
@@ -114,15 +119,6 @@ def split_results(results: Any, rows: int) -> tuple[np.ndarray, np.ndarray, np.n
         np.ndarray(rows, _FLAG, results, rows * _REWARD.itemsize),
         np.ndarray(rows, _FLAG, results, rows * (_REWARD.itemsize + _FLAG.itemsize)),
     )
-
-
-def _placed(wanted: Sequence[tuple[str, str, tuple[int, ...]]]) -> dict[str, Field]:
-    fields: dict[str, Field] = {}
-    offset = HEADER_BYTES
-    for name, dtype, shape in wanted:
-        fields[name] = Field(offset, dtype, shape)
-        offset = _aligned(offset + fields[name].nbytes, ALIGNMENT)
-    return fields
 
 
 def _aligned(offset: int, boundary: int) -> int:

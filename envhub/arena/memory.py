@@ -178,7 +178,7 @@ class Arena:
         return self._header_words[_REVOKED] == REVOKED
 
     def revoke(self) -> None:
-        """Tell the client to ask the hub what became of its session; the client has to be woken then."""
+        """Tell the client, which no longer has the session, to ask the hub why. Ring the client afterwards."""
         self._header_words[_REVOKED] = REVOKED
 
     @property
@@ -188,7 +188,7 @@ class Arena:
         return words[_DRIVER] == DRIVER_CLIENT and not words[_REVOKED]
 
     def wind_up(self) -> None:
-        """Tell the client to begin no other step; the one under way goes on."""
+        """Tell the client to begin no other step; a step that has begun goes on."""
         self._header_words[_REVOKED] = self._header_words[_REVOKED] or WINDING_UP
 
     def check(self) -> None:

@@ -2,9 +2,6 @@
 
 A parked process is woken by the kernel, which costs tens of microseconds on both sides. Spinning costs a CPU, so it is
 bounded, and it is only done where it was of use recently.
-
-Of two processes that each store a word and then load the other's, both may miss what the other stored, unless each has
-a fence between store and load. On x86-64 an atomic exchange is one, and taking a free lock is an atomic exchange.
 """
 
 from __future__ import annotations
@@ -24,14 +21,14 @@ SKIPS_MAX = 127  # waits that only park, after many vain spins
 
 RING = (1).to_bytes(8, sys.byteorder)  # what is written to an eventfd, to wake the process that is parked at it
 
-
-_free_lock = threading.Lock()
+_free_lock = threading.Lock()  # on x86-64 taking it is an atomic exchange, which is a fence
 
 
 def fence() -> None:
     """Store what was stored before this call before loading anything after it; only where ``HAS_FENCE``.
 
-    Of two processes that each store, call this and then load, at least one sees what the other has stored.
+    Of two processes that each store a word, call this and then load the other's word, at least one sees what the other
+    has stored; without a fence both may miss it.
     """
     with _free_lock:
         pass
@@ -66,13 +63,13 @@ class Spinner:
             if ready():
                 self._penalty = 0
                 return True
-        # Each vain spin in a row doubles the number of waits that go without.
+        # Each vain spin in a row doubles the number of waits that only park.
         self._skips = self._penalty = min(2 * self._penalty + 1, SKIPS_MAX)
         return False
 
 
 def spin_us(processes: int, cpus: int, quota: bool) -> int:
-    """For how many microseconds to spin, with so many workers and drivers, usable CPUs, and a cgroup's quota or none.
+    """For how many microseconds to spin: ``processes`` counts workers and drivers, ``quota`` is that of a cgroup.
 
     No process spins where it would take the CPU of one that computes, where it would spend a cgroup's quota, or where a
     weaker memory order than x86-64's forbids to read what a word guards without a system call.

@@ -27,14 +27,11 @@ def repeat_observation(arena: Arena, row: int) -> None:
 
 def truncate(arena: Arena, row: int, info_bytes: int) -> None:
     """End the row's episode without a transition of its env; its info, of ``info_bytes``, is stored already."""
-    repeat_observation(arena, row)
+    stay(arena, row, info_bytes)
     arena.rewards[row] = 0.0
     arena.terminations[row] = False
     arena.truncations[row] = True
     arena.needs_reset[row] = FRESH
-    arena.info_template[row] = 0
-    arena.info_length[row] = info_bytes
-    arena.status[row] = STATUS_INFO
 
 
 def stay(arena: Arena, row: int, info_bytes: int = 0) -> None:

@@ -54,7 +54,6 @@ class _Pending:
     done: bytes  # the first frame of a Done reply to it
     ask_s: float  # when to ask the hub about it next
     held: bool = False  # not sent before a request that was given up has ended
-    follows: bool = False  # was held; a late copy of the request that was given up may still arrive before it
     lost: bool = False  # the hub does not have it, or its reply was lost: send it again
 
 
@@ -64,7 +63,6 @@ class ClientProtocol:
     def __init__(self, token: bytes = NO_SESSION, reconnect_s: float = RECONNECT_S) -> None:
         self.hub_id = 0  # until it is known
         self.token = token
-        self.dropped = 0  # late or foreign replies that were thrown away
         self.progress: HeartbeatReply | None = None  # of the pending request, until the caller takes it away
         self.answer: Reply | None = None  # to the last request; after an interrupt the caller finds it here
         self.goodbye: Failure | None = None  # why the hub has ended the session, once the hub said so
@@ -72,6 +70,7 @@ class ClientProtocol:
         self.reconnect_s = reconnect_s  # how long the hub may be out of reach while a request is pending
         self._session_seq = 0
         self._sent_seq = 0  # of the session's last request that may have been sent
+        self._may_be_late = False  # whether a copy of a request that was given up may still begin in the hub
         self._ended_seq = 0  # of the session's last request that has ended, as a reply or a HEARTBEAT reply said
         self._ticket = 0
         self._pending: _Pending | None = None
@@ -118,12 +117,13 @@ class ClientProtocol:
                 self._sent_seq = seq
         done = pack_head(REPLY | op, self.hub_id, token, seq)
         self.answer = None
-        self._pending = _Pending(op, token, seq, sent, done, _AT_ONCE if held else now_s + HEARTBEAT_S, held, held)
+        self._pending = _Pending(op, token, seq, sent, done, _AT_ONCE if held else now_s + HEARTBEAT_S, held)
         self._heard_s = now_s
         return sent
 
     def give_up(self) -> None:
         """Stop waiting for the pending request; a reply that comes later is dropped."""
+        self._may_be_late = self._may_be_late or (self._pending is not None and self._pending.op in SESSION_OPS)
         self._pending = self.answer = None
 
     def receive(self, frames: Frames, now_s: float) -> Reply | None:
@@ -161,8 +161,8 @@ class ClientProtocol:
             raise RemoteProtocolError(f"a reply with op {op} to a {pending.op.name}")
         kind = messages.REPLIES[op]
         message = kind() if kind is messages.Done else _read(op, body)
-        if pending.follows and isinstance(message, Failure) and message.code == "bad_seq":
-            pending.lost = True  # a late copy of the request that was given up runs; the next tick sends this one again
+        if self._may_be_late and isinstance(message, Failure) and message.code == "bad_seq":
+            pending.lost = True  # such a copy runs; the next tick sends this request again
             return None
         if op == Op.HELLO:
             self.hub_id = prelude.hub_id
@@ -171,7 +171,7 @@ class ClientProtocol:
     def _answered(self, pending: _Pending, message: Any, frames: Frames) -> Reply:
         self.answer = answer = Reply(pending.op, message, frames[1:])
         if pending.op in SESSION_OPS:
-            self._ended_seq = pending.seq
+            self._ended_seq, self._may_be_late = pending.seq, False  # the hub begins no earlier request any more
         self._pending = None
         return answer
 
@@ -185,11 +185,8 @@ class ClientProtocol:
         """Drop a message, but note it if it says that the request that was given up has ended."""
         given_up = self.unsettled and (prelude.token, prelude.seq) == (self.token, self._sent_seq)
         if not given_up or not prelude.op & REPLY:
-            self.dropped += 1
             return
-        if prelude.op != REPLY | Op.HEARTBEAT:
-            self.dropped += 1  # the late reply itself
-        elif _read(Op.HEARTBEAT, body).state == "running":
+        if prelude.op == REPLY | Op.HEARTBEAT and _read(Op.HEARTBEAT, body).state == "running":
             return
         self._ended_seq = self._sent_seq
         if self._pending is not None and self._pending.held:

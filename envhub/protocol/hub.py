@@ -127,8 +127,7 @@ class HubProtocol:
         except RemoteProtocolError:
             self.malformed += 1  # without a prelude no reply could refer to the message
             return None
-        refusal = self._refusal(prelude)
-        if refusal is not None:
+        if refusal := self._refusal(prelude):
             self._refuse(peer, prelude, refusal)
             return None
         op = _OPS[prelude.op]
@@ -286,14 +285,12 @@ class HubProtocol:
 
     def goodbye(self, token: bytes, why: Failure) -> None:
         """Push GOODBYE to a session's client: the hub ends the session."""
-        link = self._links.get(token)
-        if link is not None:
+        if link := self._links.get(token):
             self._send(link.peer, Op.GOODBYE, token, 0, why)
 
     def notice(self, token: bytes, text: str) -> None:
         """Push a NOTICE, a text for the user of a session; a client that does not know this push drops it."""
-        link = self._links.get(token)
-        if link is not None:
+        if link := self._links.get(token):
             self._send(link.peer, Op.NOTICE, token, 0, messages.Notice(text))
 
     # --- sessions and leases --------------------------------------------------------------------------------------

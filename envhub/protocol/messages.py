@@ -11,6 +11,7 @@ import dataclasses
 import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, Dict, Iterable, List, Optional, Tuple, Type, TypeVar, Union, cast, get_type_hints
 
 from envhub.values import codec
@@ -414,7 +415,7 @@ _EXCHANGES: Dict[int, Tuple[Type[Any], Type[Any]]] = {
 REQUESTS: Dict[int, Type[Any]] = {op: request for op, (request, _) in _EXCHANGES.items()}  # but STEP, which is no map
 REPLIES: Dict[int, Type[Any]] = {op: reply for op, (_, reply) in _EXCHANGES.items()}
 REPLIES.update({Op.STEP: Done, Op.NOTICE: Notice, Op.FAILURE: Failure})
-_HINTS: Dict[Type[Any], Dict[str, Any]] = {}
+_hints = lru_cache(maxsize=None)(get_type_hints)
 
 
 def pack(message: Any) -> bytes:
@@ -424,10 +425,7 @@ def pack(message: Any) -> bytes:
 
 def as_map(message: Any) -> Dict[str, Any]:
     """A message's fields by name, with messages inside as maps; unlike ``dataclasses.asdict``, copies no values."""
-    found = {}
-    for name, value in vars(message).items():
-        found[name] = as_map(value) if dataclasses.is_dataclass(value) else value
-    return found
+    return {name: as_map(value) if dataclasses.is_dataclass(value) else value for name, value in vars(message).items()}
 
 
 def unpack(kind: Type[M], blob: Any, limits: codec.HeaderLimits = codec.KNOWN) -> M:
@@ -448,13 +446,8 @@ def build(kind: Any, found: Dict[str, Any]) -> Any:
     Raises:
         codec.DecodeError: a field is missing or has another type than its annotation.
     """
-    hints = _HINTS.get(kind)
-    if hints is None:
-        hints = _HINTS[kind] = get_type_hints(kind)
-    values = {}
-    for name, hint in hints.items():
-        if name in found:
-            values[name] = _value(f"{kind.__name__}.{name}", hint, found[name])
+    hints = {name: hint for name, hint in _hints(kind).items() if name in found}
+    values = {name: _value(f"{kind.__name__}.{name}", hint, found[name]) for name, hint in hints.items()}
     try:
         return kind(**values)
     except TypeError as error:

@@ -50,8 +50,7 @@ class Prelude(NamedTuple):
 
     def pack(self) -> bytes:
         """The prelude's bytes."""
-        op, hub_id, token, seq, major, minor = self
-        return PRELUDE.pack(MAGIC, major, minor, op, hub_id, token, seq)
+        return PRELUDE.pack(MAGIC, self.major, self.minor, *self[:4])
 
     @classmethod
     def unpack(cls, frame: Frame) -> Prelude:

@@ -38,7 +38,7 @@ class Address:
 
     @property
     def is_ipv6(self) -> bool:
-        """Whether it is a literal address of IPv6, which sockets speak only when told to."""
+        """Whether it is a literal address of IPv6, which a socket uses only with an option set."""
         return self.host.startswith("[")
 
     @property
@@ -91,14 +91,13 @@ def _keys(token: str) -> HubKeys:
 
 
 def default_address() -> str:
-    """Where ``envhub serve`` listens and clients look unless told otherwise: a socket in this user's runtime folder."""
+    """Where ``envhub serve`` listens and clients connect by default: a socket in this user's runtime folder."""
     return f"ipc://{runtime_folder() / 'hub.sock'}"
 
 
 def runtime_folder() -> Path:
     """This user's folder for sockets; it need not exist yet."""
-    given = os.environ.get("XDG_RUNTIME_DIR")
-    if given:
+    if given := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(given) / "envhub"
     usual = Path(f"/run/user/{os.getuid()}")
     if usual.is_dir():
@@ -107,7 +106,7 @@ def runtime_folder() -> Path:
 
 
 def check_private(folder: Path) -> None:
-    """Refuse a folder in which somebody else could put a socket in our place.
+    """Refuse a folder in which another user could put a socket in place of the hub's.
 
     Raises:
         AddressError: it is no folder of this user's alone.

@@ -14,13 +14,12 @@ _ITEM_BYTES = array.array("i").itemsize
 
 
 class DescriptorReader:
-    """Reads bytes and descriptors from a Unix socket, and owns the descriptors until they are taken."""
+    """Reads bytes and up to ``descriptors_max`` descriptors at a time; owns the descriptors until they are taken."""
 
     def __init__(self, connection: socket.socket, descriptors_max: int = DESCRIPTORS_MAX) -> None:
-        """Of this socket; at most so many descriptors are accepted at a time."""
         self._socket = connection
         self._ancillary_bytes = socket.CMSG_SPACE(descriptors_max * _ITEM_BYTES) if descriptors_max else 0
-        self._received: list[Any] = []  # results of recvmsg that were not looked at yet
+        self._received: list[Any] = []  # results of recvmsg that are not unpacked yet
         self.descriptors: list[int] = []  # that have come and were not taken
         self.truncated = False  # whether descriptors were lost because this process may have no more of them
 
@@ -30,7 +29,7 @@ class DescriptorReader:
         Raises:
             OSError: as the socket's ``recvmsg``.
         """
-        # Received and held by one call into C: an interrupt in between would leave descriptors that nobody knows.
+        # Received and held by one call into C: an interrupt in between would leave descriptors without an owner.
         arguments = (size,), (self._ancillary_bytes,), (socket.MSG_CMSG_CLOEXEC,)
         self._received.extend(map(self._socket.recvmsg, *arguments))
         data, _, flags, _ = self._received[-1]

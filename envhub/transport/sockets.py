@@ -86,11 +86,10 @@ def present_keys(socket: zmq.Socket[Any], keys: HubKeys) -> None:
 
 
 def open_monitor(socket: zmq.Socket[Any], events: int) -> Any:
-    """A socket that tells of ``events`` of ``socket``; it holds as many as come.
+    """A socket that reports ``events`` of ``socket``, and queues them without a limit.
 
-    With a limit, as it has in ``get_monitor_socket``, libzmq's own thread would wait in the middle of its work for
-    somebody to read them, and closing the socket would wait for that thread. No address is used twice: libzmq gives
-    one up some time after its socket was closed.
+    With a limit, as in ``get_monitor_socket``, libzmq's own thread would wait until they are read, and closing the
+    socket would wait for that thread. No address is used twice: libzmq frees one some time after its socket was closed.
     """
     address = f"inproc://monitor-{next(_monitors)}"
     socket.monitor(address, events)
@@ -140,7 +139,7 @@ def receive_peer(socket: zmq.Socket[Any]) -> bytes:
 
 
 def discard(socket: zmq.Socket[Any], frames_max: int) -> bool:
-    """Throw away up to so many frames of the message that is being received; whether it has ended."""
+    """Throw away up to ``frames_max`` more frames of the message that is being received; whether it has ended."""
     return not all(socket.recv(_NOBLOCK, copy=False).more for _ in range(frames_max))
 
 

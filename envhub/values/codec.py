@@ -6,7 +6,7 @@ sender's choice. Decoding never runs code of the sender's choosing; the one exce
 the caller and is asked for only between a program and the workers of its own private hub.
 
 What msgpack lacks travels as extension types: tuples, sets, integers over 64 bits, complex numbers, mappings with other
-than string keys, NumPy random generators, and, where the caller allows it, the ``repr`` of a value nobody can carry.
+than string keys, NumPy random generators, and, where the caller allows it, the ``repr`` of any other value.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HEADER_EXTENSION_BYTES_MAX = 128  # an integer in hexadecimal digits
 STRING_BYTES_MAX = 1 << 26
 BYTES_MAX = 1 << 30
 REPR_CHARS_MAX = 256
-PIECE_BYTES = 1 << 16  # copying so many bytes costs more than sending one more piece
+PIECE_BYTES = 1 << 16  # to copy a string of this size costs more than to send one more piece
 NDIM_MAX = 16
 
 _CONTAINER_ITEMS_MAX = ITEMS_MAX // 2  # a mapping's keys and values count as items each
@@ -143,12 +143,12 @@ def decode(blob: Any, allow_pickle: bool = False) -> Any:
     Raises:
         DecodeError: the bytes are malformed, or break a limit of this module.
     """
-    return _Decoder(allow_pickle, DECODED_DEPTH_MAX, ITEMS_MAX).unpack(blob)
+    return _Decoder(allow_pickle).unpack(blob)
 
 
 def decode_leniently(blob: Any, allow_pickle: bool = False) -> tuple[Any, list[Represented]]:
-    """As ``decode``, but with texts in place of values that cannot be unpickled; also returns those that stand in."""
-    decoder = _Decoder(allow_pickle, DECODED_DEPTH_MAX, ITEMS_MAX, lenient=True)
+    """As ``decode``, but with texts in place of values that cannot be unpickled; also returns every ``Represented``."""
+    decoder = _Decoder(allow_pickle, lenient=True)
     return decoder.unpack(blob), decoder.represented
 
 
@@ -171,7 +171,7 @@ def decode_header(blob: Any, limits: HeaderLimits = KNOWN) -> Any:
         DecodeError: the bytes are malformed, or break a limit of this module.
     """
     check_header(blob, limits)
-    return _Decoder(False, 1, limits.items_max, _HEADER_EXTENSIONS).unpack(blob)
+    return _Decoder(False, limits.items_max, header=True).unpack(blob)
 
 
 def check_header(blob: Any, limits: HeaderLimits) -> None:
@@ -360,17 +360,12 @@ class _Decoder:
     """One decoding; counts the nesting of extension types, which msgpack does not see."""
 
     def __init__(
-        self,
-        allow_pickle: bool,
-        depth_max: int,
-        items_max: int,
-        extensions: frozenset[int] = _EXTENSIONS,
-        lenient: bool = False,
+        self, allow_pickle: bool, items_max: int = ITEMS_MAX, header: bool = False, lenient: bool = False
     ) -> None:
         self._allow_pickle = allow_pickle
-        self._extensions = extensions
+        self._extensions = _HEADER_EXTENSIONS if header else _EXTENSIONS
         self._lenient = lenient
-        self._depth_max = depth_max
+        self._depth_max = 1 if header else DECODED_DEPTH_MAX
         self._items_max = items_max
         self._depth = 0
         self.represented: list[Represented] = []
@@ -489,23 +484,20 @@ def _array(items: list[Any]) -> np.ndarray:
 def _graph(items: list[Any]) -> Any:
     from gymnasium.spaces import GraphInstance
 
-    nodes, edges, links = items
-    return GraphInstance(nodes, edges, links)
+    return GraphInstance(*items)
 
 
 def _spec(fields: dict[str, Any]) -> Any:
     from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
     known = {field.name for field in dataclasses.fields(EnvSpec) if field.init}
-    wrappers = tuple(WrapperSpec(*wrapper) for wrapper in fields.pop("additional_wrappers", []))
-    spec = EnvSpec(**{name: value for name, value in fields.items() if name in known})
-    return dataclasses.replace(spec, additional_wrappers=wrappers)
+    fields["additional_wrappers"] = tuple(WrapperSpec(*wrapper) for wrapper in fields.get("additional_wrappers", []))
+    return EnvSpec(**{name: value for name, value in fields.items() if name in known})
 
 
 def _scalar(items: list[Any]) -> Any:
     name, raw = items
-    array = _array([name, [], raw])
-    return array[()]
+    return _array([name, [], raw])[()]
 
 
 _REBUILD: dict[int, Callable[[list[Any]], Any]] = {

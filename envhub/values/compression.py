@@ -55,14 +55,13 @@ def available() -> list[str]:
 
 
 class Compressor:
-    """Compresses frames, and tries less often while that saves nothing."""
+    """Compresses frames, and tries less often while that saves nothing.
+
+    Raises:
+        ImportError: the library of ``method`` is not installed.
+    """
 
     def __init__(self, method: str) -> None:
-        """Use ``method``.
-
-        Raises:
-            ImportError: its library is not installed.
-        """
         self._compress = _MAKERS[method]().compress
         self._skips = self._penalty = 0
 
@@ -84,14 +83,13 @@ class Compressor:
 
 
 class Decompressor:
-    """Restores frames to the size that they must have."""
+    """Restores frames to the size that they must have.
+
+    Raises:
+        ImportError: the library of ``method`` is not installed.
+    """
 
     def __init__(self, method: str) -> None:
-        """Use ``method``.
-
-        Raises:
-            ImportError: its library is not installed.
-        """
         self._decompress = _MAKERS[method]().decompress
 
     def decompress(self, frame: Any, size: int) -> Any:
@@ -107,5 +105,5 @@ class Decompressor:
         except Exception as error:  # each library has classes of its own
             raise DecodeError(f"a compressed frame cannot be read: {error}") from error
         if len(found) != size:
-            raise DecodeError(f"a compressed frame holds {len(found)} bytes where {size} are due")
+            raise DecodeError(f"a compressed frame holds {len(found)} bytes where {size} are expected")
         return found

@@ -7,15 +7,10 @@ import pickle
 from importlib import import_module
 from typing import Any
 
-
-def _imported() -> Any:
-    try:
-        return import_module("gymnasium")
-    except ModuleNotFoundError:
-        return import_module("gym")
-
-
-api = _imported()
+try:
+    api: Any = import_module("gymnasium")
+except ModuleNotFoundError:
+    api = import_module("gym")
 
 _VECTORS = ("gymnasium.vector.", "gym.vector.", "stable_baselines3.common.vec_env.")
 _PARTS = ("observation_space", "action_space", "reset", "step")

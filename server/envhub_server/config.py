@@ -109,24 +109,21 @@ def has_quota() -> bool:
 
 def _quota() -> tuple[int, int]:
     """The cgroup's microseconds of CPU time per period, of cgroup v2 or v1; not positive where there is no limit."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         quota, period = CGROUP_QUOTA.read_text().split()
         return (0 if quota == "max" else int(quota)), int(period)
-    except (OSError, ValueError):
-        pass  # no cgroup v2 here
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return int(CGROUP_1_QUOTA.read_text()), int(CGROUP_1_PERIOD.read_text())
-    except (OSError, ValueError):
-        return 0, 1
+    return 0, 1
 
 
 def memory_available_bytes() -> int:
     """The bytes of memory that are left: on the machine, and in the cgroup of a container."""
     limits = [1 << 50]
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = MEMINFO.read_text().splitlines()
-        limits += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    limits += [left + _reclaimable_bytes() for left in _left_in_cgroup("memory.max", "memory.current")]
+    if (available := counter(MEMINFO, "MemAvailable:")) is not None:
+        limits.append(available * 1024)
+    cached = counter(CGROUP / "memory.stat", "inactive_file") or 0  # by files not read lately; can be reclaimed
+    limits += [left + cached for left in _left_in_cgroup("memory.max", "memory.current")]
     limits += _left_in_cgroup("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")  # of cgroup v1
     return max(0, min(limits))
 
@@ -135,9 +132,8 @@ def processes_left() -> int:
     """The processes that may still be started, at least: by the user's limit, and in the cgroup of a container."""
     limit, limits = resource.getrlimit(resource.RLIMIT_NPROC)[0], [1 << 20]
     if limit != resource.RLIM_INFINITY:
-        with contextlib.suppress(
-            OSError, ValueError, IndexError
-        ):  # counts the machine's processes, also those of other users
+        # It counts the machine's processes, also those of other users.
+        with contextlib.suppress(OSError, ValueError, IndexError):
             limits.append(limit - int(LOADAVG.read_text().split()[3].partition("/")[2]))
     limits += _left_in_cgroup("pids.max", "pids.current")
     limits += _left_in_cgroup("pids/pids.max", "pids/pids.current")
@@ -153,11 +149,9 @@ def _left_in_cgroup(limit: str, used: str) -> list[int]:
         return []
 
 
-def _reclaimable_bytes() -> int:
-    """The bytes of the cgroup's memory that only cache files not read lately."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in (CGROUP / "memory.stat").read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == "inactive_file":
-                return int(value)
-    return 0
+def counter(file: Path, name: str) -> int | None:
+    """The number after ``name`` in a file of the kernel with a name and a number per line; None if it has none."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = file.read_text().splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), None)
+    return None

@@ -40,7 +40,6 @@ def main(address: str, owner: int, ready_fd: int) -> None:
         arena_bytes_max=1 << 50,
         message_bytes_max=1024 * MIB,
     )
-    # It ends with the program, which a debugger may stop for long.
-    timing = Timing(lease_s=3600.0)
+    timing = Timing(lease_s=3600.0)  # the hub ends with the program, which a debugger may stop for long
     costs = cache_path(os.environ)
     run_hub(HubConfig(binds=(address,), owner=owner, limits=limits, timing=timing, step_costs=costs), ready)

@@ -38,17 +38,9 @@ def check_packages(config: HubConfig) -> None:
     registry = Registry(config.envs)
     for factory in registry.factories if config.python == sys.executable else ():
         package = factory.partition(":")[0].partition(".")[0]
-        if not _is_importable(package):
+        # A worker also imports from the working directory. Nothing is imported here.
+        if package not in sys.modules and not PathFinder.find_spec(package, [os.getcwd()]) and not find_spec(package):
             raise registry.not_found(factory, f"No module named {package!r}")
-
-
-def _is_importable(package: str) -> bool:
-    """Whether a worker could import the package, also from the working directory; imports nothing."""
-    return (
-        package in sys.modules
-        or PathFinder.find_spec(package, [os.getcwd()]) is not None
-        or find_spec(package) is not None
-    )
 
 
 def serve(config: HubConfig, ready: Callable[[Hub], None] = lambda hub: None) -> None:
@@ -74,12 +66,7 @@ def serve(config: HubConfig, ready: Callable[[Hub], None] = lambda hub: None) ->
 
 
 def run_hub(config: HubConfig, ready: Callable[[Hub], None]) -> None:
-    """Open a hub, call ``ready``, serve until the hub is stopped, and leave nothing behind.
-
-    Raises:
-        AddressError: an address cannot be bound.
-        FactoryNotFound: ``config.envs`` has a factory that does not exist.
-    """
+    """Open a hub, call ``ready``, serve until the hub is stopped, and leave nothing behind; raises as ``serve``."""
     _open_standard_streams()
     # As many descriptors as the system allows: libzmq ends the process when it cannot accept a connection.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -67,8 +67,7 @@ def race(env: str, num_envs: int, hub: ServedHub) -> dict[str, Result]:
         contest.add_sync()
         contest.add_private_hub()
         contest.add_hub(TCP, hub.tcp)
-        contest.add_echo()
-        contest.add_one_way()
+        contest.add_pyzmq()
         return contest.run(SECONDS, REPEATS)
 
 
@@ -97,7 +96,7 @@ def test_process_per_env() -> None:
     for num_envs, target in ((16, ">= 2.5"), (64, ">= 3")):
         with Contest("CartPole-v1", num_envs) as contest:
             contest.add_async()
-            contest.add_private_hub(num_envs)
+            contest.add_private_hub(num_workers=num_envs)
             found = contest.run(SECONDS, REPEATS)
         told(f"a worker per env to AsyncVectorEnv, {num_envs} envs", target, of_async(found, PRIVATE))
     memory = found[PRIVATE].memory_mb / found[ASYNC].memory_mb

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -15,6 +16,15 @@ from hubs import ServedHub, serve, wait_until, worker_processes
 from sims import OFFERED
 
 LANES = ["embedded", "ipc", "tcp"]
+# Test modules with envs, which go to workers by value: a worker that imported the module would import pytest, too.
+BY_VALUE = ["test_any_space", "test_defects", "test_hub_loss", "test_infos", "test_interrupts", "test_partial"]
+BY_VALUE += ["test_drop_in", "test_shared_lane", "test_workers"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for module in {item.module for item in items if isinstance(item, pytest.Function)}:
+        if module.__name__ in BY_VALUE:
+            cloudpickle.register_pickle_by_value(module)
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -138,9 +138,22 @@ def test_worker_that_can_hear_nothing_any_more_is_replaced(unruly: ServedHub, la
 # --- only the worker speaks -------------------------------------------------------------------------------------------
 
 
+def in_every_call(acts: Iterable[Any], calls: Iterable[str]) -> pytest.MarkDecorator:
+    """Every act in every call on every lane; not long are the first act in each call, and each act in a step."""
+    first, *_ = acts = list(acts)
+    combined = itertools.product(LANES, acts, calls)
+    return pytest.mark.parametrize(
+        ("lane", "act", "call"),
+        [
+            pytest.param(lane, act, call, marks=() if act == first or call == "step" else pytest.mark.long)
+            for lane, act, call in combined
+        ],
+    )
+
+
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("act", [*FORKS_THAT_COME_BACK, "fork_in_c"])
-@pytest.mark.parametrize(("num_envs", "num_workers"), [(1, 1), (3, 2)])
+@pytest.mark.parametrize(("num_envs", "num_workers"), [pytest.param(1, 1, marks=pytest.mark.long), (3, 2)])
 def test_child_that_comes_back_from_a_call_answers_nothing(
     unruly: ServedHub, lane: str, act: str, num_envs: int, num_workers: int
 ) -> None:
@@ -153,9 +166,7 @@ def test_child_that_comes_back_from_a_call_answers_nothing(
         assert {status != 0 for status in envs.call("found")} == {True}
 
 
-@pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("act", FORKS_THAT_COME_BACK)
-@pytest.mark.parametrize("call", CALLS)
+@in_every_call(FORKS_THAT_COME_BACK, CALLS)
 def test_messages_of_a_child_that_returns_from_any_call_are_not_read(
     unruly: ServedHub, lane: str, act: str, call: str
 ) -> None:
@@ -175,22 +186,22 @@ def test_messages_of_a_child_that_returns_from_any_call_are_not_read(
     assert wait_until(lambda: not unruly.workers(), 10)
 
 
-@pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize(("act", "status"), [("_exit", 4), ("twice", 5), ("subprocess", 6), ("multiprocessing", 0)])
-@pytest.mark.parametrize("call", ["init", "reset", "step", "call"])
-def test_child_that_ends_as_it_should_is_left_alone(
-    unruly: ServedHub, lane: str, act: str, status: int, call: str
-) -> None:
+STATUSES = {"_exit": 4, "twice": 5, "subprocess": 6, "multiprocessing": 0}
+
+
+@in_every_call(STATUSES, ["init", "reset", "step", "call"])
+def test_child_that_ends_as_it_should_is_left_alone(unruly: ServedHub, lane: str, act: str, call: str) -> None:
     with made(unruly, lane, acts={call: act}) as envs:
         wait_reset(envs)
         assert wait_step(envs)[0][:, 0].tolist() == [1, 1]
         assert envs.call("echo", 3) == (3, 3)
-        assert envs.call("found") == (status, status)
+        assert envs.call("found") == (STATUSES[act],) * 2
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_answer_to_another_request_is_dropped_and_logged(tmp_path: Path, lane: str) -> None:
-    with serve(tmp_path, "unruly=unruly:unruly") as hub, made(hub, lane, 1, 1) as envs:
+def test_answer_to_another_request_is_dropped_and_logged(unruly: ServedHub, lane: str) -> None:
+    before = len(unruly.log)
+    with made(unruly, lane, 1, 1) as envs:
         wait_reset(envs, reset="fail_another_step")
         for act in ("answer_another_call", "fail_another_call"):
             assert envs.call("act", act, "right") == ("right",)
@@ -199,4 +210,4 @@ def test_answer_to_another_request_is_dropped_and_logged(tmp_path: Path, lane: s
         assert wait_step(envs)[0][:, 0].tolist() == [1]
         assert envs.call("echo", "last") == ("last",)
         for kind in ("CallResults", "CallFailed", "RowFailed", "RowInfo"):
-            assert f'"message": "{kind}"' in hub.log and '"answer_dropped"' in hub.log
+            assert f'"message": "{kind}"' in unruly.log[before:] and '"answer_dropped"' in unruly.log[before:]

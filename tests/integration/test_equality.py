@@ -83,7 +83,7 @@ def check(name: str, address: str | None, workers: int, mode: AutoresetMode, ste
 
 SHORT = [
     *(
-        (name, lane, workers, AutoresetMode.NEXT_STEP)
+        pytest.param(name, lane, workers, AutoresetMode.NEXT_STEP, marks=pytest.mark.long if lane == "ipc" else ())
         for name in ENVS
         for lane, workers in zip(LANES, (3, 1, 2), strict=True)
     ),

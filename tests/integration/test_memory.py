@@ -21,9 +21,19 @@ import envhub
 MIB = 1 << 20
 
 
+OFFERED = ("wide=odd_sims:Wide", "hungry=odd_sims:Hungry", "counter=sims:counter")
+
+
 @pytest.fixture
 def hungry_hub(tmp_path: Path) -> Iterator[ServedHub]:
-    with serve(tmp_path, "wide=odd_sims:Wide", "hungry=odd_sims:Hungry", "counter=sims:counter") as hub:
+    """A hub of a test that limits its memory."""
+    with serve(tmp_path, *OFFERED) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def unlimited_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
+    with serve(tmp_path_factory.mktemp("unlimited"), *OFFERED) as hub:
         yield hub
 
 
@@ -77,8 +87,8 @@ def test_sessions_share_what_memory_the_hub_may_give(tmp_path: Path) -> None:
         assert hub.wait(15) == 0
 
 
-def test_env_that_allocates_without_end_is_reported_as_out_of_memory(hungry_hub: ServedHub) -> None:
-    with contextlib.closing(made(hungry_hub.ipc, "hungry", 2, num_workers=2)) as envs:
+def test_env_that_allocates_without_end_is_reported_as_out_of_memory(unlimited_hub: ServedHub) -> None:
+    with contextlib.closing(made(unlimited_hub.ipc, "hungry", 2, num_workers=2)) as envs:
         with pytest.raises(MemoryError) as caught:
             envs.step(np.array([0, 1]))
         assert isinstance(caught.value.__cause__, envhub.EnvRaised) and caught.value.__cause__.env_index == 1
@@ -86,10 +96,10 @@ def test_env_that_allocates_without_end_is_reported_as_out_of_memory(hungry_hub:
         assert envs.step(np.array([0, 0]))[0][:, 0].tolist() == [1, 1]
 
 
-def test_no_process_can_truncate_an_arena(hungry_hub: ServedHub) -> None:
-    with contextlib.closing(made(hungry_hub.ipc)) as envs:
+def test_no_process_can_truncate_an_arena(unlimited_hub: ServedHub) -> None:
+    with contextlib.closing(made(unlimited_hub.ipc)) as envs:
         assert envs.lane == "shared"
-        arenas = [path for path in Path(f"/proc/{hungry_hub.process.pid}/fd").iterdir() if _is_arena(path)]
+        arenas = [path for path in Path(f"/proc/{unlimited_hub.process.pid}/fd").iterdir() if _is_arena(path)]
         assert arenas
         descriptor = os.open(arenas[0], os.O_RDWR)
         try:
@@ -110,10 +120,10 @@ def _is_arena(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("lane", ["wire", "auto"])
-def test_nothing_is_in_dev_shm(hungry_hub: ServedHub, lane: str) -> None:
-    with contextlib.closing(made(hungry_hub.ipc, "wide", 2, mebibytes=2, lane=lane)) as envs:
+def test_nothing_is_in_dev_shm(unlimited_hub: ServedHub, lane: str) -> None:
+    with contextlib.closing(made(unlimited_hub.ipc, "wide", 2, mebibytes=2, lane=lane)) as envs:
         envs.step(np.zeros(2, int))
-        hub = psutil.Process(hungry_hub.process.pid)
+        hub = psutil.Process(unlimited_hub.process.pid)
         for process in (hub, *hub.children(recursive=True)):
             maps = Path(f"/proc/{process.pid}/maps").read_text()
             opened = [os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir() if path.is_symlink()]

@@ -18,7 +18,7 @@ import envhub
 Make = Callable[..., envhub.HubVectorEnv]
 
 
-@pytest.fixture(params=["embedded", "ipc", "tcp", "embedded by wire"])
+@pytest.fixture(params=["embedded", pytest.param("ipc", marks=pytest.mark.long), "tcp", "embedded by wire"])
 def make(request: pytest.FixtureRequest) -> Make:
     """Makes vector envs on one lane of one hub."""
     where, _, by_wire = request.param.partition(" ")

@@ -22,6 +22,7 @@ from gymnasium import spaces
 from hubs import ServedHub, serve, stopped, wait_until
 
 import envhub
+from envhub.protocol.messages import Collect
 from envhub.transport.address import parse, side_path
 
 
@@ -161,6 +162,23 @@ def test_step_that_was_interrupted_is_waited_for_before_the_next() -> None:
     envs.close()
 
 
+def test_exception_that_the_hub_does_not_report_is_an_error_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    envs = envhub.make_vec(sims.Naughty, 2)
+    envs.reset()
+    connection = envs._session.connection
+    ask = connection.ask
+    monkeypatch.setattr(connection, "ask", lambda op, message: ask(op, Collect([])))  # of no env
+    envs.send([1, 6])
+    with pytest.raises(envhub.RemoteProtocolError, match=r"\[0\] raised"):
+        envs.recv()
+    assert envs.recv()[-1].tolist() == [1]
+    with pytest.raises(envhub.RemoteProtocolError, match=r"\[0\] raised"):
+        envs.step([1, 6])
+    monkeypatch.undo()
+    assert envs.reset()[0][:, 0].tolist() == [0, 0]
+    envs.close()
+
+
 def test_running_step_ends_before_its_hub_does(tmp_path: Path) -> None:
     with serve(tmp_path, "naughty=sims:naughty") as served:
         envs = envhub.make_vec("naughty", 2, hub=served.ipc)
@@ -193,6 +211,15 @@ def test_killed_worker_is_reported_at_once_and_the_other_sessions_step_on(hub: S
     other.close()
 
 
+@pytest.fixture(scope="module")
+def brief_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
+    """A hub that soon ends the session of a client that is gone."""
+    with serve(
+        tmp_path_factory.mktemp("brief"), "counter=sims:counter", "naughty=sims:naughty", "--lease", "0.5"
+    ) as hub:
+        yield hub
+
+
 CLIENT = """
 import envhub
 envs = envhub.make_vec("naughty", 2, hub={hub!r})
@@ -205,17 +232,16 @@ envs.step_wait()
 
 
 @pytest.mark.parametrize("action", [0, 6, pytest.param(8, marks=pytest.mark.long)])
-def test_killed_client_leaves_nothing(tmp_path: Path, action: int) -> None:
-    with serve(tmp_path, "naughty=sims:naughty", "--lease", "0.5") as served:
-        program = [sys.executable, "-c", CLIENT.format(hub=served.ipc, action=action)]
-        client = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
-        assert client.stdout is not None and client.stdout.readline() == "stepping\n"
-        client.kill()
-        client.wait()
-        client.stdout.close()
-        with envhub.connect(served.ipc) as found:
-            assert wait_until(lambda: found.stats()["sessions"] == 0, 10)
-        assert wait_until(lambda: not served.workers(), 5)
+def test_killed_client_leaves_nothing(brief_hub: ServedHub, action: int) -> None:
+    program = [sys.executable, "-c", CLIENT.format(hub=brief_hub.ipc, action=action)]
+    client = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+    assert client.stdout is not None and client.stdout.readline() == "stepping\n"
+    client.kill()
+    client.wait()
+    client.stdout.close()
+    with envhub.connect(brief_hub.ipc) as found:
+        assert wait_until(lambda: found.stats()["sessions"] == 0, 10)
+    assert wait_until(lambda: not brief_hub.workers(), 5)
 
 
 @pytest.mark.long
@@ -261,19 +287,18 @@ for bell in (lane._bell, *lane._bells):
         pytest.param("os.kill(envs.call('pid')[0], 9)", marks=pytest.mark.long),
     ],
 )
-def test_client_that_scribbles_over_its_memory_harms_only_itself(tmp_path: Path, then: str) -> None:
-    with serve(tmp_path, "counter=sims:counter", "--lease", "0.5") as served:
-        other = envhub.make_vec("counter", 2, hub=served.ipc)
-        other.reset()
-        program = [sys.executable, "-c", SCRIBBLER.format(hub=served.ipc, then=then)]
-        client = subprocess.Popen(program, stderr=subprocess.DEVNULL)
-        for number in range(60):
-            assert other.step([number, 1])[1].tolist() == [number, 1] and other.get_attr("count") == (number + 1,) * 2
-            time.sleep(0.02)
-        client.kill()
-        client.wait()
-        assert served.process.poll() is None
-        other.close()
+def test_client_that_scribbles_over_its_memory_harms_only_itself(brief_hub: ServedHub, then: str) -> None:
+    other = envhub.make_vec("counter", 2, hub=brief_hub.ipc)
+    other.reset()
+    program = [sys.executable, "-c", SCRIBBLER.format(hub=brief_hub.ipc, then=then)]
+    client = subprocess.Popen(program, stderr=subprocess.DEVNULL)
+    for number in range(60):
+        assert other.step([number, 1])[1].tolist() == [number, 1] and other.get_attr("count") == (number + 1,) * 2
+        time.sleep(0.02)
+    client.kill()
+    client.wait()
+    assert brief_hub.process.poll() is None and "internal_error" not in brief_hub.log
+    other.close()
 
 
 def test_step_after_an_interrupted_call_waits_for_its_end() -> None:

@@ -21,7 +21,7 @@ import envhub
 CALLS_MAX = 36
 CLIENT_CALLS_MAX = {"wire": 39, "auto": 28}
 NUM_ENVS = 16
-STEPS_FEW, STEPS_MANY = 100, 2100
+STEPS_FEW, STEPS_MANY = 100, 600
 OTHER_SESSIONS = 2  # which must not matter
 
 # Python runs this before the hub. Functions of C do not count.

@@ -220,18 +220,24 @@ print(envs.token, flush=True)
 ENDS = {"detaches": "envs.detach()", "is killed": "import os; os.kill(os.getpid(), 9)"}
 
 
-@pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("how", ENDS)
-def test_trainer_that_ends_is_followed_by_another_process(tmp_path: Path, lane: str, how: str) -> None:
-    with serve(tmp_path, "counter=sims:counter") as served:
-        code = TRAINER.format(hub=served.ipc, lane=lane, end=ENDS[how])
-        ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=HERE, text=True, check=False)
-        with envhub.connect(served.tcp) as client:
-            envs = client.attach(ended.stdout.strip())
-            assert envs.lane == "wire" and envs.observe().observations[:, 0].tolist() == [5, 5, 5]
-            assert envs.step(ZEROS)[0][:, 0].tolist() == [6, 6, 6]
-            envs.close()
-            assert wait_until(lambda: not served.workers())
+@pytest.mark.parametrize(
+    ("how", "lane"),
+    [
+        ("detaches", "wire"),
+        ("is killed", "auto"),
+        pytest.param("detaches", "auto", marks=pytest.mark.long),
+        pytest.param("is killed", "wire", marks=pytest.mark.long),
+    ],
+)
+def test_trainer_that_ends_is_followed_by_another_process(hub: ServedHub, lane: str, how: str) -> None:
+    code = TRAINER.format(hub=hub.ipc, lane=lane, end=ENDS[how])
+    ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=HERE, text=True, check=False)
+    with envhub.connect(hub.tcp) as client:
+        envs = client.attach(ended.stdout.strip())
+        assert envs.lane == "wire" and envs.observe().observations[:, 0].tolist() == [5, 5, 5]
+        assert envs.step(ZEROS)[0][:, 0].tolist() == [6, 6, 6]
+        envs.close()
+        assert wait_until(lambda: not hub.workers())
 
 
 def test_session_without_a_new_owner_ends_with_its_lease(tmp_path: Path) -> None:

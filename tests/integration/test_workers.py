@@ -184,7 +184,7 @@ def test_operator_sets_how_many_workers_a_session_gets(tmp_path: Path) -> None:
 class SlowlyMade(sims.Counter):
     def __init__(self) -> None:
         super().__init__()
-        time.sleep(1.2)  # so that more than one line tells of it
+        time.sleep(0.8)  # so that more than one line tells of it
 
 
 def test_slow_making_is_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -62,6 +62,25 @@ def imports(tree: ast.AST, inside: bool = False) -> Iterator[tuple[str, str, boo
 NODES = {name: list(ast.walk(tree)) for name, tree in TREES.items()}
 IMPORTS = {name: list(imports(tree)) for name, tree in TREES.items()}
 CALLS = {name: [node for node in nodes if isinstance(node, ast.Call)] for name, nodes in NODES.items()}
+
+
+def of_each(names: Iterable[str]) -> Callable[[Callable[[str], None]], Callable[[], None]]:
+    """Make one test of a check of each file; there are too many files for a test each."""
+
+    def decorate(check: Callable[[str], None]) -> Callable[[], None]:
+        def test() -> None:
+            failures = []
+            for name in names:
+                try:
+                    check(name)
+                except AssertionError as error:
+                    failures.append(f"{name}: {error}")
+            assert not failures, "\n".join(failures)
+
+        test.__name__, test.__doc__ = check.__name__, check.__doc__
+        return test
+
+    return decorate
 
 
 def packages_imported(name: str, at_module_level: bool = False) -> set[str]:
@@ -121,7 +140,7 @@ def room(place: list[str]) -> str:
     return place[1] if len(place) > 1 and place[1] in ROOMS[place[0]] else ""
 
 
-@pytest.mark.parametrize("name", FILES)
+@of_each(FILES)
 def test_room_imports_only_the_rooms_in_the_table(name: str) -> None:
     package = next(package for package, folder in PACKAGES.items() if FILES[name].is_relative_to(folder))
     own = room([package, *FILES[name].relative_to(PACKAGES[package]).parts])
@@ -147,18 +166,18 @@ def test_every_folder_is_a_room() -> None:
         assert {path.parent.name for path in folder.glob("*/__init__.py")} == ROOMS[package].keys()
 
 
-@pytest.mark.parametrize("name", FILES)
+@of_each(FILES)
 def test_server_and_client_never_import_each_other(name: str) -> None:
     other = {"server": "envhub_client", "client": "envhub_server"}.get(name.partition("/")[0])
     assert other not in packages_imported(name)
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("envhub/")])
+@of_each([name for name in FILES if name.startswith("envhub/")])
 def test_shared_code_imports_a_side_only_inside_functions(name: str) -> None:
     assert not {"envhub_server", "envhub_client"} & packages_imported(name, at_module_level=True)
 
 
-@pytest.mark.parametrize("name", FILES)
+@of_each(FILES)
 def test_zmq_is_imported_by_the_owners_of_sockets_only(name: str) -> None:
     if name not in SOCKETS:
         assert "zmq" not in packages_imported(name, at_module_level=True)
@@ -166,13 +185,13 @@ def test_zmq_is_imported_by_the_owners_of_sockets_only(name: str) -> None:
         assert "zmq" not in packages_imported(name)
 
 
-@pytest.mark.parametrize("name", FILES)
+@of_each(FILES)
 def test_multiprocessing_gives_only_its_timeout_error(name: str) -> None:
     found = {(module, what) for module, what, _ in IMPORTS[name] if module.startswith("multiprocessing")}
     assert found <= {("multiprocessing", "TimeoutError")}
 
 
-@pytest.mark.parametrize("name", FILES)
+@of_each(FILES)
 def test_only_the_zygote_forks_without_exec(name: str) -> None:
     calls = {dotted(call.func) for call in CALLS[name]}
     if name == "server/envhub_server/worker/zygote.py":
@@ -194,7 +213,7 @@ def test_every_class_has_a_name_of_its_own() -> None:
 # --- purity -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PURE)
+@of_each(PURE)
 def test_pure_modules_know_no_clock_no_chance_and_no_outside(name: str) -> None:
     impure = {
         "time",
@@ -212,7 +231,7 @@ def test_pure_modules_know_no_clock_no_chance_and_no_outside(name: str) -> None:
     assert not impure & packages_imported(name)
 
 
-@pytest.mark.parametrize("name", [name for name in PURE if "protocol" in name or "messages" in name])
+@of_each([name for name in PURE if "protocol" in name or "messages" in name])
 def test_protocol_knows_no_gymnasium(name: str) -> None:
     assert "gymnasium" not in packages_imported(name)
 
@@ -234,13 +253,13 @@ def unpicklings(name: str) -> list[ast.AST]:
     return [node for node in NODES[name] if dotted(node) in UNPICKLERS]
 
 
-@pytest.mark.parametrize("name", FILES)
+@of_each(FILES)
 def test_only_workers_and_the_codecs_one_exception_unpickle(name: str) -> None:
     if name not in ("envhub/values/codec.py", "server/envhub_server/worker/env_sources.py"):
         assert unpicklings(name) == []
 
 
-@pytest.mark.parametrize("name", FILES)
+@of_each(FILES)
 def test_pickle_is_always_called_by_its_full_name(name: str) -> None:
     # Otherwise the test above would not see it.
     found = [(module, what) for module, what, _ in IMPORTS[name] if "pickle" in module and what]
@@ -259,7 +278,7 @@ def test_codec_unpickles_only_where_the_caller_allows_it() -> None:
     assert guards == ["code == PICKLE and self._allow_pickle"]
 
 
-@pytest.mark.parametrize("name", FILES)
+@of_each(FILES)
 def test_no_other_way_to_run_what_came_over_a_socket(name: str) -> None:
     for call in CALLS[name]:
         called = dotted(call.func)
@@ -296,7 +315,7 @@ def test_every_dependency_is_imported() -> None:
     assert {MODULE_OF.get(name, name) for name in names} <= used
 
 
-@pytest.mark.parametrize("name", FILES)
+@of_each(FILES)
 def test_only_the_bench_imports_what_is_in_its_extra(name: str) -> None:
     if not name.startswith(BENCH):
         assert not {"matplotlib", "psutil"} & packages_imported(name)

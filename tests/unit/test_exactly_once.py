@@ -36,8 +36,7 @@ def test_duplicated_step_runs_once_and_is_answered_from_the_cache() -> None:
     pair.settle()
     assert [request.op for request in pair.carried_out].count(Op.STEP) == 1
     assert pair.hub.replayed == 1
-    assert pair.replies[-1].frames == [b"did left"]
-    assert pair.client.dropped == 1  # the second copy of the reply
+    assert [reply.frames for reply in pair.replies if reply.op is Op.STEP] == [[b"did left"]]
 
 
 def test_duplicate_of_a_running_request_joins_it_and_gets_the_one_reply() -> None:
@@ -133,8 +132,7 @@ def test_question_without_a_session_is_asked_again_every_second() -> None:
     pair.advance(prelude.HEARTBEAT_S)
     assert [Prelude.unpack(packet.frames[0]).op for packet in pair.to_hub] == [Op.LIST, Op.LIST]
     pair.settle()
-    assert pair.replies[-1].message.names == ["CartPole-v1"]
-    assert pair.client.dropped == 1
+    assert [reply.message.names for reply in pair.replies if reply.op is Op.LIST] == [["CartPole-v1"]]
 
 
 @pytest.mark.parametrize(
@@ -293,6 +291,31 @@ def test_copy_of_a_given_up_request_that_comes_late_delays_the_next_one_only() -
     assert pair.replies[-1].op is Op.RESET and [request.seq for request in pair.carried_out[1:]] == [1, 2, 3]
 
 
+def test_copy_of_the_last_but_one_given_up_request_delays_the_next_one_only() -> None:
+    pair = joined()
+    step_on_its_way(pair, b"first")
+    late = pair.to_hub.pop()
+    pair.client.give_up()
+    step_on_its_way(pair, b"second")
+    for _ in range(2):  # the client asks after the first, which the hub does not know, and then sends the second
+        pair.advance(0)
+        if pair.client.held:
+            pair.settle()
+    pair.client.give_up()
+    pair.to_hub.insert(0, late)
+    for _ in range(2):  # the first begins, so the second is refused, which the client learns of
+        pair.deliver_to_hub()
+    pair.deliver_to_client()
+    step_on_its_way(pair, b"third")
+    pair.deliver_to_hub()
+    assert pair.deliver_to_client() is None  # the third is refused, too, and is sent again
+    pair.settle()
+    pair.advance(prelude.HEARTBEAT_S)
+    pair.settle()
+    assert pair.replies[-1].frames == [b"did third"]
+    assert [bytes(request.frames[0]) for request in pair.carried_out if request.op is Op.STEP] == [b"first", b"third"]
+
+
 def test_close_does_not_wait_for_what_was_given_up() -> None:
     pair = given_up()
     pair.client.give_up()
@@ -331,7 +354,6 @@ def test_reply_without_a_pending_request_is_dropped() -> None:
     pair.to_client *= 2
     assert pair.deliver_to_client() is not None
     assert pair.deliver_to_client() is None
-    assert pair.client.dropped == 1
 
 
 @pytest.mark.parametrize("op", [Op.PING, Op.STEP, Op.FAILURE])
@@ -362,7 +384,6 @@ def test_reply_with_another_token_or_number_is_dropped(token: bytes, seq: int) -
     step_on_its_way(pair)
     assert pair.client.receive([Prelude(REPLY | Op.STEP, HUB_ID, token, seq).pack(), b"stale"], pair.now_s) is None
     assert pair.client.pending is Op.STEP
-    assert pair.client.dropped == 1
 
 
 def test_reply_with_another_op_breaks_the_protocol() -> None:

@@ -120,7 +120,17 @@ def test_class_that_runs_the_envs_counts() -> None:
     assert len({factories_digest([make], runner) for runner in (None, Factory, Unhashable, "mine:Runner")}) == 4
 
 
-@pytest.mark.parametrize("large", [list(range(10**6)), dict.fromkeys(range(10**6)), "x" * 10**8, {*range(10**6)}])
-def test_large_values_count_by_their_size_alone(large: Any) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: list(range(10**6)),
+        lambda: dict.fromkeys(range(10**6)),
+        lambda: "x" * 10**8,
+        lambda: {*range(10**6)},
+    ],
+    ids=["list", "dict", "str", "set"],
+)
+def test_large_values_count_by_their_size_alone(make: Callable[[], Any]) -> None:
+    large = make()
     tokens = list(_tokens(functools.partial(gymnasium.make, "x", table=large), 0, set()))
     assert len(tokens) < 20 and max(map(len, tokens)) < 2000

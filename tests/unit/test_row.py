@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from envhub_server.ipc import control
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker.env_runner import EnvRunner
 from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP, STEPS_CHECKED_FIRST, NotFinite, Row
@@ -47,14 +48,21 @@ class Place:
         self.suspected: list[str] = []
         self.row = Row(MINE, EnvRunner(env), mode, allow_pickle=False)
         self.attach(arena)
-        self.row.check_results(False, lambda row, what: self.suspected.append(what))
         self._slot = 0
 
-    def attach(self, arena: Arena) -> None:
+    def attach(self, arena: Arena, finite_only: bool = False) -> None:
         self.arena = arena
         spaces_of_env = self.env.observation_space, self.env.action_space
-        self.row.attach(arena, *spaces_of_env, lambda row, info: self.sent.append((row, info)), self.columns)
+        self.row.attach(arena, *spaces_of_env, self._send, self.columns, finite_only)
         self.row.resume()
+
+    def _send(self, message: Any) -> None:
+        match message:
+            case control.RowInfo(row, info, number):
+                assert type(number) is int and number == self.arena.request[MINE]
+                self.sent.append((row, info))
+            case control.Suspicious(_, what):
+                self.suspected.append(what)
 
     def post(self, op: int, action: int = GO_ON, code: int = INT64) -> None:
         self._slot = 1 - self._slot
@@ -321,7 +329,7 @@ def test_truncation_with_a_large_info_sends_it() -> None:
 def test_value_that_is_not_finite_is_refused_only_where_the_session_wants_that() -> None:
     place = begun()
     place.step(GIVE_NAN)
-    place.row.check_results(True, lambda row, what: None)
+    place.attach(place.arena, finite_only=True)
     place.post(OP_STEP, GIVE_NAN)
     with pytest.raises(NotFinite, match="1 values of part 0"):
         place.row.step()
@@ -334,7 +342,7 @@ def test_reward_that_is_not_finite_is_refused() -> None:
             return (seen, np.inf, *rest)
 
     place = placed(env=Endless())
-    place.row.check_results(True, lambda row, what: None)
+    place.attach(place.arena, finite_only=True)
     place.reset()
     with pytest.raises(NotFinite, match="a reward of inf"):
         place.step()

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from envhub_server.catalog.step_cost_file import StepCostFile, cache_path
+from envhub_server.catalog.step_cost_file import cache_path, read, write
 from envhub_server.catalog.step_costs import ENVIRONMENTS_MAX, KEY_CHARACTERS, StepCost, StepCosts, average, key
 from envhub_server.ipc.control import StepTimes
 from hypothesis import given
@@ -57,9 +57,6 @@ def test_key_differs_between_envs_and_is_the_same_for_any_number_of_them() -> No
 def test_factories_without_a_digest_have_no_key() -> None:
     assert key(Make(4, factories=b"f")) == ""
     assert key(Make(4, "CartPole-v1", runner=b"r")) == ""
-    costs = StepCosts()
-    costs.note("", COST)
-    assert len(costs) == 0
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -130,12 +127,11 @@ def test_impossible_tables_are_nothing_known(found: object) -> None:
 
 def test_file_keeps_what_programs_wrote_one_after_the_other(tmp_path: Path) -> None:
     path = tmp_path / "cache" / "costs.json"
-    first, second = StepCostFile(path), StepCostFile(path)
-    assert len(first.read()) == 0
-    first.write({A: COST})
-    second.write({B: OTHER})  # which did not know of the other
-    read = StepCostFile(path).read()
-    assert (read.find(A), read.find(B)) == (COST, OTHER)
+    assert len(read(path)) == 0
+    write(path, {A: COST})
+    write(path, {B: OTHER})  # which did not know of the other
+    costs = read(path)
+    assert (costs.find(A), costs.find(B)) == (COST, OTHER)
     assert [file.name for file in path.parent.iterdir()] == ["costs.json"]  # and no temporary one
 
 
@@ -143,28 +139,26 @@ def test_file_keeps_what_programs_wrote_one_after_the_other(tmp_path: Path) -> N
 def test_broken_file_is_harmless_and_replaced(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "costs.json"
     path.write_bytes(content)
-    file = StepCostFile(path)
-    assert len(file.read()) == 0
-    file.write({A: COST})
-    assert file.read().find(A) == COST
+    assert len(read(path)) == 0
+    write(path, {A: COST})
+    assert read(path).find(A) == COST
 
 
 def test_pipe_in_place_of_the_file_delays_no_hub(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "costs.json")
-    assert len(StepCostFile(tmp_path / "costs.json").read()) == 0
+    assert len(read(tmp_path / "costs.json")) == 0
 
 
 def test_folder_that_cannot_be_written_is_harmless(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    file = StepCostFile(tmp_path / "file" / "costs.json")
-    file.write({A: COST})
-    assert len(file.read()) == 0
+    path = tmp_path / "file" / "costs.json"
+    write(path, {A: COST})
+    assert len(read(path)) == 0
 
 
 def test_hub_without_a_file_keeps_nothing() -> None:
-    file = StepCostFile(None)
-    file.write({A: COST})
-    assert len(file.read()) == 0
+    write(None, {A: COST})
+    assert len(read(None)) == 0
 
 
 @pytest.mark.parametrize(

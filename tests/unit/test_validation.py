@@ -74,6 +74,14 @@ def example(kind: type, name: str, number: Any) -> Any:
     return replace(Make(1), faults=found) if kind is Faults else found
 
 
+def edges(low: float, high: float, kind: type) -> tuple[list[Any], list[Any]]:
+    """The last numbers that are accepted, and the first that are refused."""
+    if kind is int:
+        return [low, high], [low - 1, high + 1, -(1 << 300), 1 << 300]
+    beyond = [math.nextafter(low, -math.inf), math.nextafter(high, math.inf)]
+    return [float(low), float(high)], [*beyond, -math.inf, math.inf, math.nan]
+
+
 def outside(low: float, high: float, kind: type) -> st.SearchStrategy[Any]:
     if kind is int:
         far = 1 << 300
@@ -86,15 +94,26 @@ def inside(low: float, high: float, kind: type) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize(("kind", "name", "number"), FIELDS, ids=lambda part: getattr(part, "__name__", part))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_number_is_accepted_within_its_bounds_and_refused_by_name_outside(
     kind: type, name: str, number: type, data: st.DataObject
 ) -> None:
     low, high = REQUEST_BOUNDS[kind][name]
-    for sensible in (data.draw(inside(low, high, number)), number(low), number(high)):
+    assert answered(example(kind, name, data.draw(inside(low, high, number)))) is None
+    assert_refused(kind, name, data.draw(outside(low, high, number)))
+
+
+@pytest.mark.parametrize(("kind", "name", "number"), FIELDS, ids=lambda part: getattr(part, "__name__", part))
+def test_bounds_themselves_are_accepted_and_the_next_numbers_are_not(kind: type, name: str, number: type) -> None:
+    accepted, beyond = edges(*REQUEST_BOUNDS[kind][name], number)
+    for sensible in accepted:
         assert answered(example(kind, name, sensible)) is None
-    wrong = data.draw(outside(low, high, number))
+    for wrong in beyond:
+        assert_refused(kind, name, wrong)
+
+
+def assert_refused(kind: type, name: str, wrong: Any) -> None:
     refused = answered(example(kind, name, wrong))
     assert refused is not None and refused.code == "refused" and f"{kind.__name__}.{name} is " in refused.message
     with pytest.raises(OutOfBounds):

@@ -44,17 +44,13 @@ _REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCO
 _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | _REFUSALS
 BROKEN_HANDSHAKES_MAX = 3  # in a row: a hub that ends, or a slow network, may break one or two
 
+_Lock: Any = type(threading.RLock())
+
 logger = logging.getLogger("envhub")
 
 
-_Lock: Any = type(threading.RLock())
-
-
 class _User(_Lock):  # type: ignore[misc]
-    """A lock, held by the thread that uses a connection; no thread waits for it, but is refused.
-
-    Threads may use a connection one after the other, but not at once. One thread may nest its uses.
-    """
+    """A lock, held by the thread that uses a connection, which may nest its uses; another thread is refused."""
 
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
         super().__init__()  # for locks that are written in Python, as gevent's are
@@ -64,7 +60,7 @@ class _User(_Lock):  # type: ignore[misc]
         self._kept_alive = threading.Lock()  # held while the keep-alive thread is using the connection, for an instant
 
     def check(self) -> None:
-        """See whether there is a connection to use.
+        """Check that there is a connection to use.
 
         Raises:
             LocalProtocolError: the connection is closed.
@@ -79,13 +75,7 @@ class _User(_Lock):  # type: ignore[misc]
         if self._context.closed or os.getpid() != self._pid:
             self.check()
         if not self.acquire(blocking=False):
-            self._take_from_keep_alive()
-
-    def _take_from_keep_alive(self) -> None:
-        with self._kept_alive:
-            if not self.acquire(blocking=False):
-                text = "another thread is using this connection; give each thread a vector env of its own"
-                raise errors.ConnectionInUse(text)
+            self.take()
 
     def take(self) -> None:
         """Use the connection until ``release``, even if it is closed.
@@ -94,7 +84,10 @@ class _User(_Lock):  # type: ignore[misc]
             ConnectionInUse: another thread uses it.
         """
         if not self.acquire(blocking=False):
-            self._take_from_keep_alive()
+            with self._kept_alive:
+                if not self.acquire(blocking=False):
+                    text = "another thread is using this connection; give each thread a vector env of its own"
+                    raise errors.ConnectionInUse(text)
 
     def while_idle(self, work: Callable[[], None]) -> None:
         """Call ``work``, unless a thread is using the connection; a thread that is about to use it waits."""
@@ -212,26 +205,6 @@ class Connection:
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    @property
-    def token(self) -> bytes:
-        """Of the session that it carries."""
-        return self.protocol.token
-
-    @property
-    def pending(self) -> Op | None:
-        """The op of the request whose reply has not come."""
-        return self.protocol.pending
-
-    @property
-    def answer(self) -> Reply | None:
-        """The reply to the last request, if it has come."""
-        return self.protocol.answer
-
-    @property
-    def out_of_reach(self) -> bool:
-        """Whether the hub has not been heard for so long that it was warned of."""
-        return bool(self.protocol.trouble(time.monotonic()))
-
     def send(self, op: Op, message: Any, frames: Sequence[Any] = (), keep: bool = False) -> None:
         """Begin a request; ``wait`` for its reply. The frames must not change until then.
 
@@ -301,8 +274,7 @@ class Connection:
             wait_s = self.protocol.next_tick_s(now_s)
             if deadline_s is not None:
                 wait_s = min(wait_s, max(0.0, deadline_s - now_s))
-            reply = self._hear(wait_s)
-            if reply is not None:
+            if (reply := self._hear(wait_s)) is not None:
                 return reply
             self._send_due()
             if deadline_s is not None and time.monotonic() >= deadline_s:
@@ -345,7 +317,7 @@ class Connection:
         self._log_trouble(now_s)
 
     def tend(self) -> None:
-        """Look after the connection while no thread waits on it: reconnect, warn, tell the hub whose connection it is.
+        """Keep up the connection while no thread waits on it: reconnect, warn, tell the hub whose session it carries.
 
         A lane that does not wait on the connection calls this every ``TEND_S``, when ``tend_ns`` has passed.
 
@@ -358,7 +330,7 @@ class Connection:
             self.tend_ns = time.monotonic_ns() + int(TEND_S * 1e9)
 
     def keep_alive(self) -> None:
-        """Look after the connection while its program is busy elsewhere; what is wrong is raised at its next use."""
+        """Keep up the connection while its program is busy elsewhere; errors are raised at its next use."""
         if os.getpid() == self._pid:
             self.in_use.while_idle(self._keep_alive)
 
@@ -383,22 +355,20 @@ class Connection:
         raise errors.HubLost(f"the hub at {self.address} is lost: {why}")
 
     def _check_hub(self, now_s: float) -> None:
-        """Whether the hub is still there.
+        """Check that the hub is still there.
 
         Raises:
             HubLost: it is gone.
             AccessDenied: it does not let this client in (any more).
             SessionLost: it has ended the session.
         """
-        loss = self.protocol.loss(now_s)
-        if not loss:
-            return
-        self.protocol.give_up()
-        if self._denied:
-            raise errors.AccessDenied(self._denied)
-        if self.protocol.goodbye is not None:
-            raise_failure(self.protocol.goodbye, self.address)
-        raise errors.HubLost(f"the hub at {self.address} is lost: {loss}")
+        if loss := self.protocol.loss(now_s):
+            self.protocol.give_up()
+            if self._denied:
+                raise errors.AccessDenied(self._denied)
+            if self.protocol.goodbye is not None:
+                raise_failure(self.protocol.goodbye, self.address)
+            raise errors.HubLost(f"the hub at {self.address} is lost: {loss}")
 
     def _log_trouble(self, now_s: float) -> None:
         trouble = self.protocol.trouble(now_s)
@@ -511,8 +481,8 @@ class Connection:
                 return reply
 
     def _log_progress(self) -> None:
-        progress, self.protocol.progress = self.protocol.progress, None
-        if progress is not None:
+        if (progress := self.protocol.progress) is not None:
+            self.protocol.progress = None
             counts = progress.phase, progress.built, progress.num_envs
             logger.info("the hub at %s is %s: %d of %d envs stand", self.address, *counts, extra={"progress": counts})
         while self.protocol.notices:
@@ -520,7 +490,7 @@ class Connection:
 
     def _on_monitor(self) -> None:
         closed = False
-        self._whole = False  # libzmq signals nothing more of a socket that was looked at and not emptied
+        self._whole = False  # libzmq signals nothing more of a socket that was read and not emptied
         while self._monitor.poll(0):
             try:
                 found = recv_monitor_message(self._monitor, zmq.NOBLOCK)
@@ -536,7 +506,7 @@ class Connection:
             elif event == zmq.EVENT_DISCONNECTED:
                 self.protocol.disconnected(time.monotonic())
         self._whole = True
-        if closed and self._refuses():  # once, however many attempts have failed since the last look
+        if closed and self._refuses():  # once, however many attempts have failed meanwhile
             self.protocol.refused(time.monotonic())
 
     def _on_refusal(self, event: int, value: int) -> None:
@@ -557,7 +527,7 @@ class Connection:
             self.protocol.lost("it does not let this client in")
 
     def _refuses(self) -> bool:
-        """Whether nobody listens at the address, which is proof; that the network does not get there is none."""
+        """Whether nothing listens at the address, which proves a loss; that the network does not get there does not."""
         parsed = self._target
         try:
             if parsed.is_ipc:
@@ -566,8 +536,6 @@ class Connection:
                     probe.connect(envhub_address.socket_name(parsed.path))
             else:
                 socket.create_connection((parsed.host.strip("[]"), parsed.port), PROBE_S).close()
-        except (ConnectionRefusedError, FileNotFoundError):
-            return True
-        except OSError:
-            return False
+        except OSError as error:
+            return isinstance(error, (ConnectionRefusedError, FileNotFoundError))
         return False

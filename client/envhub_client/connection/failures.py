@@ -42,8 +42,7 @@ def raise_failure(failure: Failure, address: str) -> NoReturn:
         raise kind(f"{failure.message} (hub at {address}){output}")
     index, worker = failure.env_index, failure.worker
     remote = errors.EnvRaised(index, failure.type, failure.message, failure.traceback, worker, address)
-    original = _original(failure)
-    if original is None:
+    if (original := _original(failure)) is None:
         raise remote
     raise original from remote
 
@@ -65,7 +64,7 @@ def _original(failure: Failure) -> Exception | None:
             vars(found).update(attributes)
             if str(found) == failure.message:
                 return found
-        except (Exception, SystemExit):  # it cannot be made, or has no text: EnvRaised says all there is
+        except (Exception, SystemExit):  # it cannot be made, or has no text: EnvRaised has all that is known
             continue
     return None
 

@@ -47,8 +47,7 @@ class KeepAlive:
     def stop(self) -> None:
         """End the thread, before the interpreter ends it in the middle of something."""
         self._stopped.set()
-        thread = self._thread
-        if thread is not None:
+        if (thread := self._thread) is not None:
             thread.join()
 
     def _run(self) -> None:

@@ -20,8 +20,8 @@ def seeds_of(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int
     if isinstance(seed, (int, np.integer)):
         return [operator.index(seed) + row for row in range(num_envs)]
     if len(seed) != num_envs:
-        found = f"num_envs={num_envs} but got length={len(seed)}."
-        raise ValueError(f"If seeds are passed as a list the length must match {found}")
+        lengths = f"num_envs={num_envs} but got length={len(seed)}."
+        raise ValueError(f"If seeds are passed as a list the length must match {lengths}")
     return [None if one is None else operator.index(one) for one in seed]
 
 

@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
-from gymnasium import Env, Space, logger, spaces
+from gymnasium import Space, logger, spaces
 from gymnasium.vector import AutoresetMode
 
 from envhub.errors import EnvRaised
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.keywords import meant
-from envhub_client.session.factories import checked_factories, make_of_factories
+from envhub_client.session.factories import Factory, checked_factories, make_of_factories
 from envhub_client.session.faults import FIELDS, FaultOptions
 from envhub_client.session.options import SessionOptions
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 _BATCHED = (
     *(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
     *(spaces.Text, spaces.Graph, spaces.Sequence, spaces.OneOf),
 )
+
+
+def _logged(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """A method that also logs what an env raises, where upstream logs it, with its texts; no worker is shut down."""
+
+    @functools.wraps(method)
+    def logged(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            raised = error if isinstance(error, EnvRaised) else error.__cause__
+            if isinstance(raised, EnvRaised):
+                logger.error(f"Received the following error from Worker-{raised.env_index} - Shutting it down")
+                logger.error(raised.remote_traceback)
+                logger.error("Raising the last exception back to the main process.")
+            raise
+
+    return logged
 
 
 class AsyncVectorEnv(HubVectorEnv):
@@ -33,7 +54,7 @@ class AsyncVectorEnv(HubVectorEnv):
 
     def __init__(  # noqa: PLR0913  upstream's, and what says in how many processes
         self,
-        env_fns: Sequence[Callable[[], Env[Any, Any]]],
+        env_fns: Sequence[Factory],
         shared_memory: bool = True,
         copy: bool = True,
         context: str | None = None,
@@ -58,7 +79,7 @@ class AsyncVectorEnv(HubVectorEnv):
             worker: what runs each env: a subclass of ``envhub.EnvRunner``, or its name as ``"module:Class"``.
             observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``.
             autoreset_mode: the enum, or its value.
-            max_concurrency: at most so many envs run at any one time, in as many processes.
+            max_concurrency: the most envs that run at any one time, in as many processes.
             num_workers: processes that host the envs; as for ``envhub.make_vec``.
             **faults: what is done about envs that fail, see ``envhub.FaultOptions``.
 
@@ -112,35 +133,10 @@ class AsyncVectorEnv(HubVectorEnv):
                 "`shared_memory=False` however this is slower."
             )
 
-    def reset_wait(self, timeout: float | None = None) -> Any:  # noqa: D102
-        with _logged():
-            return super().reset_wait(timeout)
-
-    def step_wait(self, timeout: float | None = None) -> Any:  # noqa: D102
-        with _logged():
-            return super().step_wait(timeout)
-
-    def call_wait(self, timeout: float | None = None) -> Any:  # noqa: D102
-        with _logged():
-            return super().call_wait(timeout)
-
-    def render(self) -> Any:  # noqa: D102
-        with _logged():
-            return super().render()
-
-
-@contextmanager
-def _logged() -> Iterator[None]:
-    """What an env raises in here is also logged where upstream logs it, with its texts; no worker is shut down."""
-    try:
-        yield
-    except Exception as error:
-        raised = error if isinstance(error, EnvRaised) else error.__cause__
-        if isinstance(raised, EnvRaised):
-            logger.error(f"Received the following error from Worker-{raised.env_index} - Shutting it down")
-            logger.error(raised.remote_traceback)
-            logger.error("Raising the last exception back to the main process.")
-        raise
+    reset_wait = _logged(HubVectorEnv.reset_wait)
+    step_wait = _logged(HubVectorEnv.step_wait)
+    call_wait = _logged(HubVectorEnv.call_wait)
+    render = _logged(HubVectorEnv.render)
 
 
 _KEYWORDS = tuple(inspect.signature(AsyncVectorEnv).parameters)

@@ -294,7 +294,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             SessionClosed: after ``close``.
         """
         self._session.check_free("send", among_others=True)
-        if self._session.connection.pending is Op.RECEIVE:
+        if self._session.connection.protocol.pending is Op.RECEIVE:
             text = "Calling `send` after a `recv` that timed out, which is to be called again first."
             raise SessionBusy(text, "recv")
         rows = checked_env_ids(env_ids, self.num_envs)
@@ -308,7 +308,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """Wait for some of the envs that are under way, and take every one that is done.
 
         Args:
-            min_envs: at least so many; None is all of them.
+            min_envs: the fewest to wait for; None is all of them.
             timeout: seconds.
 
         Returns:
@@ -317,7 +317,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             such env.
 
         Raises:
-            HubTimeout: not so many in time; receive again.
+            HubTimeout: fewer were done in time; receive again.
             NothingPending: no env is under way.
             Exception: what an env raised; it is not under way any more, the others are.
         """
@@ -327,20 +327,16 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             return observations, np.zeros(self.num_envs), flags, flags.copy(), infos, np.arange(self.num_envs)
         self._session.check_free("recv", among_others=True)
         lane = self._session.lane
-        outstanding = lane.outstanding
-        if not outstanding:
+        if not (outstanding := lane.outstanding):
             raise NothingPending("Calling `recv` without any prior call to `send` or `async_reset`.", "recv")
         if min_envs is not None and min_envs < 1:
             raise ValueError(f"min_envs must be at least 1, got {min_envs}")
-        result = self._part_result(lane.wait_rows(min(min_envs or outstanding, outstanding), timeout))
-        lane.taken(result[-1])
-        return result
-
-    def _part_result(self, batch: Batch) -> PartReturn:
+        batch = lane.wait_rows(min(min_envs or outstanding, outstanding), timeout)
         arrays, rewards, terminations, truncations, _, _, env_ids = batch
         assert rewards is not None and terminations is not None and truncations is not None and env_ids is not None
         infos = self._observations.take(batch).batched_of(env_ids)
         observations = self._observations.batch(arrays, env_ids.tolist())
+        lane.taken(env_ids)
         return observations, rewards, terminations, truncations, infos, env_ids
 
     def _packed(self, leaves: Sequence[Sequence[Any]]) -> bytes:
@@ -371,8 +367,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             SessionBusy: another request is pending.
             SessionClosed: after ``close``.
         """
-        self._session.check_free("call_async")
-        _check_name(name)
+        self._check_call("call_async", name)
         self._session.begin_call(Call(name, self._session.encode([list(args), kwargs])))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
@@ -391,9 +386,13 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         Raises:
             AttributeError: the envs have no such attribute.
         """
-        self._session.check_free("attr_is_callable")
-        _check_name(name)
+        self._check_call("attr_is_callable", name)
         return self._called_at_once(Call(name, b"", only_kind=True))
+
+    def _check_call(self, what: str, name: Any) -> None:
+        self._session.check_free(what)
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a method or attribute is a str, got {name!r}")
 
     def _called_at_once(self, call: Call) -> tuple[Any, ...]:
         """The results of the call, ``NOT_RESET`` where an env was left alone."""
@@ -411,8 +410,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         Raises:
             ValueError: a list or tuple of another length.
         """
-        self._session.check_free("set_attr")
-        _check_name(name)
+        self._check_call("set_attr", name)
         if not isinstance(values, (list, tuple)):
             values = [values]
         elif len(values) != self.num_envs:
@@ -450,16 +448,22 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     @property
     def token(self) -> str:
-        """The key to this session: with it, ``Client.attach`` takes it over or looks at it. Keep it as a password."""
-        return self._session.token
+        """The key to this session, with which ``Client.attach`` takes it over or observes it. Keep it as a password."""
+        return self._session.connection.protocol.token.hex()
 
     def detach(self) -> str:
         """Leave the session as it is, for another process to take it over by ``Client.attach`` within the hub's lease.
 
-        This vector env is closed then; the envs are not. Returns the session's ``token``; errors as for
-        ``Session.detach``.
+        This vector env is closed then; the envs are not. Returns the session's ``token``.
+
+        Raises:
+            RequestRefused: the envs are this program's private hub's, which ends with it.
+            HubLost: the hub is known to be lost, and the session with it.
+            SessionBusy: a request is pending, or envs are under way.
+            SessionClosed: after ``close``.
         """
-        return self._session.detach()
+        self._session.detach()
+        return self.token
 
     def observe(self) -> Seen:
         """What the envs showed last, such as what another process left; nothing is stepped.
@@ -469,7 +473,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         session = self._session
         session.check_free("observe")
-        return seen(session.ask(Op.OBSERVE, Observe(session.connection.token, described=True)), self._observations)
+        request = Observe(session.connection.protocol.token, described=True)
+        return seen(session.ask(Op.OBSERVE, request), self._observations)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """End the session; ``close`` calls this once.
@@ -503,11 +508,6 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         raise TypeError(f"a {type(self).__name__} cannot be pickled or copied; make one where it is used")
 
     def __del__(self) -> None:
-        """Free the session of a vector env that nobody closed; at the program's end its connection's end does it."""
+        """Free the session of a vector env that was not closed; at the program's end its connection's end does it."""
         if not sys.is_finalizing() and hasattr(self, "_session") and not self.closed:
             self.close(terminate=True)
-
-
-def _check_name(name: Any) -> None:
-    if not isinstance(name, str):
-        raise TypeError(f"the name of a method or attribute is a str, got {name!r}")

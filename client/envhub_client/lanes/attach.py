@@ -50,8 +50,7 @@ class Attachment:
         self._reader.descriptors[:] = map(above_stdio, self._reader.descriptors)
 
     def _read(self) -> bytes:
-        data = self._reader.read(HEAD_BYTES)
-        if not data:
+        if not (data := self._reader.read(HEAD_BYTES)):
             raise OSError("the hub closed its side socket")
         if self._reader.truncated:
             raise OSError("this process may have no more descriptors")

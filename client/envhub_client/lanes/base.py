@@ -20,17 +20,12 @@ class Lane(Protocol):
     ``EnvHubError`` of the session.
     """
 
+    num_envs: int
+    leaves: Sequence[Leaf]  # of fixed size, of one env's observation
+
     @property
     def name(self) -> str:
         """``"shared"``, ``"wire"``."""
-
-    @property
-    def num_envs(self) -> int:
-        """How many envs there are."""
-
-    @property
-    def leaves(self) -> Sequence[Leaf]:
-        """The leaves of fixed size of one env's observation."""
 
     def settle(self) -> bool:
         """Wait for the end of a step that was begun and given up; returns whether some envs are outstanding."""

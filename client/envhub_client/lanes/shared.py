@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import select
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import NoReturn
 
@@ -20,9 +19,9 @@ import numpy as np
 
 from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
-from envhub.arena.memory import DRIVER_CLIENT, OP_STEP, Arena
+from envhub.arena.memory import DRIVER_CLIENT, OP_STEP, STATUS_RAISED, Arena
 from envhub.arena.spin import HAS_FENCE, RING, Spinner
-from envhub.errors import HubLost, HubTimeout
+from envhub.errors import HubLost, HubTimeout, RemoteProtocolError
 from envhub.protocol import messages
 from envhub.protocol.messages import Collect, Op, Reset
 from envhub.values.leaf import Leaf
@@ -41,12 +40,9 @@ log = logging.getLogger("envhub")
 class Begun(Enum):
     """How far the reset or step is that was begun last."""
 
-    BY_HUB = 1
-    """The hub drives it; its reply comes by the wire lane."""
-    POSTED = 2
-    """The client drives it; the arena's words are being written, and the workers are not rung yet."""
-    RUNG = 3
-    """The client drives it; the workers were rung."""
+    BY_HUB = 1  # the hub drives it; its reply comes by the wire lane
+    POSTED = 2  # the client drives it; the arena's words are being written, and the workers are not rung yet
+    RUNG = 3  # the client drives it; the workers were rung
 
 
 class SharedLane:
@@ -84,7 +80,7 @@ class SharedLane:
         if not outstanding and not self._arena.quiescent():
             with self._connection.in_use:
                 self._regain_drive()
-                self._ring()
+                self._ring(self._bells)
                 self._await(None)
         return outstanding
 
@@ -106,7 +102,7 @@ class SharedLane:
                 self._prepare()
             self._begun = Begun.POSTED
             self._driver.post(OP_STEP, codes, arrays)
-            self._ring()
+            self._ring(self._bells)
 
     def _leave_to_hub(self) -> None:
         """Have the hub drive what is begun next."""
@@ -114,13 +110,8 @@ class SharedLane:
         self._driver.forget()
 
     def _prepare(self) -> None:
-        """Be able to begin a step; errors as for ``_regain_drive``.
-
-        Raises:
-            HubLost: the hub is shutting down.
-        """
-        if time.monotonic_ns() >= self._connection.tend_ns:
-            self._connection.tend()
+        """Be able to begin a step; errors as for ``_regain_drive``, and ``HubLost`` where the hub is shutting down."""
+        self._tend()
         self._regain_drive()
         if not self._arena.client_may_post:
             raise HubLost(f"the hub at {self._connection.address} is shutting down")
@@ -138,8 +129,8 @@ class SharedLane:
         if self._arena.revoked or self._arena.driver != DRIVER_CLIENT:
             self._fail_as_revoked()
 
-    def _ring(self) -> None:
-        for bell in self._bells:
+    def _ring(self, bells: Iterable[int]) -> None:
+        for bell in bells:
             os.write(bell, RING)
         self._begun = Begun.RUNG
 
@@ -154,9 +145,7 @@ class SharedLane:
             self._prepare()
             self._begun = Begun.POSTED
             self._driver.post_rows(env_ids, codes, arrays)
-            for worker in np.unique(env_ids % len(self._bells)):
-                os.write(self._bells[worker], RING)
-            self._begun = Begun.RUNG
+            self._ring(self._bells[worker] for worker in np.unique(env_ids % len(self._bells)))
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
@@ -167,9 +156,11 @@ class SharedLane:
             if raised is not None:
                 try:
                     self._ask_hub([raised])
-                finally:
-                    if not isinstance(sys.exc_info()[1], KeyboardInterrupt):  # else it is asked for again
-                        driver.taken(raised)
+                except KeyboardInterrupt:  # the next wait asks again
+                    raise
+                except BaseException:
+                    driver.taken(raised)
+                    raise
             rows, large = driver.infos(env_ids)
             rows.update(self._ask_hub(large) if large else ())
             groups = self._wire.templates.read(self._arena.columns(env_ids))
@@ -201,8 +192,7 @@ class SharedLane:
         """
         arena = self._arena
         rows = [(row, bytes(blob)) for row, blob in arena.small_infos()]
-        left = np.flatnonzero(arena.said_by_channel()).tolist()
-        if left:
+        if left := np.flatnonzero(arena.said_by_channel()).tolist():
             rows = sorted([*rows, *self._ask_hub(left)])
         return rows, self._wire.templates.read(arena.columns())
 
@@ -211,8 +201,12 @@ class SharedLane:
 
         Raises:
             Exception: as an env raised it, or because the session has ended.
+            RemoteProtocolError: an env raised, and the hub does not say what.
         """
         reply = self._connection.ask(Op.COLLECT, Collect(rows))
+        if raised := [row for row in rows if self._arena.status[row] == STATUS_RAISED]:
+            address = self._connection.address
+            raise RemoteProtocolError(f"envs {raised} raised, and the hub at {address} did not report what")
         return messages.unpack_rows(reply.frames[0], self._arena.layout.rows) if reply.frames else []
 
     def _await(self, timeout: float | None, ready: Callable[[], bool] | None = None) -> None:
@@ -225,7 +219,7 @@ class SharedLane:
         """
         ready = ready or self._arena.quiescent
         if self._begun is Begun.POSTED:
-            self._ring()
+            self._ring(self._bells)
         if not self._spinner.spin(ready):
             deadline = None if timeout is None else Deadline(timeout)
             while True:
@@ -243,11 +237,14 @@ class SharedLane:
             self._poller.poll(0)  # without a fence, a system call has to come before what a word guards is read
 
     def _check_hub(self, events: list[tuple[int, int]]) -> None:
-        """See whether the hub still serves this session, after these events of the poller."""
+        """Check that the hub still serves this session, after these events of the poller."""
         if self._arena.revoked:  # the hub says why
             self._fail_as_revoked()
         if any(descriptor != self._bell for descriptor, _ in events):
             self._connection.lose("its side socket has ended")
+        self._tend()
+
+    def _tend(self) -> None:
         if time.monotonic_ns() >= self._connection.tend_ns:
             self._connection.tend()
 

@@ -28,8 +28,7 @@ class InfoTemplates:
             RemoteProtocolError: it does not know them, or they are not what is in the rows.
             EnvHubError: it does not answer.
         """
-        unknown = [rows.template for rows in columns if rows.template not in self._known]
-        if unknown:
+        if unknown := [rows.template for rows in columns if rows.template not in self._known]:
             reply = self._connection.ask(Op.TEMPLATES, TemplatesRequest(unknown)).message
             try:
                 for number, example in zip(reply.numbers, reply.examples, strict=True):

@@ -121,9 +121,10 @@ class WireLane:
 
     def _receiving(self) -> bool:
         """Whether an earlier wait, which timed out or was interrupted, has asked already."""
-        answer, inbox = self._connection.answer, self._inbox
+        protocol, inbox = self._connection.protocol, self._inbox
+        answer = protocol.answer
         arrived = answer is not None and answer.op is Op.RECEIVE and answer is not inbox.read
-        return arrived or inbox.unread is not None or self._connection.pending is Op.RECEIVE
+        return arrived or inbox.unread is not None or protocol.pending is Op.RECEIVE
 
     def taken(self, env_ids: np.ndarray) -> None:
         """Note that the results of these envs have reached the caller: they are outstanding no more."""
@@ -164,7 +165,7 @@ class WireLane:
         env_ids = np.frombuffer(frames[0], np.int64).copy()
         if not env_ids.size or env_ids.min() < 0 or env_ids.max() >= self.num_envs or not self._sent[env_ids].all():
             raise ValueError("rows that were not sent")
-        observations = self._all_owned(frames[1 : count + 1], _fields(self.leaves, len(env_ids)))
+        observations = self._arrays(frames[1 : count + 1], _fields(self.leaves, len(env_ids)))
         results = split_results(bytearray(frames[count + 1]), len(env_ids))
         infos = self._infos(frames[count + 2 :]) if len(frames) > count + 2 else ([], [])
         return Batch(observations, *results, *infos, env_ids)
@@ -181,52 +182,35 @@ class WireLane:
         if len(frames) < count + results:
             raise ValueError(f"{len(frames)} frames")
         rows, groups = self._infos(frames[count + results :]) if len(frames) > count + results else ([], [])
-        arrays = frames[:count]
-        observations = self._all_owned(arrays, self._fields) if self._buffers is None else self._copied(arrays)
+        buffers = None if self._buffers is None else self._buffers[self._turn]
+        observations = self._arrays(frames[:count], self._fields, buffers)
         if not results:
             return Batch(observations, None, None, None, rows, groups)
         return Batch(observations, *split_results(bytearray(frames[count]), self.num_envs), rows, groups)
 
-    def _copied(self, frames: Sequence[Frame]) -> list[np.ndarray]:
-        """The arrays in the buffers whose turn it is."""
-        assert self._buffers is not None
-        buffers = self._buffers[self._turn]
-        if self._decompress is not None:
-            frames = self._whole(frames, self._fields)
-        for buffer, frame, (dtype, shape, size) in zip(buffers, frames, self._fields, strict=True):
-            if len(frame) != size:
-                raise _wrong_size(frame, size)
-            np.copyto(buffer, np.ndarray(shape, dtype, frame))
-        return buffers
-
-    def _whole(self, frames: Sequence[Frame], fields: Sequence[_Field]) -> Sequence[Frame]:
-        """The frames as they were before they were compressed."""
-        assert self._decompress is not None
-        return [self._decompress(frame, size) for frame, (_, _, size) in zip(frames, fields, strict=True)]
-
-    def _all_owned(self, frames: Sequence[Frame], fields: Sequence[_Field]) -> list[np.ndarray]:
-        """Arrays of the caller's own; of large frames, their memory, which nobody else refers to."""
-        owned = []
-        if self._decompress is not None:
-            frames = self._whole(frames, fields)
-        for frame, (dtype, shape, size) in zip(frames, fields, strict=True):
-            if len(frame) != size:
-                raise _wrong_size(frame, size)
-            if size < KEEP_BYTES:
-                owned.append(np.ndarray(shape, dtype, bytearray(frame)))
-                continue
-            array: np.ndarray = np.ndarray(shape, dtype, frame)
-            owned.append(array if array.flags.aligned and array.flags.writeable else array.copy())
-        return owned
+    def _arrays(
+        self, frames: Sequence[Frame], fields: Sequence[_Field], buffers: list[np.ndarray] | None = None
+    ) -> list[np.ndarray]:
+        """The arrays in these buffers, else the caller's own; large ones in their frames, which nothing else uses."""
+        arrays = []
+        for number, (frame, (dtype, shape, size)) in enumerate(zip(frames, fields, strict=True)):
+            whole = frame if self._decompress is None else self._decompress(frame, size)
+            if len(whole) != size:
+                raise ValueError(f"a frame of {len(whole)} bytes for an array of {size}")
+            own = buffers is None and size < KEEP_BYTES
+            array: np.ndarray = np.ndarray(shape, dtype, bytearray(whole) if own else whole)
+            if buffers is not None:
+                np.copyto(buffers[number], array)
+                array = buffers[number]
+            elif not (array.flags.aligned and array.flags.writeable):
+                array = array.copy()
+            arrays.append(array)
+        return arrays
 
 
 def _fields(leaves: Sequence[Leaf], rows: int) -> list[_Field]:
     arrays = [(np.dtype(leaf.dtype), (rows, *leaf.shape)) for leaf in leaves]
     return [(dtype, shape, math.prod(shape) * dtype.itemsize) for dtype, shape in arrays]
-
-
-def _wrong_size(frame: Frame, size: int) -> ValueError:
-    return ValueError(f"a frame of {len(frame)} bytes for an array of {size}")
 
 
 def _size(part: Batch) -> int:

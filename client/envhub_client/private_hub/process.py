@@ -157,5 +157,4 @@ def _search_path() -> str:
         if found is None or found.origin is None:
             raise HubUnreachable(f"the package {name} is not installed beside this client; pass the address of a hub")
         places.append(str(Path(found.origin).parent.parent))
-    places += [place for place in [os.environ.get("PYTHONPATH")] if place]
-    return os.pathsep.join(places)
+    return os.pathsep.join(filter(None, [*places, os.environ.get("PYTHONPATH")]))

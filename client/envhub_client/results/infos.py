@@ -16,7 +16,7 @@ _NUMPY_BOOLS = np.array([np.False_, np.True_], object)
 
 
 class _Envs(VectorEnv[Any, Any, np.ndarray]):
-    """Lays infos out for so many envs."""
+    """Lays infos out for ``num_envs`` envs."""
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs

@@ -29,9 +29,7 @@ class Observations:
         self.space = single_space
         self._same_step = same_step
         self._allow_pickle = allow_pickle
-        self.represented: dict[
-            str, str
-        ] = {}  # where in the infos a ``repr`` stands in for a value, and the first one's
+        self.represented: dict[str, str] = {}  # places in the infos with a ``repr`` for a value, and the first one's
         leaves = spaces.leaves(single_space)
         self.leaves = [leaf for leaf in leaves if leaf != OBJECT]  # of fixed size, which come as arrays
         self._is_object = [leaf == OBJECT for leaf in leaves]
@@ -64,11 +62,10 @@ class Observations:
     def _take_objects(self, row: int, blob: bytes) -> bytes:
         """Keep the row's observations of no fixed size, or its last ones where there are none; returns its info."""
         objects, info = codec.decode(blob)
-        if not objects:
-            return bytes(info)
-        self._objects[row] = list(codec.decode(objects, self._allow_pickle))
-        if len(self._objects[row]) != sum(self._is_object):
-            raise ValueError(f"{len(self._objects[row])} observations of no fixed size")
+        if objects:
+            self._objects[row] = list(codec.decode(objects, self._allow_pickle))
+            if len(self._objects[row]) != sum(self._is_object):
+                raise ValueError(f"{len(self._objects[row])} observations of no fixed size")
         return bytes(info)
 
     def _info(self, row: int, blob: bytes) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class Frames:
         """These frames, with the last frame of the env, or a blank one, for each that is ``NOT_RESET``."""
         for row, frame in enumerate(rendered):
             if isinstance(frame, np.ndarray):
-                self._last[row] = frame.copy()  # the caller may draw into his
+                self._last[row] = frame.copy()  # the caller may draw into the one returned
         shown = [frame for frame in (*rendered, *self._last) if frame is not NOT_RESET and frame is not None]
         blank = _blank_like(shown[0]) if shown else self._blank
         return tuple(self._stand_in(row, blank) if frame is NOT_RESET else frame for row, frame in enumerate(rendered))

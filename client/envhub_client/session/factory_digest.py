@@ -16,7 +16,7 @@ from itertools import islice, zip_longest
 from typing import Any
 
 TOKENS_MAX = 10_000  # of one factory
-FACTORIES_MAX = 16  # that are looked at
+FACTORIES_MAX = 16  # that are read
 DEPTH_MAX = 12
 VALUE_CHARACTERS_MAX = 1000  # of a text or of bytes; of a longer one its beginning and length count
 ITEMS_MAX = 1000  # of a container; of a larger one its length counts
@@ -30,7 +30,7 @@ def factories_digest(factories: Sequence[object], *others: object) -> str:
 
     An env's number, or a seed made from it, is in every factory another one, and says nothing of what a step takes.
     ``others`` are what else makes a step, such as the class that runs each env. The digest is hexadecimal digits, and
-    empty where an object of the program does not let itself be looked at.
+    empty where an object of the program cannot be read.
     """
     # Each once, and of many only the first: as a rule they differ in the same values.
     different = list({id(factory): factory for factory in factories}.values())[:FACTORIES_MAX]

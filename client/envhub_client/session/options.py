@@ -26,7 +26,7 @@ class SessionOptions:
     """
 
     num_workers: int | str | None = None
-    autoreset_mode: AutoresetMode = field(default=AutoresetMode.NEXT_STEP)
+    autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
     observation_mode: ObservationMode = "same"
     copy: bool = True
     lane: str = "auto"

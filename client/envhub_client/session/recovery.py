@@ -24,10 +24,6 @@ Renew = Callable[[HubLost, Callable[[Lane], None]], None]
 Begin = Callable[[Lane], None]
 
 
-def _nothing(lane: Lane) -> None:
-    pass
-
-
 class RecoveringLane:
     """A lane, and after the loss of its hub another one; otherwise as any lane."""
 
@@ -40,7 +36,7 @@ class RecoveringLane:
         self._unseen = np.zeros(lane.num_envs, bool)  # whether the env has shown nothing in this session yet
         self._mask: np.ndarray | None = None  # which rows the reset under way resets
         self._under_way = np.zeros(lane.num_envs, bool)  # by ``begin_rows``
-        self._again: Begin = _nothing  # begins on another lane what is under way
+        self._again: Begin | None = None  # begins on another lane what is under way
         self._loss: HubLost | None = None  # while it is set, nothing is under way on ``_lane``
 
     @property
@@ -62,17 +58,17 @@ class RecoveringLane:
         Raises:
             HubLost: there is no other.
         """
-        self._loss, self._again = error, _nothing
+        self._loss, self._again = error, None
         self._recover(error)
 
     def _recover(self, loss: HubLost) -> None:
         self._renew(loss, self._adopt)
         try:
-            self._again(self._lane)
+            if self._again is not None:
+                self._again(self._lane)
+            self._loss = None  # last: after an interrupt it is all done again, in a session that has reported nothing
         except HubLost as error:
             self._loss = error
-            return
-        self._loss = None  # last: after an interrupt it is all done again, in a session that has reported nothing yet
 
     def _adopt(self, lane: Lane) -> None:
         self._unseen[:] = True
@@ -87,9 +83,9 @@ class RecoveringLane:
             self._loss = error
         return bool(self._under_way.any())
 
-    def _begin(self, begin: Begin, again: Begin) -> None:
-        """Begin this now, or if the hub is lost, ``again`` when it is waited for."""
-        self._again = again
+    def _begin(self, begin: Begin, again: Begin | None = None) -> None:
+        """Begin this now, or if the hub is lost, when it is waited for: this, or ``again`` if given."""
+        self._again = again or begin
         try:
             if self._loss is None:
                 begin(self._lane)
@@ -104,7 +100,6 @@ class RecoveringLane:
         Raises:
             HubLost: there is no other hub.
         """
-        loss: HubLost | None = None
         for _ in range(ATTEMPTS_MAX):
             if self._loss is not None:
                 self._recover(self._loss)
@@ -113,29 +108,21 @@ class RecoveringLane:
                     return wait(self._lane)
             except HubLost as error:
                 self._loss = error
-            loss = self._loss
-        assert loss is not None
-        raise loss
+        assert self._loss is not None
+        raise self._loss
 
     # --- the whole batch --------------------------------------------------------------------------------------------
 
     def begin_reset(self, reset: Reset) -> None:
         """Begin a reset."""
         self._mask = np.array(reset.mask or [True] * self.num_envs)
-
-        def begin(lane: Lane) -> None:
-            lane.begin_reset(reset)
-
-        self._begin(begin, begin)
+        self._begin(lambda lane: lane.begin_reset(reset))
 
     def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
         """Begin a step."""
         self._mask = None
-
-        def begin(lane: Lane) -> None:
-            lane.begin_step(codes, arrays, out_of_band)  # begun again, it is a truncation whatever the actions
-
-        self._begin(begin, begin)
+        # Begun again, it is a truncation whatever the actions.
+        self._begin(lambda lane: lane.begin_step(codes, arrays, out_of_band))
 
     def wait(self, timeout: float | None) -> Batch:
         """The results of what was begun, again if asked again; errors as for any lane, and ``_wait``."""

@@ -104,7 +104,7 @@ class Session:
             made = self._open(CONNECT_TIMEOUT_S if timeout is None else timeout)
             self.connection = self._connections[-1]
             self._adopt(made)
-        except BaseException:  # an interrupt, too, must not leave the hub with envs that nobody will use
+        except BaseException:  # an interrupt, too, must not leave the hub with envs that are not used
             self._end_all_but(None)
             raise
 
@@ -113,27 +113,24 @@ class Session:
 
         In place of a lost one, ``lost`` is the encoded info of the truncation of each env.
         """
-        if self._address is not None:
-            return self._open_on(None, timeout, lost)
-        private = private_hub()
+        private = private_hub() if self._address is None else None
         try:
             return self._open_on(private, timeout, lost)
         except errors.HubUnreachable:
-            if private.alive:
+            if private is None or private.alive:
                 raise
             return self._open_on(private_hub(), timeout, lost)  # it had just been killed
 
     def _open_on(self, private: PrivateHub | None, timeout: float, lost: bytes) -> Made:
-        address = self._address or (private.address if private else "")
-        pidfd, reconnect_timeout = private.pidfd if private else None, self.options.reconnect_timeout
+        address, pidfd = (private.address, private.pidfd) if private else (self._address or "", None)
+        reconnect_timeout = self.options.reconnect_timeout
         # Noted before there is a session on it: an interrupt may come as soon as there is.
         self._connections.append(Connection(address, secrets.token_bytes(16), timeout, pidfd, reconnect_timeout))
         connection = self._connections[-1]
-        if isinstance(self._make, Attach):
-            attached: Made = connection.ask(Op.ATTACH, self._make).message
-            return attached
-        make = self._filled_in(connection, self._make, program_environment() if private else None, lost)
-        made: Made = connection.ask(Op.MAKE, make).message
+        op, make = Op.ATTACH, self._make
+        if isinstance(make, Make):
+            op, make = Op.MAKE, self._filled_in(connection, make, program_environment() if private else None, lost)
+        made: Made = connection.ask(op, make).message
         return made
 
     def _end_all_but(self, kept: Connection | None) -> None:
@@ -255,7 +252,7 @@ class Session:
 
     @contextmanager
     def _noticing_loss(self) -> Iterator[None]:
-        """Should what is done in it find the hub lost, what follows goes to the next one, if that is wanted."""
+        """If the hub proves lost in the block, later requests go to the next hub, where ``on_hub_loss`` says so."""
         try:
             yield
         except errors.HubLost as error:
@@ -285,7 +282,7 @@ class Session:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def check_free(self, what: str, among_others: bool = False) -> None:
-        """See whether ``what`` may be begun; with ``among_others`` also while some envs are outstanding.
+        """Check that ``what`` may be begun; with ``among_others`` also while some envs are outstanding.
 
         Raises:
             SessionBusy: another request is pending, or envs are outstanding.
@@ -303,7 +300,7 @@ class Session:
         return SessionClosed(f"Trying to operate on `{self._owner}`, after a call to `close()`.")
 
     def begin(self, state: AsyncState, begin: Callable[..., None], *args: Any) -> None:
-        """Begin a request, which ``state`` names; interrupted it counts as never begun, for nobody knows."""
+        """Begin a request, which ``state`` names; interrupted, it counts as never begun."""
         try:
             begin(*args)
             self.state = state
@@ -366,32 +363,15 @@ class Session:
     def wait_call(self, timeout: float | None) -> Reply:
         """The reply to the call that was begun; errors as for ``wait``, and what an env raised."""
         with self._noticing_loss():
-            return self.wait(AsyncState.WAITING_CALL, self._called, timeout)
-
-    def _called(self, timeout: float | None) -> Reply:
-        reply = self.connection.wait(timeout)
-        if isinstance(reply.message, Failure):
-            raise_failure(reply.message, self.connection.address)
-        return reply
+            reply = self.wait(AsyncState.WAITING_CALL, self.connection.wait, timeout)
+            if isinstance(reply.message, Failure):
+                raise_failure(reply.message, self.connection.address)
+            return reply
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    @property
-    def token(self) -> str:
-        """The key to this session: with it, ``Client.attach`` takes it over or looks at it. Keep it as a password."""
-        return self.connection.token.hex()
-
-    def detach(self) -> str:
-        """Leave the session as it is, for another process to take it over by ``Client.attach`` within the hub's lease.
-
-        The session is closed here then; the envs are not. Returns the session's ``token``.
-
-        Raises:
-            RequestRefused: the envs are this program's private hub's, which ends with it.
-            HubLost: the hub is known to be lost, and the session with it.
-            SessionBusy: a request is pending, or envs are under way.
-            SessionClosed: after ``close``.
-        """
+    def detach(self) -> None:
+        """Leave the session to another process, see ``HubVectorEnv.detach``."""
         self.check_free("detach")
         if self._address is None:
             raise errors.RequestRefused(
@@ -399,10 +379,8 @@ class Session:
             )
         with self._noticing_loss():
             self.connection.tend()
-        token = self.token
         self.connection.close()
         self.closed = True
-        return token
 
     def close(self, terminate: bool, finish: Callable[[], bool]) -> None:
         """End the session, with ``terminate`` by killing the envs' processes. Interrupted, it is to be called again.
@@ -433,7 +411,7 @@ class Session:
                 self.closed = True
 
     def __del__(self) -> None:
-        """Free a session that nobody closed; at the program's end its connection's end does it."""
+        """Free a session that was not closed; at the program's end its connection's end does it."""
         if sys.is_finalizing() or getattr(self, "closed", True):
             return
         if hasattr(self, "lane"):
@@ -445,7 +423,8 @@ class Session:
 def _end(connection: Connection, terminate: bool) -> None:
     """End the session of a connection, and the connection."""
     # A hub that is out of reach ends the session by its lease.
-    timeout = KILL_TIMEOUT_S if terminate or connection.out_of_reach else CLOSE_TIMEOUT_S
+    out_of_reach = connection.protocol.trouble(time.monotonic())
+    timeout = KILL_TIMEOUT_S if terminate or out_of_reach else CLOSE_TIMEOUT_S
     try:
         connection.give_up()
         connection.ask(Op.CLOSE, Close(terminate), timeout=timeout)
@@ -454,4 +433,4 @@ def _end(connection: Connection, terminate: bool) -> None:
         # Any other error of a hub says that the session is gone already, which is what was wanted.
         level = logging.ERROR if isinstance(cause, errors.EnvRaised) else logging.DEBUG
         log.log(level, "closing a session of the hub at %s: %s", connection.address, cause)
-    connection.close()  # but not at an interrupt: without the connection nobody could end the session any more
+    connection.close()  # but not at an interrupt: without the connection the session could not be ended any more

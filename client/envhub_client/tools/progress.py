@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 
 class _Bar(logging.Handler):
-    """Shows the records that tell of progress."""
+    """Shows the records of progress."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__(logging.INFO)
@@ -20,9 +20,8 @@ class _Bar(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show it."""
-        found = getattr(record, "progress", None)
-        if found is not None:
-            phase, built, num_envs = found
+        if (counts := getattr(record, "progress", None)) is not None:
+            phase, built, num_envs = counts
             self._progress.start()
             self._progress.update(
                 self._task, description=f"{phase} envs", completed=built, total=num_envs, visible=built < num_envs

@@ -59,11 +59,10 @@ def admitted(make: Make, config: HubConfig, registry: Registry, envs: int, deplo
         return Failure("not_permitted", "request", text)
     if make.factories:
         return Recipe("")
-    recipe = registry.find(make.name)
-    if recipe is None:
-        text = f"this hub does not offer {make.name!r}; its operator decides what it offers, `envs()` lists it"
-        return Failure("unknown_env", "request", text)
-    return recipe
+    if recipe := registry.find(make.name):
+        return recipe
+    text = f"this hub does not offer {make.name!r}; its operator decides what it offers, `envs()` lists it"
+    return Failure("unknown_env", "request", text)
 
 
 def _unfit_arguments(make: Make) -> str:

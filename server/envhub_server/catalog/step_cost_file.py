@@ -23,57 +23,50 @@ FILE_BYTES_MAX = 1 << 20
 log = structlog.get_logger("envhub.hub")
 
 
-class StepCostFile:
-    """Reads and writes the file."""
+def read(path: Path | None) -> StepCosts:
+    """The costs in the file at ``path``; none if it cannot be read, or the path is None."""
+    if path is None:
+        return StepCosts()
+    try:
+        # Without waiting: a pipe at this path must not delay the hub's start.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            return StepCosts.of_text((file.read(FILE_BYTES_MAX) or b"").decode("utf-8", "replace"))
+    except FileNotFoundError:
+        return StepCosts()
+    except OSError as error:
+        log.warning("step_costs_unread", path=str(path), error=str(error))
+        return StepCosts()
 
-    def __init__(self, path: Path | None) -> None:
-        """Use the file at ``path``, or no file if that is None."""
-        self._path = path
 
-    def read(self) -> StepCosts:
-        """The costs in the file; none if it cannot be read."""
-        if self._path is None:
-            return StepCosts()
+def write(path: Path | None, noted: Mapping[str, StepCost]) -> None:
+    """Add these costs to those in the file now; logs a failure, after which the file is as before."""
+    if path is None or not noted:
+        return
+    costs = read(path)
+    for known_as, cost in noted.items():
+        costs.note(known_as, cost)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
         try:
-            # Without waiting: a pipe at this path must not delay the hub's start.
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            with open(descriptor, "rb") as file:
-                return StepCosts.of_text((file.read(FILE_BYTES_MAX) or b"").decode("utf-8", "replace"))
-        except FileNotFoundError:
-            return StepCosts()
-        except OSError as error:
-            log.warning("step_costs_unread", path=str(self._path), error=str(error))
-            return StepCosts()
-
-    def write(self, noted: Mapping[str, StepCost]) -> None:
-        """Add these costs to those in the file now; logs a failure, after which the file is as before."""
-        if self._path is None or not noted:
-            return
-        costs = self.read()
-        for known_as, cost in noted.items():
-            costs.note(known_as, cost)
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
-            try:
-                with open(descriptor, "w", encoding="utf-8") as file:
-                    file.write(costs.text())
-                os.replace(name, self._path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(name)
-                raise
-        except OSError as error:
-            log.warning("step_costs_unwritten", path=str(self._path), error=str(error))
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(costs.text())
+            os.replace(name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+    except OSError as error:
+        log.warning("step_costs_unwritten", path=str(path), error=str(error))
 
 
 class KnownCosts:
-    """The costs that a hub knows, from its file and all its sessions."""
+    """The costs that a hub knows, from the file at ``path``, if there is one, and all its sessions."""
 
     def __init__(self, path: Path | None) -> None:
-        """Read the file at ``path``, if there is one."""
-        self._file = StepCostFile(path)
-        self._costs = self._file.read()
+        self._path = path
+        self._costs = read(path)
         self._unwritten: dict[str, StepCost] = {}
 
     def find(self, make: Make) -> StepCost | None:
@@ -88,11 +81,11 @@ class KnownCosts:
         first = known_as not in self._unwritten
         self._unwritten[known_as] = cost
         if first:
-            self._file.write({known_as: cost})
+            write(self._path, {known_as: cost})
 
     def write(self) -> None:
         """Write all costs that are not written yet."""
-        self._file.write(self._unwritten)
+        write(self._path, self._unwritten)
         self._unwritten.clear()
 
 

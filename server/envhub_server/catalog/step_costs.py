@@ -69,15 +69,12 @@ class StepCosts:
 
     def find(self, key: str) -> StepCost | None:
         """The cost of a step of this environment, if it is known."""
-        cost = self._costs.pop(key, None)
-        if cost is not None:
+        if cost := self._costs.pop(key, None):
             self._costs[key] = cost
         return cost
 
     def note(self, key: str, cost: StepCost) -> None:
         """Note the cost of a step of this environment."""
-        if not key:
-            return
         self._costs.pop(key, None)
         self._costs[key] = cost
         while len(self._costs) > ENVIRONMENTS_MAX:

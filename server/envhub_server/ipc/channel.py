@@ -22,7 +22,7 @@ from envhub_server.ipc import control
 MESSAGE_BYTES_MAX = 1 << 30
 READ_BYTES = 1 << 18
 MOVED_UP_TO = 1024  # the lowest number for a descriptor that env code must not close by accident, ...
-MOVED_UP_MAX = 64  # ... or so many below the process's limit of descriptors, if that is lower
+MOVED_UP_MAX = 64  # ... or this far below the process's limit of descriptors, if that is lower
 
 FORKED_STATUS = 1  # exit status of a forked process that executes code of the worker that it was forked from
 
@@ -139,9 +139,9 @@ class Channel:
         while len(self._incoming) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._incoming, start)
             end = start + _LENGTH.size + length
-            if length > MESSAGE_BYTES_MAX or end > len(self._incoming):
-                if length > MESSAGE_BYTES_MAX:
-                    raise ChannelClosed(f"a message of {length} bytes was announced")
+            if length > MESSAGE_BYTES_MAX:
+                raise ChannelClosed(f"a message of {length} bytes was announced")
+            if end > len(self._incoming):
                 break
             messages.append(control.unpack(bytes(self._incoming[start + _LENGTH.size : end])))
             start = end

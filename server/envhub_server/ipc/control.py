@@ -18,7 +18,7 @@ ONE_THREAD = dict.fromkeys([*_THREADS.split(), "VECLIB_MAXIMUM_THREADS"], "1")
 
 @dataclass(frozen=True)
 class StartWorkers:
-    """Hub to zygote: fork so many workers; with descriptors of their channels, standard outputs and errors."""
+    """Hub to zygote: fork ``count`` workers; with descriptors of their channels, standard outputs and errors."""
 
     count: int
 
@@ -288,7 +288,7 @@ class CloseEnvs:
     """Hub to worker: close the envs and end."""
 
 
-# Every message of this module, and the two that the protocol has, too.
+# Every message of this module, and the protocol's two that workers send.
 CONTROL: Dict[str, Type[Any]] = {
     kind.__name__: kind for kind in [*globals().values(), EnvNames] if isinstance(kind, type) and is_dataclass(kind)
 }

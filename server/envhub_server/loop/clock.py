@@ -22,7 +22,6 @@ class Clock:
     """
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
-        """Use this clock."""
         self._monotonic_s = monotonic_s
         self.stopped_s = 0.0
         self._lags: deque[tuple[float, float]] = deque()  # time and lag, each lag larger than those after it

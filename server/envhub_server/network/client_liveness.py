@@ -57,19 +57,8 @@ def _stopped(pid: int) -> bool:
 class ClientLiveness:
     """Finds the clients of one hub's sessions that are lost or back."""
 
-    def __init__(
-        self,
-        protocol: HubProtocol,
-        lease_s: float,
-        silence_s: Callable[[int], float] = silent_s,
-    ) -> None:
-        """Report clients that are lost or back to ``protocol``.
-
-        Args:
-            protocol: has the sessions, and the peer and connection of each.
-            lease_s: for the log.
-            silence_s: returns the seconds for which a connection has been silent.
-        """
+    def __init__(self, protocol: HubProtocol, lease_s: float, silence_s: Callable[[int], float] = silent_s) -> None:
+        """Report clients to ``protocol``; ``lease_s`` is for the log."""
         self._protocol = protocol
         self._lease_s = lease_s
         self._silence_s = silence_s

@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 from collections import OrderedDict, deque
+from pathlib import Path
 
 import structlog
 
@@ -52,8 +53,7 @@ class SideSocket:
         listener = socket.socket(socket.AF_UNIX)
         try:
             if not path.startswith("@"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)  # of a killed hub: this one holds the lock of the address
+                Path(path).unlink(missing_ok=True)  # of a killed hub: this one holds the lock of the address
             listener.setblocking(False)
             listener.bind(socket_name(path))
             listener.listen(BACKLOG)
@@ -132,7 +132,6 @@ class SideSocket:
             self._poller.unregister(listener.fileno())
             listener.close()
             if not path.startswith("@"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
+                Path(path).unlink(missing_ok=True)
         self._listeners.clear()
         self._close_spare()

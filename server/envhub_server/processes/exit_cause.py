@@ -7,6 +7,8 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from envhub_server.config import counter
+
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 VMSTAT = Path("/proc/vmstat")
@@ -99,9 +101,4 @@ def own_counters(own_cgroups: Path = OWN_CGROUPS, cgroups: Path = CGROUPS) -> Pa
 
 
 def _oom_kills(file: Path | None) -> int | None:
-    """The counter ``oom_kill`` in a file of counters; None if it has none."""
-    try:
-        lines = [] if file is None else file.read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+    return None if file is None else counter(file, "oom_kill")

@@ -13,7 +13,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import structlog
 
@@ -23,8 +23,8 @@ from envhub_server.processes.exit_cause import MemoryKills, OutOfMemory, own_cou
 from envhub_server.processes.orphan_reaper import OrphanReaper
 from envhub_server.processes.worker_events import Events
 from envhub_server.processes.worker_handle import WorkerHandle
-from envhub_server.processes.worker_output import OutputStreams
-from envhub_server.processes.zygote_handle import ZygoteHandle, start_environment
+from envhub_server.processes.worker_output import OutputStream
+from envhub_server.processes.zygote_handle import Environment, ZygoteHandle, start_environment
 
 PR_SET_CHILD_SUBREAPER = 36
 ZYGOTES_MAX = 3  # started in place of ended ones within ZYGOTES_WINDOW_S
@@ -44,7 +44,7 @@ class Supervisor:
         self._orphan_reaper = OrphanReaper(self._hub)
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._poller = poller
-        self._streams = OutputStreams(poller)
+        self._streams = OutputStream(poller, 1), OutputStream(poller, 2)
         self._memory_kills = MemoryKills(own_counters())
         self._zygotes: list[ZygoteHandle] = []  # the last is in use, the others are about to end
         self._replaced_s: deque[float] = deque(maxlen=ZYGOTES_MAX)  # when a zygote was started in place of an ended one
@@ -53,9 +53,7 @@ class Supervisor:
         self._sweep_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         poller.register(self._sweep_bell, self)
 
-    def start(
-        self, session: int, numbers: Sequence[int], environ: Mapping[str, str] | None = None
-    ) -> list[WorkerHandle]:
+    def start(self, session: int, numbers: Sequence[int], environ: Environment = None) -> list[WorkerHandle]:
         """Start these workers of a session from a zygote with this environment (the hub's if None).
 
         Raises:
@@ -77,17 +75,17 @@ class Supervisor:
 
     # --- zygotes ----------------------------------------------------------------------------------------------------
 
-    def _zygote(self, environ: Mapping[str, str] | None) -> ZygoteHandle:
+    def _zygote(self, environ: Environment) -> ZygoteHandle:
         """The zygote with this start environment, which a fork cannot change: so another environment needs another."""
         current = self._zygotes[-1] if self._zygotes else None
-        if current is not None and current.alive and current.start_environment == start_environment(environ):
+        if current is not None and current.alive and start_environment(current.environ) == start_environment(environ):
             return current
         zygote = self._start_zygote(environ)
         if current is not None:
             current.retire()
         return zygote
 
-    def _start_zygote(self, environ: Mapping[str, str] | None) -> ZygoteHandle:
+    def _start_zygote(self, environ: Environment) -> ZygoteHandle:
         zygote = ZygoteHandle(self._poller, self._python, self._hub, environ, self._pids(), self)
         self._zygotes.append(zygote)
         return zygote
@@ -169,6 +167,7 @@ class Supervisor:
             zygote.reap()
         self._zygotes.clear()
         self._orphan_reaper.end_all()
-        self._streams.close()
+        for stream in self._streams:
+            stream.close()
         self._poller.unregister(self._sweep_bell)
         os.close(self._sweep_bell)

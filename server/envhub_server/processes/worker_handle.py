@@ -18,10 +18,9 @@ from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.loop.poller import Poller
 from envhub_server.processes.exit_cause import ExitCause, OutOfMemory, exit_cause
 from envhub_server.processes.worker_events import Events, WorkerEvent, WorkerExited, WorkerSaid, WorkerStarted
-from envhub_server.processes.worker_output import OutputStreams, WorkerOutput
+from envhub_server.processes.worker_output import Streams, WorkerOutput
 
 LAST_READS_MAX = 256  # after a worker's exit; a child of it may still write to the channel
-
 
 # The bounds of numbers in a worker's messages: its envs may have written to its channel, too.
 BOUNDS: validation.Bounds = {
@@ -52,10 +51,6 @@ class WorkerOwner(Protocol):
         """Whether the kernel killed a worker for lack of memory."""
 
 
-def _ring_nothing() -> None:
-    """Do nothing, since the worker has no bell any more."""
-
-
 class WorkerHandle:
     """The hub's side of one worker, from before its birth until it is reaped.
 
@@ -65,7 +60,7 @@ class WorkerHandle:
     """
 
     def __init__(
-        self, poller: Poller, streams: OutputStreams, worker: tuple[int, int], events: Events, owner: WorkerOwner
+        self, poller: Poller, streams: Streams, worker: tuple[int, int], events: Events, owner: WorkerOwner
     ) -> None:
         """Make the channel, bell and pipes of this worker of a session; the zygote makes the process.
 
@@ -235,7 +230,7 @@ class WorkerHandle:
     def discard(self) -> None:
         """Free the hub's side; the process has ended or was never requested."""
         self._ended = True
-        self.ring = _ring_nothing  # the session may ring it until it handles the event
+        self.ring = lambda: None  # the session may ring it until it handles the event
         self._poller.unregister(self._channel.fileno())
         self._channel.close()
         self.close_far_ends()

@@ -26,20 +26,7 @@ HELD_BYTES_MAX = 1 << 18
 PATIENCE_S = 1  # for a reader that reads nothing
 LAST_S = 0.5  # for a slow reader when the hub ends
 
-_NAMES = {1: "stdout", 2: "stderr"}
-
 log = structlog.get_logger("envhub.output")
-
-
-class Tail:
-    """The last bytes of one pipe."""
-
-    def __init__(self) -> None:
-        self.kept = b""
-
-    def add(self, chunk: bytes) -> None:
-        """Keep ``chunk``, and as much of the bytes before it as fits."""
-        self.kept = (self.kept + chunk)[-TAIL_BYTES:]
 
 
 class TimerDescriptor:
@@ -75,29 +62,24 @@ class TimerDescriptor:
 
 
 class OutputStream:
-    """One standard stream of the hub, and the pipes of all workers whose output goes there.
-
-    Attributes:
-        dropped: the number of bytes that were dropped, since the stream had no reader or a stuck one.
-    """
+    """One standard stream of the hub, and the pipes of all workers whose output goes there."""
 
     def __init__(self, poller: Poller, descriptor: int) -> None:
-        self.dropped = 0
-        self._name = _NAMES[descriptor]
+        self._name = {1: "stdout", 2: "stderr"}[descriptor]
         self._poller = poller
         self._writer = NonblockingWriter(descriptor)
-        self._tails: dict[int, Tail] = {}
+        self._tails: dict[int, bytearray] = {}  # the last bytes of each pipe
         self._held = b""  # read from pipes and not yet written
         self._given_up = False
-        self._logged = 0  # of the dropped bytes
+        self._dropped = 0  # bytes, not logged yet: the stream had no reader, or one that reads nothing
         self._pipes, self._room = select.epoll(), select.epoll()
         self._timer = TimerDescriptor()
         self._room.register(self._timer.fileno(), select.EPOLLIN)
         poller.register(self._pipes.fileno(), self)
         poller.register(self._room.fileno(), self)
 
-    def add(self, pipe: int, tail: Tail) -> None:
-        """Begin to read this pipe, which must not block."""
+    def add(self, pipe: int, tail: bytearray) -> None:
+        """Begin to read this pipe, which must not block; ``tail`` has the last bytes of it from now on."""
         self._pipes.register(pipe, select.EPOLLIN)
         self._tails[pipe] = tail
 
@@ -134,7 +116,9 @@ class OutputStream:
         if not chunk:
             self._forget(pipe)  # the worker and its children have closed their ends
             return 0
-        self._tails[pipe].add(chunk)
+        tail = self._tails[pipe]
+        tail += chunk
+        del tail[:-TAIL_BYTES]
         self._write(chunk)
         return len(chunk)
 
@@ -144,7 +128,7 @@ class OutputStream:
         if not rest:
             self._log_dropped()
         elif self._given_up or self._writer.gone or len(self._held) + len(rest) > HELD_BYTES_MAX:
-            self.dropped += len(rest)
+            self._dropped += len(rest)
         elif self._held:
             self._held += rest
         else:
@@ -164,7 +148,7 @@ class OutputStream:
         self._held = self._held[taken:]
         if self._held and (self._writer.gone or (expired and not taken)):
             self._given_up = True
-            self.dropped += len(self._held)
+            self._dropped += len(self._held)
             self._held = b""
         if self._held:
             if taken:
@@ -177,9 +161,9 @@ class OutputStream:
 
     def _log_dropped(self) -> None:
         self._given_up = False
-        if self.dropped > self._logged:
-            log.warning("output_dropped", stream=self._name, bytes=self.dropped - self._logged)
-            self._logged = self.dropped
+        if self._dropped:
+            log.warning("output_dropped", stream=self._name, bytes=self._dropped)
+            self._dropped = 0
 
     def close(self) -> None:
         """Write the held output, as far as its reader reads in time, and stop."""
@@ -194,16 +178,7 @@ class OutputStream:
         self._timer.close()
 
 
-class OutputStreams:
-    """The hub's stdout and stderr, which its workers share."""
-
-    def __init__(self, poller: Poller) -> None:
-        self.output, self.error = OutputStream(poller, 1), OutputStream(poller, 2)
-
-    def close(self) -> None:
-        """Stop reading."""
-        self.output.close()
-        self.error.close()
+Streams = tuple[OutputStream, OutputStream]  # the hub's stdout and stderr
 
 
 class WorkerOutput:
@@ -213,18 +188,18 @@ class WorkerOutput:
         far_ends: the worker's ends of the two pipes; closed by ``close_far_ends``.
     """
 
-    def __init__(self, streams: OutputStreams) -> None:
-        """Make two pipes.
+    def __init__(self, streams: Streams) -> None:
+        """Make a pipe to each of the hub's two streams.
 
         Raises:
             OSError: there are no descriptors left; nothing is left behind.
         """
-        self._tails = Tail(), Tail()
+        self._tails = bytearray(), bytearray()
         self._readers: list[tuple[OutputStream, int]] = []
         self.far_ends: list[int] = []
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            for stream, tail in zip((streams.output, streams.error), self._tails, strict=True):
+            for stream, tail in zip(streams, self._tails, strict=True):
                 ours, theirs = os.pipe()
                 self.far_ends.append(theirs)
                 self._readers.append((stream, ours))
@@ -240,8 +215,7 @@ class WorkerOutput:
         """
         for stream, pipe in self._readers:
             stream.drain(pipe)
-        kept = b"".join(tail.kept for tail in self._tails)[-TAIL_BYTES:]
-        return kept.decode("utf-8", "backslashreplace")
+        return b"".join(self._tails)[-TAIL_BYTES:].decode("utf-8", "backslashreplace")
 
     def close_far_ends(self) -> None:
         """Close the hub's copies of the worker's ends."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import socket
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+
+import msgpack_numpy
 
 import envhub
 import envhub_server
@@ -25,39 +26,24 @@ START_VARIABLES = (
     *("NPY_", "NUMPY_", "OMP_", "KMP_", "GOMP_", "OPENBLAS_", "GOTO_", "MKL_", "BLIS_", "VECLIB_", "NUMEXPR_"),
 )
 DESCRIPTORS_PER_WORKER = 3  # its channel, its standard output and its standard error
+_BOOTSTRAP = str(Path(__file__).parents[1] / "worker" / "bootstrap.py")
+_FILES = [f"{module.__name__}={module.__file__}" for module in (envhub, envhub_server, msgpack_numpy)]
+
+Environment = Mapping[str, str] | None  # a program's variables; None stands for the hub's own
 
 
-def start_environment(environ: Mapping[str, str] | None) -> dict[str, str] | None:
-    """The variables that a zygote must be started with; None stands for the hub's own environment."""
+def start_environment(environ: Environment) -> Environment:
+    """The variables that a zygote must be started with."""
     if environ is None:
         return None
     return {name: value for name, value in environ.items() if name.startswith(START_VARIABLES)}
 
 
-_BOOTSTRAP = str(Path(envhub_server.__file__ or "").parent / "worker" / "bootstrap.py")
-
-
-def _locations() -> list[str]:
-    codec_file = importlib.util.find_spec("msgpack_numpy")
-    assert codec_file is not None and codec_file.origin is not None
-    folders = {package.__name__: str(Path(package.__file__ or "").parent) for package in (envhub, envhub_server)}
-    return [f"{name}={folder}" for name, folder in {**folders, "msgpack_numpy": codec_file.origin}.items()]
-
-
 class ZygoteHandle:
-    """The process that forks workers, in one environment and working directory.
-
-    It outlives a hub that is killed, until it has ended all processes of the workers.
-    """
+    """The process that forks workers, in one environment and working directory."""
 
     def __init__(
-        self,
-        poller: Poller,
-        python: str,
-        hub: str,
-        environ: Mapping[str, str] | None,
-        workers: Sequence[int],
-        parent: Source,
+        self, poller: Poller, python: str, hub: str, environ: Environment, workers: Sequence[int], parent: Source
     ) -> None:
         """Start the process with this interpreter; it guards ``workers``, and ``parent`` must ``reap`` it.
 
@@ -65,7 +51,6 @@ class ZygoteHandle:
             OSError: there is no process or descriptor left; nothing is left behind.
         """
         self.environ = environ
-        self.start_environment = start_environment(environ)
         self._channel_closed = False
         self._poller = poller
         marked = {process_marks.VARIABLE: process_marks.mark(hub, process_marks.NO_WORKER)}
@@ -75,14 +60,7 @@ class ZygoteHandle:
             ours.setblocking(False)
             with theirs:
                 self._process = subprocess.Popen(
-                    [
-                        python,
-                        _BOOTSTRAP,
-                        str(theirs.fileno()),
-                        str(os.getpid()),
-                        str(len(workers)),
-                        *_locations(),
-                    ],
+                    [python, _BOOTSTRAP, *map(str, (theirs.fileno(), os.getpid(), len(workers))), *_FILES],
                     stdin=subprocess.DEVNULL,
                     env={**(os.environ if environ is None else environ), **control.ONE_THREAD, **marked},
                     pass_fds=[theirs.fileno()],

@@ -1,7 +1,7 @@
-"""The first lines of a zygote: ``python bootstrap.py CONTROL_FD HUB_PID WORKERS NAME=LOCATION …``.
+"""The first lines of a zygote: ``python bootstrap.py CONTROL_FD HUB_PID WORKERS NAME=FILE …``.
 
-``WORKERS`` is the number of running workers that the zygote guards. Each location is that of a package or module that
-the workers import. Nothing else of the hub's installation comes into the envs' ``sys.path``, because an interpreter of
+``WORKERS`` is the number of running workers that the zygote guards. Each file is that of a package or module that the
+workers import. Nothing else of the hub's installation comes into the envs' ``sys.path``, because an interpreter of
 another version must not find the hub's NumPy.
 """
 
@@ -23,14 +23,10 @@ def die_with_hub(hub: int) -> None:
         os._exit(1)  # the hub ended before the line above
 
 
-def expose(name: str, location: str) -> None:
-    """Make a package or module importable by its location alone, leaving ``sys.path`` as it is."""
-    if os.path.isdir(location):
-        path = os.path.join(location, "__init__.py")
-        spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=[location])
-    else:
-        spec = importlib.util.spec_from_file_location(name, location)
-    assert spec is not None and spec.loader is not None, location
+def expose(name: str, file: str) -> None:
+    """Make a module, or a package by its ``__init__.py``, importable by its file, leaving ``sys.path`` as it is."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None, file
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

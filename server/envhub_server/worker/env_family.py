@@ -12,8 +12,6 @@ IN_PROCESS = frozenset(
         *("nle", "minihack", "bsuite", "envhub_server"),
     ]
 )
-
-
 LAYERS_MAX = 100
 
 

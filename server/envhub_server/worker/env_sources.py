@@ -8,7 +8,8 @@ import os
 import pickle
 import sys
 from collections import defaultdict
-from typing import Any, Callable
+from functools import partial
+from typing import Any
 
 from envhub.values import codec
 from envhub.values.gym_api import api, pickled
@@ -29,22 +30,18 @@ def factories(build: Any) -> Any:
         _register(build.registrations)
     if build.factories:
         return pickle.loads(build.factories)  # noqa: S301  only ever sent to workers, never read by the hub
-    make = _named_factory(build)
-    return defaultdict(lambda: make)  # the worker's rows may change after its first env is built
+    return defaultdict(lambda: partial(_make, build))  # the worker's rows may change after its first env is built
 
 
-def _named_factory(build: Any) -> Callable[[], Any]:
-    def make() -> Any:
-        kwargs: dict[str, Any] = codec.decode(build.kwargs, build.allow_pickle) if build.kwargs else {}
-        env = _load(build.entry)(**kwargs) if build.entry else gym_compat.make(build.name, kwargs)
-        for entry, arguments in zip(build.wrappers, build.wrapper_kwargs):
-            wrapper = _load(entry)
-            if not (isinstance(wrapper, type) and issubclass(wrapper, api.Wrapper)):
-                raise TypeError(f"{entry} is no wrapper")
-            env = wrapper(env, **codec.decode(arguments, build.allow_pickle))
-        return env
-
-    return make
+def _make(build: Any) -> Any:
+    kwargs: dict[str, Any] = codec.decode(build.kwargs, build.allow_pickle) if build.kwargs else {}
+    env = _load(build.entry)(**kwargs) if build.entry else gym_compat.make(build.name, kwargs)
+    for entry, arguments in zip(build.wrappers, build.wrapper_kwargs):
+        wrapper = _load(entry)
+        if not (isinstance(wrapper, type) and issubclass(wrapper, api.Wrapper)):
+            raise TypeError(f"{entry} is no wrapper")
+        env = wrapper(env, **codec.decode(arguments, build.allow_pickle))
+    return env
 
 
 def why_missing(entry: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import traceback
 from typing import Any, Callable
 
@@ -15,15 +14,7 @@ TRACEBACK_CHARS_MAX = 16384
 
 
 class PendingFailure(Exception):
-    """How the worker before this one ended; the first step of each of its rows reports it."""
-
-    def __init__(self, failure: Any) -> None:
-        super().__init__(failure)
-        self._failure = failure
-
-    def failure_of(self, row: Any) -> Any:
-        """The failure as one of this row."""
-        return dataclasses.replace(self._failure, env_index=row)
+    """A ``Failure`` that says how the worker before this one ended; the first step of each of its rows raises it."""
 
 
 def describe_failure(error: BaseException, code: str, row: int | None, worker: int | None) -> Any:

@@ -54,16 +54,14 @@ class FiveValues:
         self.spec = env.spec
         self._seed = -1
 
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """As in Gymnasium."""
         self._seed = self._seed if seed is None else seed
-        found: tuple[Any, dict[str, Any]] = self.env.reset(seed=seed, options=options)
-        return found
+        return self.env.reset(seed=seed, options=options)
 
-    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, action: Any) -> Any:
         """As in Gymnasium."""
-        found: tuple[Any, Any, Any, Any, dict[str, Any]] = self.env.step(action)
-        return found
+        return self.env.step(action)
 
     def get_wrapper_attr(self, name: str) -> Any:
         """As in Gymnasium: the attribute of the nearest wrapper that has it, or of the env."""

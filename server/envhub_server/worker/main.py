@@ -105,17 +105,6 @@ class Worker:
                 raise  # an env closed the channel; this worker ends like one that crashed
             # Otherwise the hub has ended, and no client can use the envs any more.
 
-    def end(self) -> None:
-        """End this process."""
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # an env may have closed or replaced the stream
-                stream.flush()
-        os._exit(0)  # atexit handlers and destructors of simulators often hang or crash, and have nothing left to do
-
-    def parts(self) -> list[object]:
-        """The objects whose methods call envs; a call that a forked process leaves returns into one of them."""
-        return [*self._rows, self]
-
     def close(self) -> None:
         """Close all descriptors but the channel, in a process that continues without the worker."""
         self._poller.close()
@@ -229,13 +218,12 @@ class Worker:
         leaves = mapped.observation_leaves, mapped.action_leaves
         observations, actions = (tuple(map(Leaf.from_wire, found)) for found in leaves)
         layout = Layout(mapped.num_envs, observations, actions, mapped.info_bytes)
-        self._arena = Arena(layout, memory)
+        self._arena = arena = Arena(layout, memory)
         os.close(memory)
-        self._arena.check()
-        self._request, self._done = self._arena.words(self._arena.request), self._arena.words(self._arena.done)
-        self._op, self._status = self._arena.words(self._arena.op), self._arena.words(self._arena.status)
-        self._info_length = self._arena.words(self._arena.info_length)
-        self._began_ns, self._ended_ns = map(self._arena.words, (self._arena.began_ns, self._arena.ended_ns))
+        arena.check()
+        self._request, self._done, self._op = map(arena.words, (arena.request, arena.done, arena.op))
+        self._status, self._info_length = map(arena.words, (arena.status, arena.info_length))
+        self._began_ns, self._ended_ns, self._turns = map(arena.words, (arena.began_ns, arena.ended_ns, arena.turn))
         indices = [row.index for row in self._rows]
         mine = slice(indices[0], indices[-1] + 1, indices[1] - indices[0] if len(indices) > 1 else 1)
         self._my_request, self._my_done = self._request[mine], self._done[mine]
@@ -249,12 +237,12 @@ class Worker:
         for row in self._rows:
             try:
                 self._check_spaces(row)
-                row.attach(self._arena, observation_space, action_space, self._send_info, columns)
-                row.check_results(self._on_invalid != "pass", self._suspect)
+                row.attach(
+                    arena, observation_space, action_space, self._channel.send, columns, self._on_invalid != "pass"
+                )
             except BaseException as error:
                 self._send_failure(error, row.index, "factory_failed")
                 return False
-        self._turns = self._arena.words(self._arena.turn)
         self._turn_at = self._rows[0].index
         self._turn = self._turns[self._turn_at] & ~(TURN_ONE - 1)
         self._channel.send(control.Mapped())
@@ -402,12 +390,6 @@ class Worker:
                 os._exit(1)  # like a crash: the hub decides how often to try again
             self._turns[self._turn_at] = self._turn | row.index
 
-    def _send_info(self, row: int, info: bytes) -> None:
-        self._channel.send(control.RowInfo(row, info, self._request[row]))
-
-    def _suspect(self, row: int, what: str) -> None:
-        self._channel.send(control.Suspicious(row, what))
-
     def _send_template(self, number: int, example: bytes) -> None:
         self._channel.send(control.InfoTemplate(number, example))
 
@@ -464,7 +446,7 @@ class Worker:
 
     def _send_failure(self, error: BaseException, row: int | None, code: str) -> None:
         if isinstance(error, PendingFailure):
-            failure = error.failure_of(row)
+            failure = replace(error.args[0], env_index=row)
         else:
             failure = describe_failure(error, code, row, self._number)
         self._channel.send(control.RowFailed(failure, 0 if row is None or self._arena is None else self._request[row]))
@@ -487,16 +469,18 @@ def _moved_up_epoll() -> select.epoll:
 
 def main(channel: Channel, stack_dumps: StackDumps) -> None:
     """Run the worker on this control channel; never returns."""
-    worker = Worker(channel, stack_dumps)
-    worker.run()
-    worker.end()
+    Worker(channel, stack_dumps).run()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # an env may have closed or replaced the stream
+            stream.flush()
+    os._exit(0)  # atexit handlers and destructors of simulators often hang or crash, and have nothing left to do
 
 
 class _ForkedAway:
     """The class of a worker's objects in a process that an env forked: any access to them ends that process.
 
-    Such a process is inside a call of the env. If it does not end there, it returns to the worker's code, which
-    accesses one of these objects first, whether the call returned or raised. The worker itself pays nothing for this.
+    Such a process is inside a call of the env. If it does not end there, it returns into a method of one of these
+    objects, which accesses the object first, whether the call returned or raised. The worker itself pays nothing.
     """
 
     def __getattribute__(self, name: str) -> Any:
@@ -508,5 +492,5 @@ class _ForkedAway:
 def _detach_fork(worker: Worker) -> None:
     """Make this process, which an env has just forked, unable to act as the worker."""
     if type(worker) is Worker:  # otherwise this is a child of a child
-        for part in worker.parts():
+        for part in (*worker._rows, worker):
             object.__setattr__(part, "__class__", _ForkedAway)

@@ -13,27 +13,18 @@ import numpy as np
 
 from envhub.arena.layout import SLOTS
 from envhub.arena.memory import TURN_FIRST, Arena
-from envhub.arena.stand_in import (
-    ENDED,
-    FRESH,
-    ONGOING,
-    REPORT_PENDING,
-    repeat_observation,
-    truncate,
-    with_objects,
-)
+from envhub.arena.stand_in import ENDED, FRESH, ONGOING, REPORT_PENDING, repeat_observation, truncate, with_objects
 from envhub.values import actions, codec, spaces
 from envhub.values.info_columns import Writer
 from envhub.values.leaf import OBJECT
+from envhub_server.ipc import control
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker.env_runner import EnvRunner
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
-SendInfo = Callable[[int, bytes], None]
-SendSuspicion = Callable[[int, str], None]
-STEPS_CHECKED_FIRST = 100  # the observations of so many steps are all compared with the space
-STEPS_PER_CHECK = 256  # after them, the observation of one step in so many
+STEPS_CHECKED_FIRST = 100  # the observations of an env's first steps that are all compared with the space
+STEPS_PER_CHECK = 256  # after them, one observation in this many
 NO_INFO = (0, 0)  # the template and the length of an empty info
 
 
@@ -53,9 +44,7 @@ class Row:
         self._exact = codec.as_pickle if allow_pickle else codec.refuse
         self._lenient = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
         self._out_of_band: Iterator[Any] = iter(())
-        self._finite_only = False
         self._checks = 0
-        self._steps_to_check = 0  # no step is checked where this is not positive
         self._first_seed: Any = None  # for the reset that a new env begins with
         self._last_seed: Any = None  # that the program gave
         self._rebuilds = 0  # how often this worker built the env again
@@ -70,13 +59,22 @@ class Row:
         self.turn, self._first_seed = self.index | TURN_FIRST, reseeded(self._last_seed, self._rebuilds)
 
     def attach(
-        self, arena: Arena, observation_space: Any, action_space: Any, send_info: SendInfo, columns: Writer | None
+        self,
+        arena: Arena,
+        observation_space: Any,
+        action_space: Any,
+        send: Callable[[object], None],
+        columns: Writer | None,
+        finite_only: bool,
     ) -> None:
         """Use this row of ``arena``, whose leaves are those of the session's spaces.
 
-        The env's own observation space may have its keys in another order. ``send_info`` takes the row and an encoded
-        info that is too large for the arena; ``columns`` writes infos in columns, if the session has any.
+        The env's own observation space may have its keys in another order. ``send`` takes a ``RowInfo`` whose info is
+        too large for the arena, and ``Suspicious`` for the first observation that is not in its space. ``columns``
+        writes infos in columns, if the session has any. With ``finite_only``, a step may raise ``NotFinite``.
         """
+        self._send, self._finite_only = send, finite_only
+        self._steps_to_check = 1  # no step is checked where this is not positive
         self._columns = columns
         self._info_place = arena.infos[self.index].data
         layout = arena.layout
@@ -85,7 +83,6 @@ class Row:
         self._has_objects = any(self._objects)
         self._last_slot = 0
         self._arena = arena
-        self._send_info = send_info
         self._info_bytes = layout.info_bytes
         self._batches = [[leaf[slot] for leaf in arena.observations] for slot in range(SLOTS)]
         self._flat = spaces.is_flat(observation_space) and not self._has_objects
@@ -101,13 +98,6 @@ class Row:
         self._slot = arena.words(arena.slot)
         self._info_length, self._info_template = arena.words(arena.info_length), arena.words(arena.info_template)
 
-    def check_results(self, finite_only: bool, suspect: SendSuspicion) -> None:
-        """Check the env's results from now on; with ``finite_only``, a step may raise ``NotFinite``.
-
-        ``suspect`` takes the row and a text, for the first observation that is not in its space.
-        """
-        self._finite_only, self._suspect, self._steps_to_check = finite_only, suspect, 1
-
     def _check_space(self, observation: Any) -> None:
         """Compare an observation with its space, and plan the next comparison."""
         self._checks += 1
@@ -117,7 +107,7 @@ class Row:
         except Exception as error:  # from a space of the env's own class, which the worker does not need
             problem = f"its space cannot tell whether it contains an observation: {error!r}"
         if problem:
-            self._suspect(self.index, problem)
+            self._send(control.Suspicious(self.index, problem))
             self._steps_to_check = 0
 
     def _check_finite(self, observation: Any, reward: Any) -> None:
@@ -285,7 +275,7 @@ class Row:
         if len(blob) <= self._info_bytes:
             self._arena.infos[self.index, : len(blob)] = np.frombuffer(blob, np.uint8)
         else:
-            self._send_info(self.index, blob)
+            self._send(control.RowInfo(self.index, blob, int(self._arena.request[self.index])))
         return 0, len(blob)
 
 

@@ -1,7 +1,4 @@
-"""A worker's standard output and error, which are pipes to its hub, and the stack dumps that it writes there.
-
-Python 3.8 and later.
-"""
+"""A worker's standard output and error, which are pipes to its hub, and the stack dumps that it writes there."""
 
 from __future__ import annotations
 

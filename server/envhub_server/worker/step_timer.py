@@ -10,9 +10,9 @@ from envhub_server.ipc.channel import moved_up
 from envhub_server.ipc.control import StepTimes
 
 BATCHES_LEFT_OUT = 2  # the first batches, which load and compile much
-EACH_UNTIL = 64  # the first so many batches are all timed, and after them one in ONE_IN
+EACH_UNTIL = 64  # the number of first batches that are all timed; after them one in ONE_IN
 ONE_IN = 16
-FIRST_REPORT = 8  # the first report is due after so many timed batches, each next one after four times as many
+FIRST_REPORT = 8  # the number of timed batches before the first report; four times as many before each next one
 
 
 class StepTimer:

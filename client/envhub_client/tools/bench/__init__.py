@@ -1,1 +1,1 @@
-"""``envhub bench``: ways to step the same envs, timed beside each other."""
+"""``envhub bench``: ways to step the same envs, timed in one run."""

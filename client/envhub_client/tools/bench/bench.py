@@ -1,4 +1,4 @@
-"""What ``envhub bench`` does: time the ways to step the same envs beside each other, in one run."""
+"""What ``envhub bench`` does: time the ways to step the same envs in turn, in one run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rich.table import Table
 import envhub
 from envhub_client.tools.bench.budget import MEANINGS, budget, budget_table
 from envhub_client.tools.bench.contest import ECHO, ONE_WAY, Contest, Result
-from envhub_client.tools.bench.entrant import ALONE, ASYNC, IPC, PROCESSES_MAX, TCP
+from envhub_client.tools.bench.entrant import ALONE, ASYNC, IPC, PROCESSES_MAX, TCP, WIRE, sized
 from envhub_client.tools.bench.plot import check, draw, times
 from envhub_client.tools.bench.rivals import FORKING, THREADED
 from envhub_client.tools.bench.served_hub import ServedHub, served_hub
@@ -63,8 +63,8 @@ def run(
     if picture:
         check(picture)
     machine = machine_line(os.getloadavg())  # before the bench itself is the load
-    progress = _progress_bar(Console(stderr=True) if as_json else console)
-    with served_hub(*map(offered, envs)) as hub, progress:
+    aside = Console(stderr=True) if as_json else console
+    with served_hub(*map(offered, envs)) as hub, _progress_bar(aside) as progress:
         results: dict[str, list[dict[str, Result]]] = {}
         failures: list[str] = []
         for env, size in itertools.product(envs, sizes):
@@ -77,18 +77,14 @@ def run(
         for env, by_size in results.items():
             for record in records(env, by_size):
                 console.print_json(json.dumps({**record, "machine": machine}), indent=None)
-        _tell(Console(stderr=True), failures)
-        return
-    for env, by_size in results.items():
-        console.print(table(f"{env}, {repeats} interleaved repeats of {seconds:g} s", by_size), "", sep="\n")
-    _tell(console, failures)
-    console.print(EXPLANATION, highlight=False)
-    console.print(machine, highlight=False)
-
-
-def _tell(console: Console, failures: Sequence[str]) -> None:
+    else:
+        for env, by_size in results.items():
+            console.print(table(f"{env}, {repeats} interleaved repeats of {seconds:g} s", by_size), "", sep="\n")
     for failure in failures:
-        console.print(failure, markup=False, highlight=False, soft_wrap=True)
+        aside.print(failure, markup=False, highlight=False, soft_wrap=True)
+    if not as_json:
+        console.print(EXPLANATION, highlight=False)
+        console.print(machine, highlight=False)
 
 
 def run_budget(console: Console, envs: Sequence[str], sizes: list[int]) -> None:
@@ -139,13 +135,12 @@ def measure(
         for rival in FORKING:
             contest.add_rival(rival)
         contest.add_private_hub()
-        contest.add_wire()
+        contest.add_private_hub(WIRE, lane="wire")  # as if it were on another machine
         contest.add_hub(IPC, hub.ipc, hub.pid)
         contest.add_hub(TCP, hub.tcp, hub.pid)
         for rival in THREADED:
             contest.add_rival(rival)
-        contest.add_echo()
-        contest.add_one_way()
+        contest.add_pyzmq()
         progress.update(task, total=len(contest.ways) * repeats)
         results = contest.run(seconds, repeats, partial(progress.update, task, advance=1, refresh=True))
     progress.remove_task(task)
@@ -189,11 +184,6 @@ def duration(us: float) -> str:
         if us >= 0.9995 * size:
             return f"{us / size:#.3g} {unit}".replace(". ", " ")
     return f"{us:.0f} µs"
-
-
-def sized(num_envs: int) -> str:
-    """The number with its noun."""
-    return f"{num_envs} {'env' if num_envs == 1 else 'envs'}"
 
 
 def machine_line(load: tuple[float, float, float]) -> str:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from envhub.protocol.messages import Hops, HopsRequest, Op
 from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.tools.bench.entrant import sized
 
 STEPS = 300
 WARM_UP_STEPS = 50
@@ -19,13 +20,13 @@ SEED = 1
 SHARED_HOPS = ("client encode", "wake", "env", "collect", "decode")
 MEANINGS = {
     "client encode": "the batch of actions becomes bytes",
-    "wire": "from there until the hub is told of it",
+    "wire": "from there until the hub has received it",
     "hub": "until it has put the actions into the arena and rung every worker",
     "wake": "until the last worker has begun",
     "env": "until the last worker has ended: the envs themselves",
-    "collect": "until who drives is woken by the last worker, and looks",
+    "collect": "until the last worker has woken the hub, or on the shared lane the client",
     "hub's reply": "until the hub has given its reply away",
-    "wire back": "until the client is told of it",
+    "wire back": "until the client has received it",
     "decode": "until the step returns",
 }
 WIRE_HOPS = tuple(MEANINGS)
@@ -68,7 +69,7 @@ def _one_step(envs: HubVectorEnv) -> dict[str, int]:
 
 def budget_table(env: str, num_envs: int, by_way: Mapping[str, Mapping[str, float]]) -> Table:
     """One row per hop, one column per way."""
-    title = f"{env}: µs of one step of {num_envs} {'env' if num_envs == 1 else 'envs'}, medians of {STEPS}"
+    title = f"{env}: µs of one step of {sized(num_envs)}, medians of {STEPS}"
     found = Table(title=title, box=box.SIMPLE, padding=0)
     found.add_column("hop", no_wrap=True)
     for way in by_way:

@@ -32,7 +32,7 @@ FIRST_STEPS_S = 0.02
 
 @dataclass(frozen=True)
 class Result:
-    """What was found for one way."""
+    """What was measured of one way."""
 
     num_envs: int
     processes: int | None  # that the envs are in; 0 is this one, None where there are no envs
@@ -66,7 +66,7 @@ class Contest(contextlib.ExitStack):
         return list(self._entrants)
 
     def add_alone(self) -> None:
-        """One env, in this process, with nothing around it but what resets it."""
+        """One env, in this process."""
         self.add(entrants.ALONE, entrants.alone_entrant(self.task))
 
     def add_async(self) -> None:
@@ -77,15 +77,8 @@ class Contest(contextlib.ExitStack):
         """Gymnasium's ``SyncVectorEnv``."""
         self.add(entrants.SYNC, entrants.vector_entrant(self.task, lambda: SyncVectorEnv(self.task.factories), 0))
 
-    def add_private_hub(self, num_workers: int | None = None) -> None:
-        """The private hub of this program, with so many workers or as many as it finds best."""
-        self._add_private(entrants.PRIVATE, num_workers=num_workers)
-
-    def add_wire(self) -> None:
-        """The private hub of this program, but by messages, as if it were on another machine."""
-        self._add_private(entrants.WIRE, lane="wire")
-
-    def _add_private(self, way: str, **options: Any) -> None:
+    def add_private_hub(self, way: str = entrants.PRIVATE, **options: Any) -> None:
+        """The private hub of this program, with these options of ``make_vec``."""
         # By factory, which only a private hub runs: ENVHUB_ADDRESS may name another hub.
         made = entrants.vector_entrant(self.task, lambda: envhub.make_vec(self.task.factories, **options))
         self.add(way, made, lambda: private_hub().pid)
@@ -96,13 +89,12 @@ class Contest(contextlib.ExitStack):
         made = entrants.vector_entrant(task, lambda: envhub.make_vec(task.env, task.num_envs, hub=address))
         self.add(way, made, lambda: pid)
 
-    def add_echo(self) -> None:
-        """The round trip of raw pyzmq with as many bytes as a batched step has, of which none are computed."""
-        self.add(ECHO, self._without_envs(echo(*self._message_bytes())))
-
-    def add_one_way(self) -> None:
-        """Raw pyzmq as it hands over one batch of replies after the other, of which none was asked for."""
-        self.add(ONE_WAY, self._without_envs(one_way(self._message_bytes()[1])))
+    def add_pyzmq(self) -> None:
+        """Raw pyzmq with as many bytes as a batched step has: a round trip, and replies of which none was asked for."""
+        sizes = wire_bytes(self.task.observation_space, self.task.action_space)
+        request, reply = (self.task.num_envs * size for size in sizes)
+        self.add(ECHO, self._without_envs(echo(request, reply)))
+        self.add(ONE_WAY, self._without_envs(one_way(reply)))
 
     def add_rival(self, rival: Rival) -> None:
         """Another package's way, if that is installed and has such envs; why it failed to begin is kept."""
@@ -117,10 +109,6 @@ class Contest(contextlib.ExitStack):
             return
         except Exception as error:  # whatever a foreign package raises; the bench goes on without it
             self.failures[rival.name] = f"{type(error).__name__}: {error}".partition("\n")[0]
-
-    def _message_bytes(self) -> tuple[int, int]:
-        request, reply = wire_bytes(self.task.observation_space, self.task.action_space)
-        return self.task.num_envs * request, self.task.num_envs * reply
 
     @contextlib.contextmanager
     def _without_envs(self, made: AbstractContextManager[Callable[[], object]]) -> Iterator[entrants.Entrant]:
@@ -146,13 +134,13 @@ class Contest(contextlib.ExitStack):
             self.push(stack.pop_all())
 
     def run(self, seconds: float, repeats: int, after_each: Callable[[], object] = lambda: None) -> dict[str, Result]:
-        """Time every way for so many seconds in each of ``repeats`` turns; results by way."""
+        """Time every way for ``seconds`` in each of ``repeats`` turns; results by way."""
         cpu_s: dict[str, float] = dict.fromkeys(self._entrants, 0.0)
         before = 0.0
 
         def account(way: str) -> None:
             nonlocal before
-            own = time.process_time()  # before and after it looks at the others, which takes time of its own
+            own = time.process_time()  # read before and after the others', which takes time of its own
             others = cpu_seconds_of_others()
             if way:
                 cpu_s[way] += own + others - before

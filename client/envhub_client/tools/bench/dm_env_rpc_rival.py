@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,21 +19,42 @@ ACTION, OBSERVATION, REWARD = 1, 1, 2  # the numbers that the server gives them
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
 
+def _module(name: str) -> Any:
+    return importlib.import_module(f"dm_env_rpc.v1.{name}")
+
+
 @contextlib.contextmanager
 def streams(task: Task) -> Iterator[Entrant]:
     """A stream for each env; every request is sent before any reply is read."""
     grpc: Any = importlib.import_module("grpc")
-    connection: Any = importlib.import_module("dm_env_rpc.v1.connection")
-    rpc: Any = importlib.import_module("dm_env_rpc.v1.dm_env_rpc_pb2_grpc")
+    connection, rpc, messages = _module("connection"), _module("dm_env_rpc_pb2_grpc"), _module("dm_env_rpc_pb2")
+    pack, unpack = _module("tensor_utils").pack_tensor, _module("tensor_utils").unpack_tensor
+    response = _module("message_utils").unpack_environment_response
     task.only_arrays()
     with (
         peer(__name__, "serve", task.env, task.num_envs) as address,
         grpc.insecure_channel(address, options=UNLIMITED) as channel,
         _ended([connection.StreamReaderWriter(rpc.EnvironmentStub(channel)) for _ in range(task.num_envs)]) as opened,
     ):
-        envs = _Streams(opened)
-        envs.join()
-        yield Entrant(cycled(envs.step, task.batches), task.num_envs, 1)
+
+        def ask(kind: str, requests: Iterable[Any]) -> list[Any]:
+            for stream, request in zip(opened, requests, strict=True):
+                stream.write(messages.EnvironmentRequest(**{kind: request}))
+            return [response(stream.read(), kind) for stream in opened]
+
+        def step(actions: Any) -> tuple[np.ndarray, np.ndarray]:
+            wanted = [OBSERVATION, REWARD]
+            packed = ({ACTION: pack(action)} for action in actions)
+            replies = ask(
+                "step", (messages.StepRequest(actions=each, requested_observations=wanted) for each in packed)
+            )
+            observations = np.stack([unpack(reply.observations[OBSERVATION]) for reply in replies])
+            return observations, np.array([unpack(reply.observations[REWARD]) for reply in replies])
+
+        settings = ({"seed": pack(SEED + row)} for row in range(task.num_envs))
+        ask("create_world", (messages.CreateWorldRequest(settings=each) for each in settings))
+        ask("join_world", [messages.JoinWorldRequest()] * task.num_envs)
+        yield Entrant(cycled(step, task.batches), task.num_envs, 1)
 
 
 @contextlib.contextmanager
@@ -45,46 +66,11 @@ def _ended(opened: list[Any]) -> Iterator[list[Any]]:
             stream.write(None)  # the thread that sends its requests ends with them
 
 
-class _Streams:
-    """A batch of envs, each at the end of a stream of its own."""
-
-    def __init__(self, opened: list[Any]) -> None:
-        self._opened = opened
-        self._messages: Any = importlib.import_module("dm_env_rpc.v1.dm_env_rpc_pb2")
-        self._tensors: Any = importlib.import_module("dm_env_rpc.v1.tensor_utils")
-        self._packing: Any = importlib.import_module("dm_env_rpc.v1.message_utils")
-
-    def join(self) -> None:
-        """Have each env made, seeded, and joined."""
-        messages = self._messages
-        for row, stream in enumerate(self._opened):
-            world = messages.CreateWorldRequest(settings={"seed": self._tensors.pack_tensor(SEED + row)})
-            stream.write(messages.EnvironmentRequest(create_world=world))
-        self._read("create_world")
-        for stream in self._opened:
-            stream.write(messages.EnvironmentRequest(join_world=messages.JoinWorldRequest()))
-        self._read("join_world")
-
-    def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The envs' observations and rewards."""
-        messages, pack, unpack = self._messages, self._tensors.pack_tensor, self._tensors.unpack_tensor
-        for stream, action in zip(self._opened, actions, strict=True):
-            step = messages.StepRequest(actions={ACTION: pack(action)}, requested_observations=[OBSERVATION, REWARD])
-            stream.write(messages.EnvironmentRequest(step=step))
-        found = [reply.observations for reply in self._read("step")]
-        observations = np.stack([unpack(tensors[OBSERVATION]) for tensors in found])
-        return observations, np.array([unpack(tensors[REWARD]) for tensors in found])
-
-    def _read(self, kind: str) -> list[Any]:
-        return [self._packing.unpack_environment_response(stream.read(), kind) for stream in self._opened]
-
-
 def serve(env: str, num_envs: int) -> None:
-    """Be the server: print its address, then host an env for each of up to so many streams, until stdin ends."""
+    """Be the server: print its address, then host an env for each of up to ``num_envs`` streams, until stdin ends."""
     grpc: Any = importlib.import_module("grpc")
-    rpc: Any = importlib.import_module("dm_env_rpc.v1.dm_env_rpc_pb2_grpc")
     server = grpc.server(ThreadPoolExecutor(num_envs), options=UNLIMITED)
-    rpc.add_EnvironmentServicer_to_server(_Servicer(env), server)
+    _module("dm_env_rpc_pb2_grpc").add_EnvironmentServicer_to_server(_Servicer(env), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     end_with_stdin()
@@ -93,66 +79,54 @@ def serve(env: str, num_envs: int) -> None:
 
 
 class _Servicer:
-    """Makes a world of one env for each stream, as ``EnvironmentServicer`` says."""
+    """Makes a world of one env for each stream; the step after the last of an episode begins the next one."""
 
     def __init__(self, env: str) -> None:
         self._factory = factory(env)
 
     def Process(self, requests: Iterator[Any], context: object) -> Iterator[Any]:
-        """Answer the requests of one stream."""
+        """Answer the requests of one stream, as ``EnvironmentServicer`` says."""
+        messages, tensors = _module("dm_env_rpc_pb2"), _module("tensor_utils")
+        seed, running = 0, False
         with contextlib.closing(self._factory()) as env:
-            world = _World(env)
             for request in requests:
-                yield world.answer(request)
+                answer: Any
+                match kind := request.WhichOneof("payload"):
+                    case "create_world":
+                        seed = int(tensors.unpack_tensor(request.create_world.settings["seed"]))
+                        answer = messages.CreateWorldResponse(world_name="env")
+                    case "join_world":
+                        answer = messages.JoinWorldResponse(specs=_specs(env))
+                    case "step":
+                        reward: Any = 0.0
+                        if running:
+                            action = tensors.unpack_tensor(request.step.actions[ACTION])
+                            observation, reward, terminated, truncated, _ = env.step(action)
+                            running = not (terminated or truncated)
+                        else:
+                            observation, _ = env.reset(seed=seed)
+                            running = True
+                        found = {OBSERVATION: np.asarray(observation), REWARD: float(reward)}
+                        answer = messages.StepResponse(
+                            state=messages.RUNNING if running else messages.TERMINATED,
+                            observations={number: tensors.pack_tensor(value) for number, value in found.items()},
+                        )
+                    case other:
+                        raise ValueError(f"no answer to {other}")
+                yield messages.EnvironmentResponse(**{kind: answer})
 
 
-class _World:
-    """One env as dm_env_rpc has it: the step after the last of an episode begins the next one."""
+def _specs(env: gymnasium.Env[Any, Any]) -> Any:
+    messages, dtypes = _module("dm_env_rpc_pb2"), _module("tensor_utils").np_type_to_data_type
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        self._env = env
-        self._seed = 0
-        self._running = False
-        self._messages: Any = importlib.import_module("dm_env_rpc.v1.dm_env_rpc_pb2")
-        self._tensors: Any = importlib.import_module("dm_env_rpc.v1.tensor_utils")
+    def spec(name: str, shape: Any, dtype: Any) -> Any:
+        return messages.TensorSpec(name=name, shape=shape, dtype=dtypes(dtype))
 
-    def answer(self, request: Any) -> Any:
-        """The response to one request."""
-        messages = self._messages
-        match request.WhichOneof("payload"):
-            case "create_world":
-                self._seed = int(self._tensors.unpack_tensor(request.create_world.settings["seed"]))
-                return messages.EnvironmentResponse(create_world=messages.CreateWorldResponse(world_name="env"))
-            case "join_world":
-                return messages.EnvironmentResponse(join_world=messages.JoinWorldResponse(specs=self._specs()))
-            case "step":
-                return messages.EnvironmentResponse(step=self._step(request.step))
-            case other:
-                raise ValueError(f"no answer to {other}")
-
-    def _specs(self) -> Any:
-        spec, observation, action = self._spec, self._env.observation_space, self._env.action_space
-        return self._messages.ActionObservationSpecs(
-            actions={ACTION: spec("action", action.shape, action.dtype)},
-            observations={
-                OBSERVATION: spec("observation", observation.shape, observation.dtype),
-                REWARD: spec("reward", (), np.dtype(np.float64)),
-            },
-        )
-
-    def _spec(self, name: str, shape: Any, dtype: Any) -> Any:
-        return self._messages.TensorSpec(name=name, shape=shape, dtype=self._tensors.np_type_to_data_type(dtype))
-
-    def _step(self, step: Any) -> Any:
-        reward = 0.0
-        if self._running:
-            action = self._tensors.unpack_tensor(step.actions[ACTION])
-            observation, given, terminated, truncated, _ = self._env.step(action)
-            reward, self._running = float(given), not (terminated or truncated)
-        else:
-            observation, _ = self._env.reset(seed=self._seed)
-            self._running = True
-        state = self._messages.RUNNING if self._running else self._messages.TERMINATED
-        pack = self._tensors.pack_tensor
-        tensors = {OBSERVATION: pack(np.asarray(observation)), REWARD: pack(reward)}
-        return self._messages.StepResponse(state=state, observations=tensors)
+    action, observation = env.action_space, env.observation_space
+    return messages.ActionObservationSpecs(
+        actions={ACTION: spec("action", action.shape, action.dtype)},
+        observations={
+            OBSERVATION: spec("observation", observation.shape, observation.dtype),
+            REWARD: spec("reward", (), np.dtype(np.float64)),
+        },
+    )

@@ -7,25 +7,29 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from envhub_client.tools.bench.peer import end_with_stdin, peer
 
-# On the way; then the sender waits, and takes no CPU from whoever is measured meanwhile.
+# On the way; then the sender waits, and takes no CPU from the way that is measured meanwhile.
 QUEUE_MESSAGES_MAX = 4
 BUFFER_BYTES = 1 << 16  # of the kernel's for each side, which would hold small messages by the 100,000
 
 
 @contextlib.contextmanager
-def echo(request_bytes: int, reply_bytes: int) -> Iterator[Callable[[], object]]:
-    """One DEALER/ROUTER round trip per call, with a request and a reply of these sizes."""
+def _socket(kind: str) -> Iterator[Any]:
+    """A pyzmq socket of this kind."""
     import zmq
 
-    with (
-        peer(__name__, "answer", reply_bytes) as address,
-        zmq.Context() as context,
-        context.socket(zmq.DEALER) as dealer,
-    ):
-        dealer.setsockopt(zmq.LINGER, 0)
+    with zmq.Context() as context, context.socket(getattr(zmq, kind)) as socket:
+        socket.linger = 0
+        yield socket
+
+
+@contextlib.contextmanager
+def echo(request_bytes: int, reply_bytes: int) -> Iterator[Callable[[], object]]:
+    """One DEALER/ROUTER round trip per call, with a request and a reply of these sizes."""
+    with peer(__name__, "answer", reply_bytes) as address, _socket("DEALER") as dealer:
         dealer.connect(address)
         request = bytes(request_bytes)
 
@@ -39,12 +43,8 @@ def echo(request_bytes: int, reply_bytes: int) -> Iterator[Callable[[], object]]
 @contextlib.contextmanager
 def one_way(message_bytes: int) -> Iterator[Callable[[], object]]:
     """One message of this size per call, of many that come one after another and ask for nothing."""
-    import zmq
-
-    with peer(__name__, "pour", message_bytes) as address, zmq.Context() as context, context.socket(zmq.PULL) as pull:
-        pull.setsockopt(zmq.LINGER, 0)
-        pull.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)
-        pull.setsockopt(zmq.RCVBUF, buffer_bytes(message_bytes))
+    with peer(__name__, "pour", message_bytes) as address, _socket("PULL") as pull:
+        pull.rcvhwm, pull.rcvbuf = QUEUE_MESSAGES_MAX, buffer_bytes(message_bytes)
         pull.connect(address)
         yield lambda: pull.recv(copy=False)
 
@@ -56,10 +56,8 @@ def buffer_bytes(message_bytes: int) -> int:
 
 def answer(reply_bytes: int) -> None:
     """Be the ROUTER: print its address, then answer every request, until stdin ends."""
-    import zmq
-
     reply = bytes(reply_bytes)
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+    with _socket("ROUTER") as router:
         _announce(router)
         while True:
             peer, _ = router.recv_multipart(copy=False)
@@ -68,21 +66,15 @@ def answer(reply_bytes: int) -> None:
 
 def pour(message_bytes: int) -> None:
     """Be the PUSH: print its address, then send without end, until stdin ends."""
-    import zmq
-
     message = bytes(message_bytes)
-    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
-        push.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES_MAX)
-        push.setsockopt(zmq.SNDBUF, buffer_bytes(message_bytes))
+    with _socket("PUSH") as push:
+        push.sndhwm, push.sndbuf = QUEUE_MESSAGES_MAX, buffer_bytes(message_bytes)
         _announce(push)
         while True:
             push.send(message, copy=False)
 
 
-def _announce(socket: object) -> None:
-    import zmq
-
-    assert isinstance(socket, zmq.Socket)
+def _announce(socket: Any) -> None:
     end_with_stdin()
     socket.bind("tcp://127.0.0.1:*")
-    print(socket.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
+    print(socket.last_endpoint.decode(), flush=True)

@@ -1,4 +1,4 @@
-"""Who takes part in a contest: something that is ready to step envs, and what it is asked to step."""
+"""What takes part in a contest: something that is ready to step envs, and the task that it steps."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ PRIVATE, WIRE, IPC, TCP = "private hub", "private, wire", "hub over ipc", "hub o
 PROCESSES_MAX = 256  # a way that takes a process for each env is left out where it would take more
 ACTION_BATCHES = 16
 SEED = 1
+
+
+def sized(num_envs: int) -> str:
+    """The number with its noun."""
+    return f"{num_envs} {'env' if num_envs == 1 else 'envs'}"
 
 
 class CannotHost(Exception):
@@ -84,7 +89,7 @@ class Entrant:
     spinning: Sequence[int] = ()  # pids of processes that take a CPU each even while they have nothing to do
 
     def pause(self) -> None:
-        """Stop what spins, so that it takes no CPU from whoever is measured meanwhile."""
+        """Stop what spins, so that it takes no CPU from the way that is measured meanwhile."""
         for pid in self.spinning:
             os.kill(pid, signal.SIGSTOP)
 
@@ -119,7 +124,7 @@ def ended(close: Callable[[], object], processes: Sequence[Any]) -> Iterator[Non
 
 @contextlib.contextmanager
 def alone_entrant(task: Task) -> Iterator[Entrant]:
-    """One env in this process, with nothing around it but what resets it."""
+    """One env in this process, stepped directly and reset at the end of each episode."""
     with contextlib.closing(task.factories[0]()) as env:
 
         def step(action: Any) -> None:

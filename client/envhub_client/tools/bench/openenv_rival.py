@@ -25,44 +25,36 @@ def clients(task: Task) -> Iterator[Entrant]:
         peer(__name__, "serve", task.env, task.num_envs) as address,
         contextlib.closing(asyncio.new_event_loop()) as loop,
     ):
-        envs = _Clients([generic_client.GenericEnvClient(address) for _ in range(task.num_envs)])
+        opened = [generic_client.GenericEnvClient(address) for _ in range(task.num_envs)]
         try:
-            loop.run_until_complete(envs.reset())
-            step = cycled(lambda actions: loop.run_until_complete(envs.step(actions)), task.batches)
+            loop.run_until_complete(_reset(opened))
+            step = cycled(lambda actions: loop.run_until_complete(_step(opened, actions)), task.batches)
             yield Entrant(step, task.num_envs, 1)
         finally:
-            loop.run_until_complete(envs.close())
+            loop.run_until_complete(_close(opened))
 
 
-class _Clients:
-    """A batch of envs, each at the end of a websocket of its own."""
+async def _reset(opened: list[Any]) -> None:
+    for row, client in enumerate(opened):  # one by one: the server makes an env for each
+        await client.connect()
+        await client.reset(seed=SEED + row)
 
-    def __init__(self, opened: list[Any]) -> None:
-        self._opened = opened
 
-    async def reset(self) -> None:
-        """Connect to the envs and reset them."""
-        for row, client in enumerate(self._opened):  # one by one: the server makes an env for each
-            await client.connect()
-            await client.reset(seed=SEED + row)
+async def _step(opened: list[Any], actions: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The envs' observations and rewards; an env whose episode has ended is reset."""
+    steps = zip(opened, actions.tolist(), strict=True)
+    results = await asyncio.gather(*(client.step({"value": action}) for client, action in steps))
+    observations = np.array([result.observation["value"] for result in results])
+    await asyncio.gather(*(client.reset() for client, result in zip(opened, results, strict=True) if result.done))
+    return observations, np.array([result.reward for result in results])
 
-    async def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The envs' observations and rewards; an env whose episode has ended is reset."""
-        steps = zip(self._opened, actions.tolist(), strict=True)
-        results = await asyncio.gather(*(client.step({"value": action}) for client, action in steps))
-        observations = np.array([result.observation["value"] for result in results])
-        await asyncio.gather(
-            *(client.reset() for client, result in zip(self._opened, results, strict=True) if result.done)
-        )
-        return observations, np.array([result.reward for result in results])
 
-    async def close(self) -> None:
-        """Close the websockets."""
-        await asyncio.gather(*(client.close() for client in self._opened))
+async def _close(opened: list[Any]) -> None:
+    await asyncio.gather(*(client.close() for client in opened))
 
 
 def serve(env: str, num_envs: int) -> None:
-    """Be the server: print its address, then host an env for each of up to so many clients, until stdin ends."""
+    """Be the server: print its address, then host an env for each of up to ``num_envs`` clients, until stdin ends."""
     http_server: Any = importlib.import_module("openenv.core.env_server.http_server")
     uvicorn: Any = importlib.import_module("uvicorn")
     hosted, action, observation = _hosted(env)

@@ -48,7 +48,7 @@ def peer(module: str, role: str, *arguments: object) -> Iterator[str]:
 
 
 def stop(process: subprocess.Popen[Any], timeout: float) -> None:
-    """Terminate a process, and kill it if that takes more than so many seconds."""
+    """Terminate a process, and kill it if that takes more than ``timeout`` seconds."""
     process.terminate()
     try:
         process.wait(timeout)

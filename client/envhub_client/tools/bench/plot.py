@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from envhub_client.tools.bench.contest import Result
-from envhub_client.tools.bench.entrant import ALONE, ASYNC, IPC, PRIVATE, SYNC, TCP, WIRE
+from envhub_client.tools.bench.entrant import ALONE, ASYNC, IPC, PRIVATE, SYNC, TCP, WIRE, sized
 from envhub_client.tools.bench.resources import EXTRA
 
 SUFFIXES = (".png", ".svg")
@@ -46,7 +46,7 @@ def times(ratio: float) -> str:
 
 
 def draw(path: Path, results: Results, caption: str) -> None:
-    """Draw all results into a file, whose name says the format and which is replaced; ``caption`` stands below."""
+    """Draw all results into a file, whose name says the format and which is replaced, with ``caption`` below."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -93,7 +93,7 @@ def _chart(axes: Any, env: str, by_way: Mapping[str, Result], limits: tuple[floa
     if asynchronous:
         axes.axvline(asynchronous, color=GYMNASIUM, linewidth=0.8, linestyle="--", zorder=0)
     num_envs = next(iter(stepping.values())).num_envs
-    axes.set_title(f"{env}, {num_envs} {'env' if num_envs == 1 else 'envs'}", fontsize=10)
+    axes.set_title(f"{env}, {sized(num_envs)}", fontsize=10)
     axes.set_xscale("log")
     axes.set_xlim(*limits)
     axes.invert_yaxis()

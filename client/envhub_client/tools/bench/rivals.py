@@ -63,7 +63,7 @@ def sb3(task: Task) -> Iterator[Entrant]:
 
 @contextlib.contextmanager
 def tianshou(task: Task) -> Iterator[Entrant]:
-    """``ShmemVectorEnv`` of Tianshou; who steps it resets the envs whose episodes have ended."""
+    """``ShmemVectorEnv`` of Tianshou; its caller resets the envs whose episodes have ended."""
     module: Any = importlib.import_module("tianshou.env")
     envs = module.ShmemVectorEnv(task.factories)
 

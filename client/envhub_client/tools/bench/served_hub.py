@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from envhub.errors import HubUnreachable
 from envhub_client.tools.bench.peer import stop
@@ -54,7 +53,7 @@ def served_hub(*envs: str) -> Iterator[ServedHub]:
 
 def _start(folder: Path, envs: tuple[str, ...]) -> subprocess.Popen[bytes]:
     binds = ["--bind", "tcp://127.0.0.1:0", "--bind", f"ipc://{folder / 'hub.sock'}"]
-    # Files, not pipes: what workers print goes the same way, and nobody would empty a pipe later on.
+    # Files, not pipes: what workers print goes the same way, and nothing would empty a pipe later on.
     with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
         return subprocess.Popen(
             [sys.executable, "-m", "envhub", "serve", *envs, *binds],
@@ -89,13 +88,9 @@ def _signals_unwind() -> Iterator[None]:
     # A program under nohup ignores SIGHUP, and one that has handlers of its own knows better.
     ours = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
     for number in ours:
-        signal.signal(number, _exit)
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         yield
     finally:
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
-
-
-def _exit(number: int, frame: Any) -> None:
-    sys.exit(128 + number)

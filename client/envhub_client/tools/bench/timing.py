@@ -37,7 +37,7 @@ def interleave(
     after_each: Callable[[str], object],
     turn: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> dict[str, list[np.ndarray]]:
-    """Time every way in turn, ``repeats`` times over, each for so many seconds after a warm-up.
+    """Time every way in turn, ``repeats`` times over, each for ``seconds`` after a warm-up.
 
     ``after_each`` is called before each measurement with an empty name, and after it with the way's; ``turn`` is
     entered for both. Returns by name the seconds of every batched step, one array per repeat.

@@ -32,7 +32,7 @@ class Synthetic(gymnasium.Env[np.ndarray, np.int64]):
     def __init__(
         self, least_s: float = 0.0, most_s: float = 0.0, spend: Callable[[float], None] = compute, image: bool = False
     ) -> None:
-        """Spend between so many seconds on each step, at random; observe 84 x 84 x 4 bytes, or 8 numbers."""
+        """Spend ``least_s`` to ``most_s`` seconds on each step, at random; observe 84 x 84 x 4 bytes, or 8 numbers."""
         self.observation_space = spaces.Box(0, 255, (84, 84, 4), np.uint8) if image else spaces.Box(-1, 1, (8,))
         self._least_s, self._most_s, self._spend = least_s, most_s, spend
         self._observation = self.observation_space.sample()
@@ -88,5 +88,5 @@ def _by_id(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
 
 
 def offered(name: str) -> str:
-    """What ``envhub serve`` is told to offer it."""
+    """The argument by which ``envhub serve`` offers it."""
     return f"{name}={__name__}:{name}" if name in OWN else name

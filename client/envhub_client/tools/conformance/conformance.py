@@ -25,7 +25,7 @@ from envhub_client.tools.conformance.raw_peer import ANSWER_TIMEOUT_S, RawAnswer
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one check; ``why`` is empty where it passed, and ``skipped`` where it could be made."""
+    """The result of one check; ``why`` is empty where it passed, and ``skipped`` where it could be made."""
 
     group: str
     check: str
@@ -119,7 +119,7 @@ class _Session(contextlib.AbstractContextManager["_Session"]):
             raise
 
     def __exit__(self, *exc_info: object) -> None:
-        # Whatever a check found, a hub is not left with a session that nobody uses.
+        # Also after a failed check: a hub is not left with an unused session.
         self.ask(Op.CLOSE, messages.pack(Close(terminate=True)))
 
     def ask(self, op: Op, body: bytes, *frames: bytes) -> RawAnswer:

@@ -140,7 +140,7 @@ def _check_states(envs: HubVectorEnv) -> None:
 
 
 def _check_next_step(envs: HubVectorEnv) -> None:
-    done = _until_done(envs)
+    done, _ = _until_done(envs)
     observations, rewards, terminations, truncations, infos = envs.step(envs.action_space.sample())
     quiet = rewards[done].any() or terminations[done].any() or truncations[done].any()
     require(not quiet, "the step after an episode's end has a reward or a flag")
@@ -149,8 +149,7 @@ def _check_next_step(envs: HubVectorEnv) -> None:
 
 
 def _check_same_step(envs: HubVectorEnv) -> None:
-    done = _until_done(envs)
-    infos = envs.last_infos  # type: ignore[attr-defined]
+    done, infos = _until_done(envs)
     require(bool((infos["_final_obs"] == done).all()), "_final_obs does not say whose episode ended")
     require("_final_info" in infos, "there is no final_info")
     for final, ended in zip(infos["final_obs"], done, strict=True):
@@ -158,14 +157,13 @@ def _check_same_step(envs: HubVectorEnv) -> None:
         require(fits, "final_obs does not hold the last observation of each env whose episode ended, and of no other")
 
 
-def _until_done(envs: Any) -> np.ndarray:
-    """Step to the first end of an episode; whose it was."""
+def _until_done(envs: HubVectorEnv) -> tuple[np.ndarray, dict[str, Any]]:
+    """Step to the first end of an episode; returns whose it was, and the infos of that step."""
     envs.reset(seed=1)
     for _ in range(EPISODE_STEPS_MAX):
-        _, _, terminations, truncations, envs.last_infos = envs.step(envs.action_space.sample())
-        done: np.ndarray = terminations | truncations
-        if done.any():
-            return done
+        _, _, terminations, truncations, infos = envs.step(envs.action_space.sample())
+        if (done := terminations | truncations).any():
+            return done, infos
     raise NotChecked(f"no episode ended within {EPISODE_STEPS_MAX} steps")
 
 

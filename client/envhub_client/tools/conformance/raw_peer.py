@@ -1,4 +1,4 @@
-"""A client that sends what it is told, for those who test a hub from outside."""
+"""A client that sends any frames, for tests of a hub from outside."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import stat
@@ -103,6 +104,21 @@ def runtime_folder() -> Path:
     if usual.is_dir():
         return usual / "envhub"
     return Path(tempfile.gettempdir()) / f"envhub-{os.getuid()}"
+
+
+def check_owner(wanted: Address) -> None:
+    """Refuse the socket of an ipc address that another user has made; one that does not exist yet is no error.
+
+    Raises:
+        AddressError: it is another user's.
+    """
+    if not wanted.is_ipc or wanted.path.startswith("@"):
+        return
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if (owner := os.stat(wanted.path).st_uid) != os.getuid():
+            raise AddressError(
+                f"{wanted.text} is a socket of user {owner}, not of yours; a hub is used by its own user"
+            )
 
 
 def check_private(folder: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import pytest
 import zmq
 from envhub_server.network.key_folder import KeyFolder
@@ -318,6 +319,76 @@ def test_silent_connection_is_ended(tmp_path: Path) -> None:
         assert "it has sent nothing" in hub.log
         dealer.monitor(None, 0)
         monitor.close()
+
+
+def test_connection_whose_messages_cannot_be_read_is_ended(tmp_path: Path) -> None:
+    with (
+        serve(tmp_path, "CartPole-v1", binds=["tcp://127.0.0.1:0"]) as hub,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as dealer,
+    ):
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.RECONNECT_IVL, -1)
+        monitor = sockets.open_monitor(dealer, zmq.EVENT_DISCONNECTED)
+        dealer.connect(hub.tcp)
+        for _ in range(2):
+            dealer.send(b"garbage")
+        assert not monitor.poll(500)
+        dealer.send(b"garbage")
+        assert monitor.poll(5000) and "cannot be read" in hub.log
+        dealer.monitor(None, 0)
+        monitor.close()
+
+
+def listening(process: int) -> set[str]:
+    """The addresses on which this process and all below it listen."""
+    found = set()
+    for each in [psutil.Process(process), *psutil.Process(process).children(recursive=True)]:
+        for end in each.net_connections("all"):
+            if end.status == psutil.CONN_LISTEN:
+                found.add(f"{end.laddr.ip}:{end.laddr.port}")
+        numbers = {os.readlink(link)[8:-1] for link in Path(f"/proc/{each.pid}/fd").iterdir() if is_socket(link)}
+        for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+            _, _, _, flags, _, _, inode, *path = line.split()
+            if inode in numbers and int(flags, 16) & ACCEPTS:
+                found.add(path[0] if path else "")
+    return found
+
+
+def is_socket(link: Path) -> bool:
+    try:
+        return os.readlink(link).startswith("socket:")
+    except FileNotFoundError:
+        return False
+
+
+ACCEPTS = 0x10000  # a flag of /proc/net/unix
+
+
+def test_every_way_to_start_a_hub_listens_where_it_says_and_nowhere_else(tmp_path: Path, keys: KeyFolder) -> None:
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    default = tmp_path / "envhub/hub.sock"
+    with serve(tmp_path, "CartPole-v1", binds=[], environ=environ) as hub:
+        wait_until(default.exists)
+        assert listening(hub.process.pid) == {str(default), f"{default}.side"}
+        assert default.parent.stat().st_mode & 0o777 == 0o700
+    for arguments in ([], ["--keys", str(keys.path)]):
+        with serve(tmp_path, "CartPole-v1", *arguments) as hub:
+            path = hub.ipc.removeprefix("ipc://")
+            assert listening(hub.process.pid) == {hub.tcp.removeprefix("tcp://"), path, f"{path}.side"}
+            with closing(envhub.make_vec("CartPole-v1", 2, hub=hub.ipc)):
+                assert len(listening(hub.process.pid)) == 3
+    with serve(tmp_path, "CartPole-v1", "--insecure", binds=["tcp://0.0.0.0:0"]) as hub:
+        assert listening(hub.process.pid) == {hub.tcp.removeprefix("tcp://")}
+    before = listening(os.getpid())
+    for make in (
+        lambda: envhub.make_vec("CartPole-v1", 2),
+        lambda: envhub.AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2),
+        lambda: envhub.make("CartPole-v1"),
+    ):
+        with closing(make()):
+            new = listening(os.getpid()) - before
+            assert new and all(name.startswith("@envhub-") for name in new)  # a private hub's, with a random name
 
 
 def test_command_line_from_key_to_training(tmp_path: Path) -> None:

@@ -94,3 +94,14 @@ def test_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch(mode=0o600)
     with pytest.raises(AddressError):
         address.check_private(tmp_path / "file")
+
+
+def test_ipc_socket_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "hub.sock"
+    address.check_owner(address.parse(f"ipc://{path}"))
+    path.touch()
+    address.check_owner(address.parse(f"ipc://{path}"))
+    if os.getuid() == 0:
+        os.chown(path, 65534, -1)
+        with pytest.raises(AddressError, match="user 65534"):
+            address.check_owner(address.parse(f"ipc://{path}"))

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from envhub.transport import sockets
+from envhub.transport.keys import HubKeys
 
 
 def test_socket_can_be_monitored_while_an_earlier_one_of_its_identity_is_still_being_closed() -> None:
@@ -27,3 +29,26 @@ def test_message_is_received_up_to_a_number_of_frames_and_the_rest_discarded_in_
         assert len(first) == 4 and first[-1].more
         assert [sockets.discard(ours, 4), sockets.discard(ours, 4)] == [False, True]
         assert [frame.bytes for frame in sockets.receive(ours, 4)] == [b"next"]
+
+
+def test_address_that_wants_keys_lets_nobody_in_while_nobody_answers_for_them() -> None:
+    """Neither where no handler was ever made, nor where it has ended."""
+    public, secret = sockets.new_key_pair()
+    for ended in (False, True):
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as dealer:
+            for socket in (router, dealer):
+                socket.setsockopt(zmq.LINGER, 0)
+            if ended:
+                with context.socket(zmq.REP) as handler:
+                    handler.bind("inproc://zeromq.zap.01")
+            sockets.require_keys(router, secret, b"envhub")
+            port = router.bind_to_random_port("tcp://127.0.0.1")
+            sockets.present_keys(dealer, HubKeys(public, sockets.new_key_pair()[1]))
+            failed = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            monitor = sockets.open_monitor(dealer, failed | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            dealer.connect(f"tcp://127.0.0.1:{port}")
+            dealer.send(b"x")
+            assert monitor.poll(5000)
+            assert recv_monitor_message(monitor)["event"] & failed and not router.poll(0)
+            dealer.monitor(None, 0)
+            monitor.close()

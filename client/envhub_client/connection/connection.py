@@ -133,6 +133,7 @@ class Connection:
             VersionMismatch: it speaks another protocol version.
         """
         self._target = known_hubs.resolve(address)
+        envhub_address.check_owner(self._target)
         if not 0 < timeout < math.inf:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
         self.address = self._target.text

@@ -79,6 +79,9 @@ def serve(
         for address in hub.addresses:
             console.print(f"listening on {address}", highlight=False, soft_wrap=True)
         first = re.sub(r"//(0\.0\.0\.0|\[::\]):", "//HOST:", hub.addresses[0])
+        if keys is not None and first.startswith("tcp"):
+            first = "HOST"
+            console.print("clients with a key, see `envhub keys add`, run `envhub login` once", highlight=False)
         hint = f'connect with: envhub.make_vec("ENV", num_envs=64, hub="{first}")'
         console.print(hint, highlight=False, soft_wrap=True)
         if insecure:

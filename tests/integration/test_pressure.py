@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from envhub_server.memory.session_memory import SessionMemory
+from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
 from hubs import ServedHub, serve, wait_until
 
 import envhub
@@ -162,7 +162,7 @@ def test_memory_for_which_there_are_no_descriptors_leaves_nothing_behind() -> No
     for left in range(24):
         with _descriptors_left(left):
             try:
-                made.append(SessionMemory(layout, 4))
+                made.append(SessionMemory(layout, 4, ArenaBudget(1 << 40)))
             except OSError as error:
                 assert error.errno == errno.EMFILE
             else:

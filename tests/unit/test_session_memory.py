@@ -18,7 +18,7 @@ ROWS, WORKERS = 4, 2
 
 @pytest.fixture
 def memory() -> Iterator[SessionMemory]:
-    made = SessionMemory(Layout(ROWS, (Leaf("<f4", (2,)),), (Leaf("<i8", ()),), 64), WORKERS)
+    made = SessionMemory(Layout(ROWS, (Leaf("<f4", (2,)),), (Leaf("<i8", ()),), 64), WORKERS, ArenaBudget(1 << 30))
     yield made
     made.close()
 
@@ -47,6 +47,26 @@ def test_rows_of_a_worker_have_equal_distances(memory: SessionMemory) -> None:
 
 
 def test_budget_of_all_sessions() -> None:
-    budget = ArenaBudget(100)
-    budget.used += 60
-    assert budget.left == 40
+    whole = ArenaBudget(100)
+    part = ArenaBudget(80, whole)
+    part.use(60)
+    assert (part.left, whole.left) == (20, 40)
+    whole.use(30)
+    assert part.left == 10
+    part.use(-60)
+    assert (part.left, whole.left) == (70, 70)
+
+
+def test_memory_counts_in_its_budget_until_it_is_closed() -> None:
+    layout = Layout(ROWS, (Leaf("<f4", (2,)),), (Leaf("<i8", ()),), 64)
+    budget = ArenaBudget(2 * layout.nbytes())
+    first = SessionMemory(layout, WORKERS, budget)
+    second = first.another()
+    assert budget.left == 0
+    with pytest.raises(OSError, match="of arena_bytes_max 0 are left"):
+        first.another()
+    second.close()
+    second.close()
+    assert budget.left == layout.nbytes()
+    first.close()
+    assert budget.left == 2 * layout.nbytes()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from envhub_server.ipc.control import RowInfo
-from envhub_server.memory.session_memory import SessionMemory
+from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
 from envhub_server.memory.stand_ins import ObjectCopies, StandIns
 from envhub_server.session.failure_text import WorkerLoss
 from envhub_server.session.stimuli import RowsWaiting, StandInFailed, StandInInfo
@@ -24,7 +24,9 @@ RAISED = WorkerLoss(FAILURE, raises=True, info=b"what happened")
 
 
 def memory_of(info_bytes: int = 64) -> SessionMemory:
-    return SessionMemory(Layout(ROWS, (Leaf("<f4", (2,)),), (Leaf("<i8", ()),), info_bytes), WORKERS)
+    return SessionMemory(
+        Layout(ROWS, (Leaf("<f4", (2,)),), (Leaf("<i8", ()),), info_bytes), WORKERS, ArenaBudget(1 << 30)
+    )
 
 
 @pytest.fixture

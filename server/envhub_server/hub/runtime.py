@@ -351,25 +351,20 @@ class SessionRuntime:
     # --- instructions: the arena --------------------------------------------------------------------------------------
 
     def _on_MakeArena(self, instruction: instructions.MakeArena) -> None:
-        layout, budget = instruction.layout, self._budget
-        wanted = layout.nbytes()
+        layout = instruction.layout
         batch = max((layout.batch_bytes(leaf) for leaf in layout.observations), default=0)
         if batch > FRAME_BYTES_MAX:
             text = f"{batch} bytes of observations in a frame of each reply; at most {FRAME_BYTES_MAX} are sent"
             self._report(stimuli.ArenaRefused(text))
-        elif wanted > budget.left:
-            text = f"the session needs {wanted} bytes of shared memory, of arena_bytes_max {budget.left} are left"
-            self._report(stimuli.ArenaRefused(text))
-        else:
-            try:
-                self._memory = SessionMemory(layout, len(self.state.workers))
-            except OSError as error:
-                self._report(stimuli.ArenaRefused(f"{wanted} bytes of shared memory cannot be had: {error}"))
-                return
-            budget.use(wanted)
-            if self.state.make.lost or self.state.make.fresh:
-                self._memory.arena.needs_reset[:] = REPORT_PENDING if self.state.make.lost else FRESH
-            self._stand_ins = StandIns(self._memory, ObjectCopies() if instruction.loose else None)
+            return
+        try:
+            self._memory = SessionMemory(layout, len(self.state.workers), self._budget)
+        except OSError as error:
+            self._report(stimuli.ArenaRefused(f"{layout.nbytes()} bytes of shared memory cannot be had: {error}"))
+            return
+        if self.state.make.lost or self.state.make.fresh:
+            self._memory.arena.needs_reset[:] = REPORT_PENDING if self.state.make.lost else FRESH
+        self._stand_ins = StandIns(self._memory, ObjectCopies() if instruction.loose else None)
 
     def _on_MakeOtherArena(self, _: instructions.MakeOtherArena) -> None:
         assert self._memory is not None
@@ -603,7 +598,6 @@ class SessionRuntime:
         os.close(self._done_bell)
         self._on_DropOtherArena(instructions.DropOtherArena())
         if self._memory is not None:
-            self._budget.use(-self.arena_bytes)
             self._memory.close()
             self._memory = self._stand_ins = None  # a view of the memory keeps it mapped
 

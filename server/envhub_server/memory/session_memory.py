@@ -47,14 +47,17 @@ class SessionMemory:
         frames: reads the frames of steps, and makes those of replies.
     """
 
-    def __init__(self, layout: Layout, workers: int) -> None:
-        """Allocate and map it.
+    def __init__(self, layout: Layout, workers: int, budget: ArenaBudget) -> None:
+        """Allocate and map it, within this budget.
 
         Raises:
-            OSError: there is no memory, address space or descriptor left; nothing is left behind.
+            OSError: there is no memory, address space, descriptor or budget left; nothing is left behind.
         """
         self.bells: list[int] = []
         self.descriptor = -1
+        self._budget, self._used, nbytes = budget, 0, layout.nbytes()
+        if nbytes > budget.left:
+            raise OSError(f"of arena_bytes_max {budget.left} are left")
         try:
             for _ in range(1 + workers):
                 self.bells.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
@@ -63,6 +66,8 @@ class SessionMemory:
         except OSError:
             self.close()
             raise
+        budget.use(nbytes)
+        self._used = nbytes
         self.arena.format(epoch=1)
         self.driver = ArenaDriver(self.arena)
         self.frames = StepFrames(self.arena, self.driver)
@@ -106,7 +111,7 @@ class SessionMemory:
         Raises:
             OSError: as when it was made.
         """
-        return SessionMemory(self.arena.layout, len(self.bells) - 1)
+        return SessionMemory(self.arena.layout, len(self.bells) - 1, self._budget)
 
     def close(self) -> None:
         """Close the descriptors; the memory goes with the last view of it."""
@@ -116,3 +121,5 @@ class SessionMemory:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+        self._budget.use(-self._used)
+        self._used = 0

@@ -53,8 +53,8 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
             workers, or a factory or a list of one factory per env. A hub other than a private one runs factories only
             where its operator allows that.
         num_envs: how many; with a list of factories its length, if given at all.
-        hub: a running hub's address, or the name under which ``envhub login`` keeps it. Without it ``ENVHUB_ADDRESS`` (not for factories); without that a private hub,
-            which starts and ends with this program.
+        hub: a running hub's address, or the name under which ``envhub login`` keeps it. Without it ``ENVHUB_ADDRESS``
+            (not for factories); without that a private hub, which starts and ends with this program.
         num_workers: processes that host the envs. Without it, or with ``"auto"``, what is known of the env decides:
             what its steps took before, or whether it is one that computes in its own process; where nothing is known
             every env gets a process. ``envs.sizing`` says how many there are, and why.

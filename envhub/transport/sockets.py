@@ -151,6 +151,14 @@ def user_of(frames: Sequence[zmq.Frame]) -> str:
         return ""
 
 
+def origin_of(frames: Sequence[zmq.Frame]) -> str:
+    """Where the peer is: its IP address, or ``localhost:UID:GID:PID`` by ipc; empty where libzmq does not know."""
+    try:
+        return str(frames[0].get("Peer-Address")) if frames else ""
+    except zmq.ZMQError:
+        return ""
+
+
 def connection_of(frames: Sequence[zmq.Frame]) -> int:
     """The descriptor that a message came by, or -1: libzmq knows none for peers of its oldest protocol."""
     try:

@@ -211,6 +211,27 @@ def test_factories_are_for_those_who_may_deploy_where_the_hub_takes_them(tmp_pat
         assert hub.log.count('"factories": "') == 2
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_other_users_of_an_insecure_hub_send_no_code(tmp_path: Path) -> None:
+    program = """
+import os, sys, gymnasium, envhub
+envhub.make_vec("CartPole-v1", 1).close()  # imports all that another user could not
+os.setuid(65534)
+for wanted, options in ((lambda: gymnasium.make("CartPole-v1"), {}), ("CartPole-v1", {"render_mode": "/etc/passwd"})):
+    try:
+        envhub.make_vec(wanted, 1, hub=sys.argv[1], **options)
+    except envhub.RequestRefused as error:
+        print("refused", error)
+envhub.make_vec("CartPole-v1", 1, hub=sys.argv[1]).close()
+"""
+    arguments = ["CartPole-v1", "--insecure", "--allow-factories"]
+    with serve(tmp_path, *arguments, binds=["tcp://127.0.0.1:0"]) as hub:
+        run = [sys.executable, "-c", program, hub.tcp]
+        found = subprocess.run(run, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+        assert found.returncode == 0 and found.stdout.count("refused") == 2, found.stderr
+        envhub.make_vec(lambda: gym.make("CartPole-v1"), 1, hub=hub.tcp).close()  # of the hub's own user
+
+
 def test_old_and_foreign_handshakes_get_nowhere(hub: ServedHub) -> None:
     """ZMTP 1.0 and 2.0, HTTP, and the mechanisms NULL and PLAIN."""
     host, port = hub.tcp.removeprefix("tcp://").split(":")

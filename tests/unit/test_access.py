@@ -7,7 +7,7 @@ import socket
 
 from envhub_server.network import network_peer
 from envhub_server.network.connections import HELLO_S, MALFORMED_MAX, Connections
-from envhub_server.network.rights import NOBODY, OWN_USER, Holder, Quotas
+from envhub_server.network.rights import ANYBODY, OWN_USER, Holder, Quotas
 
 from envhub.protocol.messages import Op
 
@@ -19,7 +19,7 @@ def test_connection_that_sends_nothing_is_ended_once() -> None:
     known = Connections()
     known.accepted(5, True, 100.0)
     known.accepted(6, False, 101.0)
-    assert known.next_s() == 100.0 + HELLO_S and known.is_local(5) and not known.is_local(6)
+    assert known.next_s() == 100.0 + HELLO_S and known.is_own(5) and not known.is_own(6)
     assert known.silent(100.0 + HELLO_S - 0.1) == []
     assert known.heard(6, KEY, ALICE) == ""
     assert known.silent(100.0 + HELLO_S) == [5] and known.silent(1e9) == []
@@ -68,7 +68,9 @@ def test_rights() -> None:
     assert observer.may(Op.SESSIONS) and observer.may(Op.OBSERVE)
     assert not observer.may(Op.MAKE) and not observer.may(Op.ATTACH) and not observer.may(Op.STEP)
     assert ALICE.may(Op.MAKE) and ALICE.owns("alice") and not ALICE.owns("bob") and not ALICE.owns("")
-    assert admin.owns("alice") and OWN_USER.owns("alice") and not NOBODY.may(Op.MAKE)
+    assert admin.owns("alice") and OWN_USER.owns("alice")
+    assert OWN_USER.deploys and admin.deploys and Holder("dave", "deploy").deploys
+    assert not ANYBODY.deploys and not ALICE.deploys and ANYBODY.may(Op.MAKE)
 
 
 def test_kernel_names_the_user_behind_a_connection() -> None:

@@ -14,10 +14,11 @@ from envhub_server.network import network_peer
 from envhub_server.network.authenticator import DOMAIN, Authenticator
 from envhub_server.network.connections import HELLO_S, MALFORMED_MAX, Connections
 from envhub_server.network.key_folder import KeyFolder
-from envhub_server.network.rights import NOBODY, OWN_USER, Holder
+from envhub_server.network.rights import ANYBODY, OWN_USER, Holder
 
 KEYS_S = 0.5  # from one check of the folder of keys to the next
 REMOVED = "its key was removed"
+IPC_ORIGIN = "localhost:"  # libzmq has seen that the peer is the hub's own user
 
 Ends = list[tuple[int, str]]  # descriptors of connections that are to be ended, each with the reason
 
@@ -76,9 +77,9 @@ class Access:
 
     def accepted(self, descriptor: int, now_s: float) -> Ends:
         """Note a new connection; one of another user to an address that wants no key is to be ended."""
-        uid = network_peer.uid(descriptor)
-        self._connections.accepted(descriptor, uid == network_peer.LOCAL, now_s)
-        if self.open_to_all or uid in (network_peer.LOCAL, os.getuid()):
+        own = network_peer.uid(descriptor) in (network_peer.LOCAL, os.getuid())
+        self._connections.accepted(descriptor, own, now_s)
+        if self.open_to_all or own:
             return []
         return [(descriptor, "its process is another user's; serve with --keys to admit others")]
 
@@ -88,14 +89,18 @@ class Access:
 
     def holder(self, frames: Sequence[Any]) -> tuple[Holder, str]:
         """The client that sent this message, and why it is refused, if it is."""
-        connection = sockets.connection_of(frames)
-        if self._keys is None or self._connections.is_local(connection):
-            return OWN_USER, self._connections.heard(connection, b"", OWN_USER)
-        user = sockets.user_of(frames)
-        key = key_of(user) if user else b""
-        holder = self._keys.holders.get(key)
+        connection, key = sockets.connection_of(frames), b""
+        holder: Holder | None
+        if sockets.origin_of(frames).startswith(IPC_ORIGIN):
+            holder = OWN_USER
+        elif self._keys is None:
+            holder = OWN_USER if self._connections.is_own(connection) else ANYBODY
+        else:
+            user = sockets.user_of(frames)
+            key = key_of(user) if user else b""
+            holder = self._keys.holders.get(key)
         if holder is None:
-            return NOBODY, REMOVED
+            return ANYBODY, REMOVED
         return holder, self._connections.heard(connection, key, holder)
 
     def refused(self, connection: int, why: str) -> Ends:

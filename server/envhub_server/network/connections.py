@@ -18,7 +18,7 @@ MALFORMED_MAX = 3  # messages of a connection that cannot be read
 @dataclass
 class _Connection:
     silent_until_s: float  # when it is ended unless a message has come; infinity once one has
-    local: bool = False  # whether it is one of ipc
+    own: bool = False  # whether the hub's user is behind it, as the kernel says
     key: bytes = b""  # of its client; empty where it needs none, or has sent nothing
     holder: Holder | None = None  # None until it has sent a message
     refused: bool = False  # whether its client was told that it has too many
@@ -31,13 +31,13 @@ class Connections:
     def __init__(self) -> None:
         self._known: dict[int, _Connection] = {}
 
-    def accepted(self, descriptor: int, local: bool, now_s: float) -> None:
-        """Note a new connection, of ipc if ``local``."""
-        self._known[descriptor] = _Connection(now_s + HELLO_S, local)
+    def accepted(self, descriptor: int, own: bool, now_s: float) -> None:
+        """Note a new connection, of the hub's own user if ``own``."""
+        self._known[descriptor] = _Connection(now_s + HELLO_S, own)
 
-    def is_local(self, descriptor: int) -> bool:
-        """Whether it is a connection of ipc."""
-        return descriptor in self._known and self._known[descriptor].local
+    def is_own(self, descriptor: int) -> bool:
+        """Whether it is a connection of the hub's own user."""
+        return descriptor in self._known and self._known[descriptor].own
 
     def ended(self, descriptor: int) -> None:
         """Forget a connection."""

@@ -52,4 +52,4 @@ class Holder:
 
 
 OWN_USER = Holder("", "admin", None)
-NOBODY = Holder("", "observe", Quotas(0, 0, 0, 0, 0, 0))
+ANYBODY = Holder("", "use", None)  # who has no key, and whom an address admits that wants none

@@ -19,9 +19,9 @@ def connect(address: str | None = None, timeout: float = CONNECT_TIMEOUT_S) -> C
     """A client of the hub at ``address``.
 
     Args:
-        address: ``tcp://host:port``, ``ipc://path``, ``envhub://token@host:port`` where the hub wants a key, or the
-            name of a hub that ``envhub login`` keeps; without it ``ENVHUB_ADDRESS``, else where ``envhub serve``
-            listens by default.
+        address: ``tcp://host:port``, ``ipc://path``, ``envhub://token@host:port`` where the hub wants a key,
+            ``ssh://host`` through one's own ssh, or the name of a hub that ``envhub login`` keeps; without it
+            ``ENVHUB_ADDRESS``, else where ``envhub serve`` listens by default.
         timeout: seconds for the connection, and for each answer.
 
     Raises:

@@ -14,15 +14,17 @@ from envhub.transport import address as addresses
 from envhub.transport import sockets
 from envhub.transport.address import Address
 from envhub.transport.keys import KEY_TEXT_CHARS, config_folder, key_of, read_secret, text_of, write_secret
+from envhub_client.connection import ssh_tunnel
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def resolve(text: str) -> Address:
-    """The address that ``text`` is, or that is kept under this name.
+    """The address that ``text`` is, or that is kept under this name; of ``ssh://HOST`` the end of a tunnel there.
 
     Raises:
         AddressError: it is no address, and no hub of this name is known.
+        HubUnreachable: ssh does not get there.
         KeysError: its file can be read by others.
     """
     if isinstance(text, str) and NAME.fullmatch(text):
@@ -31,6 +33,8 @@ def resolve(text: str) -> Address:
             known = ", ".join(names()) or "none yet"
             raise AddressError(f"no hub is known as {text!r} (known: {known}); `envhub login` keeps the address of one")
         text = read_secret(path)
+    if isinstance(text, str) and text.startswith("ssh://"):
+        text = ssh_tunnel.forwarded(text)
     return addresses.parse(text)
 
 
@@ -71,7 +75,8 @@ def keep(name: str | None, text: str) -> str:
     name = name or place.rpartition(":")[0]
     if not NAME.fullmatch(name):
         raise AddressError(f"{name!r} is no name for a hub: letters, digits, dots, dashes and underscores, at most 64")
-    addresses.parse(text)
+    if not ssh_tunnel.PLACE.fullmatch(text):
+        addresses.parse(text)
     write_secret(_folder() / name, text, replace=True)
     return name
 

@@ -1,0 +1,93 @@
+"""A hub through ssh, by a real sshd on this machine."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+from hubs import ServedHub, serve, wait_until
+
+import envhub
+
+SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+pytestmark = pytest.mark.skipif(SSHD is None or shutil.which("ssh") is None, reason="there is no sshd here")
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of an sshd that lets this user in by a key, which ``ENVHUB_SSH`` presents."""
+    folder = tmp_path_factory.mktemp("sshd")
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+    (folder / "authorized").write_text((folder / "user.pub").read_text())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+    Path("/run/sshd").mkdir(exist_ok=True)
+    options = {
+        "ListenAddress": f"127.0.0.1:{number}",
+        "HostKey": folder / "host",
+        "AuthorizedKeysFile": folder / "authorized",
+        "StrictModes": "no",
+        "UsePAM": "no",
+        "PidFile": "none",
+    }
+    flags = [part for name, value in options.items() for part in ("-o", f"{name}={value}")]
+    with subprocess.Popen([str(SSHD), "-D", "-e", "-f", "/dev/null", *flags], stderr=subprocess.DEVNULL) as sshd:
+        wait_until(lambda: listens(number))
+        known = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
+        os.environ["ENVHUB_SSH"] = f"ssh -F none -i {folder / 'user'} {known}"
+        try:
+            yield number
+        finally:
+            del os.environ["ENVHUB_SSH"]
+            sshd.terminate()
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
+    with serve(tmp_path_factory.mktemp("hub"), "CartPole-v1") as served:
+        yield served
+
+
+def place(hub: ServedHub, port: int) -> str:
+    return f"ssh://{getpass.getuser()}@127.0.0.1:{port}{hub.ipc.removeprefix('ipc://')}"
+
+
+def test_hub_behind_ssh_needs_no_port_and_no_key(hub: ServedHub, port: int) -> None:
+    with closing(envhub.make_vec("CartPole-v1", 2, hub=place(hub, port))) as envs:
+        assert envs.reset(seed=1)[0].shape == (2, 4) and envs.lane == "wire"
+        with envhub.connect(place(hub, port)) as client:  # by the same ssh
+            assert len(client.sessions()) == 1
+
+
+def test_program_that_is_killed_leaves_no_ssh(hub: ServedHub, port: int) -> None:
+    program = "import sys, time, envhub; envhub.connect(sys.argv[1]); print('up', flush=True); time.sleep(100)"
+    run = [sys.executable, "-c", program, place(hub, port)]
+    with subprocess.Popen(run, stdout=subprocess.PIPE) as trainer:
+        assert trainer.stdout is not None and trainer.stdout.readline() == b"up\n"
+        below = psutil.Process(trainer.pid).children()
+        assert [child.name() for child in below] == ["ssh"]
+        trainer.send_signal(signal.SIGKILL)
+    wait_until(lambda: not any(child.is_running() and child.status() != "zombie" for child in below))
+
+
+def test_what_ssh_says_is_told(port: int) -> None:
+    with pytest.raises(envhub.HubUnreachable, match=r"(?i)permission denied"):
+        envhub.connect(f"ssh://nobody@127.0.0.1:{port}")
+    with pytest.raises(envhub.AddressError, match="no place for ssh"):
+        envhub.connect("ssh://-oProxyCommand=x")

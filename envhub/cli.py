@@ -139,7 +139,9 @@ def health(address: str | None = None, *, timeout: float = 5.0) -> None:
 
 
 @keys_app.command(name="add")
-def keys_add(name: str, *, keys: Path, may: str = "use", at: str | None = None, public: str | None = None) -> None:
+def keys_add(
+    name: str, *, keys: Path, may: str | None = None, at: str | None = None, public: str | None = None
+) -> None:
     """Admit a client, and print once the address with which it connects; the hub need not be started again.
 
     Parameters
@@ -149,7 +151,8 @@ def keys_add(name: str, *, keys: Path, may: str = "use", at: str | None = None, 
     keys
         The folder that ``envhub serve --keys`` names; it is made if need be.
     may
-        Its right: observe, use, deploy (any arguments, and factories), or admin (the sessions of all, too).
+        Its right: observe, use, deploy (any arguments, and factories), or admin (the sessions of all, too). Without
+        it a new client may use the hub.
     at
         HOST:PORT at which clients reach the hub; this machine's name and port 5555 without it.
     public

@@ -130,16 +130,18 @@ class KeyFolder:
         """
         return _read_client(self._file(name))
 
-    def add(self, name: str, key: bytes, right: str) -> None:
+    def add(self, name: str, key: bytes, right: str | None = None) -> None:
         """Admit a public key for a client, with this right; a client that exists gets a second key.
+
+        Without a right, a client that exists keeps its own, and a new one may use the hub.
 
         Raises:
             KeysError: it has two keys already, or its file cannot be written.
         """
-        keys = self.holder(name)[1] if self._file(name).exists() else []
+        before, keys = self.holder(name) if self._file(name).exists() else (Holder(name), [])
         if len(keys) >= KEYS_PER_CLIENT_MAX:
             raise KeysError(f"{name} has {len(keys)} keys; remove one first (`envhub keys remove {name} --key KEY`)")
-        self._write(name, [*keys, key], right)
+        self._write(name, [*keys, key], right or before.right)
 
     def remove(self, name: str, key: bytes | None = None) -> None:
         """Admit a client no more, or only this key of it.

@@ -41,6 +41,7 @@ def serve(
     workers: int | Literal["auto"] | None = None,
     lease: float = 60.0,
     keys: Path | None = None,
+    audit: Path | None = None,
     allow_factories: Annotated[bool, Parameter(negative="")] = False,
     insecure: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
@@ -63,6 +64,8 @@ def serve(
     keys
         The folder of keys that ``envhub keys`` makes. Every tcp address then admits only their holders, and may be one
         that other machines can reach. Changes of the folder count at once.
+    audit
+        A file to which a line of JSON is appended for every connection, refusal, session, takeover and change of keys.
     allow_factories
         Run factories that clients send, for the own user and keys with the right deploy.
     insecure
@@ -97,6 +100,7 @@ def serve(
             workers=fixed,
             insecure=insecure,
             keys=keys,
+            audit=audit,
             allow_factories=allow_factories,
             limits=limits,
             timing=timing,

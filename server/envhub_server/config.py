@@ -62,6 +62,7 @@ class HubConfig:
         python: the interpreter of the workers: Python 3.8 or later with NumPy, msgpack and Gymnasium (0.26 or later) or
             gym (0.21 or later).
         step_costs: the file that keeps the costs of steps for later hubs; None for no file.
+        audit: a file to which who connects, is refused, and has sessions is written; None for none.
         allow_factories: make envs also by factories that clients send, for the hub's own user and clients that may
             deploy; they run in workers.
         owner: a pidfd of the program that this private hub belongs to; None for a public hub.
@@ -72,6 +73,7 @@ class HubConfig:
     workers: int | None = None
     insecure: bool = False
     keys: Path | None = None
+    audit: Path | None = None
     allow_factories: bool = False
     owner: int | None = None
     python: str = sys.executable

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+from collections.abc import MutableMapping
+from typing import Any
 
 import structlog
 
 from envhub_server.processes.nonblocking_writer import NonblockingWriter
+from envhub_server.repeats import Repeats
 
 
 class Stderr:
@@ -22,6 +26,28 @@ class Stderr:
 
     def flush(self) -> None:
         """Do nothing: no line is buffered."""
+
+
+# What a client can cause as often as it likes, each with what tells one from another.
+_REPEATED = {
+    "request_failed": ("session", "code"),
+    "client_refused": ("why", "host"),
+    "connection_ended": ("client", "why"),
+    "answer_dropped": ("session", "worker"),
+    "frames_too_many": (),
+}
+_repeats = Repeats()
+
+
+def _without_repeats(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Leave out what was logged moments ago; the next line of its kind says how often."""
+    if line["event"] not in _REPEATED:
+        return line
+    kind = (line["event"], *(line.get(name) for name in _REPEATED[line["event"]]))
+    left_out = _repeats.left_out(kind, time.monotonic())
+    if left_out is None:
+        raise structlog.DropEvent
+    return {**line, "repeats": left_out} if left_out else line
 
 
 def configure(level: int = logging.INFO) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -340,6 +341,46 @@ def test_silent_connection_is_ended(tmp_path: Path) -> None:
         assert "it has sent nothing" in hub.log
         dealer.monitor(None, 0)
         monitor.close()
+
+
+def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, keys: KeyFolder) -> None:
+    public, secret = sockets.new_key_pair()
+    keys.add("alice", public)
+    audit = tmp_path / "audit.jsonl"
+    with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path), "--audit", str(audit)) as hub:
+        place = hub.tcp.removeprefix("tcp://")
+        address = f"envhub://{text_of(sockets.public_key(keys.secret()) + secret)}@{place}"
+        with closing(envhub.make_vec("CartPole-v1", 2, hub=address)) as envs:
+            token = envs.token
+            with envhub.connect(hub.ipc) as local:
+                local.attach(token).close()
+        for _ in range(5):
+            with pytest.raises(envhub.RequestRefused):
+                envhub.make_vec("CartPole-v1", 5000, hub=address)
+        with pytest.raises(envhub.AccessDenied):
+            envhub.connect(with_secret(address, sockets.new_key_pair()[1]))
+        keys.remove("alice")
+        wait_until(lambda: '"keys_read"' in audit.read_text())
+    text = audit.read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    events = {(line["event"], line["client"]) for line in lines}
+    assert events >= {
+        ("connected", "alice"),
+        ("connected", ""),
+        ("session_made", "alice"),
+        ("session_taken_over", ""),
+        ("session_ended", ""),
+        ("refused", "alice"),
+        ("refused", ""),
+        ("keys_read", ""),
+    }
+    assert {line["from"] for line in lines if line["event"] == "connected"} >= {"127.0.0.1"}
+    assert any(line["from"].startswith(f"localhost:{os.getuid()}:") for line in lines)
+    assert (
+        sum(line["event"] == "refused" and line["client"] == "alice" for line in lines) == 1
+    )  # the others are counted
+    assert audit.stat().st_mode & 0o777 == 0o600
+    assert text_of(secret) not in text and token not in text and text_of(keys.secret()) not in text
 
 
 def test_connection_whose_messages_cannot_be_read_is_ended(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ from envhub_server.loop.timers import Timers
 from envhub_server.memory.session_memory import ArenaBudget
 from envhub_server.network import descriptor_guard
 from envhub_server.network.access import Access, Ends
+from envhub_server.network.audit import Audit
 from envhub_server.network.client_liveness import ClientLiveness
 from envhub_server.network.descriptor_guard import DescriptorGuard
 from envhub_server.network.listener import Listener, seed_routing_ids
@@ -129,7 +130,8 @@ class Hub:
         self._requests = 0
         self._discarding = False  # whether what comes next is the rest of a message that has too many frames
         self._listener: Listener | None = None
-        self._access = Access(config.keys, config.insecure)
+        self._audit = Audit(config.audit)
+        self._access = Access(config.keys, config.insecure, self._audit)
         self._admitted: deque[tuple[bytes, socket.socket]] = deque()  # by the side socket, with their tickets
         self._side_socket = SideSocket(self._poller, self._admitted)
 
@@ -206,6 +208,7 @@ class Hub:
             self._guard.close()
             self._listener.close()
             self._access.close()
+            self._audit.close()
             self._context.term()
 
     # --- the loop ---------------------------------------------------------------------------------------------------
@@ -349,6 +352,7 @@ class Hub:
             self._set_timer(runtime.number, runtime.deadline_s)
             return
         self._flush()
+        self._audit.write("session_ended", runtime.owner, session=runtime.token.hex()[:8])
         self._protocol.forget(runtime.token)
         del self._sessions[runtime.number], self._by_token[runtime.token]
         self._set_timer(runtime.number, math.inf)
@@ -428,7 +432,9 @@ class Hub:
 
     def _end_connections(self, ends: Ends) -> None:
         for descriptor, why in ends:
-            log.warning("connection_ended", why=why)
+            client, origin = self._access.who(descriptor)
+            log.warning("connection_ended", client=client, host=origin, why=why)
+            self._audit.write("connection_ended", client, origin, why=why)
             self._guard.end(descriptor)
 
     def _receive(self, peer: bytes, connection: int, frames: Sequence[Any], owner: str) -> Incoming | None:
@@ -556,20 +562,20 @@ class Hub:
     def _make(self, request: Incoming, holder: Holder) -> None:
         make: Make = request.message
         if request.token in self._by_token:
-            self._refuse_make(request, Failure("session_lost", "session", _STILL_CLOSING))
+            self._refuse_make(holder, request, Failure("session_lost", "session", _STILL_CLOSING))
             return
         envs = sum(each.state.make.num_envs for each in self._sessions.values())
         found = admitted(make, self.config, self._registry, envs, holder.deploys)
         if isinstance(found, Failure):
-            self._refuse_make(request, found)
+            self._refuse_make(holder, request, found)
             return
         if why := self._usage.refusal(holder, make, self._sessions.values(), self._clock.now_s()):
-            self._refuse_make(request, Failure("limit", "hub", why))
+            self._refuse_make(holder, request, Failure("limit", "hub", why))
             return
         machine = self._machine(holder)
         sizing = self._sizing(make, machine)
         if why := descriptor_guard.lack(min(machine.cpus, make.num_envs) if sizing is None else sizing.workers):
-            self._refuse_make(request, Failure("limit", "hub", why))
+            self._refuse_make(holder, request, Failure("limit", "hub", why))
             return
         policy = RestartPolicy(make.faults.restarts_max, all_max=max(10, make.num_envs))
         restarts = Restarts(policy, random.Random())
@@ -579,7 +585,7 @@ class Hub:
             budget = self._usage.budget(holder)
             runtime = SessionRuntime(number, request.token, state, self._services, tickets, holder.name, budget)
         except OSError as error:
-            self._refuse_make(request, Failure("limit", "hub", f"a session cannot be made: {error}"))
+            self._refuse_make(holder, request, Failure("limit", "hub", f"a session cannot be made: {error}"))
             return
         self._last_number = number
         self._sessions[number] = self._by_token[request.token] = runtime
@@ -587,6 +593,14 @@ class Hub:
         self._set_timer(_LIVENESS, self._liveness.next_s)
         factories = {"factories": sha256(make.factories).hexdigest()} if make.factories else {}
         runtime.log.info("session_made", env=make.name or "factories", num_envs=make.num_envs, **factories)
+        self._audit.write(
+            "session_made",
+            holder.name,
+            session=request.token.hex()[:8],
+            env=make.name,
+            num_envs=make.num_envs,
+            **factories,
+        )
         runtime.start(request)
 
     def _machine(self, holder: Holder) -> Machine:
@@ -606,15 +620,17 @@ class Hub:
     def _attach(self, request: Incoming, holder: Holder) -> None:
         runtime = self._found(request.message.session, holder)
         if request.token in self._by_token:
-            self._refuse_make(request, Failure("session_lost", "session", _STILL_CLOSING))
+            self._refuse_make(holder, request, Failure("session_lost", "session", _STILL_CLOSING))
             return
         if runtime is None or not runtime.state.attachable or not holder.may(Op.ATTACH):
             why = "this hub has no such session to take over: its lease ran out, it was closed or taken over"
-            self._refuse_make(request, Failure("session_lost", "session", why))
+            self._refuse_make(holder, request, Failure("session_lost", "session", why))
             return
         runtime.log.info("session_taken_over", by=request.token.hex()[:8])
         self._protocol.forget(runtime.token)
         self._by_token[request.token] = self._by_token.pop(runtime.token)
+        session = runtime.token.hex()[:8]
+        self._audit.write("session_taken_over", holder.name, session=session, owner=runtime.owner)
         runtime.owner = holder.name
         runtime.attach(request)
 
@@ -641,7 +657,8 @@ class Hub:
             else:
                 side.close()
 
-    def _refuse_make(self, request: Incoming, failure: Failure) -> None:
+    def _refuse_make(self, holder: Holder, request: Incoming, failure: Failure) -> None:
+        self._audit.write("refused", holder.name, op=request.op.name, why=failure.message[:200])
         self._fail(request, failure)
         self._protocol.forget(request.token)
 

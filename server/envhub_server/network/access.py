@@ -11,6 +11,7 @@ from typing import Any
 from envhub.transport import sockets
 from envhub.transport.keys import key_of
 from envhub_server.network import network_peer
+from envhub_server.network.audit import Audit
 from envhub_server.network.authenticator import DOMAIN, Authenticator
 from envhub_server.network.connections import HELLO_S, MALFORMED_MAX, Connections
 from envhub_server.network.key_folder import KeyFolder
@@ -30,8 +31,9 @@ class Access:
         authenticator: answers libzmq for addresses that want a key; None while there are none.
     """
 
-    def __init__(self, keys: Path | None, insecure: bool) -> None:
+    def __init__(self, keys: Path | None, insecure: bool, audit: Audit) -> None:
         """By the keys in this folder, if one is given; ``insecure`` admits everybody where there are no keys."""
+        self._audit = audit
         self._keys = KeyFolder(keys) if keys is not None else None
         self._insecure = insecure
         self.authenticator: Authenticator | None = None
@@ -55,7 +57,7 @@ class Access:
         secret = self._keys.make_secret()
         self._keys.load()
         self._server_key = sockets.public_key(secret)
-        self.authenticator = Authenticator(context, self._keys)
+        self.authenticator = Authenticator(context, self._keys, self._audit)
         sockets.require_keys(router, secret, DOMAIN)
         self._check_keys_s = 0.0
 
@@ -83,15 +85,19 @@ class Access:
             return []
         return [(descriptor, "its process is another user's; serve with --keys to admit others")]
 
+    def who(self, descriptor: int) -> tuple[str, str]:
+        """The name of a connection's client, and where that is, as far as is known."""
+        return self._connections.who(descriptor)
+
     def ended(self, descriptor: int) -> None:
         """Forget a connection."""
         self._connections.ended(descriptor)
 
     def holder(self, frames: Sequence[Any]) -> tuple[Holder, str]:
         """The client that sent this message, and why it is refused, if it is."""
-        connection, key = sockets.connection_of(frames), b""
+        connection, key, origin = sockets.connection_of(frames), b"", sockets.origin_of(frames)
         holder: Holder | None
-        if sockets.origin_of(frames).startswith(IPC_ORIGIN):
+        if origin.startswith(IPC_ORIGIN):
             holder = OWN_USER
         elif self._keys is None:
             holder = OWN_USER if self._connections.is_own(connection) else ANYBODY
@@ -101,7 +107,9 @@ class Access:
             holder = self._keys.holders.get(key)
         if holder is None:
             return ANYBODY, REMOVED
-        return holder, self._connections.heard(connection, key, holder)
+        if self._connections.is_new(connection):
+            self._audit.write("connected", holder.name, origin)
+        return holder, self._connections.heard(connection, key, holder, origin)
 
     def refused(self, connection: int, why: str) -> Ends:
         """Note that a message of this connection is refused: its client is told so once, and then ended."""
@@ -122,6 +130,8 @@ class Access:
         if self._keys is not None and now_s >= self._check_keys_s:
             self._check_keys_s = now_s + KEYS_S
             if self._keys.refresh():
+                names = sorted({holder.name for holder in self._keys.holders.values()})
+                self._audit.write("keys_read", "", clients=" ".join(names))
                 ends += [(descriptor, REMOVED) for descriptor in self._connections.removed(self._keys.holders)]
         return ends
 

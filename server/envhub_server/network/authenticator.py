@@ -15,6 +15,7 @@ from zmq.utils.monitor import recv_monitor_message
 from envhub.errors import KeysError
 from envhub.transport import sockets
 from envhub.transport.keys import HubKeys, text_of
+from envhub_server.network.audit import Audit
 from envhub_server.network.key_folder import KeyFolder
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
@@ -28,7 +29,8 @@ log = structlog.get_logger("envhub.hub")
 class Authenticator:
     """The ZAP handler of one hub's context; ``descriptor`` is ready when libzmq asks."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: KeyFolder) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: KeyFolder, audit: Audit) -> None:
+        self._audit = audit
         self._context = context
         self._folder = folder
         self._asked = context.socket(zmq.REP)
@@ -56,7 +58,9 @@ class Authenticator:
             return ""
         if frames[6] not in self._folder.holders:
             if frames[6] != self._throw_away:
-                log.warning("client_refused", why="unknown key", host=frames[3].decode("ascii", "replace"))
+                host = frames[3].decode("ascii", "replace")
+                log.warning("client_refused", why="unknown key", host=host)
+                self._audit.write("refused", "", host, why="unknown key")
             return ""
         return text_of(frames[6])
 

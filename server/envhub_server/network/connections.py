@@ -19,6 +19,7 @@ MALFORMED_MAX = 3  # messages of a connection that cannot be read
 class _Connection:
     silent_until_s: float  # when it is ended unless a message has come; infinity once one has
     own: bool = False  # whether the hub's user is behind it, as the kernel says
+    origin: str = ""  # where its peer is, once it has sent a message
     key: bytes = b""  # of its client; empty where it needs none, or has sent nothing
     holder: Holder | None = None  # None until it has sent a message
     refused: bool = False  # whether its client was told that it has too many
@@ -43,7 +44,16 @@ class Connections:
         """Forget a connection."""
         self._known.pop(descriptor, None)
 
-    def heard(self, descriptor: int, key: bytes, holder: Holder) -> str:
+    def is_new(self, descriptor: int) -> bool:
+        """Whether it has sent no message yet."""
+        return descriptor in self._known and self._known[descriptor].holder is None
+
+    def who(self, descriptor: int) -> tuple[str, str]:
+        """The name of its client, and where that is, as far as is known."""
+        known = self._known.get(descriptor)
+        return ("", "") if known is None or known.holder is None else (known.holder.name, known.origin)
+
+    def heard(self, descriptor: int, key: bytes, holder: Holder, origin: str = "") -> str:
         """Note a message of the client with this key; returns why it is to be refused, or nothing."""
         known = self._known.get(descriptor)
         if known is None:  # it has ended, and the message was waiting
@@ -53,7 +63,7 @@ class Connections:
             others = sum(each.holder is not None and each.holder.name == holder.name for each in self._known.values())
             if holder.quotas is not None and others >= holder.quotas.connections_max:
                 return f"{holder.name} has {others} connections, of connections_max={holder.quotas.connections_max}"
-        known.key, known.holder = key, holder
+        known.key, known.holder, known.origin = key, holder, origin
         return ""
 
     def refuse(self, descriptor: int) -> bool:

@@ -166,6 +166,51 @@ def test_extensions_inside_each_other_are_refused_beyond_the_limit() -> None:
         codec.decode(extensions_inside_each_other(codec.DEPTH_MAX + 2))
 
 
+EQUAL_HASHES = 2**61 - 1  # Python's hash of an int is the int modulo this prime
+XXPRIME_1, XXPRIME_2, XXPRIME_5 = 11400714785074694791, 14029467366897019727, 2870177450012600261  # of a tuple's hash
+WORD = 1 << 64
+
+
+def pairs_of_one_hash(count: int) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    first = 0
+    while len(found) < count:
+        first += 1
+        lane = XXPRIME_5 + first * XXPRIME_2
+        lane = (lane << 31 | lane % WORD >> 33) * XXPRIME_1 % WORD
+        second = (12345 - lane) * pow(XXPRIME_2, -1, WORD) % WORD
+        second -= WORD if second >> 63 else 0
+        if abs(second) < EQUAL_HASHES:
+            found.append((first, second))
+    assert len(set(map(hash, found))) == 1
+    return found
+
+
+COLLIDING = {
+    "ints": [number * EQUAL_HASHES for number in range(codec.EQUAL_HASHES_MAX + 1)],
+    "floats": [2.0 ** (61 * number) for number in range(codec.EQUAL_HASHES_MAX + 1)],
+    "pairs": pairs_of_one_hash(codec.EQUAL_HASHES_MAX + 1),
+    "words whose hashes differ": list(range(codec.UNSALTED_KEYS_MAX + 1)),
+}
+
+
+@pytest.mark.parametrize("keys", COLLIDING.values(), ids=COLLIDING.keys())
+@pytest.mark.parametrize("code", [codec.MAPPING, codec.SET, codec.FROZENSET])
+def test_keys_that_would_take_quadratic_time_are_refused(keys: list[Any], code: int) -> None:
+    items = [part for key in keys for part in ((key, None) if code == codec.MAPPING else (key,))]
+    with pytest.raises(codec.DecodeError, match="keys"):
+        codec.decode(packed(msgpack.ExtType(code, codec.encode(items))))
+    with pytest.raises(codec.EncodeError):
+        codec.encode(dict.fromkeys(keys) if code == codec.MAPPING else set(keys))
+
+
+def test_as_many_keys_as_the_limit_are_carried_and_any_number_of_texts() -> None:
+    numbers = set(range(codec.UNSALTED_KEYS_MAX))
+    texts = {str(number) for number in range(4 * codec.UNSALTED_KEYS_MAX)}
+    for value in (numbers, texts, numbers | texts, dict.fromkeys(numbers, 1)):
+        assert codec.decode(codec.encode(value)) == value
+
+
 SPECIAL = [(1,), {2}, 1j, {1: 2}, np.array(["a"]), gym.spec("CartPole-v1"), gym_spaces.Discrete(2)]
 
 

@@ -168,6 +168,8 @@ LIMITS = {
     "ended sessions remembered": prelude.ENDED_MAX,
     "tokens remembered that were closed first": prelude.CLOSED_EARLY_MAX,
     "items of a list or map in a value": codec.ITEMS_MAX,
+    "keys of one MAPPING, or items of one SET or FROZENSET, that are neither str nor bin": codec.UNSALTED_KEYS_MAX,
+    "such keys or items of one hash in Python, where they are more than 8": codec.EQUAL_HASHES_MAX,
     "text in msgpack": codec.STRING_BYTES_MAX,
     "bytes in msgpack": codec.BYTES_MAX,
     "containers around a value": codec.DEPTH_MAX,

@@ -46,6 +46,7 @@ BYTES_MAX = 1 << 30
 UNSALTED_KEYS_MAX = 1 << 12  # of one map or set
 EQUAL_HASHES_MAX = 8  # of them
 REPR_CHARS_MAX = 256
+SPACES_BYTES_MAX = 1 << 24  # of an element of each space in one value, together
 PIECE_BYTES = 1 << 16  # copying so many bytes costs more than sending one more piece
 NDIM_MAX = 16
 
@@ -381,6 +382,7 @@ class _Decoder:
         self._depth_max = depth_max
         self._items_max = items_max
         self._depth = 0
+        self._spaces_bytes = 0
         self.represented: list[Represented] = []
 
     def unpack(self, blob: Any) -> Any:
@@ -432,7 +434,10 @@ class _Decoder:
         if code == SPACE:
             from envhub.values import spaces
 
-            return spaces.build(self.unpack(blob))
+            description = self.unpack(blob)
+            space = spaces.build(description, SPACES_BYTES_MAX - self._spaces_bytes)
+            self._spaces_bytes += sum(spaces.sizes(description))
+            return space
         if code == PICKLE and self._allow_pickle:
             import pickle
 

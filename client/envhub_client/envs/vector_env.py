@@ -14,7 +14,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from envhub.errors import EnvTimeout, HubTimeout, RestartsExhausted, SpaceMismatch, WorkerDied
+from envhub.errors import EnvTimeout, HubTimeout, RemoteProtocolError, RestartsExhausted, SpaceMismatch, WorkerDied
+from envhub.protocol.client import Reply
 from envhub.protocol.messages import Attach, Call, Make, Observe, Op, Reset, SetAttr, pack_rows, unpack_rows
 from envhub.values import spaces
 from envhub.values.actions import pack
@@ -382,8 +383,23 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no call was begun.
         """
-        reply = self._session.wait_call(timeout)
-        return tuple(self._session.decode(blob) for _, blob in unpack_rows(reply.frames[0], self.num_envs))
+        return self._results(self._session.wait_call(timeout))
+
+    def _results(self, reply: Reply) -> tuple[Any, ...]:
+        """The result of each env, ``NOT_RESET`` where an env was left alone.
+
+        Raises:
+            RemoteProtocolError: the reply does not have one result of each env.
+            DecodeError: a result cannot be unpickled.
+        """
+        try:
+            (frame,) = reply.frames
+            rows = unpack_rows(frame, self.num_envs)
+            if [row for row, _ in rows] != [*range(self.num_envs)]:
+                raise ValueError(f"results of envs {[row for row, _ in rows]}")
+        except ValueError as error:
+            raise RemoteProtocolError(f"a reply to CALL does not fit the session: {error}") from error
+        return tuple(self._session.decode(blob) if blob else NOT_RESET for _, blob in rows)
 
     def attr_is_callable(self, name: str) -> tuple[bool, ...]:
         """Whether the attribute of every env is a method, or another callable; nothing is called.
@@ -396,10 +412,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         return self._called_at_once(Call(name, b"", only_kind=True))
 
     def _called_at_once(self, call: Call) -> tuple[Any, ...]:
-        """The results of the call, ``NOT_RESET`` where an env was left alone."""
-        reply = self._session.ask(Op.CALL, call)
-        rows = unpack_rows(reply.frames[0], self.num_envs)
-        return tuple(self._session.decode(blob) if blob else NOT_RESET for _, blob in rows)
+        """The results of the call; errors as for ``_results``, and what an env raised."""
+        return self._results(self._session.ask(Op.CALL, call))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """An attribute of every env; a method is called. The same as ``call(name)``."""

@@ -22,7 +22,7 @@ from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
 from envhub.arena.memory import DRIVER_CLIENT, OP_STEP, Arena
 from envhub.arena.spin import HAS_FENCE, RING, Spinner
-from envhub.errors import HubLost, HubTimeout
+from envhub.errors import HubLost, HubTimeout, RemoteProtocolError
 from envhub.protocol import messages
 from envhub.protocol.messages import Collect, Op, Reset
 from envhub.values.leaf import Leaf
@@ -213,7 +213,10 @@ class SharedLane:
             Exception: as an env raised it, or because the session has ended.
         """
         reply = self._connection.ask(Op.COLLECT, Collect(rows))
-        return messages.unpack_rows(reply.frames[0], self._arena.layout.rows) if reply.frames else []
+        try:
+            return messages.unpack_rows(b"".join(reply.frames), self._arena.layout.rows)
+        except ValueError as error:
+            raise RemoteProtocolError(f"a reply to COLLECT cannot be read: {error}") from error
 
     def _await(self, timeout: float | None, ready: Callable[[], bool] | None = None) -> None:
         """Wait until every row is done, or as many as make it ``ready``.

@@ -14,7 +14,15 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from envhub.errors import EnvTimeout, HubTimeout, RemoteProtocolError, RestartsExhausted, SpaceMismatch, WorkerDied
+from envhub.errors import (
+    EnvTimeout,
+    HubTimeout,
+    RemoteProtocolError,
+    RequestRefused,
+    RestartsExhausted,
+    SpaceMismatch,
+    WorkerDied,
+)
 from envhub.protocol.client import Reply
 from envhub.protocol.messages import Attach, Call, Make, Observe, Op, Reset, SetAttr, pack_rows, unpack_rows
 from envhub.values import spaces
@@ -356,6 +364,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         Raises:
             AttributeError: the envs have no such attribute. The session goes on, as after any exception here.
             ValueError: ``reset``, ``step`` and ``close`` are not to be called this way.
+            RequestRefused: the name begins with an underscore, and the hub is not private.
             EncodeError: an argument cannot be sent to a hub on the network.
         """
         try:
@@ -373,7 +382,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             SessionClosed: after ``close``.
         """
         self._session.check_free("call_async")
-        _check_name(name)
+        self._check_name(name)
         self._session.begin_call(Call(name, self._session.encode([list(args), kwargs])))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
@@ -401,6 +410,15 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             raise RemoteProtocolError(f"a reply to CALL does not fit the session: {error}") from error
         return tuple(self._session.decode(blob) if blob else NOT_RESET for _, blob in rows)
 
+    def _check_name(self, name: Any) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a method or attribute is a str, got {name!r}")
+        if name.startswith("_") and not self._session.allow_pickle:
+            raise RequestRefused(
+                f"{name!r} begins with an underscore: a hub on the network gives and sets no such attribute of an env, "
+                "and calls no such method; use a public name, or a private hub (hub=None)"
+            )
+
     def attr_is_callable(self, name: str) -> tuple[bool, ...]:
         """Whether the attribute of every env is a method, or another callable; nothing is called.
 
@@ -408,7 +426,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             AttributeError: the envs have no such attribute.
         """
         self._session.check_free("attr_is_callable")
-        _check_name(name)
+        self._check_name(name)
         return self._called_at_once(Call(name, b"", only_kind=True))
 
     def _called_at_once(self, call: Call) -> tuple[Any, ...]:
@@ -423,10 +441,11 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """Set an attribute of every env: one value for all, or a list or tuple with one per env.
 
         Raises:
+            RequestRefused: the name begins with an underscore, and the hub is not private.
             ValueError: a list or tuple of another length.
         """
         self._session.check_free("set_attr")
-        _check_name(name)
+        self._check_name(name)
         if not isinstance(values, (list, tuple)):
             values = [values]
         elif len(values) != self.num_envs:
@@ -520,8 +539,3 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """Free the session of a vector env that nobody closed; at the program's end its connection's end does it."""
         if not sys.is_finalizing() and hasattr(self, "_session") and not self.closed:
             self.close(terminate=True)
-
-
-def _check_name(name: Any) -> None:
-    if not isinstance(name, str):
-        raise TypeError(f"the name of a method or attribute is a str, got {name!r}")

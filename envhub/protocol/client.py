@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from envhub.errors import RemoteProtocolError
+from envhub.errors import RemoteProtocolError, printable
 from envhub.protocol import messages, validation
 from envhub.protocol.messages import REPLY, SESSION_OPS, Failure, HeartbeatReply, Op
 from envhub.protocol.prelude import (
@@ -284,6 +284,6 @@ def _read(op: int, body: Frame) -> Any:
     try:
         message = messages.unpack(messages.REPLIES[op], body)
         validation.check(message, validation.REPLY_BOUNDS)
-        return message
+        return printable(message)
     except codec.DecodeError as error:
         raise RemoteProtocolError(f"a malformed {Op(op).name} reply: {error}") from error

@@ -21,7 +21,7 @@ import msgpack
 import msgpack_numpy
 import numpy as np
 
-from envhub.errors import UnsupportedSpace
+from envhub.errors import UnsupportedSpace, printable
 
 TUPLE, SET, FROZENSET, INTEGER, COMPLEX, MAPPING, GENERATOR, ARRAY, REPR, PICKLE, GRAPH, SCALAR, SPEC, SPACE = range(
     1, 15
@@ -49,6 +49,8 @@ REPR_CHARS_MAX = 256
 SPACES_BYTES_MAX = 1 << 24  # of an element of each space in one value, together
 PIECE_BYTES = 1 << 16  # copying so many bytes costs more than sending one more piece
 NDIM_MAX = 16
+
+NOT_RUN = "envhub.registration:refuse_to_make"  # the entry points of a spec that came by this codec
 
 _CONTAINER_ITEMS_MAX = ITEMS_MAX // 2  # a mapping's keys and values count as items each
 _STRING_CHARS_MAX = STRING_BYTES_MAX // 4  # a character takes up to 4 bytes
@@ -411,7 +413,8 @@ class _Decoder:
             raise
         except Exception as error:
             # msgpack raises a dozen kinds (ValueError, StackError, UnicodeDecodeError …) for malformed input
-            raise DecodeError(f"malformed msgpack: {type(error).__name__}: {error}"[:REPR_CHARS_MAX]) from error
+            text = printable(f"malformed msgpack: {type(error).__name__}: {error}"[:REPR_CHARS_MAX])
+            raise DecodeError(text) from error
         finally:
             self._depth -= 1
 
@@ -524,11 +527,14 @@ def _graph(items: list[Any]) -> Any:
 
 
 def _spec(fields: dict[str, Any]) -> Any:
+    """The spec with its data, and in place of everything that it would import and run, ``NOT_RUN``."""
     from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
     known = {field.name for field in dataclasses.fields(EnvSpec) if field.init}
-    wrappers = tuple(WrapperSpec(*wrapper) for wrapper in fields.pop("additional_wrappers", []))
+    wrappers = tuple(WrapperSpec(name, NOT_RUN, kwargs) for name, _, kwargs in fields.pop("additional_wrappers", []))
     spec = EnvSpec(**{name: value for name, value in fields.items() if name in known})
+    spec.entry_point = spec.entry_point and NOT_RUN
+    spec.vector_entry_point = spec.vector_entry_point and NOT_RUN
     return dataclasses.replace(spec, additional_wrappers=wrappers)
 
 

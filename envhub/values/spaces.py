@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterator
 
 import numpy as np
 
-from envhub.errors import UnsupportedSpace
+from envhub.errors import UnsupportedSpace, printable
 from envhub.values.gym_api import api
 from envhub.values.leaf import OBJECT, Leaf
 
@@ -65,7 +65,7 @@ def build(description: Description, bytes_max: int = SPACE_BYTES_MAX) -> Any:
     try:
         found = sizes(description)
     except Exception as error:
-        raise UnsupportedSpace(f"malformed description of a space: {error}") from error
+        raise UnsupportedSpace(printable(f"malformed description of a space: {error}")) from error
     if sum(found) > bytes_max:
         raise UnsupportedSpace(f"a space whose elements have {sum(found)} bytes; at most {bytes_max} are accepted here")
     if len(found) > SPACES_MAX:
@@ -116,7 +116,7 @@ def _built(description: Description) -> Any:
         raise
     except Exception as error:
         # The fields came over the wire, so any exception of a constructor means that they are malformed.
-        raise UnsupportedSpace(f"malformed description of a {name}: {error}") from error
+        raise UnsupportedSpace(printable(f"malformed description of a {name}: {error}")) from error
     if isinstance(random, np.random.Generator):
         built._np_random = random
     return built

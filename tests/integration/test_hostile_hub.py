@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from lying_hub import NUM_ENVS, SPACE, LyingHub, made
 
 import envhub
-from envhub.protocol.messages import Done, Made, Observed, Op, pack_rows
+from envhub.protocol.messages import Done, EnvNames, Failure, Made, Observed, Op, pack_rows
 from envhub.values import codec
 
 
@@ -133,3 +137,73 @@ def test_honest_answers_are_taken() -> None:
     with LyingHub({Op.CALL: (Done(), called)}) as hub, connected(hub) as envs:
         envs.reset()
         assert envs.step([0, 0])[0].shape == (NUM_ENVS, 2) and envs.call("n") == (1, 1)
+
+
+# --- code and texts ---------------------------------------------------------------------------------------------------
+
+
+def hostile_spec(folder: Path) -> bytes:
+    command = {"command": f"touch {folder}/ran"}
+    wrapper = WrapperSpec("Evil", "os:system", command)
+    spec = EnvSpec(
+        "counter", "os:system", vector_entry_point="os:system", kwargs=command, additional_wrappers=(wrapper,)
+    )
+    return codec.encode(spec)
+
+
+def test_spec_of_a_hub_runs_nothing(tmp_path: Path) -> None:
+    with LyingHub({Op.MAKE: (made(spec=hostile_spec(tmp_path)), ())}) as hub, connected(hub) as envs:
+        assert envs.env_spec.id == envs.spec.id == "counter"
+        for spec in (envs.env_spec, envs.spec):
+            for again in (gym.make, gym.make_vec):
+                with pytest.raises((envhub.errors.RequestRefused, gym.error.Error)):
+                    again(spec)
+    assert not [*tmp_path.iterdir()]
+
+
+ESCAPE = "\x1b]0;title\x07\x1b[2J\x9b31m\u202ered\ttab\nnewline"
+FAILURES = {
+    "of a request": Failure(ESCAPE, "request", ESCAPE, log_tail=ESCAPE),
+    "of a worker": Failure("worker_died", "request", ESCAPE, log_tail=ESCAPE),
+    "of an env": Failure("env_raised", "env", ESCAPE, 0, 0, "x." + ESCAPE, b"", ESCAPE),
+    "of an env, of a class that is known": Failure(
+        "env_raised",
+        "env",
+        ESCAPE,
+        0,
+        0,
+        "builtins.ValueError",
+        codec.encode([ESCAPE]),
+        ESCAPE,
+        "",
+        codec.encode({"__notes__": [ESCAPE]}),
+    ),
+}
+
+
+def shown(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES.keys())
+def test_errors_that_reach_a_terminal_have_no_control_characters(failure: Failure) -> None:
+    kind = ValueError if failure.type == "builtins.ValueError" else envhub.errors.EnvHubError
+    with LyingHub({Op.STEP: (failure, ())}) as hub, connected(hub) as envs:
+        envs.reset()
+        with pytest.raises(kind) as caught:
+            envs.step([0, 0])
+        text = shown(caught.value)
+    assert "\\x1b]0;title\\x07" in text and "red\ttab\nnewline" in text
+    assert not set(text) & set("\x1b\x07\x9b\u202e")
+
+
+def test_notices_and_env_failures_have_no_control_characters(caplog: pytest.LogCaptureFixture) -> None:
+    info = codec.encode({"env_failure": {"cause": "crash", "message": ESCAPE, "traceback": ESCAPE, "log_tail": ESCAPE}})
+    answer = Done(), [OBSERVATIONS, RESULTS, pack_rows([(0, info)])]
+    with LyingHub({Op.STEP: answer, Op.LIST: (EnvNames([ESCAPE]), ())}, notice=ESCAPE) as hub, connected(hub) as envs:
+        envs.reset()
+        failure = envs.step([0, 0])[4]["env_failure"][0]
+        with envhub.connect(hub.address) as client:
+            texts = [caplog.text, failure.message, failure.traceback, failure.log_tail, *client.envs()]
+    assert not set("".join(texts)) & set("\x1b\x07\x9b\u202e")
+    assert all("\\x1b]0;title" in text for text in texts)

@@ -48,7 +48,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     Attributes:
         autoreset_mode: as in Gymnasium.
-        env_spec: the ``EnvSpec`` of a single env, or None where it has none that can be carried.
+        env_spec: the ``EnvSpec`` of a single env, or None where it has none that can be carried. Of a hub on the
+            network it has the data only: ``gymnasium.make`` refuses it, for its entry points are the hub's choice.
     """
 
     _session: Session
@@ -92,6 +93,9 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         if self.env_spec is None:
             return
         self.spec = copy.deepcopy(self.env_spec)
+        if spec is not None and not self._session.allow_pickle:  # what is run is this program's choice, not the hub's
+            for name in ("entry_point", "vector_entry_point", "additional_wrappers"):
+                setattr(self.spec, name, copy.deepcopy(getattr(spec, name)))
         self.spec.kwargs = {**arguments, "num_envs": self.num_envs, "vectorization_mode": "async"}
 
     @property

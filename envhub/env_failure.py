@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Iterator, Mapping
 
+from envhub.errors import printable
 from envhub.values import codec
 
 
@@ -37,8 +38,11 @@ class EnvFailure(Mapping[str, Any]):
 
     @classmethod
     def from_map(cls, found: Mapping[str, Any]) -> EnvFailure:
-        """The failure that a hub describes by a map; unknown keys are ignored, and missing keys have their default."""
-        known = {name: found[name] for name in _FIELDS if name in found}
+        """The failure that a hub describes by a map; unknown keys are ignored, and missing keys have their default.
+
+        Control characters in it are written out.
+        """
+        known = {name: printable(found[name]) for name in _FIELDS if name in found}
         return cls(**{"cause": "", "message": "", **known})
 
     def __getitem__(self, name: str) -> Any:

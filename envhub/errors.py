@@ -31,7 +31,29 @@ All arguments go to ``Exception.__init__``, so every error here can be pickled a
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from multiprocessing import TimeoutError as MultiprocessingTimeoutError
+from typing import Any
+
+# Control characters but tab and newline, and those that reverse the direction of text: a terminal obeys them.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(value: Any) -> Any:
+    """The value, with control characters in its texts replaced by their hexadecimal escapes.
+
+    For texts of a peer that may reach a terminal. Lists, tuples, maps and dataclasses are copied with their contents.
+    """
+    if isinstance(value, str):
+        return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", value.replace("\r\n", "\n"))
+    if isinstance(value, (list, tuple)):
+        return type(value)([*map(printable, value)])
+    if isinstance(value, dict):
+        return {printable(key): printable(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(value, **{name: printable(item) for name, item in vars(value).items()})
+    return value
 
 
 class EnvHubError(Exception):

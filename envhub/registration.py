@@ -13,6 +13,8 @@ import sys
 from importlib.abc import Loader, MetaPathFinder
 from typing import Any
 
+from envhub.errors import RequestRefused
+
 REMOTE = "EnvHub/Remote-v0"
 
 
@@ -25,6 +27,18 @@ def register() -> None:
         gymnasium.register(
             REMOTE, entry_point="envhub_client.remote:make", vector_entry_point="envhub_client.remote:make_vec"
         )
+
+
+def refuse_to_make(**kwargs: Any) -> Any:
+    """The entry point of specs that came over the network: what they would run is the other side's choice.
+
+    Raises:
+        RequestRefused: always.
+    """
+    raise RequestRefused(
+        "this spec came from a hub, so that nothing it names is run here: make the env there, by "
+        "envhub.make(spec.id, hub=...), or here by its id, gymnasium.make(spec.id)"
+    )
 
 
 def register_with_gymnasium() -> None:

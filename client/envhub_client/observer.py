@@ -47,8 +47,16 @@ class Observer(AbstractContextManager["Observer"]):
         self._connection = connection
         self._token = token
         self._timeout = timeout
-        first: Observed = self._ask(described=False).message
-        space = spaces.build(codec.decode(first.observation_spaces[0]))
+        try:
+            first: Observed = self._ask(described=False).message
+            check_observed(first)
+            space = spaces.build(codec.decode(first.observation_spaces[0]), spaces.SPACE_BYTES_MAX // first.num_envs)
+        except (ValueError, IndexError) as error:
+            connection.close()
+            raise RemoteProtocolError(f"the hub at {connection.address} describes no session: {error}") from error
+        except BaseException:
+            connection.close()
+            raise
         self.num_envs = first.num_envs
         self.single_observation_space = space
         self._observations = Observations(space, first.num_envs, allow_pickle=False)
@@ -81,6 +89,7 @@ def seen(reply: Reply, observations: Observations) -> Seen:
     """
     observed: Observed = reply.message
     try:
+        check_observed(observed)
         arrays = [
             np.frombuffer(frame, leaf.dtype).reshape(observed.num_envs, *leaf.shape).copy()
             for frame, leaf in zip(reply.frames, observations.leaves, strict=True)
@@ -88,6 +97,17 @@ def seen(reply: Reply, observations: Observations) -> Seen:
     except ValueError as error:
         raise RemoteProtocolError(f"what was observed does not fit the session: {error}") from error
     return Seen(observations.batch(arrays), np.array(observed.steps, np.int64), np.array(observed.given, np.bool_))
+
+
+def check_observed(observed: Observed) -> None:
+    """Refuse a reply whose numbers of envs disagree.
+
+    Raises:
+        ValueError: they do.
+    """
+    counts = observed.num_envs, len(observed.steps), len(observed.given)
+    if len({*counts}) > 1:
+        raise ValueError(f"{counts[0]} envs, steps of {counts[1]} and flags of {counts[2]}")
 
 
 def token_bytes(token: str) -> bytes:

@@ -43,8 +43,8 @@ REVOKED, WINDING_UP = 1, 2  # of the header word ``revoked``
 _EPOCH, _DRIVER, _REVOKED = (HEADER_WORDS.index(name) for name in ("epoch", "driver", "revoked"))
 
 # From linux/fcntl.h; Python's fcntl module names them only on some builds.
-_F_ADD_SEALS = 1033
-_F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
+F_ADD_SEALS, F_GET_SEALS = 1033, 1034
+F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
 
 
 def allocate(layout: Layout) -> int:
@@ -56,7 +56,7 @@ def allocate(layout: Layout) -> int:
     fd = os.memfd_create("envhub-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.posix_fallocate(fd, 0, layout.nbytes())
-        fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SEAL | _F_SEAL_SHRINK | _F_SEAL_GROW)
+        fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW)
     except BaseException:
         os.close(fd)
         raise
@@ -80,7 +80,14 @@ class Arena:
     """
 
     def __init__(self, layout: Layout, fd: int, in_children: bool = False) -> None:
-        """Map it; with ``in_children`` it stays mapped in processes that this one forks."""
+        """Map it; with ``in_children`` it stays mapped in processes that this one forks.
+
+        Raises:
+            OSError: this is no memfd.
+            ValueError: it is too small, or whoever gave it could make it smaller: reading what is gone is SIGBUS.
+        """
+        if not fcntl.fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK:
+            raise ValueError("the memory is not sealed against shrinking")
         self.layout = layout
         self._memory = mmap.mmap(fd, layout.nbytes())
         self._epoch = 0

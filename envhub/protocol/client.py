@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from envhub.errors import RemoteProtocolError
-from envhub.protocol import messages
+from envhub.errors import RemoteProtocolError, printable
+from envhub.protocol import messages, validation
 from envhub.protocol.messages import REPLY, SESSION_OPS, Failure, HeartbeatReply, Op
 from envhub.protocol.prelude import (
     AWAY_WARNING_S,
@@ -279,6 +279,8 @@ class ClientProtocol:
 
 def _read(op: int, body: Frame) -> Any:
     try:
-        return messages.unpack(messages.REPLIES[op], body)
+        message = messages.unpack(messages.REPLIES[op], body)
+        validation.check(message, validation.REPLY_BOUNDS)
+        return printable(message)
     except codec.DecodeError as error:
         raise RemoteProtocolError(f"a malformed {Op(op).name} reply: {error}") from error

@@ -11,13 +11,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from envhub.arena.spin import SPIN_US_MAX
-from envhub.protocol.messages import Collect, Faults, Make, Receive, Reset, Send, TemplatesRequest
+from envhub.protocol.messages import (
+    Collect,
+    Faults,
+    Made,
+    Make,
+    Observed,
+    Receive,
+    Reset,
+    Send,
+    Shared,
+    TemplatesRequest,
+)
 from envhub.values.codec import DecodeError
 
 ROWS_MAX = 1 << 20  # of a session: the arena's progress words have 20 bits for a row
 SECONDS_MAX = 7 * 24 * 3600
 RESTARTS_MAX = 1_000_000
 SEED_MAX = 1 << 256
+INFO_BYTES_MAX = 1 << 30  # of a row
 
 ROW = (0, ROWS_MAX - 1)
 SECONDS = (0, SECONDS_MAX)
@@ -38,6 +50,13 @@ REQUEST_BOUNDS: Bounds = {
     Send: {"rows": ROW},
     Receive: {"min_envs": (1, ROWS_MAX)},
     TemplatesRequest: {"numbers": COUNT},
+}
+
+# The same of what a hub sends; a client refuses it.
+REPLY_BOUNDS: Bounds = {
+    Made: {"num_envs": (1, ROWS_MAX), "num_workers": (1, ROWS_MAX)},
+    Observed: {"num_envs": (1, ROWS_MAX)},
+    Shared: {"info_bytes": (0, INFO_BYTES_MAX), "workers": (1, ROWS_MAX), "spin_us": (0, SPIN_US_MAX)},
 }
 
 

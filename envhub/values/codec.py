@@ -14,13 +14,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import struct
-from typing import Any, Callable, NamedTuple, cast
+from collections import Counter
+from typing import Any, Callable, Collection, NamedTuple, cast
 
 import msgpack
 import msgpack_numpy
 import numpy as np
 
-from envhub.errors import UnsupportedSpace
+from envhub.errors import UnsupportedSpace, printable
 
 TUPLE, SET, FROZENSET, INTEGER, COMPLEX, MAPPING, GENERATOR, ARRAY, REPR, PICKLE, GRAPH, SCALAR, SPEC, SPACE = range(
     1, 15
@@ -40,12 +41,20 @@ HEADER_DEPTH_MAX = 8  # lists and maps around an item
 HEADER_EXTENSION_BYTES_MAX = 128  # an integer in hexadecimal digits
 STRING_BYTES_MAX = 1 << 26
 BYTES_MAX = 1 << 30
+# Python hashes only text and bytes with a secret. Of other keys the sender can choose the hashes, so that a map or set
+# takes time quadratic in their number. Hashes that differ can be made to meet, too, so that their number is limited.
+UNSALTED_KEYS_MAX = 1 << 12  # of one map or set
+EQUAL_HASHES_MAX = 8  # of them
 REPR_CHARS_MAX = 256
+SPACES_BYTES_MAX = 1 << 24  # of an element of each space in one value, together
 PIECE_BYTES = 1 << 16  # to copy a string of this size costs more than to send one more piece
 NDIM_MAX = 16
 
+NOT_RUN = "envhub.registration:refuse_to_make"  # the entry points of a spec that came by this codec
+
 _CONTAINER_ITEMS_MAX = ITEMS_MAX // 2  # a mapping's keys and values count as items each
 _STRING_CHARS_MAX = STRING_BYTES_MAX // 4  # a character takes up to 4 bytes
+_SALTED = frozenset([str, bytes])
 _ATOMS = frozenset([type(None), bool, float, str, bytes])
 _NUMPY_KEYS = {b"nd", b"type", b"kind", b"shape", b"data"}
 _GENERATORS = frozenset(["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
@@ -74,8 +83,8 @@ def refuse(value: Any) -> msgpack.ExtType:
     """Raise ``EncodeError`` for a value the codec cannot carry."""
     raise EncodeError(
         f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent to or from a hub on the network; "
-        f"send numbers, strings, NumPy arrays and containers of up to {_CONTAINER_ITEMS_MAX} of them, or use a private "
-        "hub (hub=None)"
+        f"send numbers, strings, NumPy arrays and containers of up to {_CONTAINER_ITEMS_MAX} of them (of up to "
+        f"{UNSALTED_KEYS_MAX} in a set or as keys that are no text), or use a private hub (hub=None)"
     )
 
 
@@ -303,6 +312,8 @@ class _Encoder:
     def _container(self, value: Any, depth: int) -> Any:
         if depth > DEPTH_MAX or id(value) in self._path or len(value) > _CONTAINER_ITEMS_MAX:
             return self._unknown(value)
+        if not isinstance(value, (list, tuple)) and _problem_of_keys(value):
+            return self._unknown(value)
         self._path.add(id(value))
         try:
             if isinstance(value, dict):
@@ -368,6 +379,7 @@ class _Decoder:
         self._depth_max = 1 if header else DECODED_DEPTH_MAX
         self._items_max = items_max
         self._depth = 0
+        self._spaces_bytes = 0
         self.represented: list[Represented] = []
 
     def unpack(self, blob: Any) -> Any:
@@ -396,7 +408,8 @@ class _Decoder:
             raise
         except Exception as error:
             # msgpack raises a dozen kinds (ValueError, StackError, UnicodeDecodeError …) for malformed input
-            raise DecodeError(f"malformed msgpack: {type(error).__name__}: {error}"[:REPR_CHARS_MAX]) from error
+            text = printable(f"malformed msgpack: {type(error).__name__}: {error}"[:REPR_CHARS_MAX])
+            raise DecodeError(text) from error
         finally:
             self._depth -= 1
 
@@ -419,7 +432,10 @@ class _Decoder:
         if code == SPACE:
             from envhub.values import spaces
 
-            return spaces.build(self.unpack(blob))
+            description = self.unpack(blob)
+            space = spaces.build(description, SPACES_BYTES_MAX - self._spaces_bytes)
+            self._spaces_bytes += sum(spaces.sizes(description))
+            return space
         if code == PICKLE and self._allow_pickle:
             import pickle
 
@@ -450,10 +466,27 @@ def _check_complete(blob: Any, nbytes: int) -> None:
         raise DecodeError("bytes follow the value")
 
 
+def _problem_of_keys(keys: Collection[Any]) -> str:
+    """Why a map of these keys, or a set of them, would take more than linear time; empty where it would not."""
+    if len(keys) <= EQUAL_HASHES_MAX:
+        return ""
+    unsalted = [key for key in keys if type(key) not in _SALTED]
+    if len(unsalted) > UNSALTED_KEYS_MAX:
+        return f"a map or set of {len(unsalted)} keys that are no text; at most {UNSALTED_KEYS_MAX} are accepted"
+    equal = max(Counter(map(hash, unsalted)).values(), default=0)
+    return f"a map or set of {equal} keys of one hash" if equal > EQUAL_HASHES_MAX else ""
+
+
+def _checked_keys(keys: list[Any]) -> list[Any]:
+    if problem := _problem_of_keys(keys):
+        raise DecodeError(problem)
+    return keys
+
+
 def _mapping(items: list[Any]) -> dict[Any, Any]:
     if len(items) % 2:
         raise DecodeError("a mapping's last key has no value")
-    return dict(zip(items[::2], items[1::2]))
+    return dict(zip(_checked_keys(items[::2]), items[1::2]))
 
 
 def _generator(items: list[Any]) -> np.random.Generator:
@@ -488,11 +521,15 @@ def _graph(items: list[Any]) -> Any:
 
 
 def _spec(fields: dict[str, Any]) -> Any:
+    """The spec with its data, and in place of everything that it would import and run, ``NOT_RUN``."""
     from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
     known = {field.name for field in dataclasses.fields(EnvSpec) if field.init}
-    fields["additional_wrappers"] = tuple(WrapperSpec(*wrapper) for wrapper in fields.get("additional_wrappers", []))
-    return EnvSpec(**{name: value for name, value in fields.items() if name in known})
+    wrappers = tuple(WrapperSpec(name, NOT_RUN, kwargs) for name, _, kwargs in fields.pop("additional_wrappers", []))
+    spec = EnvSpec(**{name: value for name, value in fields.items() if name in known})
+    spec.entry_point = spec.entry_point and NOT_RUN
+    spec.vector_entry_point = spec.vector_entry_point and NOT_RUN
+    return dataclasses.replace(spec, additional_wrappers=wrappers)
 
 
 def _scalar(items: list[Any]) -> Any:
@@ -502,8 +539,8 @@ def _scalar(items: list[Any]) -> Any:
 
 _REBUILD: dict[int, Callable[[list[Any]], Any]] = {
     TUPLE: tuple,
-    SET: set,
-    FROZENSET: frozenset,
+    SET: lambda items: set(_checked_keys(items)),
+    FROZENSET: lambda items: frozenset(_checked_keys(items)),
     MAPPING: _mapping,
     GENERATOR: _generator,
     ARRAY: _array,

@@ -9,11 +9,12 @@ Between a program and the workers of its own private hub any other space travels
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, Dict, Iterator
 
 import numpy as np
 
-from envhub.errors import UnsupportedSpace
+from envhub.errors import UnsupportedSpace, printable
 from envhub.values.gym_api import api
 from envhub.values.leaf import OBJECT, Leaf
 
@@ -24,6 +25,8 @@ Describe = Callable[[Any], Description]
 Build = Callable[[Description], Any]
 
 PICKLED = "Pickled"
+SPACE_BYTES_MAX = 1 << 30  # of one element, whose parts travel as frames
+SPACES_MAX = 1 << 12  # inside a space, with itself
 
 
 def describe(space: Any, pickled: bool = False) -> Description:
@@ -50,12 +53,56 @@ def describe(space: Any, pickled: bool = False) -> Description:
     return found
 
 
-def build(description: Description) -> Any:
+def build(description: Description, bytes_max: int = SPACE_BYTES_MAX) -> Any:
     """The space that ``describe`` described.
 
+    The sizes are checked first: a bound that is one value takes as few bytes for a large space as for a small one.
+
     Raises:
-        UnsupportedSpace: the kind of space is unknown, or the fields make no space.
+        UnsupportedSpace: the kind of space is unknown, the fields make no space, an element has more than ``bytes_max``
+            bytes, or the space has more than ``SPACES_MAX`` inside.
     """
+    try:
+        found = sizes(description)
+    except Exception as error:
+        raise UnsupportedSpace(printable(f"malformed description of a space: {error}")) from error
+    if sum(found) > bytes_max:
+        raise UnsupportedSpace(f"a space whose elements have {sum(found)} bytes; at most {bytes_max} are accepted here")
+    if len(found) > SPACES_MAX:
+        raise UnsupportedSpace(f"a space with {len(found)} inside; at most {SPACES_MAX} are accepted")
+    return _built(description)
+
+
+def sizes(description: Description) -> list[int]:
+    """For the space and each one inside it, how many bytes an element's array has; 0 where the size varies.
+
+    Raises:
+        Exception: the description is malformed.
+    """
+    found, pending = [], [description]
+    while pending:
+        fields = pending.pop()
+        kind = fields["space"]
+        nbytes = 0
+        if kind == "Box":
+            nbytes = _nbytes(fields["dtype"], fields["shape"])
+        elif kind == "MultiBinary":
+            nbytes = _nbytes("|i1", fields["n"])
+        elif kind == "MultiDiscrete":
+            nbytes = int(fields["nvec"].nbytes)
+        found.append(nbytes)
+        inside = [*fields.get("spaces", ()), *map(fields.get, ("item", "nodes", "edges"))]
+        pending += [part for part in inside if part is not None]
+    return found
+
+
+def _nbytes(dtype: str, shape: list[int]) -> int:
+    if not all(type(dim) is int and dim >= 0 for dim in shape):
+        raise ValueError("a dimension that is no number")
+    return math.prod(shape) * int(np.dtype(dtype).itemsize)
+
+
+def _built(description: Description) -> Any:
     fields = dict(description)
     name, random = fields.pop("space", None), fields.pop("random", None)
     if name == PICKLED and isinstance(fields.get("value"), gym_spaces.Space):
@@ -63,13 +110,13 @@ def build(description: Description) -> Any:
     if not isinstance(name, str) or name not in _BUILD:
         raise UnsupportedSpace(f"this version of EnvHub knows no space {name!r}, or not on the network")
     try:
-        built = _BUILD[name](build, **fields)
+        built = _BUILD[name](_built, **fields)
         leaves(built)  # raises for a space that cannot be used
     except UnsupportedSpace:
         raise
     except Exception as error:
         # The fields came over the wire, so any exception of a constructor means that they are malformed.
-        raise UnsupportedSpace(f"malformed description of a {name}: {error}") from error
+        raise UnsupportedSpace(printable(f"malformed description of a {name}: {error}")) from error
     if isinstance(random, np.random.Generator):
         built._np_random = random
     return built

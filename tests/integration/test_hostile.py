@@ -114,6 +114,23 @@ def test_arguments_with_a_pickle_are_never_unpickled(raw: Raw) -> None:
     assert raw.refusal(Op.MAKE, messages.pack(Make(2, "counter", kwargs=bomb)), b"p" * 16).code == "factory_failed"
 
 
+def test_private_names_of_an_env_are_neither_called_nor_set(hub: ServedHub, raw: Raw) -> None:
+    envs = envhub.make_vec("counter", 2, hub=hub.tcp)
+    for ask in (
+        lambda: envs.call("__setstate__", {}),
+        lambda: envs.get_attr("__dict__"),
+        lambda: envs.set_attr("_x", 1),
+    ):
+        with pytest.raises(envhub.errors.RequestRefused, match="underscore"):
+            ask()
+    envs.close()
+    token = b"u" * 16
+    raw.ask(Op.MAKE, messages.pack(Make(2, "counter")), token, 1)
+    assert raw.refusal(Op.CALL, messages.pack(messages.Call("__reduce__", b"")), token, 2).code == "not_permitted"
+    assert raw.refusal(Op.SET_ATTR, messages.pack(messages.SetAttr("_x", [b"\x01"])), token, 3).code == "not_permitted"
+    raw.ask(Op.CLOSE, messages.pack(Close()), token, 4)
+
+
 def test_random_bytes_on_the_socket_harm_no_session(hub: ServedHub) -> None:
     generator = random.Random(5)
     host, _, port = hub.tcp.removeprefix("tcp://").rpartition(":")

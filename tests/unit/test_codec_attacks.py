@@ -19,6 +19,7 @@ from gymnasium import spaces as gym_spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from envhub.errors import RequestRefused
 from envhub.values import codec
 
 # --- attacks ----------------------------------------------------------------------------------------------------------
@@ -165,6 +166,51 @@ def test_extensions_inside_each_other_are_refused_beyond_the_limit() -> None:
     assert codec.decode(extensions_inside_each_other(0)) == 1
     with pytest.raises(codec.DecodeError):
         codec.decode(extensions_inside_each_other(codec.DEPTH_MAX + 2))
+
+
+EQUAL_HASHES = 2**61 - 1  # Python's hash of an int is the int modulo this prime
+XXPRIME_1, XXPRIME_2, XXPRIME_5 = 11400714785074694791, 14029467366897019727, 2870177450012600261  # of a tuple's hash
+WORD = 1 << 64
+
+
+def pairs_of_one_hash(count: int) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    first = 0
+    while len(found) < count:
+        first += 1
+        lane = XXPRIME_5 + first * XXPRIME_2
+        lane = (lane << 31 | lane % WORD >> 33) * XXPRIME_1 % WORD
+        second = (12345 - lane) * pow(XXPRIME_2, -1, WORD) % WORD
+        second -= WORD if second >> 63 else 0
+        if abs(second) < EQUAL_HASHES:
+            found.append((first, second))
+    assert len(set(map(hash, found))) == 1
+    return found
+
+
+COLLIDING = {
+    "ints": [number * EQUAL_HASHES for number in range(codec.EQUAL_HASHES_MAX + 1)],
+    "floats": [2.0 ** (61 * number) for number in range(codec.EQUAL_HASHES_MAX + 1)],
+    "pairs": pairs_of_one_hash(codec.EQUAL_HASHES_MAX + 1),
+    "words whose hashes differ": list(range(codec.UNSALTED_KEYS_MAX + 1)),
+}
+
+
+@pytest.mark.parametrize("keys", COLLIDING.values(), ids=COLLIDING.keys())
+@pytest.mark.parametrize("code", [codec.MAPPING, codec.SET, codec.FROZENSET])
+def test_keys_that_would_take_quadratic_time_are_refused(keys: list[Any], code: int) -> None:
+    items = [part for key in keys for part in ((key, None) if code == codec.MAPPING else (key,))]
+    with pytest.raises(codec.DecodeError, match="keys"):
+        codec.decode(packed(msgpack.ExtType(code, codec.encode(items))))
+    with pytest.raises(codec.EncodeError):
+        codec.encode(dict.fromkeys(keys) if code == codec.MAPPING else set(keys))
+
+
+def test_as_many_keys_as_the_limit_are_carried_and_any_number_of_texts() -> None:
+    numbers = set(range(codec.UNSALTED_KEYS_MAX))
+    texts = {str(number) for number in range(4 * codec.UNSALTED_KEYS_MAX)}
+    for value in (numbers, texts, numbers | texts, dict.fromkeys(numbers, 1)):
+        assert codec.decode(codec.encode(value)) == value
 
 
 SPECIAL = [(1,), {2}, 1j, {1: 2}, np.array(["a"]), gym.spec("CartPole-v1"), gym_spaces.Discrete(2)]
@@ -441,11 +487,17 @@ def test_spaces_are_carried() -> None:
         codec.encode(type("OwnSpace", (gym_spaces.Discrete,), {"__module__": "gymnasium.spaces.box"})(2))
 
 
-def test_specs_are_carried_where_they_name_what_they_make() -> None:
+def test_specs_are_carried_where_they_name_what_they_make_and_make_nothing() -> None:
     spec = copy.deepcopy(gym.spec("CartPole-v1"))
     spec.kwargs = {"size": (1, 2), "by": {1: "one"}}
     spec.additional_wrappers = gym.wrappers.RescaleAction(gym.make("Pendulum-v1"), -1, 1).spec.additional_wrappers
-    assert codec.decode(codec.encode({"spec": spec}))["spec"] == spec
+    found = codec.decode(codec.encode({"spec": spec}))["spec"]
+    assert found.entry_point == found.vector_entry_point == found.additional_wrappers[0].entry_point == codec.NOT_RUN
+    with pytest.raises(RequestRefused, match="came from a hub"):
+        gym.make(found)
+    found.entry_point, found.vector_entry_point = spec.entry_point, spec.vector_entry_point
+    found.additional_wrappers = spec.additional_wrappers
+    assert found == spec
     local = gym.envs.registration.EnvSpec("Local-v0", entry_point=lambda: gym.make("CartPole-v1"))
     with pytest.raises(codec.EncodeError, match="EnvSpec"):
         codec.encode(local)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from envhub_server.catalog.registry import Recipe
@@ -472,6 +472,17 @@ def test_values_of_another_number_are_refused_and_nothing_is_set(count: int) -> 
     (fail,) = session.request(SetAttr("gravity", [b"1"] * count))
     assert isinstance(fail, Fail) and fail.failure.code == "refused" and f"got {count}" in fail.failure.message
     assert session.phase is Phase.READY
+
+
+@pytest.mark.parametrize(
+    "request_", [Call("__setstate__", b""), Call("_x", b"", only_kind=True), SetAttr("_x", [b"1"])]
+)
+def test_private_names_are_refused_on_the_network_only(request_: Any) -> None:
+    session = ready()
+    (fail,) = session.request(request_)
+    assert isinstance(fail, Fail) and fail.failure.code == "not_permitted" and session.phase is Phase.READY
+    private = ready(world=World([], "/", {}))
+    assert isinstance(private.request(request_)[0], Tell)
 
 
 # --- closing ----------------------------------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import gymnasium as gym
+import msgpack
 import numpy as np
 import pytest
 from gymnasium import spaces as gym_spaces
@@ -214,6 +216,45 @@ MALFORMED: dict[str, dict[str, Any]] = {
 def test_malformed_description_is_refused(description: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedSpace):
         spaces.build(description)
+
+
+def box(*shape: int) -> dict[str, Any]:
+    bound = np.zeros((), np.float32)
+    return {"space": "Box", "dtype": "<f4", "shape": [*shape], "low": bound, "high": bound}
+
+
+HUGE = {
+    "box": box(10**6, 10**6),
+    "box of one dimension": box(2**28 + 1),
+    "bits": {"space": "MultiBinary", "n": [10**12], "flat": True},
+    "boxes that are huge together": {"space": "Tuple", "spaces": [box(2**26)] * 5},
+    "boxes in a dict": {"space": "Dict", "keys": ["a", "b"], "spaces": [box(2**27), box(2**27 + 1)]},
+    "box in a sequence": {"space": "Sequence", "item": box(2**28 + 1), "stack": True},
+    "box in a graph": {"space": "Graph", "nodes": box(4), "edges": box(2**28 + 1)},
+    "one of many": {"space": "OneOf", "spaces": [{"space": "Discrete", "n": 2, "start": 0, "dtype": "<i8"}] * 5000},
+}
+
+
+@pytest.mark.parametrize("description", HUGE.values(), ids=HUGE.keys())
+def test_space_that_a_short_description_makes_huge_is_refused_before_it_is_built(description: dict[str, Any]) -> None:
+    tracemalloc.start()
+    with pytest.raises(UnsupportedSpace, match="at most"):
+        spaces.build(description)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 21
+    tracemalloc.stop()
+
+
+def test_space_may_be_as_large_as_the_caller_says() -> None:
+    assert spaces.build(box(256), bytes_max=1024).shape == (256,)
+    with pytest.raises(UnsupportedSpace, match="1028 bytes; at most 1024"):
+        spaces.build(box(257), bytes_max=1024)
+
+
+def test_spaces_in_one_value_are_limited_together() -> None:
+    half = msgpack.ExtType(codec.SPACE, codec.encode(box(codec.SPACES_BYTES_MAX // 8)))
+    assert len(codec.decode(msgpack.packb([half]))) == 1
+    with pytest.raises(codec.DecodeError, match="at most"):
+        codec.decode(msgpack.packb([half, half, half]))
 
 
 def test_descriptions_nested_without_end_are_refused() -> None:

@@ -21,7 +21,7 @@ from envhub.protocol.client import ClientProtocol
 from envhub.protocol.hub import HubProtocol
 from envhub.protocol.messages import REPLIES, REQUESTS, Done, Failure, Hello, Op, Shared, Step, Welcome, World
 from envhub.transport import sockets
-from envhub.values import actions, codec, leaf
+from envhub.values import actions, codec, leaf, spaces
 from envhub.values.leaf import Leaf
 
 ROOT = Path(__file__).parents[2]
@@ -164,10 +164,15 @@ LIMITS = {
     "leaves of an observation or an action space": leaf.LEAVES_MAX,
     "items of one leaf, of one env": leaf.LEAF_ITEMS_MAX,
     "dimensions of one leaf": leaf.LEAF_DIMENSIONS_MAX,
+    "elements of an observation or an action space, of all envs together": spaces.SPACE_BYTES_MAX,
+    "spaces inside a space, with itself": spaces.SPACES_MAX,
+    "elements of the spaces in one value (SPACE), together": codec.SPACES_BYTES_MAX,
     "shared memory of all sessions": Limits().arena_bytes_max,
     "ended sessions remembered": prelude.ENDED_MAX,
     "tokens remembered that were closed first": prelude.CLOSED_EARLY_MAX,
     "items of a list or map in a value": codec.ITEMS_MAX,
+    "keys of one MAPPING, or items of one SET or FROZENSET, that are neither str nor bin": codec.UNSALTED_KEYS_MAX,
+    "such keys or items of one hash in Python, where they are more than 8": codec.EQUAL_HASHES_MAX,
     "text in msgpack": codec.STRING_BYTES_MAX,
     "bytes in msgpack": codec.BYTES_MAX,
     "containers around a value": codec.DEPTH_MAX,

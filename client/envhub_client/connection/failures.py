@@ -55,14 +55,21 @@ def _original(failure: Failure) -> Exception | None:
         return None  # an env's code cannot claim that this hub was lost
     try:
         args = codec.decode(failure.args) if failure.args else [failure.message]
-        attributes = codec.decode(failure.attributes) if failure.attributes else {}
+        attributes = errors.printable(codec.decode(failure.attributes)) if failure.attributes else {}
     except codec.DecodeError:
         return None
+    return _made(kind, args, attributes, failure.message) or _made(
+        kind, errors.printable(args), attributes, failure.message
+    )
+
+
+def _made(kind: type[Exception], args: list[Any], attributes: dict[str, Any], message: str) -> Exception | None:
+    """The exception of these arguments, if it can be made and has this text, which has no control characters."""
     for make in (kind, functools.partial(kind.__new__, kind)):  # its constructor may want other arguments than it keeps
         try:
             found: Exception = make(*args)
             vars(found).update(attributes)
-            if str(found) == failure.message:
+            if str(found) == message:
                 return found
         except (Exception, SystemExit):  # it cannot be made, or has no text: EnvRaised has all that is known
             continue

@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector.utils import iterate
 
+from envhub.errors import RequestRefused
 from envhub_client.envs.vector_env import HubVectorEnv
 
 
@@ -65,7 +66,7 @@ class HubEnv(gymnasium.Env[Any, Any]):
             return True
         try:
             self._envs.attr_is_callable(name)
-        except AttributeError:
+        except (AttributeError, RequestRefused):
             return False
         return True
 

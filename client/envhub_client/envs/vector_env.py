@@ -14,7 +14,16 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from envhub.errors import EnvTimeout, HubTimeout, RestartsExhausted, SpaceMismatch, WorkerDied
+from envhub.errors import (
+    EnvTimeout,
+    HubTimeout,
+    RemoteProtocolError,
+    RequestRefused,
+    RestartsExhausted,
+    SpaceMismatch,
+    WorkerDied,
+)
+from envhub.protocol.client import Reply
 from envhub.protocol.messages import Attach, Call, Make, Observe, Op, Reset, SetAttr, pack_rows, unpack_rows
 from envhub.values import spaces
 from envhub.values.actions import pack
@@ -39,7 +48,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     Attributes:
         autoreset_mode: as in Gymnasium.
-        env_spec: the ``EnvSpec`` of a single env, or None where it has none that can be carried.
+        env_spec: the ``EnvSpec`` of a single env, or None where it has none that can be carried. Of a hub on the
+            network it has the data only: ``gymnasium.make`` refuses it, for its entry points are the hub's choice.
     """
 
     _session: Session
@@ -83,6 +93,9 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         if self.env_spec is None:
             return
         self.spec = copy.deepcopy(self.env_spec)
+        if spec is not None and not self._session.allow_pickle:  # what is run is this program's choice, not the hub's
+            for name in ("entry_point", "vector_entry_point", "additional_wrappers"):
+                setattr(self.spec, name, copy.deepcopy(getattr(spec, name)))
         self.spec.kwargs = {**arguments, "num_envs": self.num_envs, "vectorization_mode": "async"}
 
     @property
@@ -351,6 +364,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         Raises:
             AttributeError: the envs have no such attribute. The session goes on, as after any exception here.
             ValueError: ``reset``, ``step`` and ``close`` are not to be called this way.
+            RequestRefused: the name begins with an underscore, and the hub is not private.
             EncodeError: an argument cannot be sent to a hub on the network.
         """
         try:
@@ -377,8 +391,23 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no call was begun.
         """
-        reply = self._session.wait_call(timeout)
-        return tuple(self._session.decode(blob) for _, blob in unpack_rows(reply.frames[0], self.num_envs))
+        return self._results(self._session.wait_call(timeout))
+
+    def _results(self, reply: Reply) -> tuple[Any, ...]:
+        """The result of each env, ``NOT_RESET`` where an env was left alone.
+
+        Raises:
+            RemoteProtocolError: the reply does not have one result of each env.
+            DecodeError: a result cannot be unpickled.
+        """
+        try:
+            (frame,) = reply.frames
+            rows = unpack_rows(frame, self.num_envs)
+            if [row for row, _ in rows] != [*range(self.num_envs)]:
+                raise ValueError(f"results of envs {[row for row, _ in rows]}")
+        except ValueError as error:
+            raise RemoteProtocolError(f"a reply to CALL does not fit the session: {error}") from error
+        return tuple(self._session.decode(blob) if blob else NOT_RESET for _, blob in rows)
 
     def attr_is_callable(self, name: str) -> tuple[bool, ...]:
         """Whether the attribute of every env is a method, or another callable; nothing is called.
@@ -393,12 +422,15 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self._session.check_free(what)
         if not isinstance(name, str):
             raise TypeError(f"the name of a method or attribute is a str, got {name!r}")
+        if name.startswith("_") and not self._session.allow_pickle:
+            raise RequestRefused(
+                f"{name!r} begins with an underscore: a hub on the network gives and sets no such attribute of an env, "
+                "and calls no such method; use a public name, or a private hub (hub=None)"
+            )
 
     def _called_at_once(self, call: Call) -> tuple[Any, ...]:
-        """The results of the call, ``NOT_RESET`` where an env was left alone."""
-        reply = self._session.ask(Op.CALL, call)
-        rows = unpack_rows(reply.frames[0], self.num_envs)
-        return tuple(self._session.decode(blob) if blob else NOT_RESET for _, blob in rows)
+        """The results of the call; errors as for ``_results``, and what an env raised."""
+        return self._results(self._session.ask(Op.CALL, call))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """An attribute of every env; a method is called. The same as ``call(name)``."""
@@ -408,6 +440,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """Set an attribute of every env: one value for all, or a list or tuple with one per env.
 
         Raises:
+            RequestRefused: the name begins with an underscore, and the hub is not private.
             ValueError: a list or tuple of another length.
         """
         self._check_call("set_attr", name)

@@ -7,7 +7,7 @@ import socket
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import Arena
-from envhub.protocol import messages
+from envhub.protocol import messages, validation
 from envhub.protocol.messages import Shared
 from envhub.transport import address as addresses
 from envhub.transport.fd_passing import DescriptorReader, above_stdio
@@ -35,7 +35,7 @@ class Attachment:
 
         Raises:
             OSError: there is no side socket, or it gives nothing.
-            codec.DecodeError: what it sent cannot be read.
+            codec.DecodeError: what it sent cannot be read, or a number of it is out of its bounds.
         """
         path = addresses.side_path(addresses.parse(address))
         if path is None or not ticket:
@@ -44,6 +44,7 @@ class Attachment:
         self.side.connect(addresses.socket_name(path))
         self.side.sendall(ticket)
         self.shared = messages.unpack(Shared, self._read()[4:])
+        validation.check(self.shared, validation.REPLY_BOUNDS)
         while len(self._reader.descriptors) < 2 + self.shared.workers:
             self._read()
         self.side.setblocking(False)

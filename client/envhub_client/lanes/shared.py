@@ -207,7 +207,10 @@ class SharedLane:
         if raised := [row for row in rows if self._arena.status[row] == STATUS_RAISED]:
             address = self._connection.address
             raise RemoteProtocolError(f"envs {raised} raised, and the hub at {address} did not report what")
-        return messages.unpack_rows(reply.frames[0], self._arena.layout.rows) if reply.frames else []
+        try:
+            return messages.unpack_rows(b"".join(reply.frames), self._arena.layout.rows)
+        except ValueError as error:
+            raise RemoteProtocolError(f"a reply to COLLECT cannot be read: {error}") from error
 
     def _await(self, timeout: float | None, ready: Callable[[], bool] | None = None) -> None:
         """Wait until every row is done, or as many as make it ``ready``.

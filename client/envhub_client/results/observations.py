@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Space
 
 from envhub.env_failure import EnvFailure
-from envhub.errors import RemoteProtocolError
+from envhub.errors import RemoteProtocolError, printable
 from envhub.values import codec, spaces
 from envhub.values.leaf import OBJECT
 from envhub_client.batch import Batch
@@ -73,9 +73,10 @@ class Observations:
         if not isinstance(info, dict):
             raise TypeError(f"an info that is a {type(info).__name__}")
         if represented:
-            for place, text in _places(info, "infos"):
+            for place, represented_text in _places(info, "infos"):
+                text = printable(str(represented_text))
                 if place not in self.represented and len(self.represented) < REPRESENTED_MAX:
-                    self.represented[place] = str(text)
+                    self.represented[place] = text
                     log.warning("%s of env %d cannot be carried; its repr stands in for it: %s", place, row, text)
         failure = info.get("env_failure")
         if isinstance(failure, dict) and "cause" in failure:

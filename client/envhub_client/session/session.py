@@ -127,10 +127,19 @@ class Session:
         # Noted before there is a session on it: an interrupt may come as soon as there is.
         self._connections.append(Connection(address, secrets.token_bytes(16), timeout, pidfd, reconnect_timeout))
         connection = self._connections[-1]
-        op, make = Op.ATTACH, self._make
-        if isinstance(make, Make):
-            op, make = Op.MAKE, self._filled_in(connection, make, program_environment() if private else None, lost)
-        made: Made = connection.ask(op, make).message
+        if isinstance(self._make, Attach):
+            attached: Made = connection.ask(Op.ATTACH, self._make).message
+            if attached.num_envs != len(attached.steps):
+                raise errors.RemoteProtocolError(
+                    f"the hub at {connection.address} gave {attached.num_envs} envs, and steps of {len(attached.steps)}"
+                )
+            return attached
+        make = self._filled_in(connection, self._make, program_environment() if private else None, lost)
+        made: Made = connection.ask(Op.MAKE, make).message
+        if made.num_envs != make.num_envs:
+            raise errors.RemoteProtocolError(
+                f"the hub at {connection.address} made {made.num_envs} envs in place of {make.num_envs}"
+            )
         return made
 
     def _end_all_but(self, kept: Connection | None) -> None:
@@ -177,6 +186,24 @@ class Session:
         return wanted
 
     def _adopt(self, made: Made) -> None:
+        try:
+            self._describe(made)
+        except errors.EnvHubError:
+            raise
+        except (ValueError, TypeError) as error:
+            address = self.connection.address
+            raise errors.RemoteProtocolError(f"the hub at {address} describes no session: {error}") from error
+        self.lane = self._open_lane(self.connection, made)
+        if self.options.on_hub_loss == "recreate":
+            self.lane = RecoveringLane(self.lane, self._renew)
+
+    def _describe(self, made: Made) -> None:
+        """Take over what the hub says of the session.
+
+        Raises:
+            UnsupportedSpace: a space is not carried, or too large.
+            ValueError, TypeError: it is malformed.
+        """
         if made.autoreset_mode:
             self.options = replace(
                 self.options, autoreset_mode=AutoresetMode(made.autoreset_mode), observation_mode=made.observation_mode
@@ -184,16 +211,15 @@ class Session:
         self.num_envs = made.num_envs
         self.sizing = Sizing(made.num_workers, made.sizing)
         log.info("%d workers for %d envs: %s", made.num_workers, made.num_envs, made.sizing)
-        self.metadata: dict[str, Any] = self.decode(made.metadata)
+        self.metadata: dict[str, Any] = dict(self.decode(made.metadata))
         self.render_mode = made.render_mode
         self.env_spec = self._spec(made.spec)
+        if len(made.observation_spaces) not in (1, made.num_envs):
+            raise ValueError(f"{len(made.observation_spaces)} observation spaces of {made.num_envs} envs")
         self.action_space = self._space(made.action_space)
         self.action_leaves = spaces.leaves(self.action_space)
         self.observation_spaces = [self._space(space) for space in made.observation_spaces]
         self._observation_leaves = [leaf for leaf in spaces.leaves(self.observation_spaces[0]) if leaf != OBJECT]
-        self.lane = self._open_lane(self.connection, made)
-        if self.options.on_hub_loss == "recreate":
-            self.lane = RecoveringLane(self.lane, self._renew)
 
     def _open_lane(self, connection: Connection, made: Made) -> Lane:
         """The shared lane where it can be had, on the hub's machine, else the wire lane."""
@@ -261,13 +287,13 @@ class Session:
             raise
 
     def _space(self, blob: bytes) -> Space[Any]:
-        space: Space[Any] = spaces.build(self.decode(blob))
+        space: Space[Any] = spaces.build(self.decode(blob), spaces.SPACE_BYTES_MAX // self.num_envs)
         return space
 
     def _spec(self, blob: bytes) -> EnvSpec | None:
         try:
             return self.decode(blob) if blob else None
-        except codec.DecodeError as error:  # another version of Gymnasium wrote it, of fields with another meaning
+        except (codec.DecodeError, errors.RemoteProtocolError) as error:  # another version of Gymnasium wrote it
             log.debug("the spec of the envs cannot be read: %s", error)
             return None
 
@@ -276,8 +302,18 @@ class Session:
         return codec.encode(value, codec.as_pickle if self.allow_pickle else codec.refuse)
 
     def decode(self, blob: bytes) -> Any:
-        """The value that came from the hub; errors as for ``codec.decode``."""
-        return codec.decode(blob, self.allow_pickle)
+        """The value that came from the hub.
+
+        Raises:
+            RemoteProtocolError: it is malformed, or breaks a limit of the codec.
+            DecodeError: from the private hub, it cannot be unpickled.
+        """
+        try:
+            return codec.decode(blob, self.allow_pickle)
+        except codec.DecodeError as error:
+            if self.allow_pickle:
+                raise
+            raise errors.RemoteProtocolError(f"a value of the hub cannot be read: {error}") from error
 
     # --- requests -----------------------------------------------------------------------------------------------------
 

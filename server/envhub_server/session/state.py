@@ -617,11 +617,15 @@ class SessionState:
 
     def _on_call(self, request: Requested, now_s: float) -> Instructions:
         call = request.message
+        if forbidden := self._forbidden(call.name):
+            return forbidden
         wanted = control.CallRows(call.name, call.args, call.only_kind, call.skip_unreset)
         return self._call(request, now_s, [wanted] * len(self.workers))
 
     def _on_set_attr(self, request: Requested, now_s: float) -> Instructions:
         name, values = request.message.name, request.message.values
+        if forbidden := self._forbidden(name):
+            return forbidden
         if len(values) not in (1, self.make.num_envs):
             self.asked = True
             return self._refuse(f"set_attr needs 1 or {self.make.num_envs} values, got {len(values)}")
@@ -629,6 +633,14 @@ class SessionState:
             return self._call(request, now_s, [control.SetAttrRows(name, values[0])] * len(self.workers))
         each = [[values[row] for row in worker.rows] for worker in self.workers]
         return self._call(request, now_s, [control.SetAttrRows(name, each=part) for part in each])
+
+    def _forbidden(self, name: str) -> Instructions:
+        """The refusal of a name that is not for clients on the network, such as ``__setstate__``, which may import."""
+        if not name.startswith("_") or self.make.world is not None:
+            return []
+        self.asked = True
+        text = f"{name!r} begins with an underscore: only the program of a private hub (hub=None) may use such a name"
+        return self._answered(do.Fail(Failure("not_permitted", "request", text)))
 
     def _call(
         self, request: Requested, now_s: float, wanted: Sequence[control.CallRows | control.SetAttrRows]

@@ -1,0 +1,209 @@
+"""Whatever a hub answers, its client raises or goes on: it neither hangs, allocates without end, nor runs anything."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.envs.registration import EnvSpec, WrapperSpec
+from lying_hub import NUM_ENVS, SPACE, LyingHub, made
+
+import envhub
+from envhub.protocol.messages import Done, EnvNames, Failure, Made, Observed, Op, pack_rows
+from envhub.values import codec
+
+
+def connected(hub: LyingHub, **options: Any) -> closing[Any]:
+    return closing(envhub.make_vec("counter", NUM_ENVS, hub=hub.address, **options))
+
+
+# --- what a session is said to be -----------------------------------------------------------------------------------
+
+
+def box(*shape: int) -> bytes:
+    bound = np.zeros((), np.float32)
+    return codec.encode({"space": "Box", "dtype": "<f4", "shape": [*shape], "low": bound, "high": bound})
+
+
+LIES = {
+    "fewer envs than asked": made(num_envs=NUM_ENVS - 1),
+    "more envs than asked": made(num_envs=1 << 20),
+    "no workers": made(num_workers=0),
+    "a huge observation": made(observation_spaces=[box(10**6, 10**6)]),
+    "observations that are huge together": made(observation_spaces=[box(2**27 + 1)]),
+    "a huge action": made(action_space=box(2**27 + 1)),
+    "no observation space": made(observation_spaces=[]),
+    "an observation space too many": made(observation_spaces=[SPACE] * 3),
+    "metadata that are no map": made(metadata=codec.encode([1])),
+    "metadata that are no value": made(metadata=b"\xc1"),
+    "a space that is no map": made(action_space=codec.encode([1])),
+    "a space that is no value": made(action_space=b"\xc1"),
+    "an unknown autoreset mode": made(autoreset_mode="Sometimes"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
+def test_session_that_is_not_as_asked_is_refused(lie: Made) -> None:
+    with LyingHub({Op.MAKE: (lie, ())}) as hub, pytest.raises(envhub.errors.EnvHubError):
+        envhub.make_vec("counter", NUM_ENVS, hub=hub.address)
+
+
+ATTACHED = {
+    "steps of another number of envs": made(autoreset_mode="NextStep", observation_mode="same", steps=[0]),
+    "a million envs": made(num_envs=1 << 20, autoreset_mode="NextStep", observation_mode="same", steps=[0] * NUM_ENVS),
+}
+
+
+@pytest.mark.parametrize("lie", ATTACHED.values(), ids=ATTACHED.keys())
+def test_session_that_is_taken_over_has_as_many_envs_as_numbers_of_steps(lie: Made) -> None:
+    refused = pytest.raises(envhub.errors.RemoteProtocolError, match="envs")
+    with LyingHub({Op.ATTACH: (lie, ())}) as hub, envhub.connect(hub.address) as client, refused:
+        client.attach("00" * 16)
+
+
+SEEN = {
+    "steps of another number of envs": Observed(NUM_ENVS, [0], [True] * NUM_ENVS, [SPACE]),
+    "given of another number of envs": Observed(NUM_ENVS, [0] * NUM_ENVS, [True], [SPACE]),
+    "a million envs": Observed(1 << 20, [0] * NUM_ENVS, [True] * NUM_ENVS, [SPACE]),
+    "huge observations": Observed(NUM_ENVS, [0] * NUM_ENVS, [True] * NUM_ENVS, [box(2**27 + 1)]),
+    "no space": Observed(NUM_ENVS, [0] * NUM_ENVS, [True] * NUM_ENVS, []),
+}
+
+
+@pytest.mark.parametrize("lie", SEEN.values(), ids=SEEN.keys())
+def test_session_that_is_observed_is_checked_too(lie: Observed) -> None:
+    refused = pytest.raises(envhub.errors.EnvHubError)
+    with LyingHub({Op.OBSERVE: (lie, ())}) as hub, envhub.connect(hub.address) as client, refused:
+        client.attach("00" * 16, observe=True)
+
+
+# --- frames -----------------------------------------------------------------------------------------------------------
+
+ONE = codec.encode(1)
+CALLED: dict[str, Sequence[bytes]] = {
+    "no frame": [],
+    "a frame too many": [pack_rows([(0, ONE), (1, ONE)]), b""],
+    "an env too few": [pack_rows([(0, ONE)])],
+    "one env twice": [pack_rows([(0, ONE), (0, ONE)])],
+    "another env": [pack_rows([(0, ONE), (7, ONE)])],
+    "half a row": [pack_rows([(0, ONE), (1, ONE)])[:-1]],
+    "a result that is no value": [pack_rows([(0, ONE), (1, b"\xc1")])],
+}
+
+
+@pytest.mark.parametrize("frames", CALLED.values(), ids=CALLED.keys())
+@pytest.mark.parametrize("ask", [lambda envs: envs.call("n"), lambda envs: envs.render()], ids=["call", "render"])
+def test_results_of_a_call_are_one_of_each_env(frames: Sequence[bytes], ask: Any) -> None:
+    with LyingHub({Op.CALL: (Done(), frames)}) as hub, connected(hub) as envs:
+        with pytest.raises(envhub.errors.RemoteProtocolError):
+            ask(envs)
+        envs.reset()
+
+
+OBSERVATIONS, RESULTS = bytes(16 * NUM_ENVS), bytes(10 * NUM_ENVS)
+STEPPED: dict[str, Sequence[bytes]] = {
+    "none": [],
+    "no results": [OBSERVATIONS],
+    "short observations": [OBSERVATIONS[1:], RESULTS],
+    "long observations": [OBSERVATIONS * 2, RESULTS],
+    "short results": [OBSERVATIONS, RESULTS[1:]],
+    "long results": [OBSERVATIONS, RESULTS * 2],
+    "infos of no row": [OBSERVATIONS, RESULTS, b"x"],
+    "infos of another env": [OBSERVATIONS, RESULTS, pack_rows([(2, codec.encode({}))])],
+    "columns of nothing": [OBSERVATIONS, RESULTS, b"", b"x"],
+    "a frame too many": [OBSERVATIONS, RESULTS, b"", b"", b""],
+    "a hundred frames": [OBSERVATIONS, RESULTS, *[b""] * 100],
+    "an info that is no map": [OBSERVATIONS, RESULTS, pack_rows([(0, codec.encode([1]))])],
+}
+
+
+@pytest.mark.parametrize("frames", STEPPED.values(), ids=STEPPED.keys())
+@pytest.mark.parametrize("copy", [True, False])
+def test_frames_of_a_step_are_counted_and_measured(frames: Sequence[bytes], copy: bool) -> None:
+    with LyingHub({Op.STEP: (Done(), frames)}) as hub, connected(hub, copy=copy) as envs:
+        envs.reset()
+        with pytest.raises(envhub.errors.RemoteProtocolError):
+            envs.step([0, 0])
+
+
+def test_honest_answers_are_taken() -> None:
+    called = [pack_rows([(0, ONE), (1, ONE)])]
+    with LyingHub({Op.CALL: (Done(), called)}) as hub, connected(hub) as envs:
+        envs.reset()
+        assert envs.step([0, 0])[0].shape == (NUM_ENVS, 2) and envs.call("n") == (1, 1)
+
+
+# --- code and texts ---------------------------------------------------------------------------------------------------
+
+
+def hostile_spec(folder: Path) -> bytes:
+    command = {"command": f"touch {folder}/ran"}
+    wrapper = WrapperSpec("Evil", "os:system", command)
+    spec = EnvSpec(
+        "counter", "os:system", vector_entry_point="os:system", kwargs=command, additional_wrappers=(wrapper,)
+    )
+    return codec.encode(spec)
+
+
+def test_spec_of_a_hub_runs_nothing(tmp_path: Path) -> None:
+    with LyingHub({Op.MAKE: (made(spec=hostile_spec(tmp_path)), ())}) as hub, connected(hub) as envs:
+        assert envs.env_spec.id == envs.spec.id == "counter"
+        for spec in (envs.env_spec, envs.spec):
+            for again in (gym.make, gym.make_vec):
+                with pytest.raises((envhub.errors.RequestRefused, gym.error.Error)):
+                    again(spec)
+    assert not [*tmp_path.iterdir()]
+
+
+ESCAPE = "\x1b]0;title\x07\x1b[2J\x9b31m\u202ered\ttab\nnewline"
+FAILURES = {
+    "of a request": Failure(ESCAPE, "request", ESCAPE, log_tail=ESCAPE),
+    "of a worker": Failure("worker_died", "request", ESCAPE, log_tail=ESCAPE),
+    "of an env": Failure("env_raised", "env", ESCAPE, 0, 0, "x." + ESCAPE, b"", ESCAPE),
+    "of an env, of a class that is known": Failure(
+        "env_raised",
+        "env",
+        ESCAPE,
+        0,
+        0,
+        "builtins.ValueError",
+        codec.encode([ESCAPE]),
+        ESCAPE,
+        "",
+        codec.encode({"__notes__": [ESCAPE]}),
+    ),
+}
+
+
+def shown(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES.keys())
+def test_errors_that_reach_a_terminal_have_no_control_characters(failure: Failure) -> None:
+    kind = ValueError if failure.type == "builtins.ValueError" else envhub.errors.EnvHubError
+    with LyingHub({Op.STEP: (failure, ())}) as hub, connected(hub) as envs:
+        envs.reset()
+        with pytest.raises(kind) as caught:
+            envs.step([0, 0])
+        text = shown(caught.value)
+    assert "\\x1b]0;title\\x07" in text and "red\ttab\nnewline" in text
+    assert not set(text) & set("\x1b\x07\x9b\u202e")
+
+
+def test_notices_and_env_failures_have_no_control_characters(caplog: pytest.LogCaptureFixture) -> None:
+    info = codec.encode({"env_failure": {"cause": "crash", "message": ESCAPE, "traceback": ESCAPE, "log_tail": ESCAPE}})
+    answer = Done(), [OBSERVATIONS, RESULTS, pack_rows([(0, info)])]
+    with LyingHub({Op.STEP: answer, Op.LIST: (EnvNames([ESCAPE]), ())}, notice=ESCAPE) as hub, connected(hub) as envs:
+        envs.reset()
+        failure = envs.step([0, 0])[4]["env_failure"][0]
+        with envhub.connect(hub.address) as client:
+            texts = [caplog.text, failure.message, failure.traceback, failure.log_tail, *client.envs()]
+    assert not set("".join(texts)) & set("\x1b\x07\x9b\u202e")
+    assert all("\\x1b]0;title" in text for text in texts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 
 import structlog
@@ -13,6 +12,8 @@ import structlog
 from envhub_server.repeats import Repeats
 
 log = structlog.get_logger("envhub.hub")
+
+_stamp = structlog.processors.TimeStamper(fmt="iso", utc=True, key="time")
 
 
 class Audit:
@@ -39,10 +40,14 @@ class Audit:
         left_out = self._repeats.left_out((event, client, origin, *fields.values()), time.monotonic())
         if left_out is None:
             return
-        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        line = {"time": now, "event": event, "client": client, "from": origin, **fields}
-        if left_out:
-            line["repeats"] = left_out
+        line = {
+            "event": event,
+            "client": client,
+            "from": origin,
+            **fields,
+            **({"repeats": left_out} if left_out else {}),
+        }
+        line = _stamp(None, "", line)
         try:
             os.write(self._descriptor, json.dumps(line).encode() + b"\n")
         except OSError as error:

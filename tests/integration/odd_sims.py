@@ -125,6 +125,21 @@ class Talker(sims.Counter):
             channel.send(control.CONTROL[kind](*fields), [1] * descriptors)
 
 
+class Wordy(sims.Counter):
+    """Has an info of as many bytes as its action says in MiB; can send its hub a message past what a worker sends."""
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        return *super().step(0)[:4], {"words": bytes(int(action) * MIB)}
+
+    def many_words(self, mebibytes: int) -> bytes:
+        return bytes(mebibytes * MIB)
+
+    def forge(self, mebibytes: int) -> None:
+        (channel,) = [found for found in gc.get_objects() if type(found) is Channel and found.fileno() >= 0]
+        channel.sent_bytes_max = 1 << 30
+        channel.send(control.RowInfo(0, bytes(mebibytes * MIB), 1))
+
+
 class Ill(gym.Env[Any, int]):
     """From its second step on observes, or is rewarded with, what its space does not allow, as ``illness`` says."""
 

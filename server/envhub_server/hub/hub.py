@@ -115,7 +115,7 @@ class Hub:
         self._spinner: Spinner | None = None  # the one for what comes next: a step's end, or the next step
         self._next_spinner: Spinner | None = None  # the one for what comes after the step's end
         self._events: Events = deque()
-        self._supervisor = Supervisor(self._poller, config.python, self._events)
+        self._supervisor = Supervisor(self._poller, config.python, self._events, config.private)
         self._listing = Listing(self._supervisor, self._registry)
         self._listed_for: list[Incoming] = []  # LIST requests that wait for the listing
         self._costs = KnownCosts(config.step_costs)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import structlog
 
+from envhub.arena.layout import Layout
 from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, OP_OUT_OF_BAND, OP_RESET, OP_STEP, Arena
 from envhub.arena.spin import RING
 from envhub.arena.stand_in import FRESH, REPORT_PENDING
@@ -26,6 +27,7 @@ from envhub.protocol import messages
 from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure, Op, Step
 from envhub.protocol.prelude import FRAME_BYTES_MAX
+from envhub.values import codec
 from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.hub.worker_pool import WorkerPool
 from envhub_server.ipc import control
@@ -286,12 +288,21 @@ class SessionRuntime:
             case control.Faulted(row, what):
                 self.log.warning("env_made_anew", env=row, why=what[:200])
             case control.RowInfo(row=row) as info if self._memory is not None and self._stand_ins is not None:
-                said = replace(said, current=self._memory.is_current(said.worker, row, info.number))
+                info = self._limited(info, self._memory.arena.layout)
+                said = replace(said, message=info, current=self._memory.is_current(said.worker, row, info.number))
                 if said.current:
                     self._stand_ins.note(info)
             case control.RowFailed(failure=Failure(env_index=row)) as failed if self._memory is not None:
                 said = replace(said, current=self._memory.is_current(said.worker, row, failed.number))
         return said
+
+    def _limited(self, info: control.RowInfo, layout: Layout) -> control.RowInfo:
+        """The info, or what stands for one that no honest worker of a public hub sends; objects have no fixed size."""
+        loose = self._stand_ins is None or self._stand_ins.copies is not None
+        if self.state.make.world is not None or loose or len(info.info) <= control.INFO_BYTES_MAX + layout.row_bytes():
+            return info
+        self.log.warning("info_dropped", env=info.row, info_bytes=len(info.info), info_bytes_max=control.INFO_BYTES_MAX)
+        return replace(info, info=codec.encode({control.INFO_DROPPED: True}))
 
     @property
     def log(self) -> Any:

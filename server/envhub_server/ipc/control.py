@@ -15,6 +15,9 @@ from envhub.values import codec
 _THREADS = "OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS NUMEXPR_NUM_THREADS BLIS_NUM_THREADS"
 ONE_THREAD = dict.fromkeys([*_THREADS.split(), "VECLIB_MAXIMUM_THREADS"], "1")
 
+INFO_BYTES_MAX = 1 << 20  # of one row's info, besides the observation in it, unless the hub is private
+INFO_DROPPED = "info_dropped"  # the key that an info leaves which is larger
+
 
 @dataclass(frozen=True)
 class StartWorkers:
@@ -180,7 +183,7 @@ class Faulted:
 
 @dataclass(frozen=True)
 class Suspicious:
-    """Worker to hub, once per env: an observation is not in its space."""
+    """Worker to hub, once per env for each: an observation is not in its space, or an info is dropped."""
 
     row: int
     what: str

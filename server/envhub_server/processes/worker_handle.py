@@ -95,6 +95,10 @@ class WorkerHandle:
         self._channel = Channel(ours, descriptors_max=0)  # a worker has none to give
         poller.register(ours.fileno(), self)
 
+    def limit_messages(self, bytes_max: int) -> None:
+        """End the worker if it announces a message that is larger."""
+        self._channel.received_bytes_max = bytes_max
+
     @property
     def far_ends(self) -> list[int]:
         """The descriptors for its process: its end of the channel, its stdout and its stderr."""

@@ -43,7 +43,14 @@ from envhub.values.gym_api import registered, unfit
 from envhub.values.info_columns import Writer
 from envhub.values.leaf import OBJECT, Leaf
 from envhub_server.ipc import control
-from envhub_server.ipc.channel import FORKED_STATUS, Channel, ChannelClosed, moved_up
+from envhub_server.ipc.channel import (
+    FORKED_STATUS,
+    MESSAGE_BYTES_MAX,
+    WORKER_MESSAGE_BYTES_MAX,
+    Channel,
+    ChannelClosed,
+    moved_up,
+)
 from envhub_server.worker.env_family import computes_in_process
 from envhub_server.worker.env_sources import factories, runner_class, why_missing
 from envhub_server.worker.exception_report import PendingFailure, describe_failure, encode_or_nothing
@@ -79,6 +86,7 @@ class Worker:
         self._done_bells: dict[int, int] = {}  # that wake a driver, by driver
         self._spinner = Spinner(0, time.perf_counter_ns)
         self._spin_us = 0
+        self._info_bytes_max = control.INFO_BYTES_MAX
         self._on_exception, self._on_invalid = "raise", "pass"
         self._build: Any = None
         self._row_built = -1
@@ -134,6 +142,9 @@ class Worker:
         self._number = build.worker
         self._allow_pickle = build.allow_pickle
         self._exact = codec.as_pickle if build.allow_pickle else codec.refuse
+        private = build.allow_pickle  # the envs are those of the hub's own program
+        self._channel.sent_bytes_max = MESSAGE_BYTES_MAX if private else WORKER_MESSAGE_BYTES_MAX
+        self._info_bytes_max = MESSAGE_BYTES_MAX if private else control.INFO_BYTES_MAX
         self._in_columns = build.columns
         self._on_exception, self._on_invalid = build.on_exception, build.on_invalid
         self._build, self._row_built = build, build.rows[0]
@@ -146,11 +157,13 @@ class Worker:
         """Send the hub what ``work`` returns; an exception is sent as a failure of the row that was being built."""
         try:
             answer = work()
+            self._stack_dumps.arm()  # an env may have installed signal handlers of its own
+            self._channel.send(answer)
+        except ChannelClosed:
+            raise
         except BaseException as error:
             self._send_failure(error, self._row_built, "factory_failed")
             return False
-        self._stack_dumps.arm()  # an env may have installed signal handlers of its own
-        self._channel.send(answer)
         return None
 
     def _build_first(self) -> Any:
@@ -250,7 +263,7 @@ class Worker:
             try:
                 self._check_spaces(row)
                 row.attach(self._arena, observation_space, action_space, self._send_info, columns)
-                row.check_results(self._on_invalid != "pass", self._suspect)
+                row.check_results(self._on_invalid != "pass", self._suspect, self._info_bytes_max)
             except BaseException as error:
                 self._send_failure(error, row.index, "factory_failed")
                 return False
@@ -450,7 +463,11 @@ class Worker:
                 failure = describe_failure(error, "env_raised", row.index, self._number)
                 self._channel.send(control.CallFailed(failure, number))
                 return
-        self._channel.send(control.CallResults(results, number))
+        try:
+            self._channel.send(control.CallResults(results, number))
+        except ValueError as error:
+            failure = describe_failure(error, "env_raised", self._rows[0].index, self._number)
+            self._channel.send(control.CallFailed(failure, number))
 
     # --- ending ---------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,8 @@ from envhub.arena.stand_in import (
 from envhub.values import actions, codec, spaces
 from envhub.values.info_columns import Writer
 from envhub.values.leaf import OBJECT
+from envhub_server.ipc import control
+from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker.env_runner import EnvRunner
 
@@ -59,6 +61,8 @@ class Row:
         self._first_seed: Any = None  # for the reset that a new env begins with
         self._last_seed: Any = None  # that the program gave
         self._rebuilds = 0  # how often this worker built the env again
+        self._info_bytes_max = MESSAGE_BYTES_MAX
+        self._info_dropped = False  # whether that was reported
         self._last_objects = b""  # of the last observation; empty: the client keeps those that it has
         self._pending_failure: Exception | None = None
         self._pending_info = b""
@@ -101,11 +105,13 @@ class Row:
         self._slot = arena.words(arena.slot)
         self._info_length, self._info_template = arena.words(arena.info_length), arena.words(arena.info_template)
 
-    def check_results(self, finite_only: bool, suspect: SendSuspicion) -> None:
+    def check_results(self, finite_only: bool, suspect: SendSuspicion, info_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
         """Check the env's results from now on; with ``finite_only``, a step may raise ``NotFinite``.
 
-        ``suspect`` takes the row and a text, for the first observation that is not in its space.
+        ``suspect`` takes the row and a text, for the first observation that is not in its space, and for the first info
+        that is dropped because it has more than ``info_bytes_max`` bytes besides the observation.
         """
+        self._info_bytes_max = info_bytes_max + self._arena.layout.row_bytes()
         self._finite_only, self._suspect, self._steps_to_check = finite_only, suspect, 1
 
     def _check_space(self, observation: Any) -> None:
@@ -274,12 +280,23 @@ class Row:
             if written != NO_INFO:
                 return written
         blob = codec.encode(info, self._lenient) if info else b""
+        if len(blob) > self._info_bytes_max:
+            blob = self._instead_of(info, len(blob))
         if not objects:
             return self._put(blob)
         encoded = codec.encode(objects, self._exact)
         written = self._put(with_objects(encoded, blob))
         self._last_objects = encoded
         return written
+
+    def _instead_of(self, info: dict[str, Any], nbytes: int) -> bytes:
+        """The encoded info in place of one that is too large; the final observation belongs to the results."""
+        if not self._info_dropped:
+            self._info_dropped = True
+            limit = f"info_bytes_max={self._info_bytes_max}, the observation included"
+            self._suspect(self.index, f"an info of {nbytes} bytes, which is dropped: {limit}")
+        final = {"final_obs": info["final_obs"]} if self._mode == SAME_STEP and "final_obs" in info else {}
+        return codec.encode({**final, control.INFO_DROPPED: True}, self._lenient)
 
     def _put(self, blob: bytes) -> tuple[int, int]:
         if len(blob) <= self._info_bytes:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from collections.abc import Iterator
 
 import numpy as np
+import odd_sims
 import pytest
 from hubs import ServedHub, serve, wait_until
 
@@ -53,8 +56,6 @@ def test_info_of_two_mebibytes_is_dropped_and_flagged(plagued: ServedHub, lane: 
 
 
 def test_info_of_a_program_of_ones_own_may_be_larger() -> None:
-    import odd_sims
-
     with contextlib.closing(envhub.make_vec([lambda: odd_sims.Wordy()])) as envs:
         envs.reset()
         assert len(envs.step(np.array([2]))[4]["words"][0]) == 2 * MIB
@@ -80,3 +81,32 @@ def test_large_info_that_a_worker_forges_reaches_nobody(plagued: ServedHub, mebi
             envs.call("forge", mebibytes)
             assert wait_until(lambda: '"info_bytes": 2097152' in plagued.log)
         envs.step(np.zeros(1, int))
+
+
+# --- bells ------------------------------------------------------------------------------------------------------------
+
+
+def test_worker_that_fills_its_bells_holds_up_nobody_else(plagued: ServedHub) -> None:
+    with contextlib.closing(envhub.make_vec("wordy", 2, num_workers=2, hub=plagued.ipc, lane="wire")) as envs:
+        envs.reset()
+        assert min(envs.call("fill_bells")) >= 3
+        for _ in range(3):
+            with contextlib.suppress(envhub.EnvHubError):
+                envs.step_async(np.zeros(2, int))
+                envs.step_wait(timeout=1)
+        with contextlib.suppress(envhub.EnvHubError):
+            envs.close(timeout=5)
+
+
+def test_client_that_fills_its_bell_holds_up_nobody_else(plagued: ServedHub) -> None:
+    with contextlib.closing(envhub.make_vec("counter", 2, hub=plagued.ipc, restart_wait=0.0)) as envs:
+        envs.reset()
+        pids = set(envs.call("pid"))
+        for bell in (envs._session.lane._bell, *envs._session.lane._bells):
+            odd_sims.fill_bell(bell)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        assert wait_until(lambda: plagued.log.count("worker_exited") >= len(pids))
+        with envhub.connect(plagued.tcp) as client:
+            for _ in range(5):
+                assert client.health()["status"] == "ok"

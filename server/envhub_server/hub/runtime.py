@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import secrets
-import select
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +20,6 @@ import structlog
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, OP_OUT_OF_BAND, OP_RESET, OP_STEP, Arena
-from envhub.arena.spin import RING
 from envhub.arena.stand_in import FRESH, REPORT_PENDING
 from envhub.protocol import messages
 from envhub.protocol.hub import HubProtocol, Incoming
@@ -33,6 +31,7 @@ from envhub_server.hub.worker_pool import WorkerPool
 from envhub_server.ipc import control
 from envhub_server.loop.clock import Clock
 from envhub_server.loop.poller import Poller
+from envhub_server.loop.ringer import Ringer
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
 from envhub_server.memory.shared_lane_grant import SharedLaneGrant
 from envhub_server.memory.stand_ins import ObjectCopies, StandIns
@@ -49,6 +48,7 @@ from envhub_server.session.stimuli import Requested, Stimulus
 _SIDE_REQUESTS = (messages.Collect, messages.TemplatesRequest, messages.HopsRequest)
 STEP_REQUESTED = Requested(Step(b""))  # the state machine does not look at the codes
 ROWS_DONE = stimuli.RowsDone()
+_ROWS_STOOD_IN = stimuli.RowsDone()  # in place of a ring; the words in the arena say whether all are done
 
 log = structlog.get_logger("envhub.hub")
 
@@ -128,6 +128,7 @@ class SessionRuntime:
         self._grant = SharedLaneGrant(services.poller, self)
         world = state.make.world
         self._pool = WorkerPool(number, services.supervisor, None if world is None else world.environ)
+        self._client_ringer = Ringer()
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # The bell is never read. By edges each ring is reported once, with a system call less.
         services.poller.register(self._done_bell, self, edges=True)
@@ -263,6 +264,9 @@ class SessionRuntime:
 
     def handle(self, stimulus: Stimulus | WorkerStarted) -> None:
         """Have the state machine handle the stimulus, and carry out what it says."""
+        if stimulus is _ROWS_STOOD_IN:
+            self._on_bell()
+            return
         if isinstance(stimulus, Requested):
             self._request = self._arrived
         elif isinstance(stimulus, WorkerStarted):
@@ -478,8 +482,10 @@ class SessionRuntime:
         if not self._stand_ins.unrung:
             return
         self._stand_ins.unrung = False
-        client = self.state.driver is Driver.CLIENT
-        _ring(self._memory.bells[0] if client else self._done_bell)
+        if self.state.driver is Driver.CLIENT:
+            self._client_ringer.ring(self._memory.bells[0])
+        else:
+            self._report(_ROWS_STOOD_IN)  # not by the bell, which a worker may have filled
 
     def _hear_bell(self, worker: int) -> None:
         # The bell is never read, since its client could make that block. By edges each ring is reported once.
@@ -624,11 +630,3 @@ _KEEPING = (stimuli.RowsDone, Requested)
 _CARRIED_OUT: Mapping[type, Callable[[SessionRuntime, Any], None]] = {
     kind: getattr(SessionRuntime, f"_on_{kind.__name__}") for kind in Instruction.__subclasses__()
 }
-
-
-def _ring(bell: int) -> None:
-    """Ring an eventfd, unless its owner has filled it up: the hub waits for nobody."""
-    poller = select.poll()
-    poller.register(bell, select.POLLOUT)
-    if poller.poll(0):
-        os.write(bell, RING)

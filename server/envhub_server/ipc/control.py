@@ -138,8 +138,9 @@ class StepTimes:
 class MapArena:
     """Hub to worker, with five descriptors: map this arena.
 
-    The descriptors are the arena, the bells by which the hub and the client wake the worker, and the bells by which the
-    worker wakes them. The spaces are those of the session's first env; the spaces of the worker's envs must match them.
+    The descriptors are the arena, the bells by which the hub (a pipe) and the client wake the worker, and the bells by
+    which the worker wakes them. The spaces are those of the session's first env; the spaces of the worker's envs must
+    match them.
     """
 
     num_envs: int

@@ -3,8 +3,9 @@
 The zygote forks the worker. The worker runs on Python 3.8 and later with NumPy, msgpack and Gymnasium.
 
 The worker parks in ``epoll_wait``. A ring of a request bell means that rows are pending in the arena. Every other
-request comes over the control channel. Epoll watches the bells by edges: each ring wakes the worker once, and the
-worker never reads a bell. An exception of an env becomes a ``RowFailed`` to the hub.
+request comes over the control channel. The hub's bell is a pipe: no worker can make the hub wait at its end of it.
+Epoll watches the client's bell by edges: each ring wakes the worker once, and the worker never reads it. An exception
+of an env becomes a ``RowFailed`` to the hub.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ from envhub_server.worker.stack_dumps import StackDumps
 from envhub_server.worker.step_timer import StepTimer
 
 FACTORIES_S = 60  # time limit for importing the modules of all factories, before a client asks for an env
+RINGS_BYTES = 1 << 16  # of a pipe, all of them
 PROGRESS_S = 0.5  # how often a worker that builds envs sends how many are built
 RESERVED_CALLS = frozenset(["reset", "step", "close", "_setattr", "_check_spaces"])
 
@@ -105,6 +107,8 @@ class Worker:
                     self.serve_rows()
                 for descriptor, _ in self._poller.poll():
                     if descriptor in self._bells:
+                        if descriptor == self._bells[0]:
+                            self._silence(descriptor)
                         self.serve_rows()
                     elif not all(self.handle(message) for message in self._channel.receive() or ()):
                         return
@@ -112,6 +116,13 @@ class Worker:
             if isinstance(closed.__cause__, OSError) and closed.__cause__.errno in (errno.EBADF, errno.ENOTSOCK):
                 raise  # an env closed the channel; this worker ends like one that crashed
             # Otherwise the hub has ended, and no client can use the envs any more.
+
+    def _silence(self, bell: int) -> None:
+        """Take the rings out of the hub's bell, a pipe, which would become full."""
+        try:
+            os.read(bell, RINGS_BYTES)
+        except BlockingIOError:
+            pass  # a process that an env forked has taken them
 
     def end(self) -> None:
         """End this process."""
@@ -285,9 +296,10 @@ class Worker:
             if not serve.moved:
                 objects = serve.objects[number] if serve.objects else b""
                 row.take_place(serve.seeds[number] if serve.seeds else None, failure, serve.info, objects)
-        for bell in self._bells:
-            # Watched by edges, each ring wakes the worker once, which saves a read for every step.
-            self._poller.register(bell, select.EPOLLIN | select.EPOLLET)
+        hubs, clients = self._bells
+        self._poller.register(hubs, select.EPOLLIN)
+        # Watched by edges, each ring wakes the worker once, which saves a read for every step.
+        self._poller.register(clients, select.EPOLLIN | select.EPOLLET)
         self._spinner = Spinner(self._spin_us, time.perf_counter_ns)  # only now: before Serve the rows are the hub's
         self.serve_rows()  # of rows that were posted before, the ring may be over
 
@@ -347,7 +359,10 @@ class Worker:
         self._ring()
 
     def _ring(self) -> None:
-        os.write(self._done_bells.get(self._arena.driver, self._done_bells[DRIVER_HUB]), _ONE)
+        try:
+            os.write(self._done_bells.get(self._arena.driver, self._done_bells[DRIVER_HUB]), _ONE)
+        except BlockingIOError:
+            pass  # its owner has filled it up
 
     def _on_StepRows(self, step: Any) -> None:
         out_of_band = dict(messages.unpack_rows(step.beside, self._arena.layout.rows))

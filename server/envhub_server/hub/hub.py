@@ -50,6 +50,7 @@ from envhub_server.loop.clock import LAG_MIN_S, Clock
 from envhub_server.loop.poller import Poller, Ready
 from envhub_server.loop.timers import Timers
 from envhub_server.memory.session_memory import ArenaBudget
+from envhub_server.memory.unread_memory import UNREAD_S, UnreadMemory
 from envhub_server.network import descriptor_guard
 from envhub_server.network.access import Access, Ends
 from envhub_server.network.client_liveness import ClientLiveness
@@ -76,6 +77,7 @@ _HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
 
 # Timers besides those of the sessions, whose keys are their numbers.
 _GUARD, _LIVENESS, _LEASES, _ACCESS = "descriptor guard", "client liveness", "leases", "access"
+_UNREAD = "unread memory"
 
 log = structlog.get_logger("envhub.hub")
 
@@ -120,8 +122,9 @@ class Hub:
         self._listed_for: list[Incoming] = []  # LIST requests that wait for the listing
         self._costs = KnownCosts(config.step_costs)
         self._usage = ClientUsage(ArenaBudget(config.limits.arena_bytes_max))
+        self._unread = UnreadMemory()
         self._services = Services(
-            self._poller, self._supervisor, self._protocol, self._clock, self._events, self._costs
+            self._poller, self._supervisor, self._protocol, self._clock, self._events, self._costs, self._unread
         )
         self._started_s = time.monotonic()
         self._service = Service.SERVING
@@ -289,6 +292,10 @@ class Hub:
             elif key == _ACCESS:
                 self._end_connections(self._access.check(now_s))
                 self._timers.set(_ACCESS, self._access.next_s())
+            elif key == _UNREAD:
+                why = f"it has not read the replies of a session that ended {UNREAD_S:g} s ago"
+                self._end_connections([(descriptor, why) for descriptor in self._unread.check(now_s)])
+                self._timers.set(_UNREAD, self._unread.next_s)
             elif key in self._sessions:
                 self._sessions[key].elapse()
         self._pump()
@@ -306,7 +313,7 @@ class Hub:
     def _expire(self, now_s: float) -> None:
         for token in self._protocol.expired(now_s):
             log.info("session_expired", session=token.hex()[:8], lease_s=self.config.timing.lease_s)
-            self._protocol.forget(token)
+            self._forget(token)
             if token in self._by_token:
                 runtime = self._by_token[token]
                 self._events.append((runtime.number, stimuli.LeaseExpired(runtime.quiescent)))
@@ -348,7 +355,9 @@ class Hub:
             self._set_timer(runtime.number, runtime.deadline_s)
             return
         self._flush()
-        self._protocol.forget(runtime.token)
+        self._forget(runtime.token)
+        self._unread.release()
+        self._set_timer(_UNREAD, self._unread.next_s)
         del self._sessions[runtime.number], self._by_token[runtime.token]
         self._set_timer(runtime.number, math.inf)
         self._costs.write()
@@ -457,6 +466,7 @@ class Hub:
                     self._end_connections(self._access.accepted(found["value"], now_s))
                 case _:
                     self._access.ended(found["value"])
+                    self._unread.connection_ended(found["value"])
                     self._liveness.ended(found["value"], now_s)
         self._set_timer(_ACCESS, self._access.next_s())
         self._set_timer(_LIVENESS, self._liveness.next_s)
@@ -563,6 +573,7 @@ class Hub:
         if why := self._usage.refusal(holder, make, self._sessions.values(), self._clock.now_s()):
             self._refuse_make(request, Failure("limit", "hub", why))
             return
+        self._unread.release()
         machine = self._machine(holder)
         sizing = self._sizing(make, machine)
         if why := descriptor_guard.lack(min(machine.cpus, make.num_envs) if sizing is None else sizing.workers):
@@ -609,10 +620,16 @@ class Hub:
             self._refuse_make(request, Failure("session_lost", "session", why))
             return
         runtime.log.info("session_taken_over", by=request.token.hex()[:8])
-        self._protocol.forget(runtime.token)
+        self._forget(runtime.token)
         self._by_token[request.token] = self._by_token.pop(runtime.token)
         runtime.owner = holder.name
         runtime.attach(request)
+
+    def _forget(self, token: bytes) -> None:
+        """Have the protocol forget the session's token; its connections may have views of the memory to read."""
+        if token in self._by_token:
+            self._by_token[token].connections |= self._protocol.connections_of(token)
+        self._protocol.forget(token)
 
     def _found(self, token: bytes, holder: Holder) -> SessionRuntime | None:
         """The session of this token, if the client may see it."""

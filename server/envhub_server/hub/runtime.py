@@ -36,6 +36,7 @@ from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
 from envhub_server.memory.shared_lane_grant import SharedLaneGrant
 from envhub_server.memory.stand_ins import ObjectCopies, StandIns
 from envhub_server.memory.step_io import LeafCompressors, ToFrames, row_frames
+from envhub_server.memory.unread_memory import UnreadMemory
 from envhub_server.network.side_socket import TICKET_BYTES
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid, WorkerStarted
@@ -63,6 +64,7 @@ class Services:
     clock: Clock
     events: Events
     costs: KnownCosts
+    unread: UnreadMemory
 
 
 class SessionRuntime:
@@ -76,6 +78,7 @@ class SessionRuntime:
         ticket: for the side socket, once; empty where there is none.
         heard_ns: when the request under way arrived.
         deadline_s: when the hub calls ``elapse``.
+        connections: by which replies were sent under an earlier token, or were before the session ended.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class SessionRuntime:
         self.owner = owner
         self.heard_ns = 0
         self.deadline_s = math.inf
+        self.connections: set[int] = set()
         self._services = services
         self._budget = budget
         self._events = services.events
@@ -409,7 +413,16 @@ class SessionRuntime:
         self._memory, self._other, stand_ins.memory = memory, None, memory
         for worker in stand_ins.losses:
             self._hear_bell(worker)
-        old.close()
+        self._budget.use(memory.arena.layout.nbytes())
+        self._let_go(old)
+
+    def _let_go(self, memory: SessionMemory) -> None:
+        """Close memory that is used no more; a view of it, as in a reply that was not read, keeps it mapped."""
+        nbytes, ref = memory.arena.layout.nbytes(), memory.arena.memory_ref()
+        memory.close()
+        del memory.arena, memory.driver, memory.frames
+        now_s = self._services.clock.now_s()
+        self._services.unread.add(ref, nbytes, self._budget, self.connections, now_s)
 
     def _on_PostReset(self, _: instructions.PostReset) -> None:
         assert self._memory is not None
@@ -620,9 +633,8 @@ class SessionRuntime:
         os.close(self._done_bell)
         self._on_DropOtherArena(instructions.DropOtherArena())
         if self._memory is not None:
-            self._budget.use(-self.arena_bytes)
-            self._memory.close()
-            self._memory = self._stand_ins = None  # a view of the memory keeps it mapped
+            memory, self._memory, self._stand_ins = self._memory, None, None
+            self._let_go(memory)
 
 
 # From these on a client may see no more of what the rows have shown: its step failed, or it was interrupted.

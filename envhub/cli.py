@@ -41,6 +41,7 @@ def serve(
     workers: int | Literal["auto"] | None = None,
     lease: float = 60.0,
     keys: Path | None = None,
+    worker_memory: int = 0,
     insecure: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Run a hub until SIGTERM or Ctrl-C.
@@ -62,6 +63,9 @@ def serve(
     keys
         The folder of keys that ``envhub keys`` makes. Every tcp address then admits only their holders, and may be one
         that other machines can reach. Changes of the folder count at once.
+    worker_memory
+        The bytes of memory that each worker may have, so that one session's envs cannot take the machine's; 0 for no
+        limit.
     insecure
         Allow an address that other machines can reach, though nothing guards it.
     """
@@ -83,7 +87,7 @@ def serve(
 
     fixed = None if workers == "auto" else workers
     try:
-        limits, timing = Limits(envs_max=max_envs), Timing(lease_s=lease)
+        limits, timing = Limits(envs_max=max_envs, worker_memory_bytes_max=worker_memory), Timing(lease_s=lease)
         binds = tuple(bind or ())
         config = HubConfig(binds, env, workers=fixed, insecure=insecure, keys=keys, limits=limits, timing=timing)
     except ValueError as error:

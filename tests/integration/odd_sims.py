@@ -165,6 +165,11 @@ class Wordy(sims.Counter):
         channel.send(control.RowInfo(0, bytes(mebibytes * MIB), 1))
 
 
+def stacked(stack_size: int) -> gym.Env[Any, Any]:
+    """Observes so many frames at once."""
+    return gym.wrappers.FrameStackObservation(sims.Counter(), stack_size)
+
+
 class Ill(gym.Env[Any, int]):
     """From its second step on observes, or is rewarded with, what its space does not allow, as ``illness`` says."""
 

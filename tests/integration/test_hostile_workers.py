@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import odd_sims
@@ -110,3 +112,22 @@ def test_client_that_fills_its_bell_holds_up_nobody_else(plagued: ServedHub) -> 
         with envhub.connect(plagued.tcp) as client:
             for _ in range(5):
                 assert client.health()["status"] == "ok"
+
+
+# --- memory and rights ------------------------------------------------------------------------------------------------
+
+
+def test_make_that_exhausts_memory_fails_alone(tmp_path: Path) -> None:
+    offered = ["counter=sims:counter", "stacked=odd_sims:stacked", "--worker-memory", str(1 << 30)]
+    with serve(tmp_path, *offered) as hub, contextlib.closing(envhub.make_vec("counter", 2, hub=hub.tcp)) as envs:
+        envs.reset()
+        with pytest.raises(envhub.EnvRaised, match="--worker-memory 1073741824 bytes"):
+            envhub.make_vec("stacked", 1, hub=hub.tcp, env_kwargs={"stack_size": 60_000_000})
+        assert envs.step(np.zeros(2, int))[0][:, 0].tolist() == [1, 1]
+
+
+def test_workers_of_a_public_hub_gain_no_rights_and_write_no_core(plagued: ServedHub) -> None:
+    with contextlib.closing(envhub.make_vec("counter", 1, hub=plagued.tcp)) as envs:
+        (pid,) = envs.call("pid")
+        assert "NoNewPrivs:\t1" in Path(f"/proc/{pid}/status").read_text()
+        assert resource.prlimit(pid, resource.RLIMIT_CORE) == (0, 0)

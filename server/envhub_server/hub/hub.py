@@ -581,7 +581,9 @@ class Hub:
             return
         policy = RestartPolicy(make.faults.restarts_max, all_max=max(10, make.num_envs))
         restarts = Restarts(policy, random.Random())
-        state = SessionState(make, found, sizing, self.config.limits.info_bytes, machine, restarts)
+        limits = self.config.limits
+        memory_max = limits.worker_memory_bytes_max
+        state = SessionState(make, found, sizing, limits.info_bytes, machine, restarts, memory_max)
         try:
             number, tickets = self._last_number + 1, self._side_socket.open
             budget = self._usage.budget(holder)

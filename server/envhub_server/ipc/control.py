@@ -86,6 +86,7 @@ class Build:
     cpu: Optional[int] = None  # the only CPU to run on
     on_exception: str = "raise"
     on_invalid: str = "pass"
+    memory_bytes_max: int = 0  # of the worker's own memory; 0 for no limit
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import importlib
 import os
+import resource
 import select
 import signal
 import sys
@@ -52,6 +53,7 @@ from envhub_server.ipc.channel import (
     ChannelClosed,
     moved_up,
 )
+from envhub_server.worker.bootstrap import prctl
 from envhub_server.worker.env_family import computes_in_process
 from envhub_server.worker.env_sources import factories, runner_class, why_missing
 from envhub_server.worker.exception_report import PendingFailure, describe_failure, encode_or_nothing
@@ -62,6 +64,7 @@ from envhub_server.worker.step_timer import StepTimer
 
 FACTORIES_S = 60  # time limit for importing the modules of all factories, before a client asks for an env
 RINGS_BYTES = 1 << 16  # of a pipe, all of them
+PR_SET_NO_NEW_PRIVS = 38
 PROGRESS_S = 0.5  # how often a worker that builds envs sends how many are built
 RESERVED_CALLS = frozenset(["reset", "step", "close", "_setattr", "_check_spaces"])
 
@@ -154,6 +157,11 @@ class Worker:
         self._allow_pickle = build.allow_pickle
         self._exact = codec.as_pickle if build.allow_pickle else codec.refuse
         private = build.allow_pickle  # the envs are those of the hub's own program
+        if not private:
+            prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if build.memory_bytes_max:
+            resource.setrlimit(resource.RLIMIT_DATA, (build.memory_bytes_max, build.memory_bytes_max))
         self._channel.sent_bytes_max = MESSAGE_BYTES_MAX if private else WORKER_MESSAGE_BYTES_MAX
         self._info_bytes_max = MESSAGE_BYTES_MAX if private else control.INFO_BYTES_MAX
         self._in_columns = build.columns

@@ -42,6 +42,7 @@ def serve(
     lease: float = 60.0,
     keys: Path | None = None,
     audit: Path | None = None,
+    worker_memory: int = 0,
     allow_factories: Annotated[bool, Parameter(negative="")] = False,
     insecure: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
@@ -66,6 +67,9 @@ def serve(
         that other machines can reach. Changes of the folder count at once.
     audit
         A file to which a line of JSON is appended for every connection, refusal, session, takeover and change of keys.
+    worker_memory
+        The bytes of memory that each worker may have, so that one session's envs cannot take the machine's; 0 for no
+        limit.
     allow_factories
         Run factories that clients send, for the own user and keys with the right deploy.
     insecure
@@ -92,7 +96,7 @@ def serve(
 
     fixed = None if workers == "auto" else workers
     try:
-        limits, timing = Limits(envs_max=max_envs), Timing(lease_s=lease)
+        limits, timing = Limits(envs_max=max_envs, worker_memory_bytes_max=worker_memory), Timing(lease_s=lease)
         binds = tuple(bind or ())
         config = HubConfig(
             binds,

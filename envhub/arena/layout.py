@@ -100,6 +100,10 @@ class Layout:
         """The size of one batch of an observation leaf."""
         return self.rows * leaf.items * np.dtype(leaf.dtype).itemsize
 
+    def row_bytes(self) -> int:
+        """The size of one observation."""
+        return sum(map(self.batch_bytes, self.observations)) // self.rows
+
     def nbytes(self) -> int:
         """The size of the whole arena."""
         last = list(self.fields().values())[-1]

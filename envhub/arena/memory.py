@@ -19,6 +19,7 @@ import fcntl
 import mmap
 import os
 import sys
+import weakref
 from typing import Any, cast
 
 import numpy as np
@@ -120,6 +121,10 @@ class Arena:
     def _view(self, name: str) -> np.ndarray[Any, Any]:
         field = self._fields[name]
         return cast(np.ndarray, np.ndarray(field.shape, field.dtype, self._memory, field.offset))
+
+    def memory_ref(self) -> weakref.ref[Any]:
+        """Refers to the mapped memory as long as there is a view of it."""
+        return weakref.ref(self._memory)
 
     @staticmethod
     def words(column: np.ndarray) -> memoryview:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from envhub.errors import RemoteProtocolError
@@ -63,6 +63,7 @@ class _Link:
     running: bool = False
     reply: Frames | None = None
     step: Step | None = None  # the last request, if it was a STEP
+    connections: set[int] = field(default_factory=set)  # that have had replies, as far as is known
     next_step: bytes = b""  # the first frame of the next STEP, if only its seq differs
 
 
@@ -205,7 +206,9 @@ class HubProtocol:
         if refusal := self._make_refusal(prelude.op):
             self._refuse(peer, prelude, refusal)
             return False
-        self._links[prelude.token] = _Link(peer, connection, owner, seq=prelude.seq, running=True)
+        self._links[prelude.token] = _Link(
+            peer, connection, owner, seq=prelude.seq, running=True, connections={connection}
+        )
         return True
 
     def _make_refusal(self, op: int) -> Failure | None:
@@ -231,6 +234,7 @@ class HubProtocol:
 
     def _heard(self, link: _Link, peer: bytes, connection: int, token: bytes) -> None:
         link.peer, link.connection, link.lasts = peer, connection, True
+        link.connections.add(connection)
         if self.leases.pop(token, None) is not None:
             self.returned.append(token)
 
@@ -311,6 +315,8 @@ class HubProtocol:
         found = [(token, link) for token, link in self._links.items() if link.connection == connection]
         for _, link in found:
             link.lasts = False
+        for link in self._links.values():
+            link.connections.discard(connection)
         return [(token, link.peer) for token, link in found]
 
     def sessions_of(self, peer: bytes) -> list[bytes]:
@@ -326,6 +332,11 @@ class HubProtocol:
         """The connection on which the session's client was last heard; -1 where it is not known."""
         link = self._links.get(token)
         return -1 if link is None else link.connection
+
+    def connections_of(self, token: bytes) -> set[int]:
+        """The connections by which the session's client may have been sent replies."""
+        link = self._links.get(token)
+        return set() if link is None else link.connections
 
     def connection_back(self, token: bytes) -> None:
         """Note that the session's client is still there; its lease ends."""

@@ -31,6 +31,7 @@ class Limits:
     envs_per_session_max: int = 1024
     arena_bytes_max: int = 2048 * MIB  # of all sessions together
     message_bytes_max: int = 64 * MIB  # one frame from a client; fixed once a socket is bound
+    worker_memory_bytes_max: int = 0  # of each worker (RLIMIT_DATA), besides arenas and files; 0 for no limit
     info_bytes: int = 2048  # room for an info in the arena, per row; a larger info travels by the slower channel
 
 
@@ -88,6 +89,8 @@ class HubConfig:
         Registry(self.envs)
         if len(set(self.binds)) < len(self.binds):
             raise ValueError(f"an address is given twice: {', '.join(self.binds)}")
+        if self.limits.worker_memory_bytes_max < 0:
+            raise ValueError(f"--worker-memory must be at least 0 bytes, got {self.limits.worker_memory_bytes_max}")
         if self.limits.envs_max < 1:
             raise ValueError(f"--max-envs must be at least 1, got {self.limits.envs_max}")
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gc
+import os
 import resource
 import signal
 import time
@@ -20,6 +23,17 @@ from gymnasium import spaces
 from envhub.values.leaf import Leaf
 
 MIB = 1 << 20
+
+
+def fill_bell(bell: int) -> None:
+    """Write as much as goes into an eventfd, and let the next write to it block."""
+    flags = fcntl.fcntl(bell, fcntl.F_GETFL)
+    fcntl.fcntl(bell, fcntl.F_SETFL, flags | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        os.read(bell, 8)
+    with contextlib.suppress(OSError):
+        os.write(bell, (2**64 - 2).to_bytes(8, "little"))
+    fcntl.fcntl(bell, fcntl.F_SETFL, flags & ~os.O_NONBLOCK)
 
 
 class Wide(sims.Counter):
@@ -123,6 +137,37 @@ class Talker(sims.Counter):
         (channel,) = [found for found in objects if type(found) is Channel and found.fileno() >= 0]
         for _ in range(times):
             channel.send(control.CONTROL[kind](*fields), [1] * descriptors)
+
+
+class Wordy(sims.Counter):
+    """Has an info of as many bytes as its action says in MiB; can send its hub a message past what a worker sends."""
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        return *super().step(0)[:4], {"words": bytes(int(action) * MIB)}
+
+    def many_words(self, mebibytes: int) -> bytes:
+        return bytes(mebibytes * MIB)
+
+    def fill_bells(self) -> int:
+        """Make every write of another process to a bell of this worker's block, if one can."""
+        found = 0
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                link = os.readlink(f"/proc/self/fd/{name}")
+                if "eventfd" in link or link.startswith("pipe"):
+                    fill_bell(int(name))
+                    found += "eventfd" in link
+        return found
+
+    def forge(self, mebibytes: int) -> None:
+        (channel,) = [found for found in gc.get_objects() if type(found) is Channel and found.fileno() >= 0]
+        channel.sent_bytes_max = 1 << 30
+        channel.send(control.RowInfo(0, bytes(mebibytes * MIB), 1))
+
+
+def stacked(stack_size: int) -> gym.Env[Any, Any]:
+    """Observes so many frames at once."""
+    return gym.wrappers.FrameStackObservation(sims.Counter(), stack_size)
 
 
 class Ill(gym.Env[Any, int]):

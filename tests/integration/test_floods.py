@@ -6,6 +6,7 @@ import contextlib
 import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -15,7 +16,7 @@ from zmtp import ZmtpPeer
 
 import envhub
 from envhub.protocol import messages
-from envhub.protocol.messages import Hello, Make, Op, Reset
+from envhub.protocol.messages import Close, Hello, Make, Op, Reset
 from envhub.protocol.prelude import PRELUDE, Prelude
 from envhub.values import codec
 
@@ -78,6 +79,27 @@ def test_client_that_never_reads_is_given_no_more(flooded: ServedHub, honest: en
             peer.ask(Op.STEP, b"\x04", b"never reads" + bytes(5), seq, bytes(8))
             time.sleep(0.005)
         assert goes_on(honest)
+
+
+def test_memory_of_sessions_whose_replies_are_not_read_is_given_back(
+    flooded: ServedHub, honest: envhub.HubVectorEnv
+) -> None:
+    before, mapped = rss(flooded), arenas(flooded)
+    with contextlib.ExitStack() as peers:
+        for number in range(4):
+            token = b"unread" + bytes([number]) + bytes(9)
+            peer = peers.enter_context(session(flooded, token, mebibytes=16))
+            for seq in (3, 4):
+                peer.ask(Op.STEP, b"\x04", token, seq, bytes(8))
+                time.sleep(0.3)
+            peer.ask(Op.CLOSE, messages.pack(Close()), token, 5)
+        assert wait_until(lambda: arenas(flooded) == mapped, 15)
+        assert goes_on(honest) and rss(flooded) - before < GROWN_MAX
+
+
+def arenas(hub: ServedHub) -> int:
+    """How many arenas the hub has mapped."""
+    return Path(f"/proc/{hub.process.pid}/maps").read_text().count("envhub-arena")
 
 
 def test_client_that_does_not_wait_for_answers_is_refused(flooded: ServedHub, honest: envhub.HubVectorEnv) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
+from envhub_server.memory.unread_memory import UnreadMemory
 from envhub_server.session.hang_detector import Progress
 
 from envhub.arena.layout import Layout
@@ -57,16 +59,21 @@ def test_budget_of_all_sessions() -> None:
     assert (part.left, whole.left) == (70, 70)
 
 
-def test_memory_counts_in_its_budget_until_it_is_closed() -> None:
+def test_memory_counts_in_its_budget_until_it_is_unmapped() -> None:
     layout = Layout(ROWS, (Leaf("<f4", (2,)),), (Leaf("<i8", ()),), 64)
-    budget = ArenaBudget(2 * layout.nbytes())
+    budget, unread = ArenaBudget(2 * layout.nbytes()), UnreadMemory()
     first = SessionMemory(layout, WORKERS, budget)
     second = first.another()
     assert budget.left == 0
     with pytest.raises(OSError, match="of arena_bytes_max 0 are left"):
         first.another()
+    view, ref = second.arena.rewards, second.arena.memory_ref()
     second.close()
-    second.close()
+    del second
+    unread.add(ref, layout.nbytes(), budget, set(), 100.0)
+    assert budget.left == 0
+    del view
+    gc.collect()
+    unread.release()
     assert budget.left == layout.nbytes()
     first.close()
-    assert budget.left == 2 * layout.nbytes()

@@ -220,8 +220,9 @@ def options(module: ModuleType, message_bytes_max: int) -> dict[str, str]:
         for call in ast.walk(ast.parse(inspect.getsource(place))):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "setsockopt":
                 name, value = map(ast.unparse, call.args)
-                if name == "zmq.IPV6" or ast.unparse(call.func.value) == "monitor":
-                    continue  # by address, and not on the wire
+                of_addresses = ("zmq.IPV6", "zmq.CURVE", "zmq.ZAP")
+                if name.startswith(of_addresses) or ast.unparse(call.func.value) in ("monitor", "stranger"):
+                    continue  # and not on the wire
                 found[name.removeprefix("zmq.")] = str(eval(value, names))
     return found
 

@@ -51,6 +51,7 @@ from envhub_server.loop.clock import LAG_MIN_S, Clock
 from envhub_server.loop.poller import Poller, Ready
 from envhub_server.loop.timers import Timers
 from envhub_server.memory.session_memory import ArenaBudget
+from envhub_server.memory.unread_memory import UNREAD_S, UnreadMemory
 from envhub_server.network import descriptor_guard
 from envhub_server.network.access import Access, Ends
 from envhub_server.network.audit import Audit
@@ -78,6 +79,7 @@ _HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
 
 # Timers besides those of the sessions, whose keys are their numbers.
 _GUARD, _LIVENESS, _LEASES, _ACCESS = "descriptor guard", "client liveness", "leases", "access"
+_UNREAD = "unread memory"
 
 log = structlog.get_logger("envhub.hub")
 
@@ -117,13 +119,14 @@ class Hub:
         self._spinner: Spinner | None = None  # the one for what comes next: a step's end, or the next step
         self._next_spinner: Spinner | None = None  # the one for what comes after the step's end
         self._events: Events = deque()
-        self._supervisor = Supervisor(self._poller, config.python, self._events)
+        self._supervisor = Supervisor(self._poller, config.python, self._events, config.private)
         self._listing = Listing(self._supervisor, self._registry)
         self._listed_for: list[Incoming] = []  # LIST requests that wait for the listing
         self._costs = KnownCosts(config.step_costs)
         self._usage = ClientUsage(ArenaBudget(config.limits.arena_bytes_max))
+        self._unread = UnreadMemory()
         self._services = Services(
-            self._poller, self._supervisor, self._protocol, self._clock, self._events, self._costs
+            self._poller, self._supervisor, self._protocol, self._clock, self._events, self._costs, self._unread
         )
         self._started_s = time.monotonic()
         self._service = Service.SERVING
@@ -293,6 +296,10 @@ class Hub:
             elif key == _ACCESS:
                 self._end_connections(self._access.check(now_s))
                 self._timers.set(_ACCESS, self._access.next_s())
+            elif key == _UNREAD:
+                why = f"it has not read the replies of a session that ended {UNREAD_S:g} s ago"
+                self._end_connections([(descriptor, why) for descriptor in self._unread.check(now_s)])
+                self._timers.set(_UNREAD, self._unread.next_s)
             elif key in self._sessions:
                 self._sessions[key].elapse()
         self._pump()
@@ -310,7 +317,7 @@ class Hub:
     def _expire(self, now_s: float) -> None:
         for token in self._protocol.expired(now_s):
             log.info("session_expired", session=token.hex()[:8], lease_s=self.config.timing.lease_s)
-            self._protocol.forget(token)
+            self._forget(token)
             if token in self._by_token:
                 runtime = self._by_token[token]
                 self._events.append((runtime.number, stimuli.LeaseExpired(runtime.quiescent)))
@@ -353,7 +360,9 @@ class Hub:
             return
         self._flush()
         self._audit.write("session_ended", runtime.owner, session=runtime.token.hex()[:8])
-        self._protocol.forget(runtime.token)
+        self._forget(runtime.token)
+        self._unread.release()
+        self._set_timer(_UNREAD, self._unread.next_s)
         del self._sessions[runtime.number], self._by_token[runtime.token]
         self._set_timer(runtime.number, math.inf)
         self._costs.write()
@@ -466,6 +475,7 @@ class Hub:
                     self._end_connections(self._access.accepted(found["value"], now_s))
                 case _:
                     self._access.ended(found["value"])
+                    self._unread.connection_ended(found["value"])
                     self._liveness.ended(found["value"], now_s)
         self._set_timer(_ACCESS, self._access.next_s())
         self._set_timer(_LIVENESS, self._liveness.next_s)
@@ -572,6 +582,7 @@ class Hub:
         if why := self._usage.refusal(holder, make, self._sessions.values(), self._clock.now_s()):
             self._refuse_make(holder, request, Failure("limit", "hub", why))
             return
+        self._unread.release()
         machine = self._machine(holder)
         sizing = self._sizing(make, machine)
         if why := descriptor_guard.lack(min(machine.cpus, make.num_envs) if sizing is None else sizing.workers):
@@ -579,7 +590,9 @@ class Hub:
             return
         policy = RestartPolicy(make.faults.restarts_max, all_max=max(10, make.num_envs))
         restarts = Restarts(policy, random.Random())
-        state = SessionState(make, found, sizing, self.config.limits.info_bytes, machine, restarts)
+        limits = self.config.limits
+        memory_max = limits.worker_memory_bytes_max
+        state = SessionState(make, found, sizing, limits.info_bytes, machine, restarts, memory_max)
         try:
             number, tickets = self._last_number + 1, self._side_socket.open
             budget = self._usage.budget(holder)
@@ -627,12 +640,18 @@ class Hub:
             self._refuse_make(holder, request, Failure("session_lost", "session", why))
             return
         runtime.log.info("session_taken_over", by=request.token.hex()[:8])
-        self._protocol.forget(runtime.token)
+        self._forget(runtime.token)
         self._by_token[request.token] = self._by_token.pop(runtime.token)
         session = runtime.token.hex()[:8]
         self._audit.write("session_taken_over", holder.name, session=session, owner=runtime.owner)
         runtime.owner = holder.name
         runtime.attach(request)
+
+    def _forget(self, token: bytes) -> None:
+        """Have the protocol forget the session's token; its connections may have views of the memory to read."""
+        if token in self._by_token:
+            self._by_token[token].connections |= self._protocol.connections_of(token)
+        self._protocol.forget(token)
 
     def _found(self, token: bytes, holder: Holder) -> SessionRuntime | None:
         """The session of this token, if the client may see it."""

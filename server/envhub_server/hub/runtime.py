@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import secrets
-import select
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -19,22 +18,25 @@ from typing import Any
 import numpy as np
 import structlog
 
+from envhub.arena.layout import Layout
 from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, OP_OUT_OF_BAND, OP_RESET, OP_STEP, Arena
-from envhub.arena.spin import RING
 from envhub.arena.stand_in import FRESH, REPORT_PENDING
 from envhub.protocol import messages
 from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure, Op, Step
 from envhub.protocol.prelude import FRAME_BYTES_MAX
+from envhub.values import codec
 from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.hub.worker_pool import WorkerPool
 from envhub_server.ipc import control
 from envhub_server.loop.clock import Clock
 from envhub_server.loop.poller import Poller
+from envhub_server.loop.ringer import Ringer
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
 from envhub_server.memory.shared_lane_grant import SharedLaneGrant
 from envhub_server.memory.stand_ins import ObjectCopies, StandIns
 from envhub_server.memory.step_io import LeafCompressors, ToFrames, row_frames
+from envhub_server.memory.unread_memory import UnreadMemory
 from envhub_server.network.side_socket import TICKET_BYTES
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid, WorkerStarted
@@ -47,6 +49,7 @@ from envhub_server.session.stimuli import Requested, Stimulus
 _SIDE_REQUESTS = (messages.Collect, messages.TemplatesRequest, messages.HopsRequest)
 STEP_REQUESTED = Requested(Step(b""))  # the state machine does not look at the codes
 ROWS_DONE = stimuli.RowsDone()
+_ROWS_STOOD_IN = stimuli.RowsDone()  # in place of a ring; the words in the arena say whether all are done
 
 log = structlog.get_logger("envhub.hub")
 
@@ -61,6 +64,7 @@ class Services:
     clock: Clock
     events: Events
     costs: KnownCosts
+    unread: UnreadMemory
 
 
 class SessionRuntime:
@@ -74,6 +78,7 @@ class SessionRuntime:
         ticket: for the side socket, once; empty where there is none.
         heard_ns: when the request under way arrived.
         deadline_s: when the hub calls ``elapse``.
+        connections: by which replies were sent under an earlier token, or were before the session ended.
     """
 
     def __init__(
@@ -106,6 +111,7 @@ class SessionRuntime:
         self.owner = owner
         self.heard_ns = 0
         self.deadline_s = math.inf
+        self.connections: set[int] = set()
         self._services = services
         self._budget = budget
         self._events = services.events
@@ -126,6 +132,7 @@ class SessionRuntime:
         self._grant = SharedLaneGrant(services.poller, self)
         world = state.make.world
         self._pool = WorkerPool(number, services.supervisor, None if world is None else world.environ)
+        self._client_ringer = Ringer()
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # The bell is never read. By edges each ring is reported once, with a system call less.
         services.poller.register(self._done_bell, self, edges=True)
@@ -261,6 +268,9 @@ class SessionRuntime:
 
     def handle(self, stimulus: Stimulus | WorkerStarted) -> None:
         """Have the state machine handle the stimulus, and carry out what it says."""
+        if stimulus is _ROWS_STOOD_IN:
+            self._on_bell()
+            return
         if isinstance(stimulus, Requested):
             self._request = self._arrived
         elif isinstance(stimulus, WorkerStarted):
@@ -286,12 +296,21 @@ class SessionRuntime:
             case control.Faulted(row, what):
                 self.log.warning("env_made_anew", env=row, why=what[:200])
             case control.RowInfo(row=row) as info if self._memory is not None and self._stand_ins is not None:
-                said = replace(said, current=self._memory.is_current(said.worker, row, info.number))
+                info = self._limited(info, self._memory.arena.layout)
+                said = replace(said, message=info, current=self._memory.is_current(said.worker, row, info.number))
                 if said.current:
                     self._stand_ins.note(info)
             case control.RowFailed(failure=Failure(env_index=row)) as failed if self._memory is not None:
                 said = replace(said, current=self._memory.is_current(said.worker, row, failed.number))
         return said
+
+    def _limited(self, info: control.RowInfo, layout: Layout) -> control.RowInfo:
+        """The info, or what stands for one that no honest worker of a public hub sends; objects have no fixed size."""
+        loose = self._stand_ins is None or self._stand_ins.copies is not None
+        if self.state.make.world is not None or loose or len(info.info) <= control.INFO_BYTES_MAX + layout.row_bytes():
+            return info
+        self.log.warning("info_dropped", env=info.row, info_bytes=len(info.info), info_bytes_max=control.INFO_BYTES_MAX)
+        return replace(info, info=codec.encode({control.INFO_DROPPED: True}))
 
     @property
     def log(self) -> Any:
@@ -377,8 +396,8 @@ class SessionRuntime:
 
     def _on_DropOtherArena(self, _: instructions.DropOtherArena) -> None:
         if self._other is not None:
-            self._other.close()
-            self._other = None
+            other, self._other = self._other, None
+            self._let_go(other)
 
     def _on_UseOtherArena(self, _: instructions.UseOtherArena) -> None:
         old, memory, stand_ins = self._memory, self._other, self._stand_ins
@@ -389,7 +408,15 @@ class SessionRuntime:
         self._memory, self._other, stand_ins.memory = memory, None, memory
         for worker in stand_ins.losses:
             self._hear_bell(worker)
-        old.close()
+        self._let_go(old)
+
+    def _let_go(self, memory: SessionMemory) -> None:
+        """Close memory that is used no more; a view of it, as in a reply that was not read, keeps it mapped."""
+        nbytes, ref = memory.arena.layout.nbytes(), memory.arena.memory_ref()
+        memory.close()
+        del memory.arena, memory.driver, memory.frames
+        now_s = self._services.clock.now_s()
+        self._services.unread.add(ref, nbytes, self._budget, self.connections, now_s)
 
     def _on_PostReset(self, _: instructions.PostReset) -> None:
         assert self._memory is not None
@@ -462,8 +489,10 @@ class SessionRuntime:
         if not self._stand_ins.unrung:
             return
         self._stand_ins.unrung = False
-        client = self.state.driver is Driver.CLIENT
-        _ring(self._memory.bells[0] if client else self._done_bell)
+        if self.state.driver is Driver.CLIENT:
+            self._client_ringer.ring(self._memory.bells[0])
+        else:
+            self._report(_ROWS_STOOD_IN)  # not by the bell, which a worker may have filled
 
     def _hear_bell(self, worker: int) -> None:
         # The bell is never read, since its client could make that block. By edges each ring is reported once.
@@ -598,8 +627,8 @@ class SessionRuntime:
         os.close(self._done_bell)
         self._on_DropOtherArena(instructions.DropOtherArena())
         if self._memory is not None:
-            self._memory.close()
-            self._memory = self._stand_ins = None  # a view of the memory keeps it mapped
+            memory, self._memory, self._stand_ins = self._memory, None, None
+            self._let_go(memory)
 
 
 # From these on a client may see no more of what the rows have shown: its step failed, or it was interrupted.
@@ -607,11 +636,3 @@ _KEEPING = (stimuli.RowsDone, Requested)
 _CARRIED_OUT: Mapping[type, Callable[[SessionRuntime, Any], None]] = {
     kind: getattr(SessionRuntime, f"_on_{kind.__name__}") for kind in Instruction.__subclasses__()
 }
-
-
-def _ring(bell: int) -> None:
-    """Ring an eventfd, unless its owner has filled it up: the hub waits for nobody."""
-    poller = select.poll()
-    poller.register(bell, select.POLLOUT)
-    if poller.poll(0):
-        os.write(bell, RING)

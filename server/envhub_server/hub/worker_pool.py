@@ -54,13 +54,19 @@ class WorkerPool:
     def ring(self) -> None:
         """Wake all."""
         for handle in self._handles.values():
-            handle.ring()
+            try:  # costs nothing, which ``suppress`` would
+                handle.ring()
+            except BlockingIOError:
+                pass  # it has not listened for thousands of rings
 
     def ring_some(self, workers: Collection[int]) -> None:
         """Wake these."""
         for worker in workers:
             if worker in self._handles:
-                self._handles[worker].ring()
+                try:
+                    self._handles[worker].ring()
+                except BlockingIOError:
+                    pass  # as above
 
     def read(self) -> None:
         """Report all that they have said until now."""

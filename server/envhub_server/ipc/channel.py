@@ -17,9 +17,11 @@ from collections import deque
 from typing import Sequence
 
 from envhub.transport.fd_passing import DESCRIPTORS_MAX, DescriptorReader
+from envhub.values import codec
 from envhub_server.ipc import control
 
 MESSAGE_BYTES_MAX = 1 << 30
+WORKER_MESSAGE_BYTES_MAX = 1 << 26  # of one that a worker sends, unless its hub is private
 READ_BYTES = 1 << 18
 MOVED_UP_TO = 1024  # the lowest number for a descriptor that env code must not close by accident, ...
 MOVED_UP_MAX = 64  # ... or this far below the process's limit of descriptors, if that is lower
@@ -45,10 +47,15 @@ class ChannelClosed(Exception):
 
 
 class Channel:
-    """One end of the channel."""
+    """One end of the channel.
+
+    Attributes:
+        sent_bytes_max, received_bytes_max: of one message.
+    """
 
     def __init__(self, connection: socket.socket, descriptors_max: int = DESCRIPTORS_MAX) -> None:
         """Use this socket; take at most ``descriptors_max`` descriptors with one read."""
+        self.sent_bytes_max = self.received_bytes_max = MESSAGE_BYTES_MAX
         self._pid = os.getpid()
         self._socket = connection
         self._reader = DescriptorReader(connection, descriptors_max)
@@ -72,14 +79,15 @@ class Channel:
 
         Raises:
             ChannelClosed: the other end is gone.
-            ValueError: the message is larger than ``MESSAGE_BYTES_MAX``.
+            ValueError: the message is larger than ``sent_bytes_max``.
         """
         if os.getpid() != self._pid:
             os._exit(FORKED_STATUS)
         pieces = control.pack(message)
         length = sum(map(len, pieces))
-        if length > MESSAGE_BYTES_MAX:
-            raise ValueError(f"a {type(message).__name__} of {length} bytes; a channel carries {MESSAGE_BYTES_MAX}")
+        if length > self.sent_bytes_max:
+            limit = f"a worker's message has at most {self.sent_bytes_max}"
+            raise ValueError(f"a {type(message).__name__} of {length} bytes; {limit}")
         if descriptors:
             # Descriptors travel with the frame's first bytes, so these MUST leave in this call, with no bytes waiting
             # before them.
@@ -120,7 +128,7 @@ class Channel:
 
         Raises:
             ChannelClosed: the other end has closed; earlier calls returned all of its messages.
-            codec.DecodeError: the other end sent bytes that are no control message.
+            codec.DecodeError: the other end sent bytes that are no control message, or announced too many.
         """
         try:
             chunk = self._reader.read(READ_BYTES)
@@ -139,8 +147,8 @@ class Channel:
         while len(self._incoming) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._incoming, start)
             end = start + _LENGTH.size + length
-            if length > MESSAGE_BYTES_MAX:
-                raise ChannelClosed(f"a message of {length} bytes was announced")
+            if length > self.received_bytes_max:
+                raise codec.DecodeError(f"a message of {length} bytes, of at most {self.received_bytes_max}")
             if end > len(self._incoming):
                 break
             messages.append(control.unpack(bytes(self._incoming[start + _LENGTH.size : end])))

@@ -15,6 +15,9 @@ from envhub.values import codec
 _THREADS = "OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS NUMEXPR_NUM_THREADS BLIS_NUM_THREADS"
 ONE_THREAD = dict.fromkeys([*_THREADS.split(), "VECLIB_MAXIMUM_THREADS"], "1")
 
+INFO_BYTES_MAX = 1 << 20  # of one row's info, besides the observation in it, unless the hub is private
+INFO_DROPPED = "info_dropped"  # the key that an info leaves which is larger
+
 
 @dataclass(frozen=True)
 class StartWorkers:
@@ -83,6 +86,7 @@ class Build:
     cpu: Optional[int] = None  # the only CPU to run on
     on_exception: str = "raise"
     on_invalid: str = "pass"
+    memory_bytes_max: int = 0  # of the worker's own memory; 0 for no limit
 
 
 @dataclass(frozen=True)
@@ -135,8 +139,9 @@ class StepTimes:
 class MapArena:
     """Hub to worker, with five descriptors: map this arena.
 
-    The descriptors are the arena, the bells by which the hub and the client wake the worker, and the bells by which the
-    worker wakes them. The spaces are those of the session's first env; the spaces of the worker's envs must match them.
+    The descriptors are the arena, the bells by which the hub (a pipe) and the client wake the worker, and the bells by
+    which the worker wakes them. The spaces are those of the session's first env; the spaces of the worker's envs must
+    match them.
     """
 
     num_envs: int
@@ -180,7 +185,7 @@ class Faulted:
 
 @dataclass(frozen=True)
 class Suspicious:
-    """Worker to hub, once per env: an observation is not in its space."""
+    """Worker to hub, once per env for each: an observation is not in its space, or an info is dropped."""
 
     row: int
     what: str

@@ -48,14 +48,14 @@ class SessionMemory:
     """
 
     def __init__(self, layout: Layout, workers: int, budget: ArenaBudget) -> None:
-        """Allocate and map it, within this budget.
+        """Allocate and map it, within this budget, in which it counts until ``unread_memory`` finds it unmapped.
 
         Raises:
             OSError: there is no memory, address space, descriptor or budget left; nothing is left behind.
         """
         self.bells: list[int] = []
         self.descriptor = -1
-        self._budget, self._used, nbytes = budget, 0, layout.nbytes()
+        self._budget, nbytes = budget, layout.nbytes()
         if nbytes > budget.left:
             raise OSError(f"of arena_bytes_max {budget.left} are left")
         try:
@@ -67,7 +67,6 @@ class SessionMemory:
             self.close()
             raise
         budget.use(nbytes)
-        self._used = nbytes
         self.arena.format(epoch=1)
         self.driver = ArenaDriver(self.arena)
         self.frames = StepFrames(self.arena, self.driver)
@@ -121,5 +120,3 @@ class SessionMemory:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-        self._budget.use(-self._used)
-        self._used = 0

@@ -40,14 +40,8 @@ class Audit:
         left_out = self._repeats.left_out((event, client, origin, *fields.values()), time.monotonic())
         if left_out is None:
             return
-        line = {
-            "event": event,
-            "client": client,
-            "from": origin,
-            **fields,
-            **({"repeats": left_out} if left_out else {}),
-        }
-        line = _stamp(None, "", line)
+        repeats = {"repeats": left_out} if left_out else {}
+        line = _stamp(None, "", {"event": event, "client": client, "from": origin, **fields, **repeats})
         try:
             os.write(self._descriptor, json.dumps(line).encode() + b"\n")
         except OSError as error:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import structlog
 
 from envhub.arena.spin import RING
+from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_MESSAGE_BYTES_MAX
 from envhub_server.loop.poller import Poller
 from envhub_server.processes.exit_cause import MemoryKills, OutOfMemory, own_counters
 from envhub_server.processes.orphan_reaper import OrphanReaper
@@ -36,8 +37,12 @@ log = structlog.get_logger("envhub.supervisor")
 class Supervisor:
     """Starts the zygote and the workers, and ends all processes that they leave behind."""
 
-    def __init__(self, poller: Poller, python: str, events: Events) -> None:
-        """Make this process the subreaper of its descendants; workers report to ``events``."""
+    def __init__(self, poller: Poller, python: str, events: Events, private: bool = False) -> None:
+        """Make this process the subreaper of its descendants; workers report to ``events``.
+
+        The envs of a ``private`` hub are its own program's, and may say more at once.
+        """
+        self._message_bytes_max = MESSAGE_BYTES_MAX if private else WORKER_MESSAGE_BYTES_MAX
         self._events = events
         self._python = python
         self._hub = secrets.token_hex(8)  # in the marks of its processes
@@ -64,7 +69,9 @@ class Supervisor:
         workers: list[WorkerHandle] = []
         try:
             for number in numbers:
-                workers.append(WorkerHandle(self._poller, self._streams, (session, number), self._events, self))
+                made = WorkerHandle(self._poller, self._streams, (session, number), self._events, self)
+                made.limit_messages(self._message_bytes_max)
+                workers.append(made)
             zygote.fork(workers)
         except OSError:
             for worker in workers:

@@ -56,7 +56,7 @@ class WorkerHandle:
 
     Attributes:
         pid: the ids of its process and process group; None until it is born.
-        ring: wakes it; has no effect on a worker that is awake.
+        ring: wakes it; has no effect on a worker that is awake. Raises BlockingIOError if it never listens.
     """
 
     def __init__(
@@ -83,12 +83,17 @@ class WorkerHandle:
             undo.callback(self._far_end.close)
             self._output = WorkerOutput(streams)
             undo.callback(self._output.close)
-            self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            # Of a pipe the hub has its own end, whose O_NONBLOCK no worker can clear, as it could that of an eventfd.
+            self._far_bell, self._bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             undo.pop_all()
         self.ring: Callable[[], object] = partial(os.write, self._bell, RING)
         ours.setblocking(False)
         self._channel = Channel(ours, descriptors_max=0)  # a worker has none to give
         poller.register(ours.fileno(), self)
+
+    def limit_messages(self, bytes_max: int) -> None:
+        """End the worker if it announces a message that is larger."""
+        self._channel.received_bytes_max = bytes_max
 
     @property
     def far_ends(self) -> list[int]:
@@ -121,7 +126,7 @@ class WorkerHandle:
 
     def map_arena(self, message: control.MapArena, memory: int, *bells: int) -> None:
         """Send the arena's memory, the bell that ``ring`` rings, and these other bells."""
-        self.send(message, memory, self._bell, *bells)
+        self.send(message, memory, self._far_bell, *bells)
 
     def dump_stacks(self) -> None:
         """Make the worker write the stacks of its threads to stderr; ``log_tail`` ends in them milliseconds later.
@@ -236,3 +241,4 @@ class WorkerHandle:
         self.close_far_ends()
         self._output.close()
         os.close(self._bell)
+        os.close(self._far_bell)

@@ -200,6 +200,7 @@ class SessionState:
         info_bytes: int,
         machine: Machine,
         restarts: Restarts,
+        worker_memory_bytes_max: int = 0,
     ) -> None:
         """Of ``sizing`` workers; where that is None, of as many as suit the first envs once these are made."""
         self.make = make
@@ -215,6 +216,7 @@ class SessionState:
         self.history: deque[type] = deque(maxlen=HISTORY_MAX)
         self._recipe = recipe
         self._info_bytes = info_bytes
+        self._worker_memory_bytes_max = worker_memory_bytes_max
         self._machine = machine
         self._restarts = restarts
         self._warned = False  # that another number of workers would be better
@@ -382,7 +384,8 @@ class SessionState:
     def _build(self, number: int) -> do.Tell:
         cpu = self._machine.cpu(number) if self.make.pin else None
         rows = self.workers[number].rows
-        return do.Tell(number, build(self.make, self._recipe, number, rows, cpu, self.sizing is None))
+        message = build(self.make, self._recipe, number, rows, cpu, self.sizing is None)
+        return do.Tell(number, replace(message, memory_bytes_max=self._worker_memory_bytes_max))
 
     def _on_not_started(self, refused: stimuli.WorkersNotStarted, now_s: float) -> Instructions:
         instructions: Instructions = []

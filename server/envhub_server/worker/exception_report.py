@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import traceback
 from typing import Any, Callable
 
@@ -23,6 +24,9 @@ def describe_failure(error: BaseException, code: str, row: int | None, worker: i
         message = str(error)
     except BaseException:  # an exception whose own text raises is still worth reporting
         message = f"<{type(error).__name__}, whose text cannot be read>"
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if isinstance(error, MemoryError) and limit != resource.RLIM_INFINITY:
+        message += f" (the hub lets a worker have --worker-memory {limit} bytes)"
     # An OSError keeps the file's name apart; the class takes it as a third argument.
     file = [error.filename] if isinstance(error, OSError) and len(error.args) == 2 and error.filename else []
     try:

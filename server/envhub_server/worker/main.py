@@ -3,8 +3,9 @@
 The zygote forks the worker. The worker runs on Python 3.8 and later with NumPy, msgpack and Gymnasium.
 
 The worker parks in ``epoll_wait``. A ring of a request bell means that rows are pending in the arena. Every other
-request comes over the control channel. Epoll watches the bells by edges: each ring wakes the worker once, and the
-worker never reads a bell. An exception of an env becomes a ``RowFailed`` to the hub.
+request comes over the control channel. The hub's bell is a pipe: no worker can make the hub wait at its end of it.
+Epoll watches the client's bell by edges: each ring wakes the worker once, and the worker never reads it. An exception
+of an env becomes a ``RowFailed`` to the hub.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import errno
 import importlib
 import os
+import resource
 import select
 import signal
 import sys
@@ -43,7 +45,15 @@ from envhub.values.gym_api import registered, unfit
 from envhub.values.info_columns import Writer
 from envhub.values.leaf import OBJECT, Leaf
 from envhub_server.ipc import control
-from envhub_server.ipc.channel import FORKED_STATUS, Channel, ChannelClosed, moved_up
+from envhub_server.ipc.channel import (
+    FORKED_STATUS,
+    MESSAGE_BYTES_MAX,
+    WORKER_MESSAGE_BYTES_MAX,
+    Channel,
+    ChannelClosed,
+    moved_up,
+)
+from envhub_server.worker.bootstrap import prctl
 from envhub_server.worker.env_family import computes_in_process
 from envhub_server.worker.env_sources import factories, runner_class, why_missing
 from envhub_server.worker.exception_report import PendingFailure, describe_failure, encode_or_nothing
@@ -53,6 +63,8 @@ from envhub_server.worker.stack_dumps import StackDumps
 from envhub_server.worker.step_timer import StepTimer
 
 FACTORIES_S = 60  # time limit for importing the modules of all factories, before a client asks for an env
+RINGS_BYTES = 1 << 16  # of a pipe, all of them
+PR_SET_NO_NEW_PRIVS = 38
 PROGRESS_S = 0.5  # how often a worker that builds envs sends how many are built
 RESERVED_CALLS = frozenset(["reset", "step", "close", "_setattr", "_check_spaces"])
 
@@ -79,6 +91,7 @@ class Worker:
         self._done_bells: dict[int, int] = {}  # that wake a driver, by driver
         self._spinner = Spinner(0, time.perf_counter_ns)
         self._spin_us = 0
+        self._info_bytes_max = control.INFO_BYTES_MAX
         self._on_exception, self._on_invalid = "raise", "pass"
         self._build: Any = None
         self._row_built = -1
@@ -97,6 +110,8 @@ class Worker:
                     self.serve_rows()
                 for descriptor, _ in self._poller.poll():
                     if descriptor in self._bells:
+                        if descriptor == self._bells[0]:
+                            self._silence(descriptor)
                         self.serve_rows()
                     elif not all(self.handle(message) for message in self._channel.receive() or ()):
                         return
@@ -104,6 +119,13 @@ class Worker:
             if isinstance(closed.__cause__, OSError) and closed.__cause__.errno in (errno.EBADF, errno.ENOTSOCK):
                 raise  # an env closed the channel; this worker ends like one that crashed
             # Otherwise the hub has ended, and no client can use the envs any more.
+
+    def _silence(self, bell: int) -> None:
+        """Take the rings out of the hub's bell, a pipe, which would become full."""
+        try:
+            os.read(bell, RINGS_BYTES)
+        except BlockingIOError:
+            pass  # a process that an env forked has taken them
 
     def close(self) -> None:
         """Close all descriptors but the channel, in a process that continues without the worker."""
@@ -123,6 +145,14 @@ class Worker:
         self._number = build.worker
         self._allow_pickle = build.allow_pickle
         self._exact = codec.as_pickle if build.allow_pickle else codec.refuse
+        private = build.allow_pickle  # the envs are those of the hub's own program
+        if not private:
+            prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if build.memory_bytes_max:
+            resource.setrlimit(resource.RLIMIT_DATA, (build.memory_bytes_max, build.memory_bytes_max))
+        self._channel.sent_bytes_max = MESSAGE_BYTES_MAX if private else WORKER_MESSAGE_BYTES_MAX
+        self._info_bytes_max = MESSAGE_BYTES_MAX if private else control.INFO_BYTES_MAX
         self._in_columns = build.columns
         self._on_exception, self._on_invalid = build.on_exception, build.on_invalid
         self._build, self._row_built = build, build.rows[0]
@@ -135,11 +165,13 @@ class Worker:
         """Send the hub what ``work`` returns; an exception is sent as a failure of the row that was being built."""
         try:
             answer = work()
+            self._stack_dumps.arm()  # an env may have installed signal handlers of its own
+            self._channel.send(answer)
+        except ChannelClosed:
+            raise
         except BaseException as error:
             self._send_failure(error, self._row_built, "factory_failed")
             return False
-        self._stack_dumps.arm()  # an env may have installed signal handlers of its own
-        self._channel.send(answer)
         return None
 
     def _build_first(self) -> Any:
@@ -237,9 +269,9 @@ class Worker:
         for row in self._rows:
             try:
                 self._check_spaces(row)
-                row.attach(
-                    arena, observation_space, action_space, self._channel.send, columns, self._on_invalid != "pass"
-                )
+                finite_only = self._on_invalid != "pass"
+                checks = finite_only, self._info_bytes_max
+                row.attach(arena, observation_space, action_space, self._channel.send, columns, *checks)
             except BaseException as error:
                 self._send_failure(error, row.index, "factory_failed")
                 return False
@@ -260,9 +292,10 @@ class Worker:
             if not serve.moved:
                 objects = serve.objects[number] if serve.objects else b""
                 row.take_place(serve.seeds[number] if serve.seeds else None, failure, serve.info, objects)
-        for bell in self._bells:
-            # Watched by edges, each ring wakes the worker once, which saves a read for every step.
-            self._poller.register(bell, select.EPOLLIN | select.EPOLLET)
+        hubs, clients = self._bells
+        self._poller.register(hubs, select.EPOLLIN)
+        # Watched by edges, each ring wakes the worker once, which saves a read for every step.
+        self._poller.register(clients, select.EPOLLIN | select.EPOLLET)
         self._spinner = Spinner(self._spin_us, time.perf_counter_ns)  # only now: before Serve the rows are the hub's
         self.serve_rows()  # of rows that were posted before, the ring may be over
 
@@ -322,7 +355,10 @@ class Worker:
         self._ring()
 
     def _ring(self) -> None:
-        os.write(self._done_bells.get(self._arena.driver, self._done_bells[DRIVER_HUB]), _ONE)
+        try:
+            os.write(self._done_bells.get(self._arena.driver, self._done_bells[DRIVER_HUB]), _ONE)
+        except BlockingIOError:
+            pass  # its owner has filled it up
 
     def _on_StepRows(self, step: Any) -> None:
         out_of_band = dict(messages.unpack_rows(step.beside, self._arena.layout.rows))
@@ -432,7 +468,11 @@ class Worker:
                 failure = describe_failure(error, "env_raised", row.index, self._number)
                 self._channel.send(control.CallFailed(failure, number))
                 return
-        self._channel.send(control.CallResults(results, number))
+        try:
+            self._channel.send(control.CallResults(results, number))
+        except ValueError as error:
+            failure = describe_failure(error, "env_raised", self._rows[0].index, self._number)
+            self._channel.send(control.CallFailed(failure, number))
 
     # --- ending ---------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from envhub.values import actions, codec, spaces
 from envhub.values.info_columns import Writer
 from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control
+from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker.env_runner import EnvRunner
 
@@ -48,6 +49,8 @@ class Row:
         self._first_seed: Any = None  # for the reset that a new env begins with
         self._last_seed: Any = None  # that the program gave
         self._rebuilds = 0  # how often this worker built the env again
+        self._info_bytes_max = MESSAGE_BYTES_MAX
+        self._info_dropped = False  # whether that was reported
         self._last_objects = b""  # of the last observation; empty: the client keeps those that it has
         self._pending_failure: Exception | None = None
         self._pending_info = b""
@@ -66,12 +69,14 @@ class Row:
         send: Callable[[object], None],
         columns: Writer | None,
         finite_only: bool,
+        info_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
         """Use this row of ``arena``, whose leaves are those of the session's spaces.
 
         The env's own observation space may have its keys in another order. ``send`` takes a ``RowInfo`` whose info is
-        too large for the arena, and ``Suspicious`` for the first observation that is not in its space. ``columns``
-        writes infos in columns, if the session has any. With ``finite_only``, a step may raise ``NotFinite``.
+        too large for the arena, and ``Suspicious`` for the first observation that is not in its space, and the first
+        info that is dropped since it has more than ``info_bytes_max`` bytes besides the observation. ``columns`` writes
+        infos in columns, if the session has any. With ``finite_only``, a step may raise ``NotFinite``.
         """
         self._send, self._finite_only = send, finite_only
         self._steps_to_check = 1  # no step is checked where this is not positive
@@ -83,7 +88,7 @@ class Row:
         self._has_objects = any(self._objects)
         self._last_slot = 0
         self._arena = arena
-        self._info_bytes = layout.info_bytes
+        self._info_bytes, self._info_bytes_max = layout.info_bytes, info_bytes_max + layout.row_bytes()
         self._batches = [[leaf[slot] for leaf in arena.observations] for slot in range(SLOTS)]
         self._flat = spaces.is_flat(observation_space) and not self._has_objects
         self._action_flat = spaces.is_flat(action_space)
@@ -264,12 +269,23 @@ class Row:
             if written != NO_INFO:
                 return written
         blob = codec.encode(info, self._lenient) if info else b""
+        if len(blob) > self._info_bytes_max:
+            blob = self._instead_of(info, len(blob))
         if not objects:
             return self._put(blob)
         encoded = codec.encode(objects, self._exact)
         written = self._put(with_objects(encoded, blob))
         self._last_objects = encoded
         return written
+
+    def _instead_of(self, info: dict[str, Any], nbytes: int) -> bytes:
+        """The encoded info in place of one that is too large; the final observation belongs to the results."""
+        if not self._info_dropped:
+            self._info_dropped = True
+            limit = f"info_bytes_max={self._info_bytes_max}, the observation included"
+            self._send(control.Suspicious(self.index, f"an info of {nbytes} bytes, which is dropped: {limit}"))
+        final = {"final_obs": info["final_obs"]} if self._mode == SAME_STEP and "final_obs" in info else {}
+        return codec.encode({**final, control.INFO_DROPPED: True}, self._lenient)
 
     def _put(self, blob: bytes) -> tuple[int, int]:
         if len(blob) <= self._info_bytes:

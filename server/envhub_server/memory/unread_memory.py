@@ -1,0 +1,65 @@
+"""Arenas that nobody uses any more, and that are still mapped because a client has not read replies with views of them.
+
+Their bytes count as used until they are unmapped. The connections by which such replies may have gone are ended after
+``UNREAD_S``, which is when libzmq lets go of the replies.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from envhub_server.memory.session_memory import ArenaBudget
+
+UNREAD_S = 2.0  # for a client to read the replies of a session that has ended
+CHECK_S = 0.25
+
+
+@dataclass
+class _Left:
+    memory: weakref.ref[Any]
+    nbytes: int
+    budget: ArenaBudget
+    connections: set[int]
+    until_s: float
+
+
+class UnreadMemory:
+    """The arenas of all sessions of a hub that are no longer used."""
+
+    def __init__(self) -> None:
+        self._left: list[_Left] = []
+        self.next_s = math.inf  # when to call ``check`` next
+
+    def add(
+        self, memory: weakref.ref[Any], nbytes: int, budget: ArenaBudget, connections: set[int], now_s: float
+    ) -> None:
+        """Note an arena of ``nbytes`` of this budget; the caller keeps no reference, but updates ``connections``."""
+        self._left.append(_Left(memory, nbytes, budget, connections, now_s + UNREAD_S))
+        self.release()
+        self.next_s = now_s + CHECK_S if self._left else math.inf
+
+    def release(self) -> None:
+        """Give back the bytes of those that are unmapped."""
+        for left in [each for each in self._left if each.memory() is None]:
+            left.budget.use(-left.nbytes)
+            self._left.remove(left)
+
+    def connection_ended(self, connection: int) -> None:
+        """Forget a connection: its number may become another's."""
+        for left in self._left:
+            left.connections.discard(connection)
+
+    def check(self, now_s: float) -> list[int]:
+        """The connections to end now, whose clients have not read for too long."""
+        if any(each.until_s <= now_s for each in self._left):
+            gc.collect()  # else a cycle of objects could be taken for an unread reply
+        self.release()
+        late = [each for each in self._left if each.until_s <= now_s]
+        for each in late:
+            each.until_s = math.inf
+        self.next_s = now_s + CHECK_S if self._left else math.inf
+        return sorted({connection for each in late for connection in each.connections})

@@ -139,9 +139,11 @@ class HubProtocol:
         try:
             message = self._read_request(op, frames)
         except codec.DecodeError as error:
-            self.malformed += 1
             failure = Failure("malformed", "request", f"the request cannot be read: {error}")
-            if isinstance(error, validation.OutOfBounds):
+            if not isinstance(error, validation.OutOfBounds):
+                self.malformed += 1
+            else:
+                self.refused += 1
                 failure = Failure("refused", "request", f"the request makes no sense: {error}")
             self.fail(Incoming(peer, op, prelude.token, prelude.seq, None, ()), failure)
             if op in FIRST_OPS:

@@ -130,7 +130,8 @@ def _is_ended(peer: ZmtpPeer) -> bool:
         return True
 
 
-@pytest.mark.parametrize("count", [10**4, pytest.param(10**5, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+# Every third message costs another connection, since the hub ends one whose messages cannot be read.
+@pytest.mark.parametrize("count", [3000, pytest.param(10**5, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
 def test_malformed_messages_without_end_harm_no_session(
     flooded: ServedHub, honest: envhub.HubVectorEnv, count: int
 ) -> None:

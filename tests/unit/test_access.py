@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 
 from envhub_server.network import network_peer
-from envhub_server.network.connections import HELLO_S, MALFORMED_MAX, Connections
+from envhub_server.network.access import Access
+from envhub_server.network.audit import Audit
+from envhub_server.network.connections import GONE_S, HELLO_S, MALFORMED_MAX, Connections
 from envhub_server.network.rights import ANYBODY, OWN_USER, Holder, Quotas
 
 from envhub.protocol.messages import Op
@@ -15,52 +18,74 @@ ALICE = Holder("alice", quotas=Quotas(connections_max=2))
 KEY, OTHER = b"a" * 32, b"b" * 32
 
 
-def test_connection_that_sends_nothing_is_ended_once() -> None:
-    known = Connections()
-    known.accepted(5, True, 100.0)
-    known.accepted(6, False, 101.0)
-    assert known.next_s() == 100.0 + HELLO_S and known.is_own(5) and not known.is_own(6)
-    assert known.silent(100.0 + HELLO_S - 0.1) == []
-    assert known.heard(6, KEY, ALICE) == ""
-    assert known.silent(100.0 + HELLO_S) == [5] and known.silent(1e9) == []
-
-
 def connections(*descriptors: int) -> Connections:
     known = Connections()
     for descriptor in descriptors:
-        known.accepted(descriptor, False, 0.0)
+        known.accepted(descriptor, False, 100.0)
     return known
 
 
+def hear(known: Connections, descriptor: int, key: bytes, holder: Holder) -> None:
+    found = known.of(b"peer %d" % descriptor, descriptor, 100.0)
+    assert found is not None
+    found.key, found.holder, found.silent_until_s = key, holder, math.inf
+
+
+def test_connection_that_sends_nothing_is_ended_once() -> None:
+    known = connections(5)
+    known.accepted(6, False, 101.0)
+    assert known.next_s() == 100.0 + HELLO_S and known.silent(100.0 + HELLO_S - 0.1) == []
+    hear(known, 6, KEY, ALICE)
+    assert known.silent(100.0 + HELLO_S) == [5] and known.silent(1e9) == []
+
+
 def test_client_has_so_many_connections_and_no_more() -> None:
-    known = connections(5, 6, 7, 8)
-    assert [known.heard(number, KEY, ALICE) for number in (5, 6)] == ["", ""]
-    assert known.heard(5, KEY, ALICE) == ""
-    assert "connections_max=2" in known.heard(7, KEY, ALICE)
-    assert [known.refuse(7), known.refuse(7)] == [False, True]
-    assert known.heard(8, b"", OWN_USER) == ""
-    known.ended(5)
-    assert known.heard(7, KEY, ALICE) == ""
+    known = connections(5, 6, 7)
+    assert known.lack(ALICE) == ""
+    hear(known, 5, KEY, ALICE)
+    hear(known, 6, KEY, ALICE)
+    assert "connections_max=2" in known.lack(ALICE) and known.lack(OWN_USER) == ""
+    known.ended(5, 100.0)
+    assert known.lack(ALICE) == ""
 
 
 def test_connections_of_a_key_that_was_removed_are_found() -> None:
     known = connections(5, 6, 7, 8)
-    known.heard(5, KEY, ALICE)
-    known.heard(6, OTHER, ALICE)
-    known.heard(7, b"", OWN_USER)
+    hear(known, 5, KEY, ALICE)
+    hear(known, 6, OTHER, ALICE)
+    hear(known, 7, b"", OWN_USER)
     assert known.removed({OTHER}) == [5] and known.removed({}) == [5, 6]
 
 
-def test_third_malformed_message_ends_the_connection() -> None:
+def test_message_of_a_connection_that_has_ended_is_of_none_though_its_number_is_used_again() -> None:
     known = connections(5)
-    assert [known.malformed(5) for _ in range(MALFORMED_MAX)] == [False] * (MALFORMED_MAX - 1) + [True]
+    assert known.of(b"old", 5, 100.0) is not None
+    known.ended(5, 100.0)
+    assert known.of(b"old", 5, 100.0) is None
+    known.accepted(5, False, 100.1)
+    assert known.of(b"old", 5, 100.2) is None
+    new = known.of(b"new", 5, 100.2)
+    assert new is not None and known.of(b"new", 5, 100.2) is new and known.of(b"other", 5, 100.2) is None
+    known.ended(5, 100.3)
+    known.accepted(5, False, 100.4)
+    assert known.of(b"new", 5, 100.4 + GONE_S) is not None  # it has chosen its routing id, and is back
 
 
-def test_message_of_a_connection_that_has_ended_counts_for_none() -> None:
-    known = connections(5, 6)
-    known.ended(5)
-    assert known.heard(5, KEY, ALICE) == "" and not known.malformed(5) and not known.refuse(5)
-    assert known.removed({}) == [] and known.next_s() == HELLO_S
+def test_third_message_that_cannot_be_read_ends_the_connection() -> None:
+    access = Access(None, False, Audit(None))
+    with socket.socketpair()[0] as accepted:
+        access.accepted(accepted.fileno(), 100.0)
+        ends = [access.malformed(b"peer", accepted.fileno(), 100.0) for _ in range(MALFORMED_MAX)]
+        assert ends[:-1] == [[], []] and ends[-1][0][0] == accepted.fileno()
+        assert access.malformed(b"another", accepted.fileno(), 100.0) == []
+
+
+def test_client_is_told_once_that_it_is_refused_and_then_ended() -> None:
+    access = Access(None, False, Audit(None))
+    with socket.socketpair()[0] as accepted:
+        access.accepted(accepted.fileno(), 100.0)
+        assert access.refused(b"peer", accepted.fileno(), "too many", 100.0) == []
+        assert access.refused(b"peer", accepted.fileno(), "too many", 100.0) == [(accepted.fileno(), "too many")]
 
 
 def test_rights() -> None:

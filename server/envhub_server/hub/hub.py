@@ -426,10 +426,10 @@ class Hub:
         if len(first) <= STEP_FRAME_BYTES_MAX:
             incoming = self._protocol.receive_step(peer, bytes(first), others)
         if incoming is None:
-            holder, why = self._access.holder(frames)
+            holder, why = self._access.holder(peer, frames, self._handled_s)
             connection = sockets.connection_of(frames)
             if why:
-                self._end_connections(self._access.refused(connection, why))
+                self._end_connections(self._access.refused(peer, connection, why, self._handled_s))
                 self._protocol.refuse(peer, [first], Failure("limit", "hub", why))
                 self._pump()
                 return
@@ -450,7 +450,7 @@ class Hub:
         malformed = self._protocol.malformed
         incoming = self._protocol.receive(peer, connection, [*frames], owner)
         if self._protocol.malformed > malformed:
-            self._end_connections(self._access.malformed(connection))
+            self._end_connections(self._access.malformed(peer, connection, self._handled_s))
         for token in self._protocol.returned:
             log.info("client_back", session=token.hex()[:8])
         self._protocol.returned.clear()
@@ -474,7 +474,7 @@ class Hub:
                     self._guard.accepted(found["value"], now_s)
                     self._end_connections(self._access.accepted(found["value"], now_s))
                 case _:
-                    self._access.ended(found["value"])
+                    self._access.ended(found["value"], now_s)
                     self._unread.connection_ended(found["value"])
                     self._liveness.ended(found["value"], now_s)
         self._set_timer(_ACCESS, self._access.next_s())

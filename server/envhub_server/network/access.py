@@ -89,37 +89,50 @@ class Access:
         """The name of a connection's client, and where that is, as far as is known."""
         return self._connections.who(descriptor)
 
-    def ended(self, descriptor: int) -> None:
+    def ended(self, descriptor: int, now_s: float) -> None:
         """Forget a connection."""
-        self._connections.ended(descriptor)
+        self._connections.ended(descriptor, now_s)
 
-    def holder(self, frames: Sequence[Any]) -> tuple[Holder, str]:
+    def holder(self, peer: bytes, frames: Sequence[Any], now_s: float) -> tuple[Holder, str]:
         """The client that sent this message, and why it is refused, if it is."""
-        connection, key, origin = sockets.connection_of(frames), b"", sockets.origin_of(frames)
+        known = self._connections.of(peer, sockets.connection_of(frames), now_s)
+        key, origin = b"", sockets.origin_of(frames)
         holder: Holder | None
         if origin.startswith(IPC_ORIGIN):
             holder = OWN_USER
         elif self._keys is None:
-            holder = OWN_USER if self._connections.is_own(connection) else ANYBODY
+            holder = OWN_USER if known is not None and known.own else ANYBODY
         else:
             user = sockets.user_of(frames)
             key = key_of(user) if user else b""
             holder = self._keys.holders.get(key)
         if holder is None:
             return ANYBODY, REMOVED
-        if self._connections.is_new(connection):
+        if known is not None and known.holder is None:
             self._audit.write("connected", holder.name, origin)
-        return holder, self._connections.heard(connection, key, holder, origin)
+            known.silent_until_s = math.inf
+            if why := self._connections.lack(holder):
+                return holder, why
+            known.key, known.holder, known.origin = key, holder, origin
+        return holder, ""
 
-    def refused(self, connection: int, why: str) -> Ends:
-        """Note that a message of this connection is refused: its client is told so once, and then ended."""
-        return [(connection, why)] if self._connections.refuse(connection) or why == REMOVED else []
+    def refused(self, peer: bytes, descriptor: int, why: str, now_s: float) -> Ends:
+        """Note that a message is refused: its client is told so once, and then its connection is ended."""
+        known = self._connections.of(peer, descriptor, now_s)
+        if known is None or not (known.refused or why == REMOVED):
+            if known is not None:
+                known.refused = True
+            return []
+        return [(descriptor, why)]
 
-    def malformed(self, connection: int) -> Ends:
-        """Note that a message of this connection cannot be read."""
-        if self._connections.malformed(connection):
-            return [(connection, f"{MALFORMED_MAX} of its messages cannot be read")]
-        return []
+    def malformed(self, peer: bytes, descriptor: int, now_s: float) -> Ends:
+        """Note that a message cannot be read."""
+        known = self._connections.of(peer, descriptor, now_s)
+        if known is None:
+            return []
+        known.malformed += 1
+        enough = known.malformed == MALFORMED_MAX
+        return [(descriptor, f"{MALFORMED_MAX} of its messages cannot be read")] if enough else []
 
     # --- time ---------------------------------------------------------------------------------------------------------
 

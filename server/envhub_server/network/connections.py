@@ -13,12 +13,17 @@ from envhub_server.network.rights import Holder
 
 HELLO_S = 10.0  # for the first message of a new connection
 MALFORMED_MAX = 3  # messages of a connection that cannot be read
+GONE_S = 1.0  # for the hub to read what a connection had sent when it ended
+GONE_MAX = 1024
 
 
 @dataclass
-class _Connection:
+class Connection:
+    """What is known of one connection."""
+
     silent_until_s: float  # when it is ended unless a message has come; infinity once one has
     own: bool = False  # whether the hub's user is behind it, as the kernel says
+    peer: bytes = b""  # its routing id, once it has sent a message
     origin: str = ""  # where its peer is, once it has sent a message
     key: bytes = b""  # of its client; empty where it needs none, or has sent nothing
     holder: Holder | None = None  # None until it has sent a message
@@ -30,57 +35,40 @@ class Connections:
     """By the descriptor of each connection, what is known of it. Methods return the descriptors to end, or say so."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Connection] = {}
+        self._known: dict[int, Connection] = {}
+        self._gone: dict[bytes, float] = {}  # peers whose connections ended, and until when their messages may come
 
     def accepted(self, descriptor: int, own: bool, now_s: float) -> None:
         """Note a new connection, of the hub's own user if ``own``."""
-        self._known[descriptor] = _Connection(now_s + HELLO_S, own)
+        self._known[descriptor] = Connection(now_s + HELLO_S, own)
 
-    def is_own(self, descriptor: int) -> bool:
-        """Whether it is a connection of the hub's own user."""
-        return descriptor in self._known and self._known[descriptor].own
+    def ended(self, descriptor: int, now_s: float) -> None:
+        """Forget a connection; messages that it sent before may still come."""
+        known = self._known.pop(descriptor, None)
+        if known is not None and known.peer:
+            while len(self._gone) >= GONE_MAX:
+                del self._gone[next(iter(self._gone))]
+            self._gone[known.peer] = now_s + GONE_S
 
-    def ended(self, descriptor: int) -> None:
-        """Forget a connection."""
-        self._known.pop(descriptor, None)
-
-    def is_new(self, descriptor: int) -> bool:
-        """Whether it has sent no message yet."""
-        return descriptor in self._known and self._known[descriptor].holder is None
+    def of(self, peer: bytes, descriptor: int, now_s: float) -> Connection | None:
+        """The connection of a message; None where it has ended, and its number may be another's by now."""
+        known = self._known.get(descriptor)
+        if known is None or self._gone.get(peer, 0.0) > now_s:
+            return None
+        known.peer = known.peer or peer
+        return known if known.peer == peer else None
 
     def who(self, descriptor: int) -> tuple[str, str]:
         """The name of its client, and where that is, as far as is known."""
         known = self._known.get(descriptor)
         return ("", "") if known is None or known.holder is None else (known.holder.name, known.origin)
 
-    def heard(self, descriptor: int, key: bytes, holder: Holder, origin: str = "") -> str:
-        """Note a message of the client with this key; returns why it is to be refused, or nothing."""
-        known = self._known.get(descriptor)
-        if known is None:  # it has ended, and the message was waiting
+    def lack(self, holder: Holder) -> str:
+        """Why this client may not have one connection more; empty if it may."""
+        others = sum(each.holder is not None and each.holder.name == holder.name for each in self._known.values())
+        if holder.quotas is None or others < holder.quotas.connections_max:
             return ""
-        known.silent_until_s = math.inf
-        if known.holder is None:
-            others = sum(each.holder is not None and each.holder.name == holder.name for each in self._known.values())
-            if holder.quotas is not None and others >= holder.quotas.connections_max:
-                return f"{holder.name} has {others} connections, of connections_max={holder.quotas.connections_max}"
-        known.key, known.holder, known.origin = key, holder, origin
-        return ""
-
-    def refuse(self, descriptor: int) -> bool:
-        """Note that a message was refused; returns whether one was before, so that the connection is to be ended."""
-        known = self._known.get(descriptor)
-        before = known is not None and known.refused
-        if known is not None:
-            known.refused = True
-        return before
-
-    def malformed(self, descriptor: int) -> bool:
-        """Note a message that cannot be read; returns whether the connection is to be ended."""
-        known = self._known.get(descriptor)
-        if known is None:
-            return False
-        known.malformed += 1
-        return known.malformed >= MALFORMED_MAX
+        return f"{holder.name} has {others} connections, of connections_max={holder.quotas.connections_max}"
 
     def silent(self, now_s: float) -> list[int]:
         """The connections that have sent nothing for too long."""

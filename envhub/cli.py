@@ -91,7 +91,7 @@ def serve(
             console.print("clients with a key, see `envhub keys add`, run `envhub login` once", highlight=False)
         hint = f'connect with: envhub.make_vec("ENV", num_envs=64, hub="{first}")'
         console.print(hint, highlight=False, soft_wrap=True)
-        if insecure:
+        if insecure and keys is None:
             errors.print("[bold red]insecure:[/] every program that reaches these addresses may use it", soft_wrap=True)
 
     fixed = None if workers == "auto" else workers
@@ -169,14 +169,16 @@ def keys_add(
     from envhub_server.network.key_folder import KeyFolder
 
     from envhub.transport import sockets
+    from envhub.transport.address import parse
     from envhub.transport.keys import key_of, text_of
 
     with _errors_in_a_line("keys add"):
+        place = at or f"{socket.gethostname()}:5555"
+        parse(f"tcp://{place}")  # before a key is admitted that nobody could use
         folder = KeyFolder(keys)
         server = sockets.public_key(folder.make_secret())
         own, secret = (key_of(public), b"") if public else sockets.new_key_pair()
         folder.add(name, own, may)
-        place = at or f"{socket.gethostname()}:5555"
         print(f"envhub://{text_of(server + secret)}@{place}")
     errors.print(f"give this to {name}, who runs `envhub login` and pastes it; it is not shown again", soft_wrap=True)
 

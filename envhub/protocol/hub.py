@@ -117,18 +117,20 @@ class HubProtocol:
         link.seq, link.running, link.reply = link.seq + 1, True, None
         return _incoming(Incoming, (peer, Op.STEP, token, link.seq, link.step, frames))
 
-    def receive(self, peer: bytes, connection: int, frames: Frames, owner: str = "") -> Incoming | None:
+    def receive(
+        self, peer: bytes, connection: int, frames: Frames, owner: str = "", uses: bool = True
+    ) -> Incoming | None:
         """Process one message of ``peer``, a routing id; returns its request if that is new and must be executed.
 
         ``connection`` identifies the transport connection for ``connection_ended``, ``owner`` the client behind it: a
-        session exists only for the client that made it or took it over.
+        session exists only for the client that made it or took it over, and a client that only observes ``uses`` none.
         """
         try:
             prelude = Prelude.unpack(frames[0] if frames else b"")
         except RemoteProtocolError:
             self.malformed += 1  # without a prelude no reply could refer to the message
             return None
-        if refusal := self._refusal(prelude):
+        if refusal := self._refusal(prelude, uses):
             self._refuse(peer, prelude, refusal)
             return None
         op = _OPS[prelude.op]
@@ -151,13 +153,15 @@ class HubProtocol:
             return None
         return Incoming(peer, op, prelude.token, prelude.seq, message, frames[1:])
 
-    def _refusal(self, prelude: Prelude) -> Failure | None:
+    def _refusal(self, prelude: Prelude, uses: bool) -> Failure | None:
         if prelude.major != VERSION[0]:
             spoken = f"{VERSION[0]}.{VERSION[1]}"
             text = f"this hub speaks protocol {spoken}, the client {prelude.major}.{prelude.minor}; upgrade the older"
             return Failure("unsupported_version", "hub", text)
         if prelude.op not in messages.REQUESTS and prelude.op != Op.STEP:
             return Failure("malformed", "request", f"this hub knows no request with op {prelude.op}")
+        if not uses and prelude.op in SESSION_OPS:
+            return Failure("not_permitted", "request", "this key lets its client observe, not use, the hub")
         if prelude.op in SESSION_OPS and prelude.token == NO_SESSION:
             return Failure("malformed", "request", "a session's token must not be all zero")
         if prelude.op != Op.HELLO and prelude.hub_id != self.hub_id:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import re
 import stat
 import tempfile
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from envhub.errors import AddressError, KeysError
 from envhub.transport.keys import KEY_BYTES, HubKeys, key_of
 
 ENVIRONMENT_VARIABLE = "ENVHUB_ADDRESS"
+SECRET = re.compile(r"[\w-]{43}")  # what may be a key, and is not repeated in an error
 IPC_PATH_BYTES_MAX = 107  # sun_path, less its closing zero
 
 
@@ -70,16 +72,17 @@ def parse(text: str) -> Address:
     Raises:
         AddressError: it names none.
     """
-    scheme, _, rest = text.partition("://") if isinstance(text, str) else ("", "", "")
+    text = text.strip() if isinstance(text, str) else ""
+    scheme, _, rest = text.partition("://")
     if scheme == "ipc" and rest:
         if len(os.fsencode(rest)) > IPC_PATH_BYTES_MAX:
             raise AddressError(f"{text}: a socket's path has at most {IPC_PATH_BYTES_MAX} bytes; choose a shorter one")
         return Address(text, path=rest)
     token, _, place = rest.rpartition("@") if scheme == "envhub" else ("", "", rest)
     host, colon, port = place.rpartition(":")
-    if scheme in ("tcp", "envhub") and host and colon and port.isdecimal() and int(port) < 65536:
+    if scheme in ("tcp", "envhub") and "@" not in host and host and colon and port.isdecimal() and int(port) < 65536:
         return Address(f"tcp://{place}", host=host, port=int(port), keys=_keys(token) if scheme == "envhub" else None)
-    shown = "envhub://...: it" if scheme == "envhub" else repr(text)  # a token is not repeated
+    shown = "what was given" if SECRET.search(text) or "@" in text else repr(text)
     raise AddressError(f"{shown} is no address; write tcp://HOST:PORT or ipc://PATH, or all of an envhub:// address")
 
 

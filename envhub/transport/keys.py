@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import secrets
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from envhub.errors import KeysError
 
 KEY_BYTES = 32
 KEY_TEXT_CHARS = 43
-SECRET_FILE_BYTES_MAX = 4096
+SECRET_FILE_BYTES_MAX = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def write_secret(path: Path, text: str, replace: bool = False) -> None:
     Raises:
         KeysError: it exists, or cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -66,8 +67,6 @@ def write_secret(path: Path, text: str, replace: bool = False) -> None:
         finally:
             os.close(descriptor)
             temporary.unlink(missing_ok=True)
-    except FileExistsError as error:
-        raise KeysError(f"{path} exists; remove it first if it is to be replaced") from error
     except OSError as error:
         raise KeysError(f"{path} cannot be written: {error}") from error
 
@@ -85,8 +84,11 @@ def read_secret(path: Path) -> str:
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise KeysError(f"{path} must be a file of yours with mode 0600; its secret may be known: make another one")
-        return file.read(SECRET_FILE_BYTES_MAX).decode("ascii", "replace").strip()
+            raise KeysError(f"{path} must be a file of yours with mode 0600; a secret in it may be known by now")
+        content = file.read(SECRET_FILE_BYTES_MAX + 1)
+    if len(content) > SECRET_FILE_BYTES_MAX:
+        raise KeysError(f"{path} is larger than {SECRET_FILE_BYTES_MAX} bytes")
+    return content.decode("ascii", "replace").strip()
 
 
 def config_folder() -> Path:

@@ -67,15 +67,17 @@ def public_key(secret: bytes) -> bytes:
     return z85.decode(zmq.curve_public(z85.encode(secret)))
 
 
-def require_keys(socket: zmq.Socket[Any], secret: bytes, domain: bytes) -> None:
-    """Have the addresses bound from now on admit only clients whose keys the handler of this domain admits.
+def ask_before_admitting(socket: zmq.Socket[Any], secret: bytes | None, domain: bytes) -> None:
+    """Have the addresses bound from now on admit only clients whom the handler of this domain admits.
 
-    ``secret`` is the hub's key. Without a handler nobody is admitted. Addresses bound before stay as they are.
+    With ``secret``, the hub's key, clients must present keys, and all is encrypted. Without a handler nobody is
+    admitted. Addresses bound before stay as they are.
     """
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     socket.setsockopt(zmq.ZAP_DOMAIN, domain)
-    socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
-    socket.setsockopt(zmq.CURVE_SERVER, 1)
+    if secret is not None:
+        socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
 
 
 def present_keys(socket: zmq.Socket[Any], keys: HubKeys) -> None:
@@ -144,7 +146,7 @@ def discard(socket: zmq.Socket[Any], frames_max: int) -> bool:
 
 
 def user_of(frames: Sequence[zmq.Frame]) -> str:
-    """The key, as text, with which the peer was admitted; empty where its address needs none."""
+    """The name that the handler gave the peer when it admitted it; empty where its address has no handler."""
     try:
         return str(frames[0].get("User-Id")) if frames else ""
     except zmq.ZMQError:

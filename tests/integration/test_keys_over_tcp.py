@@ -230,7 +230,6 @@ envhub.make_vec("CartPole-v1", 1, hub=sys.argv[1]).close()
         run = [sys.executable, "-c", program, hub.tcp]
         found = subprocess.run(run, capture_output=True, text=True, timeout=60, cwd=tmp_path)
         assert found.returncode == 0 and found.stdout.count("refused") == 2, found.stderr
-        envhub.make_vec(lambda: gym.make("CartPole-v1"), 1, hub=hub.tcp).close()  # of the hub's own user
 
 
 def test_old_and_foreign_handshakes_get_nowhere(hub: ServedHub) -> None:

@@ -21,7 +21,7 @@ KEY, OTHER = b"a" * 32, b"b" * 32
 def connections(*descriptors: int) -> Connections:
     known = Connections()
     for descriptor in descriptors:
-        known.accepted(descriptor, False, 100.0)
+        known.accepted(descriptor, 100.0)
     return known
 
 
@@ -33,7 +33,7 @@ def hear(known: Connections, descriptor: int, key: bytes, holder: Holder) -> Non
 
 def test_connection_that_sends_nothing_is_ended_once() -> None:
     known = connections(5)
-    known.accepted(6, False, 101.0)
+    known.accepted(6, 101.0)
     assert known.next_s() == 100.0 + HELLO_S and known.silent(100.0 + HELLO_S - 0.1) == []
     hear(known, 6, KEY, ALICE)
     assert known.silent(100.0 + HELLO_S) == [5] and known.silent(1e9) == []
@@ -49,12 +49,13 @@ def test_client_has_so_many_connections_and_no_more() -> None:
     assert known.lack(ALICE) == ""
 
 
-def test_connections_of_a_key_that_was_removed_are_found() -> None:
+def test_connections_of_a_key_that_was_removed_or_has_another_right_are_found() -> None:
     known = connections(5, 6, 7, 8)
     hear(known, 5, KEY, ALICE)
     hear(known, 6, OTHER, ALICE)
     hear(known, 7, b"", OWN_USER)
-    assert known.removed({OTHER}) == [5] and known.removed({}) == [5, 6]
+    assert known.changed({OTHER: ALICE}) == [5] and known.changed({}) == [5, 6]
+    assert known.changed({KEY: Holder("alice", "observe"), OTHER: Holder("alice", "use", Quotas())}) == [5]
 
 
 def test_message_of_a_connection_that_has_ended_is_of_none_though_its_number_is_used_again() -> None:
@@ -62,12 +63,12 @@ def test_message_of_a_connection_that_has_ended_is_of_none_though_its_number_is_
     assert known.of(b"old", 5, 100.0) is not None
     known.ended(5, 100.0)
     assert known.of(b"old", 5, 100.0) is None
-    known.accepted(5, False, 100.1)
+    known.accepted(5, 100.1)
     assert known.of(b"old", 5, 100.2) is None
     new = known.of(b"new", 5, 100.2)
     assert new is not None and known.of(b"new", 5, 100.2) is new and known.of(b"other", 5, 100.2) is None
     known.ended(5, 100.3)
-    known.accepted(5, False, 100.4)
+    known.accepted(5, 100.4)
     assert known.of(b"new", 5, 100.4 + GONE_S) is not None  # it has chosen its routing id, and is back
 
 
@@ -98,16 +99,21 @@ def test_rights() -> None:
     assert not ANYBODY.deploys and not ALICE.deploys and ANYBODY.may(Op.MAKE)
 
 
-def test_kernel_names_the_user_behind_a_connection() -> None:
+def test_kernel_says_whose_connections_there_are() -> None:
     for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
-        with (
-            socket.create_server((host, 0), family=family) as server,
-            socket.create_connection(server.getsockname()[:2]),
-            server.accept()[0] as accepted,
-        ):
-            assert network_peer.uid(accepted.fileno()) == os.getuid()
-    ours, theirs = socket.socketpair()
-    assert network_peer.uid(ours.fileno()) == network_peer.LOCAL
-    descriptor = ours.fileno()
-    ours.close(), theirs.close()
-    assert network_peer.uid(descriptor) == network_peer.UNKNOWN
+        with socket.create_server((host, 0), family=family) as server:
+            port = server.getsockname()[1]
+            peer = socket.create_connection((host, port))
+            with server.accept()[0] as accepted:
+                assert not network_peer.others_are_connected({port}) and not network_peer.is_others(accepted.fileno())
+                peer.close()  # of a socket without a process nobody can say whose it was
+                assert network_peer.others_are_connected({port}) and network_peer.is_others(accepted.fileno())
+            assert not network_peer.others_are_connected(set())
+
+
+def test_looking_for_a_user_leaves_no_descriptor() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with open(os.devnull) as no_socket:
+        for _ in range(3):
+            assert not network_peer.is_others(no_socket.fileno())
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -46,7 +46,14 @@ def test_address_with_keys_is_one_of_tcp_that_shows_no_secret() -> None:
     assert text_of(B) not in repr(found) and str(B) not in repr(found)
 
 
-@pytest.mark.parametrize("text", [f"envhub://{text_of(A + B)}", f"envhub://{text_of(A + B)}@host", "envhub://x@host:1"])
+TOKEN = text_of(A + B)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f"envhub://{TOKEN}", f"envhub://{TOKEN}@host", "envhub://x@host:1", f"Envhub://{TOKEN}@host:1",
+     f"'{TOKEN}@host:1'", f"envhub//{TOKEN}@host:1", f"{TOKEN}@host:1", f"tcp://{TOKEN}@host:1"],
+)  # fmt: skip
 def test_malformed_address_with_keys_is_refused_without_the_secret(text: str) -> None:
     with pytest.raises(AddressError) as raised:
         address.parse(text)
@@ -141,7 +148,8 @@ def test_unreadable_file_is_named_and_the_old_list_stays(tmp_path: Path, text: s
     write_secret(tmp_path / "clients/bob.toml", text.replace("{key}", text_of(B)))
     with pytest.raises(KeysError, match="bob"):
         KeyFolder(tmp_path).load()
-    assert not folder.refresh() and [*folder.holders] == [A]
+    folder.refresh()
+    assert [*folder.holders] == [A]
     (tmp_path / "clients/bob.toml").unlink()
     folder.add("carol", C, "use")
     assert folder.refresh() and [*folder.holders] == [A, C]
@@ -150,9 +158,44 @@ def test_unreadable_file_is_named_and_the_old_list_stays(tmp_path: Path, text: s
 def test_key_of_two_clients_is_refused(tmp_path: Path) -> None:
     folder = KeyFolder(tmp_path)
     folder.add("alice", A, "use")
-    folder.add("bob", A, "use")
+    for name in ("alice", "bob"):
+        with pytest.raises(KeysError, match="alice has this key already"):
+            folder.add(name, A)
+    write_secret(tmp_path / "clients/bob.toml", f'keys = ["{text_of(A)}"]')
     with pytest.raises(KeysError, match="same key"):
-        folder.load()
+        KeyFolder(tmp_path).load()
+    assert folder.refresh() and folder.holders[A].name == "alice"
+
+
+def test_unusable_file_keeps_its_own_keys_only(tmp_path: Path) -> None:
+    folder = KeyFolder(tmp_path)
+    folder.add("alice", A)
+    folder.add("bob", B)
+    folder.load()
+    (tmp_path / "clients/alice.toml").chmod(0o644)
+    folder.refresh()
+    assert {*folder.holders} == {A, B}
+    (tmp_path / "clients/bob.toml").unlink()
+    assert folder.refresh() and {*folder.holders} == {A}
+    (tmp_path / "clients/alice.toml").chmod(0o600)
+    (tmp_path / "clients/.#alice.toml").symlink_to("nowhere")  # an editor's lock
+    assert folder.refresh() and not folder.refresh() and {*folder.holders} == {A}
+
+
+def test_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "keys").touch()
+    with pytest.raises(KeysError, match="no folder"):
+        KeyFolder(tmp_path / "keys").make_secret()
+
+
+def test_quotas_that_are_written_in_another_way_are_kept(tmp_path: Path) -> None:
+    folder = KeyFolder(tmp_path)
+    for number, quotas in enumerate(("quotas = {sessions_max = 1}", "quotas.sessions_max = 1")):
+        key = bytes([10 + number]) * 32
+        write_secret(tmp_path / f"clients/c{number}.toml", f'keys = ["{text_of(key)}"]\n{quotas} # [quotas]')
+        folder.add(f"c{number}", bytes([20 + number]) * 32)
+        holder, _ = folder.holder(f"c{number}")
+        assert holder.quotas is not None and holder.quotas.sessions_max == 1
 
 
 # --- hubs by name -----------------------------------------------------------------------------------------------------
@@ -169,7 +212,7 @@ def test_hub_is_kept_by_its_host_or_a_name(config: Path) -> None:
 
 
 def test_own_key_is_joined_to_an_address_that_has_the_hubs_only(config: Path) -> None:
-    with pytest.raises(KeysError, match=r"client\.key"):
+    with pytest.raises(KeysError, match="envhub keygen"):
         known_hubs.keep(None, f"envhub://{text_of(A)}@simbox:5555")
     public = known_hubs.make_own_key()
     assert known_hubs.make_own_key() == public

@@ -41,7 +41,7 @@ def test_address_that_wants_keys_lets_nobody_in_while_nobody_answers_for_them() 
             if ended:
                 with context.socket(zmq.REP) as handler:
                     handler.bind("inproc://zeromq.zap.01")
-            sockets.require_keys(router, secret, b"envhub")
+            sockets.ask_before_admitting(router, secret, b"envhub")
             port = router.bind_to_random_port("tcp://127.0.0.1")
             sockets.present_keys(dealer, HubKeys(public, sockets.new_key_pair()[1]))
             failed = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_AUTH

@@ -36,6 +36,7 @@ CONNECT_TIMEOUT_S = 10.0
 RECEIVE_QUEUE_MESSAGES_MAX = 1000  # it must never fill up: libzmq (4.3.5) may abort if the connection ends then
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HEARTBEAT_TTL_MS = 1000, 2000, 4000
 PROBE_S = 0.2
+GREETING_S = 1.0
 RECONNECT_MS, RECONNECT_MAX_MS = 20, 500
 
 _BUFFER = attrgetter("buffer")
@@ -521,11 +522,21 @@ class Connection:
                 why = "takes no keys: connect to its tcp:// address"
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and keys is not None:
             self._broken_handshakes += 1
-            if self._broken_handshakes >= BROKEN_HANDSHAKES_MAX:
+            if self._broken_handshakes >= BROKEN_HANDSHAKES_MAX and self._is_zmtp():
                 why = "has another key than this client's address says: its keys were made again, or it is another hub"
         if why:
             self._denied = f"the hub at {self.address} {why}"
             self.protocol.lost("it does not let this client in")
+
+    def _is_zmtp(self) -> bool:
+        """Whether it is a ZeroMQ socket that answers at the address, and no forwarder without a hub behind it."""
+        self._broken_handshakes = 0
+        try:
+            with socket.create_connection((self._target.host.strip("[]"), self._target.port), PROBE_S) as probe:
+                probe.settimeout(GREETING_S)
+                return probe.recv(1) == b"\xff"  # the first byte of its greeting
+        except OSError:
+            return False
 
     def _refuses(self) -> bool:
         """Whether nothing listens at the address, which proves a loss; that the network does not get there does not."""

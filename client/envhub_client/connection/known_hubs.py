@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from envhub.errors import AddressError
+from envhub.errors import AddressError, KeysError
 from envhub.transport import address as addresses
 from envhub.transport import sockets
 from envhub.transport.address import Address
@@ -69,14 +69,17 @@ def keep(name: str | None, text: str) -> str:
         AddressError: it is no address, or no name.
         KeysError: the file cannot be written, or there is no own key.
     """
+    text = text.strip()
     head, _, place = text.rpartition("@")
     if len(head) == len("envhub://") + KEY_TEXT_CHARS:
+        if not _own_key().exists():
+            raise KeysError("this address is for a key of one's own, and there is none here: run `envhub keygen` first")
         text = f"envhub://{text_of(key_of(head[-KEY_TEXT_CHARS:]) + key_of(read_secret(_own_key())))}@{place}"
+    if not ssh_tunnel.PLACE.fullmatch(text):
+        addresses.parse(text)
     name = name or place.rpartition(":")[0]
     if not NAME.fullmatch(name):
         raise AddressError(f"{name!r} is no name for a hub: letters, digits, dots, dashes and underscores, at most 64")
-    if not ssh_tunnel.PLACE.fullmatch(text):
-        addresses.parse(text)
     write_secret(_folder() / name, text, replace=True)
     return name
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from envhub.protocol.messages import Make, Op
+from envhub.protocol.messages import Make
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.memory.session_memory import ArenaBudget
 from envhub_server.network.rights import Holder
@@ -26,13 +26,13 @@ class ClientUsage:
         """The shared memory that the client may use."""
         if holder.quotas is None:
             return self._budget
-        return self._budgets.setdefault(holder.name, ArenaBudget(holder.quotas.arena_bytes_max, self._budget))
+        found = self._budgets.setdefault(holder.name, ArenaBudget(0, self._budget))
+        found.bytes_max = holder.quotas.arena_bytes_max  # which may have changed
+        return found
 
     def refusal(self, holder: Holder, make: Make, sessions: Iterable[SessionRuntime], now_s: float) -> str:
         """Why the client may not make this session beside those that there are; empty if it may."""
         quotas = holder.quotas
-        if not holder.may(Op.MAKE):
-            return f"the key of {holder.name} lets it observe, not use, this hub"
         if quotas is None:
             return ""
         times = self._made_s.setdefault(holder.name, deque())

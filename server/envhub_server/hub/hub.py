@@ -190,13 +190,14 @@ class Hub:
         """Bind every address: those of ipc first, since only what is bound later wants a key."""
         is_ipc = {text: address.parse(text).is_ipc for text in self.config.binds}
         bound = {text: listener.bind(text) for text in self.config.binds if is_ipc[text]}
-        self._access.require_keys(self._context, self._router)
+        if len(bound) < len(is_ipc):
+            self._access.guard(self._context, self._router)
         if self._access.authenticator is not None:
             self._poller.register(self._access.authenticator.descriptor, self._access.authenticator)
         for text in self.config.binds:
             if not is_ipc[text]:
                 bound[text] = listener.bind(text)
-                self._access.prove(bound[text])
+                self._access.bound(bound[text])
         self.addresses = [bound[text] for text in self.config.binds]
         self._set_timer(_ACCESS, self._access.next_s())
 
@@ -430,10 +431,11 @@ class Hub:
             connection = sockets.connection_of(frames)
             if why:
                 self._end_connections(self._access.refused(peer, connection, why, self._handled_s))
+                self._set_timer(_ACCESS, self._access.next_s())
                 self._protocol.refuse(peer, [first], Failure("limit", "hub", why))
                 self._pump()
                 return
-            incoming = self._receive(peer, connection, [first, *others], holder.name)
+            incoming = self._receive(peer, connection, [first, *others], holder)
         if incoming is not None:
             self._dispatch(incoming, heard_ns, holder)
         if self._events or self._protocol.outgoing:
@@ -446,9 +448,9 @@ class Hub:
             self._audit.write("connection_ended", client, origin, why=why)
             self._guard.end(descriptor)
 
-    def _receive(self, peer: bytes, connection: int, frames: Sequence[Any], owner: str) -> Incoming | None:
+    def _receive(self, peer: bytes, connection: int, frames: Sequence[Any], holder: Holder) -> Incoming | None:
         malformed = self._protocol.malformed
-        incoming = self._protocol.receive(peer, connection, [*frames], owner)
+        incoming = self._protocol.receive(peer, connection, [*frames], holder.name, holder.may(Op.STEP))
         if self._protocol.malformed > malformed:
             self._end_connections(self._access.malformed(peer, connection, self._handled_s))
         for token in self._protocol.returned:
@@ -627,7 +629,8 @@ class Hub:
         if make.num_workers:
             return told(make.num_envs, make.num_workers, f"num_workers={make.num_workers}")
         if self.config.workers:
-            return told(make.num_envs, self.config.workers, f"the hub's --workers {self.config.workers}")
+            workers = min(self.config.workers, max(1, machine.workers_max))
+            return told(make.num_envs, workers, f"the hub's --workers {self.config.workers}")
         return known(make.num_envs, self._costs.find(make), machine)
 
     def _attach(self, request: Incoming, holder: Holder) -> None:
@@ -635,7 +638,7 @@ class Hub:
         if request.token in self._by_token:
             self._refuse_make(holder, request, Failure("session_lost", "session", _STILL_CLOSING))
             return
-        if runtime is None or not runtime.state.attachable or not holder.may(Op.ATTACH):
+        if runtime is None or not runtime.state.attachable:
             why = "this hub has no such session to take over: its lease ran out, it was closed or taken over"
             self._refuse_make(holder, request, Failure("session_lost", "session", why))
             return

@@ -19,14 +19,14 @@ class ArenaBudget:
 
     def __init__(self, bytes_max: int, whole: ArenaBudget | None = None) -> None:
         """Of so many bytes; as a part of the ``whole`` budget, if one is given."""
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._whole = whole
         self._used = 0
 
     @property
     def left(self) -> int:
         """The bytes that are not used."""
-        left = self._bytes_max - self._used
+        left = self.bytes_max - self._used
         return left if self._whole is None else min(left, self._whole.left)
 
     def use(self, nbytes: int) -> None:

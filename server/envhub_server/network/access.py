@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from envhub.transport import address as addresses
 from envhub.transport import sockets
 from envhub.transport.keys import key_of
 from envhub_server.network import network_peer
 from envhub_server.network.audit import Audit
-from envhub_server.network.authenticator import DOMAIN, Authenticator
+from envhub_server.network.authenticator import DOMAIN, OWN, Authenticator
 from envhub_server.network.connections import HELLO_S, MALFORMED_MAX, Connections
 from envhub_server.network.key_folder import KeyFolder
 from envhub_server.network.rights import ANYBODY, OWN_USER, Holder
 
 KEYS_S = 0.5  # from one check of the folder of keys to the next
 REMOVED = "its key was removed"
+CHANGED = "its key was removed, or has another right"
+REFUSED_S = 1.0  # for a client that was refused to read why, and to go
 IPC_ORIGIN = "localhost:"  # libzmq has seen that the peer is the hub's own user
 
 Ends = list[tuple[int, str]]  # descriptors of connections that are to be ended, each with the reason
@@ -46,29 +48,33 @@ class Access:
         """Whether other machines may reach an address: they need a key, or are let in on purpose."""
         return self._insecure or self._keys is not None
 
-    def require_keys(self, context: Any, router: Any) -> None:
-        """Have the addresses that this socket binds from now on want a key, if there are keys.
+    def guard(self, context: Any, router: Any) -> None:
+        """Have the addresses that this socket binds from now on admit whom they are to admit.
 
         Raises:
-            KeysError: they cannot be used.
+            KeysError: the keys cannot be used.
         """
-        if self._keys is None:
+        if self._insecure and self._keys is None:
             return
-        secret = self._keys.make_secret()
-        self._keys.load()
-        self._server_key = sockets.public_key(secret)
+        secret = None
+        if self._keys is not None:
+            secret = self._keys.make_secret()
+            self._keys.load()
+            self._server_key = sockets.public_key(secret)
+            self._check_keys_s = 0.0
         self.authenticator = Authenticator(context, self._keys, self._audit)
-        sockets.require_keys(router, secret, DOMAIN)
-        self._check_keys_s = 0.0
+        sockets.ask_before_admitting(router, secret, DOMAIN)
 
-    def prove(self, address: str) -> None:
-        """See that this tcp address refuses strangers, if there are keys.
+    def bound(self, address: str) -> None:
+        """Note a tcp address that was bound; where there are keys, see that it refuses strangers.
 
         Raises:
             KeysError: it does not.
         """
         if self.authenticator is not None:
-            self.authenticator.prove(address, self._server_key)
+            self.authenticator.ports.add(addresses.parse(address).port)
+            if self._keys is not None:
+                self.authenticator.prove(address, self._server_key)
 
     def close(self) -> None:
         """Let nobody in any more who needs a key."""
@@ -78,12 +84,11 @@ class Access:
     # --- connections --------------------------------------------------------------------------------------------------
 
     def accepted(self, descriptor: int, now_s: float) -> Ends:
-        """Note a new connection; one of another user to an address that wants no key is to be ended."""
-        own = network_peer.uid(descriptor) in (network_peer.LOCAL, os.getuid())
-        self._connections.accepted(descriptor, own, now_s)
-        if self.open_to_all or own:
-            return []
-        return [(descriptor, "its process is another user's; serve with --keys to admit others")]
+        """Note a new connection; one of another user to an address that wants no key would keep the own user out."""
+        self._connections.accepted(descriptor, now_s)
+        if not self.open_to_all and network_peer.is_others(descriptor):
+            return [(descriptor, "its process is another user's; serve with --keys to admit others")]
+        return []
 
     def who(self, descriptor: int) -> tuple[str, str]:
         """The name of a connection's client, and where that is, as far as is known."""
@@ -97,33 +102,33 @@ class Access:
         """The client that sent this message, and why it is refused, if it is."""
         known = self._connections.of(peer, sockets.connection_of(frames), now_s)
         key, origin = b"", sockets.origin_of(frames)
-        holder: Holder | None
-        if origin.startswith(IPC_ORIGIN):
-            holder = OWN_USER
+        user = sockets.user_of(frames)
+        if origin.startswith(IPC_ORIGIN) or user == OWN:
+            holder: Holder | None = OWN_USER
         elif self._keys is None:
-            holder = OWN_USER if known is not None and known.own else ANYBODY
+            holder = ANYBODY
         else:
-            user = sockets.user_of(frames)
             key = key_of(user) if user else b""
             holder = self._keys.holders.get(key)
         if holder is None:
             return ANYBODY, REMOVED
         if known is not None and known.holder is None:
             self._audit.write("connected", holder.name, origin)
-            known.silent_until_s = math.inf
+            known.silent_until_s, known.key, known.origin = math.inf, key, origin
             if why := self._connections.lack(holder):
                 return holder, why
-            known.key, known.holder, known.origin = key, holder, origin
+            known.holder = holder
         return holder, ""
 
     def refused(self, peer: bytes, descriptor: int, why: str, now_s: float) -> Ends:
         """Note that a message is refused: its client is told so once, and then its connection is ended."""
         known = self._connections.of(peer, descriptor, now_s)
-        if known is None or not (known.refused or why == REMOVED):
-            if known is not None:
-                known.refused = True
+        if known is None:
             return []
-        return [(descriptor, why)]
+        if known.refused or why == REMOVED:
+            return [(descriptor, why)]
+        known.refused, known.silent_until_s = True, now_s + REFUSED_S
+        return []
 
     def malformed(self, peer: bytes, descriptor: int, now_s: float) -> Ends:
         """Note that a message cannot be read."""
@@ -145,7 +150,7 @@ class Access:
             if self._keys.refresh():
                 names = sorted({holder.name for holder in self._keys.holders.values()})
                 self._audit.write("keys_read", "", clients=" ".join(names))
-                ends += [(descriptor, REMOVED) for descriptor in self._connections.removed(self._keys.holders)]
+                ends += [(descriptor, CHANGED) for descriptor in self._connections.changed(self._keys.holders)]
         return ends
 
     def next_s(self) -> float:

@@ -1,7 +1,8 @@
-"""Who may connect to an address that needs a key: libzmq asks (ZAP, RFC 27), and this answers.
+"""Who may connect to a tcp address: libzmq asks (ZAP, RFC 27) in the handshake, and this answers.
 
-libzmq admits nobody to such an address while nobody answers. So a hub whose loop is busy lets new clients wait, and
-one whose handler has gone lets none in.
+A hub with keys admits their holders. A hub without keys, which listens on loopback, admits its own user: at the moment
+of the handshake no process of another user may be connected. libzmq admits nobody while nobody answers. So a hub whose
+loop is busy lets new clients wait, and one whose handler has gone lets none in.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from envhub.errors import KeysError
+from envhub.transport import address as addresses
 from envhub.transport import sockets
 from envhub.transport.keys import HubKeys, text_of
+from envhub_server.network import network_peer
 from envhub_server.network.audit import Audit
 from envhub_server.network.key_folder import KeyFolder
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_VERSION = b"1.0"
 DOMAIN = b"envhub"
+OWN = "own user"
 PROVE_S = 5.0
 
 log = structlog.get_logger("envhub.hub")
@@ -29,7 +33,9 @@ log = structlog.get_logger("envhub.hub")
 class Authenticator:
     """The ZAP handler of one hub's context; ``descriptor`` is ready when libzmq asks."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: KeyFolder, audit: Audit) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: KeyFolder | None, audit: Audit) -> None:
+        """Admit the holders of these keys; where there is no folder, the own user to ``ports``."""
+        self.ports: set[int] = set()  # of the hub's addresses
         self._audit = audit
         self._context = context
         self._folder = folder
@@ -52,9 +58,16 @@ class Authenticator:
             self._asked.send_multipart([ZAP_VERSION, request, status, text, user.encode(), b""])
 
     def _admitted(self, frames: list[bytes]) -> str:
-        """The key, as text, of the client that is admitted; empty where none is."""
-        if len(frames) != 7 or frames[0] != ZAP_VERSION or frames[2] != DOMAIN or frames[5] != b"CURVE":
-            log.warning("client_refused", why="it asked by another way than a key")
+        """The key, as text, of the client that is admitted, or ``OWN``; empty where none is."""
+        if len(frames) < 6 or frames[0] != ZAP_VERSION or frames[2] != DOMAIN:
+            return ""
+        if self._folder is None:
+            if frames[5] == b"NULL" and not network_peer.others_are_connected(self.ports):
+                return OWN
+            log.warning("client_refused", why="another user is connected; serve with --keys to admit others")
+            self._audit.write("refused", "", frames[3].decode("ascii", "replace"), why="another user is connected")
+            return ""
+        if len(frames) != 7 or frames[5] != b"CURVE":
             return ""
         if frames[6] not in self._folder.holders:
             if frames[6] != self._throw_away:
@@ -76,7 +89,9 @@ class Authenticator:
             sockets.present_keys(stranger, HubKeys(server_key, secret))
             monitor = sockets.open_monitor(stranger, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
             try:
-                stranger.connect(address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:"))
+                target = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+                sockets.choose_family(stranger, addresses.parse(target))
+                stranger.connect(target)
                 until_s = time.monotonic() + PROVE_S
                 while time.monotonic() < until_s:
                     self._asked.poll(10)

@@ -6,7 +6,7 @@ Pure: libzmq's monitor says which connections there are, and each message by whi
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from envhub_server.network.rights import Holder
@@ -22,7 +22,6 @@ class Connection:
     """What is known of one connection."""
 
     silent_until_s: float  # when it is ended unless a message has come; infinity once one has
-    own: bool = False  # whether the hub's user is behind it, as the kernel says
     peer: bytes = b""  # its routing id, once it has sent a message
     origin: str = ""  # where its peer is, once it has sent a message
     key: bytes = b""  # of its client; empty where it needs none, or has sent nothing
@@ -38,9 +37,9 @@ class Connections:
         self._known: dict[int, Connection] = {}
         self._gone: dict[bytes, float] = {}  # peers whose connections ended, and until when their messages may come
 
-    def accepted(self, descriptor: int, own: bool, now_s: float) -> None:
-        """Note a new connection, of the hub's own user if ``own``."""
-        self._known[descriptor] = Connection(now_s + HELLO_S, own)
+    def accepted(self, descriptor: int, now_s: float) -> None:
+        """Note a new connection."""
+        self._known[descriptor] = Connection(now_s + HELLO_S)
 
     def ended(self, descriptor: int, now_s: float) -> None:
         """Forget a connection; messages that it sent before may still come."""
@@ -81,6 +80,11 @@ class Connections:
         """When ``silent`` is to be called next."""
         return min((each.silent_until_s for each in self._known.values()), default=math.inf)
 
-    def removed(self, keys: Container[bytes]) -> list[int]:
-        """The connections of clients whose keys are not among these any more."""
-        return [descriptor for descriptor, each in self._known.items() if each.key and each.key not in keys]
+    def changed(self, holders: Mapping[bytes, Holder]) -> list[int]:
+        """The connections of clients whose keys are not among these any more, or have other rights by now."""
+        found = [(descriptor, each) for descriptor, each in self._known.items() if each.key and each.holder is not None]
+        return [descriptor for descriptor, each in found if _right(holders.get(each.key)) != _right(each.holder)]
+
+
+def _right(holder: Holder | None) -> str:
+    return "" if holder is None else holder.right

@@ -10,9 +10,11 @@ Two keys per client let it change its key without a stop: add the new one, use i
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -25,7 +27,6 @@ from envhub_server.network.rights import RIGHTS, Holder, Quotas
 
 KEYS_PER_CLIENT_MAX = 2
 CLIENTS_MAX = 1024
-CLIENT_FILE_BYTES_MAX = 1 << 14
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 if sys.version_info >= (3, 11):
@@ -47,7 +48,8 @@ class KeyFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.holders: Mapping[bytes, Holder] = {}
-        self._read: object = None  # names, sizes and times of the files that were read last
+        self._problem = ""  # why the folder could not be read, if that was reported
+        self._read: dict[str, _File] = {}  # by name, as it was when it was read last
 
     # --- the hub's own key --------------------------------------------------------------------------------------------
 
@@ -57,7 +59,11 @@ class KeyFolder:
         Raises:
             KeysError: there is none, or others can read it.
         """
-        return key_of(read_secret(self.path / "server.key"))
+        path = self.path / "server.key"
+        try:
+            return key_of(read_secret(path))
+        except KeysError as error:
+            raise KeysError(f"{path}: {error}") from error
 
     def make_secret(self) -> bytes:
         """The hub's secret key, made if there is none.
@@ -66,6 +72,8 @@ class KeyFolder:
             KeysError: it cannot be made, or others can read it.
         """
         path = self.path / "server.key"
+        if self.path.exists() and not self.path.is_dir():
+            raise KeysError(f"{self.path} is no folder; name the folder that `envhub keys add --keys` made")
         if not path.exists():
             write_secret(path, text_of(sockets.new_key_pair()[1]))
         return self.secret()
@@ -76,43 +84,67 @@ class KeyFolder:
         """Read who is admitted.
 
         Raises:
-            KeysError: a file cannot be used; nothing has changed.
+            KeysError: a file cannot be used.
         """
-        state = self._state()
-        holders: dict[bytes, Holder] = {}
-        for path in self._files():
-            holder, keys = _read_client(path)
-            for key in keys:
-                if key in holders:
-                    raise KeysError(f"{path}: {holders[key].name} has the same key")
-                holders[key] = holder
-        self.holders, self._read = holders, state
+        if problems := self._load():
+            raise KeysError(problems[0])
 
     def refresh(self) -> bool:
-        """Read again who is admitted, if a file has changed; an unusable one is logged, and the old list stays."""
+        """Read again the files that have changed; of an unusable one, which is logged, the old keys stay admitted.
+
+        Returns:
+            Whether a file has changed.
+        """
+        before = self._read
+        problems = self._load()
+        for problem in problems:
+            log.error("keys_unreadable", why=problem, note="the keys read before stay admitted")
+        if self._read != before and not problems:
+            log.info("keys_read", clients=len(self._read))
+        return self._read != before
+
+    def _load(self) -> list[str]:
+        """Read the files that have changed; returns what is wrong with them."""
         try:
-            if self._state() == self._read:
-                return False
-            self.load()
+            states = self._states()
         except (KeysError, OSError) as error:
-            log.error("keys_unreadable", why=str(error), note="the keys read before stay admitted")
+            return [] if self._problem == str(error) else [self._noted(str(error))]
+        self._problem = ""
+        problems, read = [], {}
+        for name, state in states.items():
+            old = self._read.get(name)
+            if old is not None and old.state == state:
+                read[name] = old
+                continue
             try:
-                self._read = self._state()
-            except OSError:
-                self._read = None
-            return False
-        log.info("keys_read", clients=len({holder.name for holder in self.holders.values()}))
-        return True
+                read[name] = _File(state, *_read_client(self._clients / f"{name}.toml"))
+            except KeysError as error:
+                problems.append(str(error))
+                read[name] = _File(state, *((old.holder, old.keys) if old is not None else (Holder(name), [])))
+        holders: dict[bytes, Holder] = {}
+        for file in read.values():
+            for key in file.keys:
+                holder = holders.setdefault(key, file.holder)
+                if holder.name != file.holder.name and read != self._read:
+                    problems.append(f"{file.holder.name} and {holder.name} have the same key, which is {holder.name}'s")
+        self.holders, self._read = holders, read
+        return problems
 
-    def _files(self) -> list[Path]:
-        found = sorted(self._clients.glob("*.toml")) if self._clients.is_dir() else []
-        if len(found) > CLIENTS_MAX:
-            raise KeysError(f"{self._clients} has {len(found)} files of clients; at most {CLIENTS_MAX} are read")
-        return found
+    def _noted(self, problem: str) -> str:
+        self._problem = problem
+        return problem
 
-    def _state(self) -> object:
-        files = [(path.name, path.stat()) for path in self._files()]
-        return [(name, found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode) for name, found in files]
+    def _states(self) -> dict[str, object]:
+        """What changes with each client's file, by name."""
+        if not self._clients.exists():
+            return {}
+        with os.scandir(self._clients) as entries:
+            names = sorted(each.name.removesuffix(".toml") for each in entries if each.name.endswith(".toml"))
+        names = [name for name in names if NAME.fullmatch(name)]
+        if len(names) > CLIENTS_MAX:
+            raise KeysError(f"{self._clients} has {len(names)} files of clients; at most {CLIENTS_MAX} are read")
+        found = {name: (self._clients / f"{name}.toml").stat(follow_symlinks=False) for name in names}
+        return {name: (at.st_ctime_ns, at.st_size, at.st_ino, at.st_mode, at.st_uid) for name, at in found.items()}
 
     @property
     def _clients(self) -> Path:
@@ -120,7 +152,7 @@ class KeyFolder:
 
     def names(self) -> list[str]:
         """The clients that have a file."""
-        return [path.stem for path in self._files()]
+        return [*self._states()]
 
     def holder(self, name: str) -> tuple[Holder, list[bytes]]:
         """A client, and its public keys.
@@ -136,12 +168,15 @@ class KeyFolder:
         Without a right, a client that exists keeps its own, and a new one may use the hub.
 
         Raises:
-            KeysError: it has two keys already, or its file cannot be written.
+            KeysError: it has two keys already, the key is a client's already, or a file cannot be used or written.
         """
+        self.load()
+        if key in self.holders:
+            raise KeysError(f"{self.holders[key].name} has this key already")
         before, keys = self.holder(name) if self._file(name).exists() else (Holder(name), [])
         if len(keys) >= KEYS_PER_CLIENT_MAX:
             raise KeysError(f"{name} has {len(keys)} keys; remove one first (`envhub keys remove {name} --key KEY`)")
-        self._write(name, [*keys, key], right or before.right)
+        self._write(name, [*keys, key], right or before.right, before.quotas or Quotas())
 
     def remove(self, name: str, key: bytes | None = None) -> None:
         """Admit a client no more, or only this key of it.
@@ -154,7 +189,7 @@ class KeyFolder:
             raise KeysError(f"{name} has no such key")
         rest = [] if key is None else [each for each in keys if each != key]
         if rest:
-            self._write(name, rest, holder.right)
+            self._write(name, rest, holder.right, holder.quotas or Quotas())
         else:
             self._file(name).unlink()
 
@@ -163,32 +198,39 @@ class KeyFolder:
             raise KeysError(f"{name!r} is no name: letters, digits, dots, dashes and underscores, at most 64")
         return self._clients / f"{name}.toml"
 
-    def _write(self, name: str, keys: list[bytes], right: str) -> None:
+    def _write(self, name: str, keys: list[bytes], right: str, quotas: Quotas) -> None:
         if right not in RIGHTS:
             raise KeysError(f"{right!r} is no right; there are {', '.join(RIGHTS)}")
-        path = self._file(name)
-        listed = ", ".join(f'"{text_of(key)}"' for key in keys)
-        text = f'keys = [{listed}]\nmay = "{right}"'
-        if path.exists():  # keep the quotas, as they are written
-            _, mark, quotas = path.read_text().partition("[quotas]")
-            text += f"\n\n{mark}{quotas.rstrip()}" if mark else ""
-        write_secret(path, text, replace=True)
+        lines = [f"keys = [{', '.join(f'{chr(34)}{text_of(key)}{chr(34)}' for key in keys)}]", f'may = "{right}"']
+        if changed := {
+            name: most for name, most in msgspec.structs.asdict(quotas).items() if most != getattr(Quotas(), name)
+        }:
+            lines += ["", "[quotas]", *(f"{name} = {most}" for name, most in changed.items())]
+        write_secret(self._file(name), "\n".join(lines), replace=True)
+
+
+@dataclass(frozen=True)
+class _File:
+    """One client's file, as it was read."""
+
+    state: object
+    holder: Holder
+    keys: list[bytes]
 
 
 class _ClientFile(msgspec.Struct, forbid_unknown_fields=True):
     keys: list[str]
     may: str = "use"
-    quotas: Quotas = msgspec.field(default_factory=Quotas)
+    quotas: Quotas = Quotas()
 
 
 def _read_client(path: Path) -> tuple[Holder, list[bytes]]:
+    text = read_secret(path)
     try:
-        found = msgspec.convert(tomllib.loads(read_secret(path)), _ClientFile)
-        keys = [key_of(text) for text in found.keys]
+        found = msgspec.convert(tomllib.loads(text), _ClientFile)
+        keys = [key_of(each) for each in found.keys]
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, KeysError) as error:
         raise KeysError(f"{path}: {error}") from error
     if not 0 < len(keys) <= KEYS_PER_CLIENT_MAX or found.may not in RIGHTS:
         raise KeysError(f"{path}: 1 or {KEYS_PER_CLIENT_MAX} keys are wanted, and may = one of {', '.join(RIGHTS)}")
-    if min(msgspec.structs.asdict(found)["quotas"].__dict__.values()) < 0:
-        raise KeysError(f"{path}: a quota is negative")
     return Holder(path.stem, found.may, found.quotas), keys

@@ -1,44 +1,59 @@
-"""Whose process is behind a tcp connection of this machine: the kernel's tables say so."""
+"""Whose processes are behind the tcp connections of this machine: the kernel's tables say so."""
 
 from __future__ import annotations
 
-import ipaddress
+import contextlib
 import os
 import socket
-import sys
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-TABLES = {socket.AF_INET: Path("/proc/net/tcp"), socket.AF_INET6: Path("/proc/net/tcp6")}
-_LOCAL, _REMOTE, _UID = 1, 2, 7  # columns
-
-
-LOCAL = -1  # in place of a user: of ipc, whose peers libzmq has checked
-UNKNOWN = -2  # in place of a user: of another machine, or gone
+TABLES = Path("/proc/net/tcp"), Path("/proc/net/tcp6")
+_LOCAL, _REMOTE, _STATE, _UID, _INODE = 1, 2, 3, 7, 9  # columns
+_OVER = {"06", "07", "0A"}  # TIME_WAIT, CLOSE and LISTEN: no bytes can come of these any more
 
 
-def uid(descriptor: int) -> int:
-    """The user of the process behind this connection, ``LOCAL`` or ``UNKNOWN``."""
+class _End(NamedTuple):
+    """A client's end of a connection to this machine: its port, the hub's port, and whose it is."""
+
+    port: int
+    hub_port: int
+    is_own: bool
+
+
+def others_are_connected(hub_ports: Collection[int]) -> bool:
+    """Whether a process of another user, or one that the kernel does not know any more, is connected to these ports."""
+    return any(end.hub_port in hub_ports and not end.is_own for end in _ends())
+
+
+def is_others(descriptor: int) -> bool:
+    """Whether this is a tcp connection whose peer is another user's process; False where the kernel cannot say."""
+    with contextlib.suppress(OSError), _socket(descriptor) as connection:
+        if connection.family in (socket.AF_INET, socket.AF_INET6):
+            own, peer = connection.getsockname()[1], connection.getpeername()[1]
+            return any((end.port, end.hub_port) == (peer, own) and not end.is_own for end in _ends())
+    return False
+
+
+@contextlib.contextmanager
+def _socket(descriptor: int) -> Iterator[socket.socket]:
+    copy = os.dup(descriptor)
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as copy:
-            family = copy.family
-            if family not in TABLES:
-                return LOCAL
-            peer, own = copy.getpeername(), copy.getsockname()
-        lines = TABLES[family].read_text().splitlines()[1:]
+        connection = socket.socket(fileno=copy)
     except OSError:
-        return UNKNOWN
-    wanted = [_hexadecimal(peer[0], peer[1]), _hexadecimal(own[0], own[1])]
-    for line in lines:
-        columns = line.split()
-        if columns[_LOCAL : _REMOTE + 1] == wanted:
-            return int(columns[_UID])
-    return UNKNOWN
+        os.close(copy)
+        raise
+    with connection:
+        yield connection
 
 
-def _hexadecimal(host: str, port: int) -> str:
-    """An end of a connection as the kernel writes it: words of four bytes in the machine's order."""
-    packed = ipaddress.ip_address(host.partition("%")[0]).packed
-    words = [packed[at : at + 4] for at in range(0, len(packed), 4)]
-    if sys.byteorder == "little":
-        words = [word[::-1] for word in words]
-    return f"{b''.join(words).hex().upper()}:{port:04X}"
+def _ends() -> Iterator[_End]:
+    for table in TABLES:
+        with contextlib.suppress(FileNotFoundError):  # without IPv6
+            for line in table.read_text().splitlines()[1:]:
+                columns = line.split()
+                if columns[_STATE] not in _OVER:
+                    port, hub_port = (int(columns[each].rpartition(":")[2], 16) for each in (_LOCAL, _REMOTE))
+                    # A socket that its process has closed has no inode, and user 0.
+                    yield _End(port, hub_port, columns[_INODE] != "0" and int(columns[_UID]) == os.getuid())

@@ -50,8 +50,6 @@ SPACES_BYTES_MAX = 1 << 24  # of an element of each space in one value, together
 PIECE_BYTES = 1 << 16  # to copy a string of this size costs more than to send one more piece
 NDIM_MAX = 16
 
-NOT_RUN = "envhub.registration:refuse_to_make"  # the entry points of a spec that came by this codec
-
 _CONTAINER_ITEMS_MAX = ITEMS_MAX // 2  # a mapping's keys and values count as items each
 _STRING_CHARS_MAX = STRING_BYTES_MAX // 4  # a character takes up to 4 bytes
 _SALTED = frozenset([str, bytes])
@@ -521,15 +519,11 @@ def _graph(items: list[Any]) -> Any:
 
 
 def _spec(fields: dict[str, Any]) -> Any:
-    """The spec with its data, and in place of everything that it would import and run, ``NOT_RUN``."""
     from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
     known = {field.name for field in dataclasses.fields(EnvSpec) if field.init}
-    wrappers = tuple(WrapperSpec(name, NOT_RUN, kwargs) for name, _, kwargs in fields.pop("additional_wrappers", []))
-    spec = EnvSpec(**{name: value for name, value in fields.items() if name in known})
-    spec.entry_point = spec.entry_point and NOT_RUN
-    spec.vector_entry_point = spec.vector_entry_point and NOT_RUN
-    return dataclasses.replace(spec, additional_wrappers=wrappers)
+    fields["additional_wrappers"] = tuple(WrapperSpec(*wrapper) for wrapper in fields.get("additional_wrappers", []))
+    return EnvSpec(**{name: value for name, value in fields.items() if name in known})
 
 
 def _scalar(items: list[Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import sys
 import time
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+import gymnasium
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
@@ -39,6 +41,9 @@ CLOSE_TIMEOUT_S = 30.0  # for the hub's own budget for closing envs, and a slow 
 KILL_TIMEOUT_S = 2.0
 DEATHS_MAX = 3  # of workers that make the envs again, one after the other; a hub tolerates as many of one worker
 RENEW_S = 0.2  # between tries for another session, where a hub refuses at once
+
+NOT_RUN = "envhub.registration:refuse_to_make"  # in place of an entry point that is the hub's choice
+GYMNASIUM_WRAPPER = re.compile(r"gymnasium\.wrappers\.\w+:(?!RecordVideo)\w+")
 
 log = logging.getLogger("envhub")
 
@@ -292,7 +297,8 @@ class Session:
 
     def _spec(self, blob: bytes) -> EnvSpec | None:
         try:
-            return self.decode(blob) if blob else None
+            spec: EnvSpec | None = self.decode(blob) if blob else None
+            return spec if self.allow_pickle or spec is None else _inert(spec)
         except (codec.DecodeError, errors.RemoteProtocolError) as error:  # another version of Gymnasium wrote it
             log.debug("the spec of the envs cannot be read: %s", error)
             return None
@@ -470,3 +476,20 @@ def _end(connection: Connection, terminate: bool) -> None:
         level = logging.ERROR if isinstance(cause, errors.EnvRaised) else logging.DEBUG
         log.log(level, "closing a session of the hub at %s: %s", connection.address, cause)
     connection.close()  # but not at an interrupt: without the connection the session could not be ended any more
+
+
+def _inert(spec: EnvSpec) -> EnvSpec:
+    """The spec of a hub on the network, which names nothing to run but what is registered here under its id.
+
+    Of wrappers, Gymnasium's own are kept, without those that write files.
+    """
+    own = gymnasium.registry.get(spec.id)
+    wrappers = tuple(
+        each if GYMNASIUM_WRAPPER.fullmatch(each.entry_point) else replace(each, entry_point=NOT_RUN)
+        for each in spec.additional_wrappers
+    )
+    inert = replace(spec, additional_wrappers=wrappers)
+    for name in ("entry_point", "vector_entry_point"):
+        if getattr(inert, name) != getattr(own, name, None):
+            setattr(inert, name, NOT_RUN if getattr(inert, name) else None)
+    return inert

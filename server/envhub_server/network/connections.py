@@ -18,7 +18,7 @@ GONE_MAX = 1024
 
 
 @dataclass
-class Connection:
+class KnownConnection:
     """What is known of one connection."""
 
     silent_until_s: float  # when it is ended unless a message has come; infinity once one has
@@ -34,12 +34,12 @@ class Connections:
     """By the descriptor of each connection, what is known of it. Methods return the descriptors to end, or say so."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Connection] = {}
+        self._known: dict[int, KnownConnection] = {}
         self._gone: dict[bytes, float] = {}  # peers whose connections ended, and until when their messages may come
 
     def accepted(self, descriptor: int, now_s: float) -> None:
         """Note a new connection."""
-        self._known[descriptor] = Connection(now_s + HELLO_S)
+        self._known[descriptor] = KnownConnection(now_s + HELLO_S)
 
     def ended(self, descriptor: int, now_s: float) -> None:
         """Forget a connection; messages that it sent before may still come."""
@@ -49,7 +49,7 @@ class Connections:
                 del self._gone[next(iter(self._gone))]
             self._gone[known.peer] = now_s + GONE_S
 
-    def of(self, peer: bytes, descriptor: int, now_s: float) -> Connection | None:
+    def of(self, peer: bytes, descriptor: int, now_s: float) -> KnownConnection | None:
         """The connection of a message; None where it has ended, and its number may be another's by now."""
         known = self._known.get(descriptor)
         if known is None or self._gone.get(peer, 0.0) > now_s:

@@ -44,6 +44,7 @@ class Authenticator:
         self._asked.bind(ZAP_ADDRESS)
         self._throw_away = b""  # the public key by which the hub tests itself
         self.descriptor = int(self._asked.FD)
+        self.on_ready(self.descriptor)  # libzmq signals only what comes after the socket was found to be empty
 
     def on_ready(self, descriptor: int) -> None:
         """Answer what libzmq asks now."""

@@ -448,8 +448,9 @@ def test_every_way_to_start_a_hub_listens_where_it_says_and_nowhere_else(tmp_pat
         lambda: envhub.make("CartPole-v1"),
     ):
         with closing(make()):
-            new = listening(os.getpid()) - before
-            assert new and all(name.startswith("@envhub-") for name in new)  # a private hub's, with a random name
+            # A private hub, which an earlier test may have started, has one address with a random name.
+            assert any(name.startswith("@envhub-") for name in listening(os.getpid()))
+            assert all(name.startswith("@envhub-") for name in listening(os.getpid()) - before)
 
 
 def test_command_line_from_key_to_training(tmp_path: Path) -> None:

@@ -523,7 +523,7 @@ class Connection:
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and keys is not None:
             self._broken_handshakes += 1
             if self._broken_handshakes >= BROKEN_HANDSHAKES_MAX and self._is_zmtp():
-                why = "has another key than this client's address says: its keys were made again, or it is another hub"
+                why = "has another key than this address says, or takes no keys: ask its operator for the address"
         if why:
             self._denied = f"the hub at {self.address} {why}"
             self.protocol.lost("it does not let this client in")

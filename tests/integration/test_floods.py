@@ -13,12 +13,12 @@ import psutil
 import pytest
 from envhub_server.network.connections import MALFORMED_MAX
 from hubs import ServedHub, serve, wait_until
-from zmtp import ZmtpPeer
+from zmtp import ZmtpPeer, frame
 
 import envhub
 from envhub.protocol import messages
 from envhub.protocol.messages import Close, Hello, Make, Op, Reset
-from envhub.protocol.prelude import PRELUDE, Prelude
+from envhub.protocol.prelude import NO_SESSION, PRELUDE, Prelude
 from envhub.values import codec
 
 MIB = 1 << 20
@@ -122,6 +122,27 @@ def test_announced_gigabyte_ends_its_connection_and_takes_no_memory(
         peer.connection.sendall(b"\x02" + (1 << 30).to_bytes(8, "big") + bytes(1000))
         assert _is_ended(peer)
         assert goes_on(honest) and rss(flooded) - before < 16 * MIB
+
+
+def test_message_that_never_ends_ends_its_connection_and_its_memory_is_given_back(
+    flooded: ServedHub, honest: envhub.HubVectorEnv
+) -> None:
+    part = frame(bytes(16 * MIB), more=True)
+    with ZmtpPeer(flooded.tcp) as peer:
+        before = rss(flooded)
+        with pytest.raises(OSError):
+            for _ in range(64):
+                peer.connection.sendall(part)
+        assert goes_on(honest)
+        assert wait_until(lambda: rss(flooded) - before < GROWN_MAX)
+
+
+def test_large_messages_one_after_the_other_end_no_connection(flooded: ServedHub, honest: envhub.HubVectorEnv) -> None:
+    with ZmtpPeer(flooded.tcp) as peer:
+        for number in range(12):
+            peer.ask(Op.HEALTH, messages.pack(Hello()), NO_SESSION, number + 2, bytes(48 * MIB))
+            peer.receive()
+        assert goes_on(honest)
 
 
 def _is_ended(peer: ZmtpPeer) -> bool:

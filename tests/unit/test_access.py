@@ -9,7 +9,7 @@ import socket
 from envhub_server.network import network_peer
 from envhub_server.network.access import Access
 from envhub_server.network.audit import Audit
-from envhub_server.network.connections import GONE_S, HELLO_S, MALFORMED_MAX, Connections
+from envhub_server.network.connections import GONE_S, HELLO_S, MALFORMED_MAX, UNREAD_EACH_S, UNREAD_S, Connections
 from envhub_server.network.rights import ANYBODY, OWN_USER, Holder, Quotas
 
 from envhub.protocol.messages import Op
@@ -34,6 +34,7 @@ def hear(known: Connections, descriptor: int, key: bytes, holder: Holder) -> Non
 def test_connection_that_sends_nothing_is_ended_once() -> None:
     known = connections(5)
     known.accepted(6, 101.0)
+    assert known.next_s() == 100.0 + UNREAD_S and known.unread(set(), lambda descriptor: None, 1, 100.1) == []
     assert known.next_s() == 100.0 + HELLO_S and known.silent(100.0 + HELLO_S - 0.1) == []
     hear(known, 6, KEY, ALICE)
     assert known.silent(100.0 + HELLO_S) == [5] and known.silent(1e9) == []
@@ -73,7 +74,7 @@ def test_message_of_a_connection_that_has_ended_is_of_none_though_its_number_is_
 
 
 def test_third_message_that_cannot_be_read_ends_the_connection() -> None:
-    access = Access(None, False, Audit(None))
+    access = Access(None, False, Audit(None), 100)
     with socket.socketpair()[0] as accepted:
         access.accepted(accepted.fileno(), 100.0)
         ends = [access.malformed(b"peer", accepted.fileno(), 100.0) for _ in range(MALFORMED_MAX)]
@@ -82,11 +83,37 @@ def test_third_message_that_cannot_be_read_ends_the_connection() -> None:
 
 
 def test_client_is_told_once_that_it_is_refused_and_then_ended() -> None:
-    access = Access(None, False, Audit(None))
+    access = Access(None, False, Audit(None), 100)
     with socket.socketpair()[0] as accepted:
         access.accepted(accepted.fileno(), 100.0)
         assert access.refused(b"peer", accepted.fileno(), "too many", 100.0) == []
         assert access.refused(b"peer", accepted.fileno(), "too many", 100.0) == [(accepted.fileno(), "too many")]
+
+
+def test_client_that_sends_too_much_of_messages_without_an_end_is_ended_where_most_comes() -> None:
+    known = connections(5, 6, 7, 8, 9)
+    for descriptor in (5, 6):
+        hear(known, descriptor, KEY, ALICE)
+    hear(known, 7, OTHER, Holder("bob"))
+    assert known.unread(set(), lambda descriptor: 50, 100, 100.0) == []  # 8 and 9 have not said a word
+    sent = {5: 90, 6: 120, 7: 150, 8: 50, 9: None}
+    assert known.unread(set(), sent.get, 100, 101.0) == [6]
+    assert known.next_s() == 101.0 + UNREAD_S + 5 * UNREAD_EACH_S
+    assert known.unread({b"peer 6", b"peer 7"}, {**sent, 7: 400}.get, 100, 102.0) == []
+    assert known.unread(set(), {**sent, 6: 130, 7: 501}.get, 100, 103.0) == [7]
+    assert known.unread(set(), {8: 60, 9: 60}.get, 100, 104.0) == [8, 9]
+    assert known.unread(set(), lambda descriptor: None, 100, 105.0) == [] and known.next_s() == 100.0 + HELLO_S
+
+
+def test_kernel_says_how_much_has_come() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        peer = socket.create_connection(server.getsockname())
+        with peer, server.accept()[0] as accepted:
+            peer.sendall(bytes(70_000))
+            accepted.recv(70_000, socket.MSG_WAITALL)
+            assert network_peer.bytes_sent(accepted.fileno()) == 70_000
+    with socket.socketpair()[0] as local, open(os.devnull) as no_socket:
+        assert network_peer.bytes_sent(local.fileno()) is None and network_peer.bytes_sent(no_socket.fileno()) is None
 
 
 def test_rights() -> None:

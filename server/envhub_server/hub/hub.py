@@ -70,6 +70,7 @@ from envhub_server.session.worker_count import SHARE, Machine, WorkerCount, know
 RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
 LINGER_MS = 2000
 DISCARDED_FRAMES_MAX = 1000  # in one turn, some milliseconds, so that workers and deadlines do not wait
+UNREAD_SHARE = 1.5  # of the largest frame, which one client may have sent of messages that are not whole
 WAKE_S = 1.0  # at the latest, while there is a deadline; less than ``clock.STOPPED_S``
 STEP_FRAME_BYTES_MAX = 1024  # of a first frame that may be the one that a session waits for
 
@@ -134,7 +135,9 @@ class Hub:
         self._discarding = False  # whether what comes next is the rest of a message that has too many frames
         self._listener: Listener | None = None
         self._audit = Audit(config.audit)
-        self._access = Access(config.keys, config.insecure, self._audit)
+        unread_bytes_max = int(UNREAD_SHARE * config.limits.message_bytes_max)
+        self._access = Access(config.keys, config.insecure, self._audit, unread_bytes_max)
+        self._heard_ns = 0  # when it was last asked which clients have stepped
         self._admitted: deque[tuple[bytes, socket.socket]] = deque()  # by the side socket, with their tickets
         self._side_socket = SideSocket(self._poller, self._admitted)
 
@@ -295,7 +298,7 @@ class Hub:
             elif key == _LEASES:
                 self._expire(now_s)
             elif key == _ACCESS:
-                self._end_connections(self._access.check(now_s))
+                self._end_connections(self._access.check(now_s, self._stepped()))
                 self._timers.set(_ACCESS, self._access.next_s())
             elif key == _UNREAD:
                 why = f"it has not read the replies of a session that ended {UNREAD_S:g} s ago"
@@ -314,6 +317,11 @@ class Hub:
         self._liveness.check(now_s, {token: each.state.make.beat_s for token, each in self._by_token.items()})
         self._timers.set(_LIVENESS, self._liveness.next_s)
         self._timers.set(_LEASES, self._protocol.next_expiry_s())
+
+    def _stepped(self) -> set[bytes | None]:
+        """The peers of the sessions that have been heard of since the last call."""
+        since_ns, self._heard_ns = self._heard_ns, time.monotonic_ns()
+        return {self._protocol.peer_of(token) for token, each in self._by_token.items() if each.heard_ns >= since_ns}
 
     def _expire(self, now_s: float) -> None:
         for token in self._protocol.expired(now_s):
@@ -430,6 +438,7 @@ class Hub:
             holder, why = self._access.holder(peer, frames, self._handled_s)
             connection = sockets.connection_of(frames)
             if why:
+                self._on_monitor()
                 self._end_connections(self._access.refused(peer, connection, why, self._handled_s))
                 self._set_timer(_ACCESS, self._access.next_s())
                 self._protocol.refuse(peer, [first], Failure("limit", "hub", why))
@@ -442,6 +451,7 @@ class Hub:
             self._pump()
 
     def _end_connections(self, ends: Ends) -> None:
+        """End these connections; of a message's connection, ``_on_monitor`` first says whether it is there still."""
         for descriptor, why in ends:
             client, origin = self._access.who(descriptor)
             log.warning("connection_ended", client=client, host=origin, why=why)
@@ -452,6 +462,7 @@ class Hub:
         malformed = self._protocol.malformed
         incoming = self._protocol.receive(peer, connection, [*frames], holder.name, holder.may(Op.STEP))
         if self._protocol.malformed > malformed:
+            self._on_monitor()
             self._end_connections(self._access.malformed(peer, connection, self._handled_s))
         for token in self._protocol.returned:
             log.info("client_back", session=token.hex()[:8])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,10 @@ class Access:
         authenticator: answers libzmq for addresses that want a key; None while there are none.
     """
 
-    def __init__(self, keys: Path | None, insecure: bool, audit: Audit) -> None:
+    def __init__(self, keys: Path | None, insecure: bool, audit: Audit, unread_bytes_max: int) -> None:
         """By the keys in this folder, if one is given; ``insecure`` admits everybody where there are no keys."""
         self._audit = audit
+        self._unread_bytes_max = unread_bytes_max
         self._keys = KeyFolder(keys) if keys is not None else None
         self._insecure = insecure
         self.authenticator: Authenticator | None = None
@@ -141,10 +142,16 @@ class Access:
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
-    def check(self, now_s: float) -> Ends:
-        """Read the keys again if they have changed; returns the connections to be ended now."""
+    def check(self, now_s: float, heard: Collection[bytes | None]) -> Ends:
+        """Read the keys again if they have changed; returns the connections to be ended now.
+
+        ``heard`` has the peers that have sent a STEP since the last check.
+        """
         late = f"it has sent nothing within {HELLO_S:g} s"
         ends = [(descriptor, late) for descriptor in self._connections.silent(now_s)]
+        much = f"its client has sent over {self._unread_bytes_max} bytes of messages that do not end"
+        unread = self._connections.unread(heard, network_peer.bytes_sent, self._unread_bytes_max, now_s)
+        ends += [(descriptor, much) for descriptor in unread]
         if self._keys is not None and now_s >= self._check_keys_s:
             self._check_keys_s = now_s + KEYS_S
             if self._keys.refresh():

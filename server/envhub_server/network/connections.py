@@ -6,7 +6,7 @@ Pure: libzmq's monitor says which connections there are, and each message by whi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from envhub_server.network.rights import Holder
@@ -15,6 +15,8 @@ HELLO_S = 10.0  # for the first message of a new connection
 MALFORMED_MAX = 3  # messages of a connection that cannot be read
 GONE_S = 1.0  # for the hub to read what a connection had sent when it ended
 GONE_MAX = 1024
+# From one check of the bytes that came by the connections and were not read to the next, and more per connection.
+UNREAD_S, UNREAD_EACH_S = 0.05, 0.001
 
 
 @dataclass
@@ -28,6 +30,8 @@ class KnownConnection:
     holder: Holder | None = None  # None until it has sent a message
     refused: bool = False  # whether its client was told that it has too many
     malformed: int = 0
+    heard: bool = False  # whether the hub has read a message of it since the last check of unread bytes
+    read_bytes: int = 0  # those it had sent at the last check before which the hub had read a message of it
 
 
 class Connections:
@@ -36,10 +40,12 @@ class Connections:
     def __init__(self) -> None:
         self._known: dict[int, KnownConnection] = {}
         self._gone: dict[bytes, float] = {}  # peers whose connections ended, and until when their messages may come
+        self._unread_s = math.inf
 
     def accepted(self, descriptor: int, now_s: float) -> None:
         """Note a new connection."""
         self._known[descriptor] = KnownConnection(now_s + HELLO_S)
+        self._unread_s = min(self._unread_s, now_s + UNREAD_S)
 
     def ended(self, descriptor: int, now_s: float) -> None:
         """Forget a connection; messages that it sent before may still come."""
@@ -54,7 +60,7 @@ class Connections:
         known = self._known.get(descriptor)
         if known is None or self._gone.get(peer, 0.0) > now_s:
             return None
-        known.peer = known.peer or peer
+        known.peer, known.heard = known.peer or peer, True
         return known if known.peer == peer else None
 
     def who(self, descriptor: int) -> tuple[str, str]:
@@ -76,9 +82,36 @@ class Connections:
             self._known[descriptor].silent_until_s = math.inf
         return found
 
+    def unread(
+        self, heard: Collection[bytes | None], sent: Callable[[int], int | None], bytes_max: int, now_s: float
+    ) -> list[int]:
+        """The connections by which most came of those clients who have sent more than the hub may keep unread.
+
+        libzmq hands over a message once it is whole, and limits a frame, not a message: so what has come since the hub
+        last read a message may all be of one that never ends.
+
+        Args:
+            heard: peers of whom the hub has read a message since the last call.
+            sent: the bytes that came by a connection so far; None where that is not known, as with ipc.
+            bytes_max: the most that one client, or all together who have not said a word yet, may have sent.
+            now_s: the time.
+        """
+        clients: dict[str, list[tuple[int, int]]] = {}
+        for descriptor, each in self._known.items():
+            if (count := sent(descriptor)) is None:
+                continue
+            if each.heard or each.peer in heard:
+                each.heard, each.read_bytes = False, count
+            client = "" if each.holder is None else each.holder.name
+            clients.setdefault(client, []).append((count - each.read_bytes, descriptor))
+        self._unread_s = now_s + UNREAD_S + UNREAD_EACH_S * len(self._known) if clients else math.inf
+        totals = {client: sum(count for count, _ in found) for client, found in clients.items()}
+        over = [(totals[client] / len(found), found) for client, found in clients.items() if totals[client] > bytes_max]
+        return [descriptor for mean, found in over for count, descriptor in found if count >= mean]
+
     def next_s(self) -> float:
-        """When ``silent`` is to be called next."""
-        return min((each.silent_until_s for each in self._known.values()), default=math.inf)
+        """When ``silent`` and ``unread`` are to be called next."""
+        return min(self._unread_s, *(each.silent_until_s for each in self._known.values()), math.inf)
 
     def changed(self, holders: Mapping[bytes, Holder]) -> list[int]:
         """The connections of clients whose keys are not among these any more, or have other rights by now."""

@@ -1,16 +1,18 @@
-"""Whose processes are behind the tcp connections of this machine: the kernel's tables say so."""
+"""What the kernel knows of a tcp connection: whose process its peer is, on this machine, and how much has come."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
+import struct
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 TABLES = Path("/proc/net/tcp"), Path("/proc/net/tcp6")
 _LOCAL, _REMOTE, _STATE, _UID, _INODE = 1, 2, 3, 7, 9  # columns
+_BYTES_RECEIVED = struct.Struct("=128xQ")  # of Linux's struct tcp_info
 _OVER = {"06", "07", "0A"}  # TIME_WAIT, CLOSE and LISTEN: no bytes can come of these any more
 
 
@@ -34,6 +36,21 @@ def is_others(descriptor: int) -> bool:
             own, peer = connection.getsockname()[1], connection.getpeername()[1]
             return any((end.port, end.hub_port) == (peer, own) and not end.is_own for end in _ends())
     return False
+
+
+def bytes_sent(descriptor: int) -> int | None:
+    """The bytes that the peer of a tcp connection has sent so far; None where this is none."""
+    try:
+        connection = socket.socket(fileno=descriptor)
+    except OSError:
+        return None
+    try:
+        tcp_info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
+        return int(_BYTES_RECEIVED.unpack(tcp_info)[0])
+    except (OSError, struct.error):
+        return None
+    finally:
+        connection.detach()
 
 
 @contextlib.contextmanager

@@ -129,18 +129,27 @@ def test_rights() -> None:
 def test_kernel_says_whose_connections_there_are() -> None:
     for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         with socket.create_server((host, 0), family=family) as server:
-            port = server.getsockname()[1]
-            peer = socket.create_connection((host, port))
+            peer = socket.create_connection(server.getsockname()[:2])
             with server.accept()[0] as accepted:
-                assert not network_peer.others_are_connected({port}) and not network_peer.is_others(accepted.fileno())
+                assert not network_peer.is_others(accepted.fileno())
                 peer.close()  # of a socket without a process nobody can say whose it was
-                assert network_peer.others_are_connected({port}) and network_peer.is_others(accepted.fileno())
-            assert not network_peer.others_are_connected(set())
+                assert network_peer.is_others(accepted.fileno())
+    with socket.socketpair()[0] as local:
+        assert not network_peer.is_others(local.fileno())
+
+
+def test_own_user_is_admitted_while_there_is_no_connection_of_another() -> None:
+    known = connections(5)
+    assert not known.others
+    known.accepted(6, 101.0, is_others=True)
+    assert known.others
+    known.ended(6, 102.0)
+    assert not known.others
 
 
 def test_looking_for_a_user_leaves_no_descriptor() -> None:
     before = len(os.listdir("/proc/self/fd"))
     with open(os.devnull) as no_socket:
         for _ in range(3):
-            assert not network_peer.is_others(no_socket.fileno())
+            assert network_peer.is_others(no_socket.fileno())
     assert len(os.listdir("/proc/self/fd")) == before

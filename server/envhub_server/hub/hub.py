@@ -196,7 +196,7 @@ class Hub:
         if len(bound) < len(is_ipc):
             self._access.guard(self._context, self._router)
         if self._access.authenticator is not None:
-            self._poller.register(self._access.authenticator.descriptor, self._access.authenticator)
+            self._poller.register(self._access.authenticator.descriptor, self)
         for text in self.config.binds:
             if not is_ipc[text]:
                 bound[text] = listener.bind(text)
@@ -409,8 +409,14 @@ class Hub:
         self._pump()
 
     def on_ready(self, descriptor: int) -> None:
-        """The program that the hub belongs to has ended: no client is left to answer, so there is nothing to drain."""
-        self._poller.unregister(descriptor)
+        """Answer whether a connection is admitted; or the program that the hub belongs to has ended."""
+        authenticator = self._access.authenticator
+        if authenticator is not None and descriptor == authenticator.descriptor:
+            while (asked := authenticator.asked()) is not None:
+                self._on_monitor()
+                self._access.answer(asked)
+            return
+        self._poller.unregister(descriptor)  # no client is left to answer, so there is nothing to drain
         self._service = Service.DRAINING
         self.stop("its program ended")
 

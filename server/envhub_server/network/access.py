@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from envhub.transport import address as addresses
 from envhub.transport import sockets
 from envhub.transport.keys import key_of
 from envhub_server.network import network_peer
@@ -72,22 +71,26 @@ class Access:
         Raises:
             KeysError: it does not.
         """
-        if self.authenticator is not None:
-            self.authenticator.ports.add(addresses.parse(address).port)
-            if self._keys is not None:
-                self.authenticator.prove(address, self._server_key)
+        if self.authenticator is not None and self._keys is not None:
+            self.authenticator.prove(address, self._server_key)
 
     def close(self) -> None:
         """Let nobody in any more who needs a key."""
         if self.authenticator is not None:
             self.authenticator.close()
 
+    def answer(self, asked: list[bytes]) -> None:
+        """Answer what libzmq has asked; all connections that it has accepted by now must have been noted."""
+        if self.authenticator is not None:
+            self.authenticator.answer(asked, self._connections.others)
+
     # --- connections --------------------------------------------------------------------------------------------------
 
     def accepted(self, descriptor: int, now_s: float) -> Ends:
-        """Note a new connection; one of another user to an address that wants no key would keep the own user out."""
-        self._connections.accepted(descriptor, now_s)
-        if not self.open_to_all and network_peer.is_others(descriptor):
+        """Note a new connection; one of another user to an address that wants no key keeps the own user out."""
+        is_others = not self.open_to_all and network_peer.is_others(descriptor)
+        self._connections.accepted(descriptor, now_s, is_others)
+        if is_others:
             return [(descriptor, "its process is another user's; serve with --keys to admit others")]
         return []
 

@@ -1,8 +1,8 @@
 """Who may connect to a tcp address: libzmq asks (ZAP, RFC 27) in the handshake, and this answers.
 
 A hub with keys admits their holders. A hub without keys, which listens on loopback, admits its own user: at the moment
-of the handshake no process of another user may be connected. libzmq admits nobody while nobody answers. So a hub whose
-loop is busy lets new clients wait, and one whose handler has gone lets none in.
+of the handshake no connection may be of another user's process. libzmq admits nobody while nobody answers. So a hub
+whose loop is busy lets new clients wait, and one whose handler has gone lets none in.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from envhub.errors import KeysError
 from envhub.transport import address as addresses
 from envhub.transport import sockets
 from envhub.transport.keys import HubKeys, text_of
-from envhub_server.network import network_peer
 from envhub_server.network.audit import Audit
 from envhub_server.network.key_folder import KeyFolder
 
@@ -34,8 +33,7 @@ class Authenticator:
     """The ZAP handler of one hub's context; ``descriptor`` is ready when libzmq asks."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: KeyFolder | None, audit: Audit) -> None:
-        """Admit the holders of these keys; where there is no folder, the own user to ``ports``."""
-        self.ports: set[int] = set()  # of the hub's addresses
+        """Admit the holders of these keys; where there is no folder, the own user."""
         self._audit = audit
         self._context = context
         self._folder = folder
@@ -44,26 +42,28 @@ class Authenticator:
         self._asked.bind(ZAP_ADDRESS)
         self._throw_away = b""  # the public key by which the hub tests itself
         self.descriptor = int(self._asked.FD)
-        self.on_ready(self.descriptor)  # libzmq signals only what comes after the socket was found to be empty
+        self.asked()  # libzmq signals only what comes after the socket was found to be empty
 
-    def on_ready(self, descriptor: int) -> None:
-        """Answer what libzmq asks now."""
-        while True:
-            try:
-                frames = self._asked.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            user = self._admitted(frames)
-            status, text = (b"200", b"OK") if user else (b"400", b"unknown key")
-            request = frames[1] if len(frames) > 1 else b""
-            self._asked.send_multipart([ZAP_VERSION, request, status, text, user.encode(), b""])
+    def asked(self) -> list[bytes] | None:
+        """What libzmq asks now, to be answered before it asks again; None for nothing."""
+        try:
+            return self._asked.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
 
-    def _admitted(self, frames: list[bytes]) -> str:
+    def answer(self, frames: list[bytes], others_connected: bool) -> None:
+        """Answer what libzmq asked; ``others_connected`` says whether another user's process is connected."""
+        user = self._admitted(frames, others_connected)
+        status, text = (b"200", b"OK") if user else (b"400", b"unknown key")
+        request = frames[1] if len(frames) > 1 else b""
+        self._asked.send_multipart([ZAP_VERSION, request, status, text, user.encode(), b""])
+
+    def _admitted(self, frames: list[bytes], others_connected: bool) -> str:
         """The key, as text, of the client that is admitted, or ``OWN``; empty where none is."""
         if len(frames) < 6 or frames[0] != ZAP_VERSION or frames[2] != DOMAIN:
             return ""
         if self._folder is None:
-            if frames[5] == b"NULL" and not network_peer.others_are_connected(self.ports):
+            if frames[5] == b"NULL" and not others_connected:
                 return OWN
             log.warning("client_refused", why="another user is connected; serve with --keys to admit others")
             self._audit.write("refused", "", frames[3].decode("ascii", "replace"), why="another user is connected")
@@ -96,7 +96,8 @@ class Authenticator:
                 until_s = time.monotonic() + PROVE_S
                 while time.monotonic() < until_s:
                     self._asked.poll(10)
-                    self.on_ready(self.descriptor)
+                    while (asked := self.asked()) is not None:
+                        self.answer(asked, others_connected=False)
                     if monitor.poll(0):
                         if recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                             return

@@ -23,6 +23,7 @@ UNREAD_S, UNREAD_EACH_S = 0.05, 0.001
 class KnownConnection:
     """What is known of one connection."""
 
+    is_others: bool  # whether its peer is a process of another user, at an address that wants no key
     silent_until_s: float  # when it is ended unless a message has come; infinity once one has
     peer: bytes = b""  # its routing id, once it has sent a message
     origin: str = ""  # where its peer is, once it has sent a message
@@ -42,9 +43,14 @@ class Connections:
         self._gone: dict[bytes, float] = {}  # peers whose connections ended, and until when their messages may come
         self._unread_s = math.inf
 
-    def accepted(self, descriptor: int, now_s: float) -> None:
+    @property
+    def others(self) -> bool:
+        """Whether there is a connection of another user's process."""
+        return any(each.is_others for each in self._known.values())
+
+    def accepted(self, descriptor: int, now_s: float, is_others: bool = False) -> None:
         """Note a new connection."""
-        self._known[descriptor] = KnownConnection(now_s + HELLO_S)
+        self._known[descriptor] = KnownConnection(is_others, now_s + HELLO_S)
         self._unread_s = min(self._unread_s, now_s + UNREAD_S)
 
     def ended(self, descriptor: int, now_s: float) -> None:

@@ -6,11 +6,12 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 TABLES = Path("/proc/net/tcp"), Path("/proc/net/tcp6")
+TRIES = 3  # a table that changes while it is read may lack a line
 _LOCAL, _REMOTE, _STATE, _UID, _INODE = 1, 2, 3, 7, 9  # columns
 _BYTES_RECEIVED = struct.Struct("=128xQ")  # of Linux's struct tcp_info
 _OVER = {"06", "07", "0A"}  # TIME_WAIT, CLOSE and LISTEN: no bytes can come of these any more
@@ -24,18 +25,19 @@ class _End(NamedTuple):
     is_own: bool
 
 
-def others_are_connected(hub_ports: Collection[int]) -> bool:
-    """Whether a process of another user, or one that the kernel does not know any more, is connected to these ports."""
-    return any(end.hub_port in hub_ports and not end.is_own for end in _ends())
-
-
 def is_others(descriptor: int) -> bool:
-    """Whether this is a tcp connection whose peer is another user's process; False where the kernel cannot say."""
-    with contextlib.suppress(OSError), _socket(descriptor) as connection:
-        if connection.family in (socket.AF_INET, socket.AF_INET6):
-            own, peer = connection.getsockname()[1], connection.getpeername()[1]
-            return any((end.port, end.hub_port) == (peer, own) and not end.is_own for end in _ends())
-    return False
+    """Whether this is a tcp connection of this machine whose peer is not, for certain, a process of this user."""
+    try:
+        with _socket(descriptor) as connection:
+            if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                return False
+            ports = connection.getpeername()[1], connection.getsockname()[1]
+    except OSError:  # it has ended
+        return True
+    for _ in range(TRIES):
+        if found := [end.is_own for end in _ends() if (end.port, end.hub_port) == ports]:
+            return not all(found)
+    return True
 
 
 def bytes_sent(descriptor: int) -> int | None:

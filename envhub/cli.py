@@ -9,6 +9,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -33,6 +34,36 @@ def main() -> None:
     app()
 
 
+@dataclass
+class AccessOptions:
+    """Who may connect to a hub, and what clients may do.
+
+    Parameters
+    ----------
+    keys
+        The folder of keys that ``envhub keys`` makes. Every tcp address then admits only their holders, and may be one
+        that other machines can reach. Changes of the folder count at once.
+    insecure
+        Allow an address that other machines can reach, though nothing guards it.
+    audit
+        A file to which a line of JSON is appended for every connection, refusal, session, takeover and change of keys.
+    allow_factories
+        Run factories that clients send, for the own user and keys with the right deploy.
+    allow_arguments
+        What any client may pass to an env, whatever its value: ``ENV=NAME,NAME``, where ENV may be a pattern; may be
+        given more than once. Else a key without the right deploy passes numbers, truth values and short plain strings.
+    verbose_errors
+        Tell clients also the folders in errors of envs, which else only the hub's own user is told.
+    """
+
+    keys: Path | None = None
+    insecure: Annotated[bool, Parameter(negative="")] = False
+    audit: Path | None = None
+    allow_factories: Annotated[bool, Parameter(negative="")] = False
+    allow_arguments: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    verbose_errors: Annotated[bool, Parameter(negative="")] = False
+
+
 @app.command
 def serve(
     *env: str,
@@ -40,11 +71,8 @@ def serve(
     max_envs: int = 4096,
     workers: int | Literal["auto"] | None = None,
     lease: float = 60.0,
-    keys: Path | None = None,
-    audit: Path | None = None,
     worker_memory: int = 0,
-    allow_factories: Annotated[bool, Parameter(negative="")] = False,
-    insecure: Annotated[bool, Parameter(negative="")] = False,
+    access: Annotated[AccessOptions | None, Parameter(name="*")] = None,
 ) -> None:
     """Run a hub until SIGTERM or Ctrl-C.
 
@@ -62,18 +90,11 @@ def serve(
         what steps took before, or whether it computes in its own process; else every env gets a process.
     lease
         Seconds a session outlives the loss of its client.
-    keys
-        The folder of keys that ``envhub keys`` makes. Every tcp address then admits only their holders, and may be one
-        that other machines can reach. Changes of the folder count at once.
-    audit
-        A file to which a line of JSON is appended for every connection, refusal, session, takeover and change of keys.
     worker_memory
         The bytes of memory that each worker may have, so that one session's envs cannot take the machine's; 0 for no
         limit.
-    allow_factories
-        Run factories that clients send, for the own user and keys with the right deploy.
-    insecure
-        Allow an address that other machines can reach, though nothing guards it.
+    access
+        Who may connect, and what clients may do.
     """
     from envhub_server.catalog.registry import FactoryNotFound
     from envhub_server.config import HubConfig, Limits, Timing
@@ -82,16 +103,18 @@ def serve(
 
     from envhub.errors import AddressError, KeysError
 
+    access = access or AccessOptions()
+
     def ready(hub: Hub) -> None:
         for address in hub.addresses:
             console.print(f"listening on {address}", highlight=False, soft_wrap=True)
         first = re.sub(r"//(0\.0\.0\.0|\[::\]):", "//HOST:", hub.addresses[0])
-        if keys is not None and first.startswith("tcp"):
+        if access.keys is not None and first.startswith("tcp"):
             first = "HOST"
             console.print("clients with a key, see `envhub keys add`, run `envhub login` once", highlight=False)
         hint = f'connect with: envhub.make_vec("ENV", num_envs=64, hub="{first}")'
         console.print(hint, highlight=False, soft_wrap=True)
-        if insecure and keys is None:
+        if access.insecure and access.keys is None:
             errors.print("[bold red]insecure:[/] every program that reaches these addresses may use it", soft_wrap=True)
 
     fixed = None if workers == "auto" else workers
@@ -102,12 +125,9 @@ def serve(
             binds,
             env,
             workers=fixed,
-            insecure=insecure,
-            keys=keys,
-            audit=audit,
-            allow_factories=allow_factories,
             limits=limits,
             timing=timing,
+            **vars(access),
         )
     except ValueError as error:
         _end("serve", error)

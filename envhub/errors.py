@@ -34,10 +34,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from multiprocessing import TimeoutError as MultiprocessingTimeoutError
-from typing import Any
+from typing import Any, Callable
 
 # Control characters but tab and newline, and those that reverse the direction of text: a terminal obeys them.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+# The folders of an absolute path, down to its last name.
+_FOLDERS = re.compile(r"""(?<![\w./~-])/(?:[^\s/"'<>|:;,()]+/)*(?=[^\s/])""")
 
 
 def printable(value: Any) -> Any:
@@ -45,14 +48,27 @@ def printable(value: Any) -> Any:
 
     For texts of a peer that may reach a terminal. Lists, tuples, maps and dataclasses are copied with their contents.
     """
+    return _with_texts(value, lambda text: _CONTROLS.sub(_escaped, text.replace("\r\n", "\n")))
+
+
+def without_folders(value: Any) -> Any:
+    """The value, with the folders of absolute paths left out of its texts; it is copied as by ``printable``."""
+    return _with_texts(value, lambda text: _FOLDERS.sub("", text))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\x{ord(found[0]):02x}"
+
+
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", value.replace("\r\n", "\n"))
+        return change(value)
     if isinstance(value, (list, tuple)):
-        return type(value)([*map(printable, value)])
+        return type(value)([_with_texts(item, change) for item in value])
     if isinstance(value, dict):
-        return {printable(key): printable(item) for key, item in value.items()}
+        return {_with_texts(key, change): _with_texts(item, change) for key, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.replace(value, **{name: printable(item) for name, item in vars(value).items()})
+        return dataclasses.replace(value, **{name: _with_texts(item, change) for name, item in vars(value).items()})
     return value
 
 

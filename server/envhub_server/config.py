@@ -66,6 +66,8 @@ class HubConfig:
         audit: a file to which who connects, is refused, and has sessions is written; None for none.
         allow_factories: make envs also by factories that clients send, for the hub's own user and clients that may
             deploy; they run in workers.
+        allow_arguments: which arguments of envs any client may give any value, see ``envhub_server.catalog.registry``.
+        verbose_errors: tell all clients, not only the hub's own user, the folders in errors of envs.
         owner: a pidfd of the program that this private hub belongs to; None for a public hub.
     """
 
@@ -76,6 +78,8 @@ class HubConfig:
     keys: Path | None = None
     audit: Path | None = None
     allow_factories: bool = False
+    allow_arguments: tuple[str, ...] = ()
+    verbose_errors: bool = False
     owner: int | None = None
     python: str = sys.executable
     step_costs: Path | None = None
@@ -86,7 +90,7 @@ class HubConfig:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"--workers must be at least 1, got {self.workers}")
         configured_spin_us()
-        Registry(self.envs)
+        Registry(self.envs, self.allow_arguments)
         if len(set(self.binds)) < len(self.binds):
             raise ValueError(f"an address is given twice: {', '.join(self.binds)}")
         if self.limits.worker_memory_bytes_max < 0:

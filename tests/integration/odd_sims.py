@@ -62,6 +62,16 @@ class Hungry(sims.Counter):
                 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
+class Missing(sims.Counter):
+    """Opens a file that is not there on action 1, and ends by a signal on action 2."""
+
+    def act(self, action: int) -> None:
+        if action == 1:
+            os.stat("/no/such/folder/of/the/hub")
+        if action == 2:
+            os.abort()
+
+
 class Sleeper(sims.Counter):
     """Sleeps in a step for as many tenths of a second as its action says."""
 

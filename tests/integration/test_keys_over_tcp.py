@@ -193,6 +193,48 @@ def test_arguments_of_a_key_name_no_file_and_no_module(hub: ServedHub, admit: Ad
         envhub.make_vec("CartPole-v1", 2, hub=dave, nonsense="/etc/passwd")
 
 
+def test_arguments_that_the_operator_declares_have_any_value(tmp_path: Path, keys: KeyFolder) -> None:
+    address = token(keys, "alice")
+    arguments = ["CartPole-v1", "Pendulum-v1", "--keys", str(keys.path), "--allow-arguments", "Cart*=nonsense,other"]
+    with serve(tmp_path, *arguments) as hub:
+        alice = address + hub.tcp.removeprefix("tcp://")
+        with pytest.raises(TypeError, match="nonsense"):  # which the env itself says
+            envhub.make_vec("CartPole-v1", 2, hub=alice, nonsense="/etc/passwd")
+        for env, argument in (("CartPole-v1", "render_mode"), ("Pendulum-v1", "nonsense")):
+            with pytest.raises(envhub.RequestRefused, match="--allow-arguments"):
+                envhub.make_vec(env, 2, hub=alice, **{argument: "/etc/passwd"})
+
+
+def token(keys: KeyFolder, name: str) -> str:
+    """Admits a client; its address lacks the hub's place."""
+    public, secret = sockets.new_key_pair()
+    keys.add(name, public, "use")
+    return f"envhub://{text_of(sockets.public_key(keys.secret()) + secret)}@"
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_errors_name_no_folder_of_the_hub_to_its_remote_clients(tmp_path: Path, keys: KeyFolder, verbose: bool) -> None:
+    address = token(keys, "alice")
+    arguments = ["missing=odd_sims:Missing", "--keys", str(keys.path), *(["--verbose-errors"] if verbose else [])]
+    with serve(tmp_path, *arguments) as hub:
+        for place, tells in ((address + hub.tcp.removeprefix("tcp://"), verbose), (hub.ipc, True)):
+            with closing(envhub.make_vec("missing", 2, hub=place)) as envs:
+                envs.reset()
+                with pytest.raises(FileNotFoundError) as found:
+                    envs.step(np.array([0, 1]))
+                told = str(found.value) + str(found.value.__cause__)
+                assert "odd_sims.py" in told and str(found.value.filename).endswith("hub")
+                assert ("/no/such/folder" in told) == (str(Path(__file__).parent) in told) == tells
+                infos = envs.step(np.array([0, 2]))[4]
+                tail = infos["env_failure"][1].log_tail
+                assert "odd_sims.py" in tail and (str(Path(__file__).parent) in tail) == tells
+            with closing(envhub.make_vec("missing", 2, hub=place, on_exception="truncate")) as envs:
+                envs.reset()
+                failure = envs.step(np.array([0, 1]))[4]["env_failure"][1]
+                told = failure.message + failure.traceback
+                assert "odd_sims.py" in told and ("/no/such/folder" in told) == tells
+
+
 def test_factories_are_for_those_who_may_deploy_where_the_hub_takes_them(tmp_path: Path, keys: KeyFolder) -> None:
     addresses = {}
     for name in ("use", "deploy"):

@@ -80,3 +80,13 @@ def test_entry_of_no_known_form_is_refused_and_quoted(entry: str) -> None:
     with pytest.raises(ValueError, match="name=module:factory") as caught:
         Registry([entry])
     assert repr(entry) in str(caught.value)
+
+
+def test_arguments_are_declared_for_envs_and_patterns() -> None:
+    registry = Registry(["ALE/*", "robot=sims:robot"], ["ALE/*=game,mode", "*=level", "robot=file"])
+    pong, robot = registry.find("ALE/Pong-v5"), registry.find("robot")
+    assert pong is not None and pong.arguments == {"game", "mode", "level"}
+    assert robot is not None and robot.arguments == {"file", "level"}
+    for text in ("level", "=level", "ALE/*=", "ALE/*=a,,b", "ALE/*=a b"):
+        with pytest.raises(ValueError, match="name=argument"):
+            Registry((), [text])

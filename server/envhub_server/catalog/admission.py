@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from envhub.protocol.messages import Failure, Make
 from envhub.values import codec, compression
@@ -52,32 +53,31 @@ def admitted(make: Make, config: HubConfig, registry: Registry, envs: int, deplo
         text = "this hub makes environments by name only; factories run in a private hub (hub=None), or where the hub"
         text += " is served with --allow-factories, for its own user and keys with the right to deploy"
         return Failure("not_permitted", "request", text)
-    if not deploys and (why := _unfit_arguments(make)):
+    recipe = Recipe("") if make.factories else registry.find(make.name)
+    if not deploys and (why := _unfit_arguments(make, frozenset() if recipe is None else recipe.arguments)):
         return Failure("not_permitted", "request", why)
     if foreign := [wrapper for wrapper in make.wrappers if not WRAPPERS.fullmatch(wrapper)]:
         text = f"{', '.join(foreign)}: a hub on the network imports no wrapper but Gymnasium's, and none that records"
         return Failure("not_permitted", "request", text)
-    if make.factories:
-        return Recipe("")
-    if recipe := registry.find(make.name):
+    if recipe is not None:
         return recipe
     text = f"this hub does not offer {make.name!r}; its operator decides what it offers, `envs()` lists it"
     return Failure("unknown_env", "request", text)
 
 
-def _unfit_arguments(make: Make) -> str:
+def _unfit_arguments(make: Make, declared: Collection[str]) -> str:
     """Why a client that may not deploy may not pass these arguments; empty if it may."""
-    for blob in (make.kwargs, *make.wrapper_kwargs):
+    for blob, free in ((make.kwargs, declared), *((blob, ()) for blob in make.wrapper_kwargs)):
         try:
             found = codec.decode(blob) if blob else {}
         except codec.DecodeError as error:
             return f"the arguments cannot be read: {error}"
         for name, value in found.items() if isinstance(found, dict) else [("arguments", found)]:
-            if not _is_plain(value):
+            if name not in free and not _is_plain(value):
                 return (
                     f"{name}={value!r:.100}: with this key an argument is a number, True, False, None, a string of at "
                     f"most {STRING_CHARS_MAX} letters, digits, spaces, dashes and underscores, or a list of these; "
-                    "the right to deploy allows others"
+                    "the right to deploy allows others, and so does the operator by --allow-arguments"
                 )
     return ""
 

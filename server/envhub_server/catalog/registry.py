@@ -15,11 +15,15 @@ NAMESPACES = {"ALE": "ale_py"}
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a worker makes an env: ``gymnasium.make(name)`` after importing ``modules``, or the factory ``entry``."""
+    """How a worker makes an env: ``gymnasium.make(name)`` after importing ``modules``, or the factory ``entry``.
+
+    ``arguments`` are those that any client may give any value.
+    """
 
     name: str
     modules: tuple[str, ...] = ()
     entry: str = ""
+    arguments: frozenset[str] = frozenset()
 
 
 class FactoryNotFound(ValueError):
@@ -31,13 +35,16 @@ class Registry:
 
     An entry is a Gymnasium id (``CartPole-v1``), an id with the module that registers it (``ale_py:ALE/Pong-v5``), a
     pattern of ids (``ALE/*``, ``ale_py:ALE/*``), or ``name=module:factory``. Without entries, every registered id.
+    What clients may pass to envs without the right to deploy is declared as ``name=argument,argument``, where the name
+    may be a pattern, too.
 
     Raises:
-        ValueError: an entry has none of these forms.
+        ValueError: an entry or a declaration has none of these forms.
     """
 
-    def __init__(self, entries: Sequence[str] = ()) -> None:
+    def __init__(self, entries: Sequence[str] = (), arguments: Sequence[str] = ()) -> None:
         self._recipes = [_parse(entry) for entry in entries or ("*",)]
+        self._arguments = [_parse_arguments(text) for text in arguments]
 
     @property
     def modules(self) -> list[str]:
@@ -65,7 +72,9 @@ class Registry:
         for recipe in self._recipes:
             if fnmatchcase(bare, recipe.name) and (not module or module in recipe.modules):
                 modules = recipe.modules or namespace_modules(bare)
-                return Recipe(recipe.name if recipe.entry else bare, modules, recipe.entry)
+                declared = [names for pattern, names in self._arguments if fnmatchcase(bare, pattern)]
+                arguments = frozenset[str]().union(*declared)
+                return Recipe(recipe.name if recipe.entry else bare, modules, recipe.entry, arguments)
         return None
 
     def offered(self, registered: Sequence[str]) -> list[str]:
@@ -99,3 +108,11 @@ def _parse(entry: str) -> Recipe:
     if not bare or (colon and not module):
         raise ValueError(f"{entry!r} is neither an id, module:id, a pattern nor name=module:factory")
     return Recipe(bare, (module,) if module else namespace_modules(bare))
+
+
+def _parse_arguments(text: str) -> tuple[str, frozenset[str]]:
+    pattern, _, listed = text.rpartition("=")
+    names = frozenset(listed.split(","))
+    if not pattern or not all(map(str.isidentifier, names)):
+        raise ValueError(f"{text!r} should read name=argument,argument")
+    return pattern, names

@@ -63,6 +63,7 @@ from envhub_server.network.side_socket import SideSocket
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import Events
 from envhub_server.session import stimuli
+from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.restarts import RestartPolicy, Restarts
 from envhub_server.session.state import Phase, SessionState
 from envhub_server.session.worker_count import SHARE, Machine, WorkerCount, known, told
@@ -100,7 +101,7 @@ class Hub:
         self.config = config
         self.id = secrets.randbits(64) or 1
         self.addresses: list[str] = []
-        self._registry = Registry(config.envs)
+        self._registry = Registry(config.envs, config.allow_arguments)
         headers = codec.KNOWN if config.private else codec.STRANGERS
         self._protocol = HubProtocol(self.id, config.timing.lease_s, config.limits.sessions_max, headers)
         self._liveness = ClientLiveness(self._protocol, config.timing.lease_s)
@@ -584,7 +585,7 @@ class Hub:
             if not self._listing.asking:
                 self._listing.start()
         except OSError as error:
-            self._fail(request, Failure("limit", "hub", f"a worker cannot be started: {error}"))
+            self._fail(request, Failure("limit", "hub", f"a worker cannot be started: {error.strerror}"))
         else:
             self._listed_for.append(request)
 
@@ -610,14 +611,15 @@ class Hub:
         policy = RestartPolicy(make.faults.restarts_max, all_max=max(10, make.num_envs))
         restarts = Restarts(policy, random.Random())
         limits = self.config.limits
-        memory_max = limits.worker_memory_bytes_max
-        state = SessionState(make, found, sizing, limits.info_bytes, machine, restarts, memory_max)
+        hide_folders = holder is not OWN_USER and not self.config.verbose_errors
+        rules = WorkerRules(limits.worker_memory_bytes_max, hide_folders)
+        state = SessionState(make, found, sizing, limits.info_bytes, machine, restarts, rules)
         try:
             number, tickets = self._last_number + 1, self._side_socket.open
             budget = self._usage.budget(holder)
             runtime = SessionRuntime(number, request.token, state, self._services, tickets, holder.name, budget)
         except OSError as error:
-            self._refuse_make(holder, request, Failure("limit", "hub", f"a session cannot be made: {error}"))
+            self._refuse_make(holder, request, Failure("limit", "hub", f"a session cannot be made: {error.strerror}"))
             return
         self._last_number = number
         self._sessions[number] = self._by_token[request.token] = runtime

@@ -325,7 +325,7 @@ class SessionRuntime:
         except OSError as error:
             for worker in instruction.workers:
                 self.log.warning("worker_exited", worker=worker, how=f"cannot be started: {error}")
-            self._report(stimuli.WorkersNotStarted(instruction.workers, str(error)))
+            self._report(stimuli.WorkersNotStarted(instruction.workers, error.strerror or repr(error)))
 
     def _on_Tell(self, instruction: instructions.Tell) -> None:
         self._pool.tell(instruction.worker, instruction.message)

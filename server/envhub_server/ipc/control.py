@@ -87,6 +87,7 @@ class Build:
     on_exception: str = "raise"
     on_invalid: str = "pass"
     memory_bytes_max: int = 0  # of the worker's own memory; 0 for no limit
+    hide_folders: bool = False  # whether what is told of exceptions may name no folder
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from envhub.errors import AddressError
 from envhub.transport import sockets
 from envhub.transport.keys import key_of
 from envhub_server.network import network_peer
@@ -53,9 +54,13 @@ class Access:
 
         Raises:
             KeysError: the keys cannot be used.
+            AddressError: there are no keys, and the kernel does not tell the own user from others.
         """
         if self._insecure and self._keys is None:
             return
+        if self._keys is None and not network_peer.kernel_tells():
+            text = "this kernel does not tell whose process connects by tcp (sock_diag): serve with --keys, or by ipc"
+            raise AddressError(text)
         secret = None
         if self._keys is not None:
             secret = self._keys.make_secret()

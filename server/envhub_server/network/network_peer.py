@@ -2,42 +2,58 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import struct
-from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
 
-TABLES = Path("/proc/net/tcp"), Path("/proc/net/tcp6")
-TRIES = 3  # a table that changes while it is read may lack a line
-_LOCAL, _REMOTE, _STATE, _UID, _INODE = 1, 2, 3, 7, 9  # columns
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
+_ALL = 0xFFFFFFFF  # any state, and no cookie
+_HEADER = struct.Struct("=IHHII")
+_REQUEST = struct.Struct("=BBBBI2s2s16s16sIII")  # struct inet_diag_req_v2
+_OWNER = struct.Struct("=16x64xII")  # the user and the inode in a struct inet_diag_msg, after the header
 _BYTES_RECEIVED = struct.Struct("=128xQ")  # of Linux's struct tcp_info
-_OVER = {"06", "07", "0A"}  # TIME_WAIT, CLOSE and LISTEN: no bytes can come of these any more
-
-
-class _End(NamedTuple):
-    """A client's end of a connection to this machine: its port, the hub's port, and whose it is."""
-
-    port: int
-    hub_port: int
-    is_own: bool
 
 
 def is_others(descriptor: int) -> bool:
     """Whether this is a tcp connection of this machine whose peer is not, for certain, a process of this user."""
     try:
-        with _socket(descriptor) as connection:
-            if connection.family not in (socket.AF_INET, socket.AF_INET6):
-                return False
-            ports = connection.getpeername()[1], connection.getsockname()[1]
-    except OSError:  # it has ended
+        copy = os.dup(descriptor)
+    except OSError:
         return True
-    for _ in range(TRIES):
-        if found := [end.is_own for end in _ends() if (end.port, end.hub_port) == ports]:
-            return not all(found)
-    return True
+    try:
+        connection = socket.socket(fileno=copy)
+    except OSError:  # it has ended, and another file has its number
+        os.close(copy)
+        return True
+    with connection:
+        return connection.family != socket.AF_UNIX and not _is_own(connection)
+
+
+def _is_own(connection: socket.socket) -> bool:
+    """Ask the kernel for the peer's end, whose peer is this end (sock_diag(7))."""
+    try:
+        ends = connection.getpeername(), connection.getsockname()
+        ports = [end[1].to_bytes(2, "big") for end in ends]
+        hosts = [socket.inet_pton(connection.family, end[0]) for end in ends]
+        body = _REQUEST.pack(connection.family, socket.IPPROTO_TCP, 0, 0, _ALL, *ports, *hosts, 0, _ALL, _ALL)
+        head = _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0)
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
+            kernel.send(head + body)
+            answer = kernel.recv(4096)
+    except OSError:  # it has ended, or the kernel does not tell
+        return False
+    if _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
+        return False
+    user, inode = _OWNER.unpack_from(answer)
+    return bool(user == os.getuid() and inode != 0)  # an end that its process has closed has no inode, and user 0
+
+
+def kernel_tells() -> bool:
+    """Whether ``is_others`` can know a connection of this user's from others'."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        peer = socket.create_connection(server.getsockname())
+        with peer, server.accept()[0] as accepted:
+            return not is_others(accepted.fileno())
 
 
 def bytes_sent(descriptor: int) -> int | None:
@@ -53,26 +69,3 @@ def bytes_sent(descriptor: int) -> int | None:
         return None
     finally:
         connection.detach()
-
-
-@contextlib.contextmanager
-def _socket(descriptor: int) -> Iterator[socket.socket]:
-    copy = os.dup(descriptor)
-    try:
-        connection = socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        raise
-    with connection:
-        yield connection
-
-
-def _ends() -> Iterator[_End]:
-    for table in TABLES:
-        with contextlib.suppress(FileNotFoundError):  # without IPv6
-            for line in table.read_text().splitlines()[1:]:
-                columns = line.split()
-                if columns[_STATE] not in _OVER:
-                    port, hub_port = (int(columns[each].rpartition(":")[2], 16) for each in (_LOCAL, _REMOTE))
-                    # A socket that its process has closed has no inode, and user 0.
-                    yield _End(port, hub_port, columns[_INODE] != "0" and int(columns[_UID]) == os.getuid())

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from envhub.env_failure import EnvFailure, failure_info
+from envhub.errors import without_folders
 from envhub.protocol.messages import Failure, Faults
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.session.hang_detector import Late
@@ -37,9 +38,10 @@ def named(worker: int, rows: Sequence[int]) -> str:
     return f"worker {worker} ({envs})"
 
 
-def failure(worker: int, rows: Sequence[int], ending: ExitCause, late: Late | None) -> Failure:
+def failure(worker: int, rows: Sequence[int], ending: ExitCause, late: Late | None, hide_folders: bool) -> Failure:
     """What to tell of a worker that ended, or was ended because one of its envs was late."""
     tail = ending.log_tail[-LOG_TAIL_CHARS_MAX:]
+    tail = without_folders(tail) if hide_folders else tail
     if late is None:
         text = f"{named(worker, rows)} {ending.how}"
         return Failure("worker_died", "request", text, env_index=rows[0], worker=worker, log_tail=tail)

@@ -46,7 +46,7 @@ from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import failure_text, stimuli
 from envhub_server.session import instructions as do
-from envhub_server.session.build_order import build
+from envhub_server.session.build_order import NO_RULES, WorkerRules, build
 from envhub_server.session.failure_text import WorkerLoss
 from envhub_server.session.hang_detector import HangDetector, Late, Progress
 from envhub_server.session.instructions import Instructions
@@ -200,7 +200,7 @@ class SessionState:
         info_bytes: int,
         machine: Machine,
         restarts: Restarts,
-        worker_memory_bytes_max: int = 0,
+        rules: WorkerRules = NO_RULES,
     ) -> None:
         """Of ``sizing`` workers; where that is None, of as many as suit the first envs once these are made."""
         self.make = make
@@ -216,7 +216,7 @@ class SessionState:
         self.history: deque[type] = deque(maxlen=HISTORY_MAX)
         self._recipe = recipe
         self._info_bytes = info_bytes
-        self._worker_memory_bytes_max = worker_memory_bytes_max
+        self._rules = rules
         self._machine = machine
         self._restarts = restarts
         self._warned = False  # that another number of workers would be better
@@ -384,8 +384,7 @@ class SessionState:
     def _build(self, number: int) -> do.Tell:
         cpu = self._machine.cpu(number) if self.make.pin else None
         rows = self.workers[number].rows
-        message = build(self.make, self._recipe, number, rows, cpu, self.sizing is None)
-        return do.Tell(number, replace(message, memory_bytes_max=self._worker_memory_bytes_max))
+        return do.Tell(number, build(self.make, self._recipe, self._rules, number, rows, cpu, self.sizing is None))
 
     def _on_not_started(self, refused: stimuli.WorkersNotStarted, now_s: float) -> Instructions:
         instructions: Instructions = []
@@ -817,7 +816,7 @@ class SessionState:
             return self._ended() if not any(each.alive for each in self.workers) else []
         if self.phase is Phase.BROKEN:
             return []
-        failure = failure_text.failure(number, worker.rows, exited.cause, late)
+        failure = failure_text.failure(number, worker.rows, exited.cause, late, self._rules.hide_folders)
         if self.making:
             text = f"{failure.message} while it built its envs" if late is None else failure.message
             return self._make_failed(replace(failure, message=text), now_s)

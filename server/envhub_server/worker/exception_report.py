@@ -6,6 +6,7 @@ import resource
 import traceback
 from typing import Any, Callable
 
+from envhub.errors import without_folders
 from envhub.protocol import messages
 from envhub.values import codec
 
@@ -18,8 +19,11 @@ class PendingFailure(Exception):
     """A ``Failure`` that says how the worker before this one ended; the first step of each of its rows raises it."""
 
 
-def describe_failure(error: BaseException, code: str, row: int | None, worker: int | None) -> Any:
-    """A ``Failure`` that describes ``error`` in strings; never raises."""
+def describe_failure(
+    error: BaseException, code: str, row: int | None, worker: int | None, hide_folders: bool = False
+) -> Any:
+    """A ``Failure`` that describes ``error`` in strings, which may name no folder of this machine; never raises."""
+    shown = without_folders if hide_folders else _as_it_is
     try:
         message = str(error)
     except BaseException:  # an exception whose own text raises is still worth reporting
@@ -36,14 +40,18 @@ def describe_failure(error: BaseException, code: str, row: int | None, worker: i
     return messages.Failure(
         code=code,
         scope="env",
-        message=message if len(message) <= MESSAGE_CHARS_MAX else f"{message[:MESSAGE_CHARS_MAX]} ... (cut)",
+        message=shown(message if len(message) <= MESSAGE_CHARS_MAX else f"{message[:MESSAGE_CHARS_MAX]} ... (cut)"),
         env_index=row,
         worker=worker,
         type=f"{type(error).__module__}.{type(error).__qualname__}",
-        args=encode_or_nothing(lambda: [*error.args, *file]),
-        attributes=encode_or_nothing(lambda: dict(vars(error))),
-        traceback="".join(lines)[-TRACEBACK_CHARS_MAX:],
+        args=encode_or_nothing(lambda: shown([*error.args, *file])),
+        attributes=encode_or_nothing(lambda: shown(dict(vars(error)))),
+        traceback=shown("".join(lines)[-TRACEBACK_CHARS_MAX:]),
     )
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def encode_or_nothing(read: Callable[[], Any], unknown: codec.Unknown = codec.refuse) -> bytes:

@@ -400,7 +400,7 @@ class Worker:
 
     def _truncate(self, row: Row, error: BaseException) -> None:
         """Truncate the row, whose step raised, and note that its env must be built again."""
-        described = describe_failure(error, "env_raised", row.index, self._number)
+        described = self._failure_of(error, row.index)
         cause = "nan" if isinstance(error, NotFinite) else "exception"
         raised = {"exception": described.type, "traceback": described.traceback}
         row.truncate(failure_info(EnvFailure(cause, described.message, restarts=self._rebuilds, **raised)))
@@ -465,13 +465,13 @@ class Worker:
             try:
                 results.append(run(place, row.env))
             except BaseException as error:
-                failure = describe_failure(error, "env_raised", row.index, self._number)
+                failure = self._failure_of(error, row.index)
                 self._channel.send(control.CallFailed(failure, number))
                 return
         try:
             self._channel.send(control.CallResults(results, number))
         except ValueError as error:
-            failure = describe_failure(error, "env_raised", self._rows[0].index, self._number)
+            failure = self._failure_of(error, self._rows[0].index)
             self._channel.send(control.CallFailed(failure, number))
 
     # --- ending ---------------------------------------------------------------------------------------------------
@@ -484,11 +484,15 @@ class Worker:
                 self._send_failure(error, row.index, "env_raised")
         return False
 
+    def _failure_of(self, error: BaseException, row: int | None, code: str = "env_raised") -> Any:
+        hide_folders = self._build is not None and self._build.hide_folders
+        return describe_failure(error, code, row, self._number, hide_folders)
+
     def _send_failure(self, error: BaseException, row: int | None, code: str) -> None:
         if isinstance(error, PendingFailure):
             failure = replace(error.args[0], env_index=row)
         else:
-            failure = describe_failure(error, code, row, self._number)
+            failure = self._failure_of(error, row, code)
         self._channel.send(control.RowFailed(failure, 0 if row is None or self._arena is None else self._request[row]))
 
 

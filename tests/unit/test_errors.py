@@ -1,0 +1,31 @@
+"""Texts of a peer: what a terminal would obey is written out, and what names folders is left out."""
+
+from __future__ import annotations
+
+import pytest
+
+from envhub.errors import printable, without_folders
+from envhub.protocol.messages import Failure
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('File "/home/op/sims/robot.py", line 3, in act', 'File "robot.py", line 3, in act'),
+        ("[Errno 2] No such file or directory: '/etc/passwd'", "[Errno 2] No such file or directory: 'passwd'"),
+        ("/a/b.py:3: Warning", "b.py:3: Warning"),
+        ("PYTHONPATH=/a/b:/c/d", "PYTHONPATH=b:d"),
+        ("/srv", "srv"),
+        ("ALE/Pong-v5 at tcp://127.0.0.1:5555/x", "ALE/Pong-v5 at tcp://127.0.0.1:5555/x"),
+        ("1 / 2, and/or, 3/4, ./here, ../there", "1 / 2, and/or, 3/4, ./here, ../there"),
+    ],
+)
+def test_folders_are_left_out(text: str, told: str) -> None:
+    assert without_folders(text) == told
+
+
+def test_texts_are_changed_wherever_they_are() -> None:
+    failure = Failure("env_raised", "env", "a\x1b[2J /x/y", args=b"/x/y", env_index=3)
+    assert printable(failure) == Failure("env_raised", "env", "a\\x1b[2J /x/y", args=b"/x/y", env_index=3)
+    assert without_folders(failure).message == "a\x1b[2J y"
+    assert without_folders([("/x/y", 1), {"/k/l": None}]) == [("y", 1), {"l": None}]

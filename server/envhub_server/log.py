@@ -34,7 +34,6 @@ _REPEATED = {
     "client_refused": ("why", "host"),
     "connection_ended": ("client", "why"),
     "answer_dropped": ("session", "worker"),
-    "frames_too_many": (),
 }
 _repeats = Repeats()
 

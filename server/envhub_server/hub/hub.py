@@ -435,7 +435,7 @@ class Hub:
             return
         frames = sockets.receive(self._router, prelude.FRAMES_MAX)
         if frames[-1].more:
-            self._refuse_frames(frames)
+            self._refuse_frames(peer, frames)
             return
         first, *others = map(_BUFFER, frames)
         incoming, holder = None, OWN_USER
@@ -476,12 +476,13 @@ class Hub:
         self._protocol.returned.clear()
         return incoming
 
-    def _refuse_frames(self, frames: Sequence[zmq.Frame]) -> None:
+    def _refuse_frames(self, peer: bytes, frames: Sequence[zmq.Frame]) -> None:
         """End the connection that sends more frames than a message may have; those that libzmq has are thrown away."""
-        log.warning("frames_too_many", frames_max=prelude.FRAMES_MAX, note="its connection is ended")
         self._discarding = True
         self._protocol.malformed += 1
-        self._guard.end(sockets.connection_of(frames))
+        self._on_monitor()
+        why = f"one of its messages has more than {prelude.FRAMES_MAX} frames"
+        self._end_connections(self._access.ends(peer, sockets.connection_of(frames), why, self._handled_s))
 
     def _on_monitor(self) -> None:
         now_s = self._clock.now_s()

@@ -139,6 +139,10 @@ class Access:
         known.refused, known.silent_until_s = True, now_s + REFUSED_S
         return []
 
+    def ends(self, peer: bytes, descriptor: int, why: str, now_s: float) -> Ends:
+        """The connection of a message, if it is there still, to be ended for this reason."""
+        return [] if self._connections.of(peer, descriptor, now_s) is None else [(descriptor, why)]
+
     def malformed(self, peer: bytes, descriptor: int, now_s: float) -> Ends:
         """Note that a message cannot be read."""
         known = self._connections.of(peer, descriptor, now_s)

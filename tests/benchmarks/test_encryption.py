@@ -1,0 +1,62 @@
+"""What keys cost: steps by tcp of a hub with keys beside one without. Timings are printed as ratios; none fails a test."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from envhub_server.network.key_folder import KeyFolder
+from hubs import serve
+
+import envhub
+from envhub.transport import sockets
+from envhub.transport.keys import text_of
+
+TURNS = 7
+SECONDS = 0.5
+
+
+def step_s(envs: envhub.HubVectorEnv) -> float:
+    actions = np.zeros(envs.num_envs, int)
+    begun = time.perf_counter()
+    count = 0
+    while time.perf_counter() - begun < SECONDS:
+        envs.step(actions)
+        count += 1
+    return (time.perf_counter() - begun) / count
+
+
+@pytest.mark.benchmark
+@pytest.mark.parametrize(
+    ("env", "num_envs"), [("CartPole-v1", 1), ("CartPole-v1", 16), ("CartPole-v1", 64), ("ALE/Pong-v5", 16)]
+)
+def test_step_with_a_key(tmp_path: Path, env: str, num_envs: int) -> None:
+    keys = KeyFolder(tmp_path / "keys")
+    keys.make_secret()
+    public, secret = sockets.new_key_pair()
+    keys.add("alice", public, "use")
+    token = text_of(sockets.public_key(keys.secret()) + secret)
+    with (
+        serve(tmp_path, env, "--keys", str(keys.path)) as guarded,
+        serve(tmp_path, env, binds=["tcp://127.0.0.1:0"]) as plain,
+    ):
+        with_key = f"envhub://{token}@{guarded.tcp.removeprefix('tcp://')}"
+        pairs = []
+        for _ in range(TURNS):
+            times = []
+            for address in (plain.tcp, with_key):
+                with closing(envhub.make_vec(env, num_envs, hub=address, lane="wire")) as envs:
+                    observations, _ = envs.reset(seed=1)
+                    step_s(envs)
+                    times.append(step_s(envs))
+            pairs.append(times)
+    ratios = sorted(keyed / unkeyed for unkeyed, keyed in pairs)
+    lowest, median, highest = statistics.quantiles(ratios, n=4)
+    print(
+        f"\n{num_envs} {env}, {observations.nbytes / 1000:.0f} kB a step: with a key {median:.2f} times as long as "
+        f"without [{lowest:.2f} .. {highest:.2f}], {statistics.median(pair[0] for pair in pairs) * 1e6:.0f} us without"
+    )

@@ -54,15 +54,13 @@ class Access:
         Raises:
             KeysError: the keys cannot be used.
         """
-        if self._insecure and self._keys is None:
-            return
         secret = None
         if self._keys is not None:
             secret = self._keys.make_secret()
             self._keys.load()
             self._server_key = sockets.public_key(secret)
             self._check_keys_s = 0.0
-        self.authenticator = Authenticator(context, self._keys, self._audit)
+        self.authenticator = Authenticator(context, self._keys, self._audit, self._insecure)
         sockets.ask_before_admitting(router, secret, DOMAIN)
 
     def bound(self, address: str) -> None:

@@ -1,8 +1,9 @@
 """Who may connect to a tcp address: libzmq asks (ZAP, RFC 27) in the handshake, and this answers.
 
 A hub with keys admits their holders. A hub without keys, which listens on loopback, admits its own user: at the moment
-of the handshake no process of another user may be connected. libzmq admits nobody while nobody answers. So a hub whose
-loop is busy lets new clients wait, and one whose handler has gone lets none in.
+of the handshake no process of another user may be connected. An insecure hub admits everybody, but libzmq still asks:
+where it asks, it refuses ZMTP 1.0 and 2.0, for which it takes what a web page can send. libzmq admits nobody while
+nobody answers. So a hub whose loop is busy lets new clients wait, and one whose handler has gone lets none in.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_VERSION = b"1.0"
 DOMAIN = b"envhub"
 OWN = "own user"
+ANYONE = "anyone"
 PROVE_S = 5.0
 
 log = structlog.get_logger("envhub.hub")
@@ -33,9 +35,12 @@ log = structlog.get_logger("envhub.hub")
 class Authenticator:
     """The ZAP handler of one hub's context; ``descriptor`` is ready when libzmq asks."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: KeyFolder | None, audit: Audit) -> None:
-        """Admit the holders of these keys; where there is no folder, the own user to ``ports``."""
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], folder: KeyFolder | None, audit: Audit, insecure: bool = False
+    ) -> None:
+        """Admit the holders of these keys; where there is no folder, the own user to ``ports``, or everybody."""
         self.ports: set[int] = set()  # of the hub's addresses
+        self._insecure = insecure
         self._audit = audit
         self._context = context
         self._folder = folder
@@ -59,10 +64,12 @@ class Authenticator:
             self._asked.send_multipart([ZAP_VERSION, request, status, text, user.encode(), b""])
 
     def _admitted(self, frames: list[bytes]) -> str:
-        """The key, as text, of the client that is admitted, or ``OWN``; empty where none is."""
+        """The key, as text, of the client that is admitted, or ``OWN`` or ``ANYONE``; empty where none is."""
         if len(frames) < 6 or frames[0] != ZAP_VERSION or frames[2] != DOMAIN:
             return ""
         if self._folder is None:
+            if self._insecure and frames[5] == b"NULL":
+                return ANYONE
             if frames[5] == b"NULL" and not network_peer.others_are_connected(self.ports):
                 return OWN
             log.warning("client_refused", why="another user is connected; serve with --keys to admit others")

@@ -13,11 +13,13 @@ from contextlib import closing
 from pathlib import Path
 
 import gymnasium as gym
+import msgspec
 import numpy as np
 import psutil
 import pytest
 import zmq
 from envhub_server.network.key_folder import KeyFolder
+from envhub_server.network.rights import Quotas
 from hubs import ServedHub, serve, wait_until
 from zmq.utils.monitor import recv_monitor_message
 
@@ -182,6 +184,42 @@ def test_quotas_of_a_key(hub: ServedHub, keys: KeyFolder, admit: Admit) -> None:
         with envhub.connect(alice), envhub.connect(alice), refused:
             envhub.connect(alice)
         envs.step(np.zeros(8, int))
+
+
+def test_what_a_key_may_have_by_default_and_what_is_counted(tmp_path: Path, keys: KeyFolder) -> None:
+    assert msgspec.structs.astuple(Quotas()) == (8, 2048, 256, 1 << 30, 16, 60)
+    tokens = {name: admitted(keys, name) for name in ("alice", "bob")}
+    path = keys.path / "clients/bob.toml"
+    path.write_text(path.read_text() + "[quotas]\nworkers_max = 2\narena_bytes_max = 65536\nmakes_per_minute_max = 2")
+    with serve(tmp_path, "CartPole-v1", "counter=sims:counter", "--keys", str(keys.path)) as hub:
+        alice, bob = (f"envhub://{tokens[name]}@{hub.tcp.removeprefix('tcp://')}" for name in ("alice", "bob"))
+        with closing(envhub.make_vec("CartPole-v1", 1024, hub=alice, num_workers=2)) as envs:
+            assert envs.reset()[0].shape == (1024, 4)
+            assert envs.step(np.zeros(1024, int))[1].tolist() == [1.0] * 1024
+        for name, options, limit in (
+            (alice, {"num_envs": 1025}, "envs_per_session_max=1024"),
+            (alice, {"num_envs": 300, "num_workers": 300}, "workers_max=256"),
+            (bob, {"num_envs": 64}, "arena_bytes_max"),
+        ):
+            with pytest.raises(envhub.RequestRefused, match=limit):
+                envhub.make_vec("CartPole-v1", hub=name, **options)
+        with closing(envhub.make_vec("counter", 4, hub=bob)) as envs:
+            assert envs.num_workers == 2  # of an env of which nothing is known, each has a process else
+            with pytest.raises(envhub.RequestRefused, match="makes_per_minute_max=2"):
+                envhub.make_vec("CartPole-v1", 1, hub=bob)
+        with pytest.raises(envhub.AccessDenied):
+            envhub.connect(with_secret(alice, sockets.new_key_pair()[1]))
+        with envhub.connect(hub.ipc) as client:
+            found = client.stats()
+    assert found["failures"]["limit"] == 4 and found["connections_ended"] == 0
+    assert found["handshakes_refused"] >= 1 and found["connections"] >= 1 and found["descriptors"] > 10
+
+
+def admitted(keys: KeyFolder, name: str, may: str = "use") -> str:
+    """Admit a new key, and return its token."""
+    public, secret = sockets.new_key_pair()
+    keys.add(name, public, may)
+    return text_of(sockets.public_key(keys.secret()) + secret)
 
 
 def test_arguments_of_a_key_name_no_file_and_no_module(hub: ServedHub, admit: Admit) -> None:

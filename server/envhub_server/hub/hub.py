@@ -447,6 +447,7 @@ class Hub:
             log.warning("connection_ended", client=client, host=origin, why=why)
             self._audit.write("connection_ended", client, origin, why=why)
             self._guard.end(descriptor)
+            self._access.connections_ended += 1
 
     def _receive(self, peer: bytes, connection: int, frames: Sequence[Any], holder: Holder) -> Incoming | None:
         malformed = self._protocol.malformed
@@ -463,7 +464,8 @@ class Hub:
         log.warning("frames_too_many", frames_max=prelude.FRAMES_MAX, note="its connection is ended")
         self._discarding = True
         self._protocol.malformed += 1
-        self._guard.end(sockets.connection_of(frames))
+        why = f"a message of it has more than {prelude.FRAMES_MAX} frames"
+        self._end_connections([(sockets.connection_of(frames), why)])
 
     def _on_monitor(self) -> None:
         now_s = self._clock.now_s()
@@ -544,7 +546,7 @@ class Hub:
             case Op.LIST:
                 self._list(request)
             case Op.STATS:
-                counters = stats.stats(self._sessions.values(), self._protocol, self._requests)
+                counters = stats.stats(self._sessions.values(), self._protocol, self._access, self._requests)
                 self._answer(request, messages.Table([{**self._health(), **counters}]), ())
             case Op.HEALTH:
                 self._answer(request, messages.Table([self._health()]), ())

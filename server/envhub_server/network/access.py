@@ -30,7 +30,8 @@ class Access:
     """Who is behind each connection of one hub, and which connections are to be ended.
 
     Attributes:
-        authenticator: answers libzmq for addresses that want a key; None while there are none.
+        authenticator: answers libzmq for tcp addresses; None while there are none.
+        connections_ended: how many connections the hub has ended.
     """
 
     def __init__(self, keys: Path | None, insecure: bool, audit: Audit) -> None:
@@ -40,6 +41,7 @@ class Access:
         self._insecure = insecure
         self.authenticator: Authenticator | None = None
         self._server_key = b""
+        self.connections_ended = 0
         self._connections = Connections()
         self._check_keys_s = math.inf
 
@@ -47,6 +49,16 @@ class Access:
     def open_to_all(self) -> bool:
         """Whether other machines may reach an address: they need a key, or are let in on purpose."""
         return self._insecure or self._keys is not None
+
+    @property
+    def connections(self) -> int:
+        """How many connections there are."""
+        return len(self._connections)
+
+    @property
+    def handshakes_refused(self) -> int:
+        """How many clients were not let in: they had no key that is known, or were other users'."""
+        return 0 if self.authenticator is None else self.authenticator.refused
 
     def guard(self, context: Any, router: Any) -> None:
         """Have the addresses that this socket binds from now on admit whom they are to admit.

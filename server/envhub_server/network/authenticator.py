@@ -40,6 +40,7 @@ class Authenticator:
     ) -> None:
         """Admit the holders of these keys; where there is no folder, the own user to ``ports``, or everybody."""
         self.ports: set[int] = set()  # of the hub's addresses
+        self.refused = 0  # handshakes
         self._insecure = insecure
         self._audit = audit
         self._context = context
@@ -72,6 +73,7 @@ class Authenticator:
                 return ANYONE
             if frames[5] == b"NULL" and not network_peer.others_are_connected(self.ports):
                 return OWN
+            self.refused += 1
             log.warning("client_refused", why="another user is connected; serve with --keys to admit others")
             self._audit.write("refused", "", frames[3].decode("ascii", "replace"), why="another user is connected")
             return ""
@@ -79,6 +81,7 @@ class Authenticator:
             return ""
         if frames[6] not in self._folder.holders:
             if frames[6] != self._throw_away:
+                self.refused += 1
                 host = frames[3].decode("ascii", "replace")
                 log.warning("client_refused", why="unknown key", host=host)
                 self._audit.write("refused", "", host, why="unknown key")

@@ -37,6 +37,9 @@ class Connections:
         self._known: dict[int, KnownConnection] = {}
         self._gone: dict[bytes, float] = {}  # peers whose connections ended, and until when their messages may come
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def accepted(self, descriptor: int, now_s: float) -> None:
         """Note a new connection."""
         self._known[descriptor] = KnownConnection(now_s + HELLO_S)

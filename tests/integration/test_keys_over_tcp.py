@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -15,12 +16,12 @@ from pathlib import Path
 import gymnasium as gym
 import msgspec
 import numpy as np
-import psutil
 import pytest
 import zmq
+from envhub_client.tools.bench.served_hub import served_hub
 from envhub_server.network.key_folder import KeyFolder
 from envhub_server.network.rights import Quotas
-from hubs import ServedHub, serve, wait_until
+from hubs import ServedHub, listening, serve, wait_until
 from zmq.utils.monitor import recv_monitor_message
 
 import envhub
@@ -358,6 +359,31 @@ def test_loopback_without_keys_admits_the_hubs_user_only(tmp_path: Path) -> None
         envhub.connect(hub.tcp).close()
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_ipc_admits_the_hubs_user_only() -> None:
+    """Also where the modes of the folder and the sockets would let others in."""
+    connecting = (
+        "import os, socket, sys; os.setuid(int(sys.argv[1]))\n"
+        "for path in sys.argv[2:]:\n"
+        "    peer = socket.socket(socket.AF_UNIX); peer.settimeout(2); peer.connect(path.replace('@', chr(0)))\n"
+        "    try: print(len(peer.recv(1)))\n"
+        "    except TimeoutError: print('open')\n"
+    )
+    with tempfile.TemporaryDirectory() as name:
+        folder, abstract = Path(name), f"@envhub-test-{os.getpid()}"
+        with serve(folder, "CartPole-v1", binds=[f"ipc://{folder}/hub.sock", f"ipc://{abstract}"]) as hub:
+            places = [f"{folder}/hub.sock", abstract, f"{folder}/hub.sock.side", f"{abstract}.side"]
+            folder.chmod(0o777)
+            for path in (places[0], places[2]):
+                os.chmod(path, 0o777)
+            found = {}
+            for user in (os.getuid(), 65534):
+                run = [sys.executable, "-c", connecting, str(user), *places]
+                found[user] = subprocess.run(run, capture_output=True, text=True, timeout=60).stdout.split()
+            assert found == {os.getuid(): ["1", "1", "open", "open"], 65534: ["0"] * 4}
+            assert hub.log.count("side_refused") == 2
+
+
 def test_address_for_other_machines_needs_keys(tmp_path: Path, keys: KeyFolder) -> None:
     arguments = [sys.executable, "-m", "envhub", "serve", "CartPole-v1", "--bind", "tcp://0.0.0.0:0"]
     found = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
@@ -456,44 +482,19 @@ def test_connection_whose_messages_cannot_be_read_is_ended(tmp_path: Path) -> No
         monitor.close()
 
 
-def listening(process: int) -> set[str]:
-    """The addresses on which this process and all below it listen."""
-    found = set()
-    for each in [psutil.Process(process), *psutil.Process(process).children(recursive=True)]:
-        for end in each.net_connections("all"):
-            if end.status == psutil.CONN_LISTEN:
-                found.add(f"{end.laddr.ip}:{end.laddr.port}")
-        numbers = {os.readlink(link)[8:-1] for link in Path(f"/proc/{each.pid}/fd").iterdir() if is_socket(link)}
-        for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
-            _, _, _, flags, _, _, inode, *path = line.split()
-            if inode in numbers and int(flags, 16) & ACCEPTS:
-                found.add(path[0] if path else "")
-    return found
-
-
-def is_socket(link: Path) -> bool:
-    try:
-        return os.readlink(link).startswith("socket:")
-    except FileNotFoundError:
-        return False
-
-
-ACCEPTS = 0x10000  # a flag of /proc/net/unix
-
-
 def test_every_way_to_start_a_hub_listens_where_it_says_and_nowhere_else(tmp_path: Path, keys: KeyFolder) -> None:
     environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
     default = tmp_path / "envhub/hub.sock"
     with serve(tmp_path, "CartPole-v1", binds=[], environ=environ) as hub:
-        wait_until(default.exists)
+        assert wait_until(Path(f"{default}.side").exists, 30)
         assert listening(hub.process.pid) == {str(default), f"{default}.side"}
         assert default.parent.stat().st_mode & 0o777 == 0o700
-    for arguments in ([], ["--keys", str(keys.path)]):
-        with serve(tmp_path, "CartPole-v1", *arguments) as hub:
-            path = hub.ipc.removeprefix("ipc://")
-            assert listening(hub.process.pid) == {hub.tcp.removeprefix("tcp://"), path, f"{path}.side"}
-            with closing(envhub.make_vec("CartPole-v1", 2, hub=hub.ipc)):
-                assert len(listening(hub.process.pid)) == 3
+    with served_hub("CartPole-v1") as shown:  # by `envhub demo` and `envhub bench`
+        check_places(shown.pid, shown.tcp, shown.ipc)
+        assert shown.tcp.startswith("tcp://127.0.0.1:")
+    image = ["tcp://0.0.0.0:0", f"ipc://{tmp_path}/image.sock"]  # as the image's command has them
+    with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path), binds=image) as hub:
+        check_places(hub.process.pid, hub.tcp, hub.ipc)
     with serve(tmp_path, "CartPole-v1", "--insecure", binds=["tcp://0.0.0.0:0"]) as hub:
         assert listening(hub.process.pid) == {hub.tcp.removeprefix("tcp://")}
     before = listening(os.getpid())
@@ -506,6 +507,13 @@ def test_every_way_to_start_a_hub_listens_where_it_says_and_nowhere_else(tmp_pat
             # A private hub, which an earlier test may have started, has one address with a random name.
             assert any(name.startswith("@envhub-") for name in listening(os.getpid()))
             assert all(name.startswith("@envhub-") for name in listening(os.getpid()) - before)
+
+
+def check_places(process: int, tcp: str, ipc: str) -> None:
+    """See that a hub, also with workers, listens at its addresses alone, and at the side socket of its ipc address."""
+    path = ipc.removeprefix("ipc://")
+    with closing(envhub.make_vec("CartPole-v1", 2, hub=ipc)):
+        assert listening(process) == {tcp.removeprefix("tcp://"), path, f"{path}.side"}
 
 
 def test_command_line_from_key_to_training(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def main() -> None:
 
 
 @app.command
-def serve(
+def serve(  # noqa: PLR0913  an argument per option
     *env: str,
     bind: Annotated[list[str] | None, Parameter(negative="")] = None,
     max_envs: int = 4096,
@@ -43,6 +43,7 @@ def serve(
     keys: Path | None = None,
     audit: Path | None = None,
     worker_memory: int = 0,
+    worker_env: Annotated[list[str] | None, Parameter(negative="")] = None,
     allow_factories: Annotated[bool, Parameter(negative="")] = False,
     insecure: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
@@ -70,6 +71,9 @@ def serve(
     worker_memory
         The bytes of memory that each worker may have, so that one session's envs cannot take the machine's; 0 for no
         limit.
+    worker_env
+        A variable of the environment that workers get, too; may be given more than once. Without it they get only what
+        programs need to run, such as PATH and HOME, so that no secret is in a worker.
     allow_factories
         Run factories that clients send, for the own user and keys with the right deploy.
     insecure
@@ -106,6 +110,7 @@ def serve(
             keys=keys,
             audit=audit,
             allow_factories=allow_factories,
+            worker_variables=tuple(worker_env or ()),
             limits=limits,
             timing=timing,
         )

@@ -66,6 +66,8 @@ class HubConfig:
         audit: a file to which who connects, is refused, and has sessions is written; None for none.
         allow_factories: make envs also by factories that clients send, for the hub's own user and clients that may
             deploy; they run in workers.
+        worker_variables: names of variables of the hub's environment that workers get, besides those that
+            ``envhub_server.processes.zygote_handle`` lists. A private hub's workers get all of its program's.
         owner: a pidfd of the program that this private hub belongs to; None for a public hub.
     """
 
@@ -76,6 +78,7 @@ class HubConfig:
     keys: Path | None = None
     audit: Path | None = None
     allow_factories: bool = False
+    worker_variables: tuple[str, ...] = ()
     owner: int | None = None
     python: str = sys.executable
     step_costs: Path | None = None

@@ -62,6 +62,7 @@ from envhub_server.network.rights import OWN_USER, Holder
 from envhub_server.network.side_socket import SideSocket
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import Events
+from envhub_server.processes.zygote_handle import clean_environment
 from envhub_server.session import stimuli
 from envhub_server.session.restarts import RestartPolicy, Restarts
 from envhub_server.session.state import Phase, SessionState
@@ -119,7 +120,8 @@ class Hub:
         self._spinner: Spinner | None = None  # the one for what comes next: a step's end, or the next step
         self._next_spinner: Spinner | None = None  # the one for what comes after the step's end
         self._events: Events = deque()
-        self._supervisor = Supervisor(self._poller, config.python, self._events, config.private)
+        environ = os.environ if config.private else clean_environment(os.environ, config.worker_variables)
+        self._supervisor = Supervisor(self._poller, config.python, self._events, environ, config.private)
         self._listing = Listing(self._supervisor, self._registry)
         self._listed_for: list[Incoming] = []  # LIST requests that wait for the listing
         self._costs = KnownCosts(config.step_costs)

@@ -95,6 +95,10 @@ def serve(  # noqa: PLR0913  an argument per option
             console.print("clients with a key, see `envhub keys add`, run `envhub login` once", highlight=False)
         hint = f'connect with: envhub.make_vec("ENV", num_envs=64, hub="{first}")'
         console.print(hint, highlight=False, soft_wrap=True)
+        if allow_factories:
+            errors.print(
+                "[bold red]factories:[/] workers run code of its own user and of keys that may deploy", soft_wrap=True
+            )
         if insecure and keys is None:
             errors.print("[bold red]insecure:[/] every program that reaches these addresses may use it", soft_wrap=True)
 

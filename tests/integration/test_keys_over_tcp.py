@@ -252,7 +252,7 @@ def test_factories_are_for_those_who_may_deploy_where_the_hub_takes_them(tmp_pat
         for address in (hub.ipc, f"envhub://{addresses['deploy']}@{place}"):
             with closing(envhub.make_vec(lambda: gym.make("Pendulum-v1", g=1.0), 2, hub=address)) as envs:
                 assert envs.reset()[0].shape == (2, 3)
-        assert hub.log.count('"factories": "') == 2
+        assert hub.log.count('"factories": "') == 2 and "factories: workers run code of its own user" in hub.log
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
@@ -529,18 +529,18 @@ def test_command_line_from_key_to_training(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     address = command("keys", "add", "alice", "--keys", keys, "--at", f"127.0.0.1:{port}")
-    with serve(tmp_path, "CartPole-v1", "--keys", keys, binds=[f"tcp://127.0.0.1:{port}"]):
+    with serve(tmp_path, "CartPole-v1", "--keys", keys, binds=[f"tcp://127.0.0.1:{port}"]) as hub:
         assert "the hub answers" in command("login", "simbox", given=address)
         assert "simbox: ok" in command("ls")
         assert command("health", "simbox").startswith("ok")
         public = command("keygen")
         partial = command("keys", "add", "bob", "--keys", keys, "--at", f"127.0.0.1:{port}", "--public", public)
-        time.sleep(1.0)
+        assert wait_until(lambda: hub.log.count('"keys_read"') == 1)
         assert "the hub answers" in command("login", "own", given=partial)
         assert [line.split()[:2] for line in command("keys", "list", "--keys", keys).splitlines()] == [
             ["alice", "use"],
             ["bob", "use"],
         ]
         command("keys", "remove", "bob", "--keys", keys)
-        time.sleep(1.0)
+        assert wait_until(lambda: hub.log.count('"keys_read"') == 2)
         assert "does not know this key" in command("ls")

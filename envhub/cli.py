@@ -72,6 +72,7 @@ def serve(
     workers: int | Literal["auto"] | None = None,
     lease: float = 60.0,
     worker_memory: int = 0,
+    worker_env: Annotated[list[str] | None, Parameter(negative="")] = None,
     access: Annotated[AccessOptions | None, Parameter(name="*")] = None,
 ) -> None:
     """Run a hub until SIGTERM or Ctrl-C.
@@ -93,6 +94,9 @@ def serve(
     worker_memory
         The bytes of memory that each worker may have, so that one session's envs cannot take the machine's; 0 for no
         limit.
+    worker_env
+        A variable of the environment that workers get, too; may be given more than once. Without it they get only what
+        programs need to run, such as PATH and HOME, so that no secret is in a worker.
     access
         Who may connect, and what clients may do.
     """
@@ -114,6 +118,10 @@ def serve(
             console.print("clients with a key, see `envhub keys add`, run `envhub login` once", highlight=False)
         hint = f'connect with: envhub.make_vec("ENV", num_envs=64, hub="{first}")'
         console.print(hint, highlight=False, soft_wrap=True)
+        if access.allow_factories:
+            errors.print(
+                "[bold red]factories:[/] workers run code of its own user and of keys that may deploy", soft_wrap=True
+            )
         if access.insecure and access.keys is None:
             errors.print("[bold red]insecure:[/] every program that reaches these addresses may use it", soft_wrap=True)
 
@@ -125,6 +133,7 @@ def serve(
             binds,
             env,
             workers=fixed,
+            worker_variables=tuple(worker_env or ()),
             limits=limits,
             timing=timing,
             **vars(access),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -48,6 +49,8 @@ class Incoming(NamedTuple):
 
 _incoming = tuple.__new__  # twice as fast as Incoming(...)
 
+CODES_MAX, CODE_CHARS_MAX = 64, 64  # of failures that are counted
+
 FIRST_OPS = frozenset([Op.MAKE, Op.ATTACH])  # that give a token to a session
 
 
@@ -72,6 +75,7 @@ class HubProtocol:
 
     Attributes:
         outgoing: ``(peer, frames)`` to send, in order; the caller empties it.
+        failures: how many requests have failed or were refused, by the code of the failure.
         leases: by token, when the lease runs out; of the sessions whose client is not connected.
         returned: tokens of the sessions whose client sent a message while their lease ran; the caller empties it.
     """
@@ -89,6 +93,7 @@ class HubProtocol:
         self.outgoing: list[tuple[bytes, Frames]] = []
         self.malformed = 0
         self.refused = 0
+        self.failures: Counter[str] = Counter()
         self.replayed = 0
         self.draining = False
         self._lease_s = lease_s
@@ -267,6 +272,7 @@ class HubProtocol:
 
     def fail(self, request: Incoming, failure: Failure) -> None:
         """Send a failure as the one reply to ``request``."""
+        self._count(failure)
         self._reply(request, REPLY | Op.FAILURE, messages.pack(failure), ())
 
     def _reply(self, request: Incoming, op: int, body: bytes, frames: Sequence[Frame]) -> None:
@@ -281,6 +287,11 @@ class HubProtocol:
                 self._next_steps[link.next_step] = (token, link)
         self.outgoing.append((peer, reply))
 
+    def _count(self, failure: Failure) -> None:
+        # A code may be a worker's, which can send any text and any number of them.
+        if failure.code in self.failures or (len(self.failures) < CODES_MAX and len(failure.code) <= CODE_CHARS_MAX):
+            self.failures[failure.code] += 1
+
     def refuse(self, peer: bytes, frames: Frames, failure: Failure) -> None:
         """Answer a message of a client that is not let in by a failure, and do nothing else."""
         with contextlib.suppress(RemoteProtocolError):
@@ -288,6 +299,7 @@ class HubProtocol:
 
     def _refuse(self, peer: bytes, prelude: Prelude, failure: Failure) -> None:
         self.refused += 1
+        self._count(failure)
         self._send(peer, REPLY | Op.FAILURE, prelude.token, prelude.seq, failure)
 
     def _send(self, peer: bytes, op: int, token: bytes, seq: int, message: Any) -> None:

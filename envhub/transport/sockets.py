@@ -25,6 +25,11 @@ SEND_QUEUE_MESSAGES_MAX = 16
 ZERO_COPY_TIMEOUT_S = 10.0  # it takes a millisecond
 HANDSHAKE_MS = 3000
 
+LIBZMQ_MIN = 4, 3, 5  # how it behaves at the limits and options of this module was measured with this version
+
+if zmq.zmq_version_info() < LIBZMQ_MIN:
+    raise ImportError(f"EnvHub needs libzmq {'.'.join(map(str, LIBZMQ_MIN))} or later, this is {zmq.zmq_version()}")
+
 _monitors = itertools.count()
 
 

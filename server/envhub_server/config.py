@@ -68,6 +68,8 @@ class HubConfig:
             deploy; they run in workers.
         allow_arguments: which arguments of envs any client may give any value, see ``envhub_server.catalog.registry``.
         verbose_errors: tell all clients, not only the hub's own user, the folders in errors of envs.
+        worker_variables: names of variables of the hub's environment that workers get, besides those that
+            ``envhub_server.processes.zygote_handle`` lists. A private hub's workers get all of its program's.
         owner: a pidfd of the program that this private hub belongs to; None for a public hub.
     """
 
@@ -80,6 +82,7 @@ class HubConfig:
     allow_factories: bool = False
     allow_arguments: tuple[str, ...] = ()
     verbose_errors: bool = False
+    worker_variables: tuple[str, ...] = ()
     owner: int | None = None
     python: str = sys.executable
     step_costs: Path | None = None

@@ -55,7 +55,12 @@ def configure(level: int = logging.INFO) -> None:
     json = [processors.format_exc_info, processors.JSONRenderer()]
     rendering = [structlog.dev.ConsoleRenderer()] if os.isatty(2) else json
     structlog.configure(
-        processors=[processors.add_log_level, processors.TimeStamper(fmt="iso", utc=True), *rendering],
+        processors=[
+            _without_repeats,
+            processors.add_log_level,
+            processors.TimeStamper(fmt="iso", utc=True),
+            *rendering,
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(Stderr()),  # type: ignore[arg-type]
     )

@@ -1,4 +1,4 @@
-"""What keys cost: steps by tcp of a hub with keys beside one without. Timings are printed as ratios; none fails a test."""
+"""What keys cost: steps by tcp of a hub with keys beside one without. Ratios are printed; none fails a test."""
 
 from __future__ import annotations
 

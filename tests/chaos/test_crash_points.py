@@ -33,11 +33,11 @@ def kept_up(folder: Path, crash_at: str) -> Iterator[list[ServedHub]]:
         def start(binds: list[str] | None = None) -> ServedHub:
             paths = [str(INJECTED), os.environ.get("PYTHONPATH", "")]
             environ = {VARIABLE: crash_at, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-            offered = "chain=chaos.chain_env:ChainEnv"
+            offered = "chain=chaos.chain_env:ChainEnv", "--worker-env", VARIABLE
             crashed = Path(crash_at.split(":")[2])
             for lives in (crashed.exists(), True):
                 with contextlib.suppress(*([] if lives else [RuntimeError])):  # its point came before it listened
-                    return stack.enter_context(serve(folder, offered, binds=binds, cwd=TESTS, environ=environ))
+                    return stack.enter_context(serve(folder, *offered, binds=binds, cwd=TESTS, environ=environ))
             raise AssertionError
 
         def keep() -> None:

@@ -16,6 +16,7 @@ import psutil
 
 HERE = Path(__file__).parent
 START_TIMEOUT_S = 60.0
+_ACCEPTS = 0x10000  # a flag of /proc/net/unix
 
 
 class ServedHub:
@@ -144,6 +145,28 @@ def stopped(*pids: int) -> Iterator[None]:
     finally:
         for process in processes:
             process.resume()
+
+
+def listening(process: int) -> set[str]:
+    """The addresses on which this process and all below it listen."""
+    found = set()
+    for each in [psutil.Process(process), *psutil.Process(process).children(recursive=True)]:
+        for end in each.net_connections("all"):
+            if end.status == psutil.CONN_LISTEN:
+                found.add(f"{end.laddr.ip}:{end.laddr.port}")
+        numbers = {os.readlink(link)[8:-1] for link in Path(f"/proc/{each.pid}/fd").iterdir() if _is_socket(link)}
+        for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+            _, _, _, flags, _, _, inode, *path = line.split()
+            if inode in numbers and int(flags, 16) & _ACCEPTS:
+                found.add(path[0] if path else "")
+    return found
+
+
+def _is_socket(link: Path) -> bool:
+    try:
+        return os.readlink(link).startswith("socket:")
+    except FileNotFoundError:
+        return False
 
 
 def kill_worker(pid: int) -> None:

@@ -22,7 +22,8 @@ OFFERED = ["wordy=odd_sims:Wordy", "counter=sims:counter"]
 
 @pytest.fixture(scope="module")
 def plagued(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
-    with serve(tmp_path_factory.mktemp("plagued"), *OFFERED) as hub:
+    environ = {"REGISTRY_TOKEN": "secret", "SIM_MODE": "fast"}
+    with serve(tmp_path_factory.mktemp("plagued"), *OFFERED, "--worker-env", "SIM_MODE", environ=environ) as hub:
         yield hub
 
 
@@ -131,3 +132,11 @@ def test_workers_of_a_public_hub_gain_no_rights_and_write_no_core(plagued: Serve
         (pid,) = envs.call("pid")
         assert "NoNewPrivs:\t1" in Path(f"/proc/{pid}/status").read_text()
         assert resource.prlimit(pid, resource.RLIMIT_CORE) == (0, 0)
+
+
+def test_workers_of_a_public_hub_have_the_named_variables_and_no_secrets(plagued: ServedHub) -> None:
+    with contextlib.closing(envhub.make_vec("counter", 1, hub=plagued.tcp)) as envs:
+        (pid,) = envs.call("pid")
+        found = Path(f"/proc/{pid}/environ").read_bytes()
+    assert b"SIM_MODE=fast\0" in found and b"PATH=" in found and b"REGISTRY_TOKEN" not in found
+    assert b"REGISTRY_TOKEN=secret" in Path(f"/proc/{plagued.process.pid}/environ").read_bytes()

@@ -7,20 +7,27 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import gymnasium as gym
+import msgspec
 import numpy as np
-import psutil
 import pytest
 import zmq
+from envhub_client.tools.bench.served_hub import served_hub
 from envhub_server.network.key_folder import KeyFolder
-from hubs import ServedHub, serve, wait_until
+from envhub_server.network.rights import Quotas
+from hubs import ServedHub, listening, serve, wait_until
+from zmq.utils.monitor import recv_monitor_message
 
 import envhub
+from envhub.protocol import messages
+from envhub.protocol.messages import Hello, Op
+from envhub.protocol.prelude import NO_SESSION, Prelude
 from envhub.transport import sockets
 from envhub.transport.keys import KEY_BYTES, key_of, text_of
 
@@ -180,6 +187,42 @@ def test_quotas_of_a_key(hub: ServedHub, keys: KeyFolder, admit: Admit) -> None:
         envs.step(np.zeros(8, int))
 
 
+def test_what_a_key_may_have_by_default_and_what_is_counted(tmp_path: Path, keys: KeyFolder) -> None:
+    assert msgspec.structs.astuple(Quotas()) == (8, 2048, 256, 1 << 30, 16, 60)
+    tokens = {name: admitted(keys, name) for name in ("alice", "bob")}
+    path = keys.path / "clients/bob.toml"
+    path.write_text(path.read_text() + "[quotas]\nworkers_max = 2\narena_bytes_max = 65536\nmakes_per_minute_max = 2")
+    with serve(tmp_path, "CartPole-v1", "counter=sims:counter", "--keys", str(keys.path)) as hub:
+        alice, bob = (f"envhub://{tokens[name]}@{hub.tcp.removeprefix('tcp://')}" for name in ("alice", "bob"))
+        with closing(envhub.make_vec("CartPole-v1", 1024, hub=alice, num_workers=2)) as envs:
+            assert envs.reset()[0].shape == (1024, 4)
+            assert envs.step(np.zeros(1024, int))[1].tolist() == [1.0] * 1024
+        for name, options, limit in (
+            (alice, {"num_envs": 1025}, "envs_per_session_max=1024"),
+            (alice, {"num_envs": 300, "num_workers": 300}, "workers_max=256"),
+            (bob, {"num_envs": 64}, "arena_bytes_max"),
+        ):
+            with pytest.raises(envhub.RequestRefused, match=limit):
+                envhub.make_vec("CartPole-v1", hub=name, **options)
+        with closing(envhub.make_vec("counter", 4, hub=bob)) as envs:
+            assert envs.num_workers == 2  # of an env of which nothing is known, each has a process else
+            with pytest.raises(envhub.RequestRefused, match="makes_per_minute_max=2"):
+                envhub.make_vec("CartPole-v1", 1, hub=bob)
+        with pytest.raises(envhub.AccessDenied):
+            envhub.connect(with_secret(alice, sockets.new_key_pair()[1]))
+        with envhub.connect(hub.ipc) as client:
+            found = client.stats()
+    assert found["failures"]["limit"] == 4 and found["connections_ended"] == 0
+    assert found["handshakes_refused"] >= 1 and found["connections"] >= 1 and found["descriptors"] > 10
+
+
+def admitted(keys: KeyFolder, name: str, may: str = "use") -> str:
+    """Admit a new key, and return its token."""
+    public, secret = sockets.new_key_pair()
+    keys.add(name, public, may)
+    return text_of(sockets.public_key(keys.secret()) + secret)
+
+
 def test_arguments_of_a_key_name_no_file_and_no_module(hub: ServedHub, admit: Admit) -> None:
     alice, dave = admit("alice"), admit("dave", "deploy")
     for value in ("/etc/passwd", "os:system", "x" * 65, {"a": 1}, "..", [["a/b"]]):
@@ -251,7 +294,7 @@ def test_factories_are_for_those_who_may_deploy_where_the_hub_takes_them(tmp_pat
         for address in (hub.ipc, f"envhub://{addresses['deploy']}@{place}"):
             with closing(envhub.make_vec(lambda: gym.make("Pendulum-v1", g=1.0), 2, hub=address)) as envs:
                 assert envs.reset()[0].shape == (2, 3)
-        assert hub.log.count('"factories": "') == 2
+        assert hub.log.count('"factories": "') == 2 and "factories: workers run code of its own user" in hub.log
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
@@ -274,30 +317,43 @@ envhub.make_vec("CartPole-v1", 1, hub=sys.argv[1]).close()
         assert found.returncode == 0 and found.stdout.count("refused") == 2, found.stderr
 
 
-def test_old_and_foreign_handshakes_get_nowhere(hub: ServedHub) -> None:
-    """ZMTP 1.0 and 2.0, HTTP, and the mechanisms NULL and PLAIN."""
-    host, port = hub.tcp.removeprefix("tcp://").split(":")
+@pytest.mark.parametrize("guarded_by", ["keys", "user", "nothing"])
+def test_old_and_foreign_handshakes_get_nowhere(tmp_path: Path, keys: KeyFolder, guarded_by: str) -> None:
+    """ZMTP 1.0 and 2.0, HTTP, which a web page can send, PLAIN, and where there are keys also NULL."""
+    arguments = {"keys": ["--keys", str(keys.path)], "user": [], "nothing": ["--insecure"]}[guarded_by]
     greeting = b"\xff" + bytes(8) + b"\x7f"
-    hello = b"\x01\x00" + b"\x05hello"
-    for data in (hello, greeting + b"\x01\x05" + bytes(2) + hello, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
-        with socket.create_connection((host, int(port))) as peer:
-            peer.settimeout(10.0)
-            peer.sendall(data)
-            with_end = b"".join(iter(lambda peer=peer: receive(peer), b""))
-            assert len(with_end) < 200
-    for plain in (False, True):
-        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-            dealer.setsockopt(zmq.LINGER, 0)
-            if plain:
-                dealer.setsockopt(zmq.PLAIN_USERNAME, b"root")
-            monitor = sockets.open_monitor(dealer, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
-            dealer.connect(hub.tcp)
-            assert monitor.poll(5000)
-            event = int.from_bytes(monitor.recv_multipart()[0][:2], "little")
-            assert event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-            dealer.monitor(None, 0)
-            monitor.close()
-    assert envhub.connect(hub.ipc).health()["status"] == "ok"
+    hello = Prelude(Op.HELLO, 0, NO_SESSION, 1).pack() + messages.pack(Hello())
+    said = b"\x01\x00" + bytes([len(hello) + 1, 0]) + hello  # a routing id of no bytes, and the request
+    posted = b"POST / HTTP/1.1\r\nHost: x\r\n\r\n" + said
+    with serve(tmp_path, "CartPole-v1", *arguments, binds=["tcp://127.0.0.1:0"]) as hub:
+        host, port = hub.tcp.removeprefix("tcp://").split(":")
+        for data in (said, greeting + b"\x01\x05" + said, posted):
+            with socket.create_connection((host, int(port))) as peer:
+                peer.settimeout(5.0)
+                peer.sendall(data)
+                received = b"".join(iter(lambda peer=peer: receive(peer), b""))
+                assert len(received) < 20 and b"EHUB" not in received
+        for plain in (True, False) if guarded_by == "keys" else (True,):
+            assert not shakes_hands(hub.tcp, plain)
+        assert '"connection_ended"' not in hub.log  # libzmq has refused them, before a deadline of the hub
+        if guarded_by != "keys":
+            envhub.connect(hub.tcp).close()
+
+
+def shakes_hands(address: str, plain: bool) -> bool:
+    """Whether libzmq lets a client in that presents no key, but a user's name where ``plain``."""
+    refused = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        if plain:
+            dealer.setsockopt(zmq.PLAIN_USERNAME, b"root")
+        monitor = sockets.open_monitor(dealer, zmq.EVENT_HANDSHAKE_SUCCEEDED | refused)
+        dealer.connect(address)
+        assert monitor.poll(5000)
+        event = recv_monitor_message(monitor)["event"]
+        dealer.monitor(None, 0)
+        monitor.close()
+    return bool(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
 
 def receive(peer: socket.socket) -> bytes:
@@ -343,6 +399,31 @@ def test_loopback_without_keys_admits_the_hubs_user_only(tmp_path: Path) -> None
         assert found.stdout.strip() == "ended", found.stderr
         assert "another user" in hub.log
         envhub.connect(hub.tcp).close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_ipc_admits_the_hubs_user_only() -> None:
+    """Also where the modes of the folder and the sockets would let others in."""
+    connecting = (
+        "import os, socket, sys; os.setuid(int(sys.argv[1]))\n"
+        "for path in sys.argv[2:]:\n"
+        "    peer = socket.socket(socket.AF_UNIX); peer.settimeout(2); peer.connect(path.replace('@', chr(0)))\n"
+        "    try: print(len(peer.recv(1)))\n"
+        "    except TimeoutError: print('open')\n"
+    )
+    with tempfile.TemporaryDirectory() as name:
+        folder, abstract = Path(name), f"@envhub-test-{os.getpid()}"
+        with serve(folder, "CartPole-v1", binds=[f"ipc://{folder}/hub.sock", f"ipc://{abstract}"]) as hub:
+            places = [f"{folder}/hub.sock", abstract, f"{folder}/hub.sock.side", f"{abstract}.side"]
+            folder.chmod(0o777)
+            for path in (places[0], places[2]):
+                os.chmod(path, 0o777)
+            found = {}
+            for user in (os.getuid(), 65534):
+                run = [sys.executable, "-c", connecting, str(user), *places]
+                found[user] = subprocess.run(run, capture_output=True, text=True, timeout=60).stdout.split()
+            assert found == {os.getuid(): ["1", "1", "open", "open"], 65534: ["0"] * 4}
+            assert hub.log.count("side_refused") == 2
 
 
 def test_address_for_other_machines_needs_keys(tmp_path: Path, keys: KeyFolder) -> None:
@@ -443,44 +524,19 @@ def test_connection_whose_messages_cannot_be_read_is_ended(tmp_path: Path) -> No
         monitor.close()
 
 
-def listening(process: int) -> set[str]:
-    """The addresses on which this process and all below it listen."""
-    found = set()
-    for each in [psutil.Process(process), *psutil.Process(process).children(recursive=True)]:
-        for end in each.net_connections("all"):
-            if end.status == psutil.CONN_LISTEN:
-                found.add(f"{end.laddr.ip}:{end.laddr.port}")
-        numbers = {os.readlink(link)[8:-1] for link in Path(f"/proc/{each.pid}/fd").iterdir() if is_socket(link)}
-        for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
-            _, _, _, flags, _, _, inode, *path = line.split()
-            if inode in numbers and int(flags, 16) & ACCEPTS:
-                found.add(path[0] if path else "")
-    return found
-
-
-def is_socket(link: Path) -> bool:
-    try:
-        return os.readlink(link).startswith("socket:")
-    except FileNotFoundError:
-        return False
-
-
-ACCEPTS = 0x10000  # a flag of /proc/net/unix
-
-
 def test_every_way_to_start_a_hub_listens_where_it_says_and_nowhere_else(tmp_path: Path, keys: KeyFolder) -> None:
     environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
     default = tmp_path / "envhub/hub.sock"
     with serve(tmp_path, "CartPole-v1", binds=[], environ=environ) as hub:
-        wait_until(default.exists)
+        assert wait_until(Path(f"{default}.side").exists, 30)
         assert listening(hub.process.pid) == {str(default), f"{default}.side"}
         assert default.parent.stat().st_mode & 0o777 == 0o700
-    for arguments in ([], ["--keys", str(keys.path)]):
-        with serve(tmp_path, "CartPole-v1", *arguments) as hub:
-            path = hub.ipc.removeprefix("ipc://")
-            assert listening(hub.process.pid) == {hub.tcp.removeprefix("tcp://"), path, f"{path}.side"}
-            with closing(envhub.make_vec("CartPole-v1", 2, hub=hub.ipc)):
-                assert len(listening(hub.process.pid)) == 3
+    with served_hub("CartPole-v1") as shown:  # by `envhub demo` and `envhub bench`
+        check_places(shown.pid, shown.tcp, shown.ipc)
+        assert shown.tcp.startswith("tcp://127.0.0.1:")
+    image = ["tcp://0.0.0.0:0", f"ipc://{tmp_path}/image.sock"]  # as the image's command has them
+    with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path), binds=image) as hub:
+        check_places(hub.process.pid, hub.tcp, hub.ipc)
     with serve(tmp_path, "CartPole-v1", "--insecure", binds=["tcp://0.0.0.0:0"]) as hub:
         assert listening(hub.process.pid) == {hub.tcp.removeprefix("tcp://")}
     before = listening(os.getpid())
@@ -493,6 +549,13 @@ def test_every_way_to_start_a_hub_listens_where_it_says_and_nowhere_else(tmp_pat
             # A private hub, which an earlier test may have started, has one address with a random name.
             assert any(name.startswith("@envhub-") for name in listening(os.getpid()))
             assert all(name.startswith("@envhub-") for name in listening(os.getpid()) - before)
+
+
+def check_places(process: int, tcp: str, ipc: str) -> None:
+    """See that a hub, also with workers, listens at its addresses alone, and at the side socket of its ipc address."""
+    path = ipc.removeprefix("ipc://")
+    with closing(envhub.make_vec("CartPole-v1", 2, hub=ipc)):
+        assert listening(process) == {tcp.removeprefix("tcp://"), path, f"{path}.side"}
 
 
 def test_command_line_from_key_to_training(tmp_path: Path) -> None:
@@ -508,18 +571,18 @@ def test_command_line_from_key_to_training(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     address = command("keys", "add", "alice", "--keys", keys, "--at", f"127.0.0.1:{port}")
-    with serve(tmp_path, "CartPole-v1", "--keys", keys, binds=[f"tcp://127.0.0.1:{port}"]):
+    with serve(tmp_path, "CartPole-v1", "--keys", keys, binds=[f"tcp://127.0.0.1:{port}"]) as hub:
         assert "the hub answers" in command("login", "simbox", given=address)
         assert "simbox: ok" in command("ls")
         assert command("health", "simbox").startswith("ok")
         public = command("keygen")
         partial = command("keys", "add", "bob", "--keys", keys, "--at", f"127.0.0.1:{port}", "--public", public)
-        time.sleep(1.0)
+        assert wait_until(lambda: hub.log.count('"keys_read"') == 1)
         assert "the hub answers" in command("login", "own", given=partial)
         assert [line.split()[:2] for line in command("keys", "list", "--keys", keys).splitlines()] == [
             ["alice", "use"],
             ["bob", "use"],
         ]
         command("keys", "remove", "bob", "--keys", keys)
-        time.sleep(1.0)
+        assert wait_until(lambda: hub.log.count('"keys_read"') == 2)
         assert "does not know this key" in command("ls")

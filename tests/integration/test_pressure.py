@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import zmq
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
 from hubs import ServedHub, serve, wait_until
 
@@ -27,6 +28,7 @@ from envhub.values.leaf import Leaf
 
 DESCRIPTORS_MAX = 256
 FLOOD = 300
+IDLE = 100
 HANDSHAKE_S = 3.0  # until libzmq drops a connection that says nothing
 
 
@@ -108,6 +110,26 @@ def test_flood_of_connections_keeps_no_session_from_stepping(tmp_path: Path, kin
                 envhub.make_vec("counter", 1, hub=address).close()
         assert hub.stop() == 0
         assert [path.suffix for path in tmp_path.iterdir()] == [".log"]
+
+
+def test_peers_that_say_nothing_lock_nobody_out_for_long(tmp_path: Path) -> None:
+    """They have shaken hands, so that libzmq waits for them without end."""
+    with (
+        serve(tmp_path, "counter=sims:counter", binds=["tcp://127.0.0.1:0"]) as hub,
+        contextlib.closing(envhub.make_vec("counter", 1, hub=hub.tcp)) as envs,
+        zmq.Context() as context,
+        contextlib.ExitStack() as opened,
+    ):
+        envs.reset()
+        limit_descriptors(hub, DESCRIPTORS_MAX)
+        for _ in range(IDLE):
+            dealer = opened.enter_context(context.socket(zmq.DEALER))
+            dealer.setsockopt(zmq.LINGER, 0)
+            dealer.setsockopt(zmq.RECONNECT_IVL, -1)
+            dealer.connect(hub.tcp)
+        assert wait_until(lambda: "descriptors_short" in hub.log, 10)
+        envhub.connect(hub.tcp, timeout=30.0).close()
+        assert envs.step(np.zeros(1, int))[0][0, 0] == 1
 
 
 def test_session_for_which_there_are_no_descriptors_is_refused(tmp_path: Path) -> None:

@@ -205,6 +205,20 @@ def test_log_has_one_structured_line_per_change(tmp_path: Path) -> None:
     assert {line["worker"] for line in exited} == {0, 1} and len(exited) == 2
 
 
+def test_log_says_once_in_a_while_what_a_client_repeats(tmp_path: Path) -> None:
+    """A client whose calls fail could write gigabytes an hour into the log."""
+    with serve(tmp_path, "counter=sims:counter") as hub:
+        envs = envhub.make_vec("counter", 1, hub=hub.tcp)
+        other = envhub.make_vec("counter", 1, hub=hub.tcp)
+        for failing in (*[envs] * 300, other):
+            with pytest.raises(AttributeError):
+                failing.call("missing")
+        envs.close(), other.close()
+        failed = [json.loads(line) for line in hub.log.splitlines() if "request_failed" in line]
+    sessions = [line["session"] for line in failed]
+    assert len(set(sessions)) == 2 and len(sessions) <= 5  # of one session at most a line in 10 s
+
+
 def test_second_hub_on_an_address_is_refused_and_the_first_unharmed(hub: ServedHub) -> None:
     for address in (hub.tcp, hub.ipc):
         refused = command("serve", "CartPole-v1", "--bind", address)

@@ -254,13 +254,14 @@ def test_bytes_that_the_hub_passes_on_have_no_place_in_the_limit_of_headers(met:
 
 def test_message_of_too_many_frames_ends_its_connection(met: ServedHub, honest: envhub.HubVectorEnv) -> None:
     with ZmtpPeer(met.tcp) as peer, envhub.connect(met.tcp) as client:
-        malformed = client.stats()["malformed"]
+        before = client.stats()
         peer.connection.settimeout(30)
         peer.ask(Op.STATS, b"\x80", bytes(16), 2)
         peer.receive()
         peer.connection.sendall(b"\x01\x00" * FRAMES + b"\x00\x00")
         assert is_ended(peer)
-        assert client.stats()["malformed"] == malformed + 1
+        counted = ("malformed", "connections_ended")
+        assert [client.stats()[name] for name in counted] == [before[name] + 1 for name in counted]
         assert honest.call("pid")  # its session does not notice
 
 

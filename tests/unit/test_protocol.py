@@ -19,7 +19,7 @@ from protocol_pair import (
 from envhub.errors import RemoteProtocolError
 from envhub.protocol import messages, prelude
 from envhub.protocol.client import ClientProtocol
-from envhub.protocol.hub import HubProtocol, Incoming
+from envhub.protocol.hub import CODE_CHARS_MAX, CODES_MAX, HubProtocol, Incoming
 from envhub.protocol.messages import Attach, Close, Failure, HeartbeatReply, Hello, Make, Op, Reset, Step
 from envhub.protocol.prelude import NO_SESSION, Prelude
 
@@ -253,6 +253,16 @@ def test_make_beyond_the_session_limit_is_refused_until_a_session_ends() -> None
     pair.hub.forget(TOKEN)
     head = Prelude(Op.MAKE, HUB_ID, other, 1).pack() + messages.pack(Make(1))
     assert pair.hub.receive(b"other", 2, [head]) is not None
+
+
+def test_failures_are_counted_by_their_codes_of_which_a_worker_cannot_send_too_many() -> None:
+    hub = HubProtocol(HUB_ID, sessions_max=0)
+    hub.receive(b"peer", 1, [Prelude(Op.MAKE, HUB_ID, TOKEN, 1).pack() + messages.pack(Make(1, "e"))])
+    request = Incoming(b"peer", Op.STATS, NO_SESSION, 1, None, ())
+    for code in ("limit", "x" * (CODE_CHARS_MAX + 1), *map(str, range(CODES_MAX))):
+        hub.fail(request, Failure(code, "env", ""))
+    assert hub.failures["limit"] == 2 and len(hub.failures) == CODES_MAX
+    assert max(map(len, hub.failures)) <= CODE_CHARS_MAX
 
 
 def test_draining_hub_refuses_new_sessions_and_goes_on_with_old_ones() -> None:

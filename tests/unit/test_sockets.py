@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
+
+import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
@@ -31,20 +36,23 @@ def test_message_is_received_up_to_a_number_of_frames_and_the_rest_discarded_in_
         assert [frame.bytes for frame in sockets.receive(ours, 4)] == [b"next"]
 
 
-def test_address_that_wants_keys_lets_nobody_in_while_nobody_answers_for_them() -> None:
-    """Neither where no handler was ever made, nor where it has ended."""
+@pytest.mark.parametrize("keys", [True, False])
+@pytest.mark.parametrize("handler", ["absent", "ended", "silent"])
+def test_address_lets_nobody_in_while_nobody_answers_for_it(handler: str, keys: bool) -> None:
     public, secret = sockets.new_key_pair()
-    for ended in (False, True):
-        with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as dealer:
-            for socket in (router, dealer):
-                socket.setsockopt(zmq.LINGER, 0)
-            router.setsockopt(zmq.HANDSHAKE_IVL, 1000)  # what asks a handler that is just ending is never answered
-            if ended:
-                with context.socket(zmq.REP) as handler:
-                    handler.bind("inproc://zeromq.zap.01")
-            sockets.ask_before_admitting(router, secret, b"envhub")
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as dealer:
+        for socket in (router, dealer):
+            socket.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.HANDSHAKE_IVL, 200)
+        with contextlib.ExitStack() as answering:
+            if handler != "absent":
+                answering.enter_context(context.socket(zmq.REP)).bind("inproc://zeromq.zap.01")
+            if handler == "ended":
+                answering.close()
+            sockets.ask_before_admitting(router, secret if keys else None, b"envhub")
             port = router.bind_to_random_port("tcp://127.0.0.1")
-            sockets.present_keys(dealer, HubKeys(public, sockets.new_key_pair()[1]))
+            if keys:
+                sockets.present_keys(dealer, HubKeys(public, sockets.new_key_pair()[1]))
             failed = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
             monitor = sockets.open_monitor(dealer, failed | zmq.EVENT_HANDSHAKE_SUCCEEDED)
             dealer.connect(f"tcp://127.0.0.1:{port}")
@@ -53,3 +61,9 @@ def test_address_that_wants_keys_lets_nobody_in_while_nobody_answers_for_them() 
             assert recv_monitor_message(monitor)["event"] & failed and not router.poll(0)
             dealer.monitor(None, 0)
             monitor.close()
+
+
+def test_older_libzmq_is_refused() -> None:
+    program = "import zmq; zmq.zmq_version_info = lambda: (4, 3, 4); import envhub.transport.sockets"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 1 and "ImportError: EnvHub needs libzmq 4.3.5 or later" in found.stderr

@@ -11,8 +11,18 @@ from envhub_server.catalog.registry import Recipe, Registry, namespace_modules
 from envhub_server.config import HubConfig
 
 AUTORESET_MODES = frozenset(["NextStep", "SameStep", "Disabled"])
-# Wrappers that any client may name. RecordVideo writes to any path in its arguments.
-WRAPPERS = re.compile(r"gymnasium\.wrappers\.\w+:(?!RecordVideo)\w+")
+# Wrappers of Gymnasium that any client may name. Of its others, RecordVideo writes to any path in its arguments,
+# HumanRendering opens a window, and ArrayConversion and those made of it take modules.
+WRAPPER_NAMES = (
+    *("AddRenderObservation", "AddWhiteNoise", "AtariPreprocessing", "Autoreset", "ClipAction", "ClipReward"),
+    *("DelayObservation", "DiscretizeAction", "DiscretizeObservation", "DtypeObservation", "FilterObservation"),
+    *("FlattenObservation", "FrameStackObservation", "GrayscaleObservation", "MaxAndSkipObservation"),
+    *("NormalizeObservation", "NormalizeReward", "ObstructView", "OrderEnforcing", "PassiveEnvChecker"),
+    *("RecordEpisodeStatistics", "RenderCollection", "RepeatAction", "RescaleAction", "RescaleObservation"),
+    *("ReshapeObservation", "ResizeObservation", "StickyAction", "TimeAwareObservation", "TimeLimit"),
+    *("TransformAction", "TransformObservation", "TransformReward"),
+)
+WRAPPERS = re.compile(rf"gymnasium\.wrappers\.\w+:({'|'.join(WRAPPER_NAMES)})")
 # A client that may not deploy passes numbers, truth values and short strings that name no file and no module.
 STRING_CHARS_MAX = 64
 PLAIN_STRING = re.compile(rf"[A-Za-z0-9][A-Za-z0-9 _-]{{0,{STRING_CHARS_MAX - 1}}}|")
@@ -57,7 +67,8 @@ def admitted(make: Make, config: HubConfig, registry: Registry, envs: int, deplo
     if not deploys and (why := _unfit_arguments(make, frozenset() if recipe is None else recipe.arguments)):
         return Failure("not_permitted", "request", why)
     if foreign := [wrapper for wrapper in make.wrappers if not WRAPPERS.fullmatch(wrapper)]:
-        text = f"{', '.join(foreign)}: a hub on the network imports no wrapper but Gymnasium's, and none that records"
+        text = f"{', '.join(foreign)}: a hub on the network makes no wrappers but these of Gymnasium's: "
+        text += ", ".join(WRAPPER_NAMES)
         return Failure("not_permitted", "request", text)
     if recipe is not None:
         return recipe

@@ -62,6 +62,7 @@ from envhub_server.network.rights import OWN_USER, Holder
 from envhub_server.network.side_socket import SideSocket
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import Events
+from envhub_server.processes.zygote_handle import clean_environment
 from envhub_server.session import stimuli
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.restarts import RestartPolicy, Restarts
@@ -121,7 +122,8 @@ class Hub:
         self._spinner: Spinner | None = None  # the one for what comes next: a step's end, or the next step
         self._next_spinner: Spinner | None = None  # the one for what comes after the step's end
         self._events: Events = deque()
-        self._supervisor = Supervisor(self._poller, config.python, self._events, config.private)
+        environ = os.environ if config.private else clean_environment(os.environ, config.worker_variables)
+        self._supervisor = Supervisor(self._poller, config.python, self._events, environ, config.private)
         self._listing = Listing(self._supervisor, self._registry)
         self._listed_for: list[Incoming] = []  # LIST requests that wait for the listing
         self._costs = KnownCosts(config.step_costs)
@@ -464,6 +466,7 @@ class Hub:
             log.warning("connection_ended", client=client, host=origin, why=why)
             self._audit.write("connection_ended", client, origin, why=why)
             self._guard.end(descriptor)
+            self._access.connections_ended += 1
 
     def _receive(self, peer: bytes, connection: int, frames: Sequence[Any], holder: Holder) -> Incoming | None:
         malformed = self._protocol.malformed
@@ -563,7 +566,7 @@ class Hub:
             case Op.LIST:
                 self._list(request)
             case Op.STATS:
-                counters = stats.stats(self._sessions.values(), self._protocol, self._requests)
+                counters = stats.stats(self._sessions.values(), self._protocol, self._access, self._requests)
                 self._answer(request, messages.Table([{**self._health(), **counters}]), ())
             case Op.HEALTH:
                 self._answer(request, messages.Table([self._health()]), ())

@@ -8,6 +8,8 @@ from typing import Any
 
 from envhub.protocol.hub import HubProtocol
 from envhub_server.hub.runtime import SessionRuntime
+from envhub_server.network import descriptor_guard
+from envhub_server.network.access import Access
 
 
 def health(hub: int, draining: bool, up_s: float, sessions: int, lag_s: float) -> dict[str, Any]:
@@ -21,7 +23,7 @@ def health(hub: int, draining: bool, up_s: float, sessions: int, lag_s: float) -
     }
 
 
-def stats(sessions: Collection[SessionRuntime], protocol: HubProtocol, requests: int) -> dict[str, Any]:
+def stats(sessions: Collection[SessionRuntime], protocol: HubProtocol, access: Access, requests: int) -> dict[str, Any]:
     """The counters of a hub that has taken so many requests."""
     return {
         "envs": sum(each.state.make.num_envs for each in sessions),
@@ -33,6 +35,11 @@ def stats(sessions: Collection[SessionRuntime], protocol: HubProtocol, requests:
         "replayed": protocol.replayed,
         "refused": protocol.refused,
         "malformed": protocol.malformed,
+        "failures": dict(protocol.failures),
+        "connections": access.connections,
+        "connections_ended": access.connections_ended,
+        "handshakes_refused": access.handshakes_refused,
+        "descriptors": descriptor_guard.in_use(),
     }
 
 

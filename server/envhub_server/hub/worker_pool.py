@@ -17,7 +17,7 @@ class WorkerPool:
     """
 
     def __init__(self, session: int, supervisor: Supervisor, environ: Mapping[str, str] | None) -> None:
-        """Of this session, whose processes are started in this environment (the hub's if None)."""
+        """Of this session, whose processes are started in this environment (if None, that of all sessions)."""
         self._session = session
         self._supervisor = supervisor
         self._environ = environ

@@ -30,7 +30,8 @@ class Access:
     """Who is behind each connection of one hub, and which connections are to be ended.
 
     Attributes:
-        authenticator: answers libzmq for addresses that want a key; None while there are none.
+        authenticator: answers libzmq for tcp addresses; None while there are none.
+        connections_ended: how many connections the hub has ended.
     """
 
     def __init__(self, keys: Path | None, insecure: bool, audit: Audit, unread_bytes_max: int) -> None:
@@ -41,6 +42,7 @@ class Access:
         self._insecure = insecure
         self.authenticator: Authenticator | None = None
         self._server_key = b""
+        self.connections_ended = 0
         self._connections = Connections()
         self._check_keys_s = math.inf
 
@@ -49,6 +51,16 @@ class Access:
         """Whether other machines may reach an address: they need a key, or are let in on purpose."""
         return self._insecure or self._keys is not None
 
+    @property
+    def connections(self) -> int:
+        """How many connections there are."""
+        return len(self._connections)
+
+    @property
+    def handshakes_refused(self) -> int:
+        """How many clients were not let in: they had no key that is known, or were other users'."""
+        return 0 if self.authenticator is None else self.authenticator.refused
+
     def guard(self, context: Any, router: Any) -> None:
         """Have the addresses that this socket binds from now on admit whom they are to admit.
 
@@ -56,9 +68,7 @@ class Access:
             KeysError: the keys cannot be used.
             AddressError: there are no keys, and the kernel does not tell the own user from others.
         """
-        if self._insecure and self._keys is None:
-            return
-        if self._keys is None and not network_peer.kernel_tells():
+        if not self.open_to_all and not network_peer.kernel_tells():
             text = "this kernel does not tell whose process connects by tcp (sock_diag): serve with --keys, or by ipc"
             raise AddressError(text)
         secret = None
@@ -67,7 +77,7 @@ class Access:
             self._keys.load()
             self._server_key = sockets.public_key(secret)
             self._check_keys_s = 0.0
-        self.authenticator = Authenticator(context, self._keys, self._audit)
+        self.authenticator = Authenticator(context, self._keys, self._audit, self._insecure)
         sockets.ask_before_admitting(router, secret, DOMAIN)
 
     def bound(self, address: str) -> None:

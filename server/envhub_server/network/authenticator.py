@@ -1,8 +1,9 @@
 """Who may connect to a tcp address: libzmq asks (ZAP, RFC 27) in the handshake, and this answers.
 
 A hub with keys admits their holders. A hub without keys, which listens on loopback, admits its own user: at the moment
-of the handshake no connection may be of another user's process. libzmq admits nobody while nobody answers. So a hub
-whose loop is busy lets new clients wait, and one whose handler has gone lets none in.
+of the handshake no connection may be of another user's process. An insecure hub admits everybody, but libzmq still
+asks: where it asks, it refuses ZMTP 1.0 and 2.0, for which it takes what a web page can send. libzmq admits nobody
+while nobody answers. So a hub whose loop is busy lets new clients wait, and one whose handler has gone lets none in.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_VERSION = b"1.0"
 DOMAIN = b"envhub"
 OWN = "own user"
+ANYONE = "anyone"
 PROVE_S = 5.0
 
 log = structlog.get_logger("envhub.hub")
@@ -32,8 +34,12 @@ log = structlog.get_logger("envhub.hub")
 class Authenticator:
     """The ZAP handler of one hub's context; ``descriptor`` is ready when libzmq asks."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: KeyFolder | None, audit: Audit) -> None:
-        """Admit the holders of these keys; where there is no folder, the own user."""
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], folder: KeyFolder | None, audit: Audit, insecure: bool = False
+    ) -> None:
+        """Admit the holders of these keys; where there is no folder, the own user, or everybody."""
+        self.refused = 0  # handshakes
+        self._insecure = insecure
         self._audit = audit
         self._context = context
         self._folder = folder
@@ -59,12 +65,15 @@ class Authenticator:
         self._asked.send_multipart([ZAP_VERSION, request, status, text, user.encode(), b""])
 
     def _admitted(self, frames: list[bytes], others_connected: bool) -> str:
-        """The key, as text, of the client that is admitted, or ``OWN``; empty where none is."""
+        """The key, as text, of the client that is admitted, or ``OWN`` or ``ANYONE``; empty where none is."""
         if len(frames) < 6 or frames[0] != ZAP_VERSION or frames[2] != DOMAIN:
             return ""
         if self._folder is None:
+            if self._insecure and frames[5] == b"NULL":
+                return ANYONE
             if frames[5] == b"NULL" and not others_connected:
                 return OWN
+            self.refused += 1
             log.warning("client_refused", why="another user is connected; serve with --keys to admit others")
             self._audit.write("refused", "", frames[3].decode("ascii", "replace"), why="another user is connected")
             return ""
@@ -72,6 +81,7 @@ class Authenticator:
             return ""
         if frames[6] not in self._folder.holders:
             if frames[6] != self._throw_away:
+                self.refused += 1
                 host = frames[3].decode("ascii", "replace")
                 log.warning("client_refused", why="unknown key", host=host)
                 self._audit.write("refused", "", host, why="unknown key")

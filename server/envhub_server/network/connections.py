@@ -43,6 +43,9 @@ class Connections:
         self._gone: dict[bytes, float] = {}  # peers whose connections ended, and until when their messages may come
         self._unread_s = math.inf
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     @property
     def others(self) -> bool:
         """Whether there is a connection of another user's process."""

@@ -37,14 +37,17 @@ log = structlog.get_logger("envhub.supervisor")
 class Supervisor:
     """Starts the zygote and the workers, and ends all processes that they leave behind."""
 
-    def __init__(self, poller: Poller, python: str, events: Events, private: bool = False) -> None:
-        """Make this process the subreaper of its descendants; workers report to ``events``.
+    def __init__(
+        self, poller: Poller, python: str, events: Events, environ: Environment, private: bool = False
+    ) -> None:
+        """Make this process the subreaper of its descendants; workers have this environment, and report to ``events``.
 
         The envs of a ``private`` hub are its own program's, and may say more at once.
         """
         self._message_bytes_max = MESSAGE_BYTES_MAX if private else WORKER_MESSAGE_BYTES_MAX
         self._events = events
         self._python = python
+        self._environ = environ
         self._hub = secrets.token_hex(8)  # in the marks of its processes
         self._orphan_reaper = OrphanReaper(self._hub)
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -58,13 +61,13 @@ class Supervisor:
         self._sweep_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         poller.register(self._sweep_bell, self)
 
-    def start(self, session: int, numbers: Sequence[int], environ: Environment = None) -> list[WorkerHandle]:
-        """Start these workers of a session from a zygote with this environment (the hub's if None).
+    def start(self, session: int, numbers: Sequence[int], environ: Environment | None = None) -> list[WorkerHandle]:
+        """Start these workers of a session from a zygote with this environment, of the session's program if it has one.
 
         Raises:
             OSError: there are no descriptors or processes left; then no worker was started.
         """
-        zygote = self._zygote(environ)
+        zygote = self._zygote(self._environ if environ is None else environ)
         self._memory_kills.forget()
         workers: list[WorkerHandle] = []
         try:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgpack_numpy
@@ -25,17 +25,31 @@ START_VARIABLES = (
     *("LD_", "GLIBC_", "MALLOC_", "LANG", "LC_", "PYTHON"),
     *("NPY_", "NUMPY_", "OMP_", "KMP_", "GOMP_", "OPENBLAS_", "GOTO_", "MKL_", "BLIS_", "VECLIB_", "NUMEXPR_"),
 )
+# What workers of a public hub get besides, for the programs and libraries that envs use. Others may be secrets.
+KEPT_VARIABLES = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "HOSTNAME", "TZ", "TERM", "TMPDIR", "TEMP", "TMP", "VIRTUAL_ENV"),
+    *("CONDA_PREFIX", "DISPLAY", "XAUTHORITY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"),
+)
+KEPT_PREFIXES = (
+    *START_VARIABLES,
+    *("CUDA_", "NVIDIA_", "ROCR_", "HIP_", "JAX_PLATFORM", "XLA_", "TORCH_", "TF_"),
+    *("MUJOCO_", "PYOPENGL_", "EGL_", "MESA_", "LIBGL_", "GALLIUM_", "VK_", "SDL_", "PYGAME_", "QT_"),
+)
 DESCRIPTORS_PER_WORKER = 3  # its channel, its standard output and its standard error
 _BOOTSTRAP = str(Path(__file__).parents[1] / "worker" / "bootstrap.py")
 _FILES = [f"{module.__name__}={module.__file__}" for module in (envhub, envhub_server, msgpack_numpy)]
 
-Environment = Mapping[str, str] | None  # a program's variables; None stands for the hub's own
+Environment = Mapping[str, str]  # variables, by name
+
+
+def clean_environment(environ: Environment, names: Collection[str]) -> Environment:
+    """What the workers of a public hub get of its environment: what programs need to run, and the named variables."""
+    kept = {*KEPT_VARIABLES, *names}
+    return {name: value for name, value in environ.items() if name in kept or name.startswith(KEPT_PREFIXES)}
 
 
 def start_environment(environ: Environment) -> Environment:
     """The variables that a zygote must be started with."""
-    if environ is None:
-        return None
     return {name: value for name, value in environ.items() if name.startswith(START_VARIABLES)}
 
 
@@ -62,7 +76,7 @@ class ZygoteHandle:
                 self._process = subprocess.Popen(
                     [python, _BOOTSTRAP, *map(str, (theirs.fileno(), os.getpid(), len(workers))), *_FILES],
                     stdin=subprocess.DEVNULL,
-                    env={**(os.environ if environ is None else environ), **control.ONE_THREAD, **marked},
+                    env={**environ, **control.ONE_THREAD, **marked},
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )

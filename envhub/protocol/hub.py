@@ -141,18 +141,17 @@ class HubProtocol:
         op = _OPS[prelude.op]
         if op == Op.HEARTBEAT:
             return self._heartbeat(peer, connection, prelude, owner)
+        if op == Op.CLOSE and prelude.token in self._links and self._links[prelude.token].running:
+            # It is read first: admitted, it takes the place of the request that runs, also where it then fails.
+            found = self._read_request(op, frames)
+            if isinstance(found, Failure):
+                self._send(peer, REPLY | Op.FAILURE, prelude.token, prelude.seq, found)
+                return None
         if op in SESSION_OPS and not self._admit(peer, connection, prelude, owner):
             return None
-        try:
-            message = self._read_request(op, frames)
-        except codec.DecodeError as error:
-            failure = Failure("malformed", "request", f"the request cannot be read: {error}")
-            if not isinstance(error, validation.OutOfBounds):
-                self.malformed += 1
-            else:
-                self.refused += 1
-                failure = Failure("refused", "request", f"the request makes no sense: {error}")
-            self.fail(Incoming(peer, op, prelude.token, prelude.seq, None, ()), failure)
+        message = self._read_request(op, frames)
+        if isinstance(message, Failure):
+            self.fail(Incoming(peer, op, prelude.token, prelude.seq, None, ()), message)
             if op in FIRST_OPS:
                 self.forget(prelude.token)  # the caller never saw this session
             return None
@@ -250,6 +249,17 @@ class HubProtocol:
             self.returned.append(token)
 
     def _read_request(self, op: Op, frames: Frames) -> Any:
+        """The message of a request, or the failure where it cannot be read, which is counted."""
+        try:
+            return self._message(op, frames)
+        except validation.OutOfBounds as error:
+            self.refused += 1
+            return Failure("refused", "request", f"the request makes no sense: {error}")
+        except codec.DecodeError as error:
+            self.malformed += 1
+            return Failure("malformed", "request", f"the request cannot be read: {error}")
+
+    def _message(self, op: Op, frames: Frames) -> Any:
         if len(frames) > FRAMES_MAX:
             raise codec.DecodeError(f"{len(frames)} frames where at most {FRAMES_MAX} are accepted")
         body = memoryview(frames[0])[PRELUDE.size :]

@@ -9,7 +9,7 @@ from types import TracebackType
 from envhub.protocol import messages
 from envhub.protocol.messages import Hello, Op
 from envhub.protocol.prelude import NO_SESSION, Prelude
-from envhub.transport.address import parse
+from envhub.transport.address import parse, socket_name
 
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 _MORE, _LONG, _COMMAND = 1, 2, 4
@@ -29,16 +29,26 @@ def frame(body: bytes, more: bool) -> bytes:
     return struct.pack(">BQ", _LONG | (_MORE if more else 0), len(body)) + body
 
 
+def connected(address: str, timeout_s: float = 10.0) -> socket.socket:
+    """A connection to a hub, on which nothing has been said."""
+    place = parse(address)
+    if not place.is_ipc:
+        return socket.create_connection((place.host, place.port), timeout_s)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(timeout_s)
+    connection.connect(socket_name(place.path))
+    return connection
+
+
 class ZmtpPeer:
-    """One connection by tcp, on which hello has been said.
+    """One connection, on which hello has been said.
 
     Attributes:
         connection: its socket; what is not received stays in it.
     """
 
     def __init__(self, address: str, routing_id: bytes = b"") -> None:
-        place = parse(address)
-        self.connection = socket.create_connection((place.host, place.port), 10)
+        self.connection = connected(address)
         self.connection.sendall(_GREETING)
         ready = _property(b"Socket-Type", b"DEALER") + (_property(b"Identity", routing_id) if routing_id else b"")
         self.connection.sendall(command(b"READY", ready))

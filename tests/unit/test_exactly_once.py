@@ -212,6 +212,18 @@ def test_close_overtakes_a_request_that_runs() -> None:
     assert reply is not None and reply.op is Op.CLOSE
 
 
+def test_close_that_cannot_be_read_lets_no_request_come_before_the_running_one_is_done() -> None:
+    pair = joined()
+    step_on_its_way(pair)
+    running = pair.deliver_to_hub()
+    assert running is not None
+    assert sent(pair, Op.CLOSE, running.seq + 1, b"\xc1").code == "malformed"
+    assert sent(pair, Op.RESET, running.seq + 2, messages.pack(Reset())).code == "bad_seq"
+    pair.finish()
+    reply = pair.deliver_to_client()
+    assert reply is not None and reply.frames == [b"did left"]
+
+
 def test_session_with_the_token_of_none_is_refused() -> None:
     pair = joined()
     assert sent(pair, Op.MAKE, 1, messages.pack(Make(1)), token=prelude.NO_SESSION).code == "malformed"

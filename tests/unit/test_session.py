@@ -437,6 +437,16 @@ def test_exception_in_a_call_is_told_once_every_worker_has_answered() -> None:
     assert session.request(Step(b"\x04")) == [PostStep()]
 
 
+@pytest.mark.parametrize("values", [[], [b"a"], [b"a", b"b", b"c"]])
+def test_results_of_another_number_of_envs_fail_the_call(values: list[bytes]) -> None:
+    session = ready()
+    session.request(Call("render", b""))
+    session.said(1, CallResults([b"c"]))
+    (failed,) = session.said(0, CallResults(values))
+    assert isinstance(failed, Fail) and f"the results of {len(values)} envs; it has 2" in failed.failure.message
+    assert session.request(Step(b"\x04")) == [PostStep()]
+
+
 def test_results_of_an_earlier_call_are_not_mixed_into_the_next() -> None:
     session = ready()
     session.request(Call("first", b""))

@@ -661,10 +661,13 @@ class SessionState:
         if not isinstance(worker.pending, _CALLS) or worker.pending.number != answer.number:
             return [do.ReportDropped(said.worker, answer)]
         worker.pending = None
-        if isinstance(answer, control.CallResults):
-            worker.results = answer.values
-        else:
+        if isinstance(answer, control.CallFailed):
             self._note_failure(answer.failure)
+        elif len(answer.values) != len(worker.rows):
+            text = f"worker {said.worker} gave the results of {len(answer.values)} envs; it has {len(worker.rows)}"
+            self._note_failure(_refusal(text))
+        else:
+            worker.results = answer.values
         worker.waiting = False
         return self._on_called()
 

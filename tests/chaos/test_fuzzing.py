@@ -167,7 +167,7 @@ def trained(address: str) -> None:
 
 
 def test_thousands_of_frames_harm_nobody(tmp_path: Path) -> None:
-    fuzz(tmp_path, seed=15, warm_up=1000, frames=3000)
+    fuzz(tmp_path, seed=15, warm_up=500, frames=3000)
 
 
 @pytest.mark.chaos

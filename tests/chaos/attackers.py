@@ -182,12 +182,16 @@ class FrameAttack(Attack):
 
     def _write(self, connection: socket.socket, pieces: list[bytes]) -> None:
         """Send these, end this side, and wait until the hub has ended its own."""
-        with contextlib.suppress(ConnectionError, BrokenPipeError):
+        try:
             for piece in pieces:
                 connection.sendall(piece)
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(1 << 16):
                 pass
+        except TimeoutError:
+            raise
+        except OSError:  # the hub has ended it already
+            pass
 
 
 class MemoryAttack(Attack):

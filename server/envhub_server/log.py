@@ -33,7 +33,7 @@ _REPEATED = {
     "request_failed": ("session", "code"),
     "client_refused": ("why", "host"),
     "connection_ended": ("client", "why"),
-    "answer_dropped": ("session", "worker"),
+    "answer_dropped": ("session", "worker", "message"),
 }
 _repeats = Repeats()
 

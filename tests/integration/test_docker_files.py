@@ -42,7 +42,7 @@ def config(arguments: list[str]) -> HubConfig:
     assert serving is cli.serve
     assert not unknown
     given = bound.arguments
-    return HubConfig(binds=tuple(given["bind"]), envs=tuple(given["env"]), keys=given["keys"])
+    return HubConfig(binds=tuple(given["bind"]), envs=tuple(given["env"]), keys=given["access"].keys)
 
 
 def test_image_runs_as_a_numbered_user_without_rights() -> None:

@@ -463,10 +463,10 @@ class Hub:
         """End these connections; of a message's connection, ``_on_monitor`` first says whether it is there still."""
         for descriptor, why in ends:
             client, origin = self._access.who(descriptor)
-            log.warning("connection_ended", client=client, host=origin, why=why)
-            self._audit.write("connection_ended", client, origin, why=why)
-            self._guard.end(descriptor)
-            self._access.connections_ended += 1
+            if self._guard.end(descriptor):
+                self._access.connections_ended += 1
+                log.warning("connection_ended", client=client, host=origin, why=why)
+                self._audit.write("connection_ended", client, origin, why=why)
 
     def _receive(self, peer: bytes, connection: int, frames: Sequence[Any], holder: Holder) -> Incoming | None:
         malformed = self._protocol.malformed

@@ -106,7 +106,7 @@ class Access:
         is_others = not self.open_to_all and network_peer.is_others(descriptor)
         self._connections.accepted(descriptor, now_s, is_others)
         if is_others:
-            return [(descriptor, "its process is another user's; serve with --keys to admit others")]
+            return [(descriptor, "its process is another user's, or has gone; serve with --keys to admit others")]
         return []
 
     def who(self, descriptor: int) -> tuple[str, str]:

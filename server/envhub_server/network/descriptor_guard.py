@@ -71,8 +71,8 @@ class DescriptorGuard:
         else:
             self.check_s = now_s + CHECK_S
 
-    def end(self, descriptor: int) -> None:
-        """End the connection of this descriptor; its peer may connect again.
+    def end(self, descriptor: int) -> bool:
+        """End the connection of this descriptor, and say whether there was one; its peer may connect again.
 
         libzmq may have closed it, and another file may have the number by now. Only a connection to one of these
         addresses is ended: at worst another client's, which connects again.
@@ -82,8 +82,10 @@ class DescriptorGuard:
             try:
                 if _address(connection) in map(_address, self._listening):
                     connection.shutdown(socket.SHUT_RDWR)
+                    return True
             finally:
                 connection.detach()
+        return False
 
     def _drop_packets(self, option: int) -> None:
         """Drop packets that would begin a tcp connection, or drop them no more; their client goes on trying."""

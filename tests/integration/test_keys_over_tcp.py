@@ -460,7 +460,7 @@ def test_silent_connection_is_ended(tmp_path: Path) -> None:
         monitor = sockets.open_monitor(dealer, zmq.EVENT_DISCONNECTED)
         dealer.connect(hub.tcp)
         assert monitor.poll(20_000)
-        assert "it has sent nothing" in hub.log
+        assert wait_until(lambda: "it has sent nothing" in hub.log)
         dealer.monitor(None, 0)
         monitor.close()
 
@@ -519,7 +519,7 @@ def test_connection_whose_messages_cannot_be_read_is_ended(tmp_path: Path) -> No
             dealer.send(b"garbage")
         assert not monitor.poll(500)
         dealer.send(b"garbage")
-        assert monitor.poll(5000) and "cannot be read" in hub.log
+        assert monitor.poll(5000) and wait_until(lambda: "cannot be read" in hub.log)
         dealer.monitor(None, 0)
         monitor.close()
 

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import statistics
-import time
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
 from envhub_server.network.key_folder import KeyFolder
 from hubs import serve
+from test_neighbours import steps_per_second
 
 import envhub
 from envhub.transport import sockets
 from envhub.transport.keys import text_of
 
 TURNS = 7
-SECONDS = 0.5
-
-
-def step_s(envs: envhub.HubVectorEnv) -> float:
-    actions = np.zeros(envs.num_envs, int)
-    begun = time.perf_counter()
-    count = 0
-    while time.perf_counter() - begun < SECONDS:
-        envs.step(actions)
-        count += 1
-    return (time.perf_counter() - begun) / count
 
 
 @pytest.mark.benchmark
@@ -51,8 +39,8 @@ def test_step_with_a_key(tmp_path: Path, env: str, num_envs: int) -> None:
             for address in (plain.tcp, with_key):
                 with closing(envhub.make_vec(env, num_envs, hub=address, lane="wire")) as envs:
                     observations, _ = envs.reset(seed=1)
-                    step_s(envs)
-                    times.append(step_s(envs))
+                    steps_per_second(envs)
+                    times.append(1 / steps_per_second(envs))
             pairs.append(times)
     ratios = sorted(keyed / unkeyed for unkeyed, keyed in pairs)
     lowest, median, highest = statistics.quantiles(ratios, n=4)

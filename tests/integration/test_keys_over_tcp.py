@@ -47,18 +47,23 @@ def hub(tmp_path: Path, keys: KeyFolder) -> Iterator[ServedHub]:
         yield served
 
 
+def admitted(keys: KeyFolder, name: str, may: str = "use") -> str:
+    """Admit a new key, and return its token."""
+    public, secret = sockets.new_key_pair()
+    keys.add(name, public, may)
+    return text_of(sockets.public_key(keys.secret()) + secret)
+
+
 @pytest.fixture
 def admit(hub: ServedHub, keys: KeyFolder) -> Admit:
     """Admits a client, and returns the address with its key once the hub knows it."""
 
-    def admitted(name: str, may: str = "use") -> str:
-        public, secret = sockets.new_key_pair()
-        keys.add(name, public, may)
-        address = f"envhub://{text_of(sockets.public_key(keys.secret()) + secret)}@{hub.tcp.removeprefix('tcp://')}"
+    def known(name: str, may: str = "use") -> str:
+        address = f"envhub://{admitted(keys, name, may)}@{hub.tcp.removeprefix('tcp://')}"
         wait_until(lambda: answers(address))
         return address
 
-    return admitted
+    return known
 
 
 def answers(address: str) -> bool:
@@ -216,13 +221,6 @@ def test_what_a_key_may_have_by_default_and_what_is_counted(tmp_path: Path, keys
     assert found["handshakes_refused"] >= 1 and found["connections"] >= 1 and found["descriptors"] > 10
 
 
-def admitted(keys: KeyFolder, name: str, may: str = "use") -> str:
-    """Admit a new key, and return its token."""
-    public, secret = sockets.new_key_pair()
-    keys.add(name, public, may)
-    return text_of(sockets.public_key(keys.secret()) + secret)
-
-
 def test_arguments_of_a_key_name_no_file_and_no_module(hub: ServedHub, admit: Admit) -> None:
     alice, dave = admit("alice"), admit("dave", "deploy")
     for value in ("/etc/passwd", "os:system", "x" * 65, {"a": 1}, "..", [["a/b"]]):
@@ -237,7 +235,7 @@ def test_arguments_of_a_key_name_no_file_and_no_module(hub: ServedHub, admit: Ad
 
 
 def test_arguments_that_the_operator_declares_have_any_value(tmp_path: Path, keys: KeyFolder) -> None:
-    address = token(keys, "alice")
+    address = f"envhub://{admitted(keys, 'alice')}@"
     arguments = ["CartPole-v1", "Pendulum-v1", "--keys", str(keys.path), "--allow-arguments", "Cart*=nonsense,other"]
     with serve(tmp_path, *arguments) as hub:
         alice = address + hub.tcp.removeprefix("tcp://")
@@ -248,16 +246,9 @@ def test_arguments_that_the_operator_declares_have_any_value(tmp_path: Path, key
                 envhub.make_vec(env, 2, hub=alice, **{argument: "/etc/passwd"})
 
 
-def token(keys: KeyFolder, name: str) -> str:
-    """Admits a client; its address lacks the hub's place."""
-    public, secret = sockets.new_key_pair()
-    keys.add(name, public, "use")
-    return f"envhub://{text_of(sockets.public_key(keys.secret()) + secret)}@"
-
-
 @pytest.mark.parametrize("verbose", [False, True])
 def test_errors_name_no_folder_of_the_hub_to_its_remote_clients(tmp_path: Path, keys: KeyFolder, verbose: bool) -> None:
-    address = token(keys, "alice")
+    address = f"envhub://{admitted(keys, 'alice')}@"
     arguments = ["missing=odd_sims:Missing", "--keys", str(keys.path), *(["--verbose-errors"] if verbose else [])]
     with serve(tmp_path, *arguments) as hub:
         for place, tells in ((address + hub.tcp.removeprefix("tcp://"), verbose), (hub.ipc, True)):
@@ -279,11 +270,7 @@ def test_errors_name_no_folder_of_the_hub_to_its_remote_clients(tmp_path: Path, 
 
 
 def test_factories_are_for_those_who_may_deploy_where_the_hub_takes_them(tmp_path: Path, keys: KeyFolder) -> None:
-    addresses = {}
-    for name in ("use", "deploy"):
-        public, secret = sockets.new_key_pair()
-        keys.add(name, public, name)
-        addresses[name] = text_of(sockets.public_key(keys.secret()) + secret)
+    addresses = {may: admitted(keys, may, may) for may in ("use", "deploy")}
     arguments = ["CartPole-v1", "--keys", str(keys.path)]
     with serve(tmp_path, *arguments) as closed, pytest.raises(envhub.RequestRefused, match="--allow-factories"):
         envhub.make_vec(lambda: gym.make("CartPole-v1"), 2, hub=closed.ipc)

@@ -140,7 +140,7 @@ class Hub:
         self._audit = Audit(config.audit)
         unread_bytes_max = int(UNREAD_SHARE * config.limits.message_bytes_max)
         self._access = Access(config.keys, config.insecure, self._audit, unread_bytes_max)
-        self._heard_ns = 0  # when it was last asked which clients have stepped
+        self._heard_ns = 0  # when it was last asked which sessions have taken a request
         self._admitted: deque[tuple[bytes, socket.socket]] = deque()  # by the side socket, with their tickets
         self._side_socket = SideSocket(self._poller, self._admitted)
 
@@ -301,7 +301,7 @@ class Hub:
             elif key == _LEASES:
                 self._expire(now_s)
             elif key == _ACCESS:
-                self._end_connections(self._access.check(now_s, self._stepped()))
+                self._end_connections(self._access.check(now_s, self._heard_since()))
                 self._timers.set(_ACCESS, self._access.next_s())
             elif key == _UNREAD:
                 why = f"it has not read the replies of a session that ended {UNREAD_S:g} s ago"
@@ -321,8 +321,8 @@ class Hub:
         self._timers.set(_LIVENESS, self._liveness.next_s)
         self._timers.set(_LEASES, self._protocol.next_expiry_s())
 
-    def _stepped(self) -> set[bytes | None]:
-        """The peers of the sessions that have been heard of since the last call."""
+    def _heard_since(self) -> set[bytes | None]:
+        """The peers whose sessions have taken a request since the last call."""
         since_ns, self._heard_ns = self._heard_ns, time.monotonic_ns()
         return {self._protocol.peer_of(token) for token, each in self._by_token.items() if each.heard_ns >= since_ns}
 

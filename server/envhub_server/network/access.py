@@ -81,7 +81,7 @@ class Access:
         sockets.ask_before_admitting(router, secret, DOMAIN)
 
     def bound(self, address: str) -> None:
-        """Note a tcp address that was bound; where there are keys, see that it refuses strangers.
+        """See that a tcp address, which is bound by now, refuses strangers where there are keys.
 
         Raises:
             KeysError: it does not.
@@ -167,7 +167,7 @@ class Access:
     def check(self, now_s: float, heard: Collection[bytes | None]) -> Ends:
         """Read the keys again if they have changed; returns the connections to be ended now.
 
-        ``heard`` has the peers that have sent a STEP since the last check.
+        ``heard`` has the peers whose sessions have taken a request since the last check.
         """
         late = f"it has sent nothing within {HELLO_S:g} s"
         ends = [(descriptor, late) for descriptor in self._connections.silent(now_s)]

@@ -57,7 +57,7 @@ def kernel_tells() -> bool:
 
 
 def bytes_sent(descriptor: int) -> int | None:
-    """The bytes that the peer of a tcp connection has sent so far; None where this is none."""
+    """The bytes that the peer of a tcp connection has sent so far; None where it is no tcp connection."""
     try:
         connection = socket.socket(fileno=descriptor)
     except OSError:

@@ -48,6 +48,7 @@ class Op(IntEnum):
 
 
 REPLY = 128
+QUESTIONS = ("", "exists", "wrapped")  # of a Call
 SESSION_OPS = frozenset(op for op in Op if Op.MAKE <= op < Op.PING)
 
 
@@ -162,6 +163,7 @@ class Reset:
     seeds: List[Optional[int]] = field(default_factory=list)
     mask: List[bool] = field(default_factory=list)
     options: bytes = b""
+    options_each: List[bytes] = field(default_factory=list)  # in place of ``options``, one per env; empty for none
 
 
 @dataclass(frozen=True)
@@ -207,24 +209,29 @@ class HopsRequest:
 
 @dataclass(frozen=True)
 class Call:
-    """Call a method of every env, or read an attribute.
+    """Call a method of every env, or of those of ``rows``, or read an attribute.
 
     With ``only_kind`` nothing is called; the result of each env is whether the attribute can be called. With
     ``skip_unreset`` an env that was built again after a failure and not yet reset is skipped; its result is empty.
+    With a ``question`` nothing is called or read: ``"exists"`` asks whether the env has the attribute, ``"wrapped"``
+    whether one of its wrappers is of the class ``name``, written ``module:Class``.
     """
 
     name: str
     args: bytes
     only_kind: bool = False
     skip_unreset: bool = False
+    rows: List[int] = field(default_factory=list)  # ascending; empty for all
+    question: str = ""
 
 
 @dataclass(frozen=True)
 class SetAttr:
-    """Set an attribute of every env; ``values`` holds one encoded value, or one per env."""
+    """Set an attribute of every env, or of those of ``rows``; ``values`` holds one encoded value, or one per env."""
 
     name: str
     values: List[bytes]
+    rows: List[int] = field(default_factory=list)  # ascending; empty for all
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from envhub.arena.spin import SPIN_US_MAX
 from envhub.protocol.messages import (
+    Call,
     Collect,
     Faults,
     Made,
@@ -20,6 +21,7 @@ from envhub.protocol.messages import (
     Receive,
     Reset,
     Send,
+    SetAttr,
     Shared,
     TemplatesRequest,
 )
@@ -46,6 +48,8 @@ REQUEST_BOUNDS: Bounds = {
         "restarts_max": (0, RESTARTS_MAX),
     },
     Reset: {"seeds": (-SEED_MAX, SEED_MAX)},  # the env itself refuses a negative seed
+    Call: {"rows": ROW},
+    SetAttr: {"rows": ROW},
     Collect: {"rows": ROW},
     Send: {"rows": ROW},
     Receive: {"min_envs": (1, ROWS_MAX)},

@@ -420,13 +420,56 @@ def test_infos_too_large_for_the_arena_are_kept_until_the_next_request() -> None
 def test_call_is_answered_with_one_result_per_env_in_order() -> None:
     session = ready()
     assert session.request(Call("render", b"args")) == [
-        Tell(0, CallRows("render", b"args", number=1)),
-        Tell(1, CallRows("render", b"args", number=1)),
+        Tell(0, CallRows([0, 2], "render", b"args", number=1)),
+        Tell(1, CallRows([1], "render", b"args", number=1)),
     ]
     assert session.phase is Phase.CALLING
     assert session.said(1, CallResults([b"c"])) == []
     assert session.said(0, CallResults([b"a", b"b"])) == [Answer(Done(), rows=((0, b"a"), (1, b"c"), (2, b"b")))]
     assert session.phase is Phase.READY
+
+
+def test_call_of_some_rows_concerns_their_workers_only() -> None:
+    session = ready()
+    wanted = Call("render", b"args", rows=[0], question="exists")
+    assert session.request(wanted) == [Tell(0, CallRows([0], "render", b"args", question="exists", number=1))]
+    assert session.said(0, CallResults([b"a"], 1)) == [Answer(Done(), rows=((0, b"a"),))]
+    assert session.request(SetAttr("gravity", [b"1", b"2"], rows=[1, 2])) == [
+        Tell(0, SetAttrRows([2], "gravity", each=[b"2"], number=2)),
+        Tell(1, SetAttrRows([1], "gravity", each=[b"1"], number=2)),
+    ]
+    session.said(1, CallResults([b""], 2))
+    assert session.said(0, CallResults([b""], 2)) == [Answer(Done(), rows=((1, b""), (2, b"")))]
+
+
+@pytest.mark.parametrize("rows", [[3], [1, 0], [1, 1]])
+def test_rows_of_a_call_ascend_and_exist(rows: list[int]) -> None:
+    session = ready()
+    for request_ in (Call("render", b"", rows=rows), SetAttr("gravity", [b"1"], rows=rows)):
+        (failed,) = session.request(request_)
+        assert isinstance(failed, Fail) and "must ascend, and be less than 3" in failed.failure.message
+    assert session.request(Step(b"\x04")) == [PostStep()]
+
+
+def test_question_that_is_none_is_refused_and_a_class_may_have_any_name() -> None:
+    session = ready(world=None)
+    (failed,) = session.request(Call("render", b"", question="why"))
+    assert isinstance(failed, Fail) and "'why'" in failed.failure.message
+    (failed,) = session.request(Call("_secret", b"", question="exists"))
+    assert isinstance(failed, Fail) and failed.failure.code == "not_permitted"
+    assert len(session.request(Call("__main__:Mine", b"", question="wrapped"))) == 2
+
+
+def test_options_each_go_with_their_rows() -> None:
+    session = ready()
+    told = session.request(Reset(mask=[True, False, True], options_each=[b"a", b"b", b"c"]))
+    assert told[1:] == [
+        Tell(0, ResetRows([0, 2], [None, None], b"", [b"a", b"c"])),
+        Tell(1, ResetRows([], [], b"", [])),
+    ]
+    session.rows_done()
+    (failed,) = session.request(Reset(options_each=[b"a"]))
+    assert isinstance(failed, Fail) and "the options of 3 envs, got 1" in failed.failure.message
 
 
 def test_exception_in_a_call_is_told_once_every_worker_has_answered() -> None:
@@ -443,7 +486,7 @@ def test_results_of_another_number_of_envs_fail_the_call(values: list[bytes]) ->
     session.request(Call("render", b""))
     session.said(1, CallResults([b"c"]))
     (failed,) = session.said(0, CallResults(values))
-    assert isinstance(failed, Fail) and f"the results of {len(values)} envs; it has 2" in failed.failure.message
+    assert isinstance(failed, Fail) and f"the results of {len(values)} envs in place of 2" in failed.failure.message
     assert session.request(Step(b"\x04")) == [PostStep()]
 
 
@@ -461,8 +504,8 @@ def test_results_of_an_earlier_call_are_not_mixed_into_the_next() -> None:
 def test_set_attr_gives_each_worker_its_values() -> None:
     session = ready()
     assert session.request(SetAttr("gravity", [b"1", b"2", b"3"])) == [
-        Tell(0, SetAttrRows("gravity", each=[b"1", b"3"], number=1)),
-        Tell(1, SetAttrRows("gravity", each=[b"2"], number=1)),
+        Tell(0, SetAttrRows([0, 2], "gravity", each=[b"1", b"3"], number=1)),
+        Tell(1, SetAttrRows([1], "gravity", each=[b"2"], number=1)),
     ]
     session.said(0, CallResults([b"", b""]))
     assert session.said(1, CallResults([b""])) == [Answer(Done(), rows=((0, b""), (1, b""), (2, b"")))]
@@ -471,8 +514,8 @@ def test_set_attr_gives_each_worker_its_values() -> None:
 def test_one_value_is_set_on_every_env() -> None:
     session = ready()
     assert session.request(SetAttr("gravity", [b"1"])) == [
-        Tell(0, SetAttrRows("gravity", b"1", number=1)),
-        Tell(1, SetAttrRows("gravity", b"1", number=1)),
+        Tell(0, SetAttrRows([0, 2], "gravity", b"1", number=1)),
+        Tell(1, SetAttrRows([1], "gravity", b"1", number=1)),
     ]
 
 

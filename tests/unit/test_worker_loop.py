@@ -211,7 +211,7 @@ class Hub:
         """
         for _ in range(2):
             known = len([message for message in self.heard if isinstance(message, control.CallResults)])
-            self.tell(control.CallRows(name, codec.encode([[], {}]), number=known + 1))
+            self.tell(control.CallRows(self.rows, name, codec.encode([[], {}]), number=known + 1))
             found = self.hear(control.CallResults, known + 1)[-1]
             assert found.number == known + 1
         return [codec.decode(value) for value in found.values]

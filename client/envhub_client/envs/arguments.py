@@ -25,6 +25,23 @@ def seeds_of(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int
     return [None if one is None else operator.index(one) for one in seed]
 
 
+def options_of(options: Sequence[dict[str, Any] | None], num_envs: int) -> Sequence[dict[str, Any] | None]:
+    """The options of each env.
+
+    Raises:
+        ValueError: they are those of another number of envs.
+        TypeError: some are neither a dict nor None.
+    """
+    if len(options) != num_envs:
+        raise ValueError(
+            f"If options are passed as a list the length must match num_envs={num_envs}, got {len(options)}"
+        )
+    for row, each in enumerate(options):
+        if not (each is None or isinstance(each, dict)):
+            raise TypeError(f"the options of env {row} are a dict or None, got {each!r}")
+    return options
+
+
 def split_mask(options: dict[str, Any] | None, num_envs: int) -> tuple[list[bool], dict[str, Any] | None]:
     """The mask, empty where there is none, and the options without it.
 

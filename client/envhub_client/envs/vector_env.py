@@ -29,7 +29,7 @@ from envhub.values import spaces
 from envhub.values.actions import pack
 from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.batch import Batch
-from envhub_client.envs.arguments import checked_env_ids, seeds_of, split_mask
+from envhub_client.envs.arguments import checked_env_ids, options_of, seeds_of, split_mask
 from envhub_client.observer import Seen, seen
 from envhub_client.results.observations import Observations
 from envhub_client.results.rendered import NOT_RESET, Frames
@@ -37,7 +37,9 @@ from envhub_client.session.options import SessionOptions
 from envhub_client.session.session import Session, Sizing
 
 StepReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]
-PartReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any], np.ndarray]
+PartReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any], np.ndarray]
+EachOptions = list[dict[str, Any] | None] | tuple[dict[str, Any] | None, ...]
+Options = dict[str, Any] | EachOptions | None
 
 
 class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
@@ -145,13 +147,14 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     # --- reset --------------------------------------------------------------------------------------------------------
 
     def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int | None] | None = None, options: Options = None
     ) -> tuple[Any, dict[str, Any]]:
         """Reset every env, or those of ``options["reset_mask"]``, and wait.
 
         Args:
             seed: None, one int (env ``i`` gets ``seed + i``), or one int or None per env.
-            options: handed to every env's ``reset``, without ``reset_mask``; not modified.
+            options: handed to every env's ``reset``, without ``reset_mask``; or a list with each env's own, or None;
+                not modified.
 
         Returns:
             Batched observations (of envs left out, their last ones) and infos.
@@ -170,7 +173,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def reset_async(
         self,
         seed: int | Sequence[int | None] | None = None,
-        options: dict[str, Any] | None = None,
+        options: Options = None,
         *,
         masked: bool = True,
     ) -> None:
@@ -184,9 +187,16 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         self._session.check_free("reset_async")
         seeds = seeds_of(seed, self.num_envs)
-        mask, passed_on = split_mask(options, self.num_envs) if masked else ([], options)
-        blob = b"" if passed_on is None else self._session.encode(passed_on)
-        self._session.begin(AsyncState.WAITING_RESET, self._session.lane.begin_reset, Reset(seeds, mask, blob))
+        if isinstance(options, (list, tuple)):
+            self._session.require(1, "options for each env")
+            reset = Reset(seeds, options_each=[*map(self._options, options_of(options, self.num_envs))])
+        else:
+            mask, passed_on = split_mask(options, self.num_envs) if masked else ([], options)
+            reset = Reset(seeds, mask, self._options(passed_on))
+        self._session.begin(AsyncState.WAITING_RESET, self._session.lane.begin_reset, reset)
+
+    def _options(self, options: dict[str, Any] | None) -> bytes:
+        return b"" if options is None else self._session.encode(options)
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for the reset begun by ``reset_async``.
@@ -197,9 +207,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         return self._session.wait(AsyncState.WAITING_RESET, self._reset_result, timeout)
 
-    def reset_each(
-        self, seed: Sequence[int | None] | None, options: dict[str, Any] | None
-    ) -> tuple[Any, dict[int, dict[str, Any]]]:
+    def reset_each(self, seed: Sequence[int | None] | None, options: Options) -> tuple[Any, dict[int, dict[str, Any]]]:
         """As ``reset``, but with the infos as each env gave them, by env; an empty one may be left out.
 
         A ``reset_mask`` in the options is the envs' own affair.
@@ -287,9 +295,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     # --- partial batches ----------------------------------------------------------------------------------------------
 
-    def async_reset(
-        self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> None:
+    def async_reset(self, seed: int | Sequence[int | None] | None = None, options: Options = None) -> None:
         """Begin a reset of every env, whose result ``recv`` returns; arguments and errors as for ``reset``."""
         self.reset_async(seed, options)
 
@@ -334,8 +340,15 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             NothingPending: no env is under way.
             Exception: what an env raised; it is not under way any more, the others are.
         """
+        return self._recv(min_envs, timeout, by_env=False)
+
+    def recv_each(self, min_envs: int | None = None, timeout: float | None = None) -> PartReturn:
+        """As ``recv``, but with the infos as each env gave them, by env; an empty one may be left out."""
+        return self._recv(min_envs, timeout, by_env=True)
+
+    def _recv(self, min_envs: int | None, timeout: float | None, by_env: bool) -> PartReturn:
         if self._session.state is AsyncState.WAITING_RESET:
-            observations, infos = self.reset_wait(timeout)
+            observations, infos = self._session.wait(AsyncState.WAITING_RESET, self._reset_result, timeout, by_env)
             flags = np.zeros(self.num_envs, bool)
             return observations, np.zeros(self.num_envs), flags, flags.copy(), infos, np.arange(self.num_envs)
         self._session.check_free("recv", among_others=True)
@@ -347,7 +360,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         batch = lane.wait_rows(min(min_envs or outstanding, outstanding), timeout)
         arrays, rewards, terminations, truncations, _, _, env_ids = batch
         assert rewards is not None and terminations is not None and truncations is not None and env_ids is not None
-        infos = self._observations.take(batch).batched_of(env_ids)
+        found = self._observations.take(batch)
+        infos = found.by_env() if by_env else found.batched_of(env_ids)
         observations = self._observations.batch(arrays, env_ids.tolist())
         lane.taken(env_ids)
         return observations, rewards, terminations, truncations, infos, env_ids
@@ -391,32 +405,73 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no call was begun.
         """
-        return self._results(self._session.wait_call(timeout))
+        return self._results(self._session.wait_call(timeout), range(self.num_envs))
 
-    def _results(self, reply: Reply) -> tuple[Any, ...]:
-        """The result of each env, ``NOT_RESET`` where an env was left alone.
+    def call_some(self, env_ids: Any, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """As ``call``, of these envs only; one result for each of ``env_ids``. The others are not touched.
 
         Raises:
-            RemoteProtocolError: the reply does not have one result of each env.
+            ValueError: ``env_ids`` are not different numbers of envs.
+            Exception: as for ``call``; and ``RequestRefused`` by a hub that is too old for this.
+        """
+        rows = self._checked_rows("call_some", name, env_ids)
+        return self._called_at_once(Call(name, self._session.encode([list(args), kwargs]), rows=sorted(rows)), rows)
+
+    def _checked_rows(self, what: str, name: Any, env_ids: Any) -> list[int]:
+        """The rows of ``env_ids``, empty for None, which is all; errors as for ``_check_call``, and ``call_some``."""
+        self._check_call(what, name)
+        if env_ids is None:
+            return []
+        self._session.require(1, "calls of some envs")
+        return [*map(int, checked_env_ids(env_ids, self.num_envs))]
+
+    def _results(self, reply: Reply, wanted: Sequence[int]) -> tuple[Any, ...]:
+        """The result of each wanted env, ``NOT_RESET`` where an env was left alone.
+
+        Raises:
+            RemoteProtocolError: the reply does not have one result of each of them.
             DecodeError: a result cannot be unpickled.
         """
         try:
             (frame,) = reply.frames
             rows = unpack_rows(frame, self.num_envs)
-            if [row for row, _ in rows] != [*range(self.num_envs)]:
+            if [row for row, _ in rows] != sorted(wanted):
                 raise ValueError(f"results of envs {[row for row, _ in rows]}")
         except ValueError as error:
             raise RemoteProtocolError(f"a reply to CALL does not fit the session: {error}") from error
-        return tuple(self._session.decode(blob) if blob else NOT_RESET for _, blob in rows)
+        results = {row: self._session.decode(blob) if blob else NOT_RESET for row, blob in rows}
+        return tuple(results[row] for row in wanted)
 
-    def attr_is_callable(self, name: str) -> tuple[bool, ...]:
-        """Whether the attribute of every env is a method, or another callable; nothing is called.
+    def attr_is_callable(self, name: str, env_ids: Any = None) -> tuple[bool, ...]:
+        """Whether the attribute of every env, or of these, is a method, or another callable; nothing is called.
 
         Raises:
             AttributeError: the envs have no such attribute.
+            Exception: as for ``call_some``.
         """
-        self._check_call("attr_is_callable", name)
-        return self._called_at_once(Call(name, b"", only_kind=True))
+        rows = self._checked_rows("attr_is_callable", name, env_ids)
+        return self._called_at_once(Call(name, b"", only_kind=True, rows=sorted(rows)), rows)
+
+    def has_attr(self, name: str, env_ids: Any = None) -> tuple[bool, ...]:
+        """Whether every env, or each of these, has the attribute; no method is called, and no value travels.
+
+        Errors as for ``call_some``.
+        """
+        rows = self._checked_rows("has_attr", name, env_ids)
+        self._session.require(1, "has_attr")
+        return self._called_at_once(Call(name, b"", rows=sorted(rows), question="exists"), rows)
+
+    def is_wrapped(self, wrapper: type | str, env_ids: Any = None) -> tuple[bool, ...]:
+        """Whether a wrapper of every env, or of each of these, is of this class or extends it.
+
+        ``wrapper`` is the class or its name, ``"module:Class"``. Classes are compared by name, and none is imported.
+        Errors as for ``call_some``.
+        """
+        name = wrapper if isinstance(wrapper, str) else f"{wrapper.__module__}:{wrapper.__qualname__}"
+        self._session.check_free("is_wrapped")
+        self._session.require(1, "is_wrapped")
+        rows = [] if env_ids is None else [*map(int, checked_env_ids(env_ids, self.num_envs))]
+        return self._called_at_once(Call(name, b"", rows=sorted(rows), question="wrapped"), rows)
 
     def _check_call(self, what: str, name: Any) -> None:
         self._session.check_free(what)
@@ -428,30 +483,35 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
                 "and calls no such method; use a public name, or a private hub (hub=None)"
             )
 
-    def _called_at_once(self, call: Call) -> tuple[Any, ...]:
-        """The results of the call; errors as for ``_results``, and what an env raised."""
-        return self._results(self._session.ask(Op.CALL, call))
+    def _called_at_once(self, call: Call, wanted: Sequence[int] = ()) -> tuple[Any, ...]:
+        """The results of the wanted envs, or of all; errors as for ``_results``, and what an env raised."""
+        return self._results(self._session.ask(Op.CALL, call), wanted or range(self.num_envs))
 
-    def get_attr(self, name: str) -> tuple[Any, ...]:
-        """An attribute of every env; a method is called. The same as ``call(name)``."""
-        return self.call(name)
+    def get_attr(self, name: str, env_ids: Any = None) -> tuple[Any, ...]:
+        """An attribute of every env, or of these; a method is called. The same as ``call(name)`` or ``call_some``."""
+        return self.call(name) if env_ids is None else self.call_some(env_ids, name)
 
-    def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of every env: one value for all, or a list or tuple with one per env.
+    def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
+        """Set an attribute of every env, or of these: one value for all, or a list or tuple with one for each.
 
         Raises:
             RequestRefused: the name begins with an underscore, and the hub is not private.
             ValueError: a list or tuple of another length.
+            Exception: as for ``call_some``.
         """
-        self._check_call("set_attr", name)
+        rows = self._checked_rows("set_attr", name, env_ids)
+        count = len(rows) or self.num_envs
         if not isinstance(values, (list, tuple)):
             values = [values]
-        elif len(values) != self.num_envs:
+        elif len(values) != count:
             raise ValueError(
                 "Values must be a list or tuple with length equal to the number of environments. "
-                f"Got `{len(values)}` values for {self.num_envs} environments."
+                f"Got `{len(values)}` values for {count} environments."
             )
-        self._session.ask(Op.SET_ATTR, SetAttr(name, [self._session.encode(value) for value in values]))
+        encoded = [self._session.encode(value) for value in values]
+        if len(encoded) == len(rows):  # the hub takes rows, and with them their values, in ascending order
+            encoded = [blob for _, blob in sorted(zip(rows, encoded, strict=True))]
+        self._session.ask(Op.SET_ATTR, SetAttr(name, encoded, sorted(rows)))
 
     def render(self) -> tuple[Any, ...]:
         """Every env's rendered frame.

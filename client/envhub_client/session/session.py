@@ -338,6 +338,20 @@ class Session:
         if self.lane.settle() and not among_others:
             raise SessionBusy(f"Calling `{what}` while envs are under way that `recv` has not returned.", "recv")
 
+    def require(self, minor: int, what: str) -> None:
+        """Check that the hub speaks this minor version of the protocol, which ``what`` came with.
+
+        Raises:
+            RequestRefused: it is older.
+        """
+        spoken = self.connection.welcome.version
+        _, _, found = spoken.partition(".")
+        if not (found.isdecimal() and int(found[:9]) >= minor):
+            address = self.connection.address
+            raise errors.RequestRefused(
+                f"the hub at {address} speaks protocol {spoken!r:.20}; {what} came with 1.{minor}: upgrade the hub"
+            )
+
     def _closed_error(self) -> SessionClosed:
         return SessionClosed(f"Trying to operate on `{self._owner}`, after a call to `close()`.")
 

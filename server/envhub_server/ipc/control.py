@@ -199,6 +199,7 @@ class ResetRows:
     rows: List[int]
     seeds: List[Optional[int]]
     options: bytes
+    options_each: List[bytes] = field(default_factory=list)  # in place of ``options``, one per row; empty for none
 
 
 @dataclass(frozen=True)
@@ -210,19 +211,22 @@ class StepRows:
 
 @dataclass(frozen=True)
 class CallRows:
-    """Hub to worker: ``envhub.protocol.messages.Call`` on every env of the worker."""
+    """Hub to worker: ``envhub.protocol.messages.Call`` on these rows, of which the worker has all."""
 
+    rows: List[int]
     name: str
     args: bytes
     only_kind: bool = False
     skip_unreset: bool = False
+    question: str = ""
     number: int = 0  # of the call; the answer repeats it
 
 
 @dataclass(frozen=True)
 class SetAttrRows:
-    """Hub to worker: set an attribute to ``value``, or to one value per env of the worker if ``each`` has any."""
+    """Hub to worker: set an attribute of these rows to ``value``, or to one value per row if ``each`` has any."""
 
+    rows: List[int]
     name: str
     value: bytes = b""
     each: List[bytes] = field(default_factory=list)
@@ -231,7 +235,7 @@ class SetAttrRows:
 
 @dataclass(frozen=True)
 class CallResults:
-    """Worker to hub: one encoded result per env of the worker."""
+    """Worker to hub: one encoded result per row of the call."""
 
     values: List[bytes]
     number: int = 0  # of the call

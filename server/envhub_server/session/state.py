@@ -16,6 +16,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from envhub.arena.layout import Layout
@@ -131,7 +132,7 @@ class WorkerState:
         boot_failure: why its last process could not make the envs.
         waiting: whether its part of the phase is outstanding.
         pending: its message of the request under way, which its next process is told again if this one ends.
-        results: of the call under way.
+        results: of the call under way, by row.
         late: the env for which it is about to be killed, at ``kill_at_s``.
         finish_at_s: when steps that wait for its next process have waited for long enough.
         moving: whether it was given the second arena and has not mapped it yet.
@@ -147,7 +148,7 @@ class WorkerState:
     boot_failure: Failure | None = None
     waiting: bool = False
     pending: Any = None
-    results: Sequence[bytes] = ()
+    results: Sequence[tuple[int, bytes]] = ()
     late: Late | None = None
     kill_at_s: float = math.inf
     finish_at_s: float = math.inf
@@ -594,7 +595,10 @@ class SessionState:
         if len(seeds) != num_envs or len(mask) != num_envs or not any(mask):
             self.asked = True
             return self._refuse(f"a reset needs {num_envs} seeds and a mask of {num_envs}, some True")
-
+        each = reset.options_each
+        if len(each) not in (0, num_envs):
+            self.asked = True
+            return self._refuse(f"a reset needs the options of {num_envs} envs, got {len(each)}")
         if refused := self._refused(request):
             return refused
         kept = zip(self._seeds, seeds, mask, strict=True)
@@ -602,7 +606,8 @@ class SessionState:
         instructions = [*self._begin(Phase.MOVING, now_s), do.PostReset()]
         for number, worker in enumerate(self.workers):
             rows = [row for row in worker.rows if mask[row]]
-            message = control.ResetRows(rows, [seeds[row] for row in rows], reset.options)
+            options_each = [each[row] for row in rows] if each else []
+            message = control.ResetRows(rows, [seeds[row] for row in rows], reset.options, options_each)
             instructions += self._tell(number, message)
         return instructions
 
@@ -619,22 +624,29 @@ class SessionState:
 
     def _on_call(self, request: Requested, now_s: float) -> Instructions:
         call = request.message
-        if forbidden := self._forbidden(call.name):
+        if call.question not in messages.QUESTIONS:
+            self.asked = True
+            return self._refuse(f"a call asks one of {messages.QUESTIONS}, not {call.question!r}")
+        # The name of a class is compared, and nothing else.
+        if call.question != "wrapped" and (forbidden := self._forbidden(call.name)):
             return forbidden
-        wanted = control.CallRows(call.name, call.args, call.only_kind, call.skip_unreset)
-        return self._call(request, now_s, [wanted] * len(self.workers))
+        wanted = control.CallRows([], call.name, call.args, call.only_kind, call.skip_unreset, call.question)
+        return self._call(request, now_s, lambda rows: replace(wanted, rows=rows))
 
     def _on_set_attr(self, request: Requested, now_s: float) -> Instructions:
         name, values = request.message.name, request.message.values
         if forbidden := self._forbidden(name):
             return forbidden
-        if len(values) not in (1, self.make.num_envs):
+        rows = request.message.rows or range(self.make.num_envs)
+        if len(values) not in (1, len(rows)):
             self.asked = True
-            return self._refuse(f"set_attr needs 1 or {self.make.num_envs} values, got {len(values)}")
+            return self._refuse(f"set_attr needs 1 or {len(rows)} values, got {len(values)}")
         if len(values) == 1:
-            return self._call(request, now_s, [control.SetAttrRows(name, values[0])] * len(self.workers))
-        each = [[values[row] for row in worker.rows] for worker in self.workers]
-        return self._call(request, now_s, [control.SetAttrRows(name, each=part) for part in each])
+            return self._call(request, now_s, lambda rows: control.SetAttrRows(rows, name, values[0]))
+        each = dict(zip(rows, values, strict=True))
+        return self._call(
+            request, now_s, lambda rows: control.SetAttrRows(rows, name, each=[each[row] for row in rows])
+        )
 
     def _forbidden(self, name: str) -> Instructions:
         """The refusal of a name that is not for clients on the network, such as ``__setstate__``, which may import."""
@@ -645,29 +657,39 @@ class SessionState:
         return self._answered(do.Fail(Failure("not_permitted", "request", text)))
 
     def _call(
-        self, request: Requested, now_s: float, wanted: Sequence[control.CallRows | control.SetAttrRows]
+        self,
+        request: Requested,
+        now_s: float,
+        message_of: Callable[[list[int]], control.CallRows | control.SetAttrRows],
     ) -> Instructions:
+        """Tell each worker that has some of the wanted rows ``message_of`` those."""
+        asked = request.message.rows
+        if asked and (asked != sorted(set(asked)) or asked[-1] >= self.make.num_envs):
+            self.asked = True
+            return self._refuse(f"the rows of a call must ascend, and be less than {self.make.num_envs}")
         if refused := self._refused(request):
             return refused
+        wanted = set(asked or range(self.make.num_envs))
         instructions = self._begin(Phase.CALLING, now_s)
         self._calls += 1
-        self._wait_for_all()
-        for number, message in enumerate(wanted):
-            instructions += self._tell(number, replace(message, number=self._calls))
+        for number, worker in enumerate(self.workers):
+            if rows := [row for row in worker.rows if row in wanted]:
+                worker.waiting = True
+                instructions += self._tell(number, replace(message_of(rows), number=self._calls))
         return instructions
 
     def _on_call_answered(self, said: WorkerSaid, now_s: float) -> Instructions:
         worker, answer = self.workers[said.worker], said.message
         if not isinstance(worker.pending, _CALLS) or worker.pending.number != answer.number:
             return [do.ReportDropped(said.worker, answer)]
-        worker.pending = None
+        rows, worker.pending = worker.pending.rows, None
         if isinstance(answer, control.CallFailed):
             self._note_failure(answer.failure)
-        elif len(answer.values) != len(worker.rows):
-            text = f"worker {said.worker} gave the results of {len(answer.values)} envs; it has {len(worker.rows)}"
+        elif len(answer.values) != len(rows):
+            text = f"worker {said.worker} gave the results of {len(answer.values)} envs in place of {len(rows)}"
             self._note_failure(_refusal(text))
         else:
-            worker.results = answer.values
+            worker.results = tuple(zip(rows, answer.values, strict=True))
         worker.waiting = False
         return self._on_called()
 
@@ -678,9 +700,7 @@ class SessionState:
         if self._failure is not None:
             answered = self._answered(do.Fail(self._failure))
         else:
-            count = len(self.workers)
-            rows = range(self.make.num_envs)
-            pairs = tuple((row, self.workers[row % count].results[row // count]) for row in rows)
+            pairs = tuple(sorted(chain.from_iterable(worker.results for worker in self.workers)))
             answered = self._answered(do.Answer(messages.Done(), rows=pairs))
         for worker in self.workers:
             worker.results = ()

@@ -38,6 +38,17 @@ def adapt(env: Any) -> Any:
     return FiveValues(env)
 
 
+def is_wrapped(env: Any, name: str) -> bool:
+    """Whether a wrapper of the env is of the class of this name, ``module:Class``; nothing is imported for it."""
+    gym = sys.modules.get("gym")
+    wrappers = (FiveValues, api.Wrapper) if gym is None else (FiveValues, api.Wrapper, gym.Wrapper)
+    while isinstance(env, wrappers):
+        if any(f"{each.__module__}:{each.__qualname__}" == name for each in type(env).__mro__):
+            return True
+        env = env.env
+    return False
+
+
 def _version(package: Any) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", package.__version__)[:2])
 

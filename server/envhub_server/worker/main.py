@@ -57,7 +57,7 @@ from envhub_server.worker.bootstrap import prctl
 from envhub_server.worker.env_family import computes_in_process
 from envhub_server.worker.env_sources import factories, runner_class, why_missing
 from envhub_server.worker.exception_report import PendingFailure, describe_failure, encode_or_nothing
-from envhub_server.worker.gym_compat import adapt
+from envhub_server.worker.gym_compat import adapt, is_wrapped
 from envhub_server.worker.row import NotFinite, Row
 from envhub_server.worker.stack_dumps import StackDumps
 from envhub_server.worker.step_timer import StepTimer
@@ -371,10 +371,12 @@ class Worker:
 
     def _on_ResetRows(self, reset: Any) -> None:
         seeds = dict(zip(reset.rows, reset.seeds))
+        each = dict(zip(reset.rows, reset.options_each))
 
         def run(row: Row) -> None:
             # Decoded for each row, because an env may keep or change its options.
-            row.reset(seeds[row.index], codec.decode(reset.options, self._allow_pickle) if reset.options else None)
+            options = each.get(row.index, reset.options)
+            row.reset(seeds[row.index], codec.decode(options, self._allow_pickle) if options else None)
 
         for row in self._rows:
             self._finish(row, partial(run, row) if row.index in seeds else row.repeat_last)
@@ -432,9 +434,12 @@ class Worker:
     # --- calls ----------------------------------------------------------------------------------------------------
 
     def _on_CallRows(self, call: Any) -> None:
-        def run(place: int, env: Any) -> bytes:
-            if call.skip_unreset and self._rows[place].awaits_first_reset:
+        def run(row: Row) -> bytes:
+            env = row.env
+            if call.skip_unreset and row.awaits_first_reset:
                 return b""
+            if call.question:
+                return codec.encode(_QUESTIONS[call.question](env, call.name))
             if call.only_kind:
                 return codec.encode(callable(env.get_wrapper_attr(call.name)))
             if call.name in RESERVED_CALLS:
@@ -447,32 +452,35 @@ class Worker:
                 found = found(*positional, **named)
             return codec.encode(found, self._exact)
 
-        self._for_each_env(run, call.number)
+        self._for_each_env(run, call)
 
     def _on_SetAttrRows(self, wanted: Any) -> None:
-        def run(place: int, env: Any) -> bytes:
-            blob = wanted.each[place] if wanted.each else wanted.value
-            env.set_wrapper_attr(wanted.name, codec.decode(blob, self._allow_pickle))
+        each = dict(zip(wanted.rows, wanted.each))
+
+        def run(row: Row) -> bytes:
+            blob = each.get(row.index, wanted.value)
+            row.env.set_wrapper_attr(wanted.name, codec.decode(blob, self._allow_pickle))
             return b""
 
-        self._for_each_env(run, wanted.number)
+        self._for_each_env(run, wanted)
 
-    def _for_each_env(self, run: Callable[[int, Any], bytes], number: int) -> None:
-        """Answer call ``number`` with what ``run`` returns for each row's position and env, or with what it raises."""
+    def _for_each_env(self, run: Callable[[Row], bytes], call: Any) -> None:
+        """Answer the call with what ``run`` returns for each of its rows, or with what it raises."""
         results = []
-        for place, row in enumerate(self._rows):
+        rows = [row for row in self._rows if row.index in call.rows]
+        for row in rows:
             self._begin(row)
             try:
-                results.append(run(place, row.env))
+                results.append(run(row))
             except BaseException as error:
                 failure = self._failure_of(error, row.index)
-                self._channel.send(control.CallFailed(failure, number))
+                self._channel.send(control.CallFailed(failure, call.number))
                 return
         try:
-            self._channel.send(control.CallResults(results, number))
+            self._channel.send(control.CallResults(results, call.number))
         except ValueError as error:
-            failure = self._failure_of(error, self._rows[0].index)
-            self._channel.send(control.CallFailed(failure, number))
+            failure = self._failure_of(error, rows[0].index)
+            self._channel.send(control.CallFailed(failure, call.number))
 
     # --- ending ---------------------------------------------------------------------------------------------------
 
@@ -494,6 +502,17 @@ class Worker:
         else:
             failure = self._failure_of(error, row, code)
         self._channel.send(control.RowFailed(failure, 0 if row is None or self._arena is None else self._request[row]))
+
+
+def _has_attribute(env: Any, name: str) -> bool:
+    try:
+        env.get_wrapper_attr(name)
+    except AttributeError:
+        return False
+    return True
+
+
+_QUESTIONS = {"exists": _has_attribute, "wrapped": is_wrapped}
 
 
 def private_bytes() -> int:

@@ -57,7 +57,9 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
             (not for factories); without that a private hub, which starts and ends with this program.
         num_workers: processes that host the envs. Without it, or with ``"auto"``, what is known of the env decides:
             what its steps took before, or whether it is one that computes in its own process; where nothing is known
-            every env gets a process. ``envs.sizing`` says how many there are, and why.
+            every env gets a process. ``envs.sizing`` says how many there are, and why. With 0 the envs are in the
+            program's own process and run in the thread that steps them, for debuggers and profilers: with the same
+            results and errors, but nothing ends an env that hangs, and one that crashes ends the program.
         autoreset_mode: as in Gymnasium.
         observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``.
         copy: whether returned observations are the caller's own. If not, two buffers alternate, and what a step
@@ -86,9 +88,11 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     hosting = num_workers, AutoresetMode(autoreset_mode), observation_mode, copy, lane, spin_us, pin, compression
     options = SessionOptions(*hosting, faults, reconnect_timeout, on_hub_loss)
     arguments = {**arguments, **(env_kwargs or {})}
+    if num_workers == 0 and hub is not None:
+        raise ValueError(f"num_workers=0 makes the envs in this program's own process, and hub={hub!r} in a hub's")
     if not isinstance(env, (str, EnvSpec)):
         return _by_factories(env, num_envs, hub, options, arguments)
-    address = hub or os.environ.get(ENVIRONMENT_VARIABLE) or None
+    address = None if num_workers == 0 else hub or os.environ.get(ENVIRONMENT_VARIABLE) or None
     try:
         return _by_name(env, num_envs, address, options, arguments)
     except TypeError as error:

@@ -19,7 +19,7 @@ from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker import main as worker_main
 from envhub_server.worker.main import Worker
-from envhub_server.worker.stack_dumps import StackDumps
+from envhub_server.worker.stack_dumps import NoStackDumps
 from scripted_env import (
     GIVE_INFO,
     GIVE_LARGE_INFO,
@@ -66,16 +66,6 @@ made: list[ScriptedEnv] = []  # by the factories of the worker, which unpickles 
 def make_env() -> ScriptedEnv:
     made.append(ScriptedEnv())
     return made[-1]
-
-
-class NoStackDumps(StackDumps):
-    """No stack dumps: their signals and descriptors would be those of this process."""
-
-    def __init__(self) -> None:
-        pass
-
-    def arm(self) -> None:
-        pass
 
 
 class Hub:

@@ -60,8 +60,8 @@ class SessionOptions:
         if self.compression not in (None, "auto", *METHODS):
             raise ValueError(f"compression must be 'auto', 'lz4', 'zstd' or None, got {self.compression!r}")
         workers = self.num_workers
-        if not (workers is None or workers == "auto" or (isinstance(workers, int) and workers >= 1)):
-            raise ValueError(f"num_workers must be at least 1, 'auto' or None, got {workers!r}")
+        if not (workers is None or workers == "auto" or (isinstance(workers, int) and workers >= 0)):
+            raise ValueError(f"num_workers must be a number from 0, 'auto' or None, got {workers!r}")
         if not 0 <= self.reconnect_timeout <= SECONDS_MAX:  # NaN, too, is not between them
             raise ValueError(
                 f"reconnect_timeout must be between 0 and {SECONDS_MAX} seconds, got {self.reconnect_timeout}"

@@ -32,6 +32,7 @@ from envhub_client.connection.failures import raise_failure
 from envhub_client.deadline import Deadline
 from envhub_client.lanes.base import Lane
 from envhub_client.lanes.wire import WireLane
+from envhub_client.private_hub.in_process import OWN_WORLD, InProcessConnection
 from envhub_client.private_hub.process import PrivateHub, private_hub
 from envhub_client.private_hub.program_environment import program_environment
 from envhub_client.session.options import SessionOptions
@@ -118,6 +119,9 @@ class Session:
 
         In place of a lost one, ``lost`` is the encoded info of the truncation of each env.
         """
+        if self.options.num_workers == 0:
+            self._connections.append(InProcessConnection())
+            return self._open_in(OWN_WORLD, lost)
         private = private_hub() if self._address is None else None
         try:
             return self._open_on(private, timeout, lost)
@@ -131,6 +135,10 @@ class Session:
         reconnect_timeout = self.options.reconnect_timeout
         # Noted before there is a session on it: an interrupt may come as soon as there is.
         self._connections.append(Connection(address, secrets.token_bytes(16), timeout, pidfd, reconnect_timeout))
+        return self._open_in(program_environment() if private else None, lost)
+
+    def _open_in(self, environment: World | None, lost: bytes) -> Made:
+        """Make a session, or take one over, by the last of ``_connections``."""
         connection = self._connections[-1]
         if isinstance(self._make, Attach):
             attached: Made = connection.ask(Op.ATTACH, self._make).message
@@ -139,7 +147,7 @@ class Session:
                     f"the hub at {connection.address} gave {attached.num_envs} envs, and steps of {len(attached.steps)}"
                 )
             return attached
-        make = self._filled_in(connection, self._make, program_environment() if private else None, lost)
+        make = self._filled_in(connection, self._make, environment, lost)
         made: Made = connection.ask(Op.MAKE, make).message
         if made.num_envs != make.num_envs:
             raise errors.RemoteProtocolError(
@@ -157,7 +165,7 @@ class Session:
         options = self.options
         return replace(
             make,
-            num_workers=None if options.num_workers == "auto" else options.num_workers,  # type: ignore[arg-type]
+            num_workers=None if options.num_workers in ("auto", 0) else options.num_workers,  # type: ignore[arg-type]
             autoreset_mode=options.autoreset_mode.value,
             observation_mode="same" if options.observation_mode == "same" else "different",
             world=environment,
@@ -214,7 +222,7 @@ class Session:
                 self.options, autoreset_mode=AutoresetMode(made.autoreset_mode), observation_mode=made.observation_mode
             )
         self.num_envs = made.num_envs
-        self.sizing = Sizing(made.num_workers, made.sizing)
+        self.sizing = Sizing(0 if self.options.num_workers == 0 else made.num_workers, made.sizing)
         log.info("%d workers for %d envs: %s", made.num_workers, made.num_envs, made.sizing)
         self.metadata: dict[str, Any] = dict(self.decode(made.metadata))
         self.render_mode = made.render_mode
@@ -231,7 +239,9 @@ class Session:
         options = self.options
         self.compression = self._compression(connection)
         wire = WireLane(connection, made.num_envs, self._observation_leaves, options.copy, self.compression)
-        if options.lane == "wire" or sys.platform != "linux":
+        if options.num_workers == 0:
+            wire.name = "in-process"
+        if options.lane == "wire" or options.num_workers == 0 or sys.platform != "linux":
             return wire
         from envhub_client.lanes.shared import shared_lane  # of modules that only Linux has
 

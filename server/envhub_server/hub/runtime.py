@@ -27,7 +27,7 @@ from envhub.protocol.messages import Failure, Op, Step
 from envhub.protocol.prelude import FRAME_BYTES_MAX
 from envhub.values import codec
 from envhub_server.catalog.step_cost_file import KnownCosts
-from envhub_server.hub.worker_pool import WorkerPool
+from envhub_server.hub.worker_pool import WorkerPool, WorkerStarter
 from envhub_server.ipc import control
 from envhub_server.loop.clock import Clock
 from envhub_server.loop.poller import Poller
@@ -38,7 +38,6 @@ from envhub_server.memory.stand_ins import ObjectCopies, StandIns
 from envhub_server.memory.step_io import LeafCompressors, ToFrames, row_frames
 from envhub_server.memory.unread_memory import UnreadMemory
 from envhub_server.network.side_socket import TICKET_BYTES
-from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid, WorkerStarted
 from envhub_server.session import instructions, stimuli
 from envhub_server.session.instructions import Instruction
@@ -59,7 +58,7 @@ class Services:
     """What all sessions of a hub have in common."""
 
     poller: Poller
-    supervisor: Supervisor
+    supervisor: WorkerStarter
     protocol: HubProtocol
     clock: Clock
     events: Events

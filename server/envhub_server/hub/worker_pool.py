@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 from envhub_server.ipc import control
-from envhub_server.processes.supervisor import Supervisor
-from envhub_server.processes.worker_handle import WorkerHandle
+
+
+class StartedWorker(Protocol):
+    """A worker as its session uses it: ``WorkerHandle``, whose methods are described there."""
+
+    @property
+    def pid(self) -> int | None: ...  # noqa: D102
+    def send(self, message: object, /) -> None: ...  # noqa: D102
+    def map_arena(self, message: control.MapArena, memory: int, *bells: int) -> None: ...  # noqa: D102
+    def ring(self) -> object: ...  # noqa: D102
+    def receive(self) -> bool: ...  # noqa: D102
+    def dump_stacks(self) -> None: ...  # noqa: D102
+    def kill(self) -> None: ...  # noqa: D102
+
+
+class WorkerStarter(Protocol):
+    """What starts workers: a hub's ``Supervisor``, as processes."""
+
+    def start(
+        self, session: int, workers: Sequence[int], environ: Mapping[str, str] | None
+    ) -> Sequence[StartedWorker]:
+        """Start the workers of these numbers; errors as for ``Supervisor.start``."""
 
 
 class WorkerPool:
@@ -16,12 +36,12 @@ class WorkerPool:
     A worker without a process hears nothing: whatever it has to know, its next process is told.
     """
 
-    def __init__(self, session: int, supervisor: Supervisor, environ: Mapping[str, str] | None) -> None:
+    def __init__(self, session: int, supervisor: WorkerStarter, environ: Mapping[str, str] | None) -> None:
         """Of this session, whose processes are started in this environment (if None, that of all sessions)."""
         self._session = session
         self._supervisor = supervisor
         self._environ = environ
-        self._handles: dict[int, WorkerHandle] = {}
+        self._handles: dict[int, StartedWorker] = {}
 
     def start(self, workers: Collection[int]) -> None:
         """Ask for the processes of these workers.

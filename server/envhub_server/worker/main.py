@@ -425,8 +425,12 @@ class Worker:
                 self._check_spaces(row)
             except BaseException:
                 traceback.print_exc()
-                os._exit(1)  # like a crash: the hub decides how often to try again
+                self.crash()
             self._turns[self._turn_at] = self._turn | row.index
+
+    def crash(self) -> None:
+        """End as at a crash: the hub decides how often to try again."""
+        os._exit(1)
 
     def _send_template(self, number: int, example: bytes) -> None:
         self._channel.send(control.InfoTemplate(number, example))

@@ -1,0 +1,51 @@
+"""The connection to a hub in this process, which carries a request out while that is sent: for ``num_workers=0``."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from envhub.in_process import in_process_hub
+from envhub.protocol.client import Reply
+from envhub.protocol.messages import Failure, World
+from envhub_client.connection.connection import Connection
+
+ADDRESS = "ipc://@this-process"
+# Of the program's environment nothing is to be adopted, for the envs are in the program itself.
+OWN_WORLD = World([], "", {})
+
+
+class InProcessConnection(Connection):
+    """A connection without sockets."""
+
+    def __init__(self) -> None:
+        """Make a hub for one session."""
+        super().__init__(ADDRESS, secrets.token_bytes(16))
+
+    def _open(self) -> None:
+        self._hub = in_process_hub()
+
+    def _send(self, frames: Sequence[Any]) -> None:
+        self._hub.receive([frame if isinstance(frame, bytes) else bytes(frame) for frame in frames])
+
+    def _hear(self, wait_s: float) -> Reply | None:
+        outgoing = self._hub.protocol.outgoing
+        while outgoing:
+            _, (first, *frames) = outgoing.pop(0)
+            # Copied: they are views of the arena, into which the envs write again.
+            copies = [memoryview(bytearray(memoryview(frame).cast("B"))) for frame in frames]
+            if (reply := self.protocol.receive([memoryview(first), *copies], self.sent_ns / 1e9)) is not None:
+                return reply
+        return None
+
+    def wait(self, timeout: float | None = None) -> Reply:
+        """As of any connection; an interrupt in an env is one of the program."""
+        reply = super().wait(timeout)
+        if isinstance(reply.message, Failure) and reply.message.type.rpartition(".")[2] == "KeyboardInterrupt":
+            raise KeyboardInterrupt
+        return reply
+
+    def _close_sockets(self) -> None:
+        if hasattr(self, "_hub"):
+            self._hub.close()

@@ -1,0 +1,247 @@
+"""A session in the program's own process, whose envs run in the thread that asks: for debuggers and profilers.
+
+The session's state machine, memory and worker are those of a hub. The worker has no process: it executes what it is
+told at once, and what it says goes into the queue of events as it does in a hub.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import structlog
+
+import envhub
+from envhub.protocol import prelude
+from envhub.protocol.hub import HubProtocol, Incoming
+from envhub.protocol.messages import Failure, HeartbeatReply, Op, Welcome
+from envhub.protocol.prelude import Frames
+from envhub.values import codec
+from envhub_server import log
+from envhub_server.catalog.registry import Recipe, namespace_modules
+from envhub_server.catalog.step_cost_file import KnownCosts
+from envhub_server.config import Limits
+from envhub_server.hub.runtime import Services, SessionRuntime
+from envhub_server.ipc import control
+from envhub_server.loop.clock import Clock
+from envhub_server.loop.poller import Poller
+from envhub_server.memory.session_memory import ArenaBudget
+from envhub_server.memory.unread_memory import UnreadMemory
+from envhub_server.processes.exit_cause import ExitCause
+from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid
+from envhub_server.session.restarts import RestartPolicy, Restarts
+from envhub_server.session.state import Phase, SessionState
+from envhub_server.session.worker_count import Machine, WorkerCount
+from envhub_server.worker.main import Worker
+from envhub_server.worker.stack_dumps import NoStackDumps
+
+PEER, CONNECTION = b"program", 1  # the one client
+ARENA_BYTES_MAX = 1 << 50
+SIZING = WorkerCount(1, "in the program's own process, by num_workers=0", told=True)
+
+
+class InProcessHub:
+    """A hub of one session and one client, without a process, a socket or a thread.
+
+    Attributes:
+        protocol: the hub's half of the protocol, whose ``outgoing`` the caller takes.
+    """
+
+    def __init__(self) -> None:
+        if not structlog.is_configured():
+            log.configure(logging.ERROR)  # the terminal is the program's
+        self.protocol = HubProtocol(secrets.randbits(63) or 1, header_limits=codec.KNOWN)
+        self._events: Events = deque()
+        self._poller = Poller()
+        self._clock = Clock()
+        self._runtime: SessionRuntime | None = None
+        workers, costs = _InProcessWorkers(self._events), KnownCosts(None)
+        parts = self._poller, workers, self.protocol, self._clock, self._events, costs, UnreadMemory()
+        self._services = Services(*parts)
+
+    def receive(self, frames: Frames) -> None:
+        """Carry out the request in a message; its reply is ``outgoing`` afterwards.
+
+        An interrupted request goes on when the next message is received.
+        """
+        self._run()
+        request = self.protocol.receive(PEER, CONNECTION, frames)
+        if request is None:
+            return
+        if request.op is Op.HELLO:
+            version = f"{prelude.VERSION[0]}.{prelude.VERSION[1]}"
+            self.protocol.answer(request, Welcome(envhub.__version__, version, True, {}, pid=os.getpid()))
+        elif request.op is Op.HEARTBEAT:
+            self.protocol.answer(request, HeartbeatReply("running"))
+        elif request.op is Op.MAKE and self._runtime is None:
+            self._runtime = self._made(request)
+            self._runtime.start(request)
+        elif self._runtime is not None:
+            if self._runtime.state.next_deadline_s() <= self._clock.now_s():
+                self._runtime.elapse()
+                self._handle_events()
+            self._runtime.request(request)
+        else:
+            text = f"a hub in the program's own process does not carry out {request.op.name}"
+            self.protocol.fail(request, Failure("refused", "request", text))
+        self._run()
+
+    def _made(self, request: Incoming) -> SessionRuntime:
+        make = request.message
+        recipe = Recipe(make.name, namespace_modules(make.name))
+        cpus = tuple(sorted(os.sched_getaffinity(0)))
+        machine = Machine(cpus, len(cpus), False, 1, 0)
+        restarts = Restarts(RestartPolicy(make.faults.restarts_max), random.Random())
+        state = SessionState(make, recipe, SIZING, Limits().info_bytes, machine, restarts)
+        budget = ArenaBudget(ARENA_BYTES_MAX)
+        return SessionRuntime(1, request.token, state, self._services, False, "", budget)
+
+    def _run(self) -> None:
+        """Handle events until the request under way is answered."""
+        self._handle_events()
+        while self._runtime is not None and self._runtime.state.asked:
+            left_s = self._runtime.state.next_deadline_s() - self._clock.now_s()
+            time.sleep(max(0.0, left_s))  # a worker that crashed is started again then
+            self._runtime.elapse()
+            self._handle_events()
+
+    def _handle_events(self) -> None:
+        while self._runtime is not None:
+            while self._events:
+                _, event = self._events.popleft()
+                self._runtime.handle(event)
+            if self._runtime.state.phase is Phase.ENDED:
+                self.protocol.forget(self._runtime.token)
+                self._runtime = None
+                return
+            self._poller.handle(self._poller.wait(0))
+            if not self._events:
+                return
+
+    def close(self) -> None:
+        """Free what a session that was not closed holds."""
+        if self._runtime is not None:
+            self._runtime.discard()
+            self._runtime = None
+        self._poller.close()
+
+
+class _Crashed(Exception):
+    """The worker must end as if its process had crashed."""
+
+
+class _InProcessWorker(Worker):
+    """A worker that is no process of its own."""
+
+    def crash(self) -> None:
+        """End, so that the session starts another one."""
+        raise _Crashed
+
+
+class _EventChannel:
+    """The worker's end of a channel whose messages are events at once."""
+
+    def __init__(self, report: Callable[[Any], None]) -> None:
+        self.send = report
+        self.sent_bytes_max = 0  # nothing is encoded
+        self._descriptors: list[int] = []
+        self._pipe = os.pipe()
+
+    def fileno(self) -> int:
+        """A descriptor that is never ready."""
+        return self._pipe[0]
+
+    def give_descriptors(self, descriptors: Collection[int]) -> None:
+        """Have the worker take copies of these."""
+        self._descriptors = [os.dup(each) for each in descriptors]
+
+    def take_descriptors(self, count: int) -> list[int]:
+        """The descriptors that came with the message; the caller owns them."""
+        taken, self._descriptors = self._descriptors, []
+        assert len(taken) == count
+        return taken
+
+    def close(self) -> None:
+        """Free the descriptors."""
+        for descriptor in (*self._pipe, *self._descriptors):
+            os.close(descriptor)
+
+
+class _WorkerInThread:
+    """What a session knows of a worker: it is told and rung, and executes at once."""
+
+    pid = None
+
+    def __init__(self, session: int, number: int, events: Events) -> None:
+        self._session, self._number, self._events = session, number, events
+        self._channel = _EventChannel(lambda message: self._report(WorkerSaid(number, message)))
+        self._worker = _InProcessWorker(self._channel, NoStackDumps())  # type: ignore[arg-type]
+        self._far_bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._ended = False
+
+    def _report(self, event: WorkerSaid | WorkerExited) -> None:
+        self._events.append((self._session, event))
+
+    @contextlib.contextmanager
+    def _executing(self) -> Iterator[None]:
+        try:
+            yield
+        except _Crashed:
+            self._end("cannot build an env again")
+
+    def _end(self, how: str) -> None:
+        self._ended = True
+        self._worker.close()
+        self._channel.close()
+        for end in self._far_bell:
+            os.close(end)
+        self._report(WorkerExited(self._number, ExitCause(how)))
+
+    def send(self, message: Any) -> None:
+        """Have the worker execute a message of the hub."""
+        with self._executing():
+            if not self._ended and not self._worker.handle(message):
+                self._end("has ended")
+
+    def map_arena(self, message: control.MapArena, memory: int, *bells: int) -> None:
+        """Hand over an arena."""
+        self._channel.give_descriptors((memory, self._far_bell[0], *bells))
+        self.send(message)
+
+    def ring(self) -> None:
+        """Have the worker step the rows that are posted."""
+        with self._executing():
+            if not self._ended:
+                self._worker.serve_rows()
+
+    def receive(self) -> bool:
+        """Whether there are more messages; all are events already."""
+        return False
+
+    def dump_stacks(self) -> None:
+        """Do nothing: the program's own stack is where the env is."""
+
+    def kill(self) -> None:
+        """End the worker without closing its envs."""
+        if not self._ended:
+            self._end("was ended")
+
+
+class _InProcessWorkers:
+    """Starts workers in this thread, in place of a hub's supervisor."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+
+    def start(
+        self, session: int, workers: Collection[int], environ: Mapping[str, str] | None
+    ) -> list[_WorkerInThread]:
+        """The workers of these numbers."""
+        return [_WorkerInThread(session, number, self._events) for number in workers]

@@ -199,6 +199,7 @@ class _WorkerInThread:
     def _end(self, how: str) -> None:
         self._ended = True
         self._worker.close()
+        del self._worker  # and with it the arena's memory
         self._channel.close()
         for end in self._far_bell:
             os.close(end)
@@ -240,8 +241,6 @@ class _InProcessWorkers:
     def __init__(self, events: Events) -> None:
         self._events = events
 
-    def start(
-        self, session: int, workers: Collection[int], environ: Mapping[str, str] | None
-    ) -> list[_WorkerInThread]:
+    def start(self, session: int, workers: Collection[int], environ: Mapping[str, str] | None) -> list[_WorkerInThread]:
         """The workers of these numbers."""
         return [_WorkerInThread(session, number, self._events) for number in workers]

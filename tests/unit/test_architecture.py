@@ -124,7 +124,7 @@ ROOMS = {
         "connection": {"envhub.protocol", "envhub.transport", "envhub.values"},
         "envs": {"envhub.protocol", "envhub.values", "results", "session"},
         "lanes": {"connection", "envhub.arena", "envhub.protocol", "envhub.transport", "envhub.values"},
-        "private_hub": {"envhub.protocol", "envhub.transport", "envhub.values"},
+        "private_hub": {"connection", "envhub.protocol", "envhub.transport", "envhub.values"},
         "results": {"envhub.values"},
         "session": {
             *("connection", "lanes", "private_hub"),

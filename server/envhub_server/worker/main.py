@@ -128,7 +128,8 @@ class Worker:
             pass  # a process that an env forked has taken them
 
     def close(self) -> None:
-        """Close all descriptors but the channel, in a process that continues without the worker."""
+        """Close all descriptors but the channel, and let go of the arena, in a process that continues without it."""
+        self._rows.clear()  # which know this worker
         self._poller.close()
         self._timer.close()
         for bell in (*self._bells, *self._done_bells.values()):

@@ -6,10 +6,19 @@ import math
 import os
 import socket
 
+import pytest
 from envhub_server.network import network_peer
 from envhub_server.network.access import Access
 from envhub_server.network.audit import Audit
-from envhub_server.network.connections import GONE_S, HELLO_S, MALFORMED_MAX, UNREAD_EACH_S, UNREAD_S, Connections
+from envhub_server.network.connections import (
+    GONE_S,
+    HELLO_S,
+    MALFORMED_MAX,
+    UNREAD_EACH_S,
+    UNREAD_S,
+    UNREAD_SHARE_MIN,
+    Connections,
+)
 from envhub_server.network.rights import ANYBODY, OWN_USER, Holder, Quotas
 
 from envhub.protocol.messages import Op
@@ -98,11 +107,13 @@ def test_client_that_sends_too_much_of_messages_without_an_end_is_ended_where_mo
     assert known.unread(set(), lambda descriptor: 50, 100, 100.0) == []  # 8 and 9 have not said a word
     sent = {5: 90, 6: 120, 7: 150, 8: 50, 9: None}
     assert known.unread(set(), sent.get, 100, 101.0) == [6]
-    assert known.next_s() == 101.0 + UNREAD_S + 5 * UNREAD_EACH_S
+    assert known.next_s() == 101.0 + UNREAD_SHARE_MIN * UNREAD_S + 5 * UNREAD_EACH_S
     assert known.unread({b"peer 6", b"peer 7"}, {**sent, 7: 400}.get, 100, 102.0) == []
     assert known.unread(set(), {**sent, 6: 130, 7: 501}.get, 100, 103.0) == [7]
     assert known.unread(set(), {8: 60, 9: 60}.get, 100, 104.0) == [8, 9]
-    assert known.unread(set(), lambda descriptor: None, 100, 105.0) == [] and known.next_s() == 100.0 + HELLO_S
+    assert known.unread(set(), {5: 450}.get, 1000, 105.0) == []  # 400 more than was read
+    assert known.next_s() == pytest.approx(105.0 + 0.6 * UNREAD_S + 5 * UNREAD_EACH_S)
+    assert known.unread(set(), lambda descriptor: None, 100, 106.0) == [] and known.next_s() == 100.0 + HELLO_S
 
 
 def test_kernel_says_how_much_has_come() -> None:

@@ -16,7 +16,8 @@ MALFORMED_MAX = 3  # messages of a connection that cannot be read
 GONE_S = 1.0  # for the hub to read what a connection had sent when it ended
 GONE_MAX = 1024
 # From one check of the bytes that came by the connections and were not read to the next, and more per connection.
-UNREAD_S, UNREAD_EACH_S = 0.05, 0.001
+# Near the limit it is a share of this time, for a local peer sends 45 MiB in all of it.
+UNREAD_S, UNREAD_EACH_S, UNREAD_SHARE_MIN = 0.05, 0.001, 0.05
 
 
 @dataclass
@@ -113,8 +114,10 @@ class Connections:
                 each.heard, each.read_bytes = False, count
             client = "" if each.holder is None else each.holder.name
             clients.setdefault(client, []).append((count - each.read_bytes, descriptor))
-        self._unread_s = now_s + UNREAD_S + UNREAD_EACH_S * len(self._known) if clients else math.inf
         totals = {client: sum(count for count, _ in found) for client, found in clients.items()}
+        left = 1.0 - max(totals.values(), default=0) / bytes_max
+        each_s = UNREAD_S * max(UNREAD_SHARE_MIN, left) + UNREAD_EACH_S * len(self._known)
+        self._unread_s = now_s + each_s if clients else math.inf
         over = [(totals[client] / len(found), found) for client, found in clients.items() if totals[client] > bytes_max]
         return [descriptor for mean, found in over for count, descriptor in found if count >= mean]
 

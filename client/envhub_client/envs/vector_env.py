@@ -207,13 +207,15 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         return self._session.wait(AsyncState.WAITING_RESET, self._reset_result, timeout)
 
-    def reset_each(self, seed: Sequence[int | None] | None, options: Options) -> tuple[Any, dict[int, dict[str, Any]]]:
+    def reset_each(
+        self, seed: Sequence[int | None] | None, options: Options, *, masked: bool = False
+    ) -> tuple[Any, dict[int, dict[str, Any]]]:
         """As ``reset``, but with the infos as each env gave them, by env; an empty one may be left out.
 
-        A ``reset_mask`` in the options is the envs' own affair.
+        Without ``masked``, a ``reset_mask`` in the options is the envs' own affair.
         """
         try:
-            self.reset_async(seed, options, masked=False)
+            self.reset_async(seed, options, masked=masked)
             return self._session.wait(AsyncState.WAITING_RESET, self._reset_result, None, True)
         except BaseException as error:
             self._session.forget_pending(error)
@@ -276,11 +278,15 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         return self._session.wait(AsyncState.WAITING_STEP, self._step_result, timeout)
 
+    def step_wait_each(self, timeout: float | None = None) -> StepReturn:
+        """As ``step_wait``, but with the infos as each env gave them, by env; an empty one may be left out."""
+        return self._session.wait(AsyncState.WAITING_STEP, self._step_result, timeout, True)
+
     def step_each(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]:
         """As ``step``, but with the infos as each env gave them, by env; an empty one may be left out."""
         try:
             self.step_async(actions)
-            return self._session.wait(AsyncState.WAITING_STEP, self._step_result, None, True)
+            return self.step_wait_each()
         except BaseException as error:
             self._session.forget_pending(error)
             raise

@@ -1,0 +1,183 @@
+"""``HubVecEnv``: a vector env of Stable-Baselines3 whose envs live in a hub."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
+
+from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.make import EnvLike, make_vec
+
+# What a factory of ``make_vec_env`` refers to. By reference, each worker would import PyTorch for it.
+PACKAGES = ("stable_baselines3", "sb3_contrib")
+
+
+class HubVecEnv(VecEnv):
+    """A ``VecEnv``: usable alone, and as ``vec_env_cls`` of ``make_vec_env`` and ``make_atari_env``.
+
+    Results are those of ``SubprocVecEnv``. An episode that the end of a worker cut short ends with
+    ``TimeLimit.truncated``, and its info has ``env_failure``, an ``envhub.EnvFailure``. ``Monitor`` has seen no end of
+    such an episode, so that it does not count in SB3's statistics; the env is reset before the step returns.
+
+    Attributes:
+        envs: the ``HubVectorEnv`` behind it.
+        reset_infos: each env's info of its last reset.
+    """
+
+    def __init__(self, env: EnvLike, num_envs: int = 1, **options: Any) -> None:
+        """Make the envs.
+
+        Args:
+            env: a list of factories, as SB3 passes, or anything else that ``envhub.make_vec`` takes.
+            num_envs: how many; not needed with a list.
+            **options: keywords of ``envhub.make_vec``, such as ``hub``, ``num_workers`` and the fault options.
+
+        Raises:
+            TypeError: for ``autoreset_mode``, which SB3 decides.
+            Exception: as for ``envhub.make_vec``.
+        """
+        with _by_value():
+            self.envs: HubVectorEnv = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options)
+        try:
+            super().__init__(self.envs.num_envs, self.envs.single_observation_space, self.envs.single_action_space)
+        except BaseException:
+            self.envs.close(terminate=True)
+            raise
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def reset(self) -> VecEnvObs:
+        """Reset every env with the seeds and options that were set; they hold for one reset."""
+        options = [each or None for each in self._options] if any(self._options) else None
+        seeds = self._seeds if any(seed is not None for seed in self._seeds) else None
+        observations, infos = self.envs.reset_each(seeds, options)
+        self.reset_infos = [infos.get(row, {}) for row in range(self.num_envs)]
+        self._reset_seeds()
+        self._reset_options()
+        return observations
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Begin a step; errors as for ``HubVectorEnv.step_async``."""
+        self.envs.step_async(actions)
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Wait for the step.
+
+        Returns:
+            Batched observations, rewards float64, dones bool, and one info per env, as ``SubprocVecEnv`` has them:
+            ``TimeLimit.truncated`` always, ``terminal_observation`` of an episode's end.
+
+        Raises:
+            Exception: as for ``HubVectorEnv.step_wait``.
+        """
+        observations, rewards, terminations, truncations, by_env = self.envs.step_wait_each()
+        infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
+        for row, info in by_env.items():
+            infos[row].update(info)
+        dones = terminations | truncations
+        if dones.any():
+            for row in np.flatnonzero(dones).tolist():
+                truncated = bool(truncations[row] and not terminations[row])
+                infos[row] = self._end(row, by_env.get(row, {}), truncated)
+            cut = np.array(["env_failure" in info for info in infos])
+            if cut.any():
+                observations = self._reset_cut(cut, observations)
+        return observations, rewards, dones, infos
+
+    def _end(self, row: int, info: dict[str, Any], truncated: bool) -> dict[str, Any]:
+        """The info of an episode's end, which came with that of the reset after it."""
+        terminal, final = info.pop("final_obs"), info.pop("final_info")
+        if "env_failure" in info:
+            final, info = info, {}
+        self.reset_infos[row] = info
+        return {**final, "TimeLimit.truncated": truncated, "terminal_observation": terminal}
+
+    def _reset_cut(self, cut: np.ndarray, observations: Any) -> Any:
+        """Reset the envs that were made again: SB3 takes the observations of this step for those of a reset."""
+        observations, infos = self.envs.reset_each(None, {"reset_mask": cut}, masked=True)
+        for row in np.flatnonzero(cut).tolist():
+            self.reset_infos[row] = infos.get(row, {})
+        return observations
+
+    def close(self) -> None:
+        """End the session."""
+        self.envs.close()
+
+    # --- attributes and methods ---------------------------------------------------------------------------------------
+
+    def _rows(self, indices: VecEnvIndices) -> list[int]:
+        return [range(self.num_envs)[index] for index in self._get_indices(indices)]
+
+    def _of_each(self, indices: VecEnvIndices, ask: Callable[[list[int]], Sequence[Any]]) -> list[Any]:
+        """What ``ask`` returns for the envs of ``indices``, in which one may come twice."""
+        rows = self._rows(indices)
+        if not rows:
+            return []
+        unique = sorted(set(rows))
+        found = dict(zip(unique, ask(unique), strict=True))
+        return [found[row] for row in rows]
+
+    def has_attr(self, attr_name: str) -> bool:
+        """Whether every env has the attribute; nothing is called."""
+        return all(self.envs.has_attr(attr_name))
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """The attribute of each env; of a method a function that calls it in the hub.
+
+        Raises:
+            AttributeError: an env has no such attribute.
+        """
+        return self._of_each(indices, functools.partial(self._attributes, attr_name))
+
+    def _attributes(self, name: str, rows: list[int]) -> Sequence[Any]:
+        if not any(self.envs.attr_is_callable(name, rows)):
+            return self.envs.get_attr(name, rows)
+        return [functools.partial(self._call, row, name) for row in rows]
+
+    def _call(self, row: int, name: str, *args: Any, **kwargs: Any) -> Any:
+        return self.envs.call_some([row], name, *args, **kwargs)[0]
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        """Set an attribute of each env: where it is, on a wrapper or the env; a new one on the outermost wrapper."""
+        if rows := sorted(set(self._rows(indices))):
+            self.envs.set_attr(attr_name, [value] * len(rows), rows)
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        """Call a method of each env; errors as for ``HubVectorEnv.call_some``."""
+        return self._of_each(
+            indices, lambda rows: self.envs.call_some(rows, method_name, *method_args, **method_kwargs)
+        )
+
+    def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
+        """Whether each env has a wrapper of this class, which is compared by name."""
+        return self._of_each(indices, functools.partial(self.envs.is_wrapped, wrapper_class))
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        """The rendered frame of each env, if its render mode is ``rgb_array``."""
+        if self.render_mode != "rgb_array":
+            warnings.warn(f"get_images needs the render mode rgb_array, and it is {self.render_mode}", stacklevel=2)
+            return [None] * self.num_envs
+        return list(self.envs.render())
+
+
+@contextmanager
+def _by_value() -> Iterator[None]:
+    """Have cloudpickle send what factories use of SB3 itself, in place of its name."""
+    with ExitStack() as stack:
+        for name in PACKAGES:
+            package = sys.modules.get(name)
+            if package is not None and name not in cloudpickle.list_registry_pickle_by_value():
+                cloudpickle.register_pickle_by_value(package)
+                stack.callback(cloudpickle.unregister_pickle_by_value, package)
+        yield

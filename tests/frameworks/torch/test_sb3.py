@@ -1,0 +1,343 @@
+"""``HubVecEnv`` beside ``SubprocVecEnv``, and what trains with it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ale_py
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+from hubs import serve
+from same import assert_same
+from sb3_contrib import MaskablePPO
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor
+
+import envhub
+from envhub.sb3 import HubVecEnv
+
+torch.set_num_threads(1)
+
+NUM_ENVS, STEPS = 4, 400
+
+
+class Kinds(gymnasium.Env[Any, Any]):
+    """Observations in a dict, and attributes of every kind."""
+
+    observation_space = Dict({"position": Box(-9, 9, (2,), np.float32), "count": Discrete(99)})
+    action_space = Discrete(3)
+
+    def __init__(self, length: int = 7) -> None:
+        self.value, self.length, self.steps = 3, length, 0
+        self.lock = threading.Lock()
+
+    @property
+    def computed(self) -> int:
+        return self.value + 1
+
+    @property
+    def raising(self) -> int:
+        raise ValueError("a property that raises")
+
+    def method(self, by: int, plus: int = 0) -> int:
+        return self.value * by + plus
+
+    def fails(self) -> None:
+        raise RuntimeError("a method that raises")
+
+    def action_masks(self) -> np.ndarray:
+        return np.array([True, self.steps % 2 == 0, True])
+
+    def _observed(self) -> dict[str, Any]:
+        position = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        return {"position": position, "count": np.int64(self.steps)}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._observed(), {"options": str(options)}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self._observed(), float(action), self.steps == self.length, self.steps % 5 == 0, {"steps": self.steps}
+
+
+def breakout() -> gymnasium.Env[Any, Any]:
+    gymnasium.register_envs(ale_py)
+    return gymnasium.make("ALE/Breakout-v5", render_mode="rgb_array")
+
+
+def cartpole() -> gymnasium.Env[Any, Any]:
+    return gymnasium.make("CartPole-v1")
+
+
+class Dies(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Ends its process in the fifth step of every third episode."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.episode = self.taken = 0
+
+    def reset(self, **arguments: Any) -> Any:
+        self.episode, self.taken = self.episode + 1, 0
+        return super().reset(**arguments)
+
+    def step(self, action: Any) -> Any:
+        self.taken += 1
+        if self.taken == 5 and self.episode % 3 == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+Makes = Callable[[type], VecEnv]
+PROGRAMS: dict[str, Makes] = {
+    "CartPole": lambda kind: make_vec_env("CartPole-v1", NUM_ENVS, seed=3, vec_env_cls=kind),
+    "Pendulum": lambda kind: make_vec_env("Pendulum-v1", NUM_ENVS, seed=3, vec_env_cls=kind),
+    "dicts": lambda kind: make_vec_env(Kinds, NUM_ENVS, seed=3, vec_env_cls=kind),
+    "Atari": lambda kind: make_atari_env(breakout, 2, seed=3, vec_env_cls=kind),
+}
+
+
+def comparable(infos: Any) -> list[dict[str, Any]]:
+    """The infos without what is another time in each run."""
+    found = []
+    for info in infos:
+        episode = {key: value for key, value in info["episode"].items() if key != "t"} if "episode" in info else None
+        found.append({**info, **({"episode": episode} if episode else {})})
+    return found
+
+
+def history(envs: VecEnv, steps: int) -> Iterator[Any]:
+    yield envs.observation_space, envs.action_space, envs.render_mode, envs.metadata
+    envs.action_space.seed(5)
+    envs.set_options([{"level": row} if row else {} for row in range(envs.num_envs)])
+    yield envs.reset(), comparable(envs.reset_infos)
+    for _ in range(steps):
+        actions = np.array([envs.action_space.sample() for _ in range(envs.num_envs)])
+        observations, rewards, dones, infos = envs.step(actions)
+        yield observations, rewards, dones, comparable(infos), comparable(envs.reset_infos)
+    yield envs.reset(), comparable(envs.reset_infos)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_results_are_those_of_subproc_vec_env(program: str) -> None:
+    steps = 100 if program == "Atari" else STEPS
+    with (
+        contextlib.closing(PROGRAMS[program](SubprocVecEnv)) as theirs,
+        contextlib.closing(PROGRAMS[program](HubVecEnv)) as ours,
+    ):
+        for number, (found, wanted) in enumerate(zip(history(ours, steps), history(theirs, steps), strict=True)):
+            assert_same(found, wanted, f"{program} {number}")
+
+
+ASKED: dict[str, Callable[[VecEnv, Any], Any]] = {
+    "value": lambda envs, indices: envs.get_attr("value", indices),
+    "property": lambda envs, indices: envs.get_attr("computed", indices),
+    "space": lambda envs, indices: envs.get_attr("action_space", indices),
+    "set": lambda envs, indices: (envs.set_attr("note", {"a": [1]}, indices), envs.get_attr("note", indices)),
+    "method": lambda envs, indices: envs.env_method("method", 5, indices=indices, plus=2),
+    "wrapped": lambda envs, indices: envs.env_is_wrapped(Monitor, indices),
+    "not wrapped": lambda envs, indices: envs.env_is_wrapped(gymnasium.wrappers.TimeLimit, indices),
+    "has": lambda envs, _: [envs.has_attr(name) for name in ("value", "method", "computed", "missing", "lock")],
+}
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[tuple[VecEnv, VecEnv]]:
+    with contextlib.ExitStack() as stack:
+        made = [make_vec_env(Kinds, NUM_ENVS, seed=1, vec_env_cls=kind) for kind in (HubVecEnv, SubprocVecEnv)]
+        for envs in made:
+            stack.callback(envs.close)
+            envs.reset()
+        yield made[0], made[1]
+
+
+@pytest.mark.parametrize("indices", [None, 2, -1, [3, 0], [1, 1], [], range(2)], ids=str)
+@pytest.mark.parametrize("asked", ASKED)
+def test_attributes_and_methods_are_those_of_subproc_vec_env(
+    both: tuple[VecEnv, VecEnv], asked: str, indices: Any
+) -> None:
+    found, wanted = (ASKED[asked](envs, indices) for envs in both)
+    assert_same(found, wanted, asked)
+
+
+def test_method_as_an_attribute_is_called_in_the_hub(both: tuple[VecEnv, VecEnv]) -> None:
+    ours, _ = both
+    methods = ours.get_attr("method", [2, 0])
+    assert [method(2, plus=1) for method in methods] == [7, 7]
+
+
+@pytest.mark.parametrize(
+    ("ask", "error"),
+    [
+        (lambda envs: envs.get_attr("missing"), AttributeError),
+        (lambda envs: envs.env_method("missing", indices=[1]), AttributeError),
+        (lambda envs: envs.get_attr("raising"), ValueError),
+        (lambda envs: envs.env_method("fails"), RuntimeError),
+        (lambda envs: envs.env_method("method"), TypeError),
+        (lambda envs: envs.get_attr("lock"), Exception),  # which cannot be pickled
+        (lambda envs: envs.get_attr("value", 7), IndexError),
+    ],
+)
+def test_what_ends_workers_of_subproc_vec_env_is_an_exception(
+    both: tuple[VecEnv, VecEnv], ask: Callable[[VecEnv], Any], error: type[Exception]
+) -> None:
+    ours, _ = both
+    with pytest.raises(error):
+        ask(ours)
+    assert ours.get_attr("value") == [3] * NUM_ENVS
+    ours.step(np.zeros(NUM_ENVS, int))
+
+
+def test_frames_are_tiled() -> None:
+    with contextlib.closing(make_vec_env("CartPole-v1", 4, vec_env_cls=HubVecEnv)) as envs:
+        envs.reset()
+        assert envs.render_mode == "rgb_array"
+        frame = envs.render()
+        assert frame is not None and frame.shape == (800, 1200, 3)
+    with contextlib.closing(HubVecEnv([Kinds])) as envs, pytest.warns(UserWarning, match="rgb_array"):
+        assert envs.get_images() == [None]
+
+
+def test_autoreset_mode_is_not_the_users() -> None:
+    with pytest.raises(TypeError, match="autoreset_mode"):
+        HubVecEnv("CartPole-v1", 2, autoreset_mode="NextStep")
+
+
+def test_served_envs_are_made_by_id_and_address(tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1") as hub, contextlib.closing(HubVecEnv("CartPole-v1", 3, hub=hub.tcp)) as envs:
+        observations = envs.reset()
+        assert observations.shape == (3, 4)  # type: ignore[union-attr]
+        envs.set_attr("gravity", 1.5, 1)
+        assert envs.get_attr("gravity") == [9.8, 1.5, 9.8]
+        PPO("MlpPolicy", VecMonitor(envs), n_steps=16, batch_size=16, device="cpu").learn(96)
+
+
+def returns_of(envs: VecEnv) -> list[tuple[float, int]]:
+    with contextlib.closing(envs):
+        model = PPO("MlpPolicy", envs, n_steps=64, batch_size=64, n_epochs=2, seed=7, device="cpu")
+        found: list[tuple[float, int]] = []
+
+        class Ends:
+            def __call__(self, local: dict[str, Any], _: Any) -> bool:
+                ended = [info["episode"] for info in local["infos"] if "episode" in info]
+                found.extend((float(each["r"]), int(each["l"])) for each in ended)
+                return True
+
+        model.learn(2048, callback=Ends())
+    return found
+
+
+def test_training_is_the_same_wherever_the_envs_are(tmp_path: Path) -> None:
+    def made(kind: type, **options: Any) -> VecEnv:
+        return make_vec_env("CartPole-v1", NUM_ENVS, seed=11, vec_env_cls=kind, vec_env_kwargs=options)
+
+    with serve(tmp_path, "monitored=sb3_envs:monitored", cwd=Path(__file__).parent) as hub:
+        served = HubVecEnv("monitored", NUM_ENVS, hub=hub.tcp)
+        served.seed(11)
+        wanted = returns_of(made(DummyVecEnv))
+        assert len(wanted) > 20
+        assert returns_of(made(HubVecEnv)) == wanted
+        assert returns_of(made(HubVecEnv, num_workers=0)) == wanted
+        assert returns_of(served) == wanted
+
+
+def test_episode_that_a_crash_cut_short_is_not_counted() -> None:
+    ended, cut = 0, 0
+    with contextlib.closing(HubVecEnv([dies] * 2, num_workers=2, restarts_max=1000)) as envs:
+        envs.reset()
+        for _ in range(150):
+            observations, rewards, dones, infos = envs.step(np.array([0, 1]))
+            assert np.isfinite(observations).all()  # type: ignore[arg-type]
+            for row, info in enumerate(infos):
+                assert (
+                    dones[row] == ("terminal_observation" in info) == (("episode" in info) or ("env_failure" in info))
+                )
+                ended += "episode" in info
+                if "env_failure" in info:
+                    cut += 1
+                    assert info["TimeLimit.truncated"] and rewards[row] == 0
+                    assert info["env_failure"].signal == "SIGKILL"
+                    assert np.abs(observations[row]).max() < 0.05  # type: ignore[call-overload]  # it was reset
+    assert ended > 5 and cut > 2
+
+
+def dies() -> gymnasium.Env[Any, Any]:
+    return Monitor(Dies(cartpole()))
+
+
+def test_training_goes_on_while_workers_are_killed() -> None:
+    before = workers()
+    envs = make_vec_env("CartPole-v1", NUM_ENVS, vec_env_cls=HubVecEnv, vec_env_kwargs={"num_workers": 2})
+    with contextlib.closing(envs):
+        model = PPO("MlpPolicy", envs, n_steps=128, batch_size=128, n_epochs=2, device="cpu")
+        ending = threading.Event()
+        killed: list[int] = []
+
+        def kill() -> None:
+            while not ending.wait(0.5) and len(killed) < 4:
+                if own := sorted(workers() - before):
+                    os.kill(own[len(killed) % len(own)], signal.SIGKILL)
+                    killed.append(1)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        until_s = time.monotonic() + 60
+        while len(killed) < 4 and time.monotonic() < until_s:
+            model.learn(1024, reset_num_timesteps=False)
+        ending.set()
+        killer.join()
+        assert len(killed) == 4 and model.ep_info_buffer
+        model.learn(512, reset_num_timesteps=False)
+
+
+def test_masks_and_evaluation_find_the_envs() -> None:
+    with contextlib.closing(make_vec_env(Kinds, 2, vec_env_cls=HubVecEnv)) as envs:
+        MaskablePPO("MultiInputPolicy", envs, n_steps=32, batch_size=32, device="cpu").learn(64)
+        assert envs.has_attr("action_masks")
+    with contextlib.closing(make_vec_env("CartPole-v1", 2, vec_env_cls=HubVecEnv)) as envs:
+        assert envs.env_is_wrapped(Monitor) == [True, True]
+        model = PPO("MlpPolicy", envs, device="cpu")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # that the envs are not wrapped with a Monitor
+            mean, _ = evaluate_policy(model, envs, n_eval_episodes=4)
+        assert mean > 0
+
+
+def workers() -> set[int]:
+    found = psutil.Process().children(recursive=True)
+    return {each.pid for each in found if each.name() == "envhub-worker"}
+
+
+def test_workers_do_not_import_torch() -> None:
+    before = workers()
+    with contextlib.closing(make_vec_env("CartPole-v1", 4, vec_env_cls=HubVecEnv)) as envs:
+        envs.reset()
+        own = workers() - before
+        assert own
+        assert not [pid for pid in own if "libtorch" in Path(f"/proc/{pid}/maps").read_text()]
+
+
+def test_errors_of_envs_are_raised_and_the_session_goes_on() -> None:
+    with contextlib.closing(HubVecEnv([functools.partial(Kinds, length=3)] * 2)) as envs:
+        envs.reset()
+        with pytest.raises(envhub.SpaceMismatch):
+            envs.step(np.zeros(3, int))
+        envs.reset()
+        envs.step(np.zeros(2, int))

@@ -173,7 +173,18 @@ def test_server_and_client_never_import_each_other(name: str) -> None:
     assert other not in packages_imported(name)
 
 
-@of_each([name for name in FILES if name.startswith("envhub/")])
+# ``envhub.sb3`` and the like, which nothing else imports.
+ENTRY_POINTS = {f"envhub/{Path(name).name}" for name in FILES if "/frameworks/" in name and "__" not in name}
+
+
+def test_nothing_imports_an_entry_point_of_a_framework() -> None:
+    modules = {name.removesuffix(".py").replace("/", ".") for name in ENTRY_POINTS}
+    for name in FILES:
+        found = {module for module, _, _ in IMPORTS[name]}
+        assert not modules & found, name
+
+
+@of_each([name for name in FILES if name.startswith("envhub/") and name not in ENTRY_POINTS])
 def test_shared_code_imports_a_side_only_inside_functions(name: str) -> None:
     assert not {"envhub_server", "envhub_client"} & packages_imported(name, at_module_level=True)
 

@@ -1,0 +1,54 @@
+"""DQN of Stable-Baselines3 on CartPole-v1, whose envs live in a hub.
+
+pip install "envhub-rl[sb3]" && python sb3_dqn.py
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from stable_baselines3 import DQN
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecMonitor
+
+from envhub.sb3 import HubVecEnv
+
+
+def main() -> None:
+    """Train, and print the mean return of 50 episodes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hub", help="address of a hub; without it the program has its own")
+    parser.add_argument("--steps", type=int, default=60_000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+
+    torch.set_num_threads(1)
+    envs = HubVecEnv("CartPole-v1", 4, hub=arguments.hub)
+    envs.seed(arguments.seed)
+    monitored = VecMonitor(envs)
+    model = DQN(
+        "MlpPolicy",
+        monitored,
+        learning_rate=2.3e-3,
+        batch_size=64,
+        buffer_size=100_000,
+        learning_starts=1000,
+        gamma=0.99,
+        target_update_interval=10,
+        train_freq=64,
+        gradient_steps=128,
+        exploration_fraction=0.16,
+        exploration_final_eps=0.04,
+        policy_kwargs={"net_arch": [256, 256]},
+        seed=arguments.seed,
+        device="cpu",
+    )
+    model.learn(arguments.steps)
+    mean, _ = evaluate_policy(model, monitored, n_eval_episodes=50)
+    monitored.close()
+    print(f"mean return of 50 episodes: {mean:.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -47,6 +47,15 @@ def raise_failure(failure: Failure, address: str) -> NoReturn:
     raise original from remote
 
 
+def hide_frames(error: BaseException) -> None:
+    """Take out of an env's error, which is being handled, the frames that it has passed in the library.
+
+    From Python 3.11 on a bare ``raise`` goes on with what is left; before, with all frames.
+    """
+    if isinstance(error, errors.EnvRaised) or isinstance(error.__cause__, errors.EnvRaised):
+        error.__traceback__ = None
+
+
 def _original(failure: Failure) -> Exception | None:
     kind = _class(failure.type)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):

@@ -5,12 +5,19 @@ The hub itself never imports an environment: it matches names, and a worker impo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 # Packages whose ids are not known to Gymnasium until the package is imported, by the namespace of their ids.
 NAMESPACES = {"ALE": "ale_py"}
+NEAREST_MAX = 3
+# Ids that exist where only patterns are offered: Gymnasium's own, and one of a known namespace.
+EXAMPLES = ("CartPole-v1", "ALE/Pong-v5")
+VERSION = re.compile(r"-v\d+$")
+WILDCARD = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,27 @@ class Registry:
         factories = {recipe.name for recipe in self._recipes if recipe.entry}
         return sorted(factories | {name for name in registered if self.find(name)})
 
+    def nearest(self, name: str, names: Sequence[str] | None = None) -> list[str]:
+        """The few names on offer that resemble this one, the most similar first; letters' case does not count.
+
+        Args:
+            name: that a client asked for.
+            names: that the hub offers; without them only the entries that are no patterns are known.
+        """
+        known = self._literal_names() if names is None else names
+        spelled = {text: each for each in known for text in _spellings(each)}
+        wanted = _spellings(name.rpartition(":")[2])
+        near = [spelled[text] for each in wanted for text in get_close_matches(each, spelled, NEAREST_MAX)]
+        return [*dict.fromkeys(near)][:NEAREST_MAX]
+
+    def example(self) -> str:
+        """The name of an env on offer, as far as that is known before a worker lists them; else empty."""
+        names = (*self._literal_names(), *EXAMPLES)
+        return next((name for name in names if self.find(name)), "")
+
+    def _literal_names(self) -> list[str]:
+        return [recipe.name for recipe in self._recipes if recipe.entry or not WILDCARD.search(recipe.name)]
+
     def unmatched(self, registered: Sequence[str]) -> list[str]:
         """The entries that match no id, given the registered ids."""
         return [
@@ -95,6 +123,12 @@ def namespace_modules(name: str) -> tuple[str, ...]:
     """The modules that register an id of a known namespace."""
     namespace, slash, _ = name.partition("/")
     return (NAMESPACES[namespace],) if slash and namespace in NAMESPACES else ()
+
+
+def _spellings(name: str) -> tuple[str, str]:
+    """The name, and its part between namespace and version, in the letters' lower case."""
+    whole = name.casefold()
+    return whole, VERSION.sub("", whole.rpartition("/")[2])
 
 
 def _parse(entry: str) -> Recipe:

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 # Packages whose ids are not known to Gymnasium until the package is imported, by the namespace of their ids.
 NAMESPACES = {"ALE": "ale_py"}
 NEAREST_MAX = 3
+NAME_CHARS_MAX = 200  # that are compared
 # Ids that exist where only patterns are offered: Gymnasium's own, and one of a known namespace.
 EXAMPLES = ("CartPole-v1", "ALE/Pong-v5")
 VERSION = re.compile(r"-v\d+$")
@@ -97,9 +98,11 @@ class Registry:
             names: that the hub offers; without them only the entries that are no patterns are known.
         """
         known = self._literal_names() if names is None else names
-        spelled = {text: each for each in known for text in _spellings(each)}
-        wanted = _spellings(name.rpartition(":")[2])
-        near = [spelled[text] for each in wanted for text in get_close_matches(each, spelled, NEAREST_MAX)]
+        near: list[str] = []
+        for spelling in (str.casefold, _stem):
+            spelled = {spelling(each): each for each in known}
+            wanted = spelling(name.rpartition(":")[2])
+            near += [spelled[each] for each in get_close_matches(wanted[:NAME_CHARS_MAX], spelled, NEAREST_MAX)]
         return [*dict.fromkeys(near)][:NEAREST_MAX]
 
     def example(self) -> str:
@@ -125,10 +128,9 @@ def namespace_modules(name: str) -> tuple[str, ...]:
     return (NAMESPACES[namespace],) if slash and namespace in NAMESPACES else ()
 
 
-def _spellings(name: str) -> tuple[str, str]:
-    """The name, and its part between namespace and version, in the letters' lower case."""
-    whole = name.casefold()
-    return whole, VERSION.sub("", whole.rpartition("/")[2])
+def _stem(name: str) -> str:
+    """The part of the name between namespace and version."""
+    return VERSION.sub("", name.casefold().rpartition("/")[2])
 
 
 def _parse(entry: str) -> Recipe:

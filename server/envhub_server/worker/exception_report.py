@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import traceback
-from typing import Any, Callable, Iterable, List
+from typing import Any, Callable, Iterable
 
 import envhub
 from envhub.errors import without_folders
@@ -68,10 +68,10 @@ def describe_failure(
     )
 
 
-def folded(lines: Iterable[str]) -> List[str]:
+def folded(lines: Iterable[str]) -> list[str]:
     """The entries of a formatted traceback, with each run of frames of the library but the innermost as one line."""
-    kept: List[str] = []
-    run: List[str] = []
+    kept: list[str] = []
+    run: list[str] = []
     for line in lines:
         if line.lstrip(" |").startswith(_LIBRARY):
             run.append(line)
@@ -85,8 +85,8 @@ def folded(lines: Iterable[str]) -> List[str]:
     return kept + run
 
 
-def _in_a_line(run: List[str]) -> List[str]:
-    frames = f"{len(run)} frame{'s'[: len(run) > 1]} of EnvHub and Gymnasium; {FULL_TRACEBACKS}=1 shows them"
+def _in_a_line(run: list[str]) -> list[str]:
+    frames = f"{len(run)} frame{'s' if len(run) > 1 else ''} of EnvHub and Gymnasium; {FULL_TRACEBACKS}=1 shows them"
     return [f"  [{frames}]\n"] if run else []
 
 

@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -52,7 +53,8 @@ def hide_frames(error: BaseException) -> None:
 
     From Python 3.11 on a bare ``raise`` goes on with what is left; before, with all frames.
     """
-    if isinstance(error, errors.EnvRaised) or isinstance(error.__cause__, errors.EnvRaised):
+    of_env = isinstance(error, errors.EnvRaised) or isinstance(error.__cause__, errors.EnvRaised)
+    if of_env and not os.environ.get(errors.FULL_TRACEBACKS):
         error.__traceback__ = None
 
 

@@ -69,7 +69,7 @@ def _in_a_line(text: str) -> str:
 def _print(console: Console, rows: Sequence[tuple[str, str, str]]) -> None:
     if not console.is_terminal:
         for row in rows:
-            console.print("\t".join(row).rstrip(), markup=False, highlight=False, soft_wrap=True)
+            print("\t".join(row).rstrip(), file=console.file)  # rich would put spaces in place of tabs
         return
     if rows:
         table = Table(*HEADINGS)

@@ -8,7 +8,7 @@ import traceback
 from typing import Any, Callable, Iterable
 
 import envhub
-from envhub.errors import without_folders
+from envhub.errors import FULL_TRACEBACKS, without_folders
 from envhub.protocol import messages
 from envhub.values import codec
 from envhub.values.gym_api import api
@@ -16,7 +16,6 @@ from envhub.values.gym_api import api
 MESSAGE_CHARS_MAX = 1 << 16
 ARGUMENT_BYTES_MAX = 1 << 16  # of the arguments of an exception, and the same for its attributes
 TRACEBACK_CHARS_MAX = 16384
-FULL_TRACEBACKS = "ENVHUB_FULL_TRACEBACKS"  # a variable of the environment: if it is set, no frames are folded
 
 # Frames of these files and folders stand between an env and the step of its user. The envs of Gymnasium are not there.
 _GYMNASIUM = os.path.dirname(str(api.__file__))

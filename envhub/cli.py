@@ -22,6 +22,7 @@ console = Console()
 errors = Console(stderr=True)
 keys_app = cyclopts.App(name="keys", help="The keys that a hub admits.")
 app.command(keys_app)
+app.register_install_completion_command()
 
 SLOW_S = 0.1  # ``health`` mentions a loop that was busy for longer than this
 EXIT_FAILED = 1
@@ -100,7 +101,7 @@ def serve(
     access
         Who may connect, and what clients may do.
     """
-    from envhub_server.catalog.registry import FactoryNotFound
+    from envhub_server.catalog.registry import FactoryNotFound, Registry
     from envhub_server.config import HubConfig, Limits, Timing
     from envhub_server.hub.hub import Hub
     from envhub_server.serve import serve as run
@@ -116,7 +117,8 @@ def serve(
         if access.keys is not None and first.startswith("tcp"):
             first = "HOST"
             console.print("clients with a key, see `envhub keys add`, run `envhub login` once", highlight=False)
-        hint = f'connect with: envhub.make_vec("ENV", num_envs=64, hub="{first}")'
+        name = Registry(env).example() or "ENV"
+        hint = f'connect with: envhub.make_vec("{name}", num_envs=64, hub="{first}")'
         console.print(hint, highlight=False, soft_wrap=True)
         if access.allow_factories:
             errors.print(
@@ -304,6 +306,32 @@ def ls() -> None:
         except EnvHubError as error:
             state = str(error)
         console.print(f"{name}: {state}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command
+def envs(address: str | None = None, *pattern: str, timeout: float = 30.0) -> None:
+    """List the envs that a hub offers; of at most 16 also their spaces, for which the hub makes one env of each.
+
+    Exits with 1 if there are none.
+
+    Parameters
+    ----------
+    address
+        The hub's, or its name; without it ENVHUB_ADDRESS, else where ``envhub serve`` listens by default.
+    pattern
+        Which envs: an id, or a pattern of ids such as ``ALE/*``. All without any.
+    timeout
+        Seconds to wait for each answer of the hub, and for each env.
+    """
+    from envhub_client.tools.env_listing import run
+
+    from envhub.errors import EnvHubError
+
+    try:
+        if not run(console, errors, address, pattern, timeout):
+            sys.exit(EXIT_FAILED)
+    except EnvHubError as error:
+        _end("envs", error, EXIT_FAILED)
 
 
 @app.command

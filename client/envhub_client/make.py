@@ -18,12 +18,13 @@ from envhub.protocol.messages import Make
 from envhub.protocol.prelude import RECONNECT_S
 from envhub.transport.address import ENVIRONMENT_VARIABLE
 from envhub.values import codec
+from envhub_client.connection.failures import hide_frames
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.keywords import meant, refused_keyword
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
 from envhub_client.session.faults import FIELDS, split
-from envhub_client.session.options import ObservationMode, SessionOptions
+from envhub_client.session.options import ObservationMode, SessionOptions, checked_autoreset_mode
 
 EnvLike = str | EnvSpec | Factory | Sequence[Factory]
 
@@ -85,7 +86,16 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     """
     num_envs = operator.index(num_envs)
     faults, arguments = split(kwargs)
-    hosting = num_workers, AutoresetMode(autoreset_mode), observation_mode, copy, lane, spin_us, pin, compression
+    hosting = (
+        num_workers,
+        checked_autoreset_mode(autoreset_mode),
+        observation_mode,
+        copy,
+        lane,
+        spin_us,
+        pin,
+        compression,
+    )
     options = SessionOptions(*hosting, faults, reconnect_timeout, on_hub_loss)
     arguments = {**arguments, **(env_kwargs or {})}
     if num_workers == 0 and hub is not None:
@@ -100,8 +110,12 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         name = refused_keyword(error, kwargs)
         question = meant(name, _KEYWORDS)
         if not question:
+            hide_frames(error)
             raise
         raise TypeError(f"neither make_vec nor the env takes {name!r}{question} The env: {error}") from error
+    except Exception as error:
+        hide_frames(error)
+        raise
 
 
 def _by_name(

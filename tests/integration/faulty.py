@@ -125,3 +125,7 @@ class FaultyParts(Faulty):
 
 def faulty_parts(**kwargs: Any) -> gym.Env[Any, Any]:
     return FaultyParts(**kwargs)
+
+
+def disconnected() -> gym.Env[Any, Any]:
+    raise ConnectionError("no arm is connected")

@@ -90,3 +90,25 @@ def test_arguments_are_declared_for_envs_and_patterns() -> None:
     for text in ("level", "=level", "ALE/*=", "ALE/*=a,,b", "ALE/*=a b"):
         with pytest.raises(ValueError, match="name=argument"):
             Registry((), [text])
+
+
+def test_nearest_names_are_those_on_offer_whatever_their_case_namespace_or_version() -> None:
+    registry = Registry(["*"])
+    names = ["ALE/Pong-v5", "ALE/Pooyan-v5", "Ant-v5", "CartPole-v0", "CartPole-v1", "HalfCheetah-v5"]
+    assert registry.nearest("pong", names)[0] == "ALE/Pong-v5"
+    assert registry.nearest("ale_py:ALE/Pongg-v5", names)[0] == "ALE/Pong-v5"
+    assert registry.nearest("cartpole-v2", names)[:2] == ["CartPole-v1", "CartPole-v0"]
+    assert registry.nearest("Zork", names) == [] == registry.nearest("x" * 100_000, names)
+
+
+def test_nearest_names_are_the_entries_while_the_registered_ids_are_unknown() -> None:
+    registry = Registry(["CartPole-v1", "ALE/*", "arm=my_sims:Arm"])
+    assert registry.nearest("CartPol-v1") == ["CartPole-v1"] and registry.nearest("Arms") == ["arm"]
+    assert registry.nearest("ALE/Pong-v5") == []
+
+
+def test_example_is_an_env_on_offer() -> None:
+    assert Registry(["Ant-v?", "arm=my_sims:Arm", "Pendulum-v1"]).example() == "arm"
+    assert Registry().example() == Registry(["Cart*"]).example() == "CartPole-v1"
+    assert Registry(["ALE/*"]).example() == "ALE/Pong-v5"
+    assert Registry(["Elsewhere/*"]).example() == ""

@@ -31,6 +31,7 @@ from envhub.transport import sockets
 from envhub_client.connection import keepalive, known_hubs
 from envhub_client.connection.failures import raise_failure
 from envhub_client.connection.keepalive import TEND_S
+from envhub_client.connection.making_line import MakingLine
 
 CONNECT_TIMEOUT_S = 10.0
 RECEIVE_QUEUE_MESSAGES_MAX = 1000  # it must never fill up: libzmq (4.3.5) may abort if the connection ends then
@@ -109,6 +110,7 @@ class Connection:
         sent_ns: when the last request began to be sent, on the monotonic clock.
         heard_ns: when the last message arrived.
         tend_ns: when ``tend`` is due, on the monotonic clock.
+        making_line: shows how far a making is, until its caller ends it.
         in_use: for ``with``: use the connection in this thread alone. Entering it raises ``LocalProtocolError`` where
             the connection is closed, ``ConnectionInUse`` where another thread uses it, and ``Forked`` in a child.
     """
@@ -143,6 +145,7 @@ class Connection:
         self._pid = os.getpid()
         self._pidfd: FileIO | None = None  # of the hub's process, if it is this program's own
         self._warned = False
+        self.making_line = MakingLine()
         self._tried = f"for {timeout:g} s"  # how long a hub that is out of reach is tried, for messages
         self.sent_ns = self.heard_ns = self.tend_ns = 0
         self._frame_bytes_max = protocol.FRAME_BYTES_MAX
@@ -487,6 +490,7 @@ class Connection:
             self.protocol.progress = None
             counts = progress.phase, progress.built, progress.num_envs
             logger.info("the hub at %s is %s: %d of %d envs stand", self.address, *counts, extra={"progress": counts})
+            self.making_line.show(progress.built, progress.num_envs, (self.heard_ns - self.sent_ns) / 1e9)
         while self.protocol.notices:
             logger.warning("the hub at %s: %s", self.address, self.protocol.notices.pop(0))
 

@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -45,6 +46,16 @@ def raise_failure(failure: Failure, address: str) -> NoReturn:
     if (original := _original(failure)) is None:
         raise remote
     raise original from remote
+
+
+def hide_frames(error: BaseException) -> None:
+    """Take out of an env's error, which is being handled, the frames that it has passed in the library.
+
+    From Python 3.11 on a bare ``raise`` goes on with what is left; before, with all frames.
+    """
+    of_env = isinstance(error, errors.EnvRaised) or isinstance(error.__cause__, errors.EnvRaised)
+    if of_env and not os.environ.get(errors.FULL_TRACEBACKS):
+        error.__traceback__ = None
 
 
 def _original(failure: Failure) -> Exception | None:

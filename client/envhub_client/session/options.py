@@ -17,6 +17,19 @@ from envhub_client.session.faults import FaultOptions
 ObservationMode = str | tuple[Space[Any], Space[Any]]
 
 
+def checked_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
+    """The mode of this value, or the mode itself.
+
+    Raises:
+        ValueError: there is no such mode; the message names those that exist.
+    """
+    for each in AutoresetMode:
+        if mode in (each, each.value):
+            return each
+    modes = " or ".join(f"{each.value!r} (AutoresetMode.{each.name})" for each in AutoresetMode)
+    raise ValueError(f"autoreset_mode must be {modes}, got {mode!r}")
+
+
 @dataclass(frozen=True)
 class SessionOptions:
     """How a hub hosts the envs, and how their observations are handed over.
@@ -43,7 +56,7 @@ class SessionOptions:
         Raises:
             ValueError, TypeError: with Gymnasium's texts where it has them.
         """
-        object.__setattr__(self, "autoreset_mode", AutoresetMode(self.autoreset_mode))
+        object.__setattr__(self, "autoreset_mode", checked_autoreset_mode(self.autoreset_mode))
         mode = self.observation_mode
         if isinstance(mode, tuple) and len(mode) == 2:
             if not all(isinstance(space, Space) for space in mode):

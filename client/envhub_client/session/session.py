@@ -28,7 +28,7 @@ from envhub.values.compression import available
 from envhub.values.leaf import OBJECT
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, HEARTBEAT_MS, Connection
-from envhub_client.connection.failures import raise_failure
+from envhub_client.connection.failures import hide_frames, raise_failure
 from envhub_client.deadline import Deadline
 from envhub_client.lanes.base import Lane
 from envhub_client.lanes.wire import WireLane
@@ -110,8 +110,9 @@ class Session:
             made = self._open(CONNECT_TIMEOUT_S if timeout is None else timeout)
             self.connection = self._connections[-1]
             self._adopt(made)
-        except BaseException:  # an interrupt, too, must not leave the hub with envs that are not used
+        except BaseException as error:  # an interrupt, too, must not leave the hub with envs that are not used
             self._end_all_but(None)
+            hide_frames(error)
             raise
 
     def _open(self, timeout: float, lost: bytes = b"") -> Made:
@@ -148,7 +149,10 @@ class Session:
                 )
             return attached
         make = self._filled_in(connection, self._make, environment, lost)
-        made: Made = connection.ask(Op.MAKE, make).message
+        try:
+            made: Made = connection.ask(Op.MAKE, make).message
+        finally:
+            connection.making_line.end()
         if made.num_envs != make.num_envs:
             raise errors.RemoteProtocolError(
                 f"the hub at {connection.address} made {made.num_envs} envs in place of {make.num_envs}"
@@ -394,8 +398,9 @@ class Session:
             result = wait(*args)
         except (errors.HubTimeout, errors.ConnectionInUse):
             raise
-        except Exception:
+        except Exception as error:
             self._give_up()
+            hide_frames(error)
             raise
         self.state = AsyncState.DEFAULT
         return result
@@ -415,6 +420,7 @@ class Session:
         """
         if not isinstance(error, (SessionBusy, SessionClosed, errors.ConnectionInUse)):
             self._give_up()
+            hide_frames(error)
 
     def ask(self, op: Op, message: Any) -> Reply:
         """The hub's reply to a request other than a reset or step; errors as for ``Connection.ask``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from envhub.protocol.messages import Failure, Make
 from envhub.values import codec, compression
@@ -29,7 +29,9 @@ PLAIN_STRING = re.compile(rf"[A-Za-z0-9][A-Za-z0-9 _-]{{0,{STRING_CHARS_MAX - 1}
 OBSERVATION_MODES = frozenset(["same", "different"])
 
 
-def admitted(make: Make, config: HubConfig, registry: Registry, envs: int, deploys: bool) -> Recipe | Failure:
+def admitted(
+    make: Make, config: HubConfig, registry: Registry, envs: int, deploys: bool, names: Sequence[str] | None = None
+) -> Recipe | Failure:
     """The recipe of the requested env, or why the session is refused.
 
     Args:
@@ -38,6 +40,7 @@ def admitted(make: Make, config: HubConfig, registry: Registry, envs: int, deplo
         registry: what the hub offers.
         envs: the number of envs in use.
         deploys: whether the client may pass any arguments, and factories where the hub takes them.
+        names: that the hub offers, if they are known yet.
     """
     limits = config.limits
     if make.num_envs > limits.envs_per_session_max:
@@ -49,7 +52,8 @@ def admitted(make: Make, config: HubConfig, registry: Registry, envs: int, deplo
     if make.num_workers is not None and make.num_workers > make.num_envs:
         return Failure("refused", "request", f"num_workers={make.num_workers} is more than num_envs")
     if make.autoreset_mode not in AUTORESET_MODES or make.observation_mode not in OBSERVATION_MODES:
-        text = f"autoreset_mode={make.autoreset_mode!r}, observation_mode={make.observation_mode!r}: no such mode"
+        text = f"autoreset_mode={make.autoreset_mode!r}, observation_mode={make.observation_mode!r}: no such mode; "
+        text += f"there are {', '.join(sorted(AUTORESET_MODES))}, and {', '.join(sorted(OBSERVATION_MODES))}"
         return Failure("refused", "request", text)
     if make.compression and make.compression not in compression.available():
         text = f"this hub cannot compress by {make.compression!r}; it has {compression.available() or 'nothing to'}"
@@ -72,7 +76,9 @@ def admitted(make: Make, config: HubConfig, registry: Registry, envs: int, deplo
         return Failure("not_permitted", "request", text)
     if recipe is not None:
         return recipe
-    text = f"this hub does not offer {make.name!r}; its operator decides what it offers, `envs()` lists it"
+    near = registry.nearest(make.name, names)
+    question = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; its operator decides what it offers."
+    text = f"this hub does not offer {make.name!r}{question} `envhub envs` and `envs()` of a client list what it offers"
     return Failure("unknown_env", "request", text)
 
 

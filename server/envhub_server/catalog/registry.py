@@ -5,12 +5,20 @@ The hub itself never imports an environment: it matches names, and a worker impo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 # Packages whose ids are not known to Gymnasium until the package is imported, by the namespace of their ids.
 NAMESPACES = {"ALE": "ale_py"}
+NEAREST_MAX = 3
+NAME_CHARS_MAX = 200  # that are compared
+# Ids that exist where only patterns are offered: Gymnasium's own, and one of a known namespace.
+EXAMPLES = ("CartPole-v1", "ALE/Pong-v5")
+VERSION = re.compile(r"-v\d+$")
+WILDCARD = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,29 @@ class Registry:
         factories = {recipe.name for recipe in self._recipes if recipe.entry}
         return sorted(factories | {name for name in registered if self.find(name)})
 
+    def nearest(self, name: str, names: Sequence[str] | None = None) -> list[str]:
+        """The few names on offer that resemble this one, the most similar first; letters' case does not count.
+
+        Args:
+            name: that a client asked for.
+            names: that the hub offers; without them only the entries that are no patterns are known.
+        """
+        known = self._literal_names() if names is None else names
+        near: list[str] = []
+        for spelling in (str.casefold, _stem):
+            spelled = {spelling(each): each for each in known}
+            wanted = spelling(name.rpartition(":")[2])
+            near += [spelled[each] for each in get_close_matches(wanted[:NAME_CHARS_MAX], spelled, NEAREST_MAX)]
+        return [*dict.fromkeys(near)][:NEAREST_MAX]
+
+    def example(self) -> str:
+        """The name of an env on offer, as far as that is known before a worker lists them; else empty."""
+        names = (*self._literal_names(), *EXAMPLES)
+        return next((name for name in names if self.find(name)), "")
+
+    def _literal_names(self) -> list[str]:
+        return [recipe.name for recipe in self._recipes if recipe.entry or not WILDCARD.search(recipe.name)]
+
     def unmatched(self, registered: Sequence[str]) -> list[str]:
         """The entries that match no id, given the registered ids."""
         return [
@@ -95,6 +126,11 @@ def namespace_modules(name: str) -> tuple[str, ...]:
     """The modules that register an id of a known namespace."""
     namespace, slash, _ = name.partition("/")
     return (NAMESPACES[namespace],) if slash and namespace in NAMESPACES else ()
+
+
+def _stem(name: str) -> str:
+    """The part of the name between namespace and version."""
+    return VERSION.sub("", name.casefold().rpartition("/")[2])
 
 
 def _parse(entry: str) -> Recipe:

@@ -599,7 +599,7 @@ class Hub:
             self._refuse_make(holder, request, Failure("session_lost", "session", _STILL_CLOSING))
             return
         envs = sum(each.state.make.num_envs for each in self._sessions.values())
-        found = admitted(make, self.config, self._registry, envs, holder.deploys)
+        found = admitted(make, self.config, self._registry, envs, holder.deploys, self._listing.names)
         if isinstance(found, Failure):
             self._refuse_make(holder, request, found)
             return

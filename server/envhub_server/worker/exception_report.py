@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import traceback
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 
-from envhub.errors import without_folders
+import envhub
+from envhub.errors import FULL_TRACEBACKS, without_folders
 from envhub.protocol import messages
 from envhub.values import codec
+from envhub.values.gym_api import api
 
 MESSAGE_CHARS_MAX = 1 << 16
 ARGUMENT_BYTES_MAX = 1 << 16  # of the arguments of an exception, and the same for its attributes
 TRACEBACK_CHARS_MAX = 16384
+
+# Frames of these files and folders stand between an env and the step of its user. The envs of Gymnasium are not there.
+_GYMNASIUM = os.path.dirname(str(api.__file__))
+_LIBRARY = tuple(
+    f'File "{place}'
+    for place in (
+        os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+        os.path.dirname(os.path.abspath(envhub.__file__)) + os.sep,
+        *(os.path.join(_GYMNASIUM, name) for name in ("core.py", "wrappers", "utils")),
+        os.path.join(_GYMNASIUM, "envs", "registration.py"),
+    )
+)
 
 
 class PendingFailure(Exception):
@@ -37,6 +52,8 @@ def describe_failure(
         lines = traceback.format_exception(type(error), error, error.__traceback__)
     except BaseException:
         lines = traceback.format_tb(error.__traceback__)
+    if not os.environ.get(FULL_TRACEBACKS):
+        lines = folded(lines)
     return messages.Failure(
         code=code,
         scope="env",
@@ -48,6 +65,28 @@ def describe_failure(
         attributes=encode_or_nothing(lambda: shown(dict(vars(error)))),
         traceback=shown("".join(lines)[-TRACEBACK_CHARS_MAX:]),
     )
+
+
+def folded(lines: Iterable[str]) -> list[str]:
+    """The entries of a formatted traceback, with each run of frames of the library but the innermost as one line."""
+    kept: list[str] = []
+    run: list[str] = []
+    for line in lines:
+        if line.lstrip(" |").startswith(_LIBRARY):
+            run.append(line)
+            continue
+        if line.lstrip(" |").startswith('File "'):
+            kept += _in_a_line(run)
+        elif run:  # the exception itself: the last frame is where it was raised
+            kept += [*_in_a_line(run[:-1]), run[-1]]
+        kept.append(line)
+        run = []
+    return kept + run
+
+
+def _in_a_line(run: list[str]) -> list[str]:
+    frames = f"{len(run)} frame{'s' if len(run) > 1 else ''} of EnvHub and Gymnasium; {FULL_TRACEBACKS}=1 shows them"
+    return [f"  [{frames}]\n"] if run else []
 
 
 def _as_it_is(value: Any) -> Any:

@@ -1,0 +1,279 @@
+"""What a user reads at the moment of a mistake: the terminal's own text, of programs and commands that run apart."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hubs import ServedHub, serve
+
+import envhub
+
+HERE = Path(__file__).parent
+IN_ALL_LINES = 25
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "COLUMNS": "200", **environ},
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def program(folder: Path, text: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a user's program, from a file, as its traceback shows the lines."""
+    path = folder / "program.py"
+    path.write_text(text)
+    return run(str(path), **environ)
+
+
+# --- an id that is not offered ----------------------------------------------------------------------------------------
+
+
+def refusal(address: str, name: str) -> str:
+    ran = run("-c", f"import envhub; envhub.make_vec({name!r}, 2, hub={address!r})")
+    assert ran.returncode == 1
+    return ran.stderr.splitlines()[-1]
+
+
+def test_id_that_a_hub_does_not_offer_is_answered_by_the_nearest(tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1", "Pendulum-v1", "ALE/P*", "counter=sims:counter") as hub:
+        with envhub.connect(hub.tcp) as client:
+            assert "ALE/Pong-v5" in client.envs()  # from now on the hub knows what its pattern matches
+        assert "does not offer 'cartpole-v1'; did you mean 'CartPole-v1'?" in refusal(hub.tcp, "cartpole-v1")
+        assert "does not offer 'Pong-v5'; did you mean 'ALE/Pong-v5'" in refusal(hub.tcp, "Pong-v5")
+        assert "did you mean 'counter'?" in refusal(hub.tcp, "Counter")
+        far = refusal(hub.tcp, "Humanoid-v5")
+        assert "does not offer 'Humanoid-v5'; its operator decides" in far and "did you mean" not in far
+        # What a pattern matches is looked up by Gymnasium, which names the nearest itself.
+        assert "Environment `Pongo` doesn't exist in namespace ALE. Did you mean: `Pong`" in refusal(
+            hub.tcp, "ALE/Pongo-v5"
+        )
+
+
+def test_id_that_a_private_hub_does_not_find_is_answered_by_the_nearest(tmp_path: Path) -> None:
+    ran = program(tmp_path, "import envhub\nenvhub.make_vec('CartPoll-v1', 2)\n")
+    assert ran.stderr.splitlines()[-1].endswith("Environment `CartPoll` doesn't exist. Did you mean: `CartPole`?")
+    if sys.version_info >= (3, 11):
+        assert len(ran.stderr.splitlines()) <= IN_ALL_LINES
+
+
+# --- a mode that does not exist ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("made", ["make_vec('CartPole-v1', 2, ", "AsyncVectorEnv([print], "])
+def test_wrong_autoreset_mode_is_answered_by_the_three(made: str) -> None:
+    ran = run("-c", f"import envhub; envhub.{made}autoreset_mode='foo')")
+    assert ran.stderr.splitlines()[-1] == (
+        "ValueError: autoreset_mode must be 'NextStep' (AutoresetMode.NEXT_STEP) or 'SameStep' "
+        "(AutoresetMode.SAME_STEP) or 'Disabled' (AutoresetMode.DISABLED), got 'foo'"
+    )
+
+
+# --- envs that take long to make --------------------------------------------------------------------------------------
+
+SLOW = """
+import logging, sys, time
+import envhub, sims
+
+class Slow(sims.Counter):
+    def __init__(self):
+        time.sleep(1.5)
+        super().__init__()
+
+{}
+envhub.make_vec(Slow, 3, num_workers=1).close()
+print("made")
+"""
+
+
+def test_slow_making_is_counted_on_stderr(tmp_path: Path) -> None:
+    ran = program(tmp_path, SLOW.format(""), PYTHONPATH=with_here())
+    assert ran.stdout == "made\n"
+    lines = ran.stderr.splitlines()
+    assert lines and all(line in {f"envhub: {count} of 3 envs made" for count in range(4)} for line in lines), lines
+
+
+def test_slow_making_is_counted_in_place_on_a_terminal(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(SLOW.format(""))
+    ours, theirs = pty.openpty()
+    command = [sys.executable, str(tmp_path / "program.py")]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": with_here()}, stdout=theirs, stderr=theirs) as ran:
+        os.close(theirs)
+        printed = b""
+        while select.select([ours], [], [], 100)[0]:
+            try:
+                printed += os.read(ours, 4096)
+            except OSError:  # Linux: the other side is closed
+                break
+        assert ran.wait(10) == 0
+    os.close(ours)
+    counts, _, rest = printed.rpartition(b" of 3 envs made")
+    assert counts.startswith(b"\renvhub: ") and b"\n" not in counts, printed
+    blank, _, after = rest.removeprefix(b"\r").partition(b"\r")
+    assert blank == b" " * len("envhub: 0 of 3 envs made") and after == b"made\r\n", printed
+
+
+@pytest.mark.parametrize(
+    ("setup", "told"),
+    [
+        ("logging.basicConfig(level=logging.INFO)", ["0 of 3 envs stand"]),
+        ("logging.getLogger('envhub').setLevel(logging.WARNING)", []),
+    ],
+)
+def test_slow_making_is_left_to_logging_where_that_is_set_up(tmp_path: Path, setup: str, told: list[str]) -> None:
+    ran = program(tmp_path, SLOW.format(setup), PYTHONPATH=with_here())
+    assert ran.stdout == "made\n" and "envs made" not in ran.stderr
+    assert all(each in ran.stderr for each in told) and bool(ran.stderr) == bool(told)
+
+
+def with_here() -> str:
+    return os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+
+
+# --- an env's error ---------------------------------------------------------------------------------------------------
+
+RAISING = """
+import gymnasium as gym
+import numpy as np
+
+import envhub
+
+
+class Arm(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return self.simulate({"left": -1}, action)
+
+    def simulate(self, forces, action):
+        return np.zeros(2, np.float32), forces[action], False, False, {}
+
+
+gym.register("Arm-v0", Arm, max_episode_steps=100)
+
+
+def main():
+    envs = envhub.make_vec("Arm-v0", 2)
+    envs.reset(seed=1)
+    envs.BEGIN
+
+
+main()
+"""
+LIBRARY = ("envhub_client", "envhub_server", os.path.join("gymnasium", "wrappers"))
+
+
+@pytest.mark.parametrize("begin", ["step(np.array([0, 1]))", "call('simulate', {}, 'right')", "step([0, 1])"])
+def test_error_of_an_env_shows_the_envs_frames_first_and_not_the_librarys(tmp_path: Path, begin: str) -> None:
+    ran = program(tmp_path, RAISING.replace("BEGIN", begin))
+    lines = ran.stderr.splitlines()
+    assert lines[0].startswith("envhub.errors.EnvRaised: env 0 in worker 0") and "KeyError" in lines[0]
+    remote, _, own = ran.stderr.partition("The above exception was the direct cause of the following exception")
+    assert "forces[action]" in remote and "frames of EnvHub and Gymnasium; ENVHUB_FULL_TRACEBACKS=1" in remote
+    assert not any(name in remote for name in LIBRARY)
+    assert f"envs.{begin}" in own and lines[-1].startswith("KeyError")
+    if sys.version_info >= (3, 11):
+        assert not any(name in own for name in LIBRARY)
+        assert len(lines) <= IN_ALL_LINES, ran.stderr
+
+
+def test_frames_of_the_library_are_shown_on_request(tmp_path: Path) -> None:
+    ran = program(tmp_path, RAISING.replace("BEGIN", "step([0, 1])"), ENVHUB_FULL_TRACEBACKS="1")
+    assert all(name in ran.stderr for name in LIBRARY) and "forces[action]" in ran.stderr
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("offered", "named"),
+    [
+        (["Pendulum-v1", "CartPole-v1"], "Pendulum-v1"),
+        (["counter=sims:counter"], "counter"),
+        (["Cart*"], "CartPole-v1"),
+        (["ALE/*"], "ALE/Pong-v5"),
+        ([], "CartPole-v1"),
+    ],
+)
+def test_connect_line_names_an_env_that_is_offered(tmp_path: Path, offered: list[str], named: str) -> None:
+    command = [sys.executable, "-m", "envhub", "serve", *offered, "--bind", f"ipc://{tmp_path}/hub.sock"]
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    pipes: Mapping[str, int] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd=HERE, env=environ, text=True, **pipes) as hub:
+        try:
+            assert hub.stdout is not None
+            line = [hub.stdout.readline(), hub.stdout.readline()][-1]
+            assert line == f'connect with: envhub.make_vec("{named}", num_envs=64, hub="ipc://{tmp_path}/hub.sock")\n'
+            with envhub.connect(f"ipc://{tmp_path}/hub.sock") as client:
+                assert named in client.envs()
+        finally:
+            hub.terminate()
+
+
+def test_envs_lists_what_a_hub_offers_with_the_spaces(tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1", "Pendulum-v1", "broken=faulty:disconnected") as hub:
+        listed = envs_of(hub)
+        assert listed.returncode == 0 and listed.stderr == ""
+        rows = [line.split("\t") for line in listed.stdout.splitlines()]
+        assert [row[0] for row in rows] == ["CartPole-v1", "Pendulum-v1", "broken"]
+        assert rows[1][1:] == ["Box([-1. -1. -8.], [1. 1. 8.], (3,), float32)", "Box(-2.0, 2.0, (1,), float32)"]
+        assert rows[2][1] == "cannot be made: no arm is connected"
+        assert envs_of(hub, "Cart*").stdout.splitlines()[0].startswith("CartPole-v1\tBox(")
+        none = envs_of(hub, "Zork*")
+        assert none.returncode == 1 and none.stderr == "of its 3 envs none matches Zork*\n"
+        with envhub.connect(hub.ipc) as client:
+            assert client.sessions() == []
+
+
+def test_envs_lists_many_without_their_spaces(tmp_path: Path) -> None:
+    with serve(tmp_path, "ALE/*") as hub:
+        listed = envs_of(hub)
+        assert listed.returncode == 0 and "ALE/Pong-v5" in listed.stdout.splitlines()
+        assert "of at most 16 the spaces are listed, too" in listed.stderr
+        assert envs_of(hub, "ALE/Pong-v5").stdout.splitlines()[0].endswith("\tDiscrete(6)")
+
+
+def test_envs_of_no_hub_is_answered_in_a_line(tmp_path: Path) -> None:
+    ran = run("-m", "envhub", "envs", f"ipc://{tmp_path}/none.sock", "--timeout", "1")
+    assert ran.returncode == 1 and ran.stderr.startswith("envhub envs: no hub answered") and len(ran.stderr) < 300
+
+
+def envs_of(hub: ServedHub, *patterns: str) -> subprocess.CompletedProcess[str]:
+    return run("-m", "envhub", "envs", hub.tcp, *patterns)
+
+
+def test_bash_completes_commands_once_completion_is_installed(tmp_path: Path) -> None:
+    installed = run("-m", "envhub", "--install-completion", "--shell", "bash", HOME=str(tmp_path))
+    assert installed.returncode == 0, installed.stderr
+    asked = """
+    source ~/.bashrc
+    complete -p envhub
+    COMP_WORDS=(envhub "$1") COMP_CWORD=1 COMP_LINE="envhub $1" COMP_POINT=${#COMP_LINE}
+    $(complete -p envhub | sed 's/.*-F \\([^ ]*\\) .*/\\1/') envhub "$1" envhub
+    printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    for typed, completed in (("he", ["health"]), ("en", ["envs"]), ("ke", ["keygen", "keys"])):
+        ran = subprocess.run(
+            ["bash", "--norc", "-c", asked, "bash", typed],
+            env={**os.environ, "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert sorted(map(str.strip, ran.stdout.splitlines()[1:])) == completed, (ran.stdout, ran.stderr)

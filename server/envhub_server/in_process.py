@@ -241,8 +241,6 @@ class _InProcessWorkers:
     def __init__(self, events: Events) -> None:
         self._events = events
 
-    def start(
-        self, session: int, workers: Collection[int], environ: Mapping[str, str] | None
-    ) -> list[_WorkerInThread]:
+    def start(self, session: int, workers: Collection[int], environ: Mapping[str, str] | None) -> list[_WorkerInThread]:
         """The workers of these numbers."""
         return [_WorkerInThread(session, number, self._events) for number in workers]

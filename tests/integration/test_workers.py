@@ -216,7 +216,7 @@ def test_any_spin_steps_alike(address: str | None, spin_us: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"spin_us": -1}, {"spin_us": 1001}, {"num_workers": "many"}, {"num_workers": 0}, {"num_workers": 1.5}]
+    "wrong", [{"spin_us": -1}, {"spin_us": 1001}, {"num_workers": "many"}, {"num_workers": -1}, {"num_workers": 1.5}]
 )
 def test_wrong_options_are_refused_here(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -24,9 +24,7 @@ class StartedWorker(Protocol):
 class WorkerStarter(Protocol):
     """What starts workers: a hub's ``Supervisor``, as processes."""
 
-    def start(
-        self, session: int, workers: Sequence[int], environ: Mapping[str, str] | None
-    ) -> Sequence[StartedWorker]:
+    def start(self, session: int, workers: Sequence[int], environ: Mapping[str, str] | None) -> Sequence[StartedWorker]:
         """Start the workers of these numbers; errors as for ``Supervisor.start``."""
 
 

@@ -13,11 +13,10 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Space
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
-from minari import EpisodeBuffer, MinariDataset, create_dataset_from_buffers
+from minari import MinariDataset, create_dataset_from_buffers
+from minari.data_collector import EpisodeBuffer
 
 from envhub_client.envs.vector_env import HubVectorEnv, Options, StepReturn
-
-_OF_VECTOR_ENVS = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 
 
 def record(envs: HubVectorEnv | VectorWrapper[Any, Any, Any, Any, Any], dataset_id: str, **kwargs: Any) -> Recorder:
@@ -52,7 +51,7 @@ def environment(envs: VectorEnv[Any, Any, Any]) -> EnvSpec | None:
     if base.env_spec is None:
         return None
     spec: EnvSpec = copy.deepcopy(base.env_spec)
-    if base.private:
+    if base.address is None:
         return spec
     known = gymnasium.registry.get(spec.id)
     if known is not None:

@@ -47,12 +47,6 @@ def config(env: Any, env_config: dict[str, Any], mode: str = "vector_entry_point
     )
 
 
-def kinds(runner: Any) -> tuple[str, str]:
-    """What RLlib made of an env runner's envs, and of the first of them."""
-    envs = runner.env.unwrapped
-    return type(envs).__name__, type(envs.envs[0].unwrapped).__name__ if hasattr(envs, "envs") else ""
-
-
 @pytest.mark.parametrize(
     ("how", "mode", "runners", "over_tcp"),
     [
@@ -64,6 +58,10 @@ def kinds(runner: Any) -> tuple[str, str]:
     ],
 )
 def test_ppo_trains_in_each_way(how: str, mode: str, runners: int, over_tcp: bool, tcp: str) -> None:
+    def kinds(runner: Any) -> tuple[str, str]:  # in here, since Ray's processes cannot import this module
+        envs = runner.env.unwrapped
+        return type(envs).__name__, type(envs.envs[0].unwrapped).__name__ if hasattr(envs, "envs") else ""
+
     hub = tcp if over_tcp else None
     env_config = {"hub": hub, "num_workers": 1, "step_timeout": 20.0}
     if how == "id":

@@ -15,9 +15,7 @@ def make(env_id: str, url: str | None = None, hub: str | None = None, **kwargs: 
     return making.make(env_id, hub=_without_secret(url or hub), **kwargs)
 
 
-def make_vec(
-    num_envs: int, env_id: str, url: str | None = None, hub: str | None = None, **kwargs: Any
-) -> HubVectorEnv:
+def make_vec(num_envs: int, env_id: str, url: str | None = None, hub: str | None = None, **kwargs: Any) -> HubVectorEnv:
     """``num_envs`` envs of the hub at ``url``, or at ``hub``; otherwise as ``envhub.make_vec``."""
     return making.make_vec(env_id, num_envs, hub=_without_secret(url or hub), **kwargs)
 

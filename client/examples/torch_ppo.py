@@ -2,6 +2,7 @@
 
     python client/examples/torch_ppo.py                          # a private hub starts and ends with the program
     python client/examples/torch_ppo.py --hub tcp://simbox:5555  # a hub that `envhub serve` runs somewhere
+
 It goes on when workers die, or the hub: what is no transition of an env's has no part in the loss.
 """
 
@@ -25,38 +26,29 @@ def network(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs))
 
 
-def cut_short(infos: dict[str, Any], num_envs: int) -> np.ndarray:
-    """Which envs' rows only report that a worker, or the hub, has ended."""
-    return np.asarray(infos.get("invalid_transition", np.zeros(num_envs)), bool)
-
-
 def learn(envs: Any, steps: int, seed: int) -> nn.Module:
     """Learn for ``steps`` steps of envs, and return the policy, which gives the logits of an env's actions."""
     torch.manual_seed(seed)
-    policy = network(envs.single_observation_space.shape[0], int(envs.single_action_space.n))
-    critic = network(envs.single_observation_space.shape[0], 1)
+    inputs, outputs = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
+    policy, critic = network(inputs, outputs), network(inputs, 1)
     optimizer = torch.optim.Adam([*policy.parameters(), *critic.parameters()], LEARNING_RATE)
-    shape = (LENGTH, envs.num_envs)
-    observations = torch.zeros((LENGTH + 1, *envs.observation_space.shape))
+    shape, observations = (LENGTH, envs.num_envs), torch.zeros((LENGTH + 1, *envs.observation_space.shape))
     actions, log_probs, rewards = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape), torch.zeros(shape)
     terminated, ended, valid = (torch.zeros(shape, dtype=torch.bool) for _ in range(3))
     observations[-1] = torch.as_tensor(envs.reset(seed=seed)[0])
-    resets = torch.zeros(envs.num_envs, dtype=torch.bool)  # envs whose next step ignores the action and resets
-    updates = steps // (LENGTH * envs.num_envs)
-    for update in range(updates):
-        optimizer.param_groups[0]["lr"] = (1 - update / updates) * LEARNING_RATE
+    for done in range(0, steps, LENGTH * envs.num_envs):
+        optimizer.param_groups[0]["lr"] = (1 - done / steps) * LEARNING_RATE
         observations[0] = observations[-1]
         for t in range(LENGTH):
             with torch.no_grad():
                 choice = Categorical(logits=policy(observations[t]))
-                actions[t] = choice.sample()
-                log_probs[t] = choice.log_prob(actions[t])
-            shown, reward, termination, truncation, infos = envs.step(actions[t].numpy())
-            observations[t + 1], rewards[t] = torch.as_tensor(shown), torch.as_tensor(reward)
-            terminated[t], ended[t] = torch.as_tensor(termination), torch.as_tensor(termination | truncation)
-            valid[t] = ~(resets | torch.as_tensor(cut_short(infos, envs.num_envs)))
-            resets = ended[t].clone()
-        with torch.no_grad():  # an episode's last step shows its last observation; the reset comes a step later
+            actions[t] = choice.sample()
+            log_probs[t] = choice.log_prob(actions[t])
+            *shown, infos = envs.step(actions[t].numpy())
+            observations[t + 1], rewards[t], terminated[t], ended[t] = map(torch.as_tensor, shown)
+            ended[t] |= terminated[t]  # and the next step ignores the action and resets
+            valid[t] = ~(ended[t - 1] | torch.as_tensor(infos.get("_invalid_transition", False)))
+        with torch.no_grad():
             values = critic(observations).squeeze(-1)
         errors = valid * (rewards + GAMMA * values[1:] * ~terminated - values[:-1])
         advantages, later = torch.zeros(shape), torch.zeros(envs.num_envs)
@@ -66,8 +58,7 @@ def learn(envs: Any, steps: int, seed: int) -> nn.Module:
         for _ in range(EPOCHS):
             for rows in torch.randperm(len(batch[0])).split(MINIBATCH):
                 seen, taken, old_log_probs, advantage, old_values = (part[rows] for part in batch)
-                choice = Categorical(logits=policy(seen))
-                ratio = (choice.log_prob(taken) - old_log_probs).exp()
+                ratio = (Categorical(logits=policy(seen)).log_prob(taken) - old_log_probs).exp()
                 gain = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
                 loss = -torch.min(ratio * gain, ratio.clamp(1 - CLIP, 1 + CLIP) * gain).mean()
                 loss += 0.5 * (critic(seen).squeeze(-1) - (advantage + old_values)).pow(2).mean()
@@ -82,14 +73,13 @@ def mean_return(envs: Any, policy: nn.Module, episodes: int, seed: int) -> float
     """The mean return of the most probable actions, over at least ``episodes`` whole episodes, as many of each env."""
     observations, _ = envs.reset(seed=seed)
     returns, resets = np.zeros(envs.num_envs), np.zeros(envs.num_envs, bool)
-    done: list[list[float]] = [[] for _ in returns]
-    share = -(-episodes // envs.num_envs)
+    share, done = -(-episodes // envs.num_envs), [[] for _ in returns]
     while min(map(len, done)) < share:
-        actions = policy(torch.as_tensor(observations)).argmax(-1).numpy()
-        observations, rewards, terminations, truncations, infos = envs.step(actions)
+        chosen = policy(torch.as_tensor(observations)).argmax(-1)
+        observations, rewards, terminations, truncations, infos = envs.step(chosen.numpy())
         returns = np.where(resets, 0, returns + rewards)
         resets = terminations | truncations
-        for row in np.flatnonzero(resets & ~cut_short(infos, envs.num_envs)):
+        for row in np.flatnonzero(resets & ~infos.get("_invalid_transition", np.False_)):
             done[row].append(returns[row])
     return float(np.mean([each[:share] for each in done]))
 
@@ -100,7 +90,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150_000)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    torch.distributions.Distribution.set_default_validate_args(False)
     torch.set_num_threads(1)  # networks this small are slower with more
     envs = envhub.make_vec("CartPole-v1", NUM_ENVS, hub=arguments.hub, on_hub_loss="recreate")
     policy = learn(envs, arguments.steps, arguments.seed)

@@ -1,7 +1,7 @@
 """RLlib's sampling over a hub, beside its vectorize mode ``async``.
 
-``pytest -m benchmark -n 0 -s tests/benchmarks/test_frameworks_rllib.py`` needs ``ray[rllib]``. The ratios are printed with
-their targets; they fail no test.
+``pytest -m benchmark -n 0 -s tests/benchmarks/test_frameworks_rllib.py`` needs ``ray[rllib]``. The ratios are
+printed with their targets; they fail no test.
 """
 
 from __future__ import annotations

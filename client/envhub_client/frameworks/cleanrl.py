@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
+from envhub_client.envs.arguments import seeds_of
 from envhub_client.envs.vector_env import HubVectorEnv, Options, StepReturn
 
 _OLD_NAMES = {"final_obs": "final_observation"}
@@ -44,7 +45,9 @@ class LegacyInfos(VectorWrapper[Any, Any, Any, Any, Any]):
     def __init__(self, envs: HubVectorEnv) -> None:
         """Wrap ``envs``; errors as for ``legacy_infos``."""
         if not isinstance(envs, HubVectorEnv):
-            raise TypeError(f"legacy_infos takes a HubVectorEnv, got a {type(envs).__name__}; wrap what it returns instead")
+            raise TypeError(
+                f"legacy_infos takes a HubVectorEnv, got a {type(envs).__name__}; wrap what it returns instead"
+            )
         if envs.autoreset_mode is not AutoresetMode.SAME_STEP:
             raise ValueError('infos of Gymnasium 0.29 need make_vec(..., autoreset_mode="SameStep")')
         super().__init__(envs)
@@ -53,7 +56,7 @@ class LegacyInfos(VectorWrapper[Any, Any, Any, Any, Any]):
         self, *, seed: int | Sequence[int | None] | None = None, options: Options = None
     ) -> tuple[Any, dict[str, Any]]:
         """Reset every env; as ``HubVectorEnv.reset``."""
-        observations, infos = self.env.reset_each(seed, options)
+        observations, infos = self.env.reset_each(seeds_of(seed, self.num_envs) or None, options)
         return observations, self._batched(infos)
 
     def step(self, actions: Any) -> StepReturn:

@@ -16,6 +16,7 @@ from gymnasium.vector.utils import iterate
 from minari import MinariDataset, create_dataset_from_buffers
 from minari.data_collector import EpisodeBuffer
 
+from envhub_client.envs.arguments import seeds_of
 from envhub_client.envs.vector_env import HubVectorEnv, Options, StepReturn
 
 
@@ -94,16 +95,18 @@ class Recorder(VectorWrapper[Any, Any, Any, Any, Any]):
         mask = options.get("reset_mask") if isinstance(options, dict) else None
         observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         rows = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
-        seeds = [None if seed is None else seed + row for row in range(self.num_envs)] if _is_int(seed) else seed
+        seeds = seeds_of(seed, self.num_envs)
         self._write(self._take(row) for row in rows)
         shown = [*iterate(self.observation_space, observations)]
         for row in rows:
-            self._episodes[row] = _Episode(shown[row], None if seeds is None else seeds[row])
+            self._episodes[row] = _Episode(shown[row], seeds[row] if seeds else None)
         return observations, infos
 
     def step(self, actions: Any) -> StepReturn:
         """Step every env; as ``HubVectorEnv.step``."""
-        taken = [copy.deepcopy(action) for action in iterate(self.action_space, actions)]  # before an env can change them
+        taken = [
+            copy.deepcopy(action) for action in iterate(self.action_space, actions)
+        ]  # before an env can change them
         result: StepReturn = self.env.step(actions)
         observations, rewards, terminations, truncations, infos = result
         shown = [*iterate(self.observation_space, observations)]
@@ -187,7 +190,3 @@ def _columns(space: Space[Any], elements: list[Any]) -> Any:
     if isinstance(space, gymnasium.spaces.Tuple):
         return tuple(_columns(sub, [each[place] for each in elements]) for place, sub in enumerate(space.spaces))
     return elements
-
-
-def _is_int(seed: Any) -> bool:
-    return isinstance(seed, (int, np.integer))

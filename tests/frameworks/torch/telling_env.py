@@ -38,6 +38,6 @@ class Telling(gymnasium.Env):
 def played(envs, num_envs, steps=14):
     """What a reset and ``steps`` steps return."""
     results = [envs.reset(seed=3)]
-    for step in range(steps):
+    for _ in range(steps):
         results.append(envs.step(np.arange(num_envs) % 3))
     return results

@@ -71,9 +71,14 @@ def test_layout_is_the_older_one() -> None:
     final_info[0] = {"kind": True, "episode": {"r": np.array([3.5]), "l": np.array([2])}}
     final_observation[0], sub[0] = np.array([0, 102], np.float32), {"of": 0}
     wanted = {
-        **{"began": np.array([2, 0, 0]), "_began": only, "sub": sub, "_sub": only},
-        **{"final_observation": final_observation, "_final_observation": only},
-        **{"final_info": final_info, "_final_info": only},
+        "began": np.array([2, 0, 0]),
+        "_began": only,
+        "sub": sub,
+        "_sub": only,
+        "final_observation": final_observation,
+        "_final_observation": only,
+        "final_info": final_info,
+        "_final_info": only,
     }
     kind = np.array([0, 0, np.int64(7)])
     wanted |= {"kind": kind, "_kind": ~only & ~others}
@@ -138,7 +143,7 @@ def test_an_episode_that_a_crash_cut_short_is_left_out() -> None:
     observations, _ = envs.reset(seed=1)
     observations = envs.step(np.zeros(2, int))[0]
     kill_worker(worker_processes(os.getpid())[0].pid)
-    shown, rewards, _, truncations, infos = envs.step(np.zeros(2, int))
+    _, rewards, _, truncations, infos = envs.step(np.zeros(2, int))
     (row,) = np.flatnonzero(truncations)
     assert infos["env_failure"][row].cause == "crash" and infos["env_failure"][1 - row] is None
     assert infos["invalid_transition"].tolist() == truncations.tolist() and rewards[row] == 0
@@ -163,5 +168,5 @@ def test_what_a_vector_wrapper_does_not_have_is_the_envs_own() -> None:
     assert envs.get_attr("place") == (0, 1, 2) and envs.call_some([1], "get_wrapper_attr", "place") == (1,)
     assert envs.num_envs == NUM_ENVS and envs.single_action_space.n == 3
     with pytest.raises(AttributeError):
-        envs.no_such_attribute
+        envs.get_no_such_attribute()
     envs.close()

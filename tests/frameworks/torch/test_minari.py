@@ -109,9 +109,7 @@ def test_data_are_what_single_envs_give(kind: str, mode: AutoresetMode, copy: bo
             if mode is AutoresetMode.DISABLED and (ended := terminated | truncated).any():
                 recorder.reset(options={"reset_mask": ended})
     by_env = [[*gymnasium.vector.utils.iterate(envs.action_space, action)] for action in actions]
-    wanted = [
-        own_episodes(make[row](), 7 + row, [each[row] for each in by_env], mode) for row in range(NUM_ENVS)
-    ]
+    wanted = [own_episodes(make[row](), 7 + row, [each[row] for each in by_env], mode) for row in range(NUM_ENVS)]
     dataset = minari.load_dataset("kinds/random-v0")
     assert dataset.storage.metadata["algorithm_name"] == "random"
     assert dataset.total_episodes == recorder.dataset.total_episodes == sum(map(len, wanted))
@@ -160,7 +158,9 @@ def test_episodes_that_a_crash_cuts_short_are_left_out(mode: AutoresetMode) -> N
     assert [len(episode.rewards) for episode in kept] == [6 if mode is AutoresetMode.DISABLED else 5, 12]
     cut = next(row for row in range(2) if (kept[1].observations[1:] != np.array(shown)[:, row]).any())
     assert np.array_equal(kept[0].observations, np.array(shown)[-len(kept[0].observations) :, cut])
-    assert (kept[0].rewards != 0).all() and kept[0].truncations.tolist() == [False] * (len(kept[0].rewards) - 1) + [True]
+    assert (kept[0].rewards != 0).all() and kept[0].truncations.tolist() == [False] * (len(kept[0].rewards) - 1) + [
+        True
+    ]
 
 
 def test_a_name_that_exists_is_refused_before_anything_is_played() -> None:
@@ -213,7 +213,8 @@ def test_environment_of_a_private_hub_is_recovered() -> None:
 def test_environment_of_a_served_hub_is_recovered(tmp_path: Path) -> None:
     (tmp_path / "far_away.py").write_text(
         "import gymnasium\n"
-        "gymnasium.register('FarAway-v0', entry_point='gymnasium.envs.classic_control:PendulumEnv', max_episode_steps=9)\n"
+        "pendulum = 'gymnasium.envs.classic_control:PendulumEnv'\n"
+        "gymnasium.register('FarAway-v0', entry_point=pendulum, max_episode_steps=9)\n"
     )
     with serve(tmp_path, "CartPole-v1", "far_away:FarAway-v0", cwd=tmp_path) as hub:
         with envhub.minari.record(envhub.make_vec("CartPole-v1", 2, hub=hub.tcp), "known-v0") as envs:

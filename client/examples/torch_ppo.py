@@ -1,9 +1,7 @@
 """Learn CartPole-v1 by PPO, with envs in a hub and nothing but PyTorch to learn with.
 
-    python client/examples/torch_ppo.py                          # a private hub starts and ends with the program
-    python client/examples/torch_ppo.py --hub tcp://simbox:5555  # a hub that `envhub serve` runs somewhere
-
-It goes on when workers die, or the hub: what is no transition of an env's has no part in the loss.
+python client/examples/torch_ppo.py                          # a private hub starts and ends with the program
+python client/examples/torch_ppo.py --hub tcp://simbox:5555  # a hub that `envhub serve` runs somewhere
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ _HOMES = {
     "SessionOptions": "envhub_client.session.options",
     "Sizing": "envhub_client.session.session",
     "connect": "envhub_client.client",
+    "legacy_infos": "envhub_client.frameworks.cleanrl",
     "make": "envhub_client.make",
     "make_vec": "envhub_client.make",
     "serve": "envhub_server.serve",

@@ -10,14 +10,14 @@ from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
 
 
-def make(env_id: str, url: str | None = None, **kwargs: Any) -> HubEnv:
-    """One env of the hub at ``url``; otherwise as ``envhub.make``."""
-    return making.make(env_id, hub=_without_secret(url), **kwargs)
+def make(env_id: str, url: str | None = None, hub: str | None = None, **kwargs: Any) -> HubEnv:
+    """One env of the hub at ``url``, or at ``hub``, which says the same; otherwise as ``envhub.make``."""
+    return making.make(env_id, hub=_without_secret(url or hub), **kwargs)
 
 
-def make_vec(num_envs: int, env_id: str, url: str | None = None, **kwargs: Any) -> HubVectorEnv:
-    """``num_envs`` envs of the hub at ``url``; otherwise as ``envhub.make_vec``."""
-    return making.make_vec(env_id, num_envs, hub=_without_secret(url), **kwargs)
+def make_vec(num_envs: int, env_id: str, url: str | None = None, hub: str | None = None, **kwargs: Any) -> HubVectorEnv:
+    """``num_envs`` envs of the hub at ``url``, or at ``hub``; otherwise as ``envhub.make_vec``."""
+    return making.make_vec(env_id, num_envs, hub=_without_secret(url or hub), **kwargs)
 
 
 def _without_secret(url: str | None) -> str | None:

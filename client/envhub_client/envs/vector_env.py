@@ -110,6 +110,11 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self._session.closed = closed
 
     @property
+    def address(self) -> str | None:
+        """The hub's address or name, as it was given; None for a private hub, or none."""
+        return self._session.address
+
+    @property
     def lane(self) -> str:
         """How the envs are stepped, ``"shared"``, in their workers' own memory, or ``"wire"``, by messages."""
         return self._session.lane.name

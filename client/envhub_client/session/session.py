@@ -67,6 +67,7 @@ class Session:
     """A session on a hub, through which a vector env does everything.
 
     Attributes:
+        address: of the hub, as it was given; None for the private hub, or without one.
         allow_pickle: whether what comes from the hub may be unpickled, for the hub is this program's own.
         options: its options; of a session that was taken over, as far as the hub reports them.
         metadata, render_mode, env_spec, action_space, action_leaves: of one env.
@@ -102,7 +103,7 @@ class Session:
         self.options = options
         self.state = AsyncState.DEFAULT
         self.closed = False
-        self._address = address
+        self.address = address
         self._make = make
         self.allow_pickle = address is None
         self._connections: list[Connection] = []  # every one on which a session of ours may be; the last is the latest
@@ -123,7 +124,7 @@ class Session:
         if self.options.num_workers == 0:
             self._connections.append(InProcessConnection())
             return self._open_in(OWN_WORLD, lost)
-        private = private_hub() if self._address is None else None
+        private = private_hub() if self.address is None else None
         try:
             return self._open_on(private, timeout, lost)
         except errors.HubUnreachable:
@@ -132,7 +133,7 @@ class Session:
             return self._open_on(private_hub(), timeout, lost)  # it had just been killed
 
     def _open_on(self, private: PrivateHub | None, timeout: float, lost: bytes) -> Made:
-        address, pidfd = (private.address, private.pidfd) if private else (self._address or "", None)
+        address, pidfd = (private.address, private.pidfd) if private else (self.address or "", None)
         reconnect_timeout = self.options.reconnect_timeout
         # Noted before there is a session on it: an interrupt may come as soon as there is.
         self._connections.append(Connection(address, secrets.token_bytes(16), timeout, pidfd, reconnect_timeout))
@@ -445,7 +446,7 @@ class Session:
     def detach(self) -> None:
         """Leave the session to another process, see ``HubVectorEnv.detach``."""
         self.check_free("detach")
-        if self._address is None:
+        if self.address is None:
             raise errors.RequestRefused(
                 "the envs of a private hub end with its program; make them on a hub of its own to leave them to another"
             )

@@ -1,49 +1,151 @@
-"""The examples train until they have learned, and the programs of the README run."""
+"""The examples with PyTorch learn, over private and served hubs, and while what they depend on is killed."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from hubs import serve
+import torch
+from envhub_client.private_hub.process import private_hub
+from hubs import kill_worker, serve, worker_processes
 
-ROOT = Path(__file__).parents[3]
-EXAMPLES = ROOT / "client/examples"
-PROGRAMS = re.findall(r"```python torch\n(.*?)```", (ROOT / "client/README.md").read_text(), re.DOTALL)
-LINES_MAX = 100
-# The mean return of 50 episodes, after as many steps as the example takes by itself.
-LEARNED = {"sb3_ppo.py": 475.0, "sb3_dqn.py": 300.0}
+import envhub
+
+EXAMPLES = Path(__file__).parents[3] / "client" / "examples"
+sys.path.append(str(EXAMPLES))
+
+import lerobot_style  # noqa: E402
+import torch_ppo  # noqa: E402
+
+STEPS = 150_000
 
 
-def ran(example: str, *arguments: str) -> float:
-    """The mean return that the example prints."""
-    command = [sys.executable, EXAMPLES / example, *arguments]
-    output = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert output.returncode == 0, output.stderr
-    found = re.search(r"mean return of 50 episodes: ([\d.]+)", output.stdout)
-    assert found, output.stdout
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(example: str, *arguments: str) -> float:
+    """Run an example as a user does; returns the mean return that it prints."""
+    command = [sys.executable, str(EXAMPLES / example), *arguments]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = re.search(r"mean return (-?[\d.]+).* of 50 episodes", printed)
+    assert found is not None, printed
     return float(found[1])
 
 
-@pytest.mark.parametrize("example", LEARNED)
-def test_example_is_short_and_trains_over_tcp(example: str, tmp_path: Path) -> None:
-    assert len((EXAMPLES / example).read_text().splitlines()) <= LINES_MAX
+def test_examples_are_short() -> None:
+    for name in ("torch_ppo.py", "lerobot_style.py", "rllib_ppo.py", "gym_reach.py"):
+        assert len((EXAMPLES / name).read_text().splitlines()) <= 100, name
+
+
+def test_torch_ppo_runs_over_tcp(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1") as hub:
-        assert ran(example, "--steps", "2000", "--hub", hub.tcp) > 5
+        assert 8 <= run("torch_ppo.py", "--hub", hub.tcp, "--steps", "4096") <= 500
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("over_tcp", [False, True], ids=["private hub", "tcp"])
+def test_lerobot_style_learns(over_tcp: bool, tmp_path: Path) -> None:
+    with serve(tmp_path, "gym_reach:gym_reach/Reach-v0", cwd=EXAMPLES) as hub:
+        assert run("lerobot_style.py", *(["--hub", hub.tcp] if over_tcp else [])) > 0.8
+
+
+def test_an_evaluation_leaves_out_what_a_crash_cut_short() -> None:
+    envs = envhub.make_vec(lerobot_style.TASK, 4, num_workers=4, autoreset_mode="SameStep")
+    policy = lerobot_style.Policy(32)
+    step, killed = envs.step, []
+
+    def step_and_kill(actions: Any) -> Any:
+        if not killed:
+            killed.append(worker_processes(os.getpid())[0].pid)
+            kill_worker(killed[0])
+        return step(actions)
+
+    envs.step = step_and_kill  # type: ignore[method-assign]
+    mean_return, success = lerobot_style.evaluate(envs, policy, 8, 1)
+    envs.close()
+    assert killed and -0.5 <= mean_return <= 1 and 0 <= success <= 1
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("example", LEARNED)
-def test_example_learns(example: str) -> None:
-    assert ran(example) >= LEARNED[example]
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_torch_ppo_learns(seed: int) -> None:
+    assert run("torch_ppo.py", "--seed", str(seed)) >= 475
 
 
-@pytest.mark.parametrize("number", range(len(PROGRAMS)))
-def test_program_of_the_readme_runs(number: int, tmp_path: Path) -> None:
-    with serve(tmp_path, "CartPole-v1") as hub:
-        program = PROGRAMS[number].replace("tcp://127.0.0.1:5555", hub.tcp)
-        subprocess.run([sys.executable, "-c", program], check=True)
+class Killed:
+    """A vector env in the course of whose steps workers, and once the hub, are killed."""
+
+    def __init__(self, envs: Any, steps: int) -> None:
+        self._envs = envs
+        self._at, self._steps = 0, steps
+        self.kills: list[str] = []
+
+    def step(self, actions: Any) -> Any:
+        self._at += 1
+        if self._at * 8 >= self._steps * (len(self.kills) + 1) and len(self.kills) < 7:
+            if len(self.kills) == 3:
+                os.kill(private_hub().pid, signal.SIGKILL)
+                self.kills.append("hub")
+            else:
+                kill_worker(worker_processes(os.getpid())[0].pid)
+                self.kills.append("worker")
+        return self._envs.step(actions)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._envs, name)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_torch_ppo_learns_while_six_workers_and_a_hub_are_killed() -> None:
+    vector_env = envhub.make_vec(
+        "CartPole-v1", torch_ppo.NUM_ENVS, num_workers=2, on_hub_loss="recreate", restarts_max=100
+    )
+    envs = Killed(vector_env, STEPS // torch_ppo.NUM_ENVS)
+    policy = torch_ppo.learn(envs, STEPS, 1)
+    assert sorted(envs.kills) == ["hub"] + ["worker"] * 6
+    assert torch_ppo.mean_return(vector_env, policy, 50, 10**6) >= 475
+    vector_env.close()
+
+
+def test_rows_that_report_a_crash_have_no_part_in_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the crash of a worker adds to a batch is left out: the same rows learn the same without it."""
+    envs = envhub.make_vec("CartPole-v1", 2, num_workers=2)
+    counted: list[int] = []
+    split = torch.Tensor.split
+
+    def counting(rows: torch.Tensor, size: int) -> Any:
+        counted.append(len(rows))
+        return split(rows, size)
+
+    monkeypatch.setattr(torch.Tensor, "split", counting)
+    ends = []
+
+    class Watched(Killed):
+        def step(self, actions: Any) -> Any:
+            if len(ends) == 3:
+                kill_worker(worker_processes(os.getpid())[0].pid)
+            result = self._envs.step(actions)
+            resets = ends[-1][1] if ends else np.zeros(2, bool)
+            invalid = result[4].get("_invalid_transition", np.zeros(2, bool))
+            ends.append((resets | invalid, result[2] | result[3]))
+            return result
+
+    torch_ppo.learn(Watched(envs, 1), 2 * torch_ppo.LENGTH, 1)
+    envs.close()
+    left_out = sum(int(row.sum()) for row, _ in ends)
+    assert left_out >= 2 and counted == [2 * torch_ppo.LENGTH - left_out] * torch_ppo.EPOCHS

@@ -1,0 +1,192 @@
+"""Minari: the episodes of a vector env as a data set. Known to work with Minari 0.5.4."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.spaces import Space
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector.utils import iterate
+from minari import MinariDataset, create_dataset_from_buffers
+from minari.data_collector import EpisodeBuffer
+
+from envhub_client.envs.arguments import seeds_of
+from envhub_client.envs.vector_env import HubVectorEnv, Options, StepReturn
+
+
+def record(envs: HubVectorEnv | VectorWrapper[Any, Any, Any, Any, Any], dataset_id: str, **kwargs: Any) -> Recorder:
+    """Record the episodes of ``envs`` into a new Minari data set.
+
+        with envhub.minari.record(envhub.make_vec("CartPole-v1", 8), "cartpole/random-v0") as envs:
+            observations, infos = envs.reset(seed=1)
+            ...
+        dataset = envs.dataset
+
+    Args:
+        envs: a ``HubVectorEnv``, or wrappers around it, what they show being what is recorded. Owned by the recorder.
+        dataset_id: the data set's name, ``(namespace/)(env_name/)name(-vN)``; there is none of this name yet.
+        **kwargs: for ``minari.create_dataset_from_buffers``, such as ``algorithm_name``, ``author`` and
+            ``description``. Without ``env``, the data set recovers what ``environment`` says. Without
+            ``jpeg_encoding``, images are kept bit for bit.
+
+    Raises:
+        ValueError: there is a data set of this name.
+        Exception: what ``create_dataset_from_buffers`` raises.
+    """
+    return Recorder(envs, dataset_id, **kwargs)
+
+
+def environment(envs: VectorEnv[Any, Any, Any]) -> EnvSpec | None:
+    """What one env of ``envs`` is made by, here and now, or None if nothing that can be written down makes it.
+
+    It is the env's own spec if the envs are this program's own, or if its id is registered in this program, too; else
+    it is an env of the same hub, by ``EnvHub/Remote-v0``.
+    """
+    base: Any = envs.unwrapped
+    if base.env_spec is None:
+        return None
+    spec: EnvSpec = copy.deepcopy(base.env_spec)
+    if base.address is None:
+        return spec
+    known = gymnasium.registry.get(spec.id)
+    if known is not None:
+        spec.entry_point, spec.vector_entry_point = known.entry_point, known.vector_entry_point
+        return spec
+    remote = copy.deepcopy(gymnasium.spec("EnvHub/Remote-v0"))
+    remote.kwargs = {**spec.kwargs, "env_id": spec.id, "url": base.address}
+    return remote
+
+
+class Recorder(VectorWrapper[Any, Any, Any, Any, Any]):
+    """A vector env whose episodes are recorded; a context manager, whose end closes the envs.
+
+    Each episode is written when it has ended, so that no more is held in memory than the episodes under way. One that a
+    ``reset``, or the end, cuts short is marked as truncated, as Minari's ``DataCollector`` does it. One that a crash
+    cuts short is left out, and counted in ``left_out``. Infos are not recorded. Parts of a batch (``send``, ``recv``)
+    are not offered.
+
+    Attributes:
+        dataset: the ``MinariDataset``, with the episodes that have been written.
+        left_out: how many episodes were left out, because a crash cut them short.
+    """
+
+    def __init__(self, envs: VectorEnv[Any, Any, Any], dataset_id: str, **kwargs: Any) -> None:
+        """Make an empty data set; arguments and errors as for ``record``."""
+        super().__init__(envs)
+        self.left_out = 0
+        self._mode = envs.metadata["autoreset_mode"]
+        self._episodes: list[_Episode | None] = [None] * envs.num_envs
+        spaces = {"observation_space": envs.single_observation_space, "action_space": envs.single_action_space}
+        settings = {"env": environment(envs), "jpeg_encoding": False, **spaces, **kwargs}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"`\w+` is set to None", category=UserWarning)
+            self.dataset: MinariDataset = create_dataset_from_buffers(dataset_id, [], **settings)
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: Options = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset every env, or those of ``options["reset_mask"]``; as ``HubVectorEnv.reset``."""
+        mask = options.get("reset_mask") if isinstance(options, dict) else None
+        observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        rows = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        seeds = seeds_of(seed, self.num_envs)
+        self._write(self._take(row) for row in rows)
+        shown = [*iterate(self.observation_space, observations)]
+        for row in rows:
+            self._episodes[row] = _Episode(shown[row], seeds[row] if seeds else None)
+        return observations, infos
+
+    def step(self, actions: Any) -> StepReturn:
+        """Step every env; as ``HubVectorEnv.step``."""
+        taken = [
+            copy.deepcopy(action) for action in iterate(self.action_space, actions)
+        ]  # before an env can change them
+        result: StepReturn = self.env.step(actions)
+        observations, rewards, terminations, truncations, infos = result
+        shown = [*iterate(self.observation_space, observations)]
+        invalid, ended = infos.get("invalid_transition", np.zeros(self.num_envs, bool)), terminations | truncations
+        whole: list[_Episode | None] = []
+        for row, episode in enumerate(self._episodes):
+            if invalid[row]:
+                self.left_out += episode is not None and len(episode.rewards) > 0
+                self._episodes[row] = None  # the next step that is no truncation shows the reset
+            elif episode is None:
+                if self._mode is not AutoresetMode.DISABLED:
+                    self._episodes[row] = _Episode(shown[row])
+            else:
+                same_step = ended[row] and self._mode is AutoresetMode.SAME_STEP
+                last = infos["final_obs"][row] if same_step else shown[row]
+                episode.add(taken[row], last, rewards[row], terminations[row], truncations[row])
+                if ended[row]:
+                    whole.append(episode)
+                    self._episodes[row] = _Episode(shown[row]) if same_step else None
+        self._write(whole)
+        return result
+
+    def close(self, **kwargs: Any) -> None:
+        """Write the episodes under way, and close the envs."""
+        self._write(self._take(row) for row in range(self.num_envs))
+        super().close(**kwargs)
+
+    def __enter__(self) -> Recorder:
+        """Give the recorder itself."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Close it."""
+        self.close()
+
+    def _take(self, row: int) -> _Episode | None:
+        episode, self._episodes[row] = self._episodes[row], None
+        return episode
+
+    def _write(self, episodes: Iterable[_Episode | None]) -> None:
+        spaces = self.single_observation_space, self.single_action_space
+        buffers = [episode.buffer(*spaces) for episode in episodes if episode is not None and episode.rewards]
+        if buffers:
+            self.dataset.update_dataset_from_buffer(buffers)
+
+
+class _Episode:
+    """One episode so far."""
+
+    def __init__(self, observation: Any, seed: int | None = None) -> None:
+        self.seed = seed
+        self.observations = [copy.deepcopy(observation)]  # a view would keep the whole batch
+        self.actions: list[Any] = []
+        self.rewards: list[float] = []
+        self.terminations: list[bool] = []
+        self.truncations: list[bool] = []
+
+    def add(self, action: Any, observation: Any, reward: float, terminated: bool, truncated: bool) -> None:
+        self.actions.append(action)
+        self.observations.append(copy.deepcopy(observation))
+        self.rewards.append(reward)
+        self.terminations.append(terminated)
+        self.truncations.append(truncated)
+
+    def buffer(self, observation_space: Space[Any], action_space: Space[Any]) -> EpisodeBuffer:
+        self.truncations[-1] |= not self.terminations[-1]
+        return EpisodeBuffer(
+            seed=self.seed,
+            observations=_columns(observation_space, self.observations),
+            actions=_columns(action_space, self.actions),
+            rewards=self.rewards,
+            terminations=self.terminations,
+            truncations=self.truncations,
+        )
+
+
+def _columns(space: Space[Any], elements: list[Any]) -> Any:
+    """Elements of ``space`` as Minari keeps them: a list for each leaf."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {key: _columns(sub, [element[key] for element in elements]) for key, sub in space.spaces.items()}
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return tuple(_columns(sub, [each[place] for each in elements]) for place, sub in enumerate(space.spaces))
+    return elements

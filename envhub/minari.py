@@ -1,0 +1,5 @@
+"""Minari: ``record`` and its ``Recorder``; needs ``pip install "envhub-rl[minari]"``."""
+
+from envhub_client.frameworks.minari import Recorder, record
+
+__all__ = ["Recorder", "record"]

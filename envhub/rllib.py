@@ -1,0 +1,5 @@
+"""RLlib: ``env_creator``, ``register`` and ``CutEpisodes``; needs ``pip install "envhub-rl[rllib]"``."""
+
+from envhub_client.frameworks.rllib import CutEpisodes, env_creator, register
+
+__all__ = ["CutEpisodes", "env_creator", "register"]

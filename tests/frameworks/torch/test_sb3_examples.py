@@ -1,0 +1,49 @@
+"""The examples with Stable-Baselines3 train until they have learned, and the README's programs run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hubs import serve
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "client/examples"
+PROGRAMS = re.findall(r"```python torch\n(.*?)```", (ROOT / "client/README.md").read_text(), re.DOTALL)
+LINES_MAX = 100
+# The mean return of 50 episodes, after as many steps as the example takes by itself.
+LEARNED = {"sb3_ppo.py": 475.0, "sb3_dqn.py": 300.0}
+
+
+def ran(example: str, *arguments: str) -> float:
+    """The mean return that the example prints."""
+    command = [sys.executable, EXAMPLES / example, *arguments]
+    output = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert output.returncode == 0, output.stderr
+    found = re.search(r"mean return of 50 episodes: ([\d.]+)", output.stdout)
+    assert found, output.stdout
+    return float(found[1])
+
+
+@pytest.mark.parametrize("example", LEARNED)
+def test_example_is_short_and_trains_over_tcp(example: str, tmp_path: Path) -> None:
+    assert len((EXAMPLES / example).read_text().splitlines()) <= LINES_MAX
+    with serve(tmp_path, "CartPole-v1") as hub:
+        assert ran(example, "--steps", "2000", "--hub", hub.tcp) > 5
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("example", LEARNED)
+def test_example_learns(example: str) -> None:
+    assert ran(example) >= LEARNED[example]
+
+
+@pytest.mark.parametrize("number", range(len(PROGRAMS)))
+def test_program_of_the_readme_runs(number: int, tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1") as hub:
+        program = PROGRAMS[number].replace("tcp://127.0.0.1:5555", hub.tcp)
+        subprocess.run([sys.executable, "-c", program], check=True)

@@ -48,7 +48,7 @@ def register(name: str = "EnvHub") -> str:
     return name
 
 
-class CutEpisodes(RLlibCallback):  # type: ignore[misc]  # Ray has no types
+class CutEpisodes(RLlibCallback):  # Ray has no types
     """Keeps episodes that a crash cut short apart; for ``config.callbacks(CutEpisodes)``.
 
     The row that reports the crash is no transition of the env's, and is taken out of the samples. RLlib itself counts

@@ -43,7 +43,8 @@ def test_example_learns(example: str) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
-def test_program_of_the_readme_runs(number: int, tmp_path: Path) -> None:
+def test_program_of_the_readme_runs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     with serve(tmp_path, "CartPole-v1") as hub:
         program = PROGRAMS[number].replace("tcp://127.0.0.1:5555", hub.tcp)
         subprocess.run([sys.executable, "-c", program], check=True)

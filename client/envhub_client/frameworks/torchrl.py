@@ -66,32 +66,38 @@ class HubTorchEnv(GymWrapper):
     _is_batched = False
 
     def __init__(self, env: HubVectorEnv, **options: Any) -> None:
-        """Wrap ``env``, whose autoreset mode is ``SAME_STEP``; ``options`` are keywords of ``GymWrapper``."""
+        """Wrap ``env``; ``options`` are keywords of ``GymWrapper``.
+
+        Raises:
+            ValueError: the autoreset mode of ``env`` is not ``SAME_STEP``.
+        """
+        if env.autoreset_mode is not AutoresetMode.SAME_STEP:
+            raise ValueError(f"a HubTorchEnv is of envs in the mode SAME_STEP, and these are in {env.autoreset_mode}")
         super().__init__(env=env, **options)
         self.failures: dict[int, EnvFailure] = {}
         self._observed: Any = None  # what the envs showed last, after their own resets
         self._reset_infos: dict[int, dict[str, Any]] = {}
-        self._fresh = np.zeros(env.num_envs, bool)  # the envs that a step has reset
+        self._fresh = np.zeros(env.num_envs, bool)  # the envs that the last step has reset
+        self._cut = False  # whether it cut an episode short
 
     def _make_specs(self, env: HubVectorEnv, batch_size: Any = None) -> None:
         super()._make_specs(env, batch_size)
-        spec = self.observation_spec
-        spec[INVALID] = Binary(shape=(*spec.shape, 1), dtype=torch.bool, device=self.device)
-        self.observation_spec = spec
+        self.observation_spec[INVALID] = Binary(shape=(env.num_envs, 1), dtype=torch.bool, device=self.device)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        self._fresh, self._cut, self._reset_infos = np.zeros_like(self._fresh), False, {}
         observations, rewards, terminations, truncations, infos = self._env.step_each(self._actions(tensordict))
+        self._observed = observations
         dones = terminations | truncations
         invalid = np.zeros_like(dones)
-        self._observed, self._fresh, self._reset_infos = observations, dones, {}
         if dones.any():
             rows = np.flatnonzero(dones).tolist()
             ends = [infos[row].pop("final_obs") for row in rows]
             for row in rows:
                 self._end(row, infos, invalid)
-            self._fresh = dones & ~invalid
+            self._fresh, self._cut = dones & ~invalid, bool(invalid.any())
             observations = _replaced(observations, rows, ends)
         return self._tensors(
             observations,
@@ -105,10 +111,24 @@ class HubTorchEnv(GymWrapper):
             },
         )
 
+    def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+        """As ``EnvBase.step_and_maybe_reset``, and faster: what the envs' own resets showed is there already."""
+        tensordict = self.step(tensordict if tensordict.device == self.device else tensordict.to(self.device))
+        following = self.step_mdp(tensordict)
+        if self.device is not None or self.info_dict_reader or self._cut:
+            following = self.maybe_reset(following)
+        elif self._fresh.any():
+            going_on = torch.zeros(len(self._fresh), 1, dtype=torch.bool)
+            flags = {key: going_on.clone() for key in ("done", "terminated", "truncated")}
+            following.update({**self.read_obs(self._observed), **flags})
+            self._fresh = np.zeros_like(self._fresh)
+        return tensordict, following
+
     def _actions(self, tensordict: TensorDictBase) -> Any:
-        if len(self.action_keys) == 1:
-            return self.read_action(tensordict[self.action_key])
-        return self.read_action(tensordict.select(*self.action_keys).to_dict())
+        one = len(self.action_keys) == 1
+        actions = tensordict[self.action_key] if one else tensordict.select(*self.action_keys).to_dict()
+        # Not that of ``GymWrapper``, which takes the action of one env out of its batch.
+        return super(GymWrapper, self).read_action(actions)
 
     def _end(self, row: int, infos: dict[int, dict[str, Any]], invalid: np.ndarray) -> None:
         """Take the info of the reset from that of the step which ended the episode."""
@@ -116,7 +136,8 @@ class HubTorchEnv(GymWrapper):
         final = info.pop("final_info")
         if INVALID in info or "env_failure" in info:
             invalid[row] = True
-            self.failures[row] = info["env_failure"]
+            if failure := info.get("env_failure"):
+                self.failures[row] = failure
         else:
             self._reset_infos[row], infos[row] = info, final
 
@@ -148,6 +169,7 @@ class HubTorchEnv(GymWrapper):
     def _reset_envs(self, due: np.ndarray, seed: Any = None, options: Any = None) -> dict[int, dict[str, Any]]:
         if not due.all():
             options = {**(options or {}), "reset_mask": due}
+        infos: dict[int, dict[str, Any]]
         self._observed, infos = self._env.reset_each(seed, options, masked=not due.all())
         return infos
 

@@ -125,10 +125,8 @@ class HubTorchEnv(GymWrapper):
         return tensordict, following
 
     def _actions(self, tensordict: TensorDictBase) -> Any:
-        one = len(self.action_keys) == 1
-        actions = tensordict[self.action_key] if one else tensordict.select(*self.action_keys).to_dict()
-        # Not that of ``GymWrapper``, which takes the action of one env out of its batch.
-        return super(GymWrapper, self).read_action(actions)
+        # Not as ``GymWrapper`` does, which takes the action of one env out of its batch.
+        return super(GymWrapper, self).read_action(tensordict[self.action_key])
 
     def _end(self, row: int, infos: dict[int, dict[str, Any]], invalid: np.ndarray) -> None:
         """Take the info of the reset from that of the step which ended the episode."""

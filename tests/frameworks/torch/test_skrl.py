@@ -87,7 +87,8 @@ def test_agent_trains(options: dict[str, Any], tmp_path: Path, monkeypatch: pyte
     agent = DQN(models=models, memory=memory, cfg=DQN_CFG(learning_starts=20, random_timesteps=20), **spaces)
     weights = []
     for timesteps in (10, 100):  # the first ends before learning begins
-        cfg = SequentialTrainerCfg(timesteps=timesteps, headless=True, disable_progressbar=True)
+        cfg = SequentialTrainerCfg(timesteps=timesteps, disable_progressbar=True, close_environment_at_exit=False)
+        cfg.headless = True
         SequentialTrainer(env=envs, agents=agent, cfg=cfg).train()
         weights.append(torch.cat([parameter.detach().flatten() for parameter in models["q_network"].parameters()]))
     envs.close()

@@ -44,7 +44,8 @@ def learn(env: EnvBase, steps: int) -> ProbabilisticActor:
     loss.set_keys(sample_log_prob="action_log_prob")
     loss.normalize_advantage = True
     optimizer = torch.optim.Adam(loss.parameters(), LEARNING_RATE)
-    collector = Collector(env, policy, frames_per_batch=NUM_ENVS * LENGTH, total_frames=steps)
+    frames = {"frames_per_batch": NUM_ENVS * LENGTH, "total_frames": steps}
+    collector = Collector(env, policy, **frames, auto_register_policy_transforms=False)
     for number, batch in enumerate(collector):
         optimizer.param_groups[0]["lr"] = (1 - number * batch.numel() / steps) * LEARNING_RATE
         with torch.no_grad():

@@ -18,7 +18,7 @@ from hubs import serve
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1800)]
 
 NUM_ENVS, STEPS, TURNS = 16, 200, 5
-TARGETS = {"private hub": 6.0, "hub over tcp": 4.0}
+TARGETS = {"private hub": 6.0, "private hub, one worker": 6.0, "hub over tcp": 4.0, "hub over tcp, one worker": 4.0}
 
 
 def collection(env: Any, closing: list[Any]) -> Callable[[], float]:
@@ -47,11 +47,12 @@ def test_torchrl_collection(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     collectors: list[Any] = []
     with serve(tmp_path, "CartPole-v1") as hub:
-        collections = {
-            "GymEnv": collection(envs.GymEnv("CartPole-v1", num_envs=NUM_ENVS), collectors),
-            "private hub": collection(make_env("CartPole-v1", NUM_ENVS), collectors),
-            "hub over tcp": collection(make_env("CartPole-v1", NUM_ENVS, hub=hub.tcp, lane="wire"), collectors),
-        }
+        places: dict[str, dict[str, Any]] = {"private hub": {}, "hub over tcp": {"hub": hub.tcp, "lane": "wire"}}
+        collections = {"GymEnv": collection(envs.GymEnv("CartPole-v1", num_envs=NUM_ENVS), collectors)}
+        for way, options in places.items():
+            for workers, count in {"": None, ", one worker": 1}.items():
+                env = make_env("CartPole-v1", NUM_ENVS, num_workers=count, **options)
+                collections[way + workers] = collection(env, collectors)
         rates: dict[str, list[float]] = {way: [] for way in collections}
         for _ in range(TURNS):
             for way, collect in collections.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,16 @@ def make_env(
         raise
 
 
+@dataclass
+class _Shown:
+    """What the envs showed last, and what the last step did besides."""
+
+    fresh: np.ndarray  # the envs that it has reset
+    observations: Any = None  # of these the ones of their resets
+    reset_infos: dict[int, dict[str, Any]] = field(default_factory=dict)
+    cut: bool = False  # whether it cut an episode short
+
+
 class HubTorchEnv(GymWrapper):
     """A ``GymWrapper`` of a vector env in a hub; ``make_env`` makes one.
 
@@ -75,10 +86,7 @@ class HubTorchEnv(GymWrapper):
             raise ValueError(f"a HubTorchEnv is of envs in the mode SAME_STEP, and these are in {env.autoreset_mode}")
         super().__init__(env=env, **options)
         self.failures: dict[int, EnvFailure] = {}
-        self._observed: Any = None  # what the envs showed last, after their own resets
-        self._reset_infos: dict[int, dict[str, Any]] = {}
-        self._fresh = np.zeros(env.num_envs, bool)  # the envs that the last step has reset
-        self._cut = False  # whether it cut an episode short
+        self._shown = _Shown(np.zeros(env.num_envs, bool))
 
     def _make_specs(self, env: HubVectorEnv, batch_size: Any = None) -> None:
         super()._make_specs(env, batch_size)
@@ -87,9 +95,10 @@ class HubTorchEnv(GymWrapper):
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        self._fresh, self._cut, self._reset_infos = np.zeros_like(self._fresh), False, {}
+        shown = self._shown
+        shown.fresh, shown.cut, shown.reset_infos = np.zeros_like(shown.fresh), False, {}
         observations, rewards, terminations, truncations, infos = self._env.step_each(self._actions(tensordict))
-        self._observed = observations
+        shown.observations = observations
         dones = terminations | truncations
         invalid = np.zeros_like(dones)
         if dones.any():
@@ -97,32 +106,33 @@ class HubTorchEnv(GymWrapper):
             ends = [infos[row].pop("final_obs") for row in rows]
             for row in rows:
                 self._end(row, infos, invalid)
-            self._fresh, self._cut = dones & ~invalid, bool(invalid.any())
+            shown.fresh, shown.cut = dones & ~invalid, bool(invalid.any())
             observations = _replaced(observations, rows, ends)
-        return self._tensors(
-            observations,
-            infos,
-            {
-                "reward": _column(rewards.astype(np.float32)),
-                "done": _column(dones),
-                "terminated": _column(terminations),
-                "truncated": _column(truncations),
-                INVALID: _column(invalid),
-            },
-        )
+        others = {
+            "reward": _column(rewards.astype(np.float32)),
+            "done": _column(dones),
+            "terminated": _column(terminations),
+            "truncated": _column(truncations),
+            INVALID: _column(invalid),
+        }
+        return self._tensors(observations, infos, others)
 
     def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
         """As ``EnvBase.step_and_maybe_reset``, and faster: what the envs' own resets showed is there already."""
-        tensordict = self.step(tensordict if tensordict.device == self.device else tensordict.to(self.device))
-        following = self.step_mdp(tensordict)
-        if self.device is not None or self.info_dict_reader or self._cut:
-            following = self.maybe_reset(following)
-        elif self._fresh.any():
-            going_on = torch.zeros(len(self._fresh), 1, dtype=torch.bool)
+        keys = tensordict.keys()
+        if self.device is not None or tensordict.device is not None or "next" in keys or "_step" in keys:
+            slowly: tuple[TensorDictBase, TensorDictBase] = super().step_and_maybe_reset(tensordict)
+            return slowly
+        tensordict.set("next", self._step(tensordict))
+        root, shown = self.step_mdp(tensordict), self._shown
+        if shown.cut or self.info_dict_reader:
+            root = self.maybe_reset(root)
+        elif shown.fresh.any():
+            going_on = torch.zeros(len(shown.fresh), 1, dtype=torch.bool)
             flags = {key: going_on.clone() for key in ("done", "terminated", "truncated")}
-            following.update({**self.read_obs(self._observed), **flags})
-            self._fresh = np.zeros_like(self._fresh)
-        return tensordict, following
+            root.update({**self.read_obs(shown.observations), **flags})
+            shown.fresh = np.zeros_like(shown.fresh)
+        return tensordict, root
 
     def _actions(self, tensordict: TensorDictBase) -> Any:
         # Not as ``GymWrapper`` does, which takes the action of one env out of its batch.
@@ -137,7 +147,7 @@ class HubTorchEnv(GymWrapper):
             if failure := info.get("env_failure"):
                 self.failures[row] = failure
         else:
-            self._reset_infos[row], infos[row] = info, final
+            self._shown.reset_infos[row], infos[row] = info, final
 
     def _tensors(self, observations: Any, infos: dict[int, dict[str, Any]], others: dict[str, Any]) -> TensorDict:
         found = TensorDict({**self.read_obs(observations), **others}, self.batch_size)
@@ -157,18 +167,19 @@ class HubTorchEnv(GymWrapper):
         wanted = None if tensordict is None else tensordict.get("_reset", None)
         mask = np.ones(self._env.num_envs, bool) if wanted is None else wanted.reshape(-1).cpu().numpy()
         # What a step has reset is not reset once more, so that a seed means the same as without autoreset.
-        due = mask if kwargs else mask & ~self._fresh
-        infos = {row: info for row, info in self._reset_infos.items() if mask[row]}
+        shown = self._shown
+        due = mask if kwargs else mask & ~shown.fresh
+        infos = {row: info for row, info in shown.reset_infos.items() if mask[row]}
         if due.any():
             infos |= self._reset_envs(due, **kwargs)
-        self._fresh = self._fresh & ~mask
-        return self._tensors(self._observed, infos, {INVALID: torch.zeros(len(mask), 1, dtype=torch.bool)})
+        shown.fresh = shown.fresh & ~mask
+        return self._tensors(shown.observations, infos, {INVALID: torch.zeros(len(mask), 1, dtype=torch.bool)})
 
     def _reset_envs(self, due: np.ndarray, seed: Any = None, options: Any = None) -> dict[int, dict[str, Any]]:
         if not due.all():
             options = {**(options or {}), "reset_mask": due}
         infos: dict[int, dict[str, Any]]
-        self._observed, infos = self._env.reset_each(seed, options, masked=not due.all())
+        self._shown.observations, infos = self._env.reset_each(seed, options, masked=not due.all())
         return infos
 
 

@@ -20,7 +20,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hubs import kill_worker, serve, wait_until, worker_processes
 from tensordict import TensorDictBase
 from torchrl.collectors import Collector
-from torchrl.envs import EnvBase, GymWrapper, TransformedEnv, check_env_specs
+from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, TransformedEnv, check_env_specs
 from torchrl.envs.transforms import Compose, InitTracker, RewardSum, StepCounter
 
 import envhub
@@ -232,6 +232,17 @@ def test_copy_of_observations_stays_as_it_was(options: dict[str, Any]) -> None:
         assert all((before == after).all() for before, after in kept)
 
 
+@pytest.mark.parametrize("over_tcp", [False, True], ids=["private hub", "tcp"])
+def test_torchrls_own_processes_have_sessions_of_their_own(over_tcp: bool, tcp: str) -> None:
+    making = functools.partial(make_env, "CartPole-v1", 2, hub=tcp if over_tcp else None)
+    with contextlib.closing(ParallelEnv(2, making)) as env:
+        env.set_seed(1)
+        data = env.rollout(60, break_when_any_done=False)
+    assert data.shape == (2, 2, 60) and data["next", "done"].any()
+    last, first = data["next", "done"][:, :, :-1].squeeze(-1), data["observation"][:, :, 1:]
+    assert (first[last].abs() <= 0.05).all()
+
+
 # --- GymWrapper -------------------------------------------------------------------------------------------------------
 
 
@@ -261,7 +272,15 @@ def test_gym_wrapper_goes_on_after_a_crash(mode: AutoresetMode) -> None:
     next(batches)
     kill_worker(min(workers() - before))
     data = next(batches)
-    assert data["next", "truncated"].sum() == 1
+    ((row, step, _),) = data["next", "truncated"].nonzero().tolist()
+    assert data["next", "reward"][row, step] == 0
+    cut, after = data[row, step], data[row, step + 1]
+    assert torch.equal(cut["next", "observation"], cut["observation"])
+    first = after
+    if mode is AutoresetMode.SAME_STEP:
+        assert torch.equal(after["observation"], cut["observation"]) and after["next", "reward"] == 0
+        first = after["next"]
+    assert (first["observation"].abs() <= 0.05).all()
     assert not next(batches)["next", "truncated"].any()
     collector.shutdown()
 

@@ -180,6 +180,21 @@ def test_any_envs_are_reset_at_any_time(options: dict[str, Any]) -> None:
         assert data["observation"].tolist() == env.reset(data.set("_reset", ~mask & mask))["observation"].tolist()
 
 
+def test_reset_of_what_a_step_has_reset_is_one_reset(options: dict[str, Any]) -> None:
+    with contextlib.closing(made("counts", options)) as env:
+        env.rollout(10, functools.partial(_with_action, env.action_spec.zero()))
+        for episode in (2, 3):
+            assert env.reset()["observation"].tolist() == [[episode, 0]] * NUM_ENVS
+
+
+def test_seed_holds_after_any_step(options: dict[str, Any]) -> None:
+    with contextlib.closing(made("CartPole-v1", options)) as env:
+        assert env.rollout(500)["next", "done"].any()
+        shown = env.reset(seed=5)["observation"]
+    for row in range(NUM_ENVS):
+        assert np.array_equal(shown[row], gymnasium.make("CartPole-v1").reset(seed=5 + row)[0])
+
+
 def collected(env: EnvBase) -> list[TensorDictBase]:
     env.set_seed(5)
     torch.manual_seed(1)
@@ -379,10 +394,10 @@ def test_vector_env_of_another_mode_is_refused() -> None:
 def test_error_of_an_env_is_raised_and_the_session_goes_on(options: dict[str, Any]) -> None:
     with contextlib.closing(made("counts", options)) as env:
         ones = functools.partial(_with_action, env.action_spec.zero() + torch.tensor([0, 1]))
-        root = env.reset()
+        for _ in range(2):
+            data = env.rollout(10, functools.partial(_with_action, env.action_spec.zero()))
         with pytest.raises(ArithmeticError, match="third episode"):
-            for _ in range(10):
-                _, root = env.step_and_maybe_reset(ones(root))
+            env.step(ones(data[:, -1].exclude("next")))
         assert env.reset()["observation"].tolist() == [[4, 0]] * NUM_ENVS
         data = env.rollout(20, functools.partial(_with_action, env.action_spec.zero()), break_when_any_done=False)
         assert data["next", "done"].any()

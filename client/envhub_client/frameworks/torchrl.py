@@ -1,0 +1,198 @@
+"""``make_env``: an env of TorchRL whose envs live in a hub."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import Binary
+from torchrl.envs import GymWrapper
+
+from envhub.env_failure import EnvFailure
+from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.make import EnvLike, make_vec
+
+INVALID = "invalid_transition"
+
+
+def make_env(
+    env: EnvLike,
+    num_envs: int = 1,
+    *,
+    categorical_action_encoding: bool = False,
+    device: torch.device | str | None = None,
+    **options: Any,
+) -> HubTorchEnv:
+    """A TorchRL env of batch size ``[num_envs]``, of envs in a hub.
+
+    Args:
+        env: anything that ``envhub.make_vec`` takes.
+        num_envs: how many; not needed with a list of factories.
+        categorical_action_encoding: whether discrete actions are numbers, and not one-hot; as for ``GymWrapper``.
+        device: where the data is; by default that of the CPU, not named in the data.
+        **options: keywords of ``envhub.make_vec``, such as ``hub``, ``num_workers`` and the fault options.
+
+    Raises:
+        TypeError: for ``autoreset_mode`` and ``copy``, which TorchRL decides.
+        Exception: as for ``envhub.make_vec``; and what TorchRL raises for spaces that it has no spec for.
+    """
+    # The envs reset themselves within a step, which spares a second exchange with the hub.
+    envs = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, copy=True, **options)
+    try:
+        return HubTorchEnv(envs, categorical_action_encoding=categorical_action_encoding, device=device)
+    except BaseException:
+        envs.close(terminate=True)
+        raise
+
+
+@dataclass
+class _Shown:
+    """What the envs showed last, and what the last step did besides."""
+
+    fresh: np.ndarray  # the envs that it has reset
+    observations: Any = None  # of these the ones of their resets
+    reset_infos: dict[int, dict[str, Any]] = field(default_factory=dict)
+    cut: bool = False  # whether it cut an episode short
+
+
+class HubTorchEnv(GymWrapper):
+    """A ``GymWrapper`` of a vector env in a hub; ``make_env`` makes one.
+
+    Specs are those of ``GymWrapper``, and one more observation: ``"invalid_transition"``, bool, of the shape of
+    ``"done"``. At ``"next"`` it is true of a step that the end of a worker cut short: reward 0, the last observation
+    once more, truncated, and no part of a replay buffer. The env is reset as after any episode.
+
+    Any envs can be reset at any time, as with ``AutoresetMode.DISABLED``, and with the same results.
+
+    Attributes:
+        failures: why the last cut episode of an env was cut short, by env.
+    """
+
+    # To TorchRL a batched env is one whose resets come with its steps. Here ``_reset`` brings them.
+    _is_batched = False
+
+    def __init__(self, env: HubVectorEnv, **options: Any) -> None:
+        """Wrap ``env``; ``options`` are keywords of ``GymWrapper``.
+
+        Raises:
+            ValueError: the autoreset mode of ``env`` is not ``SAME_STEP``.
+        """
+        if env.autoreset_mode is not AutoresetMode.SAME_STEP:
+            raise ValueError(f"a HubTorchEnv is of envs in the mode SAME_STEP, and these are in {env.autoreset_mode}")
+        super().__init__(env=env, **options)
+        self.failures: dict[int, EnvFailure] = {}
+        self._shown = _Shown(np.zeros(env.num_envs, bool))
+
+    def _make_specs(self, env: HubVectorEnv, batch_size: Any = None) -> None:
+        super()._make_specs(env, batch_size)
+        self.observation_spec[INVALID] = Binary(shape=(env.num_envs, 1), dtype=torch.bool, device=self.device)
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        shown = self._shown
+        shown.fresh, shown.cut, shown.reset_infos = np.zeros_like(shown.fresh), False, {}
+        observations, rewards, terminations, truncations, infos = self._env.step_each(self._actions(tensordict))
+        shown.observations = observations
+        dones = terminations | truncations
+        invalid = np.zeros_like(dones)
+        if dones.any():
+            rows = np.flatnonzero(dones).tolist()
+            ends = [infos[row].pop("final_obs") for row in rows]
+            for row in rows:
+                self._end(row, infos, invalid)
+            shown.fresh, shown.cut = dones & ~invalid, bool(invalid.any())
+            observations = _replaced(observations, rows, ends)
+        others = {
+            "reward": _column(rewards.astype(np.float32)),
+            "done": _column(dones),
+            "terminated": _column(terminations),
+            "truncated": _column(truncations),
+            INVALID: _column(invalid),
+        }
+        return self._tensors(observations, infos, others)
+
+    def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+        """As ``EnvBase.step_and_maybe_reset``, and faster: what the envs' own resets showed is there already."""
+        keys = tensordict.keys()
+        if self.device is not None or tensordict.device is not None or "next" in keys or "_step" in keys:
+            slowly: tuple[TensorDictBase, TensorDictBase] = super().step_and_maybe_reset(tensordict)
+            return slowly
+        tensordict.set("next", self._step(tensordict))
+        root, shown = self.step_mdp(tensordict), self._shown
+        if shown.cut or self.info_dict_reader:
+            root = self.maybe_reset(root)
+        elif shown.fresh.any():
+            going_on = torch.zeros(len(shown.fresh), 1, dtype=torch.bool)
+            flags = {key: going_on.clone() for key in ("done", "terminated", "truncated")}
+            root.update({**self.read_obs(shown.observations), **flags})
+            shown.fresh = np.zeros_like(shown.fresh)
+        return tensordict, root
+
+    def _actions(self, tensordict: TensorDictBase) -> Any:
+        # Not as ``GymWrapper`` does, which takes the action of one env out of its batch.
+        return super(GymWrapper, self).read_action(tensordict[self.action_key])
+
+    def _end(self, row: int, infos: dict[int, dict[str, Any]], invalid: np.ndarray) -> None:
+        """Take the info of the reset from that of the step which ended the episode."""
+        info = infos[row]
+        final = info.pop("final_info")
+        if INVALID in info or "env_failure" in info:
+            invalid[row] = True
+            if failure := info.get("env_failure"):
+                self.failures[row] = failure
+        else:
+            self._shown.reset_infos[row], infos[row] = info, final
+
+    def _tensors(self, observations: Any, infos: dict[int, dict[str, Any]], others: dict[str, Any]) -> TensorDict:
+        found = TensorDict({**self.read_obs(observations), **others}, self.batch_size)
+        if self.device is not None:
+            found = found.to(self.device)
+        if self.info_dict_reader:
+            batched: dict[str, Any] = {}
+            for row, info in infos.items():
+                batched = self._env._add_info(batched, info, row)
+            for reader in self.info_dict_reader:
+                found = reader(batched, found)
+        return found
+
+    # --- resets -------------------------------------------------------------------------------------------------------
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        wanted = None if tensordict is None else tensordict.get("_reset", None)
+        mask = np.ones(self._env.num_envs, bool) if wanted is None else wanted.reshape(-1).cpu().numpy()
+        # What a step has reset is not reset once more, so that a seed means the same as without autoreset.
+        shown = self._shown
+        due = mask if kwargs else mask & ~shown.fresh
+        infos = {row: info for row, info in shown.reset_infos.items() if mask[row]}
+        if due.any():
+            infos |= self._reset_envs(due, **kwargs)
+        shown.fresh = shown.fresh & ~mask
+        return self._tensors(shown.observations, infos, {INVALID: torch.zeros(len(mask), 1, dtype=torch.bool)})
+
+    def _reset_envs(self, due: np.ndarray, seed: Any = None, options: Any = None) -> dict[int, dict[str, Any]]:
+        if not due.all():
+            options = {**(options or {}), "reset_mask": due}
+        infos: dict[int, dict[str, Any]]
+        self._shown.observations, infos = self._env.reset_each(seed, options, masked=not due.all())
+        return infos
+
+
+def _column(values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(values).unsqueeze(-1)
+
+
+def _replaced(batch: Any, rows: list[int], values: Sequence[Any]) -> Any:
+    """A copy of batched observations with those of some rows in their places."""
+    if isinstance(batch, dict):
+        return {key: _replaced(part, rows, [value[key] for value in values]) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(_replaced(part, rows, [value[place] for value in values]) for place, part in enumerate(batch))
+    batch = batch.copy()
+    batch[rows] = values
+    return batch

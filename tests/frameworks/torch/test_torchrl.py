@@ -1,0 +1,424 @@
+"""``make_env`` beside TorchRL's own wrapper of Gymnasium's vector envs, and what a dead worker leaves in its data."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+import torchrl_envs
+from envhub_client.private_hub.process import private_hub
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hubs import kill_worker, serve, wait_until, worker_processes
+from tensordict import TensorDictBase
+from torchrl.collectors import Collector
+from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, TransformedEnv, check_env_specs
+from torchrl.envs.transforms import Compose, InitTracker, RewardSum, StepCounter
+
+import envhub
+from envhub.torchrl import HubTorchEnv, make_env
+
+torch.set_num_threads(1)
+
+NUM_ENVS, STEPS = 4, 400
+FACTORIES: dict[str, Callable[[], Any]] = {
+    "CartPole-v1": functools.partial(gymnasium.make, "CartPole-v1"),
+    "Pendulum-v1": functools.partial(gymnasium.make, "Pendulum-v1"),
+    "kinds": torchrl_envs.Kinds,
+    "counts": torchrl_envs.Counts,
+}
+SERVED = (
+    "CartPole-v1",
+    "Pendulum-v1",
+    *(f"{name}=torchrl_envs:{name.title()}" for name in ("kinds", "counts", "dies")),
+)
+
+
+@pytest.fixture(scope="module")
+def tcp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a hub that serves every env of these tests."""
+    with serve(tmp_path_factory.mktemp("hub"), *SERVED, cwd=Path(__file__).parent) as hub:
+        yield hub.tcp
+
+
+WHERE = ["private hub", "tcp", "tcp, own memory", "in process"]
+
+
+@pytest.fixture(params=WHERE)
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Keywords of ``make_env`` for one place where the envs may be."""
+    if request.param == "private hub":
+        return {"num_workers": 2}
+    if request.param == "in process":
+        return {"num_workers": 0}
+    address = request.getfixturevalue("tcp")
+    return {"hub": address, "lane": "wire" if request.param == "tcp" else "auto"}
+
+
+def workers() -> set[int]:
+    return {each.pid for each in worker_processes(os.getpid())}
+
+
+def made(name: str, options: dict[str, Any], **more: Any) -> HubTorchEnv:
+    return make_env(name if "hub" in options else FACTORIES[name], NUM_ENVS, **options, **more)
+
+
+def of_torchrl(name: str, mode: AutoresetMode = AutoresetMode.DISABLED, **options: Any) -> EnvBase:
+    return GymWrapper(SyncVectorEnv([FACTORIES[name]] * NUM_ENVS, autoreset_mode=mode), **options)
+
+
+def assert_equal(found: TensorDictBase, wanted: TensorDictBase) -> None:
+    """The same keys, but for our own, dtypes and values."""
+    ours = {key for key in found.keys(True, True) if "invalid_transition" not in key}
+    assert ours == set(wanted.keys(True, True))
+    for key in ours:
+        assert found[key].dtype == wanted[key].dtype and found[key].shape == wanted[key].shape, key
+        differ = (found[key] != wanted[key]).reshape(*found.shape, -1).any(-1).nonzero()
+        assert not len(differ), f"{key} at (env, step) {differ[0].tolist()}"
+
+
+def rolled(env: EnvBase, steps: int = STEPS) -> TensorDictBase:
+    env.set_seed(3)
+    torch.manual_seed(0)
+    return env.rollout(steps, break_when_any_done=False)
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_rollout_is_that_of_torchrls_own_wrapper(name: str, options: dict[str, Any]) -> None:
+    with contextlib.closing(made(name, options)) as ours, contextlib.closing(of_torchrl(name)) as theirs:
+        torch.manual_seed(0)
+        if name == "counts":
+            zeros = functools.partial(_with_action, ours.action_spec.zero())
+            found, wanted = (env.rollout(STEPS, zeros, break_when_any_done=False) for env in (ours, theirs))
+        else:
+            found, wanted = rolled(ours), rolled(theirs)
+        assert_equal(found, wanted)
+        assert wanted["next", "done"].sum() >= NUM_ENVS and not found["next", "invalid_transition"].any()
+
+
+def _with_action(action: torch.Tensor, tensordict: TensorDictBase) -> TensorDictBase:
+    return tensordict.set("action", action.clone())
+
+
+def test_rollout_is_what_gymnasiums_envs_show_stepped_by_hand(options: dict[str, Any]) -> None:
+    with contextlib.closing(made("CartPole-v1", options, categorical_action_encoding=True)) as env:
+        found = rolled(env)
+    for row in range(NUM_ENVS):
+        single = gymnasium.make("CartPole-v1")
+        observation, _ = single.reset(seed=3 + row)
+        observation, _ = single.reset()  # as rollout does
+        for step in range(STEPS):
+            data = found[row, step]
+            assert np.array_equal(data["observation"], observation)
+            observation, reward, terminated, truncated, _ = single.step(int(data["action"]))
+            assert np.array_equal(data["next", "observation"], observation)
+            assert (data["next", "reward"], data["next", "terminated"]) == (reward, terminated)
+            assert data["next", "truncated"] == truncated and data["next", "done"] == (terminated or truncated)
+            if terminated or truncated:
+                observation, _ = single.reset()
+
+
+def test_next_shows_the_end_and_the_step_after_it_the_reset(options: dict[str, Any]) -> None:
+    with contextlib.closing(made("counts", options)) as env:
+        data = env.rollout(40, functools.partial(_with_action, env.action_spec.zero()), break_when_any_done=False)
+    ends = data["next", "done"][:, :-1].squeeze(-1)
+    last, first = data["next", "observation"][:, :-1][ends], data["observation"][:, 1:][ends]
+    assert len(last) >= 5 * NUM_ENVS
+    assert (last[:, 1] == last[:, 0].clamp(min=2)).all()
+    assert (first[:, 1] == 0).all() and (first[:, 0] == last[:, 0] + 1).all()
+
+
+TRANSFORMS: dict[str, Callable[[], Any]] = {
+    "all": lambda: Compose(InitTracker(), StepCounter(), RewardSum()),
+    "cut by StepCounter": lambda: Compose(InitTracker(), StepCounter(max_steps=9), RewardSum()),
+}
+
+
+@pytest.mark.parametrize("transforms", TRANSFORMS)
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+def test_transforms_show_what_they_show_of_torchrls_own_wrapper(
+    name: str, transforms: str, options: dict[str, Any]
+) -> None:
+    ours = TransformedEnv(made(name, options), TRANSFORMS[transforms]())
+    theirs = TransformedEnv(of_torchrl(name), TRANSFORMS[transforms]())
+    with contextlib.closing(ours), contextlib.closing(theirs):
+        check_env_specs(ours)
+        found, wanted = rolled(ours), rolled(theirs)
+        assert_equal(found, wanted)
+        if transforms != "all":
+            assert wanted["next", "step_count"].max() == 9
+
+
+def test_resets_between_rollouts_are_those_of_torchrls_own_wrapper(options: dict[str, Any]) -> None:
+    with contextlib.closing(made("CartPole-v1", options)) as ours, contextlib.closing(of_torchrl("CartPole-v1")) as own:
+        for env in (ours, own):
+            env.set_seed(11)
+        for seed in range(6):
+            torch.manual_seed(seed)
+            found = ours.rollout(200)
+            torch.manual_seed(seed)
+            assert_equal(found, own.rollout(200))
+
+
+def test_any_envs_are_reset_at_any_time(options: dict[str, Any]) -> None:
+    mask = torch.tensor([[True], [False], [True], [False]])
+    with contextlib.closing(made("counts", options)) as env:
+        data = env.step(_with_action(env.action_spec.zero(), env.reset()))["next"]
+        data = env.reset(data.set("_reset", mask))
+        assert data["observation"].tolist() == [[2, 0], [1, 1], [2, 0], [1, 1]]
+        assert data["observation"].tolist() == env.reset(data.set("_reset", ~mask & mask))["observation"].tolist()
+
+
+def test_reset_of_what_a_step_has_reset_is_one_reset(options: dict[str, Any]) -> None:
+    with contextlib.closing(made("counts", options)) as env:
+        env.rollout(10, functools.partial(_with_action, env.action_spec.zero()))
+        for episode in (2, 3):
+            assert env.reset()["observation"].tolist() == [[episode, 0]] * NUM_ENVS
+
+
+def test_seed_holds_after_any_step(options: dict[str, Any]) -> None:
+    with contextlib.closing(made("CartPole-v1", options)) as env:
+        assert env.rollout(500)["next", "done"].any()
+        shown = env.reset(seed=5)["observation"]
+    for row in range(NUM_ENVS):
+        assert np.array_equal(shown[row], gymnasium.make("CartPole-v1").reset(seed=5 + row)[0])
+
+
+def collected(env: EnvBase) -> list[TensorDictBase]:
+    env.set_seed(5)
+    torch.manual_seed(1)
+    collector = Collector(env, None, frames_per_batch=NUM_ENVS * 50, total_frames=NUM_ENVS * 200)
+    found = [batch.clone() for batch in collector]
+    collector.shutdown()
+    return found
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "kinds"])
+def test_collector_collects_what_it_does_from_torchrls_own_wrapper(name: str, options: dict[str, Any]) -> None:
+    found, wanted = collected(made(name, options)), collected(of_torchrl(name))
+    for ours, theirs in zip(found, wanted, strict=True):
+        ours["collector", "traj_ids"] -= found[0]["collector", "traj_ids"].min()
+        theirs["collector", "traj_ids"] -= wanted[0]["collector", "traj_ids"].min()
+        assert_equal(ours, theirs)
+    assert sum(int(batch["next", "done"].sum()) for batch in wanted) > NUM_ENVS
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("encoding", [False, True], ids=["one-hot", "categorical"])
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "kinds"])
+def test_specs_are_kept(name: str, num_envs: int, encoding: bool, device: str | None) -> None:
+    env = make_env(FACTORIES[name], num_envs, categorical_action_encoding=encoding, device=device)
+    with contextlib.closing(env):
+        assert env.batch_size == (num_envs,)
+        check_env_specs(env)
+        data = env.rollout(30, break_when_any_done=False)
+        assert data.device == env.device == (torch.device(device) if device else None)
+        assert data["next", "invalid_transition"].shape == data["next", "done"].shape
+
+
+def test_infos_are_read_as_torchrl_reads_them(options: dict[str, Any]) -> None:
+    with contextlib.closing(made("kinds", options)) as bare:
+        env = bare.auto_register_info_dict()
+        data = env.rollout(50, break_when_any_done=False)
+        assert data["next", "taken"].tolist() == data["next", "inner", "count"].argmax(-1).float().tolist()
+        assert (data["taken"] == data["inner", "count"].argmax(-1)).all()
+        assert data["next", "done"].any()
+
+
+def test_copy_of_observations_stays_as_it_was(options: dict[str, Any]) -> None:
+    with contextlib.closing(made("CartPole-v1", options)) as env:
+        root = env.reset()
+        kept = []
+        for _ in range(60):
+            data, root = env.step_and_maybe_reset(env.rand_action(root))
+            kept.append((data.clone(), data))
+        assert all((before == after).all() for before, after in kept)
+
+
+@pytest.mark.parametrize("over_tcp", [False, True], ids=["private hub", "tcp"])
+def test_torchrls_own_processes_have_sessions_of_their_own(over_tcp: bool, tcp: str) -> None:
+    making = functools.partial(make_env, "CartPole-v1", 2, hub=tcp if over_tcp else None)
+    with contextlib.closing(ParallelEnv(2, making)) as env:
+        env.set_seed(1)
+        data = env.rollout(60, break_when_any_done=False)
+    assert data.shape == (2, 2, 60) and data["next", "done"].any()
+    last, first = data["next", "done"][:, :, :-1].squeeze(-1), data["observation"][:, :, 1:]
+    assert (first[last].abs() <= 0.05).all()
+
+
+# --- GymWrapper -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("over_tcp", [False, True], ids=["private hub", "tcp"])
+@pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, AutoresetMode.SAME_STEP])
+def test_gym_wrapper_takes_the_vector_env_in_its_two_modes(mode: AutoresetMode, over_tcp: bool, tcp: str) -> None:
+    hub = {"hub": tcp, "lane": "wire"} if over_tcp else {}
+    for name in ("CartPole-v1", "Pendulum-v1"):
+        ours = GymWrapper(envhub.make_vec(name, NUM_ENVS, autoreset_mode=mode, **hub))  # type: ignore[arg-type]
+        with contextlib.closing(ours), contextlib.closing(of_torchrl(name, mode)) as theirs:
+            check_env_specs(ours)
+            assert_equal(rolled(ours), rolled(theirs))
+            assert_equal(rolled(ours, 50), rolled(of_torchrl(name), 50))
+
+
+def test_gym_wrapper_refuses_the_mode_that_it_refuses_of_any_vector_env() -> None:
+    with contextlib.closing(envhub.make_vec("CartPole-v1", 2)) as envs, pytest.raises(RuntimeError, match="SAME_STEP"):
+        GymWrapper(envs)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, AutoresetMode.SAME_STEP])
+def test_gym_wrapper_goes_on_after_a_crash(mode: AutoresetMode) -> None:
+    before = workers()
+    envs = envhub.make_vec("CartPole-v1", 2, num_workers=2, autoreset_mode=mode)
+    collector = Collector(GymWrapper(envs), None, frames_per_batch=100, total_frames=-1)
+    batches = iter(collector)
+    next(batches)
+    kill_worker(min(workers() - before))
+    data = next(batches)
+    ((row, step, _),) = data["next", "truncated"].nonzero().tolist()
+    assert data["next", "reward"][row, step] == 0
+    cut, after = data[row, step], data[row, step + 1]
+    assert torch.equal(cut["next", "observation"], cut["observation"])
+    first = after
+    if mode is AutoresetMode.SAME_STEP:
+        assert torch.equal(after["observation"], cut["observation"]) and after["next", "reward"] == 0
+        first = after["next"]
+    assert (first["observation"].abs() <= 0.05).all()
+    assert not next(batches)["next", "truncated"].any()
+    collector.shutdown()
+
+
+# --- crashes ----------------------------------------------------------------------------------------------------------
+
+
+def test_cut_episode_is_told_from_a_real_one(tcp: str) -> None:
+    for where in ({"num_workers": 2}, {"hub": tcp, "lane": "wire", "num_workers": 2}):
+        env = make_env("dies" if "hub" in where else torchrl_envs.Dies, 2, restarts_max=1000, **where)
+        with contextlib.closing(TransformedEnv(env, Compose(StepCounter(), RewardSum()))) as counted:
+            data = counted.rollout(200, break_when_any_done=False)
+        end, cut = data["next", "done"], data["next", "invalid_transition"]
+        assert cut.sum() >= 4 and (end & ~cut).sum() >= 8
+        assert_cut(data, cut)
+        assert (data["next", "step_count"][cut] == 5).all()
+        assert (data["next", "episode_reward"][cut] == 4).all()
+        whole = end & ~cut
+        assert (data["next", "episode_reward"][whole] == data["next", "step_count"][whole]).all()
+        assert (data["next", "episode_reward"][whole] >= 8).all()  # no CartPole falls within 7 steps
+        assert {failure.signal for failure in env.failures.values()} == {"SIGKILL"}
+
+
+def assert_cut(data: TensorDictBase, cut: torch.Tensor) -> None:
+    """These steps are what a step is that the end of a worker cut short, and the step after it begins an episode."""
+    rows = cut.squeeze(-1)
+    assert not data["invalid_transition"].any()
+    assert data["next", "done"][cut].all() and data["next", "truncated"][cut].all()
+    assert not data["next", "terminated"][cut].any() and (data["next", "reward"][cut] == 0).all()
+    assert (data["next", "observation"][rows] == data["observation"][rows]).all()
+    after = data["observation"][:, 1:][rows[:, :-1]]
+    assert (after.abs() <= 0.05).all() and not data["done"].any()
+
+
+@pytest.mark.parametrize("where", ["private hub", "tcp"])
+def test_collection_goes_on_while_workers_are_killed(where: str, tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1") as hub:
+        address = {"hub": hub.tcp, "lane": "wire"} if where == "tcp" else {}
+        before = workers()
+        env = make_env("CartPole-v1", NUM_ENVS, num_workers=2, restarts_max=100, **address)
+        transformed = TransformedEnv(env, Compose(StepCounter(), RewardSum()))
+        taken = killed = 0
+
+        def policy(tensordict: TensorDictBase) -> TensorDictBase:
+            nonlocal killed, taken
+            taken += 1
+            if taken % 70 == 0 and killed < 4:
+                kill_worker(min(workers() - before))
+                killed += 1
+            return tensordict.set("action", env.action_spec.rand())
+
+        collector = Collector(transformed, policy, frames_per_batch=NUM_ENVS * 100, total_frames=NUM_ENVS * 400)
+        data = torch.cat([batch.clone() for batch in collector], 1)
+        collector.shutdown()
+        assert killed == 4 and data.shape == (NUM_ENVS, 400)
+        cut = data["next", "invalid_transition"]
+        assert 4 <= cut.sum() <= 4 * NUM_ENVS
+        assert_cut(data, cut)
+        whole = data["next", "done"] & ~cut
+        assert (data["next", "episode_reward"][whole] == data["next", "step_count"][whole]).all()
+        assert not data["next", "invalid_transition"][:, -20:].any() and whole[:, -100:].any()
+
+
+def test_loss_of_the_hub_cuts_every_episode_short() -> None:
+    with contextlib.closing(make_env("CartPole-v1", 2, on_hub_loss="recreate")) as env:
+        root, cut = env.reset(), 0
+        for step in range(60):
+            if step == 20:
+                os.kill(private_hub().pid, signal.SIGKILL)
+            data, root = env.step_and_maybe_reset(env.rand_action(root))
+            if data["next", "invalid_transition"].any():
+                cut += 1
+                assert data["next", "invalid_transition"].all() and data["next", "truncated"].all()
+                assert (root["observation"].abs() <= 0.05).all() and not root["done"].any()
+        assert cut == 1
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", [{"autoreset_mode": "Disabled"}, {"copy": False}], ids=str)
+def test_what_torchrl_needs_is_not_the_users(word: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=next(iter(word))):
+        make_env("CartPole-v1", 2, **word)
+
+
+def test_vector_env_of_another_mode_is_refused() -> None:
+    for mode in ("Disabled", "NextStep"):
+        with (
+            contextlib.closing(envhub.make_vec("CartPole-v1", 2, autoreset_mode=mode)) as envs,
+            pytest.raises(ValueError, match="SAME_STEP"),
+        ):
+            HubTorchEnv(envs)
+
+
+def test_error_of_an_env_is_raised_and_the_session_goes_on(options: dict[str, Any]) -> None:
+    with contextlib.closing(made("counts", options)) as env:
+        ones = functools.partial(_with_action, env.action_spec.zero() + torch.tensor([0, 1]))
+        for _ in range(2):
+            data = env.rollout(10, functools.partial(_with_action, env.action_spec.zero()))
+        with pytest.raises(ArithmeticError, match="third episode"):
+            env.step(ones(data[:, -1].exclude("next")))
+        assert env.reset()["observation"].tolist() == [[4, 0]] * NUM_ENVS
+        data = env.rollout(20, functools.partial(_with_action, env.action_spec.zero()), break_when_any_done=False)
+        assert data["next", "done"].any()
+
+
+def test_failed_making_leaves_no_worker() -> None:
+    before = workers()
+    with pytest.raises(TypeError, match="no_such_argument"):
+        make_env("CartPole-v1", 2, no_such_argument=1)
+    with pytest.raises(RuntimeError):
+        make_env("CartPole-v1", 2, device="nowhere")
+    assert wait_until(lambda: workers() <= before)
+
+
+def test_close_ends_the_session() -> None:
+    before = workers()
+    env = make_env("CartPole-v1", 2)
+    root = env.reset()
+    assert workers() - before
+    env.close()
+    assert env.is_closed
+    assert wait_until(lambda: workers() <= before)
+    with pytest.raises(envhub.SessionClosed):
+        env.step(env.rand_action(root))

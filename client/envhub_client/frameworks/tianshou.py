@@ -54,8 +54,8 @@ class TianshouVectorEnv(BaseVectorEnv):
     the gap for NaN.) The next ``reset`` of the env finds it working. ``WholeEpisodeStats``, ``AsyncCollector`` and
     ``ValidReplayBuffer`` leave such episodes and steps out.
 
-    With ``wait_num`` or ``timeout``, an env that is stepped after its episode's end, without a ``reset``, is reset
-    instead. All envs of a process step one after the other: with ``num_workers=num_envs`` a slow one delays no other.
+    An env that is stepped after its episode's end, without a ``reset``, is reset instead. All envs of a process step one
+    after the other: with ``wait_num`` or ``timeout``, have ``num_workers=num_envs``, and a slow one delays no other.
 
     Attributes:
         envs: the ``envhub.HubVectorEnv`` behind it.
@@ -99,10 +99,8 @@ class TianshouVectorEnv(BaseVectorEnv):
         assert timeout is None or timeout > 0, f"timeout is {timeout}, it should be positive if provided!"
         self.is_closed = True
         self.is_async = wait_num not in (None, count) or timeout is not None
-        # By parts, a step resets an env that has ended; a reset proper would wait for all envs under way.
-        mode = AutoresetMode.NEXT_STEP if self.is_async else AutoresetMode.DISABLED
         with by_value("tianshou"):
-            self.envs: HubVectorEnv = make_vec(env_fns, count, autoreset_mode=mode, **options)
+            self.envs: HubVectorEnv = make_vec(env_fns, count, autoreset_mode=AutoresetMode.NEXT_STEP, **options)
         self.is_closed = False
         self.env_num = count
         self.wait_num = wait_num or count
@@ -116,7 +114,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         self._flat_actions = not isinstance(self.envs.single_action_space, (Dict, Tuple))
         self._space_seeds: list[int | None] = [None] * count
         self._held: list[_Part] = []  # results that came while other envs were waited for
-        self._ended = np.zeros(count, bool)  # envs whose episode has ended since their last reset, if ``is_async``
+        self._ended = np.zeros(count, bool)  # envs whose episode has ended since their last reset
 
     # --- attributes ---------------------------------------------------------------------------------------------------
 
@@ -216,9 +214,10 @@ class TianshouVectorEnv(BaseVectorEnv):
         rows = self._rows(ids)
         if isinstance(self._space, Tuple):
             raise TypeError("Tuple observation space is not supported. ", "Please change it to array or dict space")
-        if self._under_way() and seed is None and options is None and self._ended[rows].all():
+        by_step = seed is None and options is None and self._ended[rows].all()
+        if by_step and (self._under_way() or self.envs.lane == "shared"):
             with _Draining(self):
-                observations, by_env = self._reset_among_others(rows)
+                observations, by_env = self._reset_by_step(rows)
         else:
             self._receive_all()
             seeds = None if seed is None else [seed] * self.env_num
@@ -232,8 +231,11 @@ class TianshouVectorEnv(BaseVectorEnv):
         infos[:] = [by_env.get(row, {}) for row in rows]
         return observations, infos
 
-    def _reset_among_others(self, rows: list[int]) -> tuple[np.ndarray, dict[int, dict[str, Any]]]:
-        """Reset envs that have ended, by a step, and hold what other envs return meanwhile."""
+    def _reset_by_step(self, rows: list[int]) -> tuple[np.ndarray, dict[int, dict[str, Any]]]:
+        """Reset envs that have ended, as a step of theirs does, and hold what other envs return meanwhile.
+
+        Unlike a reset proper it does not wait for all envs under way, and on the shared lane does not go by the hub.
+        """
         observations: dict[int, Any] = {}
         infos: dict[int, dict[str, Any]] = {}
         # An env whose worker takes its time to come back is truncated once more.
@@ -310,6 +312,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         actions = self._batched(action)
         if ids is self._all_ids or (len(ids) == self.env_num and np.array_equal(ids, self._all)):
             observations, *results, by_env = self.envs.step_each(actions)
+            np.logical_or(results[1], results[2], out=self._ended)
             return self._returned(ids, self._stacked(observations), results, by_env)
         rows = self._rows(ids)
         with _Draining(self):
@@ -322,6 +325,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         places = np.searchsorted(part.rows, rows)
         arrays = (part.rewards, part.terminations, part.truncations)
         results = [array[places] for array in arrays]
+        self._ended[part.rows] = part.terminations | part.truncations
         return self._returned(ids, self._stacked(part.observations)[places], results, part.infos)
 
     def _returned(

@@ -43,7 +43,7 @@ class HubVecEnv(VecEnv):
             TypeError: for ``autoreset_mode``, which SB3 decides.
             Exception: as for ``envhub.make_vec``.
         """
-        with by_value(*PACKAGES):
+        with by_value(env, *PACKAGES):
             self.envs: HubVectorEnv = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options)
         try:
             super().__init__(self.envs.num_envs, self.envs.single_observation_space, self.envs.single_action_space)

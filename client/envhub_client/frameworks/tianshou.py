@@ -46,7 +46,8 @@ class _Part(NamedTuple):
 class TianshouVectorEnv(BaseVectorEnv):
     """``envhub.tianshou.HubVectorEnv``: a vector env for tianshou's ``Collector`` and ``AsyncCollector``.
 
-    Results are those of ``SubprocVectorEnv``; rewards are float64, and observations have the dtype of their space.
+    Results are those of ``SubprocVectorEnv``. Rewards are float64 even where envs return integers, which tianshou's
+    buffers turn into floats; observations have the dtype of their space.
 
     An episode that the end of a worker cut short ends with ``truncated``, its last observation once more, reward 0,
     and ``invalid_transition`` in the info of that step. So the buffer's ``info.invalid_transition`` marks such steps;
@@ -54,8 +55,9 @@ class TianshouVectorEnv(BaseVectorEnv):
     the gap for NaN.) The next ``reset`` of the env finds it working. ``WholeEpisodeStats``, ``AsyncCollector`` and
     ``ValidReplayBuffer`` leave such episodes and steps out.
 
-    An env that is stepped after its episode's end, without a ``reset``, is reset instead. All envs of a process step one
-    after the other: with ``wait_num`` or ``timeout``, have ``num_workers=num_envs``, and a slow one delays no other.
+    An env that is stepped after its episode's end, without a ``reset``, is reset instead. The envs of a process step
+    one after the other: with ``wait_num`` or ``timeout`` and ``num_workers=num_envs`` a slow one delays no other. Over
+    a network, a step after one that timed out begins when one more env is done.
 
     Attributes:
         envs: the ``envhub.HubVectorEnv`` behind it.
@@ -99,7 +101,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         assert timeout is None or timeout > 0, f"timeout is {timeout}, it should be positive if provided!"
         self.is_closed = True
         self.is_async = wait_num not in (None, count) or timeout is not None
-        with by_value("tianshou"):
+        with by_value(env_fns, "tianshou"):
             self.envs: HubVectorEnv = make_vec(env_fns, count, autoreset_mode=AutoresetMode.NEXT_STEP, **options)
         self.is_closed = False
         self.env_num = count
@@ -113,6 +115,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         self._space = self.envs.single_observation_space
         self._flat_actions = not isinstance(self.envs.single_action_space, (Dict, Tuple))
         self._space_seeds: list[int | None] = [None] * count
+        self._sent: Any = None  # the last actions that were sent by parts
         self._held: list[_Part] = []  # results that came while other envs were waited for
         self._ended = np.zeros(count, bool)  # envs whose episode has ended since their last reset
 
@@ -152,6 +155,8 @@ class TianshouVectorEnv(BaseVectorEnv):
             Exception: as for ``HubVectorEnv.call_some``.
         """
         rows = self._free_rows(id)
+        if not rows:
+            return []
         unique = sorted(set(rows))
         there = self.envs.has_attr(key, unique)
         found = dict.fromkeys(unique)
@@ -240,7 +245,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         infos: dict[int, dict[str, Any]] = {}
         # An env whose worker takes its time to come back is truncated once more.
         while asked := [row for row in rows if row not in observations or INVALID in infos[row]]:
-            self._send(create_empty_array(self.envs.single_action_space, len(asked)), asked)
+            self._send(self._ignored_actions(len(asked)), asked)
             missing = set(asked)
             while missing:
                 part = _Part(*self.envs.recv_each(min_envs=1))
@@ -253,6 +258,14 @@ class TianshouVectorEnv(BaseVectorEnv):
                     observations[row], infos[row] = each[place], part.infos.get(row, {})
                     missing.discard(row)
         return self._stacked([observations[row] for row in rows]), infos
+
+    def _ignored_actions(self, count: int) -> Any:
+        """Actions for envs whose step is a reset, of the dtype of those under way: by parts there is but one."""
+        if isinstance(self._sent, np.ndarray):
+            return np.repeat(self._sent[:1], count, axis=0)
+        if isinstance(self._sent, (list, tuple)):
+            return [self._sent[0]] * count
+        return create_empty_array(self.envs.single_action_space, count)
 
     def seed(self, seed: int | Sequence[int | None] | None = None) -> list[Any]:
         """Seed every env, and what is returned as its action space; ``i`` is ``[i, i + 1, ...]``.
@@ -410,12 +423,16 @@ class TianshouVectorEnv(BaseVectorEnv):
         return self._returned(returned, observations, results, by_env)
 
     def _send(self, actions: Any, rows: list[int]) -> None:
-        try:
-            self.envs.send(actions, rows)
-        except SessionBusy:  # over the network, a wait that timed out has to end first
+        self._sent = actions
+        while True:
+            try:
+                self.envs.send(actions, rows)
+                return
+            except SessionBusy:  # over the network, a wait that timed out has to end first
+                if not self._under_way():
+                    raise
             with _Draining(self):
                 self._hold(None)
-            self.envs.send(actions, rows)
 
     def _under_way(self) -> int:
         """How many envs are under way in the hub."""
@@ -647,7 +664,7 @@ class HubEnvFactory(EnvFactory):
 
     def _create_env(self, mode: EnvMode) -> gymnasium.Env[Any, Any]:
         options = {name: value for name, value in self._options(mode).items() if name != "num_workers"}
-        with by_value("tianshou"):
+        with by_value(self.task, "tianshou"):
             return make(self.task, **options)
 
     def create_env(self, mode: EnvMode, seed: int | None = None) -> gymnasium.Env[Any, Any]:

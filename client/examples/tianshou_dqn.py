@@ -40,7 +40,7 @@ def main() -> None:
     test_envs.seed(arguments.seed + NUM_ENVS)
 
     action_space, observation_space = envs.action_space[0], envs.observation_space[0]
-    model = Net(state_shape=observation_space.shape, action_shape=int(action_space.n), hidden_sizes=[256, 256])
+    model = Net(state_shape=observation_space.shape, action_shape=int(action_space.n), hidden_sizes=[128, 128])
     policy = DiscreteQLearningPolicy(
         model=model, action_space=action_space, observation_space=observation_space, eps_training=1.0
     )
@@ -48,7 +48,7 @@ def main() -> None:
         policy=policy,
         optim=AdamOptimizerFactory(lr=1e-3),
         gamma=0.99,
-        n_step_return_horizon=3,
+        n_step_return_horizon=10,
         target_update_freq=200,
     )
     buffer = ValidReplayBuffer(100_000, NUM_ENVS)
@@ -60,7 +60,7 @@ def main() -> None:
     best = copy.deepcopy(policy.state_dict())
 
     def explore_less(_: int, env_step: int) -> None:
-        policy.set_eps_training(max(0.04, 1 - env_step / (0.2 * arguments.steps)))
+        policy.set_eps_training(max(0.04, 1 - env_step / (0.4 * arguments.steps)))
 
     def keep(found: Any) -> None:
         best.update(copy.deepcopy(found.policy.state_dict()))

@@ -204,7 +204,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         """Reset every env, or these, each with this seed and these options.
 
         Returns:
-            Observations and infos, an entry for each of ``env_id``.
+            Observations and infos, an entry for each of ``env_id``; an env that comes twice is reset once.
 
         Raises:
             AssertionError: after ``close``, or for envs that are stepping.
@@ -244,7 +244,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         observations: dict[int, Any] = {}
         infos: dict[int, dict[str, Any]] = {}
         # An env whose worker takes its time to come back is truncated once more.
-        while asked := [row for row in rows if row not in observations or INVALID in infos[row]]:
+        while asked := [row for row in dict.fromkeys(rows) if row not in observations or INVALID in infos[row]]:
             self._send(self._ignored_actions(len(asked)), asked)
             missing = set(asked)
             while missing:
@@ -324,10 +324,12 @@ class TianshouVectorEnv(BaseVectorEnv):
         assert len(action) == len(ids)
         actions = self._batched(action)
         if ids is self._all_ids or (len(ids) == self.env_num and np.array_equal(ids, self._all)):
+            self._ended.fill(False)  # and so it stays if the step raises
             observations, *results, by_env = self.envs.step_each(actions)
             np.logical_or(results[1], results[2], out=self._ended)
             return self._returned(ids, self._stacked(observations), results, by_env)
         rows = self._rows(ids)
+        self._ended[rows] = False
         with _Draining(self):
             self.envs.send(actions, rows)
             part = _Part(*self.envs.recv_each())
@@ -509,6 +511,7 @@ class _Draining:
             return
         owner = self._owner
         owner._held, owner.waiting_id, owner.ready_id = [], [], list(owner._all_ids)
+        owner._ended.fill(False)
         while True:
             try:
                 owner.envs.recv()

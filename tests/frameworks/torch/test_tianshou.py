@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -149,15 +150,10 @@ def test_frames_are_those_of_subproc_vector_env() -> None:
 
 def test_env_that_seeds_itself_is_seeded_so() -> None:
     with (
-        contextlib.closing(HubVectorEnv([Seeded] * 3)) as ours,
-        contextlib.closing(SubprocVectorEnv([Seeded] * 3)) as s,
+        contextlib.closing(HubVectorEnv([tianshou_envs.Seeded] * 3)) as ours,
+        contextlib.closing(SubprocVectorEnv([tianshou_envs.Seeded] * 3)) as s,
     ):
         assert ours.seed(5) == s.seed(5) == [[5], [6], [7]]
-
-
-class Seeded(tianshou_envs.Kinds):
-    def seed(self, seed: int) -> list[int]:
-        return [seed]
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -478,6 +474,14 @@ def test_factory_that_names_a_module_is_taken() -> None:
         envs.reset()
 
 
+def test_env_that_is_named_twice_is_reset_once() -> None:
+    with contextlib.closing(HubVectorEnv([tianshou_envs.Sleeps] * 2)) as envs:
+        assert envs.reset([1, 1, 0])[0].tolist() == [[1, 0]] * 3
+        for _ in range(4):
+            ended = envs.step(np.zeros(2))[2]
+        assert ended.all() and envs.reset([1, 0, 1])[0].tolist() == [[2, 0]] * 3
+
+
 def test_tensors_are_actions() -> None:
     with (
         contextlib.closing(HubVectorEnv("Pendulum-v1", 2)) as envs,
@@ -527,6 +531,13 @@ def test_experiments_train_the_same_wherever_the_envs_are(tmp_path: Path, tcp: s
     assert best_of(HubEnvFactory("CartPole-v1", hub=tcp), tmp_path) == wanted
     assert best_of(HubEnvFactory(tianshou_envs.cartpole), tmp_path) == wanted
     assert HubEnvFactory("CartPole-v1").create_env(EnvMode.TRAINING, seed=3).spec.id == "CartPole-v1"
+
+
+def test_high_level_factory_is_pickled_with_its_experiment() -> None:
+    factory = pickle.loads(pickle.dumps(HubEnvFactory("CartPole-v1", num_workers=1, render_mode_test="rgb_array")))
+    assert factory.task == "CartPole-v1" and "CartPole-v1" in str(factory)
+    with contextlib.closing(factory.create_venv(2, EnvMode.TEST, seed=1)) as envs:
+        assert envs.envs.num_workers == 1 and envs.envs.render_mode == "rgb_array"
 
 
 def test_high_level_factory_makes_envs_to_watch() -> None:

@@ -122,3 +122,10 @@ class Draws(Counts):
 
     def render(self) -> Any:
         return np.full((8, 8, 3), self.steps, np.uint8)
+
+
+class Seeded(Kinds):
+    """Has the method that tianshou seeds older envs by."""
+
+    def seed(self, seed: int) -> list[int]:
+        return [seed]

@@ -129,6 +129,22 @@ def test_each_env_gets_its_own_options(envs: envhub.HubVectorEnv) -> None:
         envs.reset(options=[None, 7, None, None, None])  # type: ignore[list-item]
 
 
+def test_some_are_reset_with_the_options_as_they_are(envs: envhub.HubVectorEnv) -> None:
+    envs.set_attr("options", "as before")
+    _, by_env = envs.reset_each([9, 8, 7, 6, 5], None, env_ids=[3, 0])
+    assert by_env == {row: {"options": "None"} for row in (0, 3)}
+    options = {"reset_mask": "its own"}
+    _, by_env = envs.reset_each(None, options, env_ids=np.array([4]))
+    assert by_env == {4: {"options": str(options)}}
+    assert envs.get_attr("options") == (None, "as before", "as before", None, options)
+    assert [envs.get_attr("np_random_seed", [row])[0] for row in (0, 3)] == [9, 6]
+    with pytest.raises(ValueError, match="env_ids"):
+        envs.reset_each(None, None, env_ids=[5])
+    with pytest.raises(ValueError, match="not with env_ids"):
+        envs.reset_each(None, [None] * 5, env_ids=[1])
+    envs.step(np.zeros(5, int))
+
+
 def test_parts_give_infos_by_env(envs: envhub.HubVectorEnv) -> None:
     envs.async_reset(seed=1)
     *_, infos, env_ids = envs.recv_each()

@@ -181,20 +181,29 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         options: Options = None,
         *,
         masked: bool = True,
+        env_ids: Any = None,
     ) -> None:
         """Begin a reset; arguments and errors as for ``reset``.
 
-        Without ``masked``, a ``reset_mask`` in the options is the envs' own affair.
+        With ``env_ids`` only these envs are reset. With them, or without ``masked``, a ``reset_mask`` in the options is
+        the envs' own affair.
 
         Raises:
+            ValueError: ``env_ids`` are not different numbers of envs, or come with a list of options.
             SessionBusy: another request is pending.
             SessionClosed: after ``close``.
         """
         self._session.check_free("reset_async")
         seeds = seeds_of(seed, self.num_envs)
         if isinstance(options, (list, tuple)):
+            if env_ids is not None:
+                raise ValueError("options for each env go with a reset of all envs, not with env_ids")
             self._session.require(1, "options for each env")
             reset = Reset(seeds, options_each=[*map(self._options, options_of(options, self.num_envs))])
+        elif env_ids is not None:
+            selected = np.zeros(self.num_envs, bool)
+            selected[checked_env_ids(env_ids, self.num_envs)] = True
+            reset = Reset(seeds, [] if selected.all() else selected.tolist(), self._options(options))
         else:
             mask, passed_on = split_mask(options, self.num_envs) if masked else ([], options)
             reset = Reset(seeds, mask, self._options(passed_on))
@@ -213,14 +222,15 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         return self._session.wait(AsyncState.WAITING_RESET, self._reset_result, timeout)
 
     def reset_each(
-        self, seed: Sequence[int | None] | None, options: Options, *, masked: bool = False
+        self, seed: Sequence[int | None] | None, options: Options, *, masked: bool = False, env_ids: Any = None
     ) -> tuple[Any, dict[int, dict[str, Any]]]:
         """As ``reset``, but with the infos as each env gave them, by env; an empty one may be left out.
 
-        Without ``masked``, a ``reset_mask`` in the options is the envs' own affair.
+        With ``env_ids`` only these envs are reset. With them, or without ``masked``, a ``reset_mask`` in the options is
+        the envs' own affair.
         """
         try:
-            self.reset_async(seed, options, masked=masked)
+            self.reset_async(seed, options, masked=masked, env_ids=env_ids)
             return self._session.wait(AsyncState.WAITING_RESET, self._reset_result, None, True)
         except BaseException as error:
             self._session.forget_pending(error)

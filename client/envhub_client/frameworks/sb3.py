@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import functools
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.frameworks.by_value import by_value
 from envhub_client.make import EnvLike, make_vec
 
-# What a factory of ``make_vec_env`` refers to. By reference, each worker would import PyTorch for it.
+# What a factory of ``make_vec_env`` refers to.
 PACKAGES = ("stable_baselines3", "sb3_contrib")
 
 
@@ -45,7 +43,7 @@ class HubVecEnv(VecEnv):
             TypeError: for ``autoreset_mode``, which SB3 decides.
             Exception: as for ``envhub.make_vec``.
         """
-        with _by_value():
+        with by_value(env, *PACKAGES):
             self.envs: HubVectorEnv = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options)
         try:
             super().__init__(self.envs.num_envs, self.envs.single_observation_space, self.envs.single_action_space)
@@ -169,15 +167,3 @@ class HubVecEnv(VecEnv):
             warnings.warn(f"get_images needs the render mode rgb_array, and it is {self.render_mode}", stacklevel=2)
             return [None] * self.num_envs
         return list(self.envs.render())
-
-
-@contextmanager
-def _by_value() -> Iterator[None]:
-    """Have cloudpickle send what factories use of SB3 itself, in place of its name."""
-    with ExitStack() as stack:
-        for name in PACKAGES:
-            package = sys.modules.get(name)
-            if package is not None and name not in cloudpickle.list_registry_pickle_by_value():
-                cloudpickle.register_pickle_by_value(package)
-                stack.callback(cloudpickle.unregister_pickle_by_value, package)
-        yield

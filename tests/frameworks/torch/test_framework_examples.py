@@ -1,4 +1,4 @@
-"""The examples with Stable-Baselines3 train until they have learned, and the README's programs run."""
+"""The examples with SB3 and tianshou train until they have learned, and the README's programs run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXAMPLES = ROOT / "client/examples"
 PROGRAMS = re.findall(r"```python torch\n(.*?)```", (ROOT / "client/README.md").read_text(), re.DOTALL)
 LINES_MAX = 100
 # The mean return of 50 episodes, after as many steps as the example takes by itself.
-LEARNED = {"sb3_ppo.py": 475.0, "sb3_dqn.py": 300.0}
+LEARNED = {"sb3_ppo.py": 475.0, "sb3_dqn.py": 300.0, "tianshou_dqn.py": 475.0}
 
 
 def ran(example: str, *arguments: str) -> float:

@@ -1,0 +1,552 @@
+"""``envhub.tianshou`` beside ``SubprocVectorEnv``, and what tianshou collects and trains with it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+import tianshou.env
+import tianshou_envs
+import torch
+from hubs import kill_worker, serve, worker_processes
+from same import assert_same
+from telling_env import Telling
+from tianshou.algorithm.algorithm_base import Policy
+from tianshou.data import AsyncCollector as TianshouAsyncCollector
+from tianshou.data import Batch, Collector, CollectStats, ReplayBuffer, VectorReplayBuffer
+from tianshou.env import BaseVectorEnv, ContinuousToDiscrete, SubprocVectorEnv, VectorEnvNormObs
+from tianshou.highlevel.env import EnvFactoryRegistered, EnvMode, VectorEnvType
+
+import envhub
+from envhub.tianshou import AsyncCollector, HubEnvFactory, HubVectorEnv, ValidReplayBuffer, WholeEpisodeStats
+
+torch.set_num_threads(1)
+
+NUM_ENVS, STEPS = 4, 400
+HERE = Path(__file__).parent
+FACTORIES: dict[str, Callable[[], gymnasium.Env[Any, Any]]] = {
+    "cartpole": tianshou_envs.cartpole,
+    "pendulum": tianshou_envs.pendulum,
+    "taxi": tianshou_envs.taxi,
+    "kinds": tianshou_envs.Kinds,
+}
+
+
+@pytest.fixture(scope="module")
+def tcp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    named = [f"{name}=tianshou_envs:{factory.__name__}" for name, factory in FACTORIES.items()]
+    with serve(tmp_path_factory.mktemp("hub"), *named, "CartPole-v1", cwd=HERE) as hub:
+        yield hub.tcp
+
+
+def results_of(step: Any) -> Any:
+    observations, rewards, *others = step
+    # Rewards that are integers are floats over a hub.
+    return observations, rewards.astype(np.float64) if rewards.dtype == np.int64 else rewards, *others
+
+
+def history(envs: BaseVectorEnv, steps: int) -> Iterator[Any]:
+    """Everything that steps of all envs and of some return, with the resets that a collector makes."""
+    rng = np.random.default_rng(5)
+    yield len(envs), envs.env_num, envs.is_async, envs.observation_space, envs.metadata
+    yield envs.seed(7)
+    spaces = envs.action_space
+    yield envs.reset()
+    yield envs.reset(seed=3, options={"low": -0.04, "high": 0.04})
+    yield envs.reset([2, 0])
+    for step in range(steps):
+        some = step % 4 == 3
+        ids = rng.permutation(NUM_ENVS)[: rng.integers(1, NUM_ENVS + 1)] if some else np.arange(NUM_ENVS)
+        actions = np.array([spaces[index].sample() for index in ids])
+        _, _, terminations, truncations, _ = found = results_of(envs.step(actions, ids))
+        yield found
+        if (ended := terminations | truncations).any():
+            yield envs.reset(ids[ended])
+    yield envs.reset(1), results_of(envs.step([spaces[1].sample()], 1)), envs.reset(seed=8)
+    yield results_of(envs.step([space.sample() for space in spaces]))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", ["private hub", "messages", "own process", "tcp"])
+@pytest.mark.parametrize("name", FACTORIES)
+def test_results_are_those_of_subproc_vector_env(name: str, way: str, tcp: str) -> None:
+    factories = [FACTORIES[name]] * NUM_ENVS
+    makes: dict[str, Callable[[], HubVectorEnv]] = {
+        "private hub": lambda: HubVectorEnv(factories),
+        "messages": lambda: HubVectorEnv(factories, lane="wire"),
+        "own process": lambda: HubVectorEnv(factories, num_workers=0),
+        "tcp": lambda: HubVectorEnv(name, NUM_ENVS, hub=tcp),
+    }
+    with contextlib.closing(SubprocVectorEnv(factories)) as theirs, contextlib.closing(makes[way]()) as ours:
+        for number, (found, wanted) in enumerate(zip(history(ours, STEPS), history(theirs, STEPS), strict=True)):
+            assert_same(found, wanted, f"{name} {way} {number}")
+
+
+def test_infos_of_every_kind_are_those_of_subproc_vector_env() -> None:
+    factories = [functools.partial(Telling, place) for place in range(NUM_ENVS)]
+    with contextlib.closing(SubprocVectorEnv(factories)) as theirs, contextlib.closing(HubVectorEnv(factories)) as ours:
+        for number, (found, wanted) in enumerate(zip(history(ours, 60), history(theirs, 60), strict=True)):
+            assert_same(found, wanted, str(number))
+
+
+# --- attributes -------------------------------------------------------------------------------------------------------
+
+ASKED: dict[str, Callable[[BaseVectorEnv, Any], Any]] = {
+    "value": lambda envs, ids: envs.get_env_attr("value", ids),
+    "property": lambda envs, ids: envs.get_env_attr("computed", ids),
+    "missing": lambda envs, ids: envs.get_env_attr("missing", ids),
+    "space": lambda envs, ids: envs.get_env_attr("action_space", ids),
+    "set": lambda envs, ids: (envs.set_env_attr("note", [1, 2], ids), envs.get_env_attr("note")),
+    "reserved": lambda envs, _: [envs.metadata, envs.reward_range, envs.spec, envs.observation_space],
+    "samples": lambda envs, ids: (envs.seed([4, 3, 2, 1]), [space.sample() for space in envs.action_space]),
+    "rendered": lambda envs, _: envs.render(),
+}
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[tuple[BaseVectorEnv, BaseVectorEnv]]:
+    with contextlib.ExitStack() as stack:
+        made = [kind([tianshou_envs.Kinds] * NUM_ENVS) for kind in (HubVectorEnv, SubprocVectorEnv)]
+        for envs in made:
+            stack.callback(envs.close)
+            envs.reset()
+        yield made[0], made[1]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("ids", [None, 2, -1, [3, 0], [1, 1], [], np.array([2, 1])], ids=str)
+@pytest.mark.parametrize("asked", [asked for asked in ASKED if asked != "rendered"])
+def test_attributes_are_those_of_subproc_vector_env(
+    both: tuple[BaseVectorEnv, BaseVectorEnv], asked: str, ids: Any
+) -> None:
+    found, wanted = (ASKED[asked](envs, ids) for envs in both)
+    assert_same(found, wanted, asked)
+
+
+def test_method_as_an_attribute_is_called_in_the_hub(both: tuple[BaseVectorEnv, BaseVectorEnv]) -> None:
+    methods = both[0].get_env_attr("method", [2, 0])
+    assert [method(2, plus=1) for method in methods] == [7, 7]
+
+
+def test_frames_are_those_of_subproc_vector_env() -> None:
+    factories = [tianshou_envs.Draws] * 2
+    frames = []
+    for kind in (HubVectorEnv, SubprocVectorEnv):
+        with contextlib.closing(kind(factories)) as envs:
+            envs.reset(seed=4)
+            frames.append(envs.render())
+    assert_same(frames[0], frames[1], "frames")
+
+
+def test_env_that_seeds_itself_is_seeded_so() -> None:
+    with (
+        contextlib.closing(HubVectorEnv([tianshou_envs.Seeded] * 3)) as ours,
+        contextlib.closing(SubprocVectorEnv([tianshou_envs.Seeded] * 3)) as s,
+    ):
+        assert ours.seed(5) == s.seed(5) == [[5], [6], [7]]
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_arguments_that_are_not_the_users() -> None:
+    factories = [tianshou_envs.Kinds] * 2
+    with pytest.raises(TypeError, match="autoreset_mode"):
+        HubVectorEnv(factories, autoreset_mode="Disabled")
+    with pytest.raises(ValueError, match="wait_num is a keyword"):
+        HubVectorEnv(factories, 1)
+    for options in ({"wait_num": 3}, {"wait_num": 0}, {"timeout": 0}):
+        with pytest.raises(AssertionError):
+            HubVectorEnv(factories, **options)
+
+
+@pytest.mark.parametrize(
+    ("ask", "error"),
+    [
+        (lambda envs: envs.step(None), ValueError),
+        (lambda envs: envs.step([0, 0, 0]), AssertionError),
+        (lambda envs: envs.step([0], 7), IndexError),
+        (lambda envs: envs.step([0, 0], [1, 1]), ValueError),
+        (lambda envs: envs.reset(7), IndexError),
+        (lambda envs: envs.reset(1, unknown=1), TypeError),
+        (lambda envs: envs.seed([1, 2]), ValueError),
+        (lambda envs: envs.get_env_attr("value", 7), IndexError),
+        (lambda envs: envs.get_env_attr("raising"), ZeroDivisionError),
+    ],
+)
+def test_errors_leave_the_envs_as_they_are(ask: Callable[[Any], Any], error: type[Exception]) -> None:
+    class Raising(tianshou_envs.Kinds):
+        raising = property(lambda self: 1 // 0)
+
+    with contextlib.closing(HubVectorEnv([Raising] * NUM_ENVS)) as envs:
+        envs.reset()
+        with pytest.raises(error):
+            ask(envs)
+        envs.step([1] * NUM_ENVS)
+        observations, *_ = envs.step([1], [2])
+        assert observations[0]["count"] == 2
+
+
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+@pytest.mark.parametrize("wait_num", [None, 1])
+def test_env_that_raises_ends_the_step_and_a_reset_goes_on(wait_num: int | None, lane: str) -> None:
+    kinds = [tianshou_envs.Kinds, tianshou_envs.Raises, tianshou_envs.Kinds]
+    with contextlib.closing(HubVectorEnv(kinds, wait_num=wait_num, lane=lane)) as envs:
+        for _ in range(2):
+            envs.reset()
+            with pytest.raises(RuntimeError, match="a step that raises"):
+                for _ in range(100):
+                    ready = list(envs.ready_id)
+                    envs.step([0] * len(ready), ready)
+            assert sorted(envs.ready_id) == [0, 1, 2]
+        envs.reset()
+
+
+def test_closed_envs_refuse_everything() -> None:
+    envs = HubVectorEnv("CartPole-v1", 2)
+    envs.close()
+    for ask in (envs.close, envs.reset, envs.render, envs.seed, lambda: envs.step([0, 0]), lambda: envs.metadata):
+        with pytest.raises(AssertionError, match="cannot be called after close"):
+            ask()
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def of_parts(**options: Any) -> HubVectorEnv:
+    return HubVectorEnv([tianshou_envs.Sleeps] * NUM_ENVS, num_workers=NUM_ENVS, **options)
+
+
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_a_step_waits_for_wait_num_envs(lane: str) -> None:
+    with contextlib.closing(of_parts(wait_num=2, lane=lane)) as envs:
+        assert envs.is_async
+        envs.reset()
+        observations, rewards, terminations, truncations, infos = envs.step(np.array([0.0, 0.0, 1500.0, 1500.0]))
+        assert sorted(info["env_id"] for info in infos) == [0, 1] == sorted(envs.ready_id)
+        assert sorted(envs.waiting_id) == [2, 3] and observations.shape == (2, 2)
+        assert rewards.dtype == np.float64 and not terminations.any() and not truncations.any()
+        for ask in (lambda: envs.step([0.0], 2), lambda: envs.reset(2), lambda: envs.get_env_attr("steps", 3)):
+            with pytest.raises(AssertionError, match="which is stepping now"):
+                ask()
+        with pytest.raises(AssertionError, match="which is stepping now"):
+            envs.seed(1)
+        with pytest.raises(RuntimeError, match="still stepping"):
+            envs.render()
+        assert envs.get_env_attr("steps", 0) == [1]  # it waits for the others, which are still to be returned
+        assert sorted(envs.waiting_id) == [2, 3]
+        *_, infos = envs.step(np.array([0.0, 0.0]), [1, 0])
+        assert sorted(info["env_id"] for info in infos) == [2, 3]
+        *_, infos = envs.step(None, id=envs.waiting_id)
+        assert sorted(info["env_id"] for info in infos) == [0, 1] and not envs.waiting_id
+        with pytest.raises(envhub.EnvHubError, match="no env is stepping"):
+            envs.step(None)
+        with pytest.raises(AssertionError, match="Can only interact with ready"):
+            envs.reset(9)
+
+
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_a_step_waits_no_longer_than_its_timeout(lane: str) -> None:
+    with contextlib.closing(of_parts(timeout=0.3, lane=lane)) as envs:
+        envs.reset()
+        start_s = time.monotonic()
+        *_, infos = envs.step(np.array([0.0, 0.0, 0.0, 2000.0]))
+        assert sorted(info["env_id"] for info in infos) == [0, 1, 2] and time.monotonic() - start_s < 1.5
+        *_, infos = envs.step(np.zeros(3), [0, 1, 2])
+        assert {info["env_id"] for info in infos} >= {0, 1, 2} - ({3} if lane == "wire" else set())
+        while envs.waiting_id:
+            envs.step(None)  # of which each waits for one at least
+        observations, _ = envs.reset()
+        assert observations.tolist() == [[2, 0]] * NUM_ENVS
+
+
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_reset_of_an_ended_env_waits_for_no_other(lane: str) -> None:
+    with contextlib.closing(of_parts(wait_num=1, lane=lane)) as envs:
+        envs.reset()
+        envs.step(np.array([0.0, 0.0, 0.0, 3000.0]))
+        for _ in range(30):
+            if len(ended := envs.ready_id) and envs.step(np.zeros(len(ended)), list(ended))[2].any():
+                break
+        start_s = time.monotonic()
+        (index,) = [index for index in envs.ready_id if envs._ended[index]][:1]
+        observations, infos = envs.reset(index)
+        assert time.monotonic() - start_s < 1.5 and 3 in envs.waiting_id
+        assert observations.tolist() == [[2, 0]] and infos.tolist() == [{}]
+        seen: list[int] = []
+        while envs.waiting_id:
+            seen += [info["env_id"] for info in envs.step(None)[4]]
+        assert len(seen) == len(set(seen)) and 3 in seen and index not in seen
+
+
+class Remembering(Policy):
+    """A random policy with a state, without which ``AsyncCollector`` of tianshou 2.0.1 fails."""
+
+    def forward(self, batch: Any, state: Any = None, **_: Any) -> Any:
+        return Batch(act=np.random.randint(2, size=len(batch)), state=np.zeros((len(batch), 1)))
+
+
+def random_policy(envs: BaseVectorEnv) -> Policy:
+    return Remembering(envs.action_space[0])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("over_tcp", [False, True], ids=["private hub", "tcp"])
+@pytest.mark.parametrize("options", [{"wait_num": 2}, {"timeout": 0.001}, {"wait_num": 3, "timeout": 0.05}], ids=str)
+def test_async_collector_collects_whole_trajectories(options: dict[str, Any], over_tcp: bool, tcp: str) -> None:
+    env = "cartpole" if over_tcp else [tianshou_envs.cartpole] * NUM_ENVS
+    where = {"hub": tcp} if over_tcp else {}
+    with contextlib.closing(HubVectorEnv(env, NUM_ENVS, num_workers=NUM_ENVS, **where, **options)) as envs:
+        envs.seed(3)
+        buffer = VectorReplayBuffer(2000, NUM_ENVS)
+        collector = TianshouAsyncCollector(random_policy(envs), envs, buffer)
+        collector.reset()
+        stats = collector.collect(n_step=400)
+        assert stats.n_collected_steps >= 400 and stats.n_collected_episodes == len(stats.returns) > 5
+        assert (stats.returns == stats.lens).all() and not buffer.hasnull()
+        for sub_buffer in buffer.buffers:
+            steps = sub_buffer[: len(sub_buffer)]
+            goes_on = ~steps.done[:-1]
+            assert goes_on.any() and (steps.obs_next[:-1][goes_on] == steps.obs[1:][goes_on]).all()
+            assert (np.abs(steps.obs[1:][~goes_on]) <= 0.05).all()  # the first observations of episodes
+        collector.reset()
+        assert collector.collect(n_episode=5).n_collected_episodes >= 5
+
+
+# --- collectors -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("wraps", [lambda envs: envs, VectorEnvNormObs], ids=["bare", "normalised"])
+def test_collector_collects_what_it_collects_with_subproc_vector_env(wraps: Callable[[Any], Any], tcp: str) -> None:
+    factories = [tianshou_envs.cartpole] * NUM_ENVS
+    makes = [
+        lambda: SubprocVectorEnv(factories),
+        lambda: HubVectorEnv(factories),
+        lambda: HubVectorEnv("cartpole", NUM_ENVS, hub=tcp),
+    ]
+    collected = []
+    for make in makes:
+        with contextlib.closing(make()) as made:
+            made.seed(9)
+            envs = wraps(made)
+            collector = Collector(random_policy(envs), envs, VectorReplayBuffer(4000, NUM_ENVS))
+            collector.reset()
+            first = collector.collect(n_step=400, random=True)
+            second = collector.collect(n_episode=7, random=True)
+            buffer = collector.buffer
+            collected.append([first.returns, second.returns, second.lens, buffer.obs, buffer.act, buffer.obs_next])
+    for found in collected[1:]:
+        assert_same(found, collected[0], "collected")
+
+
+def test_collector_of_one_env_takes_a_replay_buffer() -> None:
+    with contextlib.closing(HubVectorEnv("CartPole-v1", 1)) as envs:
+        collector = Collector(random_policy(envs), envs, ReplayBuffer(100))
+        collector.reset()
+        assert collector.collect(n_step=50, random=True).n_collected_steps == 50
+        assert len(collector.buffer) == 50 and (collector.buffer.info.env_id[:50] == 0).all()
+
+
+# --- what a crash cuts short ------------------------------------------------------------------------------------------
+
+
+def crashing(**options: Any) -> HubVectorEnv:
+    return HubVectorEnv([tianshou_envs.Counts] * 2, num_workers=2, restarts_max=10_000, **options)
+
+
+def cut_steps(buffer: Any) -> np.ndarray:
+    return np.flatnonzero(buffer.info.get("invalid_transition", np.zeros(buffer.maxsize, bool)))
+
+
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_episode_that_a_crash_cut_short_is_left_out_of_the_statistics(lane: str) -> None:
+    with contextlib.closing(crashing(lane=lane)) as envs:
+        buffer = ValidReplayBuffer(2000, 2)
+        collector = Collector(random_policy(envs), envs, buffer, collect_stats_class=WholeEpisodeStats)
+        collector.reset()
+        stats = collector.collect(n_step=300, random=True)
+        assert stats.n_cut_episodes >= 4 and stats.n_collected_episodes >= 8
+        assert (
+            (stats.returns == 10).all() and (stats.lens == 10).all() and len(stats.lens) == stats.n_collected_episodes
+        )
+        assert (stats.cut_returns == 4).all() and (stats.cut_lens == 5).all()
+        assert stats.returns_stat is not None and stats.returns_stat.std == 0
+        # In the buffer each is an episode that was truncated, and its last step is marked.
+        assert not buffer.hasnull()
+        cut = cut_steps(buffer)
+        assert len(cut) == stats.n_cut_episodes and buffer.truncated[cut].all() and not buffer.rew[cut].any()
+        assert (buffer.obs[cut] == buffer.obs_next[cut]).all()
+        assert buffer.truncated.sum() == len(cut)
+        assert {*envs.failures} == {0, 1} and envs.failures[0].signal == "SIGKILL"
+        # It is not drawn to learn from.
+        drawn = buffer.sample_indices(3000)
+        assert not np.isin(drawn, cut).any() and len(drawn) == 3000
+        assert np.isin(cut, buffer.sample_indices(0)).all()
+        plain = VectorReplayBuffer.sample_indices(buffer, 3000)
+        assert np.isin(plain, cut).any()
+
+
+def test_tests_have_a_result_when_every_episode_is_cut() -> None:
+    stats = WholeEpisodeStats()
+    cut = Batch(info=Batch(invalid_transition=np.array([False, True])), rew=np.array([1.0, 0.0]))
+    stats.update_at_episode_done(cut, 1.0)
+    assert stats.n_collected_episodes == 0 and stats.n_cut_episodes == 1
+    stats.refresh_all_sequence_stats()
+    assert stats.n_collected_episodes == 1 and stats.returns_stat is not None and stats.returns_stat.mean == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_async_collector_leaves_out_what_a_crash_cut_short() -> None:
+    with contextlib.closing(crashing(wait_num=1)) as envs:
+        collector = AsyncCollector(random_policy(envs), envs, VectorReplayBuffer(2000, 2))
+        collector.reset()
+        for _ in range(2):
+            stats = collector.collect(n_step=150)
+            assert stats.n_cut_episodes >= 2 and stats.n_collected_episodes == len(stats.returns) >= 3
+            assert (stats.returns == 10).all() and (stats.cut_returns == 4).all()
+        assert not collector.buffer.hasnull()
+        collector.reset()
+
+
+@pytest.mark.parametrize("options", [{}, {"wait_num": 2}], ids=["whole", "by parts"])
+@pytest.mark.filterwarnings("ignore")
+def test_collection_goes_on_when_a_worker_is_killed(options: dict[str, Any]) -> None:
+    before = {process.pid for process in worker_processes(os.getpid())}
+    with contextlib.closing(HubVectorEnv([tianshou_envs.cartpole] * 4, num_workers=2, **options)) as envs:
+        own = [process.pid for process in worker_processes(os.getpid()) if process.pid not in before]
+        assert len(own) == 2
+        buffer = VectorReplayBuffer(4000, 4)
+        kind: Any = AsyncCollector if options else functools.partial(Collector, collect_stats_class=WholeEpisodeStats)
+        collector = kind(random_policy(envs), envs, buffer)
+        collector.reset()
+        collector.collect(n_step=40)
+        kill_worker(own[0])
+        stats = collector.collect(n_step=400)
+        assert stats.n_cut_episodes == 2 == len(cut_steps(buffer)) == len(envs.failures)
+        assert stats.n_collected_steps >= 400 and stats.n_collected_episodes > 4
+        goes_on = collector.collect(n_step=200)
+        assert goes_on.n_cut_episodes == 0 and goes_on.n_collected_episodes > 2
+        assert not buffer.hasnull()
+
+
+def test_plain_statistics_count_it() -> None:
+    """What ``WholeEpisodeStats`` is for."""
+    with contextlib.closing(crashing()) as envs:
+        collector = Collector(random_policy(envs), envs, VectorReplayBuffer(2000, 2))
+        collector.reset()
+        stats: CollectStats = collector.collect(n_step=120, random=True)
+        assert set(stats.returns) == {10, 4}
+
+
+# --- what runs where --------------------------------------------------------------------------------------------------
+
+
+def imports_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_workers_do_not_import_torch() -> None:
+    before = {process.pid for process in worker_processes(os.getpid())}
+    factories = [lambda: ContinuousToDiscrete(tianshou_envs.pendulum(), 5)] * 2
+    with contextlib.closing(HubVectorEnv(factories)) as envs:
+        envs.reset()
+        own = {process.pid for process in worker_processes(os.getpid())} - before
+        assert own and not any(map(imports_torch, own)) and imports_torch(psutil.Process().pid)
+        assert envs.action_space[0] == gymnasium.spaces.MultiDiscrete([5])
+        envs.step(np.array([[1], [2]]))
+
+
+def test_factory_that_names_a_module_is_taken() -> None:
+    with contextlib.closing(
+        HubVectorEnv([lambda: tianshou.env.TruncatedAsTerminated(tianshou_envs.cartpole())])
+    ) as envs:
+        envs.reset()
+
+
+def test_env_that_is_named_twice_is_reset_once() -> None:
+    with contextlib.closing(HubVectorEnv([tianshou_envs.Sleeps] * 2)) as envs:
+        assert envs.reset([1, 1, 0])[0].tolist() == [[1, 0]] * 3
+        for _ in range(4):
+            ended = envs.step(np.zeros(2))[2]
+        assert ended.all() and envs.reset([1, 0, 1])[0].tolist() == [[2, 0]] * 3
+
+
+def test_tensors_are_actions() -> None:
+    with (
+        contextlib.closing(HubVectorEnv("Pendulum-v1", 2)) as envs,
+        contextlib.closing(HubVectorEnv("Pendulum-v1", 2)) as e,
+    ):
+        actions = torch.tensor([[0.5], [-1.5]], requires_grad=True)
+        found = []
+        for each, taken in ((envs, actions), (e, actions.detach().numpy())):
+            each.seed(1)
+            found.append(each.step(taken))
+        assert_same(found[0], found[1], "tensors")
+
+
+# --- the high-level interface -----------------------------------------------------------------------------------------
+
+
+def experiment(factory: Any, folder: Path) -> Any:
+    from tianshou.highlevel.config import OnPolicyTrainingConfig
+    from tianshou.highlevel.experiment import ExperimentConfig, PPOExperimentBuilder
+
+    config = ExperimentConfig(persistence_enabled=False, watch=False, persistence_base_dir=str(folder))
+    training = OnPolicyTrainingConfig(
+        max_epochs=2,
+        epoch_num_steps=400,
+        num_training_envs=2,
+        num_test_envs=2,
+        test_step_num_episodes=2,
+        collection_step_num_env_steps=200,
+        update_step_num_repetitions=2,
+        batch_size=64,
+        buffer_size=1000,
+    )
+    return PPOExperimentBuilder(factory, config, training).with_actor_factory_default([16]).build()
+
+
+def best_of(factory: Any, folder: Path) -> tuple[Any, Any]:
+    result = experiment(factory, folder).run(raise_error_on_dirname_collision=False).trainer_result
+    return result.best_reward, result.best_score
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_experiments_train_the_same_wherever_the_envs_are(tmp_path: Path, tcp: str) -> None:
+    registered = EnvFactoryRegistered(task="CartPole-v1", venv_type=VectorEnvType.SUBPROC)
+    wanted = best_of(registered, tmp_path)
+    assert wanted[0] > 5
+    assert best_of(HubEnvFactory("CartPole-v1", num_workers=1), tmp_path) == wanted
+    assert best_of(HubEnvFactory("CartPole-v1", hub=tcp), tmp_path) == wanted
+    assert best_of(HubEnvFactory(tianshou_envs.cartpole), tmp_path) == wanted
+    assert HubEnvFactory("CartPole-v1").create_env(EnvMode.TRAINING, seed=3).spec.id == "CartPole-v1"
+
+
+def test_high_level_factory_is_pickled_with_its_experiment() -> None:
+    factory = pickle.loads(pickle.dumps(HubEnvFactory("CartPole-v1", num_workers=1, render_mode_test="rgb_array")))
+    assert factory.task == "CartPole-v1" and "CartPole-v1" in str(factory)
+    with contextlib.closing(factory.create_venv(2, EnvMode.TEST, seed=1)) as envs:
+        assert envs.envs.num_workers == 1 and envs.envs.render_mode == "rgb_array"
+
+
+def test_high_level_factory_makes_envs_to_watch() -> None:
+    factory = HubEnvFactory(tianshou_envs.Draws)
+    envs = factory.create_envs(3, 2, create_watch_env=True, seed=4)
+    try:
+        assert [len(each) for each in (envs.training_envs, envs.test_envs, envs.watch_env)] == [3, 2, 1]
+        assert envs.watch_env.render()[0].shape == (8, 8, 3)
+        assert envs.get_action_shape() == 2 and envs.get_observation_shape() == (2,)
+    finally:
+        for each in (envs.env, envs.training_envs, envs.test_envs, envs.watch_env):
+            each.close()

@@ -1,0 +1,131 @@
+"""Envs that a hub serves to tianshou."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete
+
+
+def cartpole() -> gymnasium.Env[Any, Any]:
+    return gymnasium.make("CartPole-v1")
+
+
+def pendulum() -> gymnasium.Env[Any, Any]:
+    return gymnasium.make("Pendulum-v1", max_episode_steps=30)
+
+
+def taxi() -> gymnasium.Env[Any, Any]:
+    return gymnasium.make("Taxi-v4", max_episode_steps=25)
+
+
+class Kinds(gymnasium.Env[Any, Any]):
+    """Observations in a dict, infos that come and go, and attributes of every kind."""
+
+    observation_space = Dict({"position": Box(-9, 9, (2,), np.float32), "count": Discrete(99)})
+    action_space = Discrete(3)
+
+    def __init__(self) -> None:
+        self.value, self.steps = 3, 0
+
+    @property
+    def computed(self) -> int:
+        return self.value + 1
+
+    def method(self, by: int, plus: int = 0) -> int:
+        return self.value * by + plus
+
+    def _observed(self) -> dict[str, Any]:
+        position = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        return {"position": position, "count": np.int64(self.steps)}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._observed(), {"options": str(options)}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        info = {"text": "third", "steps": self.steps} if self.steps % 3 == 0 else {}
+        return self._observed(), float(action), self.steps == 7, self.steps % 5 == 0, info
+
+
+class Sleeps(gymnasium.Env[Any, Any]):
+    """Its action is for how many milliseconds it sleeps; episodes of four steps, which it counts in observations."""
+
+    observation_space = Box(0, 1e6, (2,), np.float32)
+    action_space = Box(0, 1e4, (), np.float32)
+
+    def __init__(self) -> None:
+        self.episodes = self.steps = 0
+
+    def _observed(self) -> np.ndarray:
+        return np.array([self.episodes, self.steps], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.episodes, self.steps = self.episodes + 1, 0
+        return self._observed(), {}
+
+    def step(self, action: Any) -> Any:
+        time.sleep(float(action) / 1e3)
+        self.steps += 1
+        return self._observed(), 1.0, self.steps == 4, False, {}
+
+
+class Counts(gymnasium.Env[Any, Any]):
+    """Episodes of ten steps and return 10; every third one of a process ends that process in its fifth step."""
+
+    observation_space = Box(0, 1e6, (2,), np.float32)
+    action_space = Discrete(2)
+
+    def __init__(self, dies: bool = True) -> None:
+        self.dies, self.episodes, self.steps = dies, 0, 0
+
+    def _observed(self) -> np.ndarray:
+        return np.array([self.episodes, self.steps], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.episodes, self.steps = self.episodes + 1, 0
+        return self._observed(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.dies and self.steps == 5 and self.episodes % 3 == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self._observed(), 1.0, self.steps == 10, False, {}
+
+
+class Raises(Kinds):
+    """Raises in its third step."""
+
+    def step(self, action: Any) -> Any:
+        if self.steps == 2:
+            raise RuntimeError("a step that raises")
+        return super().step(action)
+
+
+class Draws(Counts):
+    """Its frames show how many steps it has taken."""
+
+    metadata = {"render_modes": ["rgb_array"]}
+    render_mode = "rgb_array"
+
+    def __init__(self) -> None:
+        super().__init__(dies=False)
+
+    def render(self) -> Any:
+        return np.full((8, 8, 3), self.steps, np.uint8)
+
+
+class Seeded(Kinds):
+    """Has the method that tianshou seeds older envs by."""
+
+    def seed(self, seed: int) -> list[int]:
+        return [seed]

@@ -6,7 +6,6 @@ printed with their targets; they fail no test.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import Any
 
 import pytest
 from hubs import serve
+from turns import tell_ratios
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1800)]
 
-NUM_ENVS, STEPS, TURNS = 16, 200, 5
-TARGETS = {"private hub": 2.0, "hub over tcp": 1.5}
+NUM_ENVS, STEPS = 16, 200
 
 
 def sampler(env: str, env_config: dict[str, Any], mode: str, random_actions: bool) -> Callable[[], float]:
@@ -42,27 +41,20 @@ def sampler(env: str, env_config: dict[str, Any], mode: str, random_actions: boo
     return sample
 
 
-@pytest.mark.parametrize("random_actions", [True, False], ids=["random actions", "a policy's actions"])
-def test_rllib_sampling(random_actions: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("actions", ["random actions", "a policy's actions"])
+def test_rllib_sampling(actions: str, tmp_path: Path) -> None:
     ray = pytest.importorskip("ray")
     import envhub.rllib
 
-    name = envhub.rllib.register()
+    name, random_actions = envhub.rllib.register(), actions == "random actions"
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True)
     with serve(tmp_path, "CartPole-v1") as hub:
         samplers = {
             "async": sampler("CartPole-v1", {}, "async", random_actions),
             "private hub": sampler(name, {"env": "CartPole-v1"}, "vector_entry_point", random_actions),
-            "hub over tcp": sampler(
+            "tcp": sampler(
                 name, {"env": "CartPole-v1", "hub": hub.tcp, "lane": "wire"}, "vector_entry_point", random_actions
             ),
         }
-        rates: dict[str, list[float]] = {way: [] for way in samplers}
-        for _ in range(TURNS):
-            for way, sample in samplers.items():
-                rates[way].append(sample())
-    medians = {way: statistics.median(found) for way, found in rates.items()}
-    for way, target in TARGETS.items():
-        ratio = medians[way] / medians["async"]
-        print(f"{way}: {medians[way]:,.0f} env-steps/s, {ratio:.2f} x async's {medians['async']:,.0f}; target {target}")
-    assert all(min(found) > 0 for found in rates.values())
+        measure = f"RLlib sampling, CartPole-v1, {NUM_ENVS} envs, {actions}"
+        tell_ratios(measure, samplers, "async", {"private hub": 2.0, "tcp": 1.5})

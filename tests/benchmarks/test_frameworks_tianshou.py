@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +17,12 @@ import gymnasium
 import numpy as np
 import pytest
 from hubs import serve
+from turns import tell_ratios
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1800)]
 
-SECONDS, TURNS = 1.0, 5
-TARGETS = {16: {"private hub": 2.0, "hub over tcp": 1.2}, 64: {"private hub": 5.0, "hub over tcp": 4.0}}
+SECONDS = 1.0
+TARGETS = {16: {"private hub": 2.0, "tcp": 1.2}, 64: {"private hub": 5.0, "tcp": 4.0}}
 MAKE = functools.partial(gymnasium.make, "CartPole-v1")
 
 
@@ -54,23 +54,14 @@ def test_tianshou_steps(num_envs: int, with_resets: bool, tmp_path: Path) -> Non
 
     with serve(tmp_path, "CartPole-v1") as hub, contextlib.ExitStack() as stack:
         makes: dict[str, Callable[[], Any]] = {
-            "shmem": lambda: ShmemVectorEnv([MAKE] * num_envs),
+            "ShmemVectorEnv": lambda: ShmemVectorEnv([MAKE] * num_envs),
             "private hub": lambda: HubVectorEnv([MAKE] * num_envs),
-            "hub over tcp": lambda: HubVectorEnv("CartPole-v1", num_envs, hub=hub.tcp, lane="wire"),
+            "tcp": lambda: HubVectorEnv("CartPole-v1", num_envs, hub=hub.tcp, lane="wire"),
         }
         made = {way: make() for way, make in makes.items()}
-        rates: dict[str, list[float]] = {way: [] for way in made}
         for envs in made.values():
             stack.callback(envs.close)
             envs.reset()
-        for _ in range(TURNS):
-            for way, envs in made.items():
-                rates[way].append(steps_per_second(envs, with_resets))
-    medians = {way: statistics.median(found) for way, found in rates.items()}
-    for way, target in TARGETS[num_envs].items():
-        ratio = medians[way] / medians["shmem"]
-        print(
-            f"{num_envs} envs, {'with' if with_resets else 'without'} resets, {way}: {medians[way]:,.0f} env-steps/s, "
-            f"{ratio:.2f} x ShmemVectorEnv's {medians['shmem']:,.0f}; target {target}"
-        )
-    assert all(min(found) > 0 for found in rates.values())
+        rates = {way: functools.partial(steps_per_second, envs, with_resets) for way, envs in made.items()}
+        measure = f"tianshou step, CartPole-v1, {num_envs} envs, {'with' if with_resets else 'without'} resets"
+        tell_ratios(measure, rates, "ShmemVectorEnv", TARGETS[num_envs])

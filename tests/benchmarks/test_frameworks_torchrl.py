@@ -6,7 +6,6 @@ with their targets; they fail no test.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +13,12 @@ from typing import Any
 
 import pytest
 from hubs import serve
+from turns import tell_ratios
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1800)]
 
-NUM_ENVS, STEPS, TURNS = 16, 200, 5
-TARGETS = {"private hub": 6.0, "private hub, one worker": 6.0, "hub over tcp": 4.0, "hub over tcp, one worker": 4.0}
+NUM_ENVS, STEPS = 16, 200
+TARGETS = {"private hub": 6.0, "private hub, one worker": 6.0, "tcp": 4.0, "tcp, one worker": 4.0}
 
 
 def collection(env: Any, closing: list[Any]) -> Callable[[], float]:
@@ -47,20 +47,12 @@ def test_torchrl_collection(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     collectors: list[Any] = []
     with serve(tmp_path, "CartPole-v1") as hub:
-        places: dict[str, dict[str, Any]] = {"private hub": {}, "hub over tcp": {"hub": hub.tcp, "lane": "wire"}}
+        places: dict[str, dict[str, Any]] = {"private hub": {}, "tcp": {"hub": hub.tcp, "lane": "wire"}}
         collections = {"GymEnv": collection(envs.GymEnv("CartPole-v1", num_envs=NUM_ENVS), collectors)}
         for way, options in places.items():
             for workers, count in {"": None, ", one worker": 1}.items():
                 env = make_env("CartPole-v1", NUM_ENVS, num_workers=count, **options)
                 collections[way + workers] = collection(env, collectors)
-        rates: dict[str, list[float]] = {way: [] for way in collections}
-        for _ in range(TURNS):
-            for way, collect in collections.items():
-                rates[way].append(collect())
+        tell_ratios(f"TorchRL collector, CartPole-v1, {NUM_ENVS} envs", collections, "GymEnv", TARGETS)
         for collector in collectors:
             collector.shutdown()
-    medians = {way: statistics.median(found) for way, found in rates.items()}
-    for way, target in TARGETS.items():
-        ratio, theirs = medians[way] / medians["GymEnv"], medians["GymEnv"]
-        print(f"{way}: {medians[way]:,.0f} env-steps/s, {ratio:.2f} x GymEnv's {theirs:,.0f}; target {target}")
-    assert all(min(found) > 0 for found in rates.values())

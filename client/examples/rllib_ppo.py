@@ -27,6 +27,7 @@ def configure(hub: str | None, env_runners: int, steps: int, seed: int) -> PPOCo
             num_env_runners=env_runners,
             num_envs_per_env_runner=NUM_ENVS // max(env_runners, 1),
             gym_env_vectorize_mode="vector_entry_point",
+            create_env_on_local_worker=True,  # to evaluate with
         )
         .callbacks(envhub.rllib.CutEpisodes)
         .training(
@@ -42,8 +43,10 @@ def configure(hub: str | None, env_runners: int, steps: int, seed: int) -> PPOCo
             vf_clip_param=1e6,
             lr=[[0, 1e-3], [steps, 0.0]],
         )
-        .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh"))
-        .evaluation(evaluation_duration=50, evaluation_duration_unit="episodes")
+        .rl_module(
+            model_config=DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False)
+        )
+        .evaluation(evaluation_duration=50, evaluation_config={"explore": False})
         .debugging(seed=seed, log_level="ERROR")
     )
 
@@ -65,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Learn CartPole-v1 by RLlib's PPO.")
     parser.add_argument("--hub", metavar="ADDRESS", help="a hub's address; by default private hubs")
     parser.add_argument("--env-runners", type=int, default=0, help="processes that sample; 0 is this one")
-    parser.add_argument("--steps", type=int, default=150_000)
+    parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     ray.init(num_cpus=arguments.env_runners + 1, include_dashboard=False, log_to_driver=False)

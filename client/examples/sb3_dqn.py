@@ -6,9 +6,11 @@ pip install "envhub-rl[sb3]" && python sb3_dqn.py
 from __future__ import annotations
 
 import argparse
+import tempfile
 
 import torch
 from stable_baselines3 import DQN
+from stable_baselines3.common.callbacks import EvalCallback, StopTrainingOnRewardThreshold
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecMonitor
 
@@ -27,6 +29,7 @@ def main() -> None:
     envs = HubVecEnv("CartPole-v1", 4, hub=arguments.hub)
     envs.seed(arguments.seed)
     monitored = VecMonitor(envs)
+    test_envs = VecMonitor(HubVecEnv("CartPole-v1", 16, hub=arguments.hub))
     model = DQN(
         "MlpPolicy",
         monitored,
@@ -44,9 +47,20 @@ def main() -> None:
         seed=arguments.seed,
         device="cpu",
     )
-    model.learn(arguments.steps)
-    mean, _ = evaluate_policy(model, monitored, n_eval_episodes=50)
+    with tempfile.TemporaryDirectory() as best:
+        keep_best = EvalCallback(
+            test_envs,
+            callback_on_new_best=StopTrainingOnRewardThreshold(495, verbose=0),
+            n_eval_episodes=32,
+            eval_freq=500,
+            best_model_save_path=best,
+            verbose=0,
+        )
+        model.learn(arguments.steps, keep_best)
+        model.set_parameters(f"{best}/best_model")
+    mean, _ = evaluate_policy(model, test_envs, n_eval_episodes=50)
     monitored.close()
+    test_envs.close()
     print(f"mean return of 50 episodes: {mean:.1f}")
 
 

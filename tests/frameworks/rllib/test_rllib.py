@@ -167,13 +167,12 @@ def test_training_goes_on_after_crashes() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("over_tcp", [False, True], ids=["private hub", "tcp"])
-def test_the_example_learns(over_tcp: bool, seed: int, tcp: str) -> None:
+def test_the_example_learns(over_tcp: bool, tcp: str) -> None:
     spec = importlib.util.spec_from_file_location(
         "rllib_ppo", Path(__file__).parents[3] / "client/examples/rllib_ppo.py"
     )
     assert spec is not None and spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
-    assert example.learn(tcp if over_tcp else None, 2 if over_tcp else 0, 100_000, seed) >= 475
+    assert example.learn(tcp if over_tcp else None, 2 if over_tcp else 0, 100_000, 1) >= 475

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -84,6 +85,48 @@ def test_an_evaluation_leaves_out_what_a_crash_cut_short() -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_torch_ppo_learns(seed: int) -> None:
     assert run("torch_ppo.py", "--seed", str(seed)) >= 475
+
+
+class Recorded:
+    """A vector env whose rewards and ends are kept."""
+
+    def __init__(self, envs: Any) -> None:
+        self._envs = envs
+        self.rewards: list[np.ndarray] = []
+        self.ends: list[np.ndarray] = []
+
+    def step(self, actions: Any) -> Any:
+        result = self._envs.step(actions)
+        self.rewards.append(result[1].copy())
+        self.ends.append(result[2] | result[3])
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._envs, name)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_torch_ppo_is_the_same_wherever_the_envs_are(tmp_path: Path) -> None:
+    def learned(vector_env: Any) -> tuple[np.ndarray, np.ndarray, list[torch.Tensor]]:
+        envs = Recorded(vector_env)
+        policy = torch_ppo.learn(envs, STEPS, 1)
+        vector_env.close()
+        return np.array(envs.rewards), np.array(envs.ends), [each.detach() for each in policy.parameters()]
+
+    count = torch_ppo.NUM_ENVS
+    factories = [lambda: gymnasium.make("CartPole-v1")] * count
+    with serve(tmp_path, "CartPole-v1") as hub:
+        rewards, ends, weights = learned(gymnasium.vector.SyncVectorEnv(factories))
+        assert len(rewards) * count >= STEPS and ends.sum() > 500
+        for vector_env in (
+            envhub.make_vec("CartPole-v1", count),
+            envhub.make_vec("CartPole-v1", count, hub=hub.tcp, lane="wire"),
+        ):
+            found = learned(vector_env)
+            np.testing.assert_array_equal(found[0], rewards)
+            np.testing.assert_array_equal(found[1], ends)
+            assert all(map(torch.equal, found[2], weights))
 
 
 class Killed:

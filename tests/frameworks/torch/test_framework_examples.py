@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,8 @@ ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "client/examples"
 PROGRAMS = re.findall(r"```python torch\n(.*?)```", (ROOT / "client/README.md").read_text(), re.DOTALL)
 LINES_MAX = 100
-# The mean return of 50 episodes, after as many steps as the example takes by itself.
-LEARNED = {"sb3_ppo.py": 475.0, "sb3_dqn.py": 300.0, "tianshou_dqn.py": 475.0, "torchrl_ppo.py": 475.0}
+NAMES = ["sb3_ppo.py", "sb3_dqn.py", "tianshou_dqn.py", "torchrl_ppo.py"]
+LEARNED = 475.0  # the mean return of 50 episodes, after as many steps as the example takes by itself
 
 
 def ran(example: str, *arguments: str) -> float:
@@ -29,7 +28,7 @@ def ran(example: str, *arguments: str) -> float:
     return float(found[1])
 
 
-@pytest.mark.parametrize("example", LEARNED)
+@pytest.mark.parametrize("example", NAMES)
 def test_example_is_short_and_trains_over_tcp(example: str, tmp_path: Path) -> None:
     assert len((EXAMPLES / example).read_text().splitlines()) <= LINES_MAX
     with serve(tmp_path, "CartPole-v1") as hub:
@@ -38,13 +37,9 @@ def test_example_is_short_and_trains_over_tcp(example: str, tmp_path: Path) -> N
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("example", LEARNED)
-def test_example_learns(example: str, seed: int) -> None:
-    start_s = time.perf_counter()
-    mean_return = ran(example, "--seed", str(seed))
-    print(f"{example}, seed {seed}: mean return {mean_return} after {time.perf_counter() - start_s:.0f} s")
-    assert mean_return >= LEARNED[example]
+@pytest.mark.parametrize("example", NAMES)
+def test_example_learns(example: str) -> None:
+    assert ran(example) >= LEARNED
 
 
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))

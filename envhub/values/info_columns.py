@@ -25,7 +25,8 @@ _CODES = {"b1": "?", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2"
 _CODES.update({"f2": "e", "f4": "f", "f8": "d"})
 _PYTHON = {bool: "b1", int: "i8", float: "f8"}
 _NUMPY = {np.dtype(name).type: name for name in _CODES}
-_OTHERWISE = frozenset(["final_obs"])
+# Observations, of which Gymnasium's vector envs make an array of objects, and not a batch.
+UNBATCHED = frozenset(["final_obs"])
 
 
 class NotInColumns(Exception):
@@ -39,6 +40,12 @@ class Column(NamedTuple):
     kind: type
     dtype: Any
     shape: tuple[int, ...]
+
+    def value(self, record: Any) -> Any:
+        """The value in one row, of the type that the env gave it."""
+        if self.kind is np.ndarray:
+            return np.array(record[self.name], self.dtype)
+        return record[self.name].item() if self.kind in _PYTHON else record[self.name]
 
 
 Tree = Dict[str, Union[Column, "Tree"]]
@@ -84,7 +91,7 @@ class Template:
     def _grow(self, example: dict[str, Any], nesting: int) -> Tree:
         tree: Tree = {}
         for key, value in example.items():
-            if key in _OTHERWISE or f"_{key}" in example:
+            if f"_{key}" in example or (key in UNBATCHED and type(value) is dict):
                 raise NotInColumns(f"the key {key!r}")
             tree[key] = self._grow(value, nesting - 1) if type(value) is dict and nesting else self._column(value)
         return tree
@@ -106,15 +113,9 @@ class Template:
 
 
 def _filled(tree: Tree, record: Any) -> dict[str, Any]:
-    info: dict[str, Any] = {}
-    for key, found in tree.items():
-        if isinstance(found, dict):
-            info[key] = _filled(found, record)
-        elif found.kind is np.ndarray:
-            info[key] = np.array(record[found.name], found.dtype)
-        else:
-            info[key] = record[found.name].item() if found.kind in _PYTHON else record[found.name]
-    return info
+    return {
+        key: _filled(found, record) if isinstance(found, dict) else found.value(record) for key, found in tree.items()
+    }
 
 
 class Writer:

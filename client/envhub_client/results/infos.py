@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from envhub.values.info_columns import Column, Tree
+from envhub.values.info_columns import UNBATCHED, Column, Tree
 from envhub_client.batch import InfoGroup
 
 _ADD_INFO = VectorEnv._add_info
@@ -90,6 +90,8 @@ def _fits(tree: Tree, batch: Any) -> bool:
         if isinstance(column, dict):
             if not _fits(column, there):
                 return False
+        elif key in UNBATCHED:
+            continue
         elif not isinstance(there, np.ndarray) or (there.dtype, there.shape[1:]) != (_form(column), column.shape):
             return False
     return True
@@ -101,6 +103,10 @@ def _merged(tree: Tree, batch: dict[str, Any], rows: np.ndarray, records: np.nda
         value, mask = batch.get(key), batch.get(f"_{key}")
         if isinstance(column, dict):
             value = _merged(column, value or {}, rows, records, num_envs)
+        elif key in UNBATCHED:
+            value = np.full(num_envs, None) if value is None else value
+            for row, record in zip(rows.tolist(), records, strict=True):
+                value[row] = column.value(record)
         elif whole and value is None and column.kind is not np.bool_:
             value = records[column.name].copy()
         else:

@@ -39,6 +39,7 @@ def test_given_number_of_workers_is_used() -> None:
         (TWO, 16, CARTPOLE, 1),
         (TWO, 4, StepCost(60e-6, 0.0), 1),
         (TWO, 4, StepCost(150e-6, 0.0), 2),
+        (TWO, 8, StepCost(48e-6, 0.0), 2),
         (SIXTEEN, 2, StepCost(1e-6, 0.0), 1),
         # One env.
         (TWO, 1, BUSY, 1),

@@ -92,7 +92,8 @@ def test_large_info_that_a_worker_forges_reaches_nobody(plagued: ServedHub, mebi
 def test_worker_that_fills_its_bells_holds_up_nobody_else(plagued: ServedHub) -> None:
     with contextlib.closing(envhub.make_vec("wordy", 2, num_workers=2, hub=plagued.ipc, lane="wire")) as envs:
         envs.reset()
-        assert min(envs.call("fill_bells")) >= 3
+        for row in range(2):  # one after the other, because a bell that both have blocks one of them
+            assert envs.call_some([row], "fill_bells")[0] >= 3
         for _ in range(3):
             with contextlib.suppress(envhub.EnvHubError):
                 envs.step_async(np.zeros(2, int))

@@ -417,7 +417,7 @@ class Hub:
         if authenticator is not None and descriptor == authenticator.descriptor:
             while (asked := authenticator.asked()) is not None:
                 self._on_monitor()
-                self._access.answer(asked)
+                self._access.answer(asked, self._clock.now_s())
             return
         self._poller.unregister(descriptor)  # no client is left to answer, so there is nothing to drain
         self._service = Service.DRAINING

@@ -18,6 +18,7 @@ from envhub_server.network.key_folder import KeyFolder
 from envhub_server.network.rights import ANYBODY, OWN_USER, Holder
 
 KEYS_S = 0.5  # from one check of the folder of keys to the next
+UNKNOWN_KEY_S = 0.1  # the same where a client comes with a key that is not known, which may have been added just now
 REMOVED = "its key was removed"
 CHANGED = "its key was removed, or has another right"
 REFUSED_S = 1.0  # for a client that was refused to read why, and to go
@@ -45,6 +46,8 @@ class Access:
         self.connections_ended = 0
         self._connections = Connections()
         self._check_keys_s = math.inf
+        self._unknown_key_s = 0.0  # when an unknown key is a reason to look again
+        self._keys_changed = False
 
     @property
     def open_to_all(self) -> bool:
@@ -94,10 +97,21 @@ class Access:
         if self.authenticator is not None:
             self.authenticator.close()
 
-    def answer(self, asked: list[bytes]) -> None:
+    def answer(self, asked: list[bytes], now_s: float) -> None:
         """Answer what libzmq has asked; all connections that it has accepted by now must have been noted."""
-        if self.authenticator is not None:
-            self.authenticator.answer(asked, self._connections.others)
+        if self.authenticator is None:
+            return
+        if now_s >= self._unknown_key_s and self.authenticator.is_unknown(asked):
+            self._unknown_key_s = now_s + UNKNOWN_KEY_S
+            self._read_keys()
+        self.authenticator.answer(asked, self._connections.others)
+
+    def _read_keys(self) -> None:
+        """Read the keys again if they have changed."""
+        if self._keys is not None and self._keys.refresh():
+            names = sorted({holder.name for holder in self._keys.holders.values()})
+            self._audit.write("keys_read", "", clients=" ".join(names))
+            self._keys_changed = True
 
     # --- connections --------------------------------------------------------------------------------------------------
 
@@ -176,9 +190,9 @@ class Access:
         ends += [(descriptor, much) for descriptor in unread]
         if self._keys is not None and now_s >= self._check_keys_s:
             self._check_keys_s = now_s + KEYS_S
-            if self._keys.refresh():
-                names = sorted({holder.name for holder in self._keys.holders.values()})
-                self._audit.write("keys_read", "", clients=" ".join(names))
+            self._read_keys()
+            if self._keys_changed:
+                self._keys_changed = False
                 ends += [(descriptor, CHANGED) for descriptor in self._connections.changed(self._keys.holders)]
         return ends
 

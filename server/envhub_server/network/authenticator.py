@@ -57,6 +57,12 @@ class Authenticator:
         except zmq.Again:
             return None
 
+    def is_unknown(self, frames: list[bytes]) -> bool:
+        """Whether libzmq asks for a client whose key is not known, and is not the one by which the hub tests itself."""
+        if self._folder is None or len(frames) != 7:
+            return False
+        return frames[6] != self._throw_away and frames[6] not in self._folder.holders
+
     def answer(self, frames: list[bytes], others_connected: bool) -> None:
         """Answer what libzmq asked; ``others_connected`` says whether another user's process is connected."""
         user = self._admitted(frames, others_connected)

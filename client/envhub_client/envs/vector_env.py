@@ -293,9 +293,20 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         return self._session.wait(AsyncState.WAITING_STEP, self._step_result, timeout)
 
-    def step_wait_each(self, timeout: float | None = None) -> StepReturn:
-        """As ``step_wait``, but with the infos as each env gave them, by env; an empty one may be left out."""
-        return self._session.wait(AsyncState.WAITING_STEP, self._step_result, timeout, True)
+    def step_wait_each(self) -> StepReturn:
+        """As ``step_wait``, but with the infos as each env gave them, by env; an empty one may be left out.
+
+        Interrupted, the step is not to be waited for again: the next request drops its result.
+        """
+        try:
+            return self._session.wait(AsyncState.WAITING_STEP, self._step_result, None, True)
+        except BaseException as error:
+            self._session.forget_pending(error)
+            raise
+
+    def drop_pending(self) -> None:
+        """Have nothing pending: the next request drops the result of one that was begun and not waited for."""
+        self._session.drop_pending()
 
     def step_each(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]:
         """As ``step``, but with the infos as each env gave them, by env; an empty one may be left out."""

@@ -50,6 +50,8 @@ class HubVecEnv(VecEnv):
         except BaseException:
             self.envs.close(terminate=True)
             raise
+        # As ``DummyVecEnv`` does: ``VecVideoRecorder`` asks other classes than SB3's own for its ``render_fps``.
+        self.metadata = {name: value for name, value in self.envs.metadata.items() if name != "autoreset_mode"}
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -57,6 +59,7 @@ class HubVecEnv(VecEnv):
         """Reset every env with the seeds and options that were set; they hold for one reset."""
         options = [each or None for each in self._options] if any(self._options) else None
         seeds = self._seeds if any(seed is not None for seed in self._seeds) else None
+        self.envs.drop_pending()  # a step that Ctrl-C kept from being waited for
         observations, infos = self.envs.reset_each(seeds, options)
         self.reset_infos = [infos.get(row, {}) for row in range(self.num_envs)]
         self._reset_seeds()
@@ -65,6 +68,7 @@ class HubVecEnv(VecEnv):
 
     def step_async(self, actions: np.ndarray) -> None:
         """Begin a step; errors as for ``HubVectorEnv.step_async``."""
+        self.envs.drop_pending()  # as in ``reset``
         self.envs.step_async(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
@@ -75,12 +79,12 @@ class HubVecEnv(VecEnv):
             ``TimeLimit.truncated`` always, ``terminal_observation`` of an episode's end.
 
         Raises:
-            Exception: as for ``HubVectorEnv.step_wait``.
+            Exception: as for ``HubVectorEnv.step``. What was begun is not to be waited for again, even after Ctrl-C.
         """
         observations, rewards, terminations, truncations, by_env = self.envs.step_wait_each()
         infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
         for row, info in by_env.items():
-            infos[row].update(info)
+            infos[row] = {**info, **infos[row]}
         dones = terminations | truncations
         if dones.any():
             for row in np.flatnonzero(dones).tolist():

@@ -198,6 +198,7 @@ def test_errors_leave_the_envs_as_they_are(ask: Callable[[Any], Any], error: typ
         observations, *_ = envs.step([1], [2])
         assert observations[0]["count"] == 2
 
+
 @pytest.mark.parametrize("lane", ["auto", "wire"])
 @pytest.mark.parametrize("row", [None, 1])
 def test_program_goes_on_after_ctrl_c_in_a_step(row: int | None, lane: str) -> None:
@@ -212,7 +213,6 @@ def test_program_goes_on_after_ctrl_c_in_a_step(row: int | None, lane: str) -> N
             assert envs.ready_id == [0, 1, 2]
             goes_on()
             assert len(envs.step(np.zeros(count, np.float32), row)[0]) == count
-
 
 
 @pytest.mark.parametrize("lane", ["auto", "wire"])

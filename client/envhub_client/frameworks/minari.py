@@ -30,7 +30,7 @@ def record(envs: HubVectorEnv | VectorWrapper[Any, Any, Any, Any, Any], dataset_
 
     Args:
         envs: a ``HubVectorEnv``, or wrappers around it, what they show being what is recorded. Owned by the recorder.
-        dataset_id: the data set's name, ``(namespace/)(env_name/)name(-vN)``; there is none of this name yet.
+        dataset_id: the data set's name, ``(namespace/)name-vN``; there is none of this name yet.
         **kwargs: for ``minari.create_dataset_from_buffers``, such as ``algorithm_name``, ``author`` and
             ``description``. Without ``env``, the data set recovers what ``environment`` says. Without
             ``jpeg_encoding``, images are kept bit for bit.

@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices,
 
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frameworks.by_value import by_value
+from envhub_client.frameworks.decided_options import refuse_decided
 from envhub_client.make import EnvLike, make_vec
 
 # What a factory of ``make_vec_env`` refers to.
@@ -43,6 +44,7 @@ class HubVecEnv(VecEnv):
             TypeError: for ``autoreset_mode``, which SB3 decides.
             Exception: as for ``envhub.make_vec``.
         """
+        refuse_decided(options, "Stable-Baselines3", "autoreset_mode")
         with by_value(env, *PACKAGES):
             self.envs: HubVectorEnv = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options)
         try:

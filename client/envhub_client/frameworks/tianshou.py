@@ -23,6 +23,7 @@ from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.deadline import Deadline
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frameworks.by_value import by_value
+from envhub_client.frameworks.decided_options import refuse_decided
 from envhub_client.make import EnvLike, make, make_vec
 
 StepReturn = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -101,6 +102,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         assert timeout is None or timeout > 0, f"timeout is {timeout}, it should be positive if provided!"
         self.is_closed = True
         self.is_async = wait_num not in (None, count) or timeout is not None
+        refuse_decided(options, "tianshou", "autoreset_mode")
         with by_value(env_fns, "tianshou"):
             self.envs: HubVectorEnv = make_vec(env_fns, count, autoreset_mode=AutoresetMode.NEXT_STEP, **options)
         self.is_closed = False

@@ -263,7 +263,7 @@ def test_step_that_nobody_waited_for_is_dropped() -> None:
 
 
 def test_autoreset_mode_is_not_the_users() -> None:
-    with pytest.raises(TypeError, match="autoreset_mode"):
+    with pytest.raises(TypeError, match="autoreset_mode is not to be given: Stable-Baselines3"):
         HubVecEnv("CartPole-v1", 2, autoreset_mode="NextStep")
 
 

@@ -163,7 +163,7 @@ def test_env_that_seeds_itself_is_seeded_so() -> None:
 
 def test_arguments_that_are_not_the_users() -> None:
     factories = [tianshou_envs.Kinds] * 2
-    with pytest.raises(TypeError, match="autoreset_mode"):
+    with pytest.raises(TypeError, match="autoreset_mode is not to be given: tianshou"):
         HubVectorEnv(factories, autoreset_mode="Disabled")
     with pytest.raises(ValueError, match="wait_num is a keyword"):
         HubVectorEnv(factories, 1)

@@ -23,9 +23,10 @@ PACKAGES = ("stable_baselines3", "sb3_contrib")
 class HubVecEnv(VecEnv):
     """A ``VecEnv``: usable alone, and as ``vec_env_cls`` of ``make_vec_env`` and ``make_atari_env``.
 
-    Results are those of ``SubprocVecEnv``. An episode that the end of a worker cut short ends with
-    ``TimeLimit.truncated``, and its info has ``env_failure``, an ``envhub.EnvFailure``. ``Monitor`` has seen no end of
-    such an episode, so that it does not count in SB3's statistics; the env is reset before the step returns.
+    Results are those of ``SubprocVecEnv``, with rewards that are always float64. An episode that the end of a worker
+    cut short ends with ``TimeLimit.truncated``, and its info has ``env_failure``, an ``envhub.EnvFailure``. ``Monitor``
+    has seen no end of such an episode, so that it does not count in SB3's statistics; the env is reset before the step
+    returns.
 
     Attributes:
         envs: the ``HubVectorEnv`` behind it.

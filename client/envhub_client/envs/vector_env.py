@@ -116,7 +116,10 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     @property
     def lane(self) -> str:
-        """How the envs are stepped, ``"shared"``, in their workers' own memory, or ``"wire"``, by messages."""
+        """How the envs are stepped.
+
+        ``"shared"``, in their workers' own memory, ``"wire"``, by messages, or ``"in-process"``.
+        """
         return self._session.lane.name
 
     @property
@@ -497,8 +500,13 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """Whether a wrapper of every env, or of each of these, is of this class or extends it.
 
         ``wrapper`` is the class or its name, ``"module:Class"``. Classes are compared by name, and none is imported.
-        Errors as for ``call_some``.
+
+        Raises:
+            TypeError: ``wrapper`` is neither.
+            Exception: as for ``call_some``.
         """
+        if not isinstance(wrapper, type) and not (isinstance(wrapper, str) and ":" in wrapper):
+            raise TypeError(f"is_wrapped takes a class or its name, 'module:Class', got {wrapper!r}")
         name = wrapper if isinstance(wrapper, str) else f"{wrapper.__module__}:{wrapper.__qualname__}"
         self._session.check_free("is_wrapped")
         self._session.require(1, "is_wrapped")

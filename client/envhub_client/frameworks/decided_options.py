@@ -14,4 +14,4 @@ def refuse_decided(options: Mapping[str, Any], framework: str, *names: str) -> N
     """
     for name in names:
         if name in options:
-            raise TypeError(f"{name} is not to be given: {framework} needs one, and has it")
+            raise TypeError(f"{name} is not to be given: {framework} needs a certain one, and sets it; leave it out")

@@ -40,10 +40,14 @@ _ERRORS = """
 _HOMES.update(dict.fromkeys(_ERRORS.split(), "envhub.errors"))
 _HOMES.update(dict.fromkeys(["NothingPending", "SessionBusy", "SessionClosed"], "envhub.vector_errors"))
 
+_FRAMEWORKS = frozenset(["minari", "rllib", "sb3", "tianshou", "torchrl"])  # modules that import theirs when used
+
 __all__ = sorted([*_HOMES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FRAMEWORKS:
+        return import_module(f"envhub.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'envhub' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

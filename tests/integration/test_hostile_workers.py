@@ -55,6 +55,7 @@ def test_info_of_two_mebibytes_is_dropped_and_flagged(plagued: ServedHub, lane: 
         assert infos["_info_dropped"].tolist() == [False, True]
         if mode == "SameStep":
             assert [final[0] for final in infos["final_obs"]] == [2, 2] and observations[:, 0].tolist() == [0, 0]
+            assert infos["_final_info"].all() and infos["final_info"]["_words"].tolist() == [True, False]
     assert "an info of 20971" in plagued.log and "info_bytes_max=" in plagued.log
 
 

@@ -115,6 +115,9 @@ def test_wrappers_are_compared_by_class(envs: envhub.HubVectorEnv) -> None:
     assert envs.is_wrapped(Named) == envs.is_wrapped(TimeLimit) == (False, True, False, True, False)
     assert envs.is_wrapped("gymnasium.core:Wrapper", [1, 0]) == (True, False)
     assert envs.is_wrapped(Scripted) == (False,) * 5  # the env is no wrapper
+    for neither in ("TimeLimit", 3):
+        with pytest.raises(TypeError, match="takes a class or its name, 'module:Class', got"):
+            envs.is_wrapped(neither)  # type: ignore[arg-type]
 
 
 def test_each_env_gets_its_own_options(envs: envhub.HubVectorEnv) -> None:

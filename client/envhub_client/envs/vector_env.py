@@ -116,7 +116,10 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     @property
     def lane(self) -> str:
-        """How the envs are stepped, ``"shared"``, in their workers' own memory, or ``"wire"``, by messages."""
+        """How the envs are stepped.
+
+        ``"shared"``, in their workers' own memory, ``"wire"``, by messages, or ``"in-process"``.
+        """
         return self._session.lane.name
 
     @property
@@ -293,9 +296,20 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         return self._session.wait(AsyncState.WAITING_STEP, self._step_result, timeout)
 
-    def step_wait_each(self, timeout: float | None = None) -> StepReturn:
-        """As ``step_wait``, but with the infos as each env gave them, by env; an empty one may be left out."""
-        return self._session.wait(AsyncState.WAITING_STEP, self._step_result, timeout, True)
+    def step_wait_each(self) -> StepReturn:
+        """As ``step_wait``, but with the infos as each env gave them, by env; an empty one may be left out.
+
+        Interrupted, the step is not to be waited for again: the next request drops its result.
+        """
+        try:
+            return self._session.wait(AsyncState.WAITING_STEP, self._step_result, None, True)
+        except BaseException as error:
+            self._session.forget_pending(error)
+            raise
+
+    def drop_pending(self) -> None:
+        """Have nothing pending: the next request drops the result of one that was begun and not waited for."""
+        self._session.drop_pending()
 
     def step_each(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]:
         """As ``step``, but with the infos as each env gave them, by env; an empty one may be left out."""
@@ -486,8 +500,13 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """Whether a wrapper of every env, or of each of these, is of this class or extends it.
 
         ``wrapper`` is the class or its name, ``"module:Class"``. Classes are compared by name, and none is imported.
-        Errors as for ``call_some``.
+
+        Raises:
+            TypeError: ``wrapper`` is neither.
+            Exception: as for ``call_some``.
         """
+        if not isinstance(wrapper, type) and not (isinstance(wrapper, str) and ":" in wrapper):
+            raise TypeError(f"is_wrapped takes a class or its name, 'module:Class', got {wrapper!r}")
         name = wrapper if isinstance(wrapper, str) else f"{wrapper.__module__}:{wrapper.__qualname__}"
         self._session.check_free("is_wrapped")
         self._session.require(1, "is_wrapped")

@@ -30,7 +30,7 @@ def record(envs: HubVectorEnv | VectorWrapper[Any, Any, Any, Any, Any], dataset_
 
     Args:
         envs: a ``HubVectorEnv``, or wrappers around it, what they show being what is recorded. Owned by the recorder.
-        dataset_id: the data set's name, ``(namespace/)(env_name/)name(-vN)``; there is none of this name yet.
+        dataset_id: the data set's name, ``(namespace/)name-vN``; there is none of this name yet.
         **kwargs: for ``minari.create_dataset_from_buffers``, such as ``algorithm_name``, ``author`` and
             ``description``. Without ``env``, the data set recovers what ``environment`` says. Without
             ``jpeg_encoding``, images are kept bit for bit.
@@ -67,8 +67,9 @@ class Recorder(VectorWrapper[Any, Any, Any, Any, Any]):
     """A vector env whose episodes are recorded; a context manager, whose end closes the envs.
 
     Each episode is written when it has ended, so that no more is held in memory than the episodes under way. One that a
-    ``reset``, or the end, cuts short is marked as truncated, as Minari's ``DataCollector`` does it. One that a crash
-    cuts short is left out, and counted in ``left_out``. Infos are not recorded. Parts of a batch (``send``, ``recv``)
+    ``reset``, or the end, cuts short is marked as truncated, as Minari's ``DataCollector`` does it, and so is one that
+    an error or Ctrl-C cuts short, after which the next whole episode is recorded. One that a crash cuts
+    short is left out, and counted in ``left_out``. Infos are not recorded. Parts of a batch (``send``, ``recv``)
     are not offered.
 
     Attributes:
@@ -82,6 +83,7 @@ class Recorder(VectorWrapper[Any, Any, Any, Any, Any]):
         self.left_out = 0
         self._mode = envs.metadata["autoreset_mode"]
         self._episodes: list[_Episode | None] = [None] * envs.num_envs
+        self._missed = np.zeros(envs.num_envs, bool)  # envs of whose episode a step is missing
         spaces = {"observation_space": envs.single_observation_space, "action_space": envs.single_action_space}
         settings = {"env": environment(envs), "jpeg_encoding": False, **spaces, **kwargs}
         with warnings.catch_warnings():
@@ -93,12 +95,17 @@ class Recorder(VectorWrapper[Any, Any, Any, Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """Reset every env, or those of ``options["reset_mask"]``; as ``HubVectorEnv.reset``."""
         mask = options.get("reset_mask") if isinstance(options, dict) else None
-        observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        try:
+            observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        except BaseException:
+            self._break_off()
+            raise
         rows = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
         seeds = seeds_of(seed, self.num_envs)
         self._write(self._take(row) for row in rows)
         shown = [*iterate(self.observation_space, observations)]
         for row in rows:
+            self._missed[row] = False
             self._episodes[row] = _Episode(shown[row], seeds[row] if seeds else None)
         return observations, infos
 
@@ -107,7 +114,11 @@ class Recorder(VectorWrapper[Any, Any, Any, Any, Any]):
         taken = [
             copy.deepcopy(action) for action in iterate(self.action_space, actions)
         ]  # before an env can change them
-        result: StepReturn = self.env.step(actions)
+        try:
+            result: StepReturn = self.env.step(actions)
+        except BaseException:
+            self._break_off()
+            raise
         observations, rewards, terminations, truncations, infos = result
         shown = [*iterate(self.observation_space, observations)]
         invalid, ended = infos.get("invalid_transition", np.zeros(self.num_envs, bool)), terminations | truncations
@@ -115,7 +126,12 @@ class Recorder(VectorWrapper[Any, Any, Any, Any, Any]):
         for row, episode in enumerate(self._episodes):
             if invalid[row]:
                 self.left_out += episode is not None and len(episode.rewards) > 0
-                self._episodes[row] = None  # the next step that is no truncation shows the reset
+                self._episodes[row], self._missed[row] = None, False
+                # The next step that is no truncation shows the reset.
+            elif self._missed[row]:
+                self._missed[row] = not ended[row]
+                if ended[row] and self._mode is AutoresetMode.SAME_STEP:
+                    self._episodes[row] = _Episode(shown[row])
             elif episode is None:
                 if self._mode is not AutoresetMode.DISABLED:
                     self._episodes[row] = _Episode(shown[row])
@@ -141,6 +157,11 @@ class Recorder(VectorWrapper[Any, Any, Any, Any, Any]):
     def __exit__(self, *exc_info: object) -> None:
         """Close it."""
         self.close()
+
+    def _break_off(self) -> None:
+        """End every episode here: after an error, or Ctrl-C, envs may have moved unseen."""
+        self._write(self._take(row) for row in range(self.num_envs))
+        self._missed.fill(True)
 
     def _take(self, row: int) -> _Episode | None:
         episode, self._episodes[row] = self._episodes[row], None

@@ -13,6 +13,7 @@ from ray.tune.registry import register_env
 from envhub_client import make as making
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.frameworks.decided_options import refuse_decided
 
 RESTART_WAIT_S = 30.0
 SMOOTHED_EPISODES = 100
@@ -31,9 +32,11 @@ def env_creator(env_config: Mapping[str, Any]) -> HubEnv | HubVectorEnv:
             where the env was truncated once more, because its restart took longer.
 
     Raises:
-        TypeError: ``env_config`` has no ``env``, or has what neither ``envhub.make_vec`` nor the env takes.
+        TypeError: ``env_config`` has no ``env``, or has ``autoreset_mode``, or what neither ``envhub.make_vec`` nor the
+            env takes.
         Exception: as for ``envhub.make_vec``.
     """
+    refuse_decided(env_config, "RLlib", "autoreset_mode")
     arguments = {"restart_wait": RESTART_WAIT_S, **env_config}
     if "env" not in arguments:
         raise TypeError("env_config needs 'env', the id of the env to make, such as {'env': 'CartPole-v1'}")

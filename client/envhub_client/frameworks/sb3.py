@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices,
 
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frameworks.by_value import by_value
+from envhub_client.frameworks.decided_options import refuse_decided
 from envhub_client.make import EnvLike, make_vec
 
 # What a factory of ``make_vec_env`` refers to.
@@ -22,9 +23,10 @@ PACKAGES = ("stable_baselines3", "sb3_contrib")
 class HubVecEnv(VecEnv):
     """A ``VecEnv``: usable alone, and as ``vec_env_cls`` of ``make_vec_env`` and ``make_atari_env``.
 
-    Results are those of ``SubprocVecEnv``. An episode that the end of a worker cut short ends with
-    ``TimeLimit.truncated``, and its info has ``env_failure``, an ``envhub.EnvFailure``. ``Monitor`` has seen no end of
-    such an episode, so that it does not count in SB3's statistics; the env is reset before the step returns.
+    Results are those of ``SubprocVecEnv``, with rewards that are always float64. An episode that the end of a worker
+    cut short ends with ``TimeLimit.truncated``, and its info has ``env_failure``, an ``envhub.EnvFailure``. ``Monitor``
+    has seen no end of such an episode, so that it does not count in SB3's statistics; the env is reset before the step
+    returns.
 
     Attributes:
         envs: the ``HubVectorEnv`` behind it.
@@ -43,6 +45,7 @@ class HubVecEnv(VecEnv):
             TypeError: for ``autoreset_mode``, which SB3 decides.
             Exception: as for ``envhub.make_vec``.
         """
+        refuse_decided(options, "Stable-Baselines3", "autoreset_mode")
         with by_value(env, *PACKAGES):
             self.envs: HubVectorEnv = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options)
         try:
@@ -50,6 +53,8 @@ class HubVecEnv(VecEnv):
         except BaseException:
             self.envs.close(terminate=True)
             raise
+        # As ``DummyVecEnv`` does: ``VecVideoRecorder`` asks other classes than SB3's own for its ``render_fps``.
+        self.metadata = {name: value for name, value in self.envs.metadata.items() if name != "autoreset_mode"}
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -57,6 +62,7 @@ class HubVecEnv(VecEnv):
         """Reset every env with the seeds and options that were set; they hold for one reset."""
         options = [each or None for each in self._options] if any(self._options) else None
         seeds = self._seeds if any(seed is not None for seed in self._seeds) else None
+        self.envs.drop_pending()  # a step that Ctrl-C kept from being waited for
         observations, infos = self.envs.reset_each(seeds, options)
         self.reset_infos = [infos.get(row, {}) for row in range(self.num_envs)]
         self._reset_seeds()
@@ -65,6 +71,7 @@ class HubVecEnv(VecEnv):
 
     def step_async(self, actions: np.ndarray) -> None:
         """Begin a step; errors as for ``HubVectorEnv.step_async``."""
+        self.envs.drop_pending()  # as in ``reset``
         self.envs.step_async(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
@@ -75,12 +82,12 @@ class HubVecEnv(VecEnv):
             ``TimeLimit.truncated`` always, ``terminal_observation`` of an episode's end.
 
         Raises:
-            Exception: as for ``HubVectorEnv.step_wait``.
+            Exception: as for ``HubVectorEnv.step``. What was begun is not to be waited for again, even after Ctrl-C.
         """
         observations, rewards, terminations, truncations, by_env = self.envs.step_wait_each()
         infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
         for row, info in by_env.items():
-            infos[row].update(info)
+            infos[row] = {**info, **infos[row]}
         dones = terminations | truncations
         if dones.any():
             for row in np.flatnonzero(dones).tolist():

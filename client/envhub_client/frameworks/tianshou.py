@@ -23,6 +23,7 @@ from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.deadline import Deadline
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frameworks.by_value import by_value
+from envhub_client.frameworks.decided_options import refuse_decided
 from envhub_client.make import EnvLike, make, make_vec
 
 StepReturn = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -101,6 +102,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         assert timeout is None or timeout > 0, f"timeout is {timeout}, it should be positive if provided!"
         self.is_closed = True
         self.is_async = wait_num not in (None, count) or timeout is not None
+        refuse_decided(options, "tianshou", "autoreset_mode")
         with by_value(env_fns, "tianshou"):
             self.envs: HubVectorEnv = make_vec(env_fns, count, autoreset_mode=AutoresetMode.NEXT_STEP, **options)
         self.is_closed = False
@@ -118,6 +120,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         self._sent: Any = None  # the last actions that were sent by parts
         self._held: list[_Part] = []  # results that came while other envs were waited for
         self._ended = np.zeros(count, bool)  # envs whose episode has ended since their last reset
+        self._interrupted = False  # by Ctrl-C, in a step whose results nobody asks for again
 
     # --- attributes ---------------------------------------------------------------------------------------------------
 
@@ -486,19 +489,42 @@ class TianshouVectorEnv(BaseVectorEnv):
             raise RuntimeError(f"Environments {self.waiting_id} are still stepping, cannot render them now.")
         return list(self.envs.call("render", **kwargs) if kwargs else self.envs.render())
 
+    def _assert_is_not_closed(self) -> None:
+        super()._assert_is_not_closed()
+        if self._interrupted:
+            self._drop_under_way()
+            self._interrupted = False
+
+    def _drop_under_way(self) -> None:
+        """Wait until no env is under way; results that have not reached the caller are dropped."""
+        self._held, self.waiting_id, self.ready_id = [], [], list(self._all_ids)
+        self._ended.fill(False)
+        while True:
+            try:
+                self.envs.recv()
+            except NothingPending:
+                return
+            except Exception:  # of another env, or the session is over
+                if self.envs.closed:
+                    return
+
     def close(self) -> None:
         """End the session.
 
         Raises:
             AssertionError: after ``close``.
         """
-        self._assert_is_not_closed()
+        super()._assert_is_not_closed()
         self.envs.close()
         self.is_closed = True
 
 
 class _Draining:
-    """If the block raises, nothing is under way after it; results that have not reached the caller are dropped."""
+    """If the block raises, nothing is under way after it; results that have not reached the caller are dropped.
+
+    After Ctrl-C the next method does that, so that Ctrl-C does not wait for envs; only if ``is_async`` are they still
+    under way, and a step without an action returns their results.
+    """
 
     def __init__(self, owner: TianshouVectorEnv) -> None:
         self._owner = owner
@@ -507,19 +533,12 @@ class _Draining:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        if kind is None or not issubclass(kind, Exception):
+        if kind is None:
             return
-        owner = self._owner
-        owner._held, owner.waiting_id, owner.ready_id = [], [], list(owner._all_ids)
-        owner._ended.fill(False)
-        while True:
-            try:
-                owner.envs.recv()
-            except NothingPending:
-                return
-            except Exception:  # of another env, or the session is over
-                if owner.envs.closed:
-                    return
+        if issubclass(kind, Exception):
+            self._owner._drop_under_way()
+        else:
+            self._owner._interrupted = not self._owner.is_async
 
 
 # --- what a crash cut short -------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from torchrl.envs import GymWrapper
 
 from envhub.env_failure import EnvFailure
 from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.frameworks.decided_options import refuse_decided
 from envhub_client.make import EnvLike, make_vec
 
 INVALID = "invalid_transition"
@@ -41,6 +42,7 @@ def make_env(
         TypeError: for ``autoreset_mode`` and ``copy``, which TorchRL decides.
         Exception: as for ``envhub.make_vec``; and what TorchRL raises for spaces that it has no spec for.
     """
+    refuse_decided(options, "TorchRL", "autoreset_mode", "copy")
     # The envs reset themselves within a step, which spares a second exchange with the hub.
     envs = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, copy=True, **options)
     try:

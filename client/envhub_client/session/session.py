@@ -419,9 +419,14 @@ class Session:
 
         Its caller knows of no request that is to be waited for. What was pending before the call stays pending.
         """
-        if not isinstance(error, (SessionBusy, SessionClosed, errors.ConnectionInUse)):
+        if not isinstance(error, (SessionBusy, SessionClosed, NothingPending, errors.ConnectionInUse)):
             self._give_up()
             hide_frames(error)
+
+    def drop_pending(self) -> None:
+        """Give up the request that was begun and not waited for, if there is one."""
+        if self.state is not AsyncState.DEFAULT and not self.closed:
+            self._give_up()
 
     def ask(self, op: Op, message: Any) -> Reply:
         """The hub's reply to a request other than a reset or step; errors as for ``Connection.ask``."""

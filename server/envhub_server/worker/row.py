@@ -279,12 +279,16 @@ class Row:
         return written
 
     def _instead_of(self, info: dict[str, Any], nbytes: int) -> bytes:
-        """The encoded info in place of one that is too large; the final observation belongs to the results."""
+        """The encoded info in place of one that is too large; the final observation belongs to the results.
+
+        An empty ``final_info`` stays beside it, for clients find both at an episode's end.
+        """
         if not self._info_dropped:
             self._info_dropped = True
             limit = f"info_bytes_max={self._info_bytes_max}, the observation included"
             self._send(control.Suspicious(self.index, f"an info of {nbytes} bytes, which is dropped: {limit}"))
-        final = {"final_obs": info["final_obs"]} if self._mode == SAME_STEP and "final_obs" in info else {}
+        ended = self._mode == SAME_STEP and "final_obs" in info
+        final = {"final_obs": info["final_obs"], "final_info": {}} if ended else {}
         return codec.encode({**final, control.INFO_DROPPED: True}, self._lenient)
 
     def _put(self, blob: bytes) -> tuple[int, int]:

@@ -100,7 +100,7 @@ def test_options_of_make_vec_arrive() -> None:
 def test_what_is_missing_is_named() -> None:
     with pytest.raises(TypeError, match="env_config needs 'env'"):
         envhub.rllib.env_creator({"num_envs": 2})
-    with pytest.raises(TypeError, match="autoreset_mode"):
+    with pytest.raises(TypeError, match="autoreset_mode is not to be given: RLlib"):
         envhub.rllib.env_creator({"env": "CartPole-v1", "num_envs": 2, "autoreset_mode": "SameStep"})
 
 

@@ -163,6 +163,51 @@ def test_episodes_that_a_crash_cuts_short_are_left_out(mode: AutoresetMode) -> N
     ]
 
 
+class CountsAndRaises(gymnasium.Env[Any, Any]):
+    """Counts its steps, of which an episode has four, and raises in the sixth."""
+
+    observation_space = gymnasium.spaces.Box(0, 100, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    steps = in_all = 0
+    raises_at = 6
+
+    def _shown(self) -> np.ndarray:
+        return np.array([self.steps], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.steps = 0
+        return self._shown(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps, self.in_all = self.steps + 1, self.in_all + 1
+        if self.in_all == self.raises_at:
+            raise ValueError("the sixth step")
+        return self._shown(), 1.0, self.steps == 4, False, {}
+
+
+class Counts(CountsAndRaises):
+    """Raises in no step."""
+
+    raises_at = -1
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_an_episode_with_a_step_that_raised_has_no_gap(mode: AutoresetMode) -> None:
+    envs = envhub.make_vec([CountsAndRaises, Counts], autoreset_mode=mode)
+    with envhub.minari.record(envs, "counts/raises-v0") as recorder:
+        recorder.reset()
+        raised = 0
+        for _ in range(40):
+            try:
+                recorder.step(np.zeros(2, int))
+            except ValueError:
+                raised += 1
+    assert raised == 1
+    episodes = [episode.observations[:, 0].tolist() for episode in recorder.dataset.iterate_episodes()]
+    assert all(episode == list(range(len(episode))) for episode in episodes), episodes
+    assert episodes.count([0.0, 1.0, 2.0, 3.0, 4.0]) > 5
+
+
 def test_a_name_that_exists_is_refused_before_anything_is_played() -> None:
     envs = envhub.make_vec("CartPole-v1", 1)
     envhub.minari.record(envs, "once-v0")

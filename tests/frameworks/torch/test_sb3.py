@@ -75,7 +75,8 @@ class Kinds(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.steps += 1
-        return self._observed(), float(action), self.steps == self.length, self.steps % 5 == 0, {"steps": self.steps}
+        info = {"steps": self.steps, "TimeLimit.truncated": self.steps == 2}
+        return self._observed(), float(action), self.steps == self.length, self.steps % 5 == 0, info
 
 
 def breakout() -> gymnasium.Env[Any, Any]:
@@ -124,7 +125,7 @@ def comparable(infos: Any) -> list[dict[str, Any]]:
 
 
 def history(envs: VecEnv, steps: int) -> Iterator[Any]:
-    yield envs.observation_space, envs.action_space, envs.render_mode, envs.metadata
+    yield envs.observation_space, envs.action_space, envs.render_mode
     envs.action_space.seed(5)
     envs.set_options([{"level": row} if row else {} for row in range(envs.num_envs)])
     yield envs.reset(), comparable(envs.reset_infos)
@@ -215,8 +216,54 @@ def test_frames_are_tiled() -> None:
         assert envs.get_images() == [None]
 
 
+def test_metadata_is_that_of_the_envs() -> None:
+    made = [make_vec_env("CartPole-v1", 2, vec_env_cls=kind) for kind in (HubVecEnv, DummyVecEnv)]
+    with contextlib.closing(made[0]), contextlib.closing(made[1]):
+        assert made[0].metadata == made[1].metadata
+        assert made[0].metadata["render_fps"] == 50
+
+
+class Waits(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Its step of action 1 takes a second."""
+
+    def step(self, action: Any) -> Any:
+        time.sleep(int(action))
+        return super().step(action)
+
+
+def waits() -> gymnasium.Env[Any, Any]:
+    return Waits(cartpole())
+
+
+@pytest.mark.parametrize("goes_on", ["reset", "step", "get_attr"])
+def test_program_goes_on_after_ctrl_c_in_a_step(goes_on: str) -> None:
+    with contextlib.closing(VecMonitor(HubVecEnv([waits] * 2))) as envs:
+        envs.reset()
+        ctrl_c = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
+        ctrl_c.start()
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(np.array([1, 1]))
+        if goes_on == "get_attr":
+            assert envs.get_attr("gravity") == [9.8, 9.8]
+        if goes_on != "step":
+            assert np.abs(envs.reset()).max() < 0.05  # type: ignore[arg-type]
+        observations, *_ = envs.step(np.array([0, 0]))
+        assert observations.shape == (2, 4)  # type: ignore[union-attr]
+
+
+def test_step_that_nobody_waited_for_is_dropped() -> None:
+    with contextlib.closing(HubVecEnv([cartpole] * 2)) as envs:
+        envs.reset()
+        envs.step_async(np.array([0, 0]))
+        first = envs.reset()
+        assert np.abs(first).max() < 0.05  # type: ignore[arg-type]
+        envs.step_async(np.array([0, 0]))
+        envs.step(np.array([1, 1]))
+        assert envs.get_attr("_elapsed_steps") == [2, 2]
+
+
 def test_autoreset_mode_is_not_the_users() -> None:
-    with pytest.raises(TypeError, match="autoreset_mode"):
+    with pytest.raises(TypeError, match="autoreset_mode is not to be given: Stable-Baselines3"):
         HubVecEnv("CartPole-v1", 2, autoreset_mode="NextStep")
 
 

@@ -6,6 +6,8 @@ import contextlib
 import functools
 import os
 import pickle
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -161,7 +163,7 @@ def test_env_that_seeds_itself_is_seeded_so() -> None:
 
 def test_arguments_that_are_not_the_users() -> None:
     factories = [tianshou_envs.Kinds] * 2
-    with pytest.raises(TypeError, match="autoreset_mode"):
+    with pytest.raises(TypeError, match="autoreset_mode is not to be given: tianshou"):
         HubVectorEnv(factories, autoreset_mode="Disabled")
     with pytest.raises(ValueError, match="wait_num is a keyword"):
         HubVectorEnv(factories, 1)
@@ -195,6 +197,22 @@ def test_errors_leave_the_envs_as_they_are(ask: Callable[[Any], Any], error: typ
         envs.step([1] * NUM_ENVS)
         observations, *_ = envs.step([1], [2])
         assert observations[0]["count"] == 2
+
+
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+@pytest.mark.parametrize("row", [None, 1])
+def test_program_goes_on_after_ctrl_c_in_a_step(row: int | None, lane: str) -> None:
+    with contextlib.closing(HubVectorEnv([tianshou_envs.Sleeps] * 3, num_workers=3, lane=lane)) as envs:
+        envs.reset()
+        count = 3 if row is None else 1
+        for goes_on in (envs.reset, functools.partial(envs.get_env_attr, "steps"), lambda: None):
+            ctrl_c = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT])
+            ctrl_c.start()
+            with pytest.raises(KeyboardInterrupt):
+                envs.step(np.full(count, 600, np.float32), row)
+            assert envs.ready_id == [0, 1, 2]
+            goes_on()
+            assert len(envs.step(np.zeros(count, np.float32), row)[0]) == count
 
 
 @pytest.mark.parametrize("lane", ["auto", "wire"])

@@ -1,0 +1,20 @@
+"""What to install where a training framework is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Import in the block what needs this extra.
+
+    Raises:
+        ModuleNotFoundError: a module is missing; its text names the extra.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        text = f'{error}; envhub.{extra} needs `pip install "envhub-rl[{extra}]"`'
+        raise ModuleNotFoundError(text, name=error.name) from error

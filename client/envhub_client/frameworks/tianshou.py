@@ -213,6 +213,7 @@ class TianshouVectorEnv(BaseVectorEnv):
             AssertionError: after ``close``, or for envs that are stepping.
             IndexError: there is no such env.
             TypeError: observations are tuples, which tianshou does not support.
+            ValueError: no env is named.
             Exception: as for ``HubVectorEnv.reset``.
         """
         self._assert_is_not_closed()
@@ -220,6 +221,8 @@ class TianshouVectorEnv(BaseVectorEnv):
         if self.is_async:
             self._assert_id(ids)
         rows = self._rows(ids)
+        if not rows:
+            raise ValueError("reset needs the number of an env")
         if isinstance(self._space, Tuple):
             raise TypeError("Tuple observation space is not supported. ", "Please change it to array or dict space")
         by_step = seed is None and options is None and self._ended[rows].all()
@@ -229,7 +232,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         else:
             self._receive_all()
             seeds = None if seed is None else [seed] * self.env_num
-            unique = None if len(rows) == self.env_num else sorted(set(rows))
+            unique = sorted(set(rows))
             observations, by_env = self.envs.reset_each(seeds, options, env_ids=unique)
             observations = self._of_rows(observations, rows)
         self._ended[rows] = False

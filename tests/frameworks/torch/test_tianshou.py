@@ -495,9 +495,13 @@ def test_factory_that_names_a_module_is_taken() -> None:
 def test_env_that_is_named_twice_is_reset_once() -> None:
     with contextlib.closing(HubVectorEnv([tianshou_envs.Sleeps] * 2)) as envs:
         assert envs.reset([1, 1, 0])[0].tolist() == [[1, 0]] * 3
+        assert envs.reset([1, 1])[0].tolist() == [[2, 0]] * 2
+        assert envs.reset([0])[0].tolist() == [[2, 0]]
         for _ in range(4):
             ended = envs.step(np.zeros(2))[2]
-        assert ended.all() and envs.reset([1, 0, 1])[0].tolist() == [[2, 0]] * 3
+        assert ended.all() and envs.reset([1, 0, 1])[0].tolist() == [[3, 0]] * 3
+        with pytest.raises(ValueError, match="the number of an env"):
+            envs.reset([])
 
 
 def test_tensors_are_actions() -> None:

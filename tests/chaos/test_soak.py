@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ STALLED_S = 20.0  # a step takes a millisecond
 
 
 def soak(steps: int, spin_us: int | None) -> None:
-    num_envs = 4
-    with closing(envhub.make_vec([sims.Counter] * num_envs, num_workers=2, spin_us=spin_us)) as envs:
+    num_envs, factory = 4, partial(sims.Counter, steps + 1)  # in one episode
+    with closing(envhub.make_vec([factory] * num_envs, num_workers=2, spin_us=spin_us)) as envs:
         assert envs.lane == "shared"
         envs.reset()
         batches = [np.arange(num_envs) + number for number in range(50)]

@@ -163,7 +163,7 @@ class Row:
             self._check_finite(observation, reward)
         if (terminated or truncated) and self._mode == SAME_STEP:
             # The env may write its next observation into the same array, so the final one is copied before the reset.
-            final = {"final_obs": _copied(observation), "final_info": _copied(info)}
+            final = {"final_obs": copy.deepcopy(observation), "final_info": _copied(info)}
             observation, info = self._runner.autoreset()
             self._store(observation, reward, terminated, truncated, {**final, **_as_dict(info)})
             self._needs_reset[self.index] = ONGOING
@@ -312,25 +312,12 @@ def _as_dict(info: Any) -> dict[Any, Any]:
     return dict(items)
 
 
-_IMMUTABLE = (bool, int, float, str, bytes, type(None), np.number, np.bool_)
-NESTING_COPIED = 8
-
-
-def _copied(value: Any, nesting: int = NESTING_COPIED) -> Any:
+def _copied(info: Any) -> Any:
     """A copy as deep as possible; a value that cannot be copied, such as a lock, later travels as its ``repr``."""
-    kind = type(value)
-    # What is common is copied here, in a fifth of the time.
-    if isinstance(value, _IMMUTABLE):
-        return value
-    if kind is np.ndarray and not value.dtype.hasobject:
-        return value.copy()
-    if kind is not dict or not nesting:
-        try:
-            return copy.deepcopy(value)
-        except Exception:  # anything may raise in a foreign __reduce__
-            if not isinstance(value, dict) or not nesting:
-                return value
-    return {key: _copied(item, nesting - 1) for key, item in value.items()}
+    try:
+        return copy.deepcopy(info)
+    except Exception:  # anything may raise in a foreign __reduce__
+        return {key: _copied(value) for key, value in info.items()} if isinstance(info, dict) else info
 
 
 def _store_leaf(batch: np.ndarray, index: int, value: Any) -> None:

@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.frameworks.attributes import attributes
 from envhub_client.frameworks.by_value import by_value
 from envhub_client.frameworks.decided_options import refuse_decided
 from envhub_client.make import EnvLike, make_vec
@@ -141,15 +142,7 @@ class HubVecEnv(VecEnv):
         Raises:
             AttributeError: an env has no such attribute.
         """
-        return self._of_each(indices, functools.partial(self._attributes, attr_name))
-
-    def _attributes(self, name: str, rows: list[int]) -> Sequence[Any]:
-        if not any(self.envs.attr_is_callable(name, rows)):
-            return self.envs.get_attr(name, rows)
-        return [functools.partial(self._call, row, name) for row in rows]
-
-    def _call(self, row: int, name: str, *args: Any, **kwargs: Any) -> Any:
-        return self.envs.call_some([row], name, *args, **kwargs)[0]
+        return self._of_each(indices, functools.partial(attributes, self.envs, attr_name))
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """Set an attribute of each env: where it is, on a wrapper or the env; a new one on the outermost wrapper."""

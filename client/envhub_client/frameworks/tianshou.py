@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from envhub.errors import HubTimeout
 from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.deadline import Deadline
 from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.frameworks.attributes import attributes, call
 from envhub_client.frameworks.by_value import by_value
 from envhub_client.frameworks.decided_options import refuse_decided
 from envhub_client.make import EnvLike, make, make_vec
@@ -164,20 +164,12 @@ class TianshouVectorEnv(BaseVectorEnv):
         there = self.envs.has_attr(key, unique)
         found = dict.fromkeys(unique)
         if asked := [row for row, has in zip(unique, there, strict=True) if has]:
-            found.update(zip(asked, self._attributes(key, asked), strict=True))
+            found.update(zip(asked, attributes(self.envs, key, asked), strict=True))
         if key == "action_space":
             for row, space in found.items():
                 if space is not None and self._space_seeds[row] is not None:
                     space.seed(self._space_seeds[row])
         return [found[row] for row in rows]
-
-    def _attributes(self, key: str, rows: list[int]) -> Sequence[Any]:
-        if not any(self.envs.attr_is_callable(key, rows)):
-            return self.envs.get_attr(key, rows)
-        return [functools.partial(self._call, row, key) for row in rows]
-
-    def _call(self, row: int, key: str, *args: Any, **kwargs: Any) -> Any:
-        return self.envs.call_some([row], key, *args, **kwargs)[0]
 
     def set_env_attr(self, key: str, value: Any, id: Ids = None) -> None:
         """Set an attribute of each env: where it is, on a wrapper or the env; a new one on the outermost wrapper.
@@ -294,7 +286,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         own = self.envs.has_attr("seed")
         for row in rows:
             if own[row]:
-                found[row] = self._call(row, "seed", seeds[row])
+                found[row] = call(self.envs, row, "seed", seeds[row])
         if rest := [row for row in rows if not own[row]]:
             self.envs.reset_each(seeds, None, env_ids=rest)
             self._ended[rest] = False

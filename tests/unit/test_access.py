@@ -18,6 +18,7 @@ from envhub_server.network.connections import (
     UNREAD_S,
     UNREAD_SHARE_MIN,
     Connections,
+    KnownConnection,
 )
 from envhub_server.network.rights import ANYBODY, OWN_USER, Holder, Quotas
 
@@ -40,13 +41,17 @@ def hear(known: Connections, descriptor: int, key: bytes, holder: Holder) -> Non
     found.key, found.holder, found.silent_until_s = key, holder, math.inf
 
 
+def numbers(found: list[KnownConnection]) -> list[int]:
+    return [known.descriptor for known in found]
+
+
 def test_connection_that_sends_nothing_is_ended_once() -> None:
     known = connections(5)
     known.accepted(6, 101.0)
-    assert known.next_s() == 100.0 + UNREAD_S and known.unread(set(), lambda descriptor: None, 1, 100.1) == []
-    assert known.next_s() == 100.0 + HELLO_S and known.silent(100.0 + HELLO_S - 0.1) == []
+    assert known.next_s() == 100.0 + UNREAD_S and numbers(known.unread(set(), lambda descriptor: None, 1, 100.1)) == []
+    assert known.next_s() == 100.0 + HELLO_S and numbers(known.silent(100.0 + HELLO_S - 0.1)) == []
     hear(known, 6, KEY, ALICE)
-    assert known.silent(100.0 + HELLO_S) == [5] and known.silent(1e9) == []
+    assert numbers(known.silent(100.0 + HELLO_S)) == [5] and numbers(known.silent(1e9)) == []
 
 
 def test_client_has_so_many_connections_and_no_more() -> None:
@@ -64,8 +69,8 @@ def test_connections_of_a_key_that_was_removed_or_has_another_right_are_found() 
     hear(known, 5, KEY, ALICE)
     hear(known, 6, OTHER, ALICE)
     hear(known, 7, b"", OWN_USER)
-    assert known.changed({OTHER: ALICE}) == [5] and known.changed({}) == [5, 6]
-    assert known.changed({KEY: Holder("alice", "observe"), OTHER: Holder("alice", "use", Quotas())}) == [5]
+    assert numbers(known.changed({OTHER: ALICE})) == [5] and numbers(known.changed({})) == [5, 6]
+    assert numbers(known.changed({KEY: Holder("alice", "observe"), OTHER: Holder("alice", "use", Quotas())})) == [5]
 
 
 def test_message_of_a_connection_that_has_ended_is_of_none_though_its_number_is_used_again() -> None:
@@ -87,7 +92,7 @@ def test_third_message_that_cannot_be_read_ends_the_connection() -> None:
     with socket.socketpair()[0] as accepted:
         access.accepted(accepted.fileno(), 100.0)
         ends = [access.malformed(b"peer", accepted.fileno(), 100.0) for _ in range(MALFORMED_MAX)]
-        assert ends[:-1] == [[], []] and ends[-1][0][0] == accepted.fileno()
+        assert ends[:-1] == [[], []] and ends[-1][0][0].descriptor == accepted.fileno()
         assert access.malformed(b"another", accepted.fileno(), 100.0) == []
 
 
@@ -96,7 +101,9 @@ def test_client_is_told_once_that_it_is_refused_and_then_ended() -> None:
     with socket.socketpair()[0] as accepted:
         access.accepted(accepted.fileno(), 100.0)
         assert access.refused(b"peer", accepted.fileno(), "too many", 100.0) == []
-        assert access.refused(b"peer", accepted.fileno(), "too many", 100.0) == [(accepted.fileno(), "too many")]
+        assert access.refused(b"peer", accepted.fileno(), "too many", 100.0) == [
+            (access.connection(accepted.fileno()), "too many")
+        ]
 
 
 def test_client_that_sends_too_much_of_messages_without_an_end_is_ended_where_most_comes() -> None:
@@ -104,16 +111,16 @@ def test_client_that_sends_too_much_of_messages_without_an_end_is_ended_where_mo
     for descriptor in (5, 6):
         hear(known, descriptor, KEY, ALICE)
     hear(known, 7, OTHER, Holder("bob"))
-    assert known.unread(set(), lambda descriptor: 50, 100, 100.0) == []  # 8 and 9 have not said a word
+    assert numbers(known.unread(set(), lambda descriptor: 50, 100, 100.0)) == []  # 8 and 9 have not said a word
     sent = {5: 90, 6: 120, 7: 150, 8: 50, 9: None}
-    assert known.unread(set(), sent.get, 100, 101.0) == [6]
+    assert numbers(known.unread(set(), sent.get, 100, 101.0)) == [6]
     assert known.next_s() == 101.0 + UNREAD_SHARE_MIN * UNREAD_S + 5 * UNREAD_EACH_S
-    assert known.unread({b"peer 6", b"peer 7"}, {**sent, 7: 400}.get, 100, 102.0) == []
-    assert known.unread(set(), {**sent, 6: 130, 7: 501}.get, 100, 103.0) == [7]
-    assert known.unread(set(), {8: 60, 9: 60}.get, 100, 104.0) == [8, 9]
-    assert known.unread(set(), {5: 450}.get, 1000, 105.0) == []  # 400 more than was read
+    assert numbers(known.unread({b"peer 6", b"peer 7"}, {**sent, 7: 400}.get, 100, 102.0)) == []
+    assert numbers(known.unread(set(), {**sent, 6: 130, 7: 501}.get, 100, 103.0)) == [7]
+    assert numbers(known.unread(set(), {8: 60, 9: 60}.get, 100, 104.0)) == [8, 9]
+    assert numbers(known.unread(set(), {5: 450}.get, 1000, 105.0)) == []  # 400 more than was read
     assert known.next_s() == pytest.approx(105.0 + 0.6 * UNREAD_S + 5 * UNREAD_EACH_S)
-    assert known.unread(set(), lambda descriptor: None, 100, 106.0) == [] and known.next_s() == 100.0 + HELLO_S
+    assert numbers(known.unread(set(), lambda descriptor: None, 100, 106.0)) == [] and known.next_s() == 100.0 + HELLO_S
 
 
 def test_kernel_says_how_much_has_come() -> None:

@@ -305,7 +305,8 @@ class Hub:
                 self._timers.set(_ACCESS, self._access.next_s())
             elif key == _UNREAD:
                 why = f"it has not read the replies of a session that ended {UNREAD_S:g} s ago"
-                self._end_connections([(descriptor, why) for descriptor in self._unread.check(now_s)])
+                late = map(self._access.connection, self._unread.check(now_s))
+                self._end_connections([(known, why) for known in late if known is not None])
                 self._timers.set(_UNREAD, self._unread.next_s)
             elif key in self._sessions:
                 self._sessions[key].elapse()
@@ -460,13 +461,28 @@ class Hub:
             self._pump()
 
     def _end_connections(self, ends: Ends) -> None:
-        """End these connections; of a message's connection, ``_on_monitor`` first says whether it is there still."""
-        for descriptor, why in ends:
-            client, origin = self._access.who(descriptor)
-            if self._guard.end(descriptor):
-                self._access.connections_ended += 1
-                log.warning("connection_ended", client=client, host=origin, why=why)
-                self._audit.write("connection_ended", client, origin, why=why)
+        """End those of these connections that are there still; their peers may connect again.
+
+        libzmq may close one at any time, and its descriptor is another's then; the monitor has reported the end by
+        then. So what the monitor has reported is read once the descriptor is held.
+        """
+        waiting = deque(ends)
+        while waiting:
+            known, why = waiting.popleft()
+            try:
+                connection = socket.socket(fileno=os.dup(known.descriptor))
+            except OSError:  # libzmq has closed it, and no other has the number
+                continue
+            with connection:
+                waiting.extend(self._read_monitor())
+                if self._access.connection(known.descriptor) is not known:
+                    continue
+                with contextlib.suppress(OSError):  # its peer has ended it
+                    connection.shutdown(socket.SHUT_RDWR)
+            client = "" if known.holder is None else known.holder.name
+            self._access.connections_ended += 1
+            log.warning("connection_ended", client=client, host=known.origin, why=why)
+            self._audit.write("connection_ended", client, known.origin, why=why)
 
     def _receive(self, peer: bytes, connection: int, frames: Sequence[Any], holder: Holder) -> Incoming | None:
         malformed = self._protocol.malformed
@@ -488,7 +504,11 @@ class Hub:
         self._end_connections(self._access.ends(peer, sockets.connection_of(frames), why, self._handled_s))
 
     def _on_monitor(self) -> None:
-        now_s = self._clock.now_s()
+        self._end_connections(self._read_monitor())
+
+    def _read_monitor(self) -> Ends:
+        """Note the connections that have come and gone; returns those that are to be ended."""
+        now_s, ends = self._clock.now_s(), Ends()
         while self._monitor.poll(0):
             found = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             match found["event"]:
@@ -496,7 +516,7 @@ class Hub:
                     self._guard.listens(found["value"])
                 case zmq.Event.ACCEPTED:
                     self._guard.accepted(found["value"], now_s)
-                    self._end_connections(self._access.accepted(found["value"], now_s))
+                    ends += self._access.accepted(found["value"], now_s)
                 case _:
                     self._access.ended(found["value"], now_s)
                     self._unread.connection_ended(found["value"])
@@ -504,6 +524,7 @@ class Hub:
         self._set_timer(_ACCESS, self._access.next_s())
         self._set_timer(_LIVENESS, self._liveness.next_s)
         self._set_timer(_GUARD, self._guard.check_s)
+        return ends
 
     def _reaches(self, peer: bytes) -> bool:
         try:

@@ -13,7 +13,7 @@ from envhub.transport.keys import key_of
 from envhub_server.network import network_peer
 from envhub_server.network.audit import Audit
 from envhub_server.network.authenticator import DOMAIN, OWN, Authenticator
-from envhub_server.network.connections import HELLO_S, MALFORMED_MAX, Connections
+from envhub_server.network.connections import HELLO_S, MALFORMED_MAX, Connections, KnownConnection
 from envhub_server.network.key_folder import KeyFolder
 from envhub_server.network.rights import ANYBODY, OWN_USER, Holder
 
@@ -24,7 +24,7 @@ CHANGED = "its key was removed, or has another right"
 REFUSED_S = 1.0  # for a client that was refused to read why, and to go
 IPC_ORIGIN = "localhost:"  # libzmq has seen that the peer is the hub's own user
 
-Ends = list[tuple[int, str]]  # descriptors of connections that are to be ended, each with the reason
+Ends = list[tuple[KnownConnection, str]]  # connections that are to be ended, each with the reason
 
 
 class Access:
@@ -118,14 +118,14 @@ class Access:
     def accepted(self, descriptor: int, now_s: float) -> Ends:
         """Note a new connection; one of another user to an address that wants no key keeps the own user out."""
         is_others = not self.open_to_all and network_peer.is_others(descriptor)
-        self._connections.accepted(descriptor, now_s, is_others)
+        known = self._connections.accepted(descriptor, now_s, is_others)
         if is_others:
-            return [(descriptor, "its process is another user's, or has gone; serve with --keys to admit others")]
+            return [(known, "its process is another user's, or has gone; serve with --keys to admit others")]
         return []
 
-    def who(self, descriptor: int) -> tuple[str, str]:
-        """The name of a connection's client, and where that is, as far as is known."""
-        return self._connections.who(descriptor)
+    def connection(self, descriptor: int) -> KnownConnection | None:
+        """The connection that has this descriptor."""
+        return self._connections.get(descriptor)
 
     def ended(self, descriptor: int, now_s: float) -> None:
         """Forget a connection."""
@@ -159,13 +159,14 @@ class Access:
         if known is None:
             return []
         if known.refused or why == REMOVED:
-            return [(descriptor, why)]
+            return [(known, why)]
         known.refused, known.silent_until_s = True, now_s + REFUSED_S
         return []
 
     def ends(self, peer: bytes, descriptor: int, why: str, now_s: float) -> Ends:
         """The connection of a message, if it is there still, to be ended for this reason."""
-        return [] if self._connections.of(peer, descriptor, now_s) is None else [(descriptor, why)]
+        known = self._connections.of(peer, descriptor, now_s)
+        return [] if known is None else [(known, why)]
 
     def malformed(self, peer: bytes, descriptor: int, now_s: float) -> Ends:
         """Note that a message cannot be read."""
@@ -174,7 +175,7 @@ class Access:
             return []
         known.malformed += 1
         enough = known.malformed == MALFORMED_MAX
-        return [(descriptor, f"{MALFORMED_MAX} of its messages cannot be read")] if enough else []
+        return [(known, f"{MALFORMED_MAX} of its messages cannot be read")] if enough else []
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -184,16 +185,16 @@ class Access:
         ``heard`` has the peers whose sessions have taken a request since the last check.
         """
         late = f"it has sent nothing within {HELLO_S:g} s"
-        ends = [(descriptor, late) for descriptor in self._connections.silent(now_s)]
+        ends = [(known, late) for known in self._connections.silent(now_s)]
         much = f"its client has sent over {self._unread_bytes_max} bytes of messages that do not end"
         unread = self._connections.unread(heard, network_peer.bytes_sent, self._unread_bytes_max, now_s)
-        ends += [(descriptor, much) for descriptor in unread]
+        ends += [(known, much) for known in unread]
         if self._keys is not None and now_s >= self._check_keys_s:
             self._check_keys_s = now_s + KEYS_S
             self._read_keys()
             if self._keys_changed:
                 self._keys_changed = False
-                ends += [(descriptor, CHANGED) for descriptor in self._connections.changed(self._keys.holders)]
+                ends += [(known, CHANGED) for known in self._connections.changed(self._keys.holders)]
         return ends
 
     def next_s(self) -> float:

@@ -24,6 +24,7 @@ UNREAD_S, UNREAD_EACH_S, UNREAD_SHARE_MIN = 0.05, 0.001, 0.05
 class KnownConnection:
     """What is known of one connection."""
 
+    descriptor: int  # which is another connection's once this one has ended
     is_others: bool  # whether its peer is a process of another user, at an address that wants no key
     silent_until_s: float  # when it is ended unless a message has come; infinity once one has
     peer: bytes = b""  # its routing id, once it has sent a message
@@ -37,7 +38,7 @@ class KnownConnection:
 
 
 class Connections:
-    """By the descriptor of each connection, what is known of it. Methods return the descriptors to end, or say so."""
+    """What is known of each connection, by its descriptor. Methods return the connections to end, or say so."""
 
     def __init__(self) -> None:
         self._known: dict[int, KnownConnection] = {}
@@ -47,15 +48,20 @@ class Connections:
     def __len__(self) -> int:
         return len(self._known)
 
+    def get(self, descriptor: int) -> KnownConnection | None:
+        """The connection that has this descriptor."""
+        return self._known.get(descriptor)
+
     @property
     def others(self) -> bool:
         """Whether there is a connection of another user's process."""
         return any(each.is_others for each in self._known.values())
 
-    def accepted(self, descriptor: int, now_s: float, is_others: bool = False) -> None:
-        """Note a new connection."""
-        self._known[descriptor] = KnownConnection(is_others, now_s + HELLO_S)
+    def accepted(self, descriptor: int, now_s: float, is_others: bool = False) -> KnownConnection:
+        """Note a new connection, and return it."""
+        self._known[descriptor] = known = KnownConnection(descriptor, is_others, now_s + HELLO_S)
         self._unread_s = min(self._unread_s, now_s + UNREAD_S)
+        return known
 
     def ended(self, descriptor: int, now_s: float) -> None:
         """Forget a connection; messages that it sent before may still come."""
@@ -73,11 +79,6 @@ class Connections:
         known.peer, known.heard = known.peer or peer, True
         return known if known.peer == peer else None
 
-    def who(self, descriptor: int) -> tuple[str, str]:
-        """The name of its client, and where that is, as far as is known."""
-        known = self._known.get(descriptor)
-        return ("", "") if known is None or known.holder is None else (known.holder.name, known.origin)
-
     def lack(self, holder: Holder) -> str:
         """Why this client may not have one connection more; empty if it may."""
         others = sum(each.holder is not None and each.holder.name == holder.name for each in self._known.values())
@@ -85,16 +86,16 @@ class Connections:
             return ""
         return f"{holder.name} has {others} connections, of connections_max={holder.quotas.connections_max}"
 
-    def silent(self, now_s: float) -> list[int]:
+    def silent(self, now_s: float) -> list[KnownConnection]:
         """The connections that have sent nothing for too long."""
-        found = [descriptor for descriptor, each in self._known.items() if each.silent_until_s <= now_s]
-        for descriptor in found:
-            self._known[descriptor].silent_until_s = math.inf
+        found = [each for each in self._known.values() if each.silent_until_s <= now_s]
+        for each in found:
+            each.silent_until_s = math.inf
         return found
 
     def unread(
         self, heard: Collection[bytes | None], sent: Callable[[int], int | None], bytes_max: int, now_s: float
-    ) -> list[int]:
+    ) -> list[KnownConnection]:
         """The connections by which most came of those clients who have sent more than the hub may keep unread.
 
         libzmq hands over a message once it is whole, and limits a frame, not a message: so what has come since the hub
@@ -106,29 +107,29 @@ class Connections:
             bytes_max: the most that one client, or all together who have not said a word yet, may have sent.
             now_s: the time.
         """
-        clients: dict[str, list[tuple[int, int]]] = {}
-        for descriptor, each in self._known.items():
-            if (count := sent(descriptor)) is None:
+        clients: dict[str, list[tuple[int, KnownConnection]]] = {}
+        for each in self._known.values():
+            if (count := sent(each.descriptor)) is None:
                 continue
             if each.heard or each.peer in heard:
                 each.heard, each.read_bytes = False, count
             client = "" if each.holder is None else each.holder.name
-            clients.setdefault(client, []).append((count - each.read_bytes, descriptor))
+            clients.setdefault(client, []).append((count - each.read_bytes, each))
         totals = {client: sum(count for count, _ in found) for client, found in clients.items()}
         left = 1.0 - max(totals.values(), default=0) / bytes_max
         each_s = UNREAD_S * max(UNREAD_SHARE_MIN, left) + UNREAD_EACH_S * len(self._known)
         self._unread_s = now_s + each_s if clients else math.inf
         over = [(totals[client] / len(found), found) for client, found in clients.items() if totals[client] > bytes_max]
-        return [descriptor for mean, found in over for count, descriptor in found if count >= mean]
+        return [each for mean, found in over for count, each in found if count >= mean]
 
     def next_s(self) -> float:
         """When ``silent`` and ``unread`` are to be called next."""
         return min(self._unread_s, *(each.silent_until_s for each in self._known.values()), math.inf)
 
-    def changed(self, holders: Mapping[bytes, Holder]) -> list[int]:
+    def changed(self, holders: Mapping[bytes, Holder]) -> list[KnownConnection]:
         """The connections of clients whose keys are not among these any more, or have other rights by now."""
-        found = [(descriptor, each) for descriptor, each in self._known.items() if each.key and each.holder is not None]
-        return [descriptor for descriptor, each in found if _right(holders.get(each.key)) != _right(each.holder)]
+        found = [each for each in self._known.values() if each.key and each.holder is not None]
+        return [each for each in found if _right(holders.get(each.key)) != _right(each.holder)]
 
 
 def _right(holder: Holder | None) -> str:

@@ -71,22 +71,6 @@ class DescriptorGuard:
         else:
             self.check_s = now_s + CHECK_S
 
-    def end(self, descriptor: int) -> bool:
-        """End the connection of this descriptor, and say whether there was one; its peer may connect again.
-
-        libzmq may have closed it, and another file may have the number by now. Only a connection to one of these
-        addresses is ended: at worst another client's, which connects again.
-        """
-        with contextlib.suppress(OSError):
-            connection = socket.socket(fileno=descriptor)
-            try:
-                if _address(connection) in map(_address, self._listening):
-                    connection.shutdown(socket.SHUT_RDWR)
-                    return True
-            finally:
-                connection.detach()
-        return False
-
     def _drop_packets(self, option: int) -> None:
         """Drop packets that would begin a tcp connection, or drop them no more; their client goes on trying."""
         program = ctypes.create_string_buffer(_DROP_ALL)
@@ -101,12 +85,6 @@ class DescriptorGuard:
         for listener in self._listening:
             listener.close()
         self._listening.clear()
-
-
-def _address(end: socket.socket) -> tuple[int, object]:
-    """The family and path, or port, of a socket's own end; hosts differ, since a listener may have several."""
-    name = end.getsockname()
-    return end.family, name if end.family == socket.AF_UNIX else name[1]
 
 
 def lack(workers: int) -> str:

@@ -9,15 +9,21 @@ import re
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, NoReturn
 
 import cyclopts
 from cyclopts import Parameter
 from rich.console import Console
 
-app = cyclopts.App(name="envhub", help="Gymnasium environments in a hub.", version_flags=["--version"])
+from envhub.hub_options import HubOptions
+
+app = cyclopts.App(
+    name="envhub",
+    help="Gymnasium environments in a hub.",
+    version_flags=["--version"],
+    default_parameter=Parameter(negative=""),
+)
 console = Console()
 errors = Console(stderr=True)
 keys_app = cyclopts.App(name="keys", help="The keys that a hub admits.")
@@ -35,46 +41,11 @@ def main() -> None:
     app()
 
 
-@dataclass
-class AccessOptions:
-    """Who may connect to a hub, and what clients may do.
-
-    Parameters
-    ----------
-    keys
-        The folder of keys that ``envhub keys`` makes. Every tcp address then admits only their holders, and may be one
-        that other machines can reach. Changes of the folder count at once.
-    insecure
-        Allow an address that other machines can reach, though nothing guards it.
-    audit
-        A file to which a line of JSON is appended for every connection, refusal, session, takeover and change of keys.
-    allow_factories
-        Run factories that clients send, for the own user and keys with the right deploy.
-    allow_arguments
-        What any client may pass to an env, whatever its value: ``ENV=NAME,NAME``, where ENV may be a pattern; may be
-        given more than once. Else a key without the right deploy passes numbers, truth values and short plain strings.
-    verbose_errors
-        Tell clients also the folders in errors of envs, which else only the hub's own user is told.
-    """
-
-    keys: Path | None = None
-    insecure: Annotated[bool, Parameter(negative="")] = False
-    audit: Path | None = None
-    allow_factories: Annotated[bool, Parameter(negative="")] = False
-    allow_arguments: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    verbose_errors: Annotated[bool, Parameter(negative="")] = False
-
-
 @app.command
 def serve(
     *env: str,
-    bind: Annotated[list[str] | None, Parameter(negative="")] = None,
-    max_envs: int = 4096,
-    workers: int | Literal["auto"] | None = None,
-    lease: float = 60.0,
-    worker_memory: int = 0,
-    worker_env: Annotated[list[str] | None, Parameter(negative="")] = None,
-    access: Annotated[AccessOptions | None, Parameter(name="*")] = None,
+    config: Path | None = None,
+    options: Annotated[HubOptions | None, Parameter(name="*")] = None,
 ) -> None:
     """Run a hub until SIGTERM or Ctrl-C.
 
@@ -82,68 +53,41 @@ def serve(
     ----------
     env
         What to offer: a Gymnasium id, ``module:id``, a pattern of ids, or ``name=module:factory``. Every registered id
-        if none is given.
-    bind
-        Where to listen: ``tcp://HOST:PORT`` (port 0 takes a free one) or ``ipc://PATH``; may be given more than once.
-    max_envs
-        How many envs may exist at one time.
-    workers
-        How many workers a session gets that does not say. By default, or with auto, what is known of its env decides:
-        what steps took before, or whether it computes in its own process; else every env gets a process.
-    lease
-        Seconds a session outlives the loss of its client.
-    worker_memory
-        The bytes of memory that each worker may have, so that one session's envs cannot take the machine's; 0 for no
-        limit.
-    worker_env
-        A variable of the environment that workers get, too; may be given more than once. Without it they get only what
-        programs need to run, such as PATH and HOME, so that no secret is in a worker.
-    access
-        Who may connect, and what clients may do.
+        if none is given here and none in the file.
+    config
+        A TOML file with any of the options below, by the same names with ``_`` for ``-``, and a table ``[envs.NAME]``
+        for each env. What the command line says wins.
     """
-    from envhub_server.catalog.registry import FactoryNotFound, Registry
-    from envhub_server.config import HubConfig, Limits, Timing
+    from envhub_server.catalog.registry import FactoryNotFound
     from envhub_server.hub.hub import Hub
+    from envhub_server.serve import config_of
     from envhub_server.serve import serve as run
 
     from envhub.errors import AddressError, KeysError
-
-    access = access or AccessOptions()
 
     def ready(hub: Hub) -> None:
         for address in hub.addresses:
             console.print(f"listening on {address}", highlight=False, soft_wrap=True)
         first = re.sub(r"//(0\.0\.0\.0|\[::\]):", "//HOST:", hub.addresses[0])
-        if access.keys is not None and first.startswith("tcp"):
+        if hub.config.keys is not None and first.startswith("tcp"):
             first = "HOST"
             console.print("clients with a key, see `envhub keys add`, run `envhub login` once", highlight=False)
-        name = Registry(env).example() or "ENV"
+        name = hub.config.registry().example() or "ENV"
         hint = f'connect with: envhub.make_vec("{name}", num_envs=64, hub="{first}")'
         console.print(hint, highlight=False, soft_wrap=True)
-        if access.allow_factories:
+        if hub.config.allow_factories:
             errors.print(
                 "[bold red]factories:[/] workers run code of its own user and of keys that may deploy", soft_wrap=True
             )
-        if access.insecure and access.keys is None:
+        if hub.config.insecure and hub.config.keys is None:
             errors.print("[bold red]insecure:[/] every program that reaches these addresses may use it", soft_wrap=True)
 
-    fixed = None if workers == "auto" else workers
     try:
-        limits, timing = Limits(envs_max=max_envs, worker_memory_bytes_max=worker_memory), Timing(lease_s=lease)
-        binds = tuple(bind or ())
-        config = HubConfig(
-            binds,
-            env,
-            workers=fixed,
-            worker_variables=tuple(worker_env or ()),
-            limits=limits,
-            timing=timing,
-            **vars(access),
-        )
+        found = config_of(env, options or HubOptions(), config)
     except ValueError as error:
         _end("serve", error)
     try:
-        run(config, ready)
+        run(found, ready)
     except (AddressError, FactoryNotFound) as error:
         _end("serve", error)
     except KeysError as error:
@@ -346,13 +290,13 @@ def demo() -> None:
 @app.command
 def bench(
     *,
-    env: Annotated[list[str] | None, Parameter(negative="")] = None,
+    env: list[str] | None = None,
     n: Annotated[str, Parameter(alias="-n")] = "1,16,64",
     seconds: float = 1.0,
     repeats: int = 3,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: bool = False,
     plot: Path | None = None,
-    budget: Annotated[bool, Parameter(negative="")] = False,
+    budget: bool = False,
 ) -> None:
     """Time stepping through a hub (embedded, ipc, tcp), AsyncVectorEnv and SyncVectorEnv in one run.
 
@@ -406,8 +350,8 @@ def bench(
 def conformance(
     address: str,
     *,
-    env: Annotated[list[str] | None, Parameter(negative="")] = None,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    env: list[str] | None = None,
+    json: bool = False,
     timeout: float = 30.0,
 ) -> None:
     """Check from outside that a hub keeps the protocol and Gymnasium's contract; exit with 1 if it does not.

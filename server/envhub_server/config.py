@@ -6,11 +6,13 @@ import contextlib
 import os
 import resource
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from envhub.arena.spin import configured_spin_us
 from envhub.protocol.validation import SECONDS_MAX
+from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Registry
 
 MIB = 1 << 20
@@ -56,6 +58,7 @@ class HubConfig:
     Attributes:
         binds: addresses to listen on, ``tcp://host:port`` or ``ipc://path``.
         envs: what may be made, in the forms of ``envhub_server.catalog.registry``.
+        tables: what else may be made, with its settings, by the name under which it is offered.
         workers: the number of workers of a session that asks for no number; None is a number that suits its envs.
         insecure: allow an address that other machines can reach, and other users of this one, without a key.
         keys: the folder of keys, see ``envhub_server.network.key_folder``; every tcp address then wants one. None for
@@ -88,18 +91,23 @@ class HubConfig:
     step_costs: Path | None = None
     limits: Limits = Limits()
     timing: Timing = Timing()
+    tables: Mapping[str, EnvSettings] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"--workers must be at least 1, got {self.workers}")
         configured_spin_us()
-        Registry(self.envs, self.allow_arguments)
+        self.registry()
         if len(set(self.binds)) < len(self.binds):
             raise ValueError(f"an address is given twice: {', '.join(self.binds)}")
         if self.limits.worker_memory_bytes_max < 0:
             raise ValueError(f"--worker-memory must be at least 0 bytes, got {self.limits.worker_memory_bytes_max}")
         if self.limits.envs_max < 1:
             raise ValueError(f"--max-envs must be at least 1, got {self.limits.envs_max}")
+
+    def registry(self) -> Registry:
+        """What the hub offers."""
+        return Registry(self.envs, self.allow_arguments, self.tables)
 
     @property
     def private(self) -> bool:

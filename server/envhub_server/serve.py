@@ -5,16 +5,62 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 from envhub.errors import AddressError
+from envhub.hub_options import HubOptions
 from envhub.transport import address
 from envhub_server import log
-from envhub_server.catalog.registry import Registry
-from envhub_server.config import HubConfig
+from envhub_server.catalog import hub_file
+from envhub_server.config import HubConfig, Limits, Timing
 from envhub_server.hub.hub import Hub
+
+
+def config_of(entries: Sequence[str], options: HubOptions, file: Path | None = None) -> HubConfig:
+    """The configuration that ``envhub serve`` is told: by the command line, and where that is silent by the file.
+
+    Args:
+        entries: what to offer, besides the envs of the file.
+        options: of the command line.
+        file: with options, and a table for each env; None for no file.
+
+    Raises:
+        ValueError: the file cannot be used, or a value is out of bounds.
+    """
+    said = hub_file.read(file) if file is not None else hub_file.HubFile()
+    chosen = hub_file.over(options, said.options)
+    limits = {"envs_max": chosen.max_envs, "worker_memory_bytes_max": chosen.worker_memory}
+    others = {
+        "binds": chosen.bind,
+        "workers": None if chosen.workers == "auto" else chosen.workers,
+        "worker_variables": chosen.worker_env,
+        "allow_arguments": chosen.allow_arguments,
+        "keys": chosen.keys,
+        "audit": chosen.audit,
+        "insecure": chosen.insecure,
+        "allow_factories": chosen.allow_factories,
+        "verbose_errors": chosen.verbose_errors,
+    }
+    try:
+        return HubConfig(
+            envs=tuple(entries),
+            tables=said.envs,
+            limits=Limits(**_given(limits)),
+            timing=Timing(**_given({"lease_s": chosen.lease})),
+            **_given(others),
+        )
+    except ValueError as error:
+        raise ValueError(f"{error} (the command line and {file})" if file else str(error)) from error
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that were said, lists as tuples."""
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return {name: lists.get(name, value) for name, value in values.items() if value is not None}
 
 
 def check_config(config: HubConfig) -> None:
@@ -25,7 +71,7 @@ def check_config(config: HubConfig) -> None:
     """
     for bind in config.binds:
         parsed = address.parse(bind)
-        if not config.envs and not parsed.is_ipc and not parsed.is_loopback:
+        if config.registry().offers_all and not parsed.is_ipc and not parsed.is_loopback:
             raise AddressError(f"{bind} can be reached from other machines: name the environments to offer there")
 
 
@@ -35,7 +81,7 @@ def check_packages(config: HubConfig) -> None:
     Raises:
         FactoryNotFound: a factory's package does not exist.
     """
-    registry = Registry(config.envs)
+    registry = config.registry()
     for factory in registry.factories if config.python == sys.executable else ():
         package = factory.partition(":")[0].partition(".")[0]
         # A worker also imports from the working directory. Nothing is imported here.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from envhub_server.catalog.registry import Registry
 from envhub_server.config import HubConfig
-from envhub_server.serve import check_config
+from envhub_server.serve import check_config, config_of
 from hubs import ServedHub, serve
 
 from envhub import cli
@@ -42,7 +42,7 @@ def config(arguments: list[str]) -> HubConfig:
     assert serving is cli.serve
     assert not unknown
     given = bound.arguments
-    return HubConfig(binds=tuple(given["bind"]), envs=tuple(given["env"]), keys=given["access"].keys)
+    return config_of(given["env"], given["options"])
 
 
 def test_image_runs_as_a_numbered_user_without_rights() -> None:

@@ -6,10 +6,13 @@ The hub itself never imports an environment: it matches names, and a worker impo
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from types import MappingProxyType
+
+from envhub_server.catalog.env_settings import NO_SETTINGS, EnvSettings
 
 # Packages whose ids are not known to Gymnasium until the package is imported, by the namespace of their ids.
 NAMESPACES = {"ALE": "ale_py"}
@@ -25,13 +28,41 @@ WILDCARD = re.compile(r"[*?\[]")
 class Recipe:
     """How a worker makes an env: ``gymnasium.make(name)`` after importing ``modules``, or the factory ``entry``.
 
-    ``arguments`` are those that any client may give any value.
+    ``arguments`` are those that any client may give any value, and ``settings`` what the operator says of the env.
     """
 
     name: str
     modules: tuple[str, ...] = ()
     entry: str = ""
     arguments: frozenset[str] = frozenset()
+    settings: EnvSettings = NO_SETTINGS
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What is offered under ``name``, which may be a pattern of ids.
+
+    It is the factory ``factory``, or else the id ``id``; if both are empty, the id that was asked for.
+    """
+
+    name: str
+    id: str = ""
+    modules: tuple[str, ...] = ()
+    factory: str = ""
+    settings: EnvSettings = NO_SETTINGS
+
+    @property
+    def literal(self) -> bool:
+        """Whether the name is no pattern."""
+        return bool(self.factory or self.id or not WILDCARD.search(self.name))
+
+    def matches(self, name: str) -> bool:
+        """Whether it offers this name."""
+        return self.name == name if self.literal else fnmatchcase(name, self.name)
+
+    def exists(self, registered: Sequence[str]) -> bool:
+        """Whether there is something to offer, given the registered ids; a factory's module is not looked into."""
+        return bool(self.factory) or any(fnmatchcase(name, self.id or self.name) for name in registered)
 
 
 class FactoryNotFound(ValueError):
@@ -43,30 +74,38 @@ class Registry:
 
     An entry is a Gymnasium id (``CartPole-v1``), an id with the module that registers it (``ale_py:ALE/Pong-v5``), a
     pattern of ids (``ALE/*``, ``ale_py:ALE/*``), or ``name=module:factory``. Without entries, every registered id.
-    What clients may pass to envs without the right to deploy is declared as ``name=argument,argument``, where the name
-    may be a pattern, too.
+    The operator's file has a table of settings for each other env. An entry comes before a table, and the first that
+    matches a name decides. What clients may pass to envs without the right to deploy is declared as
+    ``name=argument,argument``, where the name may be a pattern, too.
 
     Raises:
         ValueError: an entry or a declaration has none of these forms.
     """
 
-    def __init__(self, entries: Sequence[str] = (), arguments: Sequence[str] = ()) -> None:
-        self._recipes = [_parse(entry) for entry in entries or ("*",)]
+    def __init__(
+        self,
+        entries: Sequence[str] = (),
+        arguments: Sequence[str] = (),
+        tables: Mapping[str, EnvSettings] = MappingProxyType({}),
+    ) -> None:
+        self.offers_all = not entries and not tables
+        self._entries = [_parse(entry) for entry in (("*",) if self.offers_all else entries)]
+        self._entries += [_from_table(name, settings) for name, settings in tables.items()]
         self._arguments = [_parse_arguments(text) for text in arguments]
 
     @property
     def modules(self) -> list[str]:
         """Every module that some entry needs imported."""
-        return sorted({module for recipe in self._recipes for module in recipe.modules})
+        return sorted({module for entry in self._entries for module in entry.modules})
 
     @property
     def factories(self) -> list[str]:
         """Every factory, as ``module:factory``."""
-        return sorted({recipe.entry for recipe in self._recipes if recipe.entry})
+        return sorted({entry.factory for entry in self._entries if entry.factory})
 
     def not_found(self, factory: str, why: str) -> FactoryNotFound:
         """The error that names the entry of a factory that does not exist."""
-        name = next(recipe.name for recipe in self._recipes if recipe.entry == factory)
+        name = next(entry.name for entry in self._entries if entry.factory == factory)
         return FactoryNotFound(f"{name}={factory} cannot be made: {why}")
 
     def find(self, name: str) -> Recipe | None:
@@ -77,18 +116,19 @@ class Registry:
         module, _, bare = name.rpartition(":")
         if bare.startswith("EnvHub/"):
             return None  # an env of another hub, or of this one
-        for recipe in self._recipes:
-            if fnmatchcase(bare, recipe.name) and (not module or module in recipe.modules):
-                modules = recipe.modules or namespace_modules(bare)
+        for entry in self._entries:
+            if entry.matches(bare) and (not module or module in entry.modules):
+                made = entry.id or (entry.name if entry.factory else bare)
+                modules = entry.modules or namespace_modules(made)
                 declared = [names for pattern, names in self._arguments if fnmatchcase(bare, pattern)]
                 arguments = frozenset[str]().union(*declared)
-                return Recipe(recipe.name if recipe.entry else bare, modules, recipe.entry, arguments)
+                return Recipe(made, modules, entry.factory, arguments, entry.settings)
         return None
 
     def offered(self, registered: Sequence[str]) -> list[str]:
         """Every name that the entries offer, given the registered ids."""
-        factories = {recipe.name for recipe in self._recipes if recipe.entry}
-        return sorted(factories | {name for name in registered if self.find(name)})
+        named = {entry.name for entry in self._entries if entry.literal and entry.exists(registered)}
+        return sorted(named | {name for name in registered if self.find(name)})
 
     def nearest(self, name: str, names: Sequence[str] | None = None) -> list[str]:
         """The few names on offer that resemble this one, the most similar first; letters' case does not count.
@@ -111,15 +151,11 @@ class Registry:
         return next((name for name in names if self.find(name)), "")
 
     def _literal_names(self) -> list[str]:
-        return [recipe.name for recipe in self._recipes if recipe.entry or not WILDCARD.search(recipe.name)]
+        return [entry.name for entry in self._entries if entry.literal]
 
     def unmatched(self, registered: Sequence[str]) -> list[str]:
         """The entries that match no id, given the registered ids."""
-        return [
-            recipe.name
-            for recipe in self._recipes
-            if not recipe.entry and not any(fnmatchcase(name, recipe.name) for name in registered)
-        ]
+        return [entry.name for entry in self._entries if not entry.exists(registered)]
 
 
 def namespace_modules(name: str) -> tuple[str, ...]:
@@ -133,17 +169,32 @@ def _stem(name: str) -> str:
     return VERSION.sub("", name.casefold().rpartition("/")[2])
 
 
-def _parse(entry: str) -> Recipe:
+def _parse(entry: str) -> _Entry:
     name, equals, factory = entry.partition("=")
     if equals:
         module, colon, attribute = factory.partition(":")
         if not (name and module and colon and attribute) or ":" in name:
             raise ValueError(f"{entry!r} should read name=module:factory, with no colon in the name")
-        return Recipe(name, (), factory)
+        return _Entry(name, factory=factory)
     module, colon, bare = entry.rpartition(":")
     if not bare or (colon and not module):
         raise ValueError(f"{entry!r} is neither an id, module:id, a pattern nor name=module:factory")
-    return Recipe(bare, (module,) if module else namespace_modules(bare))
+    return _Entry(bare, modules=(module,) if module else namespace_modules(bare))
+
+
+def _from_table(name: str, settings: EnvSettings) -> _Entry:
+    """The entry of ``[envs.name]``, whose ``env`` is a factory if the part after the colon is a name in Python."""
+    if not settings.env:
+        return replace(_parse(name), settings=settings)
+    if ":" in name:
+        raise ValueError(f"[envs.{name}] has an env, and should have no colon in its name")
+    module, _, attribute = settings.env.rpartition(":")
+    if module and all(map(str.isidentifier, attribute.split("."))):
+        return _Entry(name, factory=settings.env, settings=settings)
+    made = _parse(settings.env)
+    if made.factory or not made.literal:
+        raise ValueError(f"[envs.{name}] env={settings.env!r} is neither an id, module:id nor module:factory")
+    return _Entry(name, made.name, made.modules, settings=settings)
 
 
 def _parse_arguments(text: str) -> tuple[str, frozenset[str]]:

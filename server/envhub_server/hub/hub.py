@@ -40,7 +40,6 @@ from envhub.transport import address, sockets
 from envhub.values import codec, compression
 from envhub_server.catalog.admission import admitted
 from envhub_server.catalog.listing import LISTING, Listing
-from envhub_server.catalog.registry import Registry
 from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import stats
@@ -102,7 +101,7 @@ class Hub:
         self.config = config
         self.id = secrets.randbits(64) or 1
         self.addresses: list[str] = []
-        self._registry = Registry(config.envs, config.allow_arguments)
+        self._registry = config.registry()
         headers = codec.KNOWN if config.private else codec.STRANGERS
         self._protocol = HubProtocol(self.id, config.timing.lease_s, config.limits.sessions_max, headers)
         self._liveness = ClientLiveness(self._protocol, config.timing.lease_s)

@@ -1,0 +1,60 @@
+"""The options of a hub, which ``envhub serve`` takes by the command line and by a file with equal names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class HubOptions:
+    """What is said of a hub besides its envs; None is not said, and ``HubConfig`` has the value then.
+
+    A field is an option of ``envhub serve``, and a key of its file. The text below is the help of the command line.
+
+    Parameters
+    ----------
+    bind
+        Where to listen: ``tcp://HOST:PORT`` (port 0 takes a free one) or ``ipc://PATH``; may be given more than once.
+    max_envs
+        How many envs may exist at one time; 4096 by default.
+    workers
+        How many workers a session gets that does not say. By default, or with auto, what is known of its env decides:
+        what steps took before, or whether it computes in its own process; else every env gets a process.
+    lease
+        Seconds a session outlives the loss of its client; 60 by default.
+    worker_memory
+        The bytes of memory that each worker may have, so that one session's envs cannot take the machine's; 0, the
+        default, for no limit.
+    worker_env
+        A variable of the environment that workers get, too; may be given more than once. Without it they get only what
+        programs need to run, such as PATH and HOME, so that no secret is in a worker.
+    keys
+        The folder of keys that ``envhub keys`` makes. Every tcp address then admits only their holders, and may be one
+        that other machines can reach. Changes of the folder count at once.
+    insecure
+        Allow an address that other machines can reach, though nothing guards it.
+    audit
+        A file to which a line of JSON is appended for every connection, refusal, session, takeover and change of keys.
+    allow_factories
+        Run factories that clients send, for the own user and keys with the right deploy.
+    allow_arguments
+        What any client may pass to an env, whatever its value: ``ENV=NAME,NAME``, where ENV may be a pattern; may be
+        given more than once. Else a key without the right deploy passes numbers, truth values and short plain strings.
+    verbose_errors
+        Tell clients also the folders in errors of envs, which else only the hub's own user is told.
+    """
+
+    bind: list[str] | None = None
+    max_envs: int | None = None
+    workers: int | Literal["auto"] | None = None
+    lease: float | None = None
+    worker_memory: int | None = None
+    worker_env: list[str] | None = None
+    keys: Path | None = None
+    insecure: bool | None = None
+    audit: Path | None = None
+    allow_factories: bool | None = None
+    allow_arguments: list[str] | None = None
+    verbose_errors: bool | None = None

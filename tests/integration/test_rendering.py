@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cv2
 import gymnasium as gym
 import numpy as np
 import psutil
@@ -115,6 +116,51 @@ def test_env_that_was_not_reset_at_all_says_so(address: str | None) -> None:
         envs.render()
 
 
+def test_only_chosen_envs_are_rendered(address: str | None) -> None:
+    with made(address, 3) as envs:
+        step(envs, 0, 0, 0)
+        envs.set_attr("doomed", [True, False, False])  # env 0 would die if it were rendered
+        assert values(envs.render([2, 1])) == [1, 1]
+        step(envs, 0, DIES, 0)
+        assert values(envs.render([2, 1])) == [2, 1]
+        assert step(envs, 0, 0, 0)[3].tolist() == [False] * 3
+        for wrong in ([3], [1, 1], [-1], []):
+            with pytest.raises(ValueError, match="env_ids"):
+                envs.render(wrong)
+
+
+def test_frame_of_chosen_env_that_was_never_shown_is_as_large_as_the_others(address: str | None) -> None:
+    with made(address) as envs:
+        step(envs, 0, 0)
+        assert values(envs.render([1])) == [1]
+        step(envs, DIES, 0)
+        assert values(envs.render([0])) == [0]
+
+
+def test_calls_of_render_go_on_as_render_does(address: str | None) -> None:
+    with made(address) as envs:
+        step(envs, 0, 0)
+        assert values(envs.call("render")) == [1, 1]
+        step(envs, DIES, 0)
+        assert values(envs.call("render")) == [1, 2]
+        assert values(envs.get_attr("render", [0])) == [1]
+        assert values(envs.call_some([1, 0], "render")) == [2, 1]
+        envs.call_async("render")
+        assert values(envs.call_wait()) == [1, 2]
+        step(envs, 0, 0)
+        envs.set_attr("doomed", [False, True])
+        envs.call_async("render")  # env 1 dies in this one
+        assert values(envs.call_wait()) == [0, 2]
+        assert step(envs, 0, 0)[3].tolist() == [False, True]
+
+
+def test_death_in_a_call_of_render_is_raised_where_deaths_are(address: str | None) -> None:
+    with made(address, on_crash="raise") as envs:
+        envs.set_attr("doomed", [True, False])
+        with pytest.raises(envhub.WorkerDied):
+            envs.call("render")
+
+
 def test_single_env_shows_its_last_frame() -> None:
     with contextlib.closing(envhub.make(sims.Shown)) as env:
         env.reset(seed=1)
@@ -133,4 +179,32 @@ def test_video_goes_on_when_a_worker_dies(address: str | None, tmp_path: Path) -
         assert len(recorded.recorded_frames) == 6
         recorded.stop_recording()
         (video,) = tmp_path.glob("*.mp4")
-        assert video.stat().st_size
+        assert frames_of(video) >= 5  # moviepy may leave out the last one
+
+
+@pytest.mark.long
+def test_videos_are_playable_across_twenty_deaths(address: str | None, tmp_path: Path) -> None:
+    deaths, length = 0, 10
+    with made(address, restarts_max=40) as envs:
+        recorded = RecordVideo(envs, str(tmp_path), step_trigger=lambda count: count % 10 == 0, video_length=length)
+        recorded.reset(seed=1)
+        while deaths < 20:
+            at = deaths // 2  # another step of each video, the first and the last one included
+            for count in range(length):
+                dies, both = count == at, deaths % 2
+                failures = recorded.step(np.array([DIES if dies and both else 0, DIES if dies else 0]))[4]
+                deaths += int(failures["_env_failure"].sum()) if "env_failure" in failures else 0
+                assert not dies or "env_failure" in failures
+        recorded.close()
+    videos = sorted(tmp_path.glob("*.mp4"))
+    assert {frames_of(video) for video in videos} <= {length - 1, length}  # moviepy may leave out the last one
+    assert len(videos) >= 10
+
+
+def frames_of(video: Path) -> int:
+    """How many frames the video shows when it is played."""
+    capture, count = cv2.VideoCapture(str(video)), 0
+    while capture.read()[0]:
+        count += 1
+    capture.release()
+    return count

@@ -431,7 +431,14 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             SessionClosed: after ``close``.
         """
         self._check_call("call_async", name)
-        self._session.begin_call(Call(name, self._session.encode([list(args), kwargs])))
+        call = self._call_of(name, args, kwargs)
+        self._session.begin_call(call)
+        self._pending_call = call
+
+    def _call_of(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], rows: Sequence[int] = ()) -> Call:
+        """The call of a method; ``render`` leaves an env alone that was made again and not yet reset."""
+        arguments = self._session.encode([list(args), kwargs])
+        return Call(name, arguments, skip_unreset=name == "render", rows=sorted(rows))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for the call begun by ``call_async``.
@@ -440,7 +447,14 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no call was begun.
         """
-        return self._results(self._session.wait_call(timeout), range(self.num_envs))
+        wanted = range(self.num_envs)
+        try:
+            results = self._results(self._session.wait_call(timeout), wanted)
+        except (WorkerDied, EnvTimeout) as error:
+            if not self._goes_on_rendering(error, self._pending_call):
+                raise
+            return self._called_at_once(self._pending_call, wanted)
+        return self._frames.complete(results, wanted) if self._pending_call.skip_unreset else results
 
     def call_some(self, env_ids: Any, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """As ``call``, of these envs only; one result for each of ``env_ids``. The others are not touched.
@@ -450,7 +464,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             Exception: as for ``call``; and ``RequestRefused`` by a hub that is too old for this.
         """
         rows = self._checked_rows("call_some", name, env_ids)
-        return self._called_at_once(Call(name, self._session.encode([list(args), kwargs]), rows=sorted(rows)), rows)
+        return self._called_at_once(self._call_of(name, args, kwargs, rows), rows)
 
     def _checked_rows(self, what: str, name: Any, env_ids: Any) -> list[int]:
         """The rows of ``env_ids``, empty for None, which is all; errors as for ``_check_call``, and ``call_some``."""
@@ -525,7 +539,20 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     def _called_at_once(self, call: Call, wanted: Sequence[int] = ()) -> tuple[Any, ...]:
         """The results of the wanted envs, or of all; errors as for ``_results``, and what an env raised."""
-        return self._results(self._session.ask(Op.CALL, call), wanted or range(self.num_envs))
+        wanted = wanted or range(self.num_envs)
+        while True:
+            try:
+                results = self._results(self._session.ask(Op.CALL, call), wanted)
+                return self._frames.complete(results, wanted) if call.skip_unreset else results
+            except (WorkerDied, EnvTimeout) as error:
+                if not self._goes_on_rendering(error, call):
+                    raise
+
+    def _goes_on_rendering(self, error: WorkerDied | EnvTimeout, call: Call) -> bool:
+        """Whether the call that ended so is made once more: the env is made again, and left alone until its reset."""
+        faults = self._session.options.faults
+        policy = faults.on_timeout if isinstance(error, EnvTimeout) else faults.on_crash
+        return call.skip_unreset and policy != "raise" and not isinstance(error, RestartsExhausted)
 
     def get_attr(self, name: str, env_ids: Any = None) -> tuple[Any, ...]:
         """An attribute of every env, or of these; a method is called. The same as ``call(name)`` or ``call_some``."""
@@ -553,29 +580,21 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             encoded = [blob for _, blob in sorted(zip(rows, encoded, strict=True))]
         self._session.ask(Op.SET_ATTR, SetAttr(name, encoded, sorted(rows)))
 
-    def render(self) -> tuple[Any, ...]:
-        """Every env's rendered frame.
+    def render(self, env_ids: Any = None) -> tuple[Any, ...]:
+        """The rendered frame of every env, or of these; the others are not rendered.
 
         An env that failed, was made again and was not yet reset shows its last frame; if it never was rendered, a
-        blank one.
+        blank one. ``call("render")`` and ``call_some`` do the same, and pass arguments to the envs' ``render``.
+
+        Args:
+            env_ids: the numbers of envs, all different; None for all. One frame for each, in their order.
 
         Raises:
             WorkerDied, EnvTimeout: an env died or hung while it rendered, and the policy is to raise.
+            Exception: as for ``call_some``.
         """
-        self._session.check_free("render")
-        call = Call("render", self._session.encode([[], {}]), skip_unreset=True)
-        while True:
-            try:
-                return self._frames.complete(self._called_at_once(call))
-            except RestartsExhausted:
-                raise
-            # The env is made again, and left alone until its reset: the same call does not fail for it again.
-            except WorkerDied:
-                if self._session.options.faults.on_crash == "raise":
-                    raise
-            except EnvTimeout:
-                if self._session.options.faults.on_timeout == "raise":
-                    raise
+        rows = self._checked_rows("render", "render", env_ids)
+        return self._called_at_once(self._call_of("render", (), {}, rows), rows)
 
     # --- the session --------------------------------------------------------------------------------------------------
 

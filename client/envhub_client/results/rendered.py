@@ -21,14 +21,15 @@ class Frames:
         shape = _BLANK_SHAPES.get(render_mode or "")
         self._blank = None if shape is None else np.zeros(shape, np.uint8)
 
-    def complete(self, rendered: Sequence[Any]) -> tuple[Any, ...]:
-        """These frames, with the last frame of the env, or a blank one, for each that is ``NOT_RESET``."""
-        for row, frame in enumerate(rendered):
+    def complete(self, rendered: Sequence[Any], rows: Sequence[int]) -> tuple[Any, ...]:
+        """These frames of ``rows``, with the env's last frame, or a blank one, for each that is ``NOT_RESET``."""
+        for row, frame in zip(rows, rendered, strict=True):
             if isinstance(frame, np.ndarray):
                 self._last[row] = frame.copy()  # the caller may draw into the one returned
         shown = [frame for frame in (*rendered, *self._last) if frame is not NOT_RESET and frame is not None]
         blank = _blank_like(shown[0]) if shown else self._blank
-        return tuple(self._stand_in(row, blank) if frame is NOT_RESET else frame for row, frame in enumerate(rendered))
+        both = zip(rows, rendered, strict=True)
+        return tuple(self._stand_in(row, blank) if frame is NOT_RESET else frame for row, frame in both)
 
     def _stand_in(self, row: int, blank: Any) -> Any:
         frame = blank if self._last[row] is None else self._last[row]

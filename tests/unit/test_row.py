@@ -381,7 +381,7 @@ def test_after_the_first_steps_only_some_observations_are_checked() -> None:
 def test_fresh_env_is_reset_by_its_first_step_with_the_seed_that_it_was_given() -> None:
     place = placed()
     place.arena.needs_reset[:] = FRESH
-    place.row.take_place(7, None, b"", b"")
+    place.row.take_place({MINE: 7}, None, b"", {})
     assert place.row.awaits_first_reset
     place.step(RAISE)  # which the env never sees
     assert (place.observation, place.result, place.needs_reset) == ([1, 0], (0, False, False), ONGOING)
@@ -407,7 +407,7 @@ def test_fresh_env_of_disabled_mode_is_truncated_until_it_is_reset() -> None:
 def test_env_that_replaces_one_with_an_unreported_failure_raises_that_failure_first() -> None:
     place = placed()
     place.arena.needs_reset[:] = REPORT_PENDING
-    place.row.take_place(7, LookupError("its worker died"), b"", b"")
+    place.row.take_place({MINE: 7}, LookupError("its worker died"), b"", {})
     place.post(OP_STEP)
     with pytest.raises(LookupError, match="its worker died"):
         place.row.step()
@@ -421,7 +421,7 @@ def test_env_that_replaces_one_with_an_unreported_failure_raises_that_failure_fi
 def test_env_that_replaces_one_with_an_unreported_failure_is_truncated_first() -> None:
     place = placed()
     place.arena.needs_reset[:] = REPORT_PENDING
-    place.row.take_place(7, None, codec.encode({"invalid_transition": True}), b"")
+    place.row.take_place({MINE: 7}, None, codec.encode({"invalid_transition": True}), {})
     place.step()
     assert place.result == (0, False, True) and place.info == {"invalid_transition": True}
     assert place.needs_reset == FRESH and place.env.seeds == []
@@ -432,7 +432,7 @@ def test_env_that_replaces_one_with_an_unreported_failure_is_truncated_first() -
 def test_reset_discards_an_unreported_failure() -> None:
     place = placed()
     place.arena.needs_reset[:] = REPORT_PENDING
-    place.row.take_place(7, LookupError("its worker died"), b"", b"")
+    place.row.take_place({MINE: 7}, LookupError("its worker died"), b"", {})
     place.reset(seed=9)
     place.step()
     assert place.env.seeds == [9] and place.observation == [1, 1]
@@ -440,7 +440,7 @@ def test_reset_discards_an_unreported_failure() -> None:
 
 def test_row_continues_where_needs_reset_demands_nothing() -> None:
     place = begun()
-    place.row.take_place(7, LookupError("its worker died"), b"", b"")
+    place.row.take_place({MINE: 7}, LookupError("its worker died"), b"", {})
     place.step()
     assert place.observation == [1, 1] and place.env.seeds == [None]
 
@@ -555,6 +555,6 @@ def test_row_that_repeats_its_observation_repeats_its_object_leaves(talking: Pla
 def test_env_that_replaces_another_repeats_the_object_leaves_that_it_was_given() -> None:
     place = placed(env=Talking())
     place.arena.needs_reset[:] = REPORT_PENDING
-    place.row.take_place(None, None, codec.encode({"invalid_transition": True}), codec.encode(["before"]))
+    place.row.take_place({}, None, codec.encode({"invalid_transition": True}), {MINE: codec.encode(["before"])})
     place.step()
     assert said(place) == (["before"], {"invalid_transition": True})

@@ -30,8 +30,6 @@ from envhub.arena.memory import (
     DRIVER_HUB,
     OP_PART,
     OP_STEP,
-    STATUS_INFO,
-    STATUS_OK,
     STATUS_RAISED,
     TURN_FIRST,
     TURN_ONE,
@@ -255,9 +253,9 @@ class Worker:
         os.close(memory)
         arena.check()
         self._request, self._done, self._op = map(arena.words, (arena.request, arena.done, arena.op))
-        self._status, self._info_length = map(arena.words, (arena.status, arena.info_length))
+        self._status = arena.words(arena.status)
         self._began_ns, self._ended_ns, self._turns = map(arena.words, (arena.began_ns, arena.ended_ns, arena.turn))
-        indices = [row.index for row in self._rows]
+        indices = self._indices()
         mine = slice(indices[0], indices[-1] + 1, indices[1] - indices[0] if len(indices) > 1 else 1)
         self._my_request, self._my_done = self._request[mine], self._done[mine]
         self._spin_us = mapped.spin_us
@@ -281,6 +279,10 @@ class Worker:
         self._channel.send(control.Mapped())
         return None
 
+    def _indices(self) -> list[int]:
+        """All rows of this worker."""
+        return [index for row in self._rows for index in row.indices]
+
     def _check_spaces(self, row: Row) -> None:
         observation_space, action_space, mode = self._spaces
         spaces.check_equivalent(row.env.observation_space, observation_space, mode)
@@ -288,11 +290,11 @@ class Worker:
 
     def _on_Serve(self, serve: Any) -> None:
         failure = None if serve.failure is None else PendingFailure(serve.failure)
-        for number, row in enumerate(self._rows):
+        seeds, objects = (dict(zip(self._indices(), found)) for found in (serve.seeds, serve.objects))
+        for row in self._rows:
             row.resume()
             if not serve.moved:
-                objects = serve.objects[number] if serve.objects else b""
-                row.take_place(serve.seeds[number] if serve.seeds else None, failure, serve.info, objects)
+                row.take_place(seeds, failure, serve.info, objects)
         hubs, clients = self._bells
         self._poller.register(hubs, select.EPOLLIN)
         # Watched by edges, each ring wakes the worker once, which saves a read for every step.
@@ -374,32 +376,32 @@ class Worker:
         seeds = dict(zip(reset.rows, reset.seeds))
         each = dict(zip(reset.rows, reset.options_each))
 
-        def run(row: Row) -> None:
-            # Decoded for each row, because an env may keep or change its options.
-            options = each.get(row.index, reset.options)
-            row.reset(seeds[row.index], codec.decode(options, self._allow_pickle) if options else None)
+        def options_of(row: int) -> Any:
+            # Decoded for each env, because it may keep or change its options.
+            options = each.get(row, reset.options)
+            return codec.decode(options, self._allow_pickle) if options else None
 
         for row in self._rows:
-            self._finish(row, partial(run, row) if row.index in seeds else row.repeat_last)
+            self._finish(row, partial(row.reset_by, seeds, options_of))
         self._ring_at_end()
 
     def _finish(self, row: Any, run: Callable[[], None], steps: bool = False) -> None:
-        """Run one row's step or reset, then store its status, and store ``done`` last."""
+        """Run a part's step or reset, which stores its status, and store ``done`` last."""
         self._turn += TURN_ONE  # ``_begin`` written out, because this runs for every row and a call costs more
         self._turns[self._turn_at] = self._turn | row.turn
         try:
             run()
-            self._status[row.index] = STATUS_INFO if self._info_length[row.index] else STATUS_OK
         except BaseException as error:
             policy = self._on_invalid if isinstance(error, NotFinite) else self._on_exception
             if steps and not isinstance(error, PendingFailure) and policy == "truncate":
                 self._truncate(row, error)
             else:
                 row.repeat_last()
-                # Sent after ``repeat_last``, because an info that comes later would replace the failure in the hub.
-                self._send_failure(error, row.index, "env_raised")
-                self._status[row.index] = STATUS_RAISED
-        self._done[row.index] = self._request[row.index]
+                for index in row.indices:
+                    # Sent after ``repeat_last``, because an info that comes later would replace the failure in the hub.
+                    self._send_failure(error, index, "env_raised")
+                    self._status[index] = STATUS_RAISED
+        self._done[row.place] = self._request[row.place]
 
     def _truncate(self, row: Row, error: BaseException) -> None:
         """Truncate the row, whose step raised, and note that its env must be built again."""
@@ -472,7 +474,7 @@ class Worker:
     def _for_each_env(self, run: Callable[[Row], bytes], call: Any) -> None:
         """Answer the call with what ``run`` returns for each of its rows, or with what it raises."""
         results = []
-        rows = [row for row in self._rows if row.index in call.rows]
+        rows = [target for row in self._rows for target in row.targets(call.rows)]
         for row in rows:
             self._begin(row)
             try:

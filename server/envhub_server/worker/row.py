@@ -1,5 +1,9 @@
 """A row: one env of a worker and its place in the arena.
 
+A worker drives one or more **parts**: each has some of its rows, with an env that steps these. A ``Row`` is a part of
+one row. The worker finds the rows of a part by ``index`` and ``place``, has it ``step`` or ``reset_by``, and stores
+``done``.
+
 A ``Row`` decides what a step or a reset of its env is (autoreset, what goes into the info) and stores the result. The
 autoreset rules are those of ``gymnasium.vector.AsyncVectorEnv`` (1.4).
 """
@@ -7,7 +11,7 @@ autoreset rules are those of ``gymnasium.vector.AsyncVectorEnv`` (1.4).
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -21,12 +25,12 @@ from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker.env_runner import EnvRunner
+from envhub_server.worker.info_place import InfoPlace
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
 STEPS_CHECKED_FIRST = 100  # the observations of an env's first steps that are all compared with the space
 STEPS_PER_CHECK = 256  # after them, one observation in this many
-NO_INFO = (0, 0)  # the template and the length of an empty info
 
 
 class NotFinite(ValueError):
@@ -38,6 +42,8 @@ class Row:
 
     def __init__(self, index: int, runner: EnvRunner, autoreset_mode: str, allow_pickle: bool) -> None:
         self.index = index  # in the session
+        self.place = index  # of the part's words
+        self.indices = [index]
         self.turn = index | TURN_FIRST  # the lower bits of the worker's progress word while it is at this row
         self.env = runner.env
         self._runner = runner
@@ -49,8 +55,6 @@ class Row:
         self._first_seed: Any = None  # for the reset that a new env begins with
         self._last_seed: Any = None  # that the program gave
         self._rebuilds = 0  # how often this worker built the env again
-        self._info_bytes_max = MESSAGE_BYTES_MAX
-        self._info_dropped = False  # whether that was reported
         self._last_objects = b""  # of the last observation; empty: the client keeps those that it has
         self._pending_failure: Exception | None = None
         self._pending_info = b""
@@ -73,22 +77,19 @@ class Row:
     ) -> None:
         """Use this row of ``arena``, whose leaves are those of the session's spaces.
 
-        The env's own observation space may have its keys in another order. ``send`` takes a ``RowInfo`` whose info is
-        too large for the arena, and ``Suspicious`` for the first observation that is not in its space, and the first
-        info that is dropped since it has more than ``info_bytes_max`` bytes besides the observation. ``columns`` writes
-        infos in columns, if the session has any. With ``finite_only``, a step may raise ``NotFinite``.
+        The env's own observation space may have its keys in another order. ``send`` takes ``Suspicious`` for the first
+        observation that is not in its space; see ``InfoPlace`` for what else it takes, ``columns`` and
+        ``info_bytes_max``. With ``finite_only``, a step may raise ``NotFinite``.
         """
         self._send, self._finite_only = send, finite_only
         self._steps_to_check = 1  # no step is checked where this is not positive
-        self._columns = columns
-        self._info_place = arena.infos[self.index].data
+        self._info = InfoPlace(self.index, arena, send, columns, self._lenient, self._mode == SAME_STEP, info_bytes_max)
         layout = arena.layout
         self._observation_space, self._action_space = observation_space, action_space
         self._objects = [leaf == OBJECT for leaf in spaces.leaves(observation_space)]
         self._has_objects = any(self._objects)
         self._last_slot = 0
         self._arena = arena
-        self._info_bytes, self._info_bytes_max = layout.info_bytes, info_bytes_max + layout.row_bytes()
         self._batches = [[leaf[slot] for leaf in arena.observations] for slot in range(SLOTS)]
         self._flat = spaces.is_flat(observation_space) and not self._has_objects
         self._action_flat = spaces.is_flat(action_space)
@@ -101,7 +102,6 @@ class Row:
         self._rewards, self._terminations, self._truncations = map(arena.words, results)
         self._needs_reset = arena.words(arena.needs_reset)
         self._slot = arena.words(arena.slot)
-        self._info_length, self._info_template = arena.words(arena.info_length), arena.words(arena.info_template)
 
     def _check_space(self, observation: Any) -> None:
         """Compare an observation with its space, and plan the next comparison."""
@@ -129,16 +129,18 @@ class Row:
         pending = self._arena.request[self.index] != self._arena.done[self.index]
         self._last_slot = (int(self._arena.slot[self.index]) & 1) ^ int(pending)
 
-    def take_place(self, seed: int | None, failure: Exception | None, info: bytes, objects: bytes) -> None:
+    def take_place(
+        self, seeds: Mapping[int, int | None], failure: Exception | None, info: bytes, objects: Mapping[int, bytes]
+    ) -> None:
         """Replace the env of a worker that ended, as far as the row's ``needs_reset`` says so.
 
-        The env begins with a reset by ``seed``. If the row has not reported yet how the env before this one ended, its
-        first step raises ``failure``, or without one is a truncation with ``info``. ``objects`` are the encoded object
-        leaves of its last observation, if they are known.
+        The env begins with a reset by the seed of its row. If the row has not reported yet how the env before this one
+        ended, its first step raises ``failure``, or without one is a truncation with ``info``. ``objects`` are, by row,
+        the encoded object leaves of its last observation, if they are known.
         """
-        self._first_seed = self._last_seed = seed
+        self._first_seed = self._last_seed = seeds.get(self.index)
         self._pending_failure, self._pending_info = failure, info
-        self._last_objects = objects
+        self._last_objects = objects.get(self.index, b"")
 
     def step(self, out_of_band: Sequence[Any] = ()) -> None:
         """Step the env with the row's action, or reset it where NEXT_STEP demands that, and store the result.
@@ -191,7 +193,7 @@ class Row:
 
     def truncate(self, info: bytes) -> None:
         """End the episode without a transition of the env; the env is reset before its next step."""
-        _, nbytes = self._put(with_objects(self._last_objects, info) if self._has_objects else info)
+        nbytes = self._info.put(with_objects(self._last_objects, info) if self._has_objects else info)
         truncate(self._arena, self.index, nbytes)
         self._last_slot = self._slot[self.index]
 
@@ -201,13 +203,27 @@ class Row:
         observation, info = self._runner.reset(seed, options)
         self._store(observation, 0.0, False, False, info)
 
+    def reset_by(self, seeds: Mapping[int, int | None], options_of: Callable[[int], dict[str, Any] | None]) -> None:
+        """Reset the env if ``seeds`` has one for its row, else repeat its last observation."""
+        if self.index in seeds:
+            self.reset(seeds[self.index], options_of(self.index))
+        else:
+            self.repeat_last()
+
+    def targets(self, rows: Collection[int]) -> list[Row]:
+        """What a call on these rows goes to, with an ``env`` each."""
+        return [self] if self.index in rows else []
+
     def repeat_last(self) -> None:
         """Store the row's last observation as the result, without an info; the env is not called."""
         slot = self._slot[self.index]
         if slot != self._last_slot:
             repeat_observation(self._arena, self.index)
             self._last_slot = slot
-        self._set_info(self._put(with_objects(self._last_objects, b"")) if self._has_objects else NO_INFO)
+        if self._has_objects:
+            self._info.store_objects(self._last_objects)
+        else:
+            self._info.store({})
 
     def _action(self) -> Any:
         for number, words in enumerate(self._code_words):
@@ -257,46 +273,13 @@ class Row:
             self._arena.rewards[index] = reward
         self._terminations[index], self._truncations[index] = terminated, truncated
         self._needs_reset[index] = ENDED if terminated or truncated else ONGOING
-        self._set_info(self._store_info(info, objects) if info or objects else NO_INFO)
-        self._last_slot = slot  # last: if storing fails, this slot holds no complete observation
-
-    def _set_info(self, template_and_length: tuple[int, int]) -> None:
-        self._info_template[self.index], self._info_length[self.index] = template_and_length
-
-    def _store_info(self, info: dict[str, Any], objects: list[Any]) -> tuple[int, int]:
-        if self._columns is not None and not objects and type(info) is dict:
-            written = self._columns.write(info, self._info_place)
-            if written != NO_INFO:
-                return written
-        blob = codec.encode(info, self._lenient) if info else b""
-        if len(blob) > self._info_bytes_max:
-            blob = self._instead_of(info, len(blob))
-        if not objects:
-            return self._put(blob)
-        encoded = codec.encode(objects, self._exact)
-        written = self._put(with_objects(encoded, blob))
-        self._last_objects = encoded
-        return written
-
-    def _instead_of(self, info: dict[str, Any], nbytes: int) -> bytes:
-        """The encoded info in place of one that is too large; the final observation belongs to the results.
-
-        An empty ``final_info`` stays beside it, for clients find both at an episode's end.
-        """
-        if not self._info_dropped:
-            self._info_dropped = True
-            limit = f"info_bytes_max={self._info_bytes_max}, the observation included"
-            self._send(control.Suspicious(self.index, f"an info of {nbytes} bytes, which is dropped: {limit}"))
-        ended = self._mode == SAME_STEP and "final_obs" in info
-        final = {"final_obs": info["final_obs"], "final_info": {}} if ended else {}
-        return codec.encode({**final, control.INFO_DROPPED: True}, self._lenient)
-
-    def _put(self, blob: bytes) -> tuple[int, int]:
-        if len(blob) <= self._info_bytes:
-            self._arena.infos[self.index, : len(blob)] = np.frombuffer(blob, np.uint8)
+        if objects:
+            encoded = codec.encode(objects, self._exact)
+            self._info.store(info, encoded)
+            self._last_objects = encoded
         else:
-            self._send(control.RowInfo(self.index, blob, int(self._arena.request[self.index])))
-        return 0, len(blob)
+            self._info.store(info)
+        self._last_slot = slot  # last: if storing fails, this slot holds no complete observation
 
 
 def _as_dict(info: Any) -> dict[Any, Any]:

@@ -13,7 +13,13 @@ except ModuleNotFoundError:
     api = import_module("gym")
 
 _VECTORS = ("gymnasium.vector.", "gym.vector.", "stable_baselines3.common.vec_env.")
-_PARTS = ("observation_space", "action_space", "reset", "step")
+
+GYMNASIUM, DM_ENV, PARALLEL = "env", "dm_env environment", "PettingZoo parallel env"
+_PARTS = {
+    GYMNASIUM: ("observation_space", "action_space", "reset", "step"),
+    DM_ENV: ("observation_spec", "action_spec", "reset", "step"),
+    PARALLEL: ("possible_agents", "observation_space", "action_space", "reset", "step"),
+}
 
 
 def registered() -> list[str]:
@@ -22,17 +28,31 @@ def registered() -> list[str]:
     return sorted(getattr(registry, "env_specs", registry))
 
 
+def interface(made: Any) -> str:
+    """The interface that ``made`` has, or has parts of: ``GYMNASIUM``, ``DM_ENV`` or ``PARALLEL``. Imports nothing.
+
+    An env of Gymnasium has spaces as attributes, a parallel env of PettingZoo has methods of these names.
+    """
+    if callable(getattr(made, "observation_space", None)):
+        return PARALLEL
+    return DM_ENV if hasattr(made, "observation_spec") and not hasattr(made, "observation_space") else GYMNASIUM
+
+
 def unfit(made: Any) -> str:
     """A description of ``made`` if it is no single env that a worker can host; else empty. Imports nothing."""
     modules = [kind.__module__ + "." for kind in type(made).__mro__]
-    if any(module.startswith("pettingzoo.") for module in modules):
-        return "a PettingZoo env, of several agents; EnvHub hosts Gymnasium envs, of one agent each"
     if any(module.startswith(_VECTORS) for module in modules):
         return "a vector env; EnvHub makes the batch itself: give it a single env, and num_envs"
     if isinstance(made, type):
         return f"the class {made.__qualname__} in place of an env of that class"
-    missing = [name for name in _PARTS if not hasattr(made, name)]
-    return f"{made!r:.100}, which is no env: it has no {', '.join(missing)}" if missing else ""
+    if hasattr(made, "agent_iter"):
+        return (
+            "a PettingZoo env whose agents take turns (AEC); EnvHub hosts parallel envs: return parallel_env(...) in "
+            "place of env(...), or pettingzoo.utils.conversions.aec_to_parallel(env)"
+        )
+    kind = interface(made)
+    missing = [f"`{name}`" for name in _PARTS[kind] if not hasattr(made, name)]
+    return f"{made!r:.100}, which is no {kind}: it has no {', '.join(missing)}" if missing else ""
 
 
 def pickled(spec: Any) -> bytes:

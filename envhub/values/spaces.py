@@ -217,6 +217,15 @@ _BUILD: dict[str, Callable[..., Any]] = {
 }
 
 
+def native(space: Any) -> Any:
+    """The space itself, or an equal one of the installed Gymnasium if it is one of gym's.
+
+    Raises:
+        UnsupportedSpace: a space of gym, or one inside it, has no equal in Gymnasium.
+    """
+    return space if isinstance(space, gym_spaces.Space) else build(describe(space))
+
+
 def leaves(space: Any) -> list[Leaf]:
     """The leaves of a space, in the order of the space."""
     if isinstance(space, gym_spaces.Dict):

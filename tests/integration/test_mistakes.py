@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import sys
-import types
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -101,20 +99,24 @@ def test_what_is_no_list_of_factories_is_refused_here(given: Any) -> None:
         envhub.AsyncVectorEnv(given)
 
 
-class ParallelEnv:
-    """Like one of PettingZoo, which need not be installed."""
+class TurnBased:
+    """Like an env of PettingZoo whose agents take turns; that package need not be installed."""
 
-    possible_agents = ["a", "b"]
+    agent_selection = "a"
 
     def observation_space(self, agent: str) -> Any: ...
     def action_space(self, agent: str) -> Any: ...
+    def agent_iter(self, max_iter: int = 0) -> Any: ...
     def reset(self, seed: Any = None, options: Any = None) -> Any: ...
-    def step(self, actions: Any) -> Any: ...
+    def step(self, action: Any) -> Any: ...
 
 
-def parallel_env() -> Any:
-    sys.modules.setdefault("pettingzoo.utils.env", types.ModuleType("pettingzoo.utils.env"))
-    return type("Game", (type("ParallelEnv", (ParallelEnv,), {"__module__": "pettingzoo.utils.env"}),), {})()
+class Half:
+    """An env that was never finished."""
+
+    observation_space = action_space = gym.spaces.Discrete(2)
+
+    def reset(self, seed: Any = None, options: Any = None) -> Any: ...
 
 
 class VecEnv:
@@ -134,8 +136,9 @@ class VecEnv:
             "returned a vector env",
         ),
         (VecEnv, "returned a vector env"),
-        (parallel_env, "returned a PettingZoo env"),
-        (lambda: None, "returned None, which is no env: it has no observation_space"),
+        (TurnBased, "returned a PettingZoo env whose agents take turns"),
+        (lambda: None, "returned None, which is no env: it has no `observation_space`"),
+        (Half, "returned .* which is no env: it has no `step`$"),
         (lambda: sims.Counter, "returned the class Counter in place of an env"),
     ],
 )

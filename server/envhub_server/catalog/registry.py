@@ -15,7 +15,7 @@ from types import MappingProxyType
 from envhub_server.catalog.env_settings import NO_SETTINGS, EnvSettings
 
 # Packages whose ids are not known to Gymnasium until the package is imported, by the namespace of their ids.
-NAMESPACES = {"ALE": "ale_py"}
+NAMESPACES = {"ALE": "ale_py", "dm_control": "shimmy"}
 NEAREST_MAX = 3
 NAME_CHARS_MAX = 200  # that are compared
 # Ids that exist where only patterns are offered: Gymnasium's own, and one of a known namespace.

@@ -9,7 +9,7 @@ IN_PROCESS = frozenset(
     [
         *("gymnasium", "gym", "ale_py", "stable_baselines3", "supersuit"),
         *("minigrid", "gymnasium_robotics", "mo_gymnasium", "metaworld", "highway_env", "procgen", "crafter"),
-        *("nle", "minihack", "bsuite", "envhub_server"),
+        *("nle", "minihack", "bsuite", "dm_control", "shimmy", "envhub_server"),
     ]
 )
 LAYERS_MAX = 100

@@ -16,6 +16,7 @@ from envhub.values.gym_api import api, pickled
 from envhub_server.ipc import process_marks
 from envhub_server.worker import gym_compat
 from envhub_server.worker.env_runner import EnvRunner
+from envhub_server.worker.other_interfaces import as_gymnasium
 
 _known_registrations: set[bytes] = set()  # the pickled entries of this process's registry, and the pickled list of them
 
@@ -35,7 +36,10 @@ def factories(build: Any) -> Any:
 
 def _make(build: Any) -> Any:
     kwargs: dict[str, Any] = codec.decode(build.kwargs, build.allow_pickle) if build.kwargs else {}
-    env = _load(build.entry)(**kwargs) if build.entry else gym_compat.make(build.name, kwargs)
+    if build.entry:
+        env = as_gymnasium(_load(build.entry)(**kwargs), build.entry)
+    else:
+        env = gym_compat.make(build.name, kwargs)
     for entry, arguments in zip(build.wrappers, build.wrapper_kwargs):
         wrapper = _load(entry)
         if not (isinstance(wrapper, type) and issubclass(wrapper, api.Wrapper)):

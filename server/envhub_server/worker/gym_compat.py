@@ -14,6 +14,7 @@ import numpy as np
 
 from envhub.values import spaces
 from envhub.values.gym_api import api
+from envhub_server.worker.other_interfaces import Converted
 
 
 def make(name: str, kwargs: dict[str, Any]) -> Any:
@@ -32,7 +33,7 @@ def adapt(env: Any) -> Any:
         return env
     gym = sys.modules.get("gym")
     if gym is not None and isinstance(env, gym.Env):
-        return FourValues(env) if _version(gym) < (0, 26) else FiveValues(env)
+        return FourValues(env) if _version(gym) < (0, 26) and not isinstance(env, Converted) else FiveValues(env)
     if hasattr(env, "set_wrapper_attr") or not isinstance(env, api.Env):
         return env
     return FiveValues(env)
@@ -58,8 +59,8 @@ class FiveValues:
 
     def __init__(self, env: Any) -> None:
         self.env = env
-        self.observation_space = _native(env.observation_space)
-        self.action_space = _native(env.action_space)
+        self.observation_space = spaces.native(env.observation_space)
+        self.action_space = spaces.native(env.action_space)
         self.metadata = env.metadata
         self.render_mode = getattr(env, "render_mode", None)
         self.spec = env.spec
@@ -129,7 +130,3 @@ class FourValues(FiveValues):
         if name == "np_random" and isinstance(found, np.random.RandomState):
             return np.random.Generator(found._bit_generator)
         return found
-
-
-def _native(space: Any) -> Any:
-    return space if isinstance(space, api.spaces.Space) else spaces.build(spaces.describe(space))

@@ -39,7 +39,7 @@ from envhub.arena.spin import HAS_FENCE, Spinner, fence
 from envhub.env_failure import EnvFailure, failure_info
 from envhub.protocol import messages
 from envhub.values import codec, spaces
-from envhub.values.gym_api import registered, unfit
+from envhub.values.gym_api import registered
 from envhub.values.info_columns import Writer
 from envhub.values.leaf import OBJECT, Leaf
 from envhub_server.ipc import control
@@ -56,6 +56,7 @@ from envhub_server.worker.env_family import computes_in_process
 from envhub_server.worker.env_sources import factories, runner_class, why_missing
 from envhub_server.worker.exception_report import PendingFailure, describe_failure, encode_or_nothing
 from envhub_server.worker.gym_compat import adapt, is_wrapped
+from envhub_server.worker.other_interfaces import as_gymnasium
 from envhub_server.worker.row import NotFinite, Row
 from envhub_server.worker.stack_dumps import StackDumps
 from envhub_server.worker.step_timer import StepTimer
@@ -190,10 +191,7 @@ class Worker:
         self._rows.append(Row(row, runner, self._build.autoreset_mode, self._allow_pickle))
 
     def _make_env(self, row: int) -> Any:
-        env = self._factories[row]()
-        if problem := unfit(env):
-            raise TypeError(f"the factory of env {row} returned {problem}")
-        return env
+        return as_gymnasium(self._factories[row](), f"the factory of env {row}")
 
     def _build_rows(self, rows: Sequence[int]) -> control.Built:
         sent_s = time.monotonic()

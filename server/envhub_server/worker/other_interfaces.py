@@ -1,0 +1,275 @@
+"""Environments of dm_env, and parallel envs of PettingZoo, with the interface of Gymnasium.
+
+An object's methods say which interface it has, so nothing of dm_env or PettingZoo is imported here. This is also why
+shimmy does not convert them: it knows dm_control's own two classes only, and needs Gymnasium 1.0.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+import numpy as np
+
+from envhub.values import spaces
+from envhub.values.gym_api import DM_ENV, PARALLEL, api, interface, unfit
+from envhub.values.leaf import OBJECT
+
+# The parts of a converted env that are not those of the object it was made of.
+_OWN = frozenset(
+    [
+        *("observation_space", "action_space", "reset", "step", "render", "close"),
+        *("metadata", "render_mode", "spec", "np_random_seed", "unwrapped"),
+    ]
+)
+
+
+def as_gymnasium(made: Any, source: str) -> Any:
+    """The env itself, or what it is to Gymnasium if it has another interface.
+
+    Args:
+        made: what a factory returned.
+        source: the factory's name for an error.
+
+    Raises:
+        TypeError: it is no single env, or one that cannot be converted.
+    """
+    if problem := unfit(made):
+        raise TypeError(f"{source} returned {problem}")
+    kind = interface(made)
+    if kind == DM_ENV:
+        return DmEnv(made)
+    return ParallelEnv(made) if kind == PARALLEL else made
+
+
+class Converted(api.Env):  # type: ignore[misc]
+    """An env of Gymnasium made of an object with another interface.
+
+    Attributes:
+        env: the object. Calls and attributes that Gymnasium does not define reach it.
+    """
+
+    def __init__(self, env: Any, observation_space: Any, action_space: Any) -> None:
+        self.env = env
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.spec = None
+        self._seed = -1
+
+    @property
+    def np_random_seed(self) -> int:
+        """The last seed that the env was reset with; -1 before the first."""
+        return self._seed
+
+    def has_wrapper_attr(self, name: str) -> bool:
+        """As in Gymnasium."""
+        return hasattr(self._owner(name), name)
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """As in Gymnasium."""
+        return getattr(self._owner(name), name)
+
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        """As in Gymnasium; an attribute that did not exist is set on the object."""
+        owner = self._owner(name)
+        if not force and not hasattr(owner, name):
+            return False
+        setattr(owner, name, value)
+        return True
+
+    def _owner(self, name: str) -> Any:
+        return self if name in _OWN or (hasattr(type(self), name) and not hasattr(self.env, name)) else self.env
+
+    def close(self) -> None:
+        """As in Gymnasium."""
+        if hasattr(self.env, "close"):
+            self.env.close()
+
+
+class DmEnv(Converted):
+    """A ``dm_env.Environment``, such as one of dm_control.
+
+    An episode that ends with discount 0 is terminated, one that ends with another discount is truncated. Infos have the
+    discount as ``timestep.discount``, which is its name in shimmy, too.
+
+    Raises:
+        TypeError: its rewards are no single numbers, or a spec is one of text.
+    """
+
+    def __init__(self, env: Any) -> None:
+        rewards = env.reward_spec() if hasattr(env, "reward_spec") else None
+        if getattr(rewards, "shape", None if rewards is not None else ()) != ():
+            raise TypeError(f"{env!r:.100} has rewards of {rewards!r:.200}; a reward of an env is one number")
+        self._observation_spec = env.observation_spec()
+        super().__init__(env, _space(self._observation_spec), _space(env.action_spec()))
+        if hasattr(env, "physics"):  # of dm_control, which renders without having been made for it
+            self.render_mode = "rgb_array"
+            self.metadata = {"render_modes": ["rgb_array"], "render_fps": round(1 / env.control_timestep())}
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """As in Gymnasium; such an env takes no options, and only those of dm_control take seeds."""
+        if seed is not None:
+            self._reseed(seed)
+        return _arrays(self.env.reset().observation, self._observation_spec), {}
+
+    def _reseed(self, seed: int) -> None:
+        random = self._random_state()
+        if random is None:
+            api.logger.warn(
+                f"{self.env!r:.100} takes no seed, as it has neither `task.random` nor `random_state`: its factory has "
+                "to seed it"
+            )
+        else:
+            random.seed(seed)
+        self._seed = seed
+
+    def _random_state(self) -> Any:
+        """The ``numpy.random.RandomState`` of an env of dm_control: of its suite, or of its composer; else None."""
+        for owner in (getattr(self.env, "task", None), self.env):
+            for name in ("random", "random_state"):
+                random = getattr(owner, name, None)
+                if isinstance(random, np.random.RandomState):
+                    return random
+        return None
+
+    @property
+    def np_random(self) -> np.random.Generator:
+        """A generator that shares the state of the env's own.
+
+        Raises:
+            AttributeError: the env has none.
+        """
+        random = self._random_state()
+        if random is None:
+            raise AttributeError(f"{self.env!r:.100} has no `np_random`")
+        return np.random.Generator(random._bit_generator)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """As in Gymnasium."""
+        timestep = self.env.step(action)
+        ended = bool(timestep.last())
+        terminated = ended and timestep.discount == 0
+        reward = 0.0 if timestep.reward is None else timestep.reward
+        # The first step of an episode, which an ended env begins if it is stepped, has neither reward nor discount.
+        info = {} if timestep.discount is None else {"timestep.discount": float(timestep.discount)}
+        observation = _arrays(timestep.observation, self._observation_spec)
+        return observation, reward, terminated, ended and not terminated, info
+
+    def render(self, **kwargs: Any) -> Any:
+        """The frame of dm_control's ``physics.render``, which also takes ``height``, ``width`` and ``camera_id``."""
+        return self.env.physics.render(**kwargs)
+
+
+def _space(spec: Any) -> Any:
+    """The space of a dm_env spec, or of a nest of them."""
+    if isinstance(spec, Mapping):
+        return api.spaces.Dict([(key, _space(part)) for key, part in spec.items()])
+    if isinstance(spec, (list, tuple)):
+        return api.spaces.Tuple([_space(part) for part in spec])
+    if hasattr(spec, "num_values"):
+        return api.spaces.Discrete(int(spec.num_values))
+    dtype = np.dtype(spec.dtype)
+    if hasattr(spec, "minimum"):
+        low, high = spec.minimum, spec.maximum
+    elif dtype.kind == "f":
+        low, high = -np.inf, np.inf
+    elif dtype.kind in "iu":
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    elif dtype.kind == "b":
+        low, high = 0, 1
+    else:
+        raise TypeError(f"{spec!r:.200} has no space in Gymnasium: only specs of numbers have one")
+    bounds = (np.broadcast_to(bound, spec.shape).astype(dtype) for bound in (low, high))
+    return api.spaces.Box(*bounds, tuple(spec.shape), dtype.type)
+
+
+def _arrays(observation: Any, spec: Any) -> Any:
+    """An observation of dm_env, whose lists are tuples, and whose numbers are arrays of the spec's dtype."""
+    if isinstance(observation, Mapping):
+        return {key: _arrays(part, spec[key]) for key, part in observation.items()}
+    if isinstance(observation, (list, tuple)):
+        return tuple(map(_arrays, observation, spec))
+    return observation if isinstance(observation, np.ndarray) else np.asarray(observation, spec.dtype)
+
+
+class ParallelEnv(Converted):
+    """A parallel env of PettingZoo as one env: its observations and actions are dicts with a key for each agent.
+
+    The keys are all possible agents, as text. An agent that is not alive has an observation of zeros (or of what its
+    space has nearest to them), and its action is left out. The reward is the sum of the agents' rewards. The episode
+    ends when no agent is alive: it is terminated if every agent was terminated, else truncated. Infos have ``rewards``,
+    ``terminations`` and ``truncations`` by agent, and ``agent_infos`` where agents have infos.
+
+    Raises:
+        TypeError: the observations of an agent have parts that are no arrays, so they cannot be zeros.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._keys = {agent: str(agent) for agent in env.possible_agents}
+        each = [(key, spaces.native(env.observation_space(agent))) for agent, key in self._keys.items()]
+        self._absent = {key: _zeros(space, key) for key, space in each}
+        acts = [(key, spaces.native(env.action_space(agent))) for agent, key in self._keys.items()]
+        super().__init__(env, api.spaces.Dict(each), api.spaces.Dict(acts))
+        self.metadata = dict(getattr(env, "metadata", None) or {})
+        self.render_mode = getattr(env, "render_mode", None)
+        self._terminations: dict[str, bool] = {}
+        self._truncations: dict[str, bool] = {}
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """As in Gymnasium; seed and options are the env's."""
+        self._seed = self._seed if seed is None else seed
+        observations, infos = self.env.reset(seed=seed, options=options)
+        self._terminations, self._truncations = {}, {}
+        self._note_ends({}, {})
+        return self._joined(observations), self._agent_infos(infos)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """As in Gymnasium."""
+        acting = {agent: action[self._keys[agent]] for agent in self.env.agents}
+        observations, rewards, terminations, truncations, infos = self.env.step(acting)
+        self._note_ends(terminations, truncations)
+        ended = not any(self._alive(agent) for agent in self.env.agents)
+        terminated = ended and all(self._terminations.values())
+        by_agent = {
+            "rewards": {key: float(rewards.get(agent, 0)) for agent, key in self._keys.items()},
+            "terminations": {key: self._terminations.get(key, False) for key in self._keys.values()},
+            "truncations": {key: self._truncations.get(key, False) for key in self._keys.values()},
+        }
+        total = float(sum(rewards.values()))
+        by_agent.update(self._agent_infos(infos))
+        return self._joined(observations), total, terminated, ended and not terminated, by_agent
+
+    def _note_ends(self, terminations: Any, truncations: Any) -> None:
+        """Note which agents have ended; an agent without an entry has not been in this episode."""
+        for agent in self.env.agents:
+            self._terminations.setdefault(self._keys[agent], False)
+        self._terminations.update({self._keys[agent]: bool(ended) for agent, ended in terminations.items()})
+        self._truncations.update({self._keys[agent]: bool(ended) for agent, ended in truncations.items()})
+
+    def _alive(self, agent: Any) -> bool:
+        key = self._keys[agent]
+        return not (self._terminations.get(key) or self._truncations.get(key))
+
+    def _joined(self, observations: Any) -> dict[str, Any]:
+        return {key: observations.get(agent, self._absent[key]) for agent, key in self._keys.items()}
+
+    def _agent_infos(self, infos: Any) -> dict[str, Any]:
+        each = {self._keys[agent]: info for agent, info in infos.items() if info}
+        return {"agent_infos": each} if each else {}
+
+    def render(self) -> Any:
+        """As in Gymnasium."""
+        return self.env.render()
+
+
+def _zeros(space: Any, agent: str) -> Any:
+    """What stands for the observation of an agent that is not alive."""
+    if isinstance(space, api.spaces.Dict):
+        return {key: _zeros(part, agent) for key, part in space.spaces.items()}
+    if isinstance(space, api.spaces.Tuple):
+        return tuple(_zeros(part, agent) for part in space.spaces)
+    if OBJECT in spaces.leaves(space):
+        raise TypeError(f"the observations of agent {agent} have a {type(space).__name__}, which has no zero")
+    zeros = np.zeros(space.shape, space.dtype)
+    if isinstance(space, api.spaces.Box):
+        return np.clip(zeros, space.low, space.high)
+    return np.asarray(zeros + getattr(space, "start", 0), space.dtype)

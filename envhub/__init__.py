@@ -22,6 +22,7 @@ _HOMES = {
     "Client": "envhub_client.client",
     "EnvFailure": "envhub.env_failure",
     "FaultOptions": "envhub_client.session.faults",
+    "HostingOptions": "envhub_client.session.hosting",
     "HubEnv": "envhub_client.envs.single_env",
     "HubVectorEnv": "envhub_client.envs.vector_env",
     "SessionOptions": "envhub_client.session.options",

@@ -44,6 +44,9 @@ class HubOptions:
         given more than once. Else a key without the right deploy passes numbers, truth values and short plain strings.
     verbose_errors
         Tell clients also the folders in errors of envs, which else only the hub's own user is told.
+    gpus
+        A device that workers get in turn, by CUDA_VISIBLE_DEVICES and the variables of EGL; may be given more than
+        once. Clients choose among them.
     """
 
     bind: list[str] | None = None
@@ -58,3 +61,4 @@ class HubOptions:
     allow_factories: bool | None = None
     allow_arguments: list[str] | None = None
     verbose_errors: bool | None = None
+    gpus: list[int] | None = None

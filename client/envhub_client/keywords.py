@@ -5,6 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterable
+from dataclasses import fields
+from typing import Any, TypeVar
+
+Options = TypeVar("Options")
 
 CLOSE = 0.75  # two keywords are, from this ratio of difflib on
 
@@ -17,6 +21,17 @@ _GYMNASIUMS = {
 
 # How Python says it of functions written in Python, and of those written in C.
 _REFUSED = re.compile(r"got an unexpected keyword argument '(\w+)'|'(\w+)' is an invalid keyword argument")
+
+
+def split(kind: type[Options], arguments: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
+    """The options of this dataclass among these keyword arguments, and the others.
+
+    Raises:
+        ValueError, TypeError: an option makes no sense.
+    """
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    options = {name: value for name, value in arguments.items() if name in names}
+    return kind(**options), {name: value for name, value in arguments.items() if name not in names}
 
 
 def refused_keyword(error: TypeError, given: Collection[str]) -> str:

@@ -21,9 +21,9 @@ from envhub.values import codec
 from envhub_client.connection.failures import hide_frames
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
-from envhub_client.keywords import meant, refused_keyword
+from envhub_client.keywords import meant, refused_keyword, split
+from envhub_client.session import faults, hosting
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
-from envhub_client.session.faults import FIELDS, split
 from envhub_client.session.options import ObservationMode, SessionOptions, checked_autoreset_mode
 
 EnvLike = str | EnvSpec | Factory | Sequence[Factory]
@@ -44,7 +44,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     compression: str | None = None,
     reconnect_timeout: float = RECONNECT_S,
     on_hub_loss: str = "raise",
-    env_kwargs: dict[str, Any] | None = None,
+    env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
     **kwargs: Any,
 ) -> HubVectorEnv:
     """A vector env of ``num_envs`` envs in a hub.
@@ -75,9 +75,11 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         reconnect_timeout: for how many seconds a hub that is out of reach is tried, before it is taken for lost.
         on_hub_loss: ``"raise"`` ``HubLost``; or ``"recreate"``: go on in a new session on the hub that comes back
             at the same address, or on a new private hub. The step under way then returns every env truncated.
-        env_kwargs: arguments for the env, for those whose names are taken by this function.
+        env_kwargs: arguments for the env, for those whose names are taken by this function; or a list of one dict per
+            env, for envs that differ.
         **kwargs: what is done about envs that fail, see ``envhub.FaultOptions``, such as ``on_crash="raise"`` or
-            ``step_timeout=10``; and further arguments for the env.
+            ``step_timeout=10``; what workers get, see ``envhub.HostingOptions``, such as ``gpus=[0, 1]``; and further
+            arguments for the env.
 
     Raises:
         HubUnreachable: no hub answered, or none can run here.
@@ -85,8 +87,9 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         Exception: as for ``HubVectorEnv``.
     """
     num_envs = operator.index(num_envs)
-    faults, arguments = split(kwargs)
-    hosting = (
+    fault_options, others = split(faults.FaultOptions, kwargs)
+    hosting_options, arguments = split(hosting.HostingOptions, others)
+    session = (
         num_workers,
         checked_autoreset_mode(autoreset_mode),
         observation_mode,
@@ -96,15 +99,21 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         pin,
         compression,
     )
-    options = SessionOptions(*hosting, faults, reconnect_timeout, on_hub_loss)
+    options = SessionOptions(*session, fault_options, reconnect_timeout, on_hub_loss, hosting_options)
+    each: Sequence[dict[str, Any]] = ()
+    if env_kwargs is not None and not isinstance(env_kwargs, dict):
+        each, env_kwargs = [{**arguments, **one} for one in env_kwargs], None
+        if num_envs not in (1, len(each)) or not each:
+            raise ValueError(f"num_envs={num_envs} and env_kwargs of {len(each)} envs")
+        num_envs = len(each)
     arguments = {**arguments, **(env_kwargs or {})}
     if num_workers == 0 and hub is not None:
         raise ValueError(f"num_workers=0 makes the envs in this program's own process, and hub={hub!r} in a hub's")
     if not isinstance(env, (str, EnvSpec)):
-        return _by_factories(env, num_envs, hub, options, arguments)
+        return _by_factories(env, num_envs, hub, options, {name: None for one in (arguments, *each) for name in one})
     address = None if num_workers == 0 else hub or os.environ.get(ENVIRONMENT_VARIABLE) or None
     try:
-        return _by_name(env, num_envs, address, options, arguments)
+        return _by_name(env, num_envs, address, options, arguments, each)
     except TypeError as error:
         # Only the env knows which arguments it takes, so what is no keyword of ours is its own until it refuses it.
         name = refused_keyword(error, kwargs)
@@ -119,17 +128,24 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
 
 
 def _by_name(
-    env: str | EnvSpec, num_envs: int, address: str | None, options: SessionOptions, arguments: dict[str, Any]
+    env: str | EnvSpec,
+    num_envs: int,
+    address: str | None,
+    options: SessionOptions,
+    arguments: dict[str, Any],
+    each: Sequence[dict[str, Any]],
 ) -> HubVectorEnv:
+    """Envs with these arguments, or with those of ``each``, if that has any."""
     if isinstance(env, EnvSpec) and address is None:
         # The whole spec travels: what it says need not be registered, here or there.
-        factory = functools.partial(gymnasium.make, env, **arguments)
-        envs = _by_factories(factory, num_envs, None, options, {})
+        factories = [functools.partial(gymnasium.make, env, **one) for one in each or [arguments] * num_envs]
+        envs = _by_factories(factories, num_envs, None, options, {})
         envs.adopt_spec(env, {**_spec_arguments(env), **arguments})
         return envs
     wrappers: Sequence[WrapperSpec] = ()
     if isinstance(env, EnvSpec):
         wrappers, arguments = env.additional_wrappers, {**_spec_arguments(env), **arguments}
+        each = [{**_spec_arguments(env), **one} for one in each]
     unknown = codec.as_pickle if address is None else codec.refuse
     make = Make(
         num_envs,
@@ -137,6 +153,7 @@ def _by_name(
         codec.encode(arguments, unknown),
         wrappers=[wrapper.entry_point for wrapper in wrappers],
         wrapper_kwargs=[codec.encode(_wrapper_arguments(wrapper), unknown) for wrapper in wrappers],
+        kwargs_each=[codec.encode(one, unknown) for one in each],
     )
     envs = HubVectorEnv(address, make, options)
     envs.adopt_spec(env if isinstance(env, EnvSpec) else gymnasium.registry.get(env), arguments)
@@ -178,7 +195,11 @@ def _by_factories(
     return HubVectorEnv(hub, make_of_factories(factories), options)
 
 
-_KEYWORDS = (*(name for name in inspect.signature(make_vec).parameters if name != "kwargs"), *FIELDS)
+_KEYWORDS = (
+    *(name for name in inspect.signature(make_vec).parameters if name != "kwargs"),
+    *faults.FIELDS,
+    *hosting.FIELDS,
+)
 
 
 def make(env: EnvLike, *, hub: str | None = None, env_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> HubEnv:
@@ -191,6 +212,8 @@ def make(env: EnvLike, *, hub: str | None = None, env_kwargs: dict[str, Any] | N
     for name in ("num_envs", "autoreset_mode"):
         if name in kwargs:
             raise TypeError(f"make takes no {name!r}, for it makes one env, which its caller resets; see make_vec")
+    if not isinstance(env_kwargs, (dict, type(None))):
+        raise TypeError(f"make takes the arguments of one env, a dict, as env_kwargs, got {env_kwargs!r:.100}")
     # Its caller resets it, as any single env.
     envs = make_vec(env, 1, hub=hub, autoreset_mode=AutoresetMode.DISABLED, env_kwargs=env_kwargs, **kwargs)
     return HubEnv(envs)

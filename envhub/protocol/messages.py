@@ -131,6 +131,13 @@ class Faults:
 
 
 @dataclass(frozen=True)
+class Hosting:
+    """What the workers of a session get besides their envs; None is what the hub's operator says."""
+
+    gpus: List[int] = field(default_factory=list)  # devices, dealt to the workers in turn; empty as None
+
+
+@dataclass(frozen=True)
 class Make:
     """A new session of ``num_envs`` envs: by name, or, where the hub allows it, by a pickled list of factories."""
 
@@ -154,6 +161,8 @@ class Make:
     beat_s: float = 0.0  # longest time between signs of life on the client's connection; 0 for no promise
     factories_digest: str = ""  # equal for factories that make the same env; empty for none
     lost: bytes = b""  # an encoded info: the session replaces a lost one; each env's first step is truncated with it
+    kwargs_each: List[bytes] = field(default_factory=list)  # in place of ``kwargs``, one per env; empty for none
+    hosting: Hosting = field(default_factory=Hosting)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from envhub.protocol.messages import (
     Call,
     Collect,
     Faults,
+    Hosting,
     Made,
     Make,
     Observed,
@@ -31,9 +32,11 @@ ROWS_MAX = 1 << 20  # of a session: the arena's progress words have 20 bits for 
 SECONDS_MAX = 7 * 24 * 3600
 RESTARTS_MAX = 1_000_000
 SEED_MAX = 1 << 256
+GPUS_MAX = 1024  # devices of a machine
 INFO_BYTES_MAX = 1 << 30  # of a row
 
 ROW = (0, ROWS_MAX - 1)
+GPU = (0, GPUS_MAX - 1)
 SECONDS = (0, SECONDS_MAX)
 COUNT = (0, (1 << 63) - 1)
 WORD = (-1 << 63, (1 << 63) - 1)  # a word of an arena, into which a client may have written any number
@@ -47,6 +50,7 @@ REQUEST_BOUNDS: Bounds = {
         **dict.fromkeys(("restart_wait_s", "init_s", "reset_s", "step_s", "call_s", "close_s"), SECONDS),
         "restarts_max": (0, RESTARTS_MAX),
     },
+    Hosting: {"gpus": GPU},
     Reset: {"seeds": (-SEED_MAX, SEED_MAX)},  # the env itself refuses a negative seed
     Call: {"rows": ROW},
     SetAttr: {"rows": ROW},

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from envhub.arena.spin import configured_spin_us
+from envhub.protocol import validation
+from envhub.protocol.messages import Hosting
 from envhub.protocol.validation import SECONDS_MAX
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Registry
@@ -73,6 +75,8 @@ class HubConfig:
         verbose_errors: tell all clients, not only the hub's own user, the folders in errors of envs.
         worker_variables: names of variables of the hub's environment that workers get, besides those that
             ``envhub_server.processes.zygote_handle`` lists. A private hub's workers get all of its program's.
+        hosting: what workers get besides their envs: the default of sessions, and the most that a client may ask for.
+            The table of an env may say otherwise.
         owner: a pidfd of the program that this private hub belongs to; None for a public hub.
     """
 
@@ -86,6 +90,7 @@ class HubConfig:
     allow_arguments: tuple[str, ...] = ()
     verbose_errors: bool = False
     worker_variables: tuple[str, ...] = ()
+    hosting: Hosting = field(default_factory=Hosting)
     owner: int | None = None
     python: str = sys.executable
     step_costs: Path | None = None
@@ -98,6 +103,8 @@ class HubConfig:
             raise ValueError(f"--workers must be at least 1, got {self.workers}")
         configured_spin_us()
         self.registry()
+        for said in (self.hosting, *(table.hosting() for table in self.tables.values())):
+            validation.check(said)
         if len(set(self.binds)) < len(self.binds):
             raise ValueError(f"an address is given twice: {', '.join(self.binds)}")
         if self.limits.worker_memory_bytes_max < 0:

@@ -13,6 +13,7 @@ from typing import Any
 
 from envhub.errors import AddressError
 from envhub.hub_options import HubOptions
+from envhub.protocol.messages import Hosting
 from envhub.transport import address
 from envhub_server import log
 from envhub_server.catalog import hub_file
@@ -48,6 +49,7 @@ def config_of(entries: Sequence[str], options: HubOptions, file: Path | None = N
     try:
         return HubConfig(
             envs=tuple(entries),
+            hosting=Hosting(**_given({"gpus": chosen.gpus}, list)),
             tables=said.envs,
             limits=Limits(**_given(limits)),
             timing=Timing(**_given({"lease_s": chosen.lease})),
@@ -57,9 +59,9 @@ def config_of(entries: Sequence[str], options: HubOptions, file: Path | None = N
         raise ValueError(f"{error} (the command line and {file})" if file else str(error)) from error
 
 
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that were said, lists as tuples."""
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+def _given(values: Mapping[str, Any], sequence: type = tuple) -> dict[str, Any]:
+    """The values that were said, lists as such sequences."""
+    lists = {name: sequence(value) for name, value in values.items() if isinstance(value, list)}
     return {name: lists.get(name, value) for name, value in values.items() if value is not None}
 
 

@@ -40,6 +40,17 @@ def test_file_says_what_the_command_line_would(path: Path) -> None:
     assert config.keys == path.parent / "keys"  # beside the file
 
 
+def test_devices_are_those_of_the_command_line_of_the_file_or_of_an_env(path: Path) -> None:
+    path.write_text("gpus = [0, 1]\n[envs.arm]\nenv = 'my_sims:make'\ngpus = [2]")
+    config = config_of((), HubOptions(), path)
+    assert config.hosting.gpus == [0, 1] and config.tables["arm"].hosting(config.hosting).gpus == [2]
+    assert EnvSettings().hosting(config.hosting).gpus == [0, 1]
+    assert config_of((), HubOptions(gpus=[3]), path).hosting.gpus == [3]
+    path.write_text("[envs.arm]\ngpus = [-1]")
+    with pytest.raises(ValueError, match=r"Hosting\.gpus is -1"):
+        config_of((), HubOptions(), path)
+
+
 def test_command_line_wins(path: Path) -> None:
     config = config_of(("CartPole-v1",), HubOptions(lease=5, bind=["ipc:///tmp/x"]), path)
     assert config.timing.lease_s == 5 and config.binds == ("ipc:///tmp/x",)

@@ -13,9 +13,9 @@ from gymnasium.vector import AutoresetMode
 
 from envhub.errors import EnvRaised
 from envhub_client.envs.vector_env import HubVectorEnv
-from envhub_client.keywords import meant
+from envhub_client.keywords import meant, split
+from envhub_client.session import faults, hosting
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
-from envhub_client.session.faults import FIELDS, FaultOptions
 from envhub_client.session.options import SessionOptions
 
 Parameters = ParamSpec("Parameters")
@@ -65,7 +65,7 @@ class AsyncVectorEnv(HubVectorEnv):
         max_concurrency: int | None = None,
         *,
         num_workers: int | str | None = None,
-        **faults: Any,
+        **hosted: Any,
     ) -> None:
         """Make one env per factory.
 
@@ -81,7 +81,8 @@ class AsyncVectorEnv(HubVectorEnv):
             autoreset_mode: the enum, or its value.
             max_concurrency: the most envs that run at any one time, in as many processes.
             num_workers: processes that host the envs; as for ``envhub.make_vec``.
-            **faults: what is done about envs that fail, see ``envhub.FaultOptions``.
+            **hosted: what is done about envs that fail, see ``envhub.FaultOptions``, and what their workers get, see
+                ``envhub.HostingOptions``.
 
         Raises:
             TypeError: ``env_fns`` is no list of factories.
@@ -102,8 +103,10 @@ class AsyncVectorEnv(HubVectorEnv):
             raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
         if max_concurrency is not None and max_concurrency < 1:
             raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
-        for name in faults.keys() - set(FIELDS):
-            raise TypeError(f"{type(self).__name__} takes no {name!r}{meant(name, (*_KEYWORDS, *FIELDS))}")
+        fault_options, others = split(faults.FaultOptions, hosted)
+        hosting_options, unknown = split(hosting.HostingOptions, others)
+        for name in unknown:
+            raise TypeError(f"{type(self).__name__} takes no {name!r}{meant(name, _KEYWORDS)}")
         factories = checked_factories(env_fns)
         if max_concurrency is not None:
             if num_workers is not None:
@@ -122,7 +125,8 @@ class AsyncVectorEnv(HubVectorEnv):
             autoreset_mode=autoreset_mode,  # type: ignore[arg-type]  # the options accept the enum's value, too
             observation_mode=observation_mode,
             copy=copy,
-            faults=FaultOptions(**faults),
+            faults=fault_options,
+            hosting=hosting_options,
         )
         make = make_of_factories(factories, worker)
         super().__init__(None, make, options)
@@ -139,7 +143,7 @@ class AsyncVectorEnv(HubVectorEnv):
     render = _logged(HubVectorEnv.render)
 
 
-_KEYWORDS = tuple(inspect.signature(AsyncVectorEnv).parameters)
+_KEYWORDS = (*inspect.signature(AsyncVectorEnv).parameters, *faults.FIELDS, *hosting.FIELDS)
 
 
 def _is_gymnasiums(space: Space[Any]) -> bool:

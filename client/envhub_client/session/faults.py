@@ -79,13 +79,3 @@ class FaultOptions:
 
 FIELDS = tuple(field.name for field in dataclasses.fields(FaultOptions))
 TIMES = tuple(name for name in FIELDS if name.endswith(("_timeout", "_wait")) and not name.startswith("on_"))
-
-
-def split(arguments: dict[str, Any]) -> tuple[FaultOptions, dict[str, Any]]:
-    """The options among these keyword arguments, and the others.
-
-    Raises:
-        ValueError, TypeError: an option makes no sense.
-    """
-    options = {name: value for name, value in arguments.items() if name in FIELDS}
-    return FaultOptions(**options), {name: value for name, value in arguments.items() if name not in FIELDS}

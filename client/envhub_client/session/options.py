@@ -13,6 +13,7 @@ from envhub.protocol.prelude import RECONNECT_S
 from envhub.protocol.validation import SECONDS_MAX
 from envhub.values.compression import METHODS
 from envhub_client.session.faults import FaultOptions
+from envhub_client.session.hosting import HostingOptions
 
 ObservationMode = str | tuple[Space[Any], Space[Any]]
 
@@ -35,7 +36,7 @@ class SessionOptions:
     """How a hub hosts the envs, and how their observations are handed over.
 
     The fields are keywords of ``envhub.make_vec``, which describes them; ``faults`` says what is done about envs that
-    fail.
+    fail, ``hosting`` what their workers get.
     """
 
     num_workers: int | str | None = None
@@ -49,6 +50,7 @@ class SessionOptions:
     faults: FaultOptions = field(default_factory=FaultOptions)
     reconnect_timeout: float = RECONNECT_S
     on_hub_loss: str = "raise"
+    hosting: HostingOptions = field(default_factory=HostingOptions)
 
     def __post_init__(self) -> None:
         """Check every field.

@@ -182,6 +182,7 @@ class Session:
             faults=options.faults.wire(),
             beat_s=HEARTBEAT_MS / 1000,
             lost=lost,
+            hosting=options.hosting.wire(),
         )
 
     def _compression(self, connection: Connection) -> str:

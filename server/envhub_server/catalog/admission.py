@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from envhub.protocol.messages import Failure, Make
 from envhub.values import codec, compression
+from envhub_server.catalog.hosting import beyond
 from envhub_server.catalog.registry import Recipe, Registry, namespace_modules
 from envhub_server.config import HubConfig
 
@@ -61,6 +62,9 @@ def admitted(
     if len(make.wrappers) != len(make.wrapper_kwargs):
         text = f"{len(make.wrappers)} wrappers and arguments for {len(make.wrapper_kwargs)}"
         return Failure("refused", "request", text)
+    if len(make.kwargs_each) not in (0, make.num_envs):
+        text = f"{make.num_envs} envs and arguments for {len(make.kwargs_each)}"
+        return Failure("refused", "request", text)
     if config.private:
         return Recipe(make.name, namespace_modules(make.name))
     if make.runner or make.world is not None or (make.factories and not (config.allow_factories and deploys)):
@@ -75,7 +79,8 @@ def admitted(
         text += ", ".join(WRAPPER_NAMES)
         return Failure("not_permitted", "request", text)
     if recipe is not None:
-        return recipe
+        why = beyond(make.hosting, recipe.settings.hosting(config.hosting))
+        return Failure("not_permitted", "request", why) if why else recipe
     near = registry.nearest(make.name, names)
     question = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; its operator decides what it offers."
     text = f"this hub does not offer {make.name!r}{question} `envhub envs` and `envs()` of a client list what it offers"
@@ -84,7 +89,8 @@ def admitted(
 
 def _unfit_arguments(make: Make, declared: Collection[str]) -> str:
     """Why a client that may not deploy may not pass these arguments; empty if it may."""
-    for blob, free in ((make.kwargs, declared), *((blob, ()) for blob in make.wrapper_kwargs)):
+    of_envs = ((blob, declared) for blob in (make.kwargs, *make.kwargs_each))
+    for blob, free in (*of_envs, *((blob, ()) for blob in make.wrapper_kwargs)):
         try:
             found = codec.decode(blob) if blob else {}
         except codec.DecodeError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from envhub.protocol.messages import Hosting
 
 
 @dataclass(frozen=True)
@@ -15,9 +17,16 @@ class EnvSettings:
     Attributes:
         env: what is offered under the table's name: a Gymnasium id, ``module:id``, or ``module:factory``. Empty for the
             name itself, which then may be a pattern of ids.
+        gpus: devices that are dealt to its workers; None for those of the hub.
     """
 
     env: str = ""
+    gpus: tuple[int, ...] | None = None
+
+    def hosting(self, of_hub: Hosting | None = None) -> Hosting:
+        """What the operator says of the workers of this env, and where the table is silent, of all."""
+        gpus = {} if self.gpus is None else {"gpus": [*self.gpus]}
+        return replace(of_hub or Hosting(), **gpus)
 
 
 NO_SETTINGS = EnvSettings()

@@ -39,6 +39,7 @@ from envhub.protocol.prelude import Prelude
 from envhub.transport import address, sockets
 from envhub.values import codec, compression
 from envhub_server.catalog.admission import admitted
+from envhub_server.catalog.hosting import granted
 from envhub_server.catalog.listing import LISTING, Listing
 from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
@@ -636,11 +637,12 @@ class Hub:
         restarts = Restarts(policy, random.Random())
         limits = self.config.limits
         hide_folders = holder is not OWN_USER and not self.config.verbose_errors
-        rules = WorkerRules(limits.worker_memory_bytes_max, hide_folders)
+        number, name = self._last_number + 1, request.token.hex()[:8]
+        hosting = granted(make.hosting, found.settings.hosting(self.config.hosting), number)
+        rules = WorkerRules(limits.worker_memory_bytes_max, hide_folders, name, hosting)
         state = SessionState(make, found, sizing, limits.info_bytes, machine, restarts, rules)
         try:
-            number, tickets = self._last_number + 1, self._side_socket.open
-            budget = self._usage.budget(holder)
+            tickets, budget = self._side_socket.open, self._usage.budget(holder)
             runtime = SessionRuntime(number, request.token, state, self._services, tickets, holder.name, budget)
         except OSError as error:
             self._refuse_make(holder, request, Failure("limit", "hub", f"a session cannot be made: {error.strerror}"))

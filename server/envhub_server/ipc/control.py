@@ -88,6 +88,8 @@ class Build:
     on_invalid: str = "pass"
     memory_bytes_max: int = 0  # of the worker's own memory; 0 for no limit
     hide_folders: bool = False  # whether what is told of exceptions may name no folder
+    kwargs_each: List[bytes] = field(default_factory=list)  # in place of ``kwargs``, one per row; empty for none
+    variables: Dict[str, str] = field(default_factory=dict)  # of the environment, besides ``environ``
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,11 @@ class FirstBuilt:
 
 @dataclass(frozen=True)
 class BuildRest:
-    """Hub to worker: these are its rows; the first is built, build the others."""
+    """Hub to worker: these are its rows; the first is built, build the others; fields as in ``Build``."""
 
     rows: List[int]
+    kwargs_each: List[bytes] = field(default_factory=list)
+    variables: Dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

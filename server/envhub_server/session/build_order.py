@@ -1,14 +1,17 @@
-"""What a worker is told to build."""
+"""What a worker is told to build, and by which variables its envs find their place. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from envhub.protocol.messages import Make, World
+from envhub.protocol.messages import Hosting, Make, World
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc import control
+
+# By which libraries choose a device: CUDA shows a process these devices only, MuJoCo and others render on this one.
+DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID", "EGL_DEVICE_ID")
 
 
 @dataclass(frozen=True)
@@ -18,30 +21,63 @@ class WorkerRules:
     Attributes:
         memory_bytes_max: of a worker's own memory; 0 for no limit.
         hide_folders: whether what the client is told of failures may name no folder of this machine.
+        session: the session's name for its envs; empty for envs that get no variables.
+        hosting: what it gets besides its envs.
     """
 
     memory_bytes_max: int = 0
     hide_folders: bool = False
+    session: str = ""
+    hosting: Hosting = field(default_factory=Hosting)
 
 
 NO_RULES = WorkerRules()
 
 
-def build(
-    make: Make,
-    recipe: Recipe,
-    rules: WorkerRules,
-    worker: int,
-    rows: Sequence[int],
-    cpu: int | None,
-    first_only: bool = False,
-) -> control.Build:
-    """The message for this worker: to make the envs of these rows, or first of all only the first one."""
+@dataclass(frozen=True)
+class Place:
+    """A worker's place in its session.
+
+    Attributes:
+        worker: its number.
+        workers: how many the session has; None until that is decided.
+        rows: its rows.
+        cpu: the only CPU that it runs on; None for all.
+    """
+
+    worker: int
+    workers: int | None
+    rows: Sequence[int]
+    cpu: int | None = None
+
+
+def variables(rules: WorkerRules, place: Place) -> dict[str, str]:
+    """The environment variables of the worker at this place: the same for every process that has it.
+
+    The number of workers and the envs' indices are empty until they are decided.
+    """
+    if not rules.session:
+        return {}
+    decided = place.workers is not None
+    found = {
+        "ENVHUB_SESSION": rules.session,
+        "ENVHUB_WORKER_INDEX": str(place.worker),
+        "ENVHUB_NUM_WORKERS": str(place.workers) if decided else "",
+        "ENVHUB_ENV_INDICES": ",".join(map(str, place.rows)) if decided else "",
+    }
+    if gpus := rules.hosting.gpus:
+        found.update(dict.fromkeys(DEVICE_VARIABLES, str(gpus[place.worker % len(gpus)])))
+    return found
+
+
+def build(make: Make, recipe: Recipe, rules: WorkerRules, place: Place) -> control.Build:
+    """The message for the worker at this place: to make its envs, or, if nothing is decided, first only the first."""
     return control.Build(
-        worker=worker,
-        rows=list(rows),
+        worker=place.worker,
+        rows=list(place.rows),
         name=recipe.name,
         kwargs=make.kwargs,
+        kwargs_each=_kwargs_each(make, place),
         factories=make.factories,
         entry=recipe.entry,
         modules=list(recipe.modules),
@@ -52,14 +88,24 @@ def build(
         wrapper_kwargs=make.wrapper_kwargs,
         allow_pickle=make.world is not None,
         columns=make.columns,
-        first_only=first_only,
-        cpu=cpu,
+        first_only=place.workers is None,
+        cpu=place.cpu,
         on_exception=make.faults.on_exception,
         on_invalid=make.faults.on_invalid,
         memory_bytes_max=rules.memory_bytes_max,
         hide_folders=rules.hide_folders,
+        variables=variables(rules, place),
         **_program_environment(make.world),
     )
+
+
+def build_rest(make: Make, rules: WorkerRules, place: Place) -> control.BuildRest:
+    """The message for a worker that has made its first env, once its place is decided."""
+    return control.BuildRest(list(place.rows), _kwargs_each(make, place), variables(rules, place))
+
+
+def _kwargs_each(make: Make, place: Place) -> list[bytes]:
+    return [make.kwargs_each[row] for row in place.rows] if make.kwargs_each else []
 
 
 def _program_environment(world: World | None) -> dict[str, Any]:

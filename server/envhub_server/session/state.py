@@ -47,7 +47,7 @@ from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import failure_text, stimuli
 from envhub_server.session import instructions as do
-from envhub_server.session.build_order import NO_RULES, WorkerRules, build
+from envhub_server.session.build_order import NO_RULES, Place, WorkerRules, build, build_rest
 from envhub_server.session.failure_text import WorkerLoss
 from envhub_server.session.hang_detector import HangDetector, Late, Progress
 from envhub_server.session.instructions import Instructions
@@ -383,9 +383,11 @@ class SessionState:
         return [do.StartProcesses(tuple(numbers)), *map(self._build, numbers)]
 
     def _build(self, number: int) -> do.Tell:
+        return do.Tell(number, build(self.make, self._recipe, self._rules, self._place(number)))
+
+    def _place(self, number: int) -> Place:
         cpu = self._machine.cpu(number) if self.make.pin else None
-        rows = self.workers[number].rows
-        return do.Tell(number, build(self.make, self._recipe, self._rules, number, rows, cpu, self.sizing is None))
+        return Place(number, None if self.sizing is None else len(self.workers), self.workers[number].rows, cpu)
 
     def _on_not_started(self, refused: stimuli.WorkersNotStarted, now_s: float) -> Instructions:
         instructions: Instructions = []
@@ -416,7 +418,7 @@ class SessionState:
         self._wait_for_all()
         for each in self.workers[:begun]:
             each.stage = Stage.BUILDING
-        rest = [do.Tell(number, control.BuildRest(self.workers[number].rows)) for number in range(begun)]
+        rest = [do.Tell(number, build_rest(self.make, self._rules, self._place(number))) for number in range(begun)]
         started = self._start(range(begun, len(self.workers)), now_s)
         return [*started[:1], *rest, *started[1:]]
 

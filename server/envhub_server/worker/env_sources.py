@@ -7,7 +7,6 @@ import importlib
 import os
 import pickle
 import sys
-from collections import defaultdict
 from functools import partial
 from typing import Any
 
@@ -25,17 +24,24 @@ def factories(build: Any) -> Any:
     """The factories of the session's envs by row, after this process has adopted the program's environment."""
     if build.sys_path:
         _adopt_environment(build)
+    os.environ.update(build.variables)  # before anything is imported that may read them
     for module in build.modules:
         importlib.import_module(module)
     if build.registrations:
         _register(build.registrations)
     if build.factories:
         return pickle.loads(build.factories)  # noqa: S301  only ever sent to workers, never read by the hub
-    return defaultdict(lambda: partial(_make, build))  # the worker's rows may change after its first env is built
+    return named(build)
 
 
-def _make(build: Any) -> Any:
-    kwargs: dict[str, Any] = codec.decode(build.kwargs, build.allow_pickle) if build.kwargs else {}
+def named(build: Any) -> Any:
+    """The factories of envs that are made by their name, by row."""
+    each = dict(zip(build.rows, build.kwargs_each))
+    return {row: partial(_make, build, each.get(row, build.kwargs)) for row in build.rows}
+
+
+def _make(build: Any, encoded: bytes) -> Any:
+    kwargs: dict[str, Any] = codec.decode(encoded, build.allow_pickle) if encoded else {}
     if build.entry:
         env = as_gymnasium(_load(build.entry)(**kwargs), build.entry)
     else:

@@ -53,7 +53,7 @@ from envhub_server.ipc.channel import (
 )
 from envhub_server.worker.bootstrap import prctl
 from envhub_server.worker.env_family import computes_in_process
-from envhub_server.worker.env_sources import factories, runner_class, why_missing
+from envhub_server.worker.env_sources import factories, named, runner_class, why_missing
 from envhub_server.worker.exception_report import PendingFailure, describe_failure, encode_or_nothing
 from envhub_server.worker.gym_compat import adapt, is_wrapped
 from envhub_server.worker.other_interfaces import as_gymnasium
@@ -159,6 +159,10 @@ class Worker:
         return self._answer_build(self._build_first)
 
     def _on_BuildRest(self, rest: Any) -> bool | None:
+        os.environ.update(rest.variables)
+        self._build = replace(self._build, rows=rest.rows, kwargs_each=rest.kwargs_each)
+        if not self._build.factories:
+            self._factories = named(self._build)
         return self._answer_build(partial(self._build_rows, rest.rows[1:]))
 
     def _answer_build(self, work: Callable[[], Any]) -> bool | None:

@@ -1,0 +1,43 @@
+"""What the workers of a session get besides their envs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from envhub.protocol import messages
+from envhub.protocol.validation import GPUS_MAX
+
+
+@dataclass(frozen=True)
+class HostingOptions:
+    """Options of workers, which ``make_vec`` takes as keywords; None, or no device, is what the hub's operator says.
+
+    Attributes:
+        gpus: numbers of devices, dealt to the workers in turn: worker ``i`` of a session sees device
+            ``gpus[i % len(gpus)]``, by ``CUDA_VISIBLE_DEVICES``, ``MUJOCO_EGL_DEVICE_ID`` and ``EGL_DEVICE_ID``. A
+            worker that is restarted gets the same device. A hub that others share allows those that its operator names.
+    """
+
+    gpus: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            TypeError: a field is of another type.
+            ValueError: a number is out of its bounds.
+        """
+        gpus = self.gpus
+        if not isinstance(gpus, Sequence) or not all(type(each) is int for each in gpus):
+            raise TypeError(f"gpus must be a list of numbers of devices, such as [0, 1], got {gpus!r}")
+        if not all(0 <= each < GPUS_MAX for each in gpus):
+            raise ValueError(f"gpus must be numbers of devices from 0 to {GPUS_MAX - 1}, got {gpus!r}")
+
+    def wire(self) -> messages.Hosting:
+        """The form in which they are sent to a hub."""
+        return messages.Hosting(gpus=list(self.gpus))
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(HostingOptions))

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+from envhub_server.catalog.admission import admitted
+from envhub_server.catalog.env_settings import EnvSettings
+from envhub_server.catalog.hosting import granted
+from envhub_server.catalog.registry import Recipe
+from envhub_server.config import HubConfig
+
+from envhub.protocol.messages import Failure, Hosting, Make
+from envhub.protocol.validation import OutOfBounds
+from envhub.values import codec
+
+DEALS_TWO = HubConfig(hosting=Hosting(gpus=[0, 1]))
+DEALS_NONE = HubConfig()
+
+
+def asked(make: Make, config: HubConfig = DEALS_NONE, deploys: bool = False) -> Recipe | Failure:
+    return admitted(make, config, config.registry(), 0, deploys)
+
+
+def test_client_may_choose_among_the_operators_devices_and_no_others() -> None:
+    assert asked(Make(1, "A-v0", hosting=Hosting(gpus=[1])), DEALS_TWO) == Recipe("A-v0")
+    for config, dealt in ((DEALS_TWO, "0, 1"), (DEALS_NONE, "no devices")):
+        refused = asked(Make(1, "A-v0", hosting=Hosting(gpus=[1, 2])), config)
+        assert isinstance(refused, Failure) and refused.code == "not_permitted"
+        assert f"this hub deals {dealt} to its workers; its operator names others by --gpus" in refused.message
+
+
+def test_table_of_an_env_says_which_devices_its_workers_may_have() -> None:
+    config = HubConfig(tables={"A-v0": EnvSettings(gpus=(2,))}, hosting=Hosting(gpus=[0, 1]))
+    assert isinstance(asked(Make(1, "A-v0", hosting=Hosting(gpus=[2])), config), Recipe)
+    assert isinstance(asked(Make(1, "A-v0", hosting=Hosting(gpus=[0])), config), Failure)
+
+
+def test_sessions_begin_with_the_operators_devices_in_turn() -> None:
+    dealt = [granted(Hosting(), Hosting(gpus=[4, 5, 6]), session).gpus for session in range(3)]
+    assert dealt == [[4, 5, 6], [5, 6, 4], [6, 4, 5]]
+    assert granted(Hosting(gpus=[6, 4]), Hosting(gpus=[4, 5, 6]), 1).gpus == [6, 4]
+    assert granted(Hosting(), Hosting(), 1).gpus == []
+
+
+def test_program_chooses_any_devices_of_its_own_hub() -> None:
+    assert asked(Make(1, "A-v0", hosting=Hosting(gpus=[7])), HubConfig(owner=3)) == Recipe("A-v0")
+
+
+def test_operators_devices_have_bounds() -> None:
+    with pytest.raises(OutOfBounds, match=r"Hosting\.gpus is -1"):
+        HubConfig(hosting=Hosting(gpus=[0, -1]))
+
+
+def test_arguments_are_of_every_env_or_of_none() -> None:
+    refused = asked(Make(3, "A-v0", kwargs_each=[b"", b""]))
+    assert isinstance(refused, Failure) and "3 envs and arguments for 2" in refused.message
+
+
+def test_arguments_of_each_env_are_checked_as_those_of_all() -> None:
+    each = [codec.encode({"file": name}) for name in ("plain", "/etc/passwd")]
+    refused = asked(Make(2, "A-v0", kwargs_each=each))
+    assert isinstance(refused, Failure) and "file='/etc/passwd'" in refused.message
+    assert asked(Make(2, "A-v0", kwargs_each=each), deploys=True) == Recipe("A-v0")
+    assert asked(Make(2, "A-v0", kwargs_each=each), HubConfig(allow_arguments=("A-v0=file",))) == Recipe(
+        "A-v0", arguments=frozenset(["file"])
+    )

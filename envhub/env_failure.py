@@ -17,7 +17,7 @@ class EnvFailure(Mapping[str, Any]):
     The class is no ``dict``, so that ``VectorEnv._add_info`` makes one object array of several, with an entry per env.
 
     Attributes:
-        cause: ``"crash"``, ``"timeout"``, ``"exception"``, ``"nan"`` or ``"hub_lost"``.
+        cause: ``"crash"``, ``"timeout"``, ``"memory"``, ``"exception"``, ``"nan"`` or ``"hub_lost"``.
         message: what happened, for people.
         signal: the name of the signal that ended the env's process, or an empty string.
         exit_status: the status that the env's process exited with, or None.

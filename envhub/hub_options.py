@@ -47,6 +47,9 @@ class HubOptions:
     gpus
         A device that workers get in turn, by CUDA_VISIBLE_DEVICES and the variables of EGL; may be given more than
         once. Clients choose among them.
+    memory_max
+        The bytes of memory that each worker may have, with what it started; one that has more is ended, and its envs
+        are truncated. Clients may ask for less. 0, the default, for no limit.
     """
 
     bind: list[str] | None = None
@@ -62,3 +65,4 @@ class HubOptions:
     allow_arguments: list[str] | None = None
     verbose_errors: bool | None = None
     gpus: list[int] | None = None
+    memory_max: int | None = None

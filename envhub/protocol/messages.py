@@ -135,6 +135,7 @@ class Hosting:
     """What the workers of a session get besides their envs; None is what the hub's operator says."""
 
     gpus: List[int] = field(default_factory=list)  # devices, dealt to the workers in turn; empty as None
+    memory_max: Optional[int] = None  # bytes of each worker; 0 for no limit
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -81,6 +82,22 @@ class Counter(gym.Env[np.ndarray, int]):
 
     def say(self, text: str) -> None:
         print(text, flush=True)
+
+
+class Hoarder(Counter):
+    """Keeps as many MiB of memory as its action says, or has a process that it starts keep them."""
+
+    def __init__(self, length: int = 10**6, by_child: bool = False) -> None:
+        super().__init__(length)
+        self.kept: list[Any] = []
+        self.by_child = by_child
+
+    def act(self, action: int) -> None:
+        if self.by_child and action:
+            code = f"kept = bytearray({action} << 20); kept[::4096] = b'1' * len(kept[::4096]); input()"
+            self.kept.append(subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE))
+        else:
+            self.kept.append(np.ones(action << 20, np.uint8))
 
 
 class Waits(Counter):
@@ -421,6 +438,7 @@ OFFERED = [
             "own_space",
         )
     ),
+    "hoarder=sims:Hoarder",
     "faulty=faulty:faulty",
     *(f"{name}=faulty:{name}" for name in ("faulty_parts", "wordy", "spoken")),
     "needy=needy:factory",

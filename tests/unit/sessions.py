@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from envhub_server.catalog.registry import Recipe
@@ -11,6 +13,7 @@ from envhub_server.ipc.control import Built, CallFailed, CallResults, Mapped
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import stimuli
+from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.hang_detector import Progress
 from envhub_server.session.instructions import Instructions
 from envhub_server.session.restarts import RestartPolicy, Restarts
@@ -60,9 +63,15 @@ class Session(SessionState):
     def rows_done(self) -> Instructions:
         return self.handle(stimuli.RowsDone())
 
-    def elapsed(self, now_s: float, *progress: Progress | None, quiescent: bool = True) -> Instructions:
+    def elapsed(
+        self,
+        now_s: float,
+        *progress: Progress | None,
+        quiescent: bool = True,
+        memory: Mapping[int, int] = MappingProxyType({}),
+    ) -> Instructions:
         found = progress or (None,) * len(self.workers)
-        return self.handle(stimuli.Elapsed(quiescent, found), now_s)
+        return self.handle(stimuli.Elapsed(quiescent, found, memory), now_s)
 
 
 def restarts(**policy: Any) -> Restarts:
@@ -76,7 +85,8 @@ def built(*observations: bytes) -> Built:
 def session_of(make: Make, workers: int | None, recipe: Recipe = RECIPE, **policy: Any) -> Session:
     """A session of so many workers; where that is None, its first envs decide."""
     sizing = None if workers is None else WorkerCount(workers, "as the test wants it")
-    return Session(make, recipe, sizing, INFO_BYTES, MACHINE, restarts(**policy))
+    rules = WorkerRules(hosting=make.hosting)
+    return Session(make, recipe, sizing, INFO_BYTES, MACHINE, restarts(**policy), rules)
 
 
 def begun(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:

@@ -27,6 +27,17 @@ def test_client_may_choose_among_the_operators_devices_and_no_others() -> None:
         assert f"this hub deals {dealt} to its workers; its operator names others by --gpus" in refused.message
 
 
+def test_client_may_lower_the_operators_limit_of_memory_and_not_raise_it() -> None:
+    limited = HubConfig(hosting=Hosting(memory_max=100))
+    assert asked(Make(1, "A-v0", hosting=Hosting(memory_max=99)), limited) == Recipe("A-v0")
+    for wanted in (101, 0):
+        refused = asked(Make(1, "A-v0", hosting=Hosting(memory_max=wanted)), limited)
+        assert isinstance(refused, Failure) and "allows up to 100 bytes of a worker" in refused.message
+    assert asked(Make(1, "A-v0", hosting=Hosting(memory_max=0))) == Recipe("A-v0")
+    assert granted(Hosting(memory_max=99), limited.hosting, 1).memory_max == 99
+    assert granted(Hosting(), limited.hosting, 1).memory_max == 100
+
+
 def test_table_of_an_env_says_which_devices_its_workers_may_have() -> None:
     config = HubConfig(tables={"A-v0": EnvSettings(gpus=(2,))}, hosting=Hosting(gpus=[0, 1]))
     assert isinstance(asked(Make(1, "A-v0", hosting=Hosting(gpus=[2])), config), Recipe)

@@ -24,7 +24,7 @@ from envhub_server.ipc.reseeding import reseeded
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import stimuli
-from envhub_server.session.failure_text import WorkerLoss
+from envhub_server.session.failure_text import MIB, WorkerLoss
 from envhub_server.session.hang_detector import Progress
 from envhub_server.session.instructions import (
     Answer,
@@ -52,7 +52,7 @@ from envhub_server.session.instructions import (
     Tell,
     UseOtherArena,
 )
-from envhub_server.session.state import SAMPLE_S, STACKS_S, Driver, LaneName, Phase, Stage, Takeover
+from envhub_server.session.state import MEMORY_S, SAMPLE_S, STACKS_S, Driver, LaneName, Phase, Stage, Takeover
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import KILLED, RAISED, SHUTTING_DOWN, Session, begun, built, ready, session_of, shared
@@ -64,6 +64,7 @@ from envhub.protocol.messages import (
     Done,
     Failure,
     Faults,
+    Hosting,
     Make,
     Receive,
     Reset,
@@ -89,6 +90,39 @@ def broken(**faults: Any) -> Session:
     session.exited(0)
     assert session.phase is Phase.BROKEN
     return session
+
+
+def test_worker_with_too_much_memory_is_ended_and_its_rows_are_told_why() -> None:
+    session = ready(hosting=Hosting(memory_max=100 * MIB))
+    assert session.next_deadline_s() == MEMORY_S and session.measures(MEMORY_S)
+    assert session.elapsed(MEMORY_S, memory={0: 99 * MIB, 1: 100 * MIB}) == []
+    assert not session.measures(MEMORY_S) and session.next_deadline_s() == 2 * MEMORY_S
+    assert session.elapsed(2 * MEMORY_S, memory={0: 101 * MIB, 1: 99 * MIB}) == [Kill(0)]
+    assert session.elapsed(3 * MEMORY_S, memory={0: 102 * MIB}) == []  # it is about to end
+    (taken,) = session.exited(0, now_s=3 * MEMORY_S)
+    assert isinstance(taken, TakeRows) and taken.loss.failure.code == "worker_died"
+    told = env_failure(taken.loss)
+    assert told["cause"] == "memory"
+    assert (
+        told["message"]
+        == "worker 0 (envs 0, 2) had 101 MiB of memory, more than memory_max=104857600 bytes, and was ended"
+    )
+    session.elapsed(3 * MEMORY_S + 0.2)
+    assert session.workers[0].stage is Stage.BUILDING
+    (taken,) = session.exited(0, now_s=4.0)  # this time by itself
+    assert isinstance(taken, TakeRows) and env_failure(taken.loss)["cause"] == "crash"
+
+
+def test_worker_that_builds_its_envs_with_too_much_memory_is_ended() -> None:
+    session = begun(hosting=Hosting(memory_max=100 * MIB))
+    assert session.elapsed(MEMORY_S, memory={1: 101 * MIB}) == [Kill(1)]
+    failed, *_ = session.exited(1)
+    assert isinstance(failed, Fail)
+    assert failed.failure.message.endswith("memory_max=104857600 bytes, and was ended while it built its envs")
+
+
+def test_memory_without_a_limit_is_not_measured() -> None:
+    assert ready().next_deadline_s() == math.inf
 
 
 @pytest.mark.parametrize("request_", [None, Step(b"\x04"), Reset()])

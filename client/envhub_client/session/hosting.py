@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from envhub.protocol import messages
-from envhub.protocol.validation import GPUS_MAX
+from envhub.protocol.validation import COUNT, GPUS_MAX
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,14 @@ class HostingOptions:
         gpus: numbers of devices, dealt to the workers in turn: worker ``i`` of a session sees device
             ``gpus[i % len(gpus)]``, by ``CUDA_VISIBLE_DEVICES``, ``MUJOCO_EGL_DEVICE_ID`` and ``EGL_DEVICE_ID``. A
             worker that is restarted gets the same device. A hub that others share allows those that its operator names.
+        memory_max: bytes of memory that each worker may have, with what it started, without files and shared memory.
+            The hub measures it five times a second and ends a worker that has more: its envs are truncated or raise as
+            at a crash, with the cause ``memory``. 0 for no limit. A hub that others share allows no more
+            than its operator.
     """
 
     gpus: Sequence[int] = ()
+    memory_max: int | None = None
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -34,10 +39,20 @@ class HostingOptions:
             raise TypeError(f"gpus must be a list of numbers of devices, such as [0, 1], got {gpus!r}")
         if not all(0 <= each < GPUS_MAX for each in gpus):
             raise ValueError(f"gpus must be numbers of devices from 0 to {GPUS_MAX - 1}, got {gpus!r}")
+        _check_count("memory_max", "bytes", self.memory_max)
 
     def wire(self) -> messages.Hosting:
         """The form in which they are sent to a hub."""
-        return messages.Hosting(gpus=list(self.gpus))
+        return messages.Hosting(gpus=list(self.gpus), memory_max=self.memory_max)
+
+
+def _check_count(name: str, unit: str, value: object) -> None:
+    if value is None:
+        return
+    if type(value) is not int:
+        raise TypeError(f"{name} must be a number of {unit}, an int, got {value!r}")
+    if not 0 <= value <= COUNT[1]:
+        raise ValueError(f"{name} must be a number of {unit} from 0, got {value}")
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(HostingOptions))

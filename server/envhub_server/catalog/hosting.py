@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from envhub.protocol.messages import Hosting
 
 
@@ -10,6 +12,10 @@ def beyond(wanted: Hosting, allowed: Hosting) -> str:
     if foreign := sorted(set(wanted.gpus) - set(allowed.gpus)):
         dealt = ", ".join(map(str, allowed.gpus)) or "no devices"
         return f"gpus={foreign}: this hub deals {dealt} to its workers; its operator names others by --gpus"
+    if allowed.memory_max and wanted.memory_max is not None and not 0 < wanted.memory_max <= allowed.memory_max:
+        return (
+            f"memory_max={wanted.memory_max}: this hub's operator allows up to {allowed.memory_max} bytes of a worker"
+        )
     return ""
 
 
@@ -19,4 +25,5 @@ def granted(wanted: Hosting, allowed: Hosting, session: int) -> Hosting:
     Each session begins with the next one of the operator's devices, so that sessions of one worker share them all.
     """
     first = session % max(1, len(allowed.gpus))
-    return Hosting(gpus=wanted.gpus or allowed.gpus[first:] + allowed.gpus[:first])
+    asked = {name: value for name, value in vars(wanted).items() if value is not None}
+    return replace(allowed, **{**asked, "gpus": wanted.gpus or allowed.gpus[first:] + allowed.gpus[:first]})

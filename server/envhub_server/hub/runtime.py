@@ -214,7 +214,8 @@ class SessionRuntime:
         if self._stand_ins is not None:
             self._post_to_stand_ins()  # a client that ended may have posted rows and not have rung
         self._on_bell()  # a worker that is stopped, or lost its bell, may not have rung
-        self._report(stimuli.Elapsed(self.quiescent, progress))
+        used = self._pool.memory() if self.state.measures(self._services.clock.now_s()) else {}
+        self._report(stimuli.Elapsed(self.quiescent, progress, used))
 
     def on_ready(self, descriptor: int) -> None:
         """A bell has rung, or the client has left its side socket."""

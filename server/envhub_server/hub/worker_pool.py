@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from envhub_server.ipc import control
+from envhub_server.processes.memory_use import memory_bytes
 
 
 class StartedWorker(Protocol):
@@ -58,6 +59,10 @@ class WorkerPool:
     def pids(self) -> list[int]:
         """The process ids."""
         return [handle.pid for handle in self._handles.values() if handle.pid is not None]
+
+    def memory(self) -> Mapping[int, int]:
+        """How many bytes of memory each worker has that has a process, with what it started."""
+        return {number: memory_bytes(each.pid) for number, each in self._handles.items() if each.pid is not None}
 
     def tell(self, worker: int, message: Any) -> None:
         """Send a message."""

@@ -14,7 +14,16 @@ from envhub_server.session.hang_detector import Late
 
 LOG_TAIL_CHARS_MAX = 4096
 _STACKS = re.compile(r"^(Current thread|Thread) 0x", re.MULTILINE)
+MIB = 1 << 20
 _WHAT = {"init": "its making or its first step", "reset": "its reset", "step": "its step", "call": "a call"}
+
+
+@dataclass(frozen=True)
+class Overrun:
+    """A worker took more memory than it may: it had so many bytes, and may have ``bytes_max``."""
+
+    nbytes: int
+    bytes_max: int
 
 
 @dataclass(frozen=True)
@@ -38,13 +47,19 @@ def named(worker: int, rows: Sequence[int]) -> str:
     return f"worker {worker} ({envs})"
 
 
-def failure(worker: int, rows: Sequence[int], ending: ExitCause, late: Late | None, hide_folders: bool) -> Failure:
-    """What to tell of a worker that ended, or was ended because one of its envs was late."""
+def failure(
+    worker: int, rows: Sequence[int], ending: ExitCause, why: Late | Overrun | None, hide_folders: bool
+) -> Failure:
+    """What to tell of a worker that ended, or was ended because an env was late or it took too much memory."""
     tail = ending.log_tail[-LOG_TAIL_CHARS_MAX:]
     tail = without_folders(tail) if hide_folders else tail
-    if late is None:
+    if not isinstance(why, Late):
         text = f"{named(worker, rows)} {ending.how}"
+        if why is not None:
+            text = f"{named(worker, rows)} had {why.nbytes // MIB} MiB of memory, more than "
+            text += f"memory_max={why.bytes_max} bytes, and was ended"
         return Failure("worker_died", "request", text, env_index=rows[0], worker=worker, log_tail=tail)
+    late = why
     text = (
         f"env {late.row} did not finish {_WHAT[late.kind]} within {late.kind}_timeout={late.limit_s:g} s; "
         f"its {named(worker, rows)} was ended"
@@ -52,12 +67,13 @@ def failure(worker: int, rows: Sequence[int], ending: ExitCause, late: Late | No
     return Failure("env_timeout", "request", text, env_index=late.row, worker=worker, log_tail=tail)
 
 
-def loss(told: Failure, ending: ExitCause, restarts: int, faults: Faults) -> WorkerLoss:
+def loss(told: Failure, ending: ExitCause, why: Late | Overrun | None, restarts: int, faults: Faults) -> WorkerLoss:
     """What the worker's rows are told, by the session's policy."""
-    timed_out = told.code == "env_timeout"
+    timed_out = isinstance(why, Late)
+    cause = "timeout" if timed_out else "crash" if why is None else "memory"
     stacks = _STACKS.search(told.log_tail) if timed_out else None
     env_failure = EnvFailure(
-        "timeout" if timed_out else "crash",
+        cause,
         told.message,
         signal=ending.signal,
         exit_status=ending.status,

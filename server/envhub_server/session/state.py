@@ -48,7 +48,7 @@ from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import failure_text, stimuli
 from envhub_server.session import instructions as do
 from envhub_server.session.build_order import NO_RULES, Place, WorkerRules, build, build_rest
-from envhub_server.session.failure_text import WorkerLoss
+from envhub_server.session.failure_text import Overrun, WorkerLoss
 from envhub_server.session.hang_detector import HangDetector, Late, Progress
 from envhub_server.session.instructions import Instructions
 from envhub_server.session.restarts import Restarts
@@ -56,6 +56,7 @@ from envhub_server.session.stimuli import Requested, Stimulus
 from envhub_server.session.worker_count import Machine, WorkerCount, better_count, better_count_text, of_first_envs
 
 SAMPLE_S = 0.1  # how often the arena is read while envs are at work
+MEMORY_S = 0.2  # how often the workers' memory is measured, where it has a limit
 SAMPLE_IDLE_S = 1.0  # while the client drives and does not step
 HISTORY_MAX = 100  # stimuli that are logged with an internal error
 NO_TURN = -1  # in place of a progress word, while the worker maps an arena
@@ -134,6 +135,7 @@ class WorkerState:
         pending: its message of the request under way, which its next process is told again if this one ends.
         results: of the call under way, by row.
         late: the env for which it is about to be killed, at ``kill_at_s``.
+        overrun: how much memory it had, if it was killed for that.
         finish_at_s: when steps that wait for its next process have waited for long enough.
         moving: whether it was given the second arena and has not mapped it yet.
         first, made, times: what it said of its first env, of all its envs, and of their steps.
@@ -151,6 +153,7 @@ class WorkerState:
     results: Sequence[tuple[int, bytes]] = ()
     late: Late | None = None
     kill_at_s: float = math.inf
+    overrun: Overrun | None = None
     finish_at_s: float = math.inf
     moving: bool = False
     first: control.FirstBuilt | None = None
@@ -167,12 +170,13 @@ class WorkerState:
         self.stage, self.built, self.restart_at_s = Stage.BUILDING, 0, math.inf
         self.detector.rest()
 
-    def end(self) -> Late | None:
-        """Note that the process has ended; returns the env for which it was killed, if it was."""
-        late, self.late = self.late, None
+    def end(self) -> Late | Overrun | None:
+        """Note that the process has ended; returns why it was killed, if it was."""
+        why = self.late or self.overrun
+        self.late = self.overrun = None
         self.stage, self.kill_at_s, self.moving = Stage.ABSENT, math.inf, False
         self.detector.rest()
-        return late
+        return why
 
 
 class SessionState:
@@ -233,6 +237,7 @@ class SessionState:
         self._lent = False  # whether a client has ever had the arena's memory
         self._close_by_s = self._drain_by_s = self._end_by_s = math.inf  # the last two once the hub shuts down
         self._sample_at_s = math.inf
+        self._memory_at_s = math.inf  # when the workers' memory is measured again
         self._idle_samples = 0
         self._quiescent = True  # whether every row was done, as far as was reported last while the client drove
         self._has_pending = False  # whether a worker has something ``pending``
@@ -307,10 +312,14 @@ class SessionState:
             return math.inf
         deadlines = [self._close_by_s, self._drain_by_s]
         if self.phase not in _OVER:
-            deadlines.append(self._sample_at_s if self._samples else math.inf)
+            deadlines += (self._sample_at_s if self._samples else math.inf, self._memory_at_s)
             for worker in self.workers:
                 deadlines += (worker.restart_at_s, worker.kill_at_s, worker.finish_at_s)
         return min(deadlines)
+
+    def measures(self, now_s: float) -> bool:
+        """Whether ``Elapsed`` is to say how much memory the workers have."""
+        return now_s >= self._memory_at_s
 
     @property
     def _samples(self) -> bool:
@@ -368,6 +377,8 @@ class SessionState:
 
     def _on_made(self, _: stimuli.SessionMade, now_s: float) -> Instructions:
         self._wait_for_all()
+        if self._rules.hosting.memory_max:
+            self._memory_at_s = now_s + MEMORY_S
         return self._start(range(len(self.workers)), now_s)
 
     def _wait_for_all(self) -> None:
@@ -836,18 +847,20 @@ class SessionState:
     def _on_exited(self, exited: WorkerExited, now_s: float) -> Instructions:
         number = exited.worker
         worker = self.workers[number]
-        late = worker.end()
+        why = worker.end()
         if self.phase is Phase.CLOSING:
             return self._ended() if not any(each.alive for each in self.workers) else []
         if self.phase is Phase.BROKEN:
             return []
-        failure = failure_text.failure(number, worker.rows, exited.cause, late, self._rules.hide_folders)
+        failure = failure_text.failure(number, worker.rows, exited.cause, why, self._rules.hide_folders)
         if self.making:
-            text = f"{failure.message} while it built its envs" if late is None else failure.message
+            text = failure.message if isinstance(why, Late) else f"{failure.message} while it built its envs"
             return self._make_failed(replace(failure, message=text), now_s)
-        return [*self._advance_takeover(quiescent=False), *self._lose(number, failure, exited.cause, now_s)]
+        return [*self._advance_takeover(quiescent=False), *self._lose(number, failure, exited.cause, why, now_s)]
 
-    def _lose(self, number: int, failure: Failure, cause: ExitCause, now_s: float) -> Instructions:
+    def _lose(
+        self, number: int, failure: Failure, cause: ExitCause, why: Late | Overrun | None, now_s: float
+    ) -> Instructions:
         """The worker's rows are the hub's until another process has taken its place, if one is to."""
         worker = self.workers[number]
         was_serving = worker.loss is None
@@ -859,7 +872,7 @@ class SessionState:
         if delay_s is None:
             return self._break(failure_text.exhausted(failure, count))
         worker.restart_at_s = now_s + delay_s
-        worker.loss = failure_text.loss(failure, cause, count - 1, self.make.faults)
+        worker.loss = failure_text.loss(failure, cause, why, count - 1, self.make.faults)
         resetting = tuple(worker.pending.rows) if isinstance(worker.pending, control.ResetRows) else None
         taken: Instructions = [do.TakeRows(number, worker.loss, resetting)]
         if self.phase is Phase.CALLING and was_serving and worker.waiting:
@@ -928,6 +941,7 @@ class SessionState:
                 worker.finish_at_s = math.inf
                 assert worker.loss is not None
                 instructions.append(do.FinishSteps(number, worker.loss))
+        instructions += self._limit_memory(elapsed.memory, now_s)
         self._quiescent = elapsed.quiescent
         if self.lane is LaneName.WIRE and elapsed.quiescent:
             instructions += self._take_drive()
@@ -935,6 +949,20 @@ class SessionState:
         instructions += self._advance_takeover(elapsed.quiescent)
         instructions += self._start(due, now_s)
         return instructions
+
+    def _limit_memory(self, memory: Mapping[int, int], now_s: float) -> Instructions:
+        """End the workers that have more memory than they may."""
+        if not self.measures(now_s):
+            return []
+        self._memory_at_s = now_s + MEMORY_S
+        killed: Instructions = []
+        bytes_max = self._rules.hosting.memory_max or math.inf
+        for number, nbytes in memory.items():
+            worker = self.workers[number]
+            if nbytes > bytes_max and worker.alive and worker.overrun is None:
+                worker.overrun = Overrun(nbytes, int(bytes_max))
+                killed.append(do.Kill(number))
+        return killed
 
     def _plan_next_sample(self, elapsed: stimuli.Elapsed, now_s: float) -> None:
         """Soon, or, where the client drives and steps nothing, the later the longer that lasts."""

@@ -7,7 +7,8 @@ reads no memory. ``quiescent`` says that every row is done.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from envhub.protocol.messages import Failure
@@ -166,10 +167,14 @@ class RowsDone:
 
 @dataclass(frozen=True)
 class Elapsed:
-    """The time of ``next_deadline_s`` has come; ``progress`` is what each worker is at, None where that is nothing."""
+    """The time of ``next_deadline_s`` has come; ``progress`` is what each worker is at, None where that is nothing.
+
+    ``memory`` is how many bytes each worker with a process has, if the state machine ``measures`` that now.
+    """
 
     quiescent: bool
     progress: tuple[Progress | None, ...]
+    memory: Mapping[int, int] = field(default_factory=dict)
 
 
 Stimulus = (

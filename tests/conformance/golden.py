@@ -96,7 +96,7 @@ def exchanges() -> dict[str, list[bytes]]:
         assert client.receive(response, 0.0) is not None
         found[f"{name} request"], found[f"{name} reply"] = request, response
 
-    exchange("HELLO", Op.HELLO, messages.Hello("0.1.0"), messages.Welcome("0.1.0", "1.1", False, {"sessions_max": 64}))
+    exchange("HELLO", Op.HELLO, messages.Hello("0.1.0"), messages.Welcome("0.1.0", "1.2", False, {"sessions_max": 64}))
     exchange("LIST", Op.LIST, messages.ListEnvs(), messages.EnvNames(["CartPole-v1"]))
     exchange("HEALTH", Op.HEALTH, messages.HealthRequest(), messages.Table([{"status": "ok"}]))
     exchange("STATS", Op.STATS, messages.StatsRequest(), messages.Table([{"sessions": 1}]))

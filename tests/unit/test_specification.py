@@ -65,7 +65,7 @@ def example() -> dict[str, bytes]:
         for kind, found in (("request", request), ("reply", response)):
             frames.update({f"{name} {kind} {number}": bytes(frame) for number, frame in enumerate(found)})
 
-    welcome = Welcome("0.1.0", "1.1", False, {"envs_per_session_max": 1024}, "simbox", 7)
+    welcome = Welcome("0.1.0", "1.2", False, {"envs_per_session_max": 1024}, "simbox", 7)
     exchange("HELLO", Op.HELLO, Hello("0.1.0"), [], welcome, [])
     make = messages.Make(2, "CartPole-v1")
     exchange("MAKE", Op.MAKE, make, [], messages.Made(2, 1, [b""], b""), [])

@@ -35,6 +35,8 @@ from envhub_client.lanes.wire import WireLane
 from envhub_client.private_hub.in_process import OWN_WORLD, InProcessConnection
 from envhub_client.private_hub.process import PrivateHub, private_hub
 from envhub_client.private_hub.program_environment import program_environment
+from envhub_client.session import hosting
+from envhub_client.session.hosting import HostingOptions
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.recovery import RecoveringLane
 
@@ -168,6 +170,10 @@ class Session:
 
     def _filled_in(self, connection: Connection, make: Make, environment: World | None, lost: bytes) -> Make:
         options = self.options
+        if make.kwargs_each:
+            _require(connection, 2, "arguments for each env")
+        if options.hosting != HostingOptions():
+            _require(connection, 2, f"any of {', '.join(hosting.FIELDS)}")
         return replace(
             make,
             num_workers=None if options.num_workers in ("auto", 0) else options.num_workers,  # type: ignore[arg-type]
@@ -360,13 +366,7 @@ class Session:
         Raises:
             RequestRefused: it is older.
         """
-        spoken = self.connection.welcome.version
-        _, _, found = spoken.partition(".")
-        if not (found.isdecimal() and int(found[:9]) >= minor):
-            address = self.connection.address
-            raise errors.RequestRefused(
-                f"the hub at {address} speaks protocol {spoken!r:.20}; {what} came with 1.{minor}: upgrade the hub"
-            )
+        _require(self.connection, minor, what)
 
     def _closed_error(self) -> SessionClosed:
         return SessionClosed(f"Trying to operate on `{self._owner}`, after a call to `close()`.")
@@ -530,3 +530,14 @@ def _inert(spec: EnvSpec) -> EnvSpec:
         if getattr(inert, name) != getattr(own, name, None):
             setattr(inert, name, NOT_RUN if getattr(inert, name) else None)
     return inert
+
+
+def _require(connection: Connection, minor: int, what: str) -> None:
+    """As ``Session.require``, of the hub of this connection."""
+    spoken = connection.welcome.version
+    _, _, found = spoken.partition(".")
+    if not (found.isdecimal() and int(found[:9]) >= minor):
+        raise errors.RequestRefused(
+            f"the hub at {connection.address} speaks protocol {spoken!r:.20}; {what} came with 1.{minor}: "
+            "upgrade the hub"
+        )

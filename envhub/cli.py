@@ -118,6 +118,8 @@ def health(address: str | None = None, *, timeout: float = 5.0) -> None:
     if (lag_s := found.get("loop_lag_s", 0.0)) >= SLOW_S:
         text += f", busy for up to {lag_s:.1f} s at a time"
     console.print(f"{found['status']}: {text}", highlight=False)
+    for name, why in found.get("unready", {}).items():
+        console.print(f"unready: {name}: {why}", markup=False, highlight=False, soft_wrap=True)
     sys.exit(0 if found["status"] == "ok" else EXIT_FAILED)
 
 

@@ -17,6 +17,9 @@ class HubOptions:
     ----------
     bind
         Where to listen: ``tcp://HOST:PORT`` (port 0 takes a free one) or ``ipc://PATH``; may be given more than once.
+    python
+        The interpreter of envs that name none of their own: a program, a virtual environment or a conda prefix, of
+        Python 3.8 or later with numpy, msgpack and gymnasium or gym. Without it, the hub's own.
     max_envs
         How many envs may exist at one time; 4096 by default.
     workers
@@ -53,6 +56,7 @@ class HubOptions:
     """
 
     bind: list[str] | None = None
+    python: str | None = None
     max_envs: int | None = None
     workers: int | Literal["auto"] | None = None
     lease: float | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from envhub.protocol.messages import Hosting
 from envhub.protocol.validation import SECONDS_MAX
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Registry
+from envhub_server.processes.interpreter import INTERPRETERS_MAX
 
 MIB = 1 << 20
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -65,8 +65,8 @@ class HubConfig:
         insecure: allow an address that other machines can reach, and other users of this one, without a key.
         keys: the folder of keys, see ``envhub_server.network.key_folder``; every tcp address then wants one. None for
             no keys.
-        python: the interpreter of the workers: Python 3.8 or later with NumPy, msgpack and Gymnasium (0.26 or later) or
-            gym (0.21 or later).
+        python: the interpreter of envs whose table names none: Python 3.8 or later with NumPy, msgpack and Gymnasium
+            (0.26 or later) or gym (0.21 or later), by its program or its virtual environment; empty for the hub's own.
         step_costs: the file that keeps the costs of steps for later hubs; None for no file.
         audit: a file to which who connects, is refused, and has sessions is written; None for none.
         allow_factories: make envs also by factories that clients send, for the hub's own user and clients that may
@@ -74,7 +74,7 @@ class HubConfig:
         allow_arguments: which arguments of envs any client may give any value, see ``envhub_server.catalog.registry``.
         verbose_errors: tell all clients, not only the hub's own user, the folders in errors of envs.
         worker_variables: names of variables of the hub's environment that workers get, besides those that
-            ``envhub_server.processes.zygote_handle`` lists. A private hub's workers get all of its program's.
+            ``envhub_server.processes.interpreter`` lists. A private hub's workers get all of its program's.
         hosting: what workers get besides their envs: the default of sessions, and the most that a client may ask for.
             The table of an env may say otherwise.
         owner: a pidfd of the program that this private hub belongs to; None for a public hub.
@@ -92,7 +92,7 @@ class HubConfig:
     worker_variables: tuple[str, ...] = ()
     hosting: Hosting = field(default_factory=Hosting)
     owner: int | None = None
-    python: str = sys.executable
+    python: str = ""
     step_costs: Path | None = None
     limits: Limits = Limits()
     timing: Timing = Timing()
@@ -102,7 +102,10 @@ class HubConfig:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"--workers must be at least 1, got {self.workers}")
         configured_spin_us()
-        self.registry()
+        interpreters = len(self.registry().interpreters)
+        if interpreters > INTERPRETERS_MAX:
+            text = f"{interpreters} interpreters, counting each with other settings; at most {INTERPRETERS_MAX} can be"
+            raise ValueError(f"{text} used by one hub")
         for said in (self.hosting, *(table.hosting() for table in self.tables.values())):
             validation.check(said)
         if len(set(self.binds)) < len(self.binds):
@@ -114,7 +117,7 @@ class HubConfig:
 
     def registry(self) -> Registry:
         """What the hub offers."""
-        return Registry(self.envs, self.allow_arguments, self.tables)
+        return Registry(self.envs, self.allow_arguments, self.tables, self.python)
 
     @property
     def private(self) -> bool:

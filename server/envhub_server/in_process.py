@@ -35,6 +35,7 @@ from envhub_server.loop.poller import Poller
 from envhub_server.memory.session_memory import ArenaBudget
 from envhub_server.memory.unread_memory import UnreadMemory
 from envhub_server.processes.exit_cause import ExitCause
+from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid
 from envhub_server.session.restarts import RestartPolicy, Restarts
 from envhub_server.session.state import Phase, SessionState
@@ -241,6 +242,8 @@ class _InProcessWorkers:
     def __init__(self, events: Events) -> None:
         self._events = events
 
-    def start(self, session: int, workers: Collection[int], environ: Mapping[str, str] | None) -> list[_WorkerInThread]:
+    def start(
+        self, session: int, numbers: Collection[int], key: InterpreterKey, environ: Mapping[str, str] | None
+    ) -> list[_WorkerInThread]:
         """The workers of these numbers."""
-        return [_WorkerInThread(session, number, self._events) for number in workers]
+        return [_WorkerInThread(session, number, self._events) for number in numbers]

@@ -37,6 +37,7 @@ def config_of(entries: Sequence[str], options: HubOptions, file: Path | None = N
     limits = {"envs_max": chosen.max_envs, "worker_memory_bytes_max": chosen.worker_memory}
     others = {
         "binds": chosen.bind,
+        "python": chosen.python,
         "workers": None if chosen.workers == "auto" else chosen.workers,
         "worker_variables": chosen.worker_env,
         "allow_arguments": chosen.allow_arguments,
@@ -78,13 +79,13 @@ def check_config(config: HubConfig) -> None:
 
 
 def check_packages(config: HubConfig) -> None:
-    """Refuse factories of packages that do not exist. A worker checks the modules in these packages later.
+    """Refuse required factories whose packages do not exist. A worker checks the modules in these packages later.
 
     Raises:
         FactoryNotFound: a factory's package does not exist.
     """
     registry = config.registry()
-    for factory in registry.factories if config.python == sys.executable else ():
+    for factory in registry.required:
         package = factory.partition(":")[0].partition(".")[0]
         # A worker also imports from the working directory. Nothing is imported here.
         if package not in sys.modules and not PathFinder.find_spec(package, [os.getcwd()]) and not find_spec(package):

@@ -52,7 +52,7 @@ def build(env: str) -> control.Build:
 def main(env: str, how: str) -> None:
     """Have a worker make the env; then dump and kill it, kill it, or wait for its end, and print the ending."""
     loop = Loop()
-    supervisor = Supervisor(loop.poller, sys.executable, loop.events, os.environ)
+    supervisor = Supervisor(loop.poller, loop.events, os.environ)
     (worker,) = supervisor.start(1, [0])
     worker.send(build(env))
     act(loop, worker, how)

@@ -6,6 +6,7 @@ import pytest
 from envhub_server.catalog import hub_file
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Recipe
+from envhub_server.processes.interpreter import OWN
 from envhub_server.serve import config_of
 
 from envhub.hub_options import HubOptions
@@ -55,7 +56,12 @@ def test_command_line_wins(path: Path) -> None:
     config = config_of(("CartPole-v1",), HubOptions(lease=5, bind=["ipc:///tmp/x"]), path)
     assert config.timing.lease_s == 5 and config.binds == ("ipc:///tmp/x",)
     assert config.limits.envs_max == 8  # of which the command line says nothing
-    assert config.registry().offered(["CartPole-v1", "ALE/Pong-v5"]) == ["ALE/Pong-v5", "CartPole-v1", "arm", "pole"]
+    assert config.registry().offered({OWN: ["CartPole-v1", "ALE/Pong-v5"]}) == [
+        "ALE/Pong-v5",
+        "CartPole-v1",
+        "arm",
+        "pole",
+    ]
 
 
 def test_table_offers_a_factory_an_id_or_a_pattern(path: Path) -> None:
@@ -64,7 +70,7 @@ def test_table_offers_a_factory_an_id_or_a_pattern(path: Path) -> None:
     assert registry.find("pole") == Recipe("CartPole-v1", settings=EnvSettings("CartPole-v1"))
     assert registry.find("ALE/Pong-v5") == Recipe("ALE/Pong-v5", ("ale_py",))
     assert registry.find("CartPole-v1") is None and not registry.offers_all
-    assert registry.unmatched([]) == ["pole", "ALE/*"]
+    assert registry.unmatched(OWN, []) == ["pole", "ALE/*"]
 
 
 def test_without_a_file_the_hub_has_its_defaults() -> None:
@@ -76,7 +82,7 @@ def test_without_a_file_the_hub_has_its_defaults() -> None:
     ("text", "why"),
     [
         ("lease = ", "hub.toml is no TOML"),
-        ("lese = 3", "hub.toml: unknown key 'lese', did you mean 'lease'? Keys here are: bind, max_envs"),
+        ("lese = 3", "hub.toml: unknown key 'lese', did you mean 'lease'? Keys here are: bind, python"),
         ("lease = '3'", "hub.toml: lease: Expected `float`, got `str`"),
         ("bind = ['a', 3]", "hub.toml: bind[1]: Expected `str`, got `int`"),
         ("keys = 3", "hub.toml: keys: Expected `str`, got `int`"),

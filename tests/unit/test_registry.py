@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import pytest
 from envhub_server.catalog.registry import Recipe, Registry
+from envhub_server.processes.interpreter import OWN
 
 
 def test_without_entries_every_registered_id_is_offered() -> None:
     registry = Registry()
     assert registry.find("CartPole-v1") == Recipe("CartPole-v1")
-    assert registry.offered(["B-v0", "A-v0"]) == ["A-v0", "B-v0"]
+    assert registry.offered({OWN: ["B-v0", "A-v0"]}) == ["A-v0", "B-v0"]
 
 
 def test_named_id_is_offered_and_no_other() -> None:
@@ -15,7 +16,7 @@ def test_named_id_is_offered_and_no_other() -> None:
     assert registry.find("CartPole-v1") == Recipe("CartPole-v1")
     assert registry.find("CartPole-v0") is None
     assert registry.find("cartpole-v1") is None
-    assert registry.offered(["Ant-v5", "CartPole-v1", "Hopper-v5"]) == ["Ant-v5", "CartPole-v1"]
+    assert registry.offered({OWN: ["Ant-v5", "CartPole-v1", "Hopper-v5"]}) == ["Ant-v5", "CartPole-v1"]
 
 
 def test_pattern_offers_what_it_matches() -> None:
@@ -23,19 +24,19 @@ def test_pattern_offers_what_it_matches() -> None:
     assert registry.find("ALE/Pong-v5") == Recipe("ALE/Pong-v5", ("ale_py",))
     assert registry.find("Ant-v5") == Recipe("Ant-v5")
     assert registry.find("Hopper-v5") is None
-    assert registry.offered(["ALE/Pong-v5", "Hopper-v5", "Ant-v5"]) == ["ALE/Pong-v5", "Ant-v5"]
+    assert registry.offered({OWN: ["ALE/Pong-v5", "Hopper-v5", "Ant-v5"]}) == ["ALE/Pong-v5", "Ant-v5"]
 
 
 def test_module_before_an_id_is_imported_for_it() -> None:
     registry = Registry(["my_sims:Robot-v0", "other:Sim*"])
     assert registry.find("Robot-v0") == Recipe("Robot-v0", ("my_sims",))
     assert registry.find("SimA-v1") == Recipe("SimA-v1", ("other",))
-    assert registry.modules == ["my_sims", "other"]
+    assert registry.modules(OWN) == ["my_sims", "other"]
 
 
 def test_module_of_a_known_namespace_is_imported_without_being_named() -> None:
     assert Registry().find("ALE/Pong-v5") == Recipe("ALE/Pong-v5", ("ale_py",))
-    assert Registry(["ALE/Pong-v5"]).modules == ["ale_py"]
+    assert Registry(["ALE/Pong-v5"]).modules(OWN) == ["ale_py"]
     assert Registry().find("Elsewhere/Pong-v5") == Recipe("Elsewhere/Pong-v5")
 
 
@@ -53,8 +54,8 @@ def test_entry_point_is_offered_under_its_name() -> None:
     assert registry.find("libero") == Recipe("libero", (), "my_sims:make")
     assert registry.find("my_sims:make") is None
     assert registry.find("my_sims:libero") is None
-    assert registry.offered([]) == ["libero"]
-    assert registry.modules == []  # it is imported when an env is made, not to list names
+    assert registry.offered({OWN: []}) == ["libero"]
+    assert registry.modules(OWN) == []  # it is imported when an env is made, not to list names
 
 
 def test_entry_point_may_be_a_nested_module() -> None:
@@ -69,8 +70,8 @@ def test_first_entry_that_matches_decides() -> None:
 
 def test_entries_that_name_nothing_are_found() -> None:
     registry = Registry(["libero=m:f", "Ant-*", "CartPole-v7", "m:Sim-*"])
-    assert registry.offered(["Ant-v5", "Hopper-v5"]) == ["Ant-v5", "libero"]
-    assert registry.unmatched(["Ant-v5", "Hopper-v5"]) == ["CartPole-v7", "Sim-*"]
+    assert registry.offered({OWN: ["Ant-v5", "Hopper-v5"]}) == ["Ant-v5", "libero"]
+    assert registry.unmatched(OWN, ["Ant-v5", "Hopper-v5"]) == ["CartPole-v7", "Sim-*"]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def admitted(
         text = "this hub makes environments by name only; factories run in a private hub (hub=None), or where the hub"
         text += " is served with --allow-factories, for its own user and keys with the right to deploy"
         return Failure("not_permitted", "request", text)
-    recipe = Recipe("") if make.factories else registry.find(make.name)
+    recipe = registry.for_factories() if make.factories else registry.find(make.name)
     if not deploys and (why := _unfit_arguments(make, frozenset() if recipe is None else recipe.arguments)):
         return Failure("not_permitted", "request", why)
     if foreign := [wrapper for wrapper in make.wrappers if not WRAPPERS.fullmatch(wrapper)]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from envhub.protocol.messages import Hosting
+from envhub_server.processes.interpreter import InterpreterKey
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,10 @@ class EnvSettings:
     Attributes:
         env: what is offered under the table's name: a Gymnasium id, ``module:id``, or ``module:factory``. Empty for the
             name itself, which then may be a pattern of ids.
+        python: its interpreter: a program, a virtual environment or a conda prefix; empty for that of the hub.
+        variables: of its workers' environment, in place of the hub's of these names.
+        library_path: folders in which its libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``.
+        folder: its workers' working directory, from which they import as well; None for the hub's.
         gpus: devices that are dealt to its workers.
         memory_max: bytes of memory that each of its workers may have; 0 for no limit.
 
@@ -25,8 +31,19 @@ class EnvSettings:
     """
 
     env: str = ""
+    python: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
+    library_path: tuple[Path, ...] = ()
+    folder: Path | None = None
     gpus: tuple[int, ...] | None = None
     memory_max: int | None = None
+
+    @property
+    def interpreter(self) -> InterpreterKey:
+        """What its interpreter starts with."""
+        variables = tuple(sorted(self.variables.items()))
+        libraries = tuple(map(str, self.library_path))
+        return InterpreterKey(self.python, variables, libraries, "" if self.folder is None else str(self.folder))
 
     def hosting(self, of_hub: Hosting | None = None) -> Hosting:
         """What the operator says of the workers of this env, and where the table is silent, of all."""

@@ -94,7 +94,9 @@ def _converted(path: Path, where: str, table: dict[str, Any], kind: type[Table])
         return path.absolute().parent / Path(value).expanduser()
 
     try:
-        return msgspec.convert(table, kind, dec_hook=convert)
+        found = msgspec.convert(table, kind, dec_hook=convert)
+        program = found.python or ""
+        return replace(found, python=str(convert(Path, program))) if "/" in program else found
     except msgspec.ValidationError as error:
         what, _, key = str(error).replace(" | null", "").partition(" - at `$.")
         raise HubFileError(f"{path}: {where}{key.rstrip('`')}: {what}") from error

@@ -1,62 +1,111 @@
-"""The names that a hub offers, found by a worker, since only a worker imports modules with ids and factories."""
+"""The names that a hub offers, found by workers, since only workers import modules with ids and factories."""
 
 from __future__ import annotations
+
+from collections.abc import Collection, Sequence
 
 import structlog
 
 from envhub.protocol import messages
 from envhub_server.catalog.registry import FactoryNotFound, Registry
 from envhub_server.ipc import control
+from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import WorkerEvent, WorkerExited, WorkerSaid
 
-LISTING = -1  # in place of a session's number, in events of the worker that lists names
+LISTING = -1  # in place of a session's number, in events of workers that list names
 
 log = structlog.get_logger("envhub.listing")
 
 
 class Listing:
-    """The names, which a short-lived worker finds once.
+    """The names, which a short-lived worker of each interpreter finds once, and what is wrong with some.
 
     Attributes:
         names: that the hub offers; None before they are known.
-        asking: whether a worker is finding them.
-        refused: the error for the first factory that does not exist.
+        refused: the error for the first factory that does not exist and must.
+        unready: why an env cannot be made, by its name, as far as that was found when it was last tried.
     """
 
     def __init__(self, supervisor: Supervisor, registry: Registry) -> None:
         """List the names of the entries in ``registry``."""
         self.names: list[str] | None = None
-        self.asking = False
         self.refused: FactoryNotFound | None = None
+        self.unready: dict[str, str] = {}
         self._supervisor = supervisor
         self._registry = registry
+        self._keys: Sequence[InterpreterKey] = registry.interpreters  # by the numbers of the workers
+        self._registered: dict[InterpreterKey, list[str]] = {}
+        self._asked: set[int] = set()  # workers that have not said what is registered
+        self._running: set[int] = set()
+        self._found: dict[int, dict[str, str]] = {}  # what a worker has found to be wrong
+
+    @property
+    def asking(self) -> bool:
+        """Whether workers are finding the names."""
+        return bool(self._asked)
 
     def start(self) -> None:
-        """Start the worker.
+        """Start the workers.
 
         Raises:
             OSError: no worker can be started.
         """
-        (worker,) = self._supervisor.start(LISTING, [0])
-        worker.send(control.ListNames(self._registry.modules, self._registry.factories))
-        self.asking = True
+        for number in range(len(self._keys)):
+            self._start(number)
+
+    def try_again(self, key: InterpreterKey) -> None:
+        """See whether the envs of this interpreter that were not ready are by now."""
+        number = self._keys.index(key)
+        if number in self._running or not self.unready.keys() & set(self._registry.names(key)):
+            return
+        try:
+            self._start(number)
+        except OSError as error:
+            log.warning("names_unknown", why=str(error))
+
+    def _start(self, number: int) -> None:
+        key = self._keys[number]
+        (worker,) = self._supervisor.start(LISTING, [number], key)
+        worker.send(control.ListNames(self._registry.modules(key), self._registry.factories(key)))
+        self._asked.add(number)
+        self._running.add(number)
+        self._found[number] = {}
 
     def handle(self, event: WorkerEvent) -> None:
-        """Handle an event of the worker; after its exit ``asking`` is False, whether or not the names are known."""
-        if isinstance(event, WorkerExited):
-            if self.names is None:
-                log.warning("names_unknown", why=f"the worker that lists them {event.cause.how}")
-            self.asking = False
-        if not isinstance(event, WorkerSaid):
-            return
-        match event.message:
-            case control.RowFailed(failure):
+        """Handle an event of a worker; when the last has said or ended, the names are known as far as they can be."""
+        number, key = event.worker, self._keys[event.worker]
+        match event:
+            case WorkerExited(cause=cause):
+                if cause.unready:
+                    self._found[number] = dict.fromkeys(self._registry.names(key), cause.unready)
+                elif number in self._asked:
+                    log.warning("names_unknown", why=f"the worker that lists them {cause.how}")
+                self._asked.discard(number)
+                self._running.discard(number)
+                self._tell(self._registry.names(key), self._found.pop(number))
+            case WorkerSaid(message=control.RowFailed(failure)):
                 log.warning("module_failed", type=failure.type, why=failure.message)
-            case messages.EnvNames(names):
-                self.names = self._registry.offered(names)
-                for entry in self._registry.unmatched(names):
+            case WorkerSaid(message=messages.EnvNames(names)):
+                self._registered[key] = names
+                for entry in self._registry.unmatched(key, names):
                     log.warning("env_unknown", env=entry, why="no such id is registered here; clients cannot make it")
-                self.asking = False
-            case control.FactoryMissing(entry, why):
-                self.refused = self.refused or self._registry.not_found(entry, why)
+                self._asked.discard(number)
+            case WorkerSaid(message=control.FactoryFailed() as failed) if failed.entry in self._registry.factories(key):
+                if failed.missing and failed.entry in self._registry.required:
+                    self.refused = self.refused or self._registry.not_found(failed.entry, failed.why)
+                why = f"{failed.entry} cannot be made: {failed.why}{failed.remedy}"
+                self._found[number].update(dict.fromkeys(self._registry.names(key, failed.entry), why))
+        if not self._asked and (self.names is None or self._registered):
+            self.names = self._registry.offered(self._registered)
+
+    def _tell(self, names: Collection[str], wrong: dict[str, str]) -> None:
+        """Log which of these envs are not ready, and which are again."""
+        for name in names:
+            before, why = self.unready.pop(name, ""), wrong.get(name, "")
+            if why:
+                self.unready[name] = why
+            if why and why != before:
+                log.error("env_unready", env=name, why=why)
+            elif before and not why:
+                log.info("env_ready", env=name)

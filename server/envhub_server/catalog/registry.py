@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 
 from envhub_server.catalog.env_settings import NO_SETTINGS, EnvSettings
+from envhub_server.processes.interpreter import InterpreterKey
 
 # Packages whose ids are not known to Gymnasium until the package is imported, by the namespace of their ids.
 NAMESPACES = {"ALE": "ale_py", "dm_control": "shimmy"}
@@ -50,6 +51,7 @@ class _Entry:
     modules: tuple[str, ...] = ()
     factory: str = ""
     settings: EnvSettings = NO_SETTINGS
+    required: bool = False  # whether the hub does not serve if its factory does not exist
 
     @property
     def literal(self) -> bool:
@@ -76,7 +78,8 @@ class Registry:
     pattern of ids (``ALE/*``, ``ale_py:ALE/*``), or ``name=module:factory``. Without entries, every registered id.
     The operator's file has a table of settings for each other env. An entry comes before a table, and the first that
     matches a name decides. What clients may pass to envs without the right to deploy is declared as
-    ``name=argument,argument``, where the name may be a pattern, too.
+    ``name=argument,argument``, where the name may be a pattern, too. Where no table says otherwise, envs have the
+    interpreter ``python``.
 
     Raises:
         ValueError: an entry or a declaration has none of these forms.
@@ -87,26 +90,49 @@ class Registry:
         entries: Sequence[str] = (),
         arguments: Sequence[str] = (),
         tables: Mapping[str, EnvSettings] = MappingProxyType({}),
+        python: str = "",
     ) -> None:
         self.offers_all = not entries and not tables
-        self._entries = [_parse(entry) for entry in (("*",) if self.offers_all else entries)]
-        self._entries += [_from_table(name, settings) for name, settings in tables.items()]
+        self._defaults = EnvSettings(python=python) if python else NO_SETTINGS
+        said = [_parse(entry) for entry in (("*",) if self.offers_all else entries)]
+        self._entries = [replace(entry, settings=self._defaults, required=not python) for entry in said]
+        for name, settings in tables.items():
+            self._entries.append(_from_table(name, replace(settings, python=settings.python or python)))
         self._arguments = [_parse_arguments(text) for text in arguments]
 
     @property
-    def modules(self) -> list[str]:
-        """Every module that some entry needs imported."""
-        return sorted({module for entry in self._entries for module in entry.modules})
+    def interpreters(self) -> list[InterpreterKey]:
+        """The interpreters of the entries."""
+        return [*dict.fromkeys(entry.settings.interpreter for entry in self._entries)]
+
+    def modules(self, key: InterpreterKey) -> list[str]:
+        """Every module that some entry of this interpreter needs imported."""
+        return sorted({module for entry in self._of(key) for module in entry.modules})
+
+    def factories(self, key: InterpreterKey) -> list[str]:
+        """Every factory of this interpreter, as ``module:factory``."""
+        return sorted({entry.factory for entry in self._of(key) if entry.factory})
+
+    def names(self, key: InterpreterKey, factory: str = "") -> list[str]:
+        """The names and patterns under which envs of this interpreter are offered; with a factory, of that only."""
+        return [entry.name for entry in self._of(key) if not factory or entry.factory == factory]
+
+    def _of(self, key: InterpreterKey) -> list[_Entry]:
+        return [entry for entry in self._entries if entry.settings.interpreter == key]
 
     @property
-    def factories(self) -> list[str]:
-        """Every factory, as ``module:factory``."""
-        return sorted({entry.factory for entry in self._entries if entry.factory})
+    def required(self) -> list[str]:
+        """The factories without which the hub does not serve: of entries under its own interpreter, not of tables."""
+        return sorted({entry.factory for entry in self._entries if entry.factory and entry.required})
 
     def not_found(self, factory: str, why: str) -> FactoryNotFound:
-        """The error that names the entry of a factory that does not exist."""
-        name = next(entry.name for entry in self._entries if entry.factory == factory)
+        """The error that names the entry of a required factory that does not exist."""
+        name = next(entry.name for entry in self._entries if entry.factory == factory and entry.required)
         return FactoryNotFound(f"{name}={factory} cannot be made: {why}")
+
+    def for_factories(self) -> Recipe:
+        """The recipe for factories that clients send."""
+        return Recipe("", settings=self._defaults)
 
     def find(self, name: str) -> Recipe | None:
         """The recipe for the name a client asks for, or None if it is not offered.
@@ -125,10 +151,17 @@ class Registry:
                 return Recipe(made, modules, entry.factory, arguments, entry.settings)
         return None
 
-    def offered(self, registered: Sequence[str]) -> list[str]:
-        """Every name that the entries offer, given the registered ids."""
-        named = {entry.name for entry in self._entries if entry.literal and entry.exists(registered)}
-        return sorted(named | {name for name in registered if self.find(name)})
+    def offered(self, registered: Mapping[InterpreterKey, Sequence[str]]) -> list[str]:
+        """Every name that the entries offer, given the registered ids of each interpreter that can be used."""
+        named: set[str] = set()
+        for entry in self._entries:
+            ids = registered.get(entry.settings.interpreter)
+            if entry.literal and (ids is None or entry.exists(ids)):
+                named.add(entry.name)
+        for key, ids in registered.items():
+            found = ((name, self.find(name)) for name in ids)
+            named.update(name for name, recipe in found if recipe is not None and recipe.settings.interpreter == key)
+        return sorted(named)
 
     def nearest(self, name: str, names: Sequence[str] | None = None) -> list[str]:
         """The few names on offer that resemble this one, the most similar first; letters' case does not count.
@@ -153,9 +186,9 @@ class Registry:
     def _literal_names(self) -> list[str]:
         return [entry.name for entry in self._entries if entry.literal]
 
-    def unmatched(self, registered: Sequence[str]) -> list[str]:
-        """The entries that match no id, given the registered ids."""
-        return [entry.name for entry in self._entries if not entry.exists(registered)]
+    def unmatched(self, key: InterpreterKey, registered: Sequence[str]) -> list[str]:
+        """The entries of this interpreter that match no id, given its registered ids."""
+        return [entry.name for entry in self._of(key) if not entry.exists(registered)]
 
 
 def namespace_modules(name: str) -> tuple[str, ...]:

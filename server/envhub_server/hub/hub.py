@@ -32,6 +32,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 import envhub
 from envhub.arena.spin import Spinner, spin_us
+from envhub.errors import without_folders
 from envhub.protocol import messages, prelude
 from envhub.protocol.hub import FIRST_OPS, HubProtocol, Incoming
 from envhub.protocol.messages import SESSION_OPS, Failure, HeartbeatReply, Make, Op
@@ -60,9 +61,9 @@ from envhub_server.network.descriptor_guard import DescriptorGuard
 from envhub_server.network.listener import Listener, seed_routing_ids
 from envhub_server.network.rights import OWN_USER, Holder
 from envhub_server.network.side_socket import SideSocket
+from envhub_server.processes.interpreter import clean_environment
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import Events
-from envhub_server.processes.zygote_handle import clean_environment
 from envhub_server.session import stimuli
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.restarts import RestartPolicy, Restarts
@@ -123,7 +124,7 @@ class Hub:
         self._next_spinner: Spinner | None = None  # the one for what comes after the step's end
         self._events: Events = deque()
         environ = os.environ if config.private else clean_environment(os.environ, config.worker_variables)
-        self._supervisor = Supervisor(self._poller, config.python, self._events, environ, config.private)
+        self._supervisor = Supervisor(self._poller, self._events, environ, config.private)
         self._listing = Listing(self._supervisor, self._registry)
         self._listed_for: list[Incoming] = []  # LIST requests that wait for the listing
         self._costs = KnownCosts(config.step_costs)
@@ -588,9 +589,9 @@ class Hub:
                 self._list(request)
             case Op.STATS:
                 counters = stats.stats(self._sessions.values(), self._protocol, self._access, self._requests)
-                self._answer(request, messages.Table([{**self._health(), **counters}]), ())
+                self._answer(request, messages.Table([{**self._health(holder), **counters}]), ())
             case Op.HEALTH:
-                self._answer(request, messages.Table([self._health()]), ())
+                self._answer(request, messages.Table([self._health(holder)]), ())
             case Op.SESSIONS:
                 seen = [each for each in self._sessions.values() if holder.owns(each.owner)]
                 found = [stats.described(each, self._protocol.leased(each.token)) for each in seen]
@@ -627,6 +628,8 @@ class Hub:
         if why := self._usage.refusal(holder, make, self._sessions.values(), self._clock.now_s()):
             self._refuse_make(holder, request, Failure("limit", "hub", why))
             return
+        if make.name in self._listing.unready:
+            self._listing.try_again(found.settings.interpreter)
         self._unread.release()
         machine = self._machine(holder)
         sizing = self._sizing(make, machine)
@@ -636,10 +639,9 @@ class Hub:
         policy = RestartPolicy(make.faults.restarts_max, all_max=max(10, make.num_envs))
         restarts = Restarts(policy, random.Random())
         limits = self.config.limits
-        hide_folders = holder is not OWN_USER and not self.config.verbose_errors
         number, name = self._last_number + 1, request.token.hex()[:8]
         hosting = granted(make.hosting, found.settings.hosting(self.config.hosting), number)
-        rules = WorkerRules(limits.worker_memory_bytes_max, hide_folders, name, hosting)
+        rules = WorkerRules(limits.worker_memory_bytes_max, self._hides_folders(holder), name, hosting)
         state = SessionState(make, found, sizing, limits.info_bytes, machine, restarts, rules)
         try:
             tickets, budget = self._side_socket.open, self._usage.budget(holder)
@@ -760,10 +762,20 @@ class Hub:
             compressions=compression.available(),
         )
 
-    def _health(self) -> dict[str, Any]:
+    def _hides_folders(self, holder: Holder) -> bool:
+        """Whether this client is told of no folder of this machine."""
+        return holder is not OWN_USER and not self.config.verbose_errors
+
+    def _health(self, holder: Holder) -> dict[str, Any]:
+        unready = self._listing.unready
         up_s = time.monotonic() - self._started_s
         return stats.health(
-            self.id, self._service is not Service.SERVING, up_s, len(self._sessions), self._clock.lag_s()
+            self.id,
+            self._service is not Service.SERVING,
+            up_s,
+            len(self._sessions),
+            self._clock.lag_s(),
+            without_folders(unready) if self._hides_folders(holder) else unready,
         )
 
 

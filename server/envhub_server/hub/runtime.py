@@ -130,7 +130,8 @@ class SessionRuntime:
         self._to_frames: ToFrames = LeafCompressors(method).compress if method else list
         self._grant = SharedLaneGrant(services.poller, self)
         world = state.make.world
-        self._pool = WorkerPool(number, services.supervisor, None if world is None else world.environ)
+        environ = None if world is None else world.environ
+        self._pool = WorkerPool(number, services.supervisor, state.interpreter, environ)
         self._client_ringer = Ringer()
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # The bell is never read. By edges each ring is reported once, with a system call less.

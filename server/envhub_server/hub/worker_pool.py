@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from envhub_server.ipc import control
+from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.memory_use import memory_bytes
 
 
@@ -25,7 +26,9 @@ class StartedWorker(Protocol):
 class WorkerStarter(Protocol):
     """What starts workers: a hub's ``Supervisor``, as processes."""
 
-    def start(self, session: int, workers: Sequence[int], environ: Mapping[str, str] | None) -> Sequence[StartedWorker]:
+    def start(
+        self, session: int, numbers: Sequence[int], key: InterpreterKey, environ: Mapping[str, str] | None
+    ) -> Sequence[StartedWorker]:
         """Start the workers of these numbers; errors as for ``Supervisor.start``."""
 
 
@@ -35,10 +38,13 @@ class WorkerPool:
     A worker without a process hears nothing: whatever it has to know, its next process is told.
     """
 
-    def __init__(self, session: int, supervisor: WorkerStarter, environ: Mapping[str, str] | None) -> None:
-        """Of this session, whose processes are started in this environment (if None, that of all sessions)."""
+    def __init__(
+        self, session: int, supervisor: WorkerStarter, key: InterpreterKey, environ: Mapping[str, str] | None
+    ) -> None:
+        """Of this session, whose processes run this interpreter in this environment (if None, that of all sessions)."""
         self._session = session
         self._supervisor = supervisor
+        self._key = key
         self._environ = environ
         self._handles: dict[int, StartedWorker] = {}
 
@@ -48,7 +54,7 @@ class WorkerPool:
         Raises:
             OSError: there are no descriptors or processes left; none was started.
         """
-        started = self._supervisor.start(self._session, [*workers], self._environ)
+        started = self._supervisor.start(self._session, [*workers], self._key, self._environ)
         self._handles.update(zip(workers, started, strict=True))
 
     def remove(self, worker: int) -> None:

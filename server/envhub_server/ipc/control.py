@@ -280,7 +280,7 @@ class RowFailed:
 
 @dataclass(frozen=True)
 class ListNames:
-    """Hub to worker: import ``modules``, send the ids in Gymnasium's registry, then each factory that does not exist.
+    """Hub to worker: import ``modules``, send the ids in Gymnasium's registry, then what is wrong with factories.
 
     Every factory of ``entries`` is written ``module:factory``.
     """
@@ -290,11 +290,16 @@ class ListNames:
 
 
 @dataclass(frozen=True)
-class FactoryMissing:
-    """Worker to hub: a factory or its module does not exist."""
+class FactoryFailed:
+    """Worker to hub: a factory or its module does not exist, or the module cannot be imported (``missing`` is False).
+
+    ``remedy`` says, after ``why``, where a package is missing and how to install it.
+    """
 
     entry: str
     why: str
+    remedy: str = ""
+    missing: bool = True
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import time
 from dataclasses import dataclass
 
 VARIABLE = "ENVHUB_WORKER"
+ZYGOTE = "envhub-zygote"  # the name of its process
 NO_WORKER = 0  # in the mark of a zygote, and of a forked process before it is a worker
 END_TIMEOUT_S = 5.0
 END_POLL_S = 0.005
@@ -150,7 +151,18 @@ def _is_left(pid: int, hub: str, workers: set[int]) -> bool:
     found = process(pid)
     if found is None or found.ended:
         return False
-    return found.group in workers or worker_of(pid, hub) is not None
+    worker = worker_of(pid, hub)
+    if worker == NO_WORKER and _name(pid) == ZYGOTE:
+        return False  # it does the same, and two that end each other would leave the rest
+    return found.group in workers or worker is not None
+
+
+def _name(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().rstrip("\n")
+    except OSError:
+        return ""
 
 
 def _pids() -> list[int]:

@@ -31,12 +31,14 @@ class ExitCause:
         signal: the name of the signal that ended the worker; empty if it exited by itself.
         status: the exit status, if it exited by itself.
         log_tail: the last of its stdout, followed by the last of its stderr.
+        unready: why its interpreter cannot be used, to be told in a line; empty if it can.
     """
 
     how: str
     signal: str = ""
     status: int | None = None
     log_tail: str = ""
+    unready: str = ""
 
 
 def exit_cause(code: int, out_of_memory: OutOfMemory, remark: str, log_tail: str) -> ExitCause:

@@ -21,11 +21,12 @@ from envhub.arena.spin import RING
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_MESSAGE_BYTES_MAX
 from envhub_server.loop.poller import Poller
 from envhub_server.processes.exit_cause import MemoryKills, OutOfMemory, own_counters
+from envhub_server.processes.interpreter import OWN, Environment, InterpreterKey, InterpreterUnusable, start_environment
 from envhub_server.processes.orphan_reaper import OrphanReaper
 from envhub_server.processes.worker_events import Events
 from envhub_server.processes.worker_handle import WorkerHandle
 from envhub_server.processes.worker_output import OutputStream
-from envhub_server.processes.zygote_handle import Environment, ZygoteHandle, start_environment
+from envhub_server.processes.zygote_handle import ZygoteHandle
 
 PR_SET_CHILD_SUBREAPER = 36
 ZYGOTES_MAX = 3  # started in place of ended ones within ZYGOTES_WINDOW_S
@@ -35,47 +36,56 @@ log = structlog.get_logger("envhub.supervisor")
 
 
 class Supervisor:
-    """Starts the zygote and the workers, and ends all processes that they leave behind."""
+    """Starts the zygotes and the workers, and ends all processes that they leave behind."""
 
-    def __init__(
-        self, poller: Poller, python: str, events: Events, environ: Environment, private: bool = False
-    ) -> None:
+    def __init__(self, poller: Poller, events: Events, environ: Environment, private: bool = False) -> None:
         """Make this process the subreaper of its descendants; workers have this environment, and report to ``events``.
 
         The envs of a ``private`` hub are its own program's, and may say more at once.
         """
         self._message_bytes_max = MESSAGE_BYTES_MAX if private else WORKER_MESSAGE_BYTES_MAX
         self._events = events
-        self._python = python
         self._environ = environ
-        self._hub = secrets.token_hex(8)  # in the marks of its processes
-        self._orphan_reaper = OrphanReaper(self._hub)
+        self.hub = secrets.token_hex(8)  # in the marks of its processes
+        self._orphan_reaper = OrphanReaper(self.hub)
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-        self._poller = poller
-        self._streams = OutputStream(poller, 1), OutputStream(poller, 2)
+        self.poller = poller
+        self.streams = OutputStream(poller, 1), OutputStream(poller, 2)
         self._memory_kills = MemoryKills(own_counters())
-        self._zygotes: list[ZygoteHandle] = []  # the last is in use, the others are about to end
+        self._in_use: dict[InterpreterKey, ZygoteHandle] = {}
+        self._retired: list[ZygoteHandle] = []  # about to end
         self._replaced_s: deque[float] = deque(maxlen=ZYGOTES_MAX)  # when a zygote was started in place of an ended one
         self._workers: set[WorkerHandle] = set()
         self._unswept: list[int] = []  # pids of workers that ended since the last sweep
         self._sweep_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         poller.register(self._sweep_bell, self)
 
-    def start(self, session: int, numbers: Sequence[int], environ: Environment | None = None) -> list[WorkerHandle]:
-        """Start these workers of a session from a zygote with this environment, of the session's program if it has one.
+    def start(
+        self, session: int, numbers: Sequence[int], key: InterpreterKey = OWN, environ: Environment | None = None
+    ) -> list[WorkerHandle]:
+        """Start these workers of a session under this interpreter, or report soon why it cannot be used.
+
+        Args:
+            session: the session.
+            numbers: of its workers.
+            key: its interpreter.
+            environ: of the session's program, if it has one.
 
         Raises:
             OSError: there are no descriptors or processes left; then no worker was started.
         """
-        zygote = self._zygote(self._environ if environ is None else environ)
         self._memory_kills.forget()
         workers: list[WorkerHandle] = []
         try:
             for number in numbers:
-                made = WorkerHandle(self._poller, self._streams, (session, number), self._events, self)
+                made = WorkerHandle(self.poller, self.streams, (session, number), self._events, self)
                 made.limit_messages(self._message_bytes_max)
                 workers.append(made)
-            zygote.fork(workers)
+            self._zygote(key, self._environ if environ is None else environ).fork(workers)
+        except InterpreterUnusable as error:
+            for worker in workers:
+                worker.never_born("its interpreter does not start", str(error))
+            return workers
         except OSError:
             for worker in workers:
                 worker.discard()
@@ -85,19 +95,19 @@ class Supervisor:
 
     # --- zygotes ----------------------------------------------------------------------------------------------------
 
-    def _zygote(self, environ: Environment) -> ZygoteHandle:
+    def _zygotes(self) -> list[ZygoteHandle]:
+        return [*self._in_use.values(), *self._retired]
+
+    def _zygote(self, key: InterpreterKey, environ: Environment) -> ZygoteHandle:
         """The zygote with this start environment, which a fork cannot change: so another environment needs another."""
-        current = self._zygotes[-1] if self._zygotes else None
+        current = self._in_use.get(key)
         if current is not None and current.alive and start_environment(current.environ) == start_environment(environ):
             return current
-        zygote = self._start_zygote(environ)
+        zygote = ZygoteHandle(self, key, environ, self._pids())
+        self._in_use[key] = zygote
         if current is not None:
+            self._retired.append(current)
             current.retire()
-        return zygote
-
-    def _start_zygote(self, environ: Environment) -> ZygoteHandle:
-        zygote = ZygoteHandle(self._poller, self._python, self._hub, environ, self._pids(), self)
-        self._zygotes.append(zygote)
         return zygote
 
     def on_ready(self, descriptor: int) -> None:
@@ -105,11 +115,15 @@ class Supervisor:
         if descriptor == self._sweep_bell:
             self._sweep()
             return
-        zygote = next(zygote for zygote in self._zygotes if zygote.pidfd == descriptor)
+        zygote = next(zygote for zygote in self._zygotes() if zygote.pidfd == descriptor)
+        in_use = self._in_use.get(zygote.key) is zygote
+        if in_use:
+            del self._in_use[zygote.key]
+        else:
+            self._retired.remove(zygote)
         zygote.reap()
-        in_use = zygote is self._zygotes[-1]
-        self._zygotes.remove(zygote)
-        if in_use and self._pids():
+        self.reap_orphans()
+        if in_use and not zygote.problem and self._pids():
             self._replace(zygote)
 
     def _replace(self, zygote: ZygoteHandle) -> None:
@@ -120,8 +134,8 @@ class Supervisor:
             return
         self._replaced_s.append(now_s)
         try:
-            another = self._start_zygote(zygote.environ)
-        except OSError as error:
+            another = self._zygote(zygote.key, zygote.environ)
+        except (OSError, InterpreterUnusable) as error:
             log.error("zygote_ended", why=f"another cannot be started: {error}")
         else:
             log.warning("zygote_replaced", pid=another.pid)
@@ -132,9 +146,9 @@ class Supervisor:
         return [worker.pid for worker in self._workers if worker.pid is not None]
 
     def on_born(self, pid: int) -> None:
-        """Have the zygote guard this worker."""
-        if self._zygotes:
-            self._zygotes[-1].guard([pid])
+        """Have every zygote guard this worker, since any of them may end before the hub."""
+        for zygote in self._in_use.values():
+            zygote.guard([pid])
         self.reap_orphans()  # a sweep before may have been without reaping
 
     def on_end(self, worker: WorkerHandle) -> None:
@@ -158,7 +172,7 @@ class Supervisor:
     def _sweep(self) -> None:
         os.read(self._sweep_bell, 8)
         workers = set(self._pids())
-        known = workers | {zygote.pid for zygote in self._zygotes}
+        known = workers | {zygote.pid for zygote in self._zygotes()}
         try:
             self._orphan_reaper.sweep(known, workers, births=len(workers) < len(self._workers))
         except OSError as error:  # no descriptor or memory left; the next child that ends causes another sweep
@@ -166,18 +180,20 @@ class Supervisor:
             return
         # Only after the sweep: if the hub is killed before, the zygote must end the orphans of these workers.
         ended, self._unswept = self._unswept, []
-        for pid in ended if self._zygotes else ():
-            self._zygotes[-1].reaped(pid)
+        for zygote in self._in_use.values():
+            for pid in ended:
+                zygote.reaped(pid)
 
     def close(self) -> None:
         """End the zygotes and all orphans; sessions end their own workers."""
         self._workers.clear()  # so that the end of a zygote starts no other
-        for zygote in list(self._zygotes):
+        for zygote in self._zygotes():
             zygote.kill()
             zygote.reap()
-        self._zygotes.clear()
+        self._in_use.clear()
+        self._retired.clear()
         self._orphan_reaper.end_all()
-        for stream in self._streams:
+        for stream in self.streams:
             stream.close()
-        self._poller.unregister(self._sweep_bell)
+        self.poller.unregister(self._sweep_bell)
         os.close(self._sweep_bell)

@@ -232,6 +232,15 @@ class WorkerHandle:
     def _report(self, event: WorkerEvent) -> None:
         self._events.append((self._session, event))
 
+    @property
+    def ended(self) -> bool:
+        """Whether it was reaped, or will never be born."""
+        return self._ended
+
+    def never_born(self, how: str, unready: str) -> None:
+        """Report that no zygote will fork it; ``unready`` says it if its interpreter cannot be used."""
+        self._end(ExitCause(f"could not be started: {how}{': ' * bool(unready)}{unready}", unready=unready))
+
     def discard(self) -> None:
         """Free the hub's side; the process has ended or was never requested."""
         self._ended = True

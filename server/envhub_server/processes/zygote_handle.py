@@ -6,8 +6,9 @@ import contextlib
 import os
 import socket
 import subprocess
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgpack_numpy
 
@@ -16,78 +17,126 @@ import envhub_server
 from envhub.transport.fd_passing import DESCRIPTORS_MAX
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
-from envhub_server.loop.poller import Poller, Source
+from envhub_server.ipc.packages import here
+from envhub_server.loop.poller import Poller
+from envhub_server.processes.exit_cause import OutOfMemory, exit_cause
+from envhub_server.processes.interpreter import (
+    Environment,
+    InterpreterKey,
+    InterpreterUnusable,
+    environment_of,
+    find,
+    not_executed,
+    started,
+    waits,
+    what_is_wrong,
+)
 from envhub_server.processes.worker_handle import WorkerHandle
+from envhub_server.processes.worker_output import Streams, TimerDescriptor, WorkerOutput
 
-# Variables that are read when a process starts, or by the modules that the zygote imports: these cannot be changed in a
-# fork. Each worker sets the other variables of a program's environment itself.
-START_VARIABLES = (
-    *("LD_", "GLIBC_", "MALLOC_", "LANG", "LC_", "PYTHON"),
-    *("NPY_", "NUMPY_", "OMP_", "KMP_", "GOMP_", "OPENBLAS_", "GOTO_", "MKL_", "BLIS_", "VECLIB_", "NUMEXPR_"),
-)
-# What workers of a public hub get besides, for the programs and libraries that envs use. Others may be secrets.
-KEPT_VARIABLES = (
-    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "HOSTNAME", "TZ", "TERM", "TMPDIR", "TEMP", "TMP", "VIRTUAL_ENV"),
-    *("CONDA_PREFIX", "DISPLAY", "XAUTHORITY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"),
-)
-KEPT_PREFIXES = (
-    *START_VARIABLES,
-    *("CUDA_", "NVIDIA_", "ROCR_", "HIP_", "JAX_PLATFORM", "XLA_", "TORCH_", "TF_"),
-    *("MUJOCO_", "PYOPENGL_", "EGL_", "MESA_", "LIBGL_", "GALLIUM_", "VK_", "SDL_", "PYGAME_", "QT_"),
-)
+SAID_READ_BYTES = 4096
+TICK_S = 1  # how often an interpreter that starts is looked at; within 2 s it is told that one hangs
+IDLE_TICKS_MAX = 5  # of CPU time in a tick, of 10 ms each; one that sleeps and takes less waits for something
+START_S_MAX = 60  # for one that computes all the while
 DESCRIPTORS_PER_WORKER = 3  # its channel, its standard output and its standard error
 _BOOTSTRAP = str(Path(__file__).parents[1] / "worker" / "bootstrap.py")
 _FILES = [f"{module.__name__}={module.__file__}" for module in (envhub, envhub_server, msgpack_numpy)]
 
-Environment = Mapping[str, str]  # variables, by name
 
+class ZygoteOwner(Protocol):
+    """The supervisor, as its zygotes call it.
 
-def clean_environment(environ: Environment, names: Collection[str]) -> Environment:
-    """What the workers of a public hub get of its environment: what programs need to run, and the named variables."""
-    kept = {*KEPT_VARIABLES, *names}
-    return {name: value for name, value in environ.items() if name in kept or name.startswith(KEPT_PREFIXES)}
+    Attributes:
+        hub: the hub's name in the marks of its processes.
+    """
 
+    hub: str
+    poller: Poller
+    streams: Streams
 
-def start_environment(environ: Environment) -> Environment:
-    """The variables that a zygote must be started with."""
-    return {name: value for name, value in environ.items() if name.startswith(START_VARIABLES)}
+    def on_ready(self, descriptor: int) -> None:
+        """Reap the zygote of this pidfd, which has ended."""
 
 
 class ZygoteHandle:
-    """The process that forks workers, in one environment and working directory."""
+    """The process that forks workers, of one interpreter, in one environment and working directory.
 
-    def __init__(
-        self, poller: Poller, python: str, hub: str, environ: Environment, workers: Sequence[int], parent: Source
-    ) -> None:
-        """Start the process with this interpreter; it guards ``workers``, and ``parent`` must ``reap`` it.
+    Attributes:
+        key: what it was started with.
+        environ: the environment of its program, before what the key says.
+        ready: whether it forks workers at once.
+        problem: why it cannot be used, to be told in a line, as far as that is known.
+    """
+
+    def __init__(self, owner: ZygoteOwner, key: InterpreterKey, environ: Environment, guarded: Sequence[int]) -> None:
+        """Start the process; it guards these workers, and ``owner`` must ``reap`` it.
 
         Raises:
+            InterpreterUnusable: there is no such interpreter.
             OSError: there is no process or descriptor left; nothing is left behind.
         """
+        self.key = key
         self.environ = environ
+        self.ready = False
+        self.problem = ""
+        self._poller = poller = owner.poller
         self._channel_closed = False
-        self._poller = poller
-        marked = {process_marks.VARIABLE: process_marks.mark(hub, process_marks.NO_WORKER)}
+        self._retiring = False
+        self._waiting: list[WorkerHandle] = []  # to be forked once it is ready
+        self._start = started()
+        self._program = find(key.python)
+        if key.folder and not os.path.isdir(key.folder):
+            raise InterpreterUnusable(f"the folder {key.folder}{here()}, which its environment wants, does not exist")
+        marked = {process_marks.VARIABLE: process_marks.mark(owner.hub, process_marks.NO_WORKER)}
         with contextlib.ExitStack() as undo:
+            self._output = WorkerOutput(owner.streams)
+            undo.callback(self._output.close)
+            self._timer: TimerDescriptor | None = TimerDescriptor()
+            undo.callback(self._timer.close)
+            self._said, said = os.pipe()
+            undo.callback(os.close, self._said)
             ours, theirs = socket.socketpair()
             undo.callback(ours.close)
             ours.setblocking(False)
+            os.set_blocking(self._said, False)
             with theirs:
-                self._process = subprocess.Popen(
-                    [python, _BOOTSTRAP, *map(str, (theirs.fileno(), os.getpid(), len(workers))), *_FILES],
-                    stdin=subprocess.DEVNULL,
-                    env={**environ, **control.ONE_THREAD, **marked},
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                )
+                try:
+                    self._process = self._execute(theirs.fileno(), said, {**environ, **marked}, len(guarded))
+                finally:
+                    os.close(said)
+                    self._output.close_far_ends()
             undo.callback(self._process.wait)
             undo.callback(self._process.kill)
             self.pidfd = os.pidfd_open(self._process.pid)
             self._channel = Channel(ours, descriptors_max=0)
             undo.pop_all()
-        poller.register(self.pidfd, parent)
-        poller.register(ours.fileno(), self)
-        self.guard(workers)
+        self._cpu_ticks = 0
+        self._starting_s = 0
+        self._timer.start(TICK_S)
+        poller.register(self.pidfd, owner)
+        for descriptor in (ours.fileno(), self._said, self._timer.fileno()):
+            poller.register(descriptor, self)
+        self.guard(guarded)
+
+    def _execute(self, control_end: int, said: int, environ: Environment, guarded: int) -> subprocess.Popen[bytes]:
+        """The process, executing the bootstrap."""
+        stdout, stderr = self._output.far_ends
+        numbers = map(str, (control_end, said, os.getpid(), guarded))
+        try:
+            return subprocess.Popen(
+                [self._program, _BOOTSTRAP, *numbers, *_FILES],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env=environment_of(self.key, self._program, {**environ, **control.ONE_THREAD}),
+                cwd=self.key.folder or None,
+                pass_fds=[control_end, said],
+                start_new_session=True,
+            )
+        except OSError as error:
+            if error.filename is None:  # no process or descriptor is left; of a program the error has the name
+                raise
+            raise InterpreterUnusable(not_executed(self._program, error)) from error
 
     @property
     def pid(self) -> int:
@@ -101,11 +150,16 @@ class ZygoteHandle:
         return not self._channel_closed and self._process.poll() is None
 
     def fork(self, workers: Sequence[WorkerHandle]) -> None:
-        """Request the processes of these workers, and close the hub's copies of their descriptors.
+        """Request the processes of these workers, now or once it is ready, and close the hub's copies of descriptors.
+
+        If it never becomes ready, the workers end, and ``problem`` is the cause.
 
         Raises:
             OSError: the zygote does not take the request, because it has ended or is stopped.
         """
+        if not self.ready:
+            self._waiting += workers
+            return
         at_once = DESCRIPTORS_MAX // DESCRIPTORS_PER_WORKER
         try:
             for start in range(0, len(workers), at_once):
@@ -116,6 +170,68 @@ class ZygoteHandle:
         finally:
             for worker in workers:
                 worker.close_far_ends()
+
+    def _fork_waiting(self) -> None:
+        waiting, self._waiting = [each for each in self._waiting if not each.ended], []
+        try:
+            self.fork(waiting)
+        except OSError as error:
+            for worker in waiting:
+                worker.never_born(str(error), "")
+
+    # --- its start --------------------------------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        """Read what the bootstrap has said."""
+        if self._said < 0:
+            return
+        ended = False
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._said, SAID_READ_BYTES):
+                self._start.hear(chunk)
+            ended = True
+        if self._start.last.ready and not self.ready:
+            self.ready = True
+            self._end_start()
+            self._fork_waiting()
+            if self._retiring:
+                self.retire()
+        elif ended:
+            self._stop_hearing()
+
+    def _end_start(self) -> None:
+        self._stop_hearing()
+        if self._timer is not None:
+            self._poller.unregister(self._timer.fileno())
+            self._timer.close()
+            self._timer = None
+
+    def _stop_hearing(self) -> None:
+        if self._said >= 0:
+            self._poller.unregister(self._said)
+            os.close(self._said)
+            self._said = -1
+
+    def _on_tick(self) -> None:
+        """End an interpreter that waits for something in place of starting, or takes too long."""
+        self._hear()
+        if self._timer is None or not self._timer.expired():
+            return
+        self._starting_s += TICK_S
+        before, (state, self._cpu_ticks) = self._cpu_ticks, _activity(self.pid)
+        idle = state == "S" and self._cpu_ticks - before < IDLE_TICKS_MAX
+        if (idle and self.key.is_other) or self._starting_s >= START_S_MAX:
+            self.problem = waits(self._program, self._start)
+            self.kill()
+        else:
+            self._timer.start(TICK_S)
+
+    def _fail_waiting(self) -> None:
+        """End the workers that were to be forked; the process has ended."""
+        waiting, self._waiting = self._waiting, []
+        for worker in waiting:
+            if not worker.ended:
+                worker.never_born("its interpreter does not start", self.problem)
 
     def guard(self, pids: Iterable[int]) -> None:
         """Have it end these workers and their descendants if the hub is killed."""
@@ -132,6 +248,14 @@ class ZygoteHandle:
 
     def on_ready(self, descriptor: int) -> None:
         """Send what waits for room, or notice that the zygote has ended; it sends no message by this channel."""
+        if descriptor == self._said:
+            self._hear()
+            return
+        if self._timer is not None and descriptor == self._timer.fileno():
+            self._on_tick()
+            return
+        if self._channel_closed:
+            return
         try:
             self._channel.flush()
             self._channel.receive()
@@ -142,6 +266,11 @@ class ZygoteHandle:
 
     def retire(self) -> None:
         """Let it exit once it has forked the workers that were requested."""
+        if not self.ready:
+            self._retiring = True
+            if not self._waiting:
+                self.kill()
+            return
         self._send(control.Retire())
         if self._channel.backlogged:  # a channel that ends without this message means that the hub was killed
             self.kill()
@@ -152,13 +281,29 @@ class ZygoteHandle:
         self._process.kill()
 
     def reap(self) -> None:
-        """Wait until its process has ended, and free its descriptors."""
-        self._process.wait()
+        """Wait until its process has ended, free its descriptors, and end the workers that it was to fork."""
+        code = self._process.wait()
+        self._hear()
+        if not self.ready:
+            ending = exit_cause(code, OutOfMemory.NO, "", "").how
+            self.problem = self.problem or what_is_wrong(self._program, self._start, ending, self._output.tail)
+        self._end_start()
         self._poller.unregister(self.pidfd)
         os.close(self.pidfd)
         self._close_channel()
+        self._output.close()
+        self._fail_waiting()
 
     def _close_channel(self) -> None:
         if self._channel.fileno() >= 0:
             self._poller.unregister(self._channel.fileno())
         self._channel.close()
+
+
+def _activity(pid: int) -> tuple[str, int]:
+    """The state of a process, in the letters of ``ps``, and the CPU time that it has taken, in ticks of 10 ms."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+    except OSError:
+        return "X", 0
+    return fields[0], int(fields[11]) + int(fields[12])

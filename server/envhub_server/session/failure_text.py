@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from envhub.env_failure import EnvFailure, failure_info
 from envhub.errors import without_folders
-from envhub.protocol.messages import Failure, Faults
+from envhub.protocol.messages import Failure, Faults, Make
 from envhub_server.processes.exit_cause import ExitCause
+from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.hang_detector import Late
 
 LOG_TAIL_CHARS_MAX = 4096
@@ -45,6 +46,12 @@ def named(worker: int, rows: Sequence[int]) -> str:
     """A worker and its envs."""
     envs = f"env {rows[0]}" if len(rows) == 1 else f"envs {', '.join(map(str, rows))}"
     return f"worker {worker} ({envs})"
+
+
+def unready(make: Make, why: str, rules: WorkerRules) -> Failure:
+    """What to tell of an env whose interpreter cannot be used."""
+    why = without_folders(why) if rules.hide_folders else why
+    return Failure("env_unready", "hub", f"{make.name or 'a factory'!r} is not ready: {why}")
 
 
 def failure(

@@ -44,6 +44,7 @@ from envhub_server.catalog.step_costs import average
 from envhub_server.ipc import control
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.processes.exit_cause import ExitCause
+from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import failure_text, stimuli
 from envhub_server.session import instructions as do
@@ -255,6 +256,11 @@ class SessionState:
     def restarts(self) -> int:
         """How often its workers have ended, or made an env again."""
         return sum(map(self._restarts.count, range(len(self.workers))))
+
+    @property
+    def interpreter(self) -> InterpreterKey:
+        """The interpreter of its workers."""
+        return self._recipe.settings.interpreter
 
     @property
     def making(self) -> bool:
@@ -853,6 +859,8 @@ class SessionState:
         if self.phase is Phase.BROKEN:
             return []
         failure = failure_text.failure(number, worker.rows, exited.cause, why, self._rules.hide_folders)
+        if self.making and exited.cause.unready:
+            return self._make_failed(failure_text.unready(self.make, exited.cause.unready, self._rules), now_s)
         if self.making:
             text = failure.message if isinstance(why, Late) else f"{failure.message} while it built its envs"
             return self._make_failed(replace(failure, message=text), now_s)

@@ -1,17 +1,27 @@
-"""The first lines of a zygote: ``python bootstrap.py CONTROL_FD HUB_PID WORKERS NAME=FILE …``.
+"""The first lines of a zygote: ``python bootstrap.py CONTROL_FD SAID_FD HUB_PID WORKERS NAME=FILE ...``.
 
 ``WORKERS`` is the number of running workers that the zygote guards. Each file is that of a package or module that the
 workers import. Nothing else of the hub's installation comes into the envs' ``sys.path``, because an interpreter of
 another version must not find the hub's NumPy.
+
+By ``SAID_FD`` it says how far it has come, in lines of JSON that ``envhub_server.processes.interpreter.Said``
+describes: the hub tells its operator and its clients what this interpreter lacks.
 """
 
 import ctypes
+import importlib
 import importlib.util
+import json
 import os
+import re
 import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
+PYTHON_MIN = (3, 8)
+# What a worker imports, in this order; of the last two one is enough, in this version or later.
+NEEDED = ("numpy", "msgpack")
+GYMNASIUM = {"gymnasium": (0, 26), "gym": (0, 21)}
 
 prctl = ctypes.CDLL(None).prctl  # made once in the zygote, so that workers do not each make it on pages of their own
 
@@ -32,13 +42,73 @@ def expose(name: str, file: str) -> None:
     spec.loader.exec_module(module)
 
 
+class StartReport:
+    """Tells the hub how far the bootstrap has come, and what this interpreter lacks."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def say(self, **fields: object) -> None:
+        """Write a line; if the hub is gone, this process is about to end."""
+        try:
+            os.write(self._descriptor, json.dumps(fields).encode() + b"\n")
+        except BrokenPipeError:
+            pass
+
+    def give_up(self, problem: str, module: str = "", why: str = "") -> None:
+        """Say what is wrong, and end."""
+        self.say(problem=problem, module=module, why=why)
+        os._exit(1)
+
+    def ready(self) -> None:
+        """Say that workers can be forked, and close the pipe, which no worker may have."""
+        self.say(ready=True)
+        os.close(self._descriptor)
+
+    def imported(self, module: str) -> object:
+        """The module, or None if there is none of this name; ends the process if it cannot be imported."""
+        self.say(importing=module)
+        try:
+            return importlib.import_module(module)
+        except ImportError as error:
+            if isinstance(error, ModuleNotFoundError) and error.name == module:
+                return None
+            self.give_up("broken", module, f"{type(error).__name__}: {error}")
+        except Exception as error:  # a package may raise anything
+            self.give_up("broken", module, f"{type(error).__name__}: {error}")
+        return None
+
+    def check(self) -> None:
+        """Import what workers need; ends the process if something is missing."""
+        self.say(python=".".join(map(str, sys.version_info[:3])))
+        if sys.version_info < PYTHON_MIN:
+            self.give_up("old")
+        for module in NEEDED:
+            if self.imported(module) is None:
+                self.give_up("missing", module)
+        for module, least in GYMNASIUM.items():
+            package = self.imported(module)
+            if package is None:
+                continue
+            version = str(getattr(package, "__version__", ""))
+            if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < least:
+                self.give_up("broken", module, f"version {version} is too old, {least[0]}.{least[1]} is the first")
+            return
+        self.give_up("missing", "gymnasium")
+
+
 if __name__ == "__main__":
-    control, hub, workers = map(int, sys.argv[1:4])
+    control, said, hub_pid, workers = map(int, sys.argv[1:5])
+    report = StartReport(said)
+    if os.getppid() != hub_pid:
+        report.give_up("apart")
     if not workers:  # without workers it has nothing to do if the hub ends before it is ready
-        die_with_hub(hub)
+        die_with_hub(hub_pid)
     sys.path[0] = ""  # Python put this file's folder there, whose module names envs must not find
-    for place in sys.argv[4:]:
+    report.check()
+    report.say(importing="envhub")
+    for place in sys.argv[5:]:
         expose(*place.split("=", 1))
     from envhub_server.worker import zygote
 
-    zygote.main(control, hub)
+    zygote.main(control, hub_pid, report.ready)

@@ -54,8 +54,8 @@ def _make(build: Any, encoded: bytes) -> Any:
     return env
 
 
-def why_missing(entry: str) -> str:
-    """Why the factory ``module:factory`` does not exist; empty if it exists. Imports the module.
+def why_missing(entry: str) -> Exception | None:
+    """Why the factory ``module:factory`` does not exist; None if it exists. Imports the module.
 
     Raises:
         BaseException: any other exception of the module.
@@ -65,9 +65,9 @@ def why_missing(entry: str) -> str:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if f"{module}.".startswith(f"{error.name}."):
-            return str(error)
+            return error
         raise  # the module exists, but a module that it imports does not
-    return "" if hasattr(found, name) else f"module {module!r} has no attribute {name!r}"
+    return None if hasattr(found, name) else AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
 def _load(entry: str) -> Any:

@@ -51,6 +51,7 @@ from envhub_server.ipc.channel import (
     ChannelClosed,
     moved_up,
 )
+from envhub_server.ipc.packages import remedy
 from envhub_server.worker.bootstrap import prctl
 from envhub_server.worker.env_family import computes_in_process
 from envhub_server.worker.env_sources import factories, named, runner_class, why_missing
@@ -61,6 +62,7 @@ from envhub_server.worker.row import NotFinite, Row
 from envhub_server.worker.stack_dumps import StackDumps
 from envhub_server.worker.step_timer import StepTimer
 
+WHY_CHARS_MAX = 300  # of the exception of a module
 FACTORIES_S = 60  # time limit for importing the modules of all factories, before a client asks for an env
 RINGS_BYTES = 1 << 16  # of a pipe, all of them
 PR_SET_NO_NEW_PRIVS = 38
@@ -174,6 +176,9 @@ class Worker:
         except ChannelClosed:
             raise
         except BaseException as error:
+            if isinstance(error, ModuleNotFoundError) and not self._allow_pickle:
+                error.msg = f"{error}{_remedy(error)}"  # which is its text
+                error.args = (error.msg,)
             self._send_failure(error, self._row_built, "factory_failed")
             return False
         return None
@@ -234,10 +239,12 @@ class Worker:
         signal.alarm(FACTORIES_S)
         for entry in wanted.entries:
             try:
-                if why := why_missing(entry):
-                    self._channel.send(control.FactoryMissing(entry, why))
+                if missing := why_missing(entry):
+                    self._channel.send(control.FactoryFailed(entry, str(missing), _remedy(missing)))
             except BaseException as error:
                 self._send_failure(error, None, "factory_failed")
+                text = f"{type(error).__name__}: {error}"[:WHY_CHARS_MAX]
+                self._channel.send(control.FactoryFailed(entry, text, _remedy(error), missing=False))
         return False
 
     def _on_MapArena(self, mapped: Any) -> bool | None:
@@ -566,3 +573,8 @@ def _detach_fork(worker: Worker) -> None:
     if type(worker) is Worker:  # otherwise this is a child of a child
         for part in (*worker._rows, worker):
             object.__setattr__(part, "__class__", _ForkedAway)
+
+
+def _remedy(error: BaseException) -> str:
+    """What to say besides of an exception of an import; empty where no module is missing."""
+    return remedy(error) if isinstance(error, ModuleNotFoundError) else ""

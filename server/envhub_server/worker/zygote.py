@@ -21,7 +21,7 @@ import signal
 import socket
 import time
 import traceback
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
@@ -39,14 +39,15 @@ OOM_SCORE = 500  # more than the hub's: of the two a worker is the one to end wh
 PR_SET_NAME = 15
 
 
-def main(descriptor: int, hub: int) -> None:
-    """Fork workers until the hub sends ``Retire`` or is killed."""
-    name_process("envhub-zygote")
+def main(descriptor: int, hub: int, ready: Callable[[], None]) -> None:
+    """Call ``ready``, and fork workers until the hub sends ``Retire`` or is killed."""
     warm_up()
     # From now on the zygote outlives the hub. If it was stopped, the end of the hub must continue it.
     prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     gc.collect()
     gc.freeze()  # a collection in a worker would write to pages that all of them share
+    name_process(process_marks.ZYGOTE)
+    ready()
     Zygote(Channel(socket.socket(fileno=descriptor)), hub).run()
 
 

@@ -1,0 +1,241 @@
+"""The interpreters of workers: where one is, what it starts with, and what is wrong with one that cannot serve.
+
+The hub runs on one interpreter; an environment may have another, with its own packages. The bootstrap in it says line
+by line how far it has come (``Said``), over a pipe of its own, so that what the interpreter prints does not matter.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from envhub_server.ipc.packages import here, install, package_of
+
+Environment = Mapping[str, str]  # variables, by name
+
+SAID_BYTES_MAX = 1 << 16  # of all lines of a bootstrap
+WHY_CHARS_MAX = 300  # of what an interpreter printed last, or of an exception of an import
+INTERPRETERS_MAX = 64  # that one hub uses: each has a process that waits
+
+# Variables that are read when a process starts, or by the modules that the zygote imports: these cannot be changed in a
+# fork. Each worker sets the other variables of a program's environment itself.
+START_VARIABLES = (
+    *("LD_", "GLIBC_", "MALLOC_", "LANG", "LC_", "PYTHON"),
+    *("NPY_", "NUMPY_", "OMP_", "KMP_", "GOMP_", "OPENBLAS_", "GOTO_", "MKL_", "BLIS_", "VECLIB_", "NUMEXPR_"),
+)
+# What workers of a public hub get besides, for the programs and libraries that envs use. Others may be secrets.
+KEPT_VARIABLES = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "HOSTNAME", "TZ", "TERM", "TMPDIR", "TEMP", "TMP", "VIRTUAL_ENV"),
+    *("CONDA_PREFIX", "DISPLAY", "XAUTHORITY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"),
+)
+KEPT_PREFIXES = (
+    *START_VARIABLES,
+    *("CUDA_", "NVIDIA_", "ROCR_", "HIP_", "JAX_PLATFORM", "XLA_", "TORCH_", "TF_"),
+    *("MUJOCO_", "PYOPENGL_", "EGL_", "MESA_", "LIBGL_", "GALLIUM_", "VK_", "SDL_", "PYGAME_", "QT_"),
+)
+# What is about the hub's own interpreter, and would break another one.
+OF_THE_HUB = ("PYTHON", "VIRTUAL_ENV", "CONDA_")
+
+
+@dataclass(frozen=True)
+class InterpreterKey:
+    """What the process of an environment's interpreter starts with; environments with equal keys share a zygote.
+
+    Attributes:
+        python: the interpreter's program, or the folder of a virtual environment or conda prefix; empty for the hub's.
+        variables: of its environment, besides those of the hub.
+        library_path: where its libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``.
+        folder: its working directory; empty for the hub's.
+    """
+
+    python: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
+    library_path: tuple[str, ...] = ()
+    folder: str = ""
+
+    @property
+    def is_other(self) -> bool:
+        """Whether it is another interpreter than the hub's."""
+        return bool(self.python) and os.path.abspath(self.python) != sys.executable
+
+
+OWN = InterpreterKey()
+
+
+class InterpreterUnusable(Exception):
+    """An interpreter cannot serve; the message is what to tell, in a line."""
+
+
+class Said(msgspec.Struct, forbid_unknown_fields=True):
+    """One line of a bootstrap, in JSON.
+
+    Attributes:
+        python: the interpreter's version, in the first line.
+        importing: the module that it imports now.
+        problem: ``old``, ``missing``, ``broken`` or ``apart``, after which it exits.
+        module: that is missing or cannot be imported.
+        why: the exception, or the version that is too old.
+        ready: it forks workers from now on.
+    """
+
+    python: str = ""
+    importing: str = ""
+    problem: str = ""
+    module: str = ""
+    why: str = ""
+    ready: bool = False
+
+
+@dataclass
+class Start:
+    """How far the start of an interpreter has come, by what its bootstrap has said.
+
+    Attributes:
+        last: the last that it said; an empty one before the first.
+        python: its version, if it has said that.
+    """
+
+    last: Said
+    python: str = ""
+    _unread: bytes = b""
+    _bytes: int = 0
+
+    def hear(self, chunk: bytes) -> None:
+        """Take in what came by the pipe; what is no line of a bootstrap is left out."""
+        self._bytes += len(chunk)
+        *lines, self._unread = (self._unread + chunk).split(b"\n")
+        if self._bytes > SAID_BYTES_MAX:
+            self._unread = b""
+            return
+        for line in lines:
+            try:
+                self.last = msgspec.json.decode(line, type=Said)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                continue
+            self.python = self.last.python or self.python
+
+    def at(self) -> str:
+        """Where it is, in words."""
+        return f"while it imports {self.last.importing}" if self.last.importing else "before its first line of Python"
+
+
+def started() -> Start:
+    """The start of an interpreter that has said nothing."""
+    return Start(Said())
+
+
+def find(python: str) -> str:
+    """The program of an interpreter, a virtual environment or a conda prefix; the hub's own for an empty text.
+
+    Raises:
+        InterpreterUnusable: there is no such program, or it cannot be executed.
+    """
+    if not python:
+        return sys.executable
+    if os.sep not in python and not os.path.exists(python):
+        found = shutil.which(python)
+        if found is None:
+            raise InterpreterUnusable(f"{python}{here()}: no such file, and no such command on the PATH")
+        return found
+    path = Path(os.path.abspath(os.path.expanduser(python)))
+    if path.is_dir():
+        programs = [path / "bin" / name for name in ("python", "python3")]
+        path = next((each for each in programs if os.path.lexists(each)), path)
+        if path.is_dir():
+            text = "is a folder without bin/python: name an interpreter, a virtual environment or a conda prefix"
+            raise InterpreterUnusable(f"{path}{here()} {text}")
+    if not path.exists():
+        if path.is_symlink():
+            base = os.path.realpath(path)
+            text = f"leads to {base}, which is gone: install that Python again, or make this virtual environment anew"
+            raise InterpreterUnusable(f"{path}{here()} {text}")
+        raise InterpreterUnusable(f"{path}{here()}: no such file")
+    if not os.access(path, os.X_OK):
+        raise InterpreterUnusable(f"{path}{here()} is not executable; if it is an interpreter: chmod +x {path}")
+    return str(path)
+
+
+def clean_environment(environ: Environment, names: Collection[str]) -> Environment:
+    """What the workers of a public hub get of its environment: what programs need to run, and the named variables."""
+    kept = {*KEPT_VARIABLES, *names}
+    return {name: value for name, value in environ.items() if name in kept or name.startswith(KEPT_PREFIXES)}
+
+
+def start_environment(environ: Environment) -> Environment:
+    """The variables that a zygote must be started with."""
+    return {name: value for name, value in environ.items() if name.startswith(START_VARIABLES)}
+
+
+def environment_of(key: InterpreterKey, program: str, environ: Environment) -> Environment:
+    """The environment in which this program starts, given that of the hub's own interpreter."""
+    found = dict(environ)
+    if key.is_other:
+        found = {name: value for name, value in found.items() if not name.startswith(OF_THE_HUB)}
+        bin_folder = Path(program).parent
+        found["PATH"] = os.pathsep.join([str(bin_folder), *filter(None, [found.get("PATH")])])
+        for variable, mark in (("VIRTUAL_ENV", "pyvenv.cfg"), ("CONDA_PREFIX", "conda-meta")):
+            if (bin_folder.parent / mark).exists():
+                found[variable] = str(bin_folder.parent)
+    if key.library_path:
+        found["LD_LIBRARY_PATH"] = os.pathsep.join(key.library_path)
+    return {**found, **dict(key.variables)}
+
+
+def not_executed(program: str, error: OSError) -> str:
+    """What to tell of a program that the kernel does not execute."""
+    if error.errno == errno.ENOEXEC:
+        with open(program, "rb") as file:
+            elf = file.read(4) == b"\x7fELF"
+        why = f"is built for another processor than this {os.uname().machine}" if elf else "is no program"
+    elif error.errno == errno.ENOENT:
+        why = "cannot be executed: the interpreter in its first line, or its loader, is missing"
+    elif error.errno == errno.EACCES:
+        why = "may not be executed by this user"
+    else:
+        why = f"cannot be executed: {error.strerror}"
+    return f"{program}{here()} {why}"
+
+
+def what_is_wrong(program: str, start: Start, ending: str, output: str) -> str:
+    """What to tell of an interpreter that ended before it was ready.
+
+    Args:
+        program: the interpreter's.
+        start: how far it had come.
+        ending: how its process ended, such as "exited with status 1".
+        output: the last that it printed.
+    """
+    last, named = start.last, f"{program}{here()}"
+    python = f" (Python {start.python})" if start.python else ""
+    why = " ".join(last.why.split())[:WHY_CHARS_MAX]
+    if last.problem == "old":
+        return f"{named} is Python {start.python}, and EnvHub needs 3.8 or later: name a newer interpreter"
+    if last.problem == "apart":
+        return f"{named} starts Python as another process: name that Python, or have the script `exec` it"
+    if last.problem == "missing":
+        also = " (or gym, 0.21 or later)" if last.module == "gymnasium" else ""
+        package = package_of(last.module)
+        return f"{named}{python} has no package {package!r}{also}; run: {install(program, package)}"
+    if last.problem == "broken":
+        again = install(program, package_of(last.module), "--force-reinstall")
+        return f"{named}{python} cannot import {last.module!r}: {why}; run: {again}"
+    printed = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")[:WHY_CHARS_MAX]
+    if not start.python and "SyntaxError" in printed:
+        return f"{named} is too old: EnvHub needs Python 3.8 or later: name a newer interpreter"
+    said = f", and printed last: {printed}" if printed else ""
+    if not start.python:
+        return f"{named} {ending} and did not run as Python does{said}; name an interpreter of Python 3.8 or later"
+    return f"{named}{python} {ending} {start.at()}{said}"
+
+
+def waits(program: str, start: Start) -> str:
+    """What to tell of an interpreter that neither computes nor says anything."""
+    python = f" (Python {start.python})" if start.python else ""
+    return f"{program}{here()}{python} hangs {start.at()}: run it by hand to see what it waits for"

@@ -53,6 +53,9 @@ class HubOptions:
     memory_max
         The bytes of memory that each worker may have, with what it started; one that has more is ended, and its envs
         are truncated. Clients may ask for less. 0, the default, for no limit.
+    spares
+        How many workers of each session are made ahead, so that an env that is lost is back at once; 0 by default.
+        Clients may choose another number, up to 8.
     """
 
     bind: list[str] | None = None
@@ -70,3 +73,4 @@ class HubOptions:
     verbose_errors: bool | None = None
     gpus: list[int] | None = None
     memory_max: int | None = None
+    spares: int | None = None

@@ -138,7 +138,8 @@ def _by_name(
     """Envs with these arguments, or with those of ``each``, if that has any."""
     if isinstance(env, EnvSpec) and address is None:
         # The whole spec travels: what it says need not be registered, here or there.
-        factories = [functools.partial(gymnasium.make, env, **one) for one in each or [arguments] * num_envs]
+        factories = [functools.partial(gymnasium.make, env, **one) for one in each or [arguments]]
+        factories = factories if each else factories * num_envs
         envs = _by_factories(factories, num_envs, None, options, {})
         envs.adopt_spec(env, {**_spec_arguments(env), **arguments})
         return envs

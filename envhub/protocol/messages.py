@@ -136,6 +136,7 @@ class Hosting:
 
     gpus: List[int] = field(default_factory=list)  # devices, dealt to the workers in turn; empty as None
     memory_max: Optional[int] = None  # bytes of each worker; 0 for no limit
+    spares: Optional[int] = None  # workers that are made ahead, to take the place of those that end
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,7 @@ class Make:
     lost: bytes = b""  # an encoded info: the session replaces a lost one; each env's first step is truncated with it
     kwargs_each: List[bytes] = field(default_factory=list)  # in place of ``kwargs``, one per env; empty for none
     hosting: Hosting = field(default_factory=Hosting)
+    alike: bool = False  # whether all factories make equal envs
 
 
 @dataclass(frozen=True)

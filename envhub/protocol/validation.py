@@ -50,7 +50,7 @@ REQUEST_BOUNDS: Bounds = {
         **dict.fromkeys(("restart_wait_s", "init_s", "reset_s", "step_s", "call_s", "close_s"), SECONDS),
         "restarts_max": (0, RESTARTS_MAX),
     },
-    Hosting: {"gpus": GPU, "memory_max": COUNT},
+    Hosting: {"gpus": GPU, "memory_max": COUNT, "spares": (0, ROWS_MAX)},
     Reset: {"seeds": (-SEED_MAX, SEED_MAX)},  # the env itself refuses a negative seed
     Call: {"rows": ROW},
     SetAttr: {"rows": ROW},

@@ -36,6 +36,7 @@ class Limits:
     arena_bytes_max: int = 2048 * MIB  # of all sessions together
     message_bytes_max: int = 64 * MIB  # one frame from a client; fixed once a socket is bound
     worker_memory_bytes_max: int = 0  # of each worker (RLIMIT_DATA), besides arenas and files; 0 for no limit
+    spares_max: int = 8  # of one session, unless its operator says more
     info_bytes: int = 2048  # room for an info in the arena, per row; a larger info travels by the slower channel
 
 

@@ -50,7 +50,7 @@ def config_of(entries: Sequence[str], options: HubOptions, file: Path | None = N
     try:
         return HubConfig(
             envs=tuple(entries),
-            hosting=Hosting(**_given({"gpus": chosen.gpus, "memory_max": chosen.memory_max}, list)),
+            hosting=Hosting(**_given({name: getattr(chosen, name) for name in vars(Hosting())}, list)),
             tables=said.envs,
             limits=Limits(**_given(limits)),
             timing=Timing(**_given({"lease_s": chosen.lease})),

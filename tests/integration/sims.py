@@ -100,6 +100,16 @@ class Hoarder(Counter):
             self.kept.append(np.ones(action << 20, np.uint8))
 
 
+class SlowToMake(Counter):
+    """Notes in a file that it is made, and takes its time."""
+
+    def __init__(self, seconds: float, notes: str) -> None:
+        super().__init__()
+        with open(notes, "a") as file:
+            file.write(f"{os.getpid()}\n")
+        time.sleep(seconds)
+
+
 class Waits(Counter):
     """Waits 10 ms a step."""
 
@@ -439,6 +449,7 @@ OFFERED = [
         )
     ),
     "hoarder=sims:Hoarder",
+    "slowtomake=sims:SlowToMake",
     "faulty=faulty:faulty",
     *(f"{name}=faulty:{name}" for name in ("faulty_parts", "wordy", "spoken")),
     "needy=needy:factory",

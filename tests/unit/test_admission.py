@@ -38,6 +38,15 @@ def test_client_may_lower_the_operators_limit_of_memory_and_not_raise_it() -> No
     assert granted(Hosting(), limited.hosting, 1).memory_max == 100
 
 
+def test_client_may_have_so_many_spares_and_as_many_as_the_operator_says() -> None:
+    assert asked(Make(1, "A-v0", hosting=Hosting(spares=8))) == Recipe("A-v0")
+    refused = asked(Make(1, "A-v0", hosting=Hosting(spares=9)))
+    assert isinstance(refused, Failure) and "spares_max=8" in refused.message
+    assert asked(Make(1, "A-v0", hosting=Hosting(spares=9)), HubConfig(hosting=Hosting(spares=20))) == Recipe("A-v0")
+    assert granted(Hosting(), Hosting(spares=20), 1).spares == 20
+    assert granted(Hosting(spares=0), Hosting(spares=20), 1).spares == 0
+
+
 def test_table_of_an_env_says_which_devices_its_workers_may_have() -> None:
     config = HubConfig(tables={"A-v0": EnvSettings(gpus=(2,))}, hosting=Hosting(gpus=[0, 1]))
     assert isinstance(asked(Make(1, "A-v0", hosting=Hosting(gpus=[2])), config), Recipe)

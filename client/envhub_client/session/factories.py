@@ -55,5 +55,6 @@ def make_of_factories(factories: Sequence[object], runner: object = None) -> Mak
         pickled_runner = b"" if runner is None else bytes(cloudpickle.dumps(runner))
     except Exception as error:  # whatever a foreign object raises when it is pickled
         raise TypeError(f"the factories of the envs cannot be pickled for the workers: {error}") from error
+    alike = all(factory is factories[0] for factory in factories)
     digest = factories_digest(factories, runner)
-    return Make(len(factories), factories=pickled, runner=pickled_runner, factories_digest=digest)
+    return Make(len(factories), factories=pickled, runner=pickled_runner, factories_digest=digest, alike=alike)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from envhub.protocol import messages
-from envhub.protocol.validation import COUNT, GPUS_MAX
+from envhub.protocol.validation import COUNT, GPUS_MAX, ROWS_MAX
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,15 @@ class HostingOptions:
             The hub measures it five times a second and ends a worker that has more: its envs are truncated or raise as
             at a crash, with the cause ``memory``. 0 for no limit. A hub that others share allows no more
             than its operator.
+        spares: how many workers are made ahead, with their envs. When a worker ends, a spare takes its place at once,
+            and another spare is made: for envs that take long to make. A spare fits any worker with equal envs and the
+            same device; where factories or ``env_kwargs`` differ, it fits the worker that it was made for. A hub that
+            others share makes up to 8 of a session, or what its operator says.
     """
 
     gpus: Sequence[int] = ()
     memory_max: int | None = None
+    spares: int | None = None
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -39,20 +44,21 @@ class HostingOptions:
             raise TypeError(f"gpus must be a list of numbers of devices, such as [0, 1], got {gpus!r}")
         if not all(0 <= each < GPUS_MAX for each in gpus):
             raise ValueError(f"gpus must be numbers of devices from 0 to {GPUS_MAX - 1}, got {gpus!r}")
-        _check_count("memory_max", "bytes", self.memory_max)
+        _check_count("memory_max", "bytes", self.memory_max, COUNT[1])
+        _check_count("spares", "workers", self.spares, ROWS_MAX)
 
     def wire(self) -> messages.Hosting:
         """The form in which they are sent to a hub."""
-        return messages.Hosting(gpus=list(self.gpus), memory_max=self.memory_max)
+        return messages.Hosting(**{**vars(self), "gpus": list(self.gpus)})
 
 
-def _check_count(name: str, unit: str, value: object) -> None:
+def _check_count(name: str, unit: str, value: object, most: int) -> None:
     if value is None:
         return
     if type(value) is not int:
         raise TypeError(f"{name} must be a number of {unit}, an int, got {value!r}")
-    if not 0 <= value <= COUNT[1]:
-        raise ValueError(f"{name} must be a number of {unit} from 0, got {value}")
+    if not 0 <= value <= most:
+        raise ValueError(f"{name} must be a number of {unit} from 0 to {most}, got {value}")
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(HostingOptions))

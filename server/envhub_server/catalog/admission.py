@@ -79,7 +79,7 @@ def admitted(
         text += ", ".join(WRAPPER_NAMES)
         return Failure("not_permitted", "request", text)
     if recipe is not None:
-        why = beyond(make.hosting, recipe.settings.hosting(config.hosting))
+        why = beyond(make.hosting, recipe.settings.hosting(config.hosting), limits.spares_max)
         return Failure("not_permitted", "request", why) if why else recipe
     near = registry.nearest(make.name, names)
     question = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; its operator decides what it offers."

@@ -26,6 +26,7 @@ class EnvSettings:
         folder: its workers' working directory, from which they import as well; None for the hub's.
         gpus: devices that are dealt to its workers.
         memory_max: bytes of memory that each of its workers may have; 0 for no limit.
+        spares: how many workers are made ahead.
 
     None is what the hub's options say.
     """
@@ -37,6 +38,7 @@ class EnvSettings:
     folder: Path | None = None
     gpus: tuple[int, ...] | None = None
     memory_max: int | None = None
+    spares: int | None = None
 
     @property
     def interpreter(self) -> InterpreterKey:
@@ -47,7 +49,8 @@ class EnvSettings:
 
     def hosting(self, of_hub: Hosting | None = None) -> Hosting:
         """What the operator says of the workers of this env, and where the table is silent, of all."""
-        said: dict[str, Any] = {"gpus": None if self.gpus is None else [*self.gpus], "memory_max": self.memory_max}
+        said: dict[str, Any] = {name: getattr(self, name) for name in vars(Hosting())}
+        said["gpus"] = None if self.gpus is None else [*self.gpus]
         return replace(of_hub or Hosting(), **{name: value for name, value in said.items() if value is not None})
 
 

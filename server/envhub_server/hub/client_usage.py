@@ -38,12 +38,13 @@ class ClientUsage:
         times = self._made_s.setdefault(holder.name, deque())
         while times and times[0] <= now_s - MINUTE_S:
             times.popleft()
+        workers = (make.num_workers or 1) + (make.hosting.spares or 0)
         states = [each.state for each in sessions if each.owner == holder.name]
         for name, has, wants, limit in (
             ("makes_per_minute", len(times), 1, quotas.makes_per_minute_max),
             ("sessions", len(states), 1, quotas.sessions_max),
             ("envs", sum(each.make.num_envs for each in states), make.num_envs, quotas.envs_max),
-            ("workers", sum(len(each.workers) for each in states), make.num_workers or 1, quotas.workers_max),
+            ("workers", sum(each.processes for each in states), workers, quotas.workers_max),
         ):
             if has + wants > limit:
                 return f"{holder.name} has {has} and wants {wants} more, of {name}_max={limit} of its key"
@@ -54,5 +55,5 @@ class ClientUsage:
         """The most workers that a new session of the client may have, of those that the hub has left."""
         if holder.quotas is None:
             return of_hub
-        has = sum(len(each.state.workers) for each in sessions if each.owner == holder.name)
+        has = sum(each.state.processes for each in sessions if each.owner == holder.name)
         return min(of_hub, holder.quotas.workers_max - has)

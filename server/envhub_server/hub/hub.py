@@ -633,14 +633,15 @@ class Hub:
         self._unread.release()
         machine = self._machine(holder)
         sizing = self._sizing(make, machine)
-        if why := descriptor_guard.lack(min(machine.cpus, make.num_envs) if sizing is None else sizing.workers):
+        number, name = self._last_number + 1, request.token.hex()[:8]
+        hosting = granted(make.hosting, found.settings.hosting(self.config.hosting), number)
+        workers = min(machine.cpus, make.num_envs) if sizing is None else sizing.workers
+        if why := descriptor_guard.lack(workers + (hosting.spares or 0)):
             self._refuse_make(holder, request, Failure("limit", "hub", why))
             return
         policy = RestartPolicy(make.faults.restarts_max, all_max=max(10, make.num_envs))
         restarts = Restarts(policy, random.Random())
         limits = self.config.limits
-        number, name = self._last_number + 1, request.token.hex()[:8]
-        hosting = granted(make.hosting, found.settings.hosting(self.config.hosting), number)
         rules = WorkerRules(limits.worker_memory_bytes_max, self._hides_folders(holder), name, hosting)
         state = SessionState(make, found, sizing, limits.info_bytes, machine, restarts, rules)
         try:

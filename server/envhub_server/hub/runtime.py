@@ -272,6 +272,8 @@ class SessionRuntime:
         if stimulus is _ROWS_STOOD_IN:
             self._on_bell()
             return
+        if isinstance(stimulus, (WorkerStarted, WorkerExited, WorkerSaid)):
+            stimulus = self._pool.of_worker(stimulus)
         if isinstance(stimulus, Requested):
             self._request = self._arrived
         elif isinstance(stimulus, WorkerStarted):
@@ -322,11 +324,15 @@ class SessionRuntime:
 
     def _on_StartProcesses(self, instruction: instructions.StartProcesses) -> None:
         try:
-            self._pool.start(instruction.workers)
+            self._pool.start(instruction.workers, instruction.spare)
         except OSError as error:
             for worker in instruction.workers:
                 self.log.warning("worker_exited", worker=worker, how=f"cannot be started: {error}")
             self._report(stimuli.WorkersNotStarted(instruction.workers, error.strerror or repr(error)))
+
+    def _on_SwapProcesses(self, instruction: instructions.SwapProcesses) -> None:
+        self._pool.swap(instruction.worker, instruction.spare)
+        self.log.info("spare_used", worker=instruction.worker)
 
     def _on_Tell(self, instruction: instructions.Tell) -> None:
         self._pool.tell(instruction.worker, instruction.message)
@@ -614,8 +620,7 @@ class SessionRuntime:
 
     def discard(self) -> None:
         """Free everything, though the state machine cannot say so any more."""
-        for worker in range(len(self.state.workers)):
-            self._pool.kill(worker)
+        self._pool.kill_all()
         self.state.phase = Phase.ENDED
         self._on_End(instructions.End())
 

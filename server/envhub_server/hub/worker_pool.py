@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 from envhub_server.ipc import control
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.memory_use import memory_bytes
+from envhub_server.processes.worker_events import WorkerEvent
+
+Event = TypeVar("Event", bound=WorkerEvent)
 
 
 class StartedWorker(Protocol):
@@ -35,7 +39,8 @@ class WorkerStarter(Protocol):
 class WorkerPool:
     """The processes; what they say and how they end is reported by the hub's events.
 
-    A worker without a process hears nothing: whatever it has to know, its next process is told.
+    A worker without a process hears nothing: whatever it has to know, its next process is told. A process may become
+    another worker's, so its events carry a number of its own.
     """
 
     def __init__(
@@ -47,19 +52,42 @@ class WorkerPool:
         self._key = key
         self._environ = environ
         self._handles: dict[int, StartedWorker] = {}
+        self._rung: dict[int, StartedWorker] = {}  # those that are no spares
+        self._workers: dict[int, int] = {}  # whose each process is, which has a number that is used once
+        self._started = 0
 
-    def start(self, workers: Collection[int]) -> None:
-        """Ask for the processes of these workers.
+    def start(self, workers: Collection[int], spares: bool = False) -> None:
+        """Ask for the processes of these workers, or of spares, which nobody rings.
 
         Raises:
             OSError: there are no descriptors or processes left; none was started.
         """
-        started = self._supervisor.start(self._session, [*workers], self._key, self._environ)
-        self._handles.update(zip(workers, started, strict=True))
+        processes = range(self._started, self._started + len(workers))
+        started = self._supervisor.start(self._session, processes, self._key, self._environ)
+        self._started += len(workers)
+        handles = dict(zip(workers, started, strict=True))
+        self._handles.update(handles)
+        self._workers.update(zip(processes, workers, strict=True))
+        if not spares:
+            self._rung.update(handles)
+
+    def of_worker(self, event: Event) -> Event:
+        """The event of a process as one of the worker that has the process now."""
+        number = self._workers[event.worker]
+        return event if number == event.worker else replace(event, worker=number)
+
+    def swap(self, worker: int, spare: int) -> None:
+        """Make the process of a spare this worker's; that of the worker, if it has one, becomes the spare's."""
+        new = {worker: spare, spare: worker}
+        self._workers = {process: new.get(number, number) for process, number in self._workers.items()}
+        self._handles = {new.get(number, number): handle for number, handle in self._handles.items()}
+        self._rung[worker] = self._handles[worker]
 
     def remove(self, worker: int) -> None:
         """Forget a process that has ended."""
         self._handles.pop(worker, None)
+        self._rung.pop(worker, None)
+        self._workers = {process: number for process, number in self._workers.items() if number != worker}
 
     @property
     def pids(self) -> list[int]:
@@ -81,8 +109,8 @@ class WorkerPool:
             self._handles[worker].map_arena(message, memory, *bells)
 
     def ring(self) -> None:
-        """Wake all."""
-        for handle in self._handles.values():
+        """Wake all but spares."""
+        for handle in self._rung.values():
             try:  # costs nothing, which ``suppress`` would
                 handle.ring()
             except BlockingIOError:
@@ -112,3 +140,8 @@ class WorkerPool:
         """End a worker at once."""
         if worker in self._handles:
             self._handles[worker].kill()
+
+    def kill_all(self) -> None:
+        """End all workers and spares at once."""
+        for handle in [*self._handles.values()]:
+            handle.kill()

@@ -131,6 +131,15 @@ class BuildRest:
 
 
 @dataclass(frozen=True)
+class TakePlace:
+    """Hub to a spare, whose envs are built: be this worker, with these rows; close the envs that are too many."""
+
+    worker: int
+    rows: List[int]
+    variables: Dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class StepTimes:
     """Worker to hub, sometimes: what the timed steps took in all, resets included."""
 

@@ -22,9 +22,18 @@ class Instruction:
 
 @dataclass(frozen=True)
 class StartProcesses(Instruction):
-    """Start the processes of these workers; ``WorkersNotStarted`` reports that none can be had."""
+    """Start the processes of these workers, or of spares; ``WorkersNotStarted`` reports that none can be had."""
 
     workers: tuple[int, ...]
+    spare: bool = False
+
+
+@dataclass(frozen=True)
+class SwapProcesses(Instruction):
+    """The spare's process is the worker's from now on, and the worker's, if it has one, the spare's."""
+
+    worker: int
+    spare: int
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import failure_text, stimuli
 from envhub_server.session import instructions as do
-from envhub_server.session.build_order import NO_RULES, Place, WorkerRules, build, build_rest
+from envhub_server.session.build_order import NO_RULES, Place, WorkerRules, build, build_rest, variables
 from envhub_server.session.failure_text import Overrun, WorkerLoss
 from envhub_server.session.hang_detector import HangDetector, Late, Progress
 from envhub_server.session.instructions import Instructions
@@ -58,6 +58,8 @@ from envhub_server.session.worker_count import Machine, WorkerCount, better_coun
 
 SAMPLE_S = 0.1  # how often the arena is read while envs are at work
 MEMORY_S = 0.2  # how often the workers' memory is measured, where it has a limit
+SPARE_RETRY_S = 1.0  # before another spare is made in place of one that ended, and twice as long each time in a row
+SPARE_RETRY_MAX_S = 60.0
 SAMPLE_IDLE_S = 1.0  # while the client drives and does not step
 HISTORY_MAX = 100  # stimuli that are logged with an internal error
 NO_TURN = -1  # in place of a progress word, while the worker maps an arena
@@ -180,6 +182,17 @@ class WorkerState:
         return why
 
 
+@dataclass
+class Spare(WorkerState):
+    """A worker that is made ahead, and serves no rows until it takes the place of another.
+
+    Attributes:
+        place: the worker whose place it was made for; its rows are as many as that one's.
+    """
+
+    place: int = 0
+
+
 class SessionState:
     """One vector env, of one client at a time.
 
@@ -188,6 +201,7 @@ class SessionState:
         phase: where the session stands.
         workers: by number; worker ``i`` of ``n`` has every row whose remainder is ``i``, so that slow envs that stand
             side by side are not all one worker's.
+        spares: by number, from the number of workers on; no number is used twice.
         asked: whether a request waits for its answer.
         lane: how the client steps it.
         driver: who posts rows.
@@ -213,6 +227,7 @@ class SessionState:
         self.phase = Phase.BUILDING
         self.sizing = sizing
         self.workers: list[WorkerState] = []
+        self.spares: dict[int, Spare] = {}
         self.asked = True  # the first request is the make
         self.lane = LaneName.WIRE
         self.driver = Driver.HUB
@@ -243,6 +258,9 @@ class SessionState:
         self._quiescent = True  # whether every row was done, as far as was reported last while the client drove
         self._has_pending = False  # whether a worker has something ``pending``
         self._other_made = False  # whether the second arena exists
+        self._last_number = 0  # of a spare
+        self._spares_failed = 0  # how many spares in a row could not make their envs
+        self._spares_at_s = math.inf  # when spares are made again
         self._resize(machine.cpus if sizing is None else sizing.workers)
 
     # --- what others see ----------------------------------------------------------------------------------------------
@@ -251,6 +269,11 @@ class SessionState:
     def blocks(self) -> list[list[int]]:
         """The rows of each worker."""
         return [worker.rows for worker in self.workers]
+
+    @property
+    def processes(self) -> int:
+        """How many processes it has at most, of workers and spares."""
+        return len(self.workers) + (self._rules.hosting.spares or 0)
 
     @property
     def restarts(self) -> int:
@@ -290,16 +313,21 @@ class SessionState:
         if isinstance(stimulus, (Requested, WorkerSaid)):
             kind = type(stimulus.message)
         self.history.append(kind)
-        if isinstance(stimulus, WorkerSaid) and not stimulus.current and self.workers[stimulus.worker].loss is None:
+        of_spare = isinstance(stimulus, (WorkerSaid, WorkerExited)) and stimulus.worker >= len(self.workers)
+        if isinstance(stimulus, WorkerSaid) and not (stimulus.current or of_spare or self._lost(stimulus.worker)):
             return [do.ReportDropped(stimulus.worker, stimulus.message)]  # it is about a step that was given up
         try:
-            handler: Handler = TABLE[kind][self.phase][0]
+            handler: Handler = SessionState._on_spare if of_spare else TABLE[kind][self.phase][0]
         except KeyError:
             return self._on_unknown(stimulus, now_s)
         instructions = handler(self, stimulus, now_s)
         if self._drain_by_s != math.inf:
             instructions = [*instructions, *self._drained(now_s)]
         return instructions
+
+    def _lost(self, number: int) -> bool:
+        """Whether this worker has ended and no other process serves its rows yet."""
+        return self.workers[number].loss is not None
 
     def _on_unknown(self, stimulus: Stimulus, now_s: float) -> Instructions:
         kind = type(stimulus.message) if isinstance(stimulus, (Requested, WorkerSaid)) else type(stimulus)
@@ -318,8 +346,8 @@ class SessionState:
             return math.inf
         deadlines = [self._close_by_s, self._drain_by_s]
         if self.phase not in _OVER:
-            deadlines += (self._sample_at_s if self._samples else math.inf, self._memory_at_s)
-            for worker in self.workers:
+            deadlines += (self._sample_at_s if self._samples else math.inf, self._memory_at_s, self._spares_at_s)
+            for worker in self._processes().values():
                 deadlines += (worker.restart_at_s, worker.kill_at_s, worker.finish_at_s)
         return min(deadlines)
 
@@ -331,7 +359,9 @@ class SessionState:
     def _samples(self) -> bool:
         """Whether the arena is read now and then: an env may hang, or a row be done of which no bell tells."""
         busy = self.phase is not Phase.READY or self.driver is Driver.CLIENT or self._takeover is not Takeover.NONE
-        return busy or self._parts_out > 0 or any(w.alive and w.stage is not Stage.SERVING for w in self.workers)
+        if busy or self._parts_out > 0 or any(w.alive and w.stage is not Stage.SERVING for w in self.workers):
+            return True
+        return any(spare.stage is Stage.BUILDING for spare in self.spares.values())
 
     def _plan_sample(self, now_s: float) -> None:
         """Have the arena read soon, if envs are at work; a time that is past is of an earlier request."""
@@ -351,8 +381,12 @@ class SessionState:
         assert self.lane is LaneName.WIRE or self._lent
         assert not self._receiving or self.asked
         assert self._failure is not None or self.phase is not Phase.BROKEN
-        assert self.phase is not Phase.ENDED or not (self.asked or any(w.alive for w in self.workers))
-        assert self.phase is not Phase.CLOSING or any(w.alive for w in self.workers)
+        alive = any(worker.alive for worker in self._processes().values())
+        assert self.phase is not Phase.ENDED or not (self.asked or alive)
+        assert self.phase is not Phase.CLOSING or alive
+        assert len(self.spares) <= (self._rules.hosting.spares or 0)
+        for spare in self.spares.values():
+            assert spare.stage in (Stage.BUILDING, Stage.BUILT) and spare.loss is None and not spare.waiting
         for worker in self.workers:
             assert worker.stage is not Stage.SERVING or (worker.loss is None and worker.made is None)
             assert worker.late is None or worker.alive
@@ -406,6 +440,10 @@ class SessionState:
         cpu = self._machine.cpu(number) if self.make.pin else None
         return Place(number, None if self.sizing is None else len(self.workers), self.workers[number].rows, cpu)
 
+    def _processes(self) -> dict[int, WorkerState]:
+        """The workers and the spares, by their numbers."""
+        return {**dict(enumerate(self.workers)), **self.spares}
+
     def _on_not_started(self, refused: stimuli.WorkersNotStarted, now_s: float) -> Instructions:
         instructions: Instructions = []
         if self.making:
@@ -413,7 +451,8 @@ class SessionState:
             instructions += self._make_failed(refusal, now_s)
         cause = ExitCause(f"cannot be started: {refused.reason}")
         for number in refused.workers:
-            instructions += self._on_exited(WorkerExited(number, cause), now_s)
+            exited = self._on_exited if number < len(self.workers) else self._on_spare
+            instructions += exited(WorkerExited(number, cause), now_s)
         return instructions
 
     def _on_building(self, said: WorkerSaid, now_s: float) -> Instructions:
@@ -494,7 +533,7 @@ class SessionState:
         for number, each in enumerate(self.workers):
             each.stage, each.made = Stage.SERVING, None
             served.append(do.HandOver(number, control.Serve(info=self.make.lost)))
-        return [*served, *self._answered(do.Answer(made))]
+        return [*served, *self._answered(do.Answer(made)), *self._make_spares(now_s)]
 
     def _describe(self) -> messages.Made:
         made = [worker.made for worker in self.workers]
@@ -855,7 +894,7 @@ class SessionState:
         worker = self.workers[number]
         why = worker.end()
         if self.phase is Phase.CLOSING:
-            return self._ended() if not any(each.alive for each in self.workers) else []
+            return self._ended() if not any(each.alive for each in self._processes().values()) else []
         if self.phase is Phase.BROKEN:
             return []
         failure = failure_text.failure(number, worker.rows, exited.cause, why, self._rules.hide_folders)
@@ -886,13 +925,14 @@ class SessionState:
         if self.phase is Phase.CALLING and was_serving and worker.waiting:
             self._failure = self._failure or replace(failure, message=f"{failure.message} during a call")
             worker.waiting, worker.pending = False, None
-            return [*taken, *self._on_called()]
-        return taken
+            taken += self._on_called()
+        return [*taken, *self._replace_lost(now_s)]
 
     def _break(self, failure: Failure) -> Instructions:
         self._failure = failure
         self.phase = Phase.BROKEN
-        return [*self._answered(do.Fail(failure)), *self._revoked(), *self._fail_takeover()]
+        spares = map(do.Kill, self.spares)
+        return [*self._answered(do.Fail(failure)), *self._revoked(), *self._fail_takeover(), *spares]
 
     def _on_faulted(self, said: WorkerSaid, now_s: float) -> Instructions:
         """An env raised where that is a truncation, and was made again."""
@@ -938,6 +978,88 @@ class SessionState:
             worker.finish_at_s = min(worker.finish_at_s, now_s + self.make.faults.restart_wait_s)
         return []
 
+    # --- spares -------------------------------------------------------------------------------------------------------
+
+    def _make_spares(self, now_s: float) -> Instructions:
+        """Have as many spares made as there are to be."""
+        if self._drain_by_s != math.inf or (self._spares_at_s > now_s and self._spares_failed):
+            return []
+        self._spares_at_s = math.inf
+        made: Instructions = []
+        while len(self.spares) < (self._rules.hosting.spares or 0):
+            place = self._place_to_spare()
+            self._last_number = max(self._last_number + 1, len(self.workers))
+            number, rows = self._last_number, self.workers[place].rows
+            self.spares[number] = spare = Spare(rows, HangDetector(self.make.faults), place=place)
+            spare.start()
+            self._plan_sample(now_s)
+            order = build(self.make, self._recipe, self._rules, self._place(place))
+            made += [do.StartProcesses((number,), spare=True), do.Tell(number, order)]
+        return made
+
+    def _group(self, number: int) -> int:
+        """Workers of one group have equal envs and the same device, so that they may have each other's spares."""
+        if self.make.kwargs_each or (self.make.factories and not self.make.alike):
+            return number
+        return number % max(1, len(self._rules.hosting.gpus))
+
+    def _place_to_spare(self) -> int:
+        """The worker for whose place the next spare is made: first the group with fewest of them, then most restarts.
+
+        Of a group it is the first worker, which has as many rows as any.
+        """
+        spared = [self._group(spare.place) for spare in self.spares.values()]
+        first = {self._group(number): number for number in reversed(range(len(self.workers)))}
+        return min(first.values(), key=lambda n: (spared.count(self._group(n)), -self._restarts.count(n), n))
+
+    def _on_spare(self, event: WorkerSaid | WorkerExited, now_s: float) -> Instructions:
+        """What a spare says, and its end."""
+        spare = self.spares.get(event.worker)
+        if spare is None:
+            return []
+        if isinstance(event, WorkerExited):
+            return self._on_spare_exited(event, now_s)
+        match event.message:
+            case control.Building(built):
+                spare.built = built
+            case control.Built() if spare.stage is Stage.BUILDING:
+                spare.stage, spare.built, self._spares_failed = Stage.BUILT, len(spare.rows), 0
+                return self._replace_lost(now_s)
+        return []
+
+    def _on_spare_exited(self, exited: WorkerExited, now_s: float) -> Instructions:
+        self.spares.pop(exited.worker).end()
+        if self.phase is Phase.CLOSING:
+            return self._ended() if not any(each.alive for each in self._processes().values()) else []
+        if self.phase is not Phase.BROKEN:
+            retry_s = min(SPARE_RETRY_MAX_S, SPARE_RETRY_S * 2.0 ** min(self._spares_failed, 64))
+            self._spares_failed += 1
+            self._spares_at_s = now_s + retry_s
+        return []
+
+    def _replace_lost(self, now_s: float) -> Instructions:
+        """Have spares take the places of workers that have ended and whose next process has not made its envs yet.
+
+        That process, if there is one, becomes the spare.
+        """
+        instructions: Instructions = []
+        for number, worker in enumerate(self.workers):
+            if worker.loss is None or worker.stage not in (Stage.ABSENT, Stage.BUILDING):
+                continue
+            ready = (n for n, s in self.spares.items() if s.stage is Stage.BUILT and not s.late and not s.overrun)
+            fit = (n for n in ready if self._group(self.spares[n].place) == self._group(number))
+            if (chosen := next(fit, None)) is None:
+                continue
+            del self.spares[chosen]
+            if worker.stage is Stage.BUILDING:
+                self.spares[chosen] = Spare(worker.rows, worker.detector, Stage.BUILDING, worker.built, place=number)
+                worker.detector = HangDetector(self.make.faults)
+            worker.stage, worker.built, worker.restart_at_s = Stage.BUILT, len(worker.rows), math.inf
+            place = self._place(number)
+            order = control.TakePlace(number, worker.rows, variables(self._rules, place))
+            instructions += [do.SwapProcesses(number, chosen), do.Tell(number, order), self._map(number)]
+        return [*instructions, *self._make_spares(now_s)]
+
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def _on_elapsed(self, elapsed: stimuli.Elapsed, now_s: float) -> Instructions:
@@ -949,6 +1071,8 @@ class SessionState:
                 worker.finish_at_s = math.inf
                 assert worker.loss is not None
                 instructions.append(do.FinishSteps(number, worker.loss))
+        for number, spare in self.spares.items():
+            instructions += self._judge(number, spare, elapsed, now_s)
         instructions += self._limit_memory(elapsed.memory, now_s)
         self._quiescent = elapsed.quiescent
         if self.lane is LaneName.WIRE and elapsed.quiescent:
@@ -956,7 +1080,7 @@ class SessionState:
         due = [number for number, worker in enumerate(self.workers) if now_s >= worker.restart_at_s]
         instructions += self._advance_takeover(elapsed.quiescent)
         instructions += self._start(due, now_s)
-        return instructions
+        return [*instructions, *(self._make_spares(now_s) if now_s >= self._spares_at_s else ())]
 
     def _limit_memory(self, memory: Mapping[int, int], now_s: float) -> Instructions:
         """End the workers that have more memory than they may."""
@@ -965,9 +1089,10 @@ class SessionState:
         self._memory_at_s = now_s + MEMORY_S
         killed: Instructions = []
         bytes_max = self._rules.hosting.memory_max or math.inf
+        processes = self._processes()
         for number, nbytes in memory.items():
-            worker = self.workers[number]
-            if nbytes > bytes_max and worker.alive and worker.overrun is None:
+            worker = processes.get(number)
+            if worker is not None and nbytes > bytes_max and worker.alive and worker.overrun is None:
                 worker.overrun = Overrun(nbytes, int(bytes_max))
                 killed.append(do.Kill(number))
         return killed
@@ -990,7 +1115,8 @@ class SessionState:
                 return []
             worker.kill_at_s = math.inf
             return [do.Kill(number)]
-        late = self._sample(worker, elapsed.progress[number], now_s) if worker.alive else None
+        progress = elapsed.progress[number] if number < len(self.workers) else None
+        late = self._sample(worker, progress, now_s) if worker.alive else None
         if late is None:
             return []
         if late.over:
@@ -1119,7 +1245,7 @@ class SessionState:
             self.phase = Phase.CLOSING
             self._close_by_s = min(now_s + self.make.faults.close_s, self._end_by_s)
             instructions += [*self._revoked(), *self._fail_takeover()]
-        alive = [number for number, worker in enumerate(self.workers) if worker.alive]
+        alive = [number for number, worker in self._processes().items() if worker.alive]
         if not alive:
             return [*instructions, *self._ended()]
         if terminate:

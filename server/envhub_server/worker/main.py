@@ -167,6 +167,23 @@ class Worker:
             self._factories = named(self._build)
         return self._answer_build(partial(self._build_rows, rest.rows[1:]))
 
+    def _on_TakePlace(self, place: Any) -> None:
+        os.environ.update(place.variables)
+        self._number, same = place.worker, self._build.rows == place.rows
+        if same:
+            return
+        self._build = replace(self._build, worker=place.worker, rows=place.rows)
+        if not self._build.factories:
+            self._factories = named(self._build)
+        self._rows, unused = self._rows[: len(place.rows)], self._rows[len(place.rows) :]
+        for row, index in zip(self._rows, place.rows):
+            row.move(index)
+        for row in unused:
+            try:
+                row.env.close()
+            except BaseException:
+                traceback.print_exc()  # into the worker's log
+
     def _answer_build(self, work: Callable[[], Any]) -> bool | None:
         """Send the hub what ``work`` returns; an exception is sent as a failure of the row that was being built."""
         try:

@@ -59,6 +59,11 @@ class Row:
         self._pending_failure: Exception | None = None
         self._pending_info = b""
 
+    def move(self, index: int) -> None:
+        """Be another row of the session; only before ``attach``."""
+        self.index = self.place = index
+        self.indices, self.turn = [index], index | TURN_FIRST
+
     def rebuilt(self, runner: EnvRunner) -> None:
         """Use another env from now on; its first step is its reset."""
         self.env, self._runner = runner.env, runner

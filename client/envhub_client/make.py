@@ -7,6 +7,7 @@ import inspect
 import operator
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -41,6 +42,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     lane: str = "auto",
     spin_us: int | None = None,
     pin: bool = False,
+    vector: bool = False,
     compression: str | None = None,
     reconnect_timeout: float = RECONNECT_S,
     on_hub_loss: str = "raise",
@@ -70,6 +72,9 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         spin_us: for how many microseconds a waiting process spins before it parks, 0 to 1000; by default what
             suits the hub's machine, or what ``ENVHUB_SPIN_US`` says in the hub's environment.
         pin: whether each worker keeps to one CPU.
+        vector: whether ``env`` is a vector env, which steps all of its envs in one call: an id with a
+            ``vector_entry_point``, or a function that takes ``num_envs``. One worker holds the batch, or each of
+            ``num_workers`` a share. On a hub that others use, its operator says which envs are such.
         compression: of observations that come from another machine, ``"lz4"``, ``"zstd"``, or ``"auto"``, what both
             sides have (``pip install "envhub-rl[compression]"``) unless the hub is on this machine; for slow links.
         reconnect_timeout: for how many seconds a hub that is out of reach is tried, before it is taken for lost.
@@ -109,11 +114,15 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     arguments = {**arguments, **(env_kwargs or {})}
     if num_workers == 0 and hub is not None:
         raise ValueError(f"num_workers=0 makes the envs in this program's own process, and hub={hub!r} in a hub's")
+    if vector and each:
+        raise ValueError("a vector env takes the same arguments for all of its envs, and env_kwargs are a list")
     if not isinstance(env, (str, EnvSpec)):
+        if vector:
+            return _by_vector_factory(env, num_envs, hub, options, arguments)
         return _by_factories(env, num_envs, hub, options, {name: None for one in (arguments, *each) for name in one})
     address = None if num_workers == 0 else hub or os.environ.get(ENVIRONMENT_VARIABLE) or None
     try:
-        return _by_name(env, num_envs, address, options, arguments, each)
+        return _by_name(env, num_envs, address, options, arguments, each, vector)
     except TypeError as error:
         # Only the env knows which arguments it takes, so what is no keyword of ours is its own until it refuses it.
         name = refused_keyword(error, kwargs)
@@ -134,9 +143,10 @@ def _by_name(
     options: SessionOptions,
     arguments: dict[str, Any],
     each: Sequence[dict[str, Any]],
+    vector: bool,
 ) -> HubVectorEnv:
     """Envs with these arguments, or with those of ``each``, if that has any."""
-    if isinstance(env, EnvSpec) and address is None:
+    if isinstance(env, EnvSpec) and address is None and not vector:
         # The whole spec travels: what it says need not be registered, here or there.
         factories = [functools.partial(gymnasium.make, env, **one) for one in each or [arguments]]
         factories = factories if each else factories * num_envs
@@ -155,6 +165,7 @@ def _by_name(
         wrappers=[wrapper.entry_point for wrapper in wrappers],
         wrapper_kwargs=[codec.encode(_wrapper_arguments(wrapper), unknown) for wrapper in wrappers],
         kwargs_each=[codec.encode(one, unknown) for one in each],
+        vector=vector,
     )
     envs = HubVectorEnv(address, make, options)
     envs.adopt_spec(env if isinstance(env, EnvSpec) else gymnasium.registry.get(env), arguments)
@@ -194,6 +205,17 @@ def _by_factories(
     if num_envs not in (1, len(factories)):
         raise ValueError(f"num_envs={num_envs} and {len(factories)} factories")
     return HubVectorEnv(hub, make_of_factories(factories), options)
+
+
+def _by_vector_factory(
+    env: Any, num_envs: int, hub: str | None, options: SessionOptions, arguments: dict[str, Any]
+) -> HubVectorEnv:
+    """A session of a vector env that each worker makes by ``env(num_envs=...)``."""
+    if not callable(env):
+        raise TypeError(f"vector=True takes an id, or one function that takes num_envs, got {env!r:.100}")
+    if arguments:
+        raise TypeError(f"arguments for the env ({', '.join(arguments)}) go into the factory, where one is given")
+    return HubVectorEnv(hub, replace(make_of_factories([env] * num_envs), vector=True), options)
 
 
 _KEYWORDS = (

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Iterable
 
 import numpy as np
 
@@ -108,6 +108,18 @@ class Layout:
         """The size of the whole arena."""
         last = list(self.fields().values())[-1]
         return _aligned(last.offset + last.nbytes, HEADER_BYTES)
+
+
+def whole_shares(rows: Iterable[int], num_envs: int, workers: int) -> bool:
+    """Whether these rows are all rows of some workers, where worker ``i`` of ``n`` has every row of remainder ``i``."""
+    wanted = set(rows)
+    return all(wanted.issuperset(range(row % workers, num_envs, workers)) for row in wanted)
+
+
+def split_share(num_envs: int, workers: int) -> str:
+    """Why a part of a batch that is no ``whole_shares`` is refused."""
+    shares = [[*range(worker, num_envs, workers)] for worker in range(workers)]
+    return f"a vector env steps all of its envs in one call: send those of whole workers, of {shares!r:.300}"
 
 
 def split_results(results: Any, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

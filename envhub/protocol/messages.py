@@ -166,6 +166,7 @@ class Make:
     kwargs_each: List[bytes] = field(default_factory=list)  # in place of ``kwargs``, one per env; empty for none
     hosting: Hosting = field(default_factory=Hosting)
     alike: bool = False  # whether all factories make equal envs
+    vector: bool = False  # whether what is made is a vector env; only of a private hub, and of factories
 
 
 @dataclass(frozen=True)
@@ -310,6 +311,7 @@ class Made:
     observation_mode: str = ""
     steps: List[int] = field(default_factory=list)  # each row's number of steps and resets, in the reply to Attach
     sizing: str = ""  # the reason for the number of workers, for people
+    vector: bool = False  # whether each worker's envs are one vector env, whose rows step together
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ try:
 except ModuleNotFoundError:
     api = import_module("gym")
 
-_VECTORS = ("gymnasium.vector.", "gym.vector.", "stable_baselines3.common.vec_env.")
+_VECTORS = ("envpool.", "gymnasium.vector.", "gym.vector.", "stable_baselines3.common.vec_env.")
 
 GYMNASIUM, DM_ENV, PARALLEL = "env", "dm_env environment", "PettingZoo parallel env"
 _PARTS = {
@@ -42,7 +42,10 @@ def unfit(made: Any) -> str:
     """A description of ``made`` if it is no single env that a worker can host; else empty. Imports nothing."""
     modules = [kind.__module__ + "." for kind in type(made).__mro__]
     if any(module.startswith(_VECTORS) for module in modules):
-        return "a vector env; EnvHub makes the batch itself: give it a single env, and num_envs"
+        return (
+            "a vector env: pass vector=True (an operator says vector = true in the env's table), and it gets num_envs; "
+            "or give a single env, of which EnvHub makes the batch itself"
+        )
     if isinstance(made, type):
         return f"the class {made.__qualname__} in place of an env of that class"
     if hasattr(made, "agent_iter"):

@@ -142,6 +142,16 @@ class Writer:
             pass
         return 0, 0
 
+    def template_of(self, info: dict[str, Any]) -> tuple[int, Template] | None:
+        """The number and template of this info's form, announced if it is new; None if it travels encoded."""
+        try:
+            signature = tuple(_signature(info, [], NESTING_MAX))
+            if signature not in self._templates:
+                self._learn(signature, info)
+        except NotInColumns:
+            return None
+        return self._templates.get(signature)
+
     def _learn(self, signature: tuple[Any, ...], info: dict[str, Any]) -> None:
         if len(self._templates) >= TEMPLATES_MAX:
             return
@@ -154,6 +164,58 @@ class Writer:
         number = int.from_bytes(digest, "little") >> 1 or 1
         self._announce(number, example)
         self._templates[signature] = (number, template)
+
+
+class BatchWriter:
+    """Writes the infos of several envs at once: an array per value, with an entry per env, as ``infos`` has rows."""
+
+    def __init__(self, writer: Writer, infos: np.ndarray, rows: slice) -> None:
+        """Write into these ``rows`` of ``infos``, a contiguous uint8 array of shape ``(all rows, bytes)``."""
+        self._writer, self._infos, self._rows = writer, infos, rows
+        self._known: dict[tuple[Any, ...], tuple[int, int, list[np.ndarray]] | None] = {}
+
+    def write(self, columns: dict[str, Any], first: Callable[[], dict[str, Any]]) -> tuple[int, int]:
+        """Write them; returns the template's number and the length of each row, or zeros if it cannot.
+
+        ``first`` returns the info of the first env, which decides on the types.
+        """
+        arrays: list[np.ndarray] = []
+        form = tuple(_form_of(columns, arrays))
+        if form not in self._known:
+            if len(self._known) >= TEMPLATES_MAX:
+                return 0, 0
+            self._known[form] = self._places(first())
+        known = self._known[form]
+        if known is None:
+            return 0, 0
+        number, nbytes, places = known
+        for place, array in zip(places, arrays):
+            place[...] = array
+        return number, nbytes
+
+    def _places(self, info: dict[str, Any]) -> tuple[int, int, list[np.ndarray]] | None:
+        """The template of the info, and of each of its values the place in all rows."""
+        found = self._writer.template_of(info)
+        if found is None:
+            return None
+        number, template = found
+        rows, row_bytes = range(len(self._infos))[self._rows], self._infos.strides[0]
+        start, stride = rows.start * row_bytes, rows.step * row_bytes
+        records = np.ndarray(len(rows), template.dtype, self._infos, start, (stride,))
+        return number, template.nbytes, [records[name] for name in template.dtype.names or ()]
+
+
+def _form_of(columns: dict[str, Any], arrays: list[np.ndarray]) -> Iterator[Any]:
+    """A key that is equal for columns of one form; also appends the arrays to ``arrays``."""
+    for key, value in columns.items():
+        yield key
+        if type(value) is dict:
+            yield dict
+            yield from _form_of(value, arrays)
+            yield None
+        else:
+            arrays.append(value)
+            yield value.dtype.str, value.shape
 
 
 def _signature(info: dict[str, Any], values: list[Any], nesting: int) -> Iterator[Any]:

@@ -89,10 +89,10 @@ def session_of(make: Make, workers: int | None, recipe: Recipe = RECIPE, **polic
     return Session(make, recipe, sizing, INFO_BYTES, MACHINE, restarts(**policy), rules)
 
 
-def begun(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
+def begun(num_envs: int = 3, workers: int = 2, recipe: Recipe = RECIPE, **make: Any) -> Session:
     """A session whose workers are building."""
     made = Make(num_envs, "CartPole-v1", **make)
-    session = session_of(made, workers, restarts_max=made.faults.restarts_max)
+    session = session_of(made, workers, recipe, restarts_max=made.faults.restarts_max)
     session.handle(stimuli.SessionMade())
     return session
 

@@ -82,3 +82,27 @@ def test_arguments_of_each_env_are_checked_as_those_of_all() -> None:
     assert asked(Make(2, "A-v0", kwargs_each=each), HubConfig(allow_arguments=("A-v0=file",))) == Recipe(
         "A-v0", arguments=frozenset(["file"])
     )
+
+
+def test_operator_says_which_envs_are_vector_envs_and_a_program_of_its_own_hub() -> None:
+    config = HubConfig(tables={"A-v0": EnvSettings(vector=True), "B-v0": EnvSettings()})
+    for vector in (False, True):
+        found = asked(Make(2, "A-v0", vector=vector), config)
+        assert isinstance(found, Recipe) and found.settings.vector
+        own = asked(Make(2, "A-v0", vector=vector), HubConfig(owner=3))
+        assert isinstance(own, Recipe) and own.settings.vector == vector
+    refused = asked(Make(2, "B-v0", vector=True), config)
+    assert isinstance(refused, Failure) and "as single envs; its operator decides" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (Make(1, "A-v0", wrappers=["gymnasium.wrappers.common:TimeLimit"], wrapper_kwargs=[b""]), "wrappers"),
+        (Make(1, "A-v0", kwargs_each=[b""]), "arguments for each env"),
+        (Make(1, "A-v0", observation_mode="different"), "observation_mode='different'"),
+    ],
+)
+def test_what_a_vector_env_does_not_take_is_refused(make: Make, what: str) -> None:
+    refused = asked(make, HubConfig(tables={"A-v0": EnvSettings(vector=True)}))
+    assert isinstance(refused, Failure) and f"makes a vector env, which takes no {what}" in refused.message

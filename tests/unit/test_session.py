@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Recipe
 from envhub_server.catalog.step_costs import StepCost
 from envhub_server.hub.runtime import _CARRIED_OUT
@@ -82,7 +83,7 @@ from sessions import (
     shared,
 )
 
-from envhub.arena.layout import Layout
+from envhub.arena.layout import Layout, split_share
 from envhub.protocol import messages
 from envhub.protocol.hub import FIRST_OPS
 from envhub.protocol.messages import (
@@ -889,3 +890,34 @@ def test_documented_diagram_is_that_of_the_table() -> None:
     assert "    READY --> MOVING: Step, Reset\n" in document and "ENDED --> READY" not in document
     for phase in Phase:
         assert f"| `{phase.name}` |" in document
+
+
+# --- vector envs ------------------------------------------------------------------------------------------------------
+
+
+def vector_env() -> Session:
+    """A session of two workers, each with a vector env."""
+    return ready(3, 2, recipe=Recipe("CartPole-v1", settings=EnvSettings(vector=True)))
+
+
+def test_vector_envs_rows_are_sent_together() -> None:
+    session = vector_env()
+    assert session.made is not None and session.made.vector
+    (refused,) = session.request(Send([0, 1], b"\x04"))
+    assert refused == Fail(Failure("refused", "request", split_share(3, 2)))
+    assert session.request(Send([2, 0], b"\x04")) == [PostPart()]
+
+
+def test_vector_env_has_options_for_all_of_its_envs() -> None:
+    (refused,) = vector_env().request(Reset(options_each=[b"", b"", b""]))
+    assert isinstance(refused, Fail) and "options for all of its envs" in refused.failure.message
+
+
+def test_steps_of_a_vector_env_choose_no_number_of_workers() -> None:
+    assert vector_env().said(0, StepTimes(100, 10**9, 0)) == []
+
+
+def test_workers_are_told_how_many_have_a_share() -> None:
+    session = begun(3, 2, recipe=Recipe("CartPole-v1", settings=EnvSettings(vector=True)))
+    assert session._build(1).message.shares == 2
+    assert begun()._build(1).message.shares == 0

@@ -98,7 +98,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         if spec is not None and not self._session.allow_pickle:  # what is run is this program's choice, not the hub's
             for name in ("entry_point", "vector_entry_point", "additional_wrappers"):
                 setattr(self.spec, name, copy.deepcopy(getattr(spec, name)))
-        self.spec.kwargs = {**arguments, "num_envs": self.num_envs, "vectorization_mode": "async"}
+        mode = "vector_entry_point" if self._session.vector else "async"
+        self.spec.kwargs = {**arguments, "num_envs": self.num_envs, "vectorization_mode": mode}
 
     @property
     def closed(self) -> bool:
@@ -342,7 +343,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             env_ids: different numbers of envs; None is every env.
 
         Raises:
-            ValueError: an env is under way, or is none of these; no env has moved.
+            ValueError: an env is under way, or is none of these, or only a part of a vector env's; no env has moved.
             SpaceMismatch: actions of the wrong count, shape or kind; no env has moved.
             SessionBusy: another request is pending; on the wire lane also a ``recv`` that timed out.
             SessionClosed: after ``close``.
@@ -352,6 +353,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             text = "Calling `send` after a `recv` that timed out, which is to be called again first."
             raise SessionBusy(text, "recv")
         rows = checked_env_ids(env_ids, self.num_envs)
+        self._session.check_part(rows.tolist())
         flat = spaces.flatten(self.single_action_space, actions)
         codes, arrays, elements = pack(flat, self._session.action_leaves, len(rows))
         if elements:

@@ -19,6 +19,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 
 from envhub import errors
+from envhub.arena.layout import split_share, whole_shares
 from envhub.env_failure import EnvFailure, failure_info
 from envhub.protocol.client import Reply
 from envhub.protocol.messages import Attach, Call, Close, Failure, Made, Make, Op, World
@@ -75,6 +76,7 @@ class Session:
         metadata, render_mode, env_spec, action_space, action_leaves: of one env.
         observation_spaces: of each env, or of the first one for all.
         compression: how observations are compressed on the wire lane; empty for not at all.
+        vector: whether each worker's envs are one vector env.
         state: which request is pending.
         closed: whether it is over, or left to another process.
     """
@@ -156,6 +158,8 @@ class Session:
             made: Made = connection.ask(Op.MAKE, make).message
         finally:
             connection.making_line.end()
+        if make.vector and not made.vector:  # it does not know the word
+            raise errors.RequestRefused(f"the hub at {connection.address} hosts no vector envs: upgrade it")
         if made.num_envs != make.num_envs:
             raise errors.RemoteProtocolError(
                 f"the hub at {connection.address} made {made.num_envs} envs in place of {make.num_envs}"
@@ -233,7 +237,7 @@ class Session:
             self.options = replace(
                 self.options, autoreset_mode=AutoresetMode(made.autoreset_mode), observation_mode=made.observation_mode
             )
-        self.num_envs = made.num_envs
+        self.num_envs, self.vector = made.num_envs, made.vector
         self.sizing = Sizing(0 if self.options.num_workers == 0 else made.num_workers, made.sizing)
         log.info("%d workers for %d envs: %s", made.num_workers, made.num_envs, made.sizing)
         self.metadata: dict[str, Any] = dict(self.decode(made.metadata))
@@ -359,6 +363,16 @@ class Session:
             raise SessionBusy(f"Calling `{what}` while waiting for a pending call to `{name}` to complete.", name)
         if self.lane.settle() and not among_others:
             raise SessionBusy(f"Calling `{what}` while envs are under way that `recv` has not returned.", "recv")
+
+    def check_part(self, env_ids: list[int]) -> None:
+        """Check that these envs can be stepped without the others.
+
+        Raises:
+            ValueError: they are only a part of a vector env's.
+        """
+        shares = self.num_envs, max(1, self.sizing.num_workers)
+        if self.vector and not whole_shares(env_ids, *shares):
+            raise ValueError(f"{split_share(*shares)}; no env has moved")
 
     def require(self, minor: int, what: str) -> None:
         """Check that the hub speaks this minor version of the protocol, which ``what`` came with.

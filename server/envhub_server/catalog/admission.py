@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from envhub.protocol.messages import Failure, Make
 from envhub.values import codec, compression
+from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.hosting import beyond
 from envhub_server.catalog.registry import Recipe, Registry, namespace_modules
 from envhub_server.config import HubConfig
@@ -66,12 +67,12 @@ def admitted(
         text = f"{make.num_envs} envs and arguments for {len(make.kwargs_each)}"
         return Failure("refused", "request", text)
     if config.private:
-        return Recipe(make.name, namespace_modules(make.name))
+        return _fit(make, Recipe(make.name, namespace_modules(make.name), settings=EnvSettings(vector=make.vector)))
     if make.runner or make.world is not None or (make.factories and not (config.allow_factories and deploys)):
         text = "this hub makes environments by name only; factories run in a private hub (hub=None), or where the hub"
         text += " is served with --allow-factories, for its own user and keys with the right to deploy"
         return Failure("not_permitted", "request", text)
-    recipe = registry.for_factories() if make.factories else registry.find(make.name)
+    recipe = registry.for_factories(make.vector) if make.factories else registry.find(make.name)
     if not deploys and (why := _unfit_arguments(make, frozenset() if recipe is None else recipe.arguments)):
         return Failure("not_permitted", "request", why)
     if foreign := [wrapper for wrapper in make.wrappers if not WRAPPERS.fullmatch(wrapper)]:
@@ -80,11 +81,26 @@ def admitted(
         return Failure("not_permitted", "request", text)
     if recipe is not None:
         why = beyond(make.hosting, recipe.settings.hosting(config.hosting), limits.spares_max)
-        return Failure("not_permitted", "request", why) if why else recipe
+        return Failure("not_permitted", "request", why) if why else _fit(make, recipe)
     near = registry.nearest(make.name, names)
     question = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; its operator decides what it offers."
     text = f"this hub does not offer {make.name!r}{question} `envhub envs` and `envs()` of a client list what it offers"
     return Failure("unknown_env", "request", text)
+
+
+def _fit(make: Make, recipe: Recipe) -> Recipe | Failure:
+    """The recipe, if what is asked for agrees with whether it is a vector env's."""
+    if not recipe.settings.vector:
+        if not make.vector:
+            return recipe
+        why = f"vector=True: this hub makes {make.name!r} as single envs; its operator decides that, by vector = true"
+        return Failure("refused", "request", f"{why} in its table")
+    asked = {"wrappers": make.wrappers, "arguments for each env": make.kwargs_each, "worker": make.runner}
+    asked["observation_mode='different'"] = make.observation_mode != "same"
+    if unfit := [what for what, given in asked.items() if given]:
+        text = f"{make.name or 'the factory'!r} makes a vector env, which takes no {', '.join(unfit)}"
+        return Failure("refused", "request", text)
+    return recipe
 
 
 def _unfit_arguments(make: Make, declared: Collection[str]) -> str:

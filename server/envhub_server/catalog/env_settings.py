@@ -24,6 +24,7 @@ class EnvSettings:
         variables: of its workers' environment, in place of the hub's of these names.
         library_path: folders in which its libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``.
         folder: its workers' working directory, from which they import as well; None for the hub's.
+        vector: whether it is a vector env, which a worker makes with ``num_envs`` and steps in one call.
         gpus: devices that are dealt to its workers.
         memory_max: bytes of memory that each of its workers may have; 0 for no limit.
         spares: how many workers are made ahead.
@@ -36,6 +37,7 @@ class EnvSettings:
     variables: dict[str, str] = field(default_factory=dict)
     library_path: tuple[Path, ...] = ()
     folder: Path | None = None
+    vector: bool = False
     gpus: tuple[int, ...] | None = None
     memory_max: int | None = None
     spares: int | None = None

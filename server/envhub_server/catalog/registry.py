@@ -130,9 +130,9 @@ class Registry:
         name = next(entry.name for entry in self._entries if entry.factory == factory and entry.required)
         return FactoryNotFound(f"{name}={factory} cannot be made: {why}")
 
-    def for_factories(self) -> Recipe:
-        """The recipe for factories that clients send."""
-        return Recipe("", settings=self._defaults)
+    def for_factories(self, vector: bool) -> Recipe:
+        """The recipe for factories that clients send, of single envs or of vector envs."""
+        return Recipe("", settings=replace(self._defaults, vector=vector))
 
     def find(self, name: str) -> Recipe | None:
         """The recipe for the name a client asks for, or None if it is not offered.

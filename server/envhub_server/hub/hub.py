@@ -42,6 +42,7 @@ from envhub.values import codec, compression
 from envhub_server.catalog.admission import admitted
 from envhub_server.catalog.hosting import granted
 from envhub_server.catalog.listing import LISTING, Listing
+from envhub_server.catalog.registry import Recipe
 from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import stats
@@ -632,7 +633,7 @@ class Hub:
             self._listing.try_again(found.settings.interpreter)
         self._unread.release()
         machine = self._machine(holder)
-        sizing = self._sizing(make, machine)
+        sizing = self._sizing(make, found, machine)
         number, name = self._last_number + 1, request.token.hex()[:8]
         hosting = granted(make.hosting, found.settings.hosting(self.config.hosting), number)
         workers = min(machine.cpus, make.num_envs) if sizing is None else sizing.workers
@@ -672,10 +673,12 @@ class Hub:
         workers_max = self._usage.workers_left(holder, self._sessions.values(), workers_max)
         return Machine(affinity, usable_cpus(), has_quota(), workers_max, memory_available_bytes())
 
-    def _sizing(self, make: Make, machine: Machine) -> WorkerCount | None:
+    def _sizing(self, make: Make, recipe: Recipe, machine: Machine) -> WorkerCount | None:
         """How many workers a session gets; None where that is to be seen of its first envs."""
         if make.num_workers:
             return told(make.num_envs, make.num_workers, f"num_workers={make.num_workers}")
+        if recipe.settings.vector:
+            return WorkerCount(1, "a vector env, which one worker steps in one call", told=True)
         if self.config.workers:
             workers = min(self.config.workers, max(1, machine.workers_max))
             return told(make.num_envs, workers, f"the hub's --workers {self.config.workers}")

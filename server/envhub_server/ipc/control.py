@@ -90,6 +90,7 @@ class Build:
     hide_folders: bool = False  # whether what is told of exceptions may name no folder
     kwargs_each: List[bytes] = field(default_factory=list)  # in place of ``kwargs``, one per row; empty for none
     variables: Dict[str, str] = field(default_factory=dict)  # of the environment, besides ``environ``
+    shares: int = 0  # of how many workers each makes its share of the envs as one vector env; 0: each env by itself
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,7 @@ def build(make: Make, recipe: Recipe, rules: WorkerRules, place: Place) -> contr
         memory_bytes_max=rules.memory_bytes_max,
         hide_folders=rules.hide_folders,
         variables=variables(rules, place),
+        shares=(place.workers or 1) if recipe.settings.vector else 0,
         **_program_environment(make.world),
     )
 

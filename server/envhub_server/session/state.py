@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from envhub.arena.layout import Layout
+from envhub.arena.layout import Layout, split_share, whole_shares
 from envhub.arena.spin import spin_us
 from envhub.protocol import messages
 from envhub.protocol.messages import (
@@ -552,6 +552,7 @@ class SessionState:
             render_mode=first.render_mode,
             spec=first.spec,
             sizing="" if self.sizing is None else self.sizing.reason,
+            vector=self._recipe.settings.vector,
         )
 
     def _on_making_failed(self, said: WorkerSaid, now_s: float) -> Instructions:
@@ -657,6 +658,9 @@ class SessionState:
         if len(each) not in (0, num_envs):
             self.asked = True
             return self._refuse(f"a reset needs the options of {num_envs} envs, got {len(each)}")
+        if each and self._recipe.settings.vector:
+            self.asked = True
+            return self._refuse("a vector env takes options for all of its envs, and not for each")
         if refused := self._refused(request):
             return refused
         kept = zip(self._seeds, seeds, mask, strict=True)
@@ -786,7 +790,12 @@ class SessionState:
     # Parts of a batch.
 
     def _on_send(self, request: Requested, now_s: float) -> Instructions:
-        return self._refused(request) or [*self._begin(Phase.READY, now_s), do.PostPart()]
+        if refused := self._refused(request):
+            return refused
+        shares = self.make.num_envs, len(self.workers)
+        if self._recipe.settings.vector and not whole_shares(request.message.rows, *shares):
+            return self._refuse(split_share(*shares))
+        return [*self._begin(Phase.READY, now_s), do.PostPart()]
 
     def _on_part_posted(self, posted: stimuli.PartPosted, now_s: float) -> Instructions:
         self._parts_out += posted.rows
@@ -876,6 +885,8 @@ class SessionState:
     def _on_step_times(self, said: WorkerSaid, now_s: float) -> Instructions:
         """Tell what steps of the env take, and, once, that another number of workers would suit them better."""
         self.workers[said.worker].times = said.message
+        if self._recipe.settings.vector:  # which are not of single envs, and choose no number of workers
+            return []
         cost = average(worker.times for worker in self.workers if worker.times is not None)
         if cost is None or self.sizing is None:
             return []
@@ -997,11 +1008,12 @@ class SessionState:
             made += [do.StartProcesses((number,), spare=True), do.Tell(number, order)]
         return made
 
-    def _group(self, number: int) -> int:
+    def _group(self, number: int) -> tuple[int, int]:
         """Workers of one group have equal envs and the same device, so that they may have each other's spares."""
         if self.make.kwargs_each or (self.make.factories and not self.make.alike):
-            return number
-        return number % max(1, len(self._rules.hosting.gpus))
+            return number, 0
+        envs = len(self.workers[number].rows) if self._recipe.settings.vector else 0  # which cannot lose some of them
+        return number % max(1, len(self._rules.hosting.gpus)), envs
 
     def _place_to_spare(self) -> int:
         """The worker for whose place the next spare is made: first the group with fewest of them, then most restarts.

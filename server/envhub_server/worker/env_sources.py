@@ -36,8 +36,22 @@ def factories(build: Any) -> Any:
 
 def named(build: Any) -> Any:
     """The factories of envs that are made by their name, by row."""
+    if build.shares:
+        return dict.fromkeys(build.rows, _vector_factory(build))
     each = dict(zip(build.rows, build.kwargs_each))
     return {row: partial(_make, build, each.get(row, build.kwargs)) for row in build.rows}
+
+
+def _vector_factory(build: Any) -> Any:
+    """What makes the vector env, given ``num_envs``, and ``autoreset_mode`` if it has such an argument.
+
+    Raises:
+        TypeError: the id has no vector env.
+    """
+    kwargs: dict[str, Any] = codec.decode(build.kwargs, build.allow_pickle) if build.kwargs else {}
+    if build.entry:
+        return partial(_load(build.entry), **kwargs)
+    return gym_compat.vector_factory(build.name, kwargs)
 
 
 def _make(build: Any, encoded: bytes) -> Any:

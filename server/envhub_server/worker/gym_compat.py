@@ -6,9 +6,12 @@ says ``TimeLimit.truncated``; gym and Gymnasium before 1.0 have no ``set_wrapper
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 import sys
-from typing import Any
+from functools import partial
+from typing import Any, Callable
 
 import numpy as np
 
@@ -27,6 +30,32 @@ def make(name: str, kwargs: dict[str, Any]) -> Any:
     return env
 
 
+def vector_factory(name: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """What makes the vector env that is registered for this id, as a ``vector_entry_point`` does.
+
+    Raises:
+        TypeError: there is none.
+    """
+    if not hasattr(api, "make_vec"):
+        raise TypeError(f"vector=True needs Gymnasium 1.0 or later, and here is {api.__name__} {api.__version__}")
+    module, _, bare = name.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    entry_point = api.spec(bare).vector_entry_point
+    if entry_point is None:
+        raise TypeError(f"{name} has no vector_entry_point: it is a single env, which vector=True is not for")
+    creator = entry_point if callable(entry_point) else api.envs.registration.load_env_creator(entry_point)
+    make = partial(api.make_vec, name, vectorization_mode="vector_entry_point", **kwargs)
+    if "autoreset_mode" not in inspect.signature(creator).parameters:
+        return lambda num_envs: make(num_envs=num_envs)
+
+    def make_in_mode(num_envs: int, **autoreset_mode: Any) -> Any:
+        return make(num_envs=num_envs, **autoreset_mode)
+
+    make_in_mode.__signature__ = inspect.signature(creator)  # type: ignore[attr-defined]  # tells of the mode
+    return make_in_mode
+
+
 def adapt(env: Any) -> Any:
     """The env itself, or an adapter around it if it has an older interface."""
     if isinstance(env, FiveValues):
@@ -42,7 +71,9 @@ def adapt(env: Any) -> Any:
 def is_wrapped(env: Any, name: str) -> bool:
     """Whether a wrapper of the env is of the class of this name, ``module:Class``; nothing is imported for it."""
     gym = sys.modules.get("gym")
-    wrappers = (FiveValues, api.Wrapper) if gym is None else (FiveValues, api.Wrapper, gym.Wrapper)
+    env = getattr(env, "vector_env", env)  # where it is one of a vector env's
+    wrappers: Any = FiveValues, api.Wrapper, getattr(api.vector, "VectorWrapper", api.Wrapper)
+    wrappers = wrappers if gym is None else (*wrappers, gym.Wrapper)
     while isinstance(env, wrappers):
         if any(f"{each.__module__}:{each.__qualname__}" == name for each in type(env).__mro__):
             return True

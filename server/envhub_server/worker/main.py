@@ -22,7 +22,7 @@ import time
 import traceback
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Sequence, Union
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import (
@@ -53,10 +53,12 @@ from envhub_server.ipc.channel import (
 )
 from envhub_server.ipc.packages import remedy
 from envhub_server.worker.bootstrap import prctl
+from envhub_server.worker.env_batch import EnvBatch, SubEnv
 from envhub_server.worker.env_family import computes_in_process
 from envhub_server.worker.env_sources import factories, named, runner_class, why_missing
 from envhub_server.worker.exception_report import PendingFailure, describe_failure, encode_or_nothing
 from envhub_server.worker.gym_compat import adapt, is_wrapped
+from envhub_server.worker.native_env import NativeEnv, Share, made_by
 from envhub_server.worker.other_interfaces import as_gymnasium
 from envhub_server.worker.row import NotFinite, Row
 from envhub_server.worker.stack_dumps import StackDumps
@@ -68,6 +70,9 @@ RINGS_BYTES = 1 << 16  # of a pipe, all of them
 PR_SET_NO_NEW_PRIVS = 38
 PROGRESS_S = 0.5  # how often a worker that builds envs sends how many are built
 RESERVED_CALLS = frozenset(["reset", "step", "close", "_setattr", "_check_spaces"])
+
+Part = Union[Row, EnvBatch]
+Target = Union[Row, SubEnv]  # of a call
 
 _ONE = (1).to_bytes(8, sys.byteorder)
 _CAME_BACK = (
@@ -83,7 +88,7 @@ class Worker:
         self._channel = channel
         self._stack_dumps = stack_dumps
         self._number: int | None = None  # of this worker in its session; one that only lists names has none
-        self._rows: list[Row] = []
+        self._rows: list[Part] = []
         self._allow_pickle = False
         self._exact: codec.Unknown = codec.refuse  # for values that no ``repr`` may replace
         self._in_columns = False
@@ -97,7 +102,7 @@ class Worker:
         self._build: Any = None
         self._row_built = -1
         self._timer = StepTimer()
-        self._broken: list[Row] = []  # whose env raised and must be built again
+        self._broken: list[Part] = []  # whose env raised and must be built again
         self._rebuilds = 0
         self._poller = _moved_up_epoll()
         self._poller.register(channel.fileno(), select.EPOLLIN)
@@ -219,8 +224,16 @@ class Worker:
     def _make_env(self, row: int) -> Any:
         return as_gymnasium(self._factories[row](), f"the factory of env {row}")
 
+    def _make_batch(self, rows: Sequence[int]) -> NativeEnv:
+        share = Share(rows, self._build.shares)
+        return made_by(self._factories[rows[0]], share, self._build.autoreset_mode)
+
     def _build_rows(self, rows: Sequence[int]) -> control.Built:
         sent_s = time.monotonic()
+        if self._build.shares:
+            batch, mode = self._make_batch(rows), self._build.autoreset_mode
+            self._rows.append(EnvBatch(rows, batch, mode, self._allow_pickle))
+            rows = ()
         for row in rows:
             self._build_row(row)
             if time.monotonic() > sent_s + PROGRESS_S:
@@ -309,7 +322,7 @@ class Worker:
         """All rows of this worker."""
         return [index for row in self._rows for index in row.indices]
 
-    def _check_spaces(self, row: Row) -> None:
+    def _check_spaces(self, row: Part) -> None:
         observation_space, action_space, mode = self._spaces
         spaces.check_equivalent(row.env.observation_space, observation_space, mode)
         spaces.check_action_space(row.env.action_space, action_space)
@@ -333,16 +346,18 @@ class Worker:
     def _has_work(self) -> bool:
         return bool(self._my_request != self._my_done and self._posted())
 
-    def _posted(self) -> list[Row]:
+    def _posted(self) -> list[Part]:
         """The rows with a pending step that needs no message."""
         request, done, op = self._request, self._done, self._op
         return [
             row
             for row in self._rows
-            if request[row.index] != done[row.index] and (op[row.index] == OP_STEP or op[row.index] == OP_PART)
+            if request[row.index] != done[row.index]
+            and (op[row.index] == OP_STEP or op[row.index] == OP_PART)
+            and row.posted
         ]
 
-    def _begin(self, row: Row) -> None:
+    def _begin(self, row: Part | Target) -> None:
         """Store in the progress word that the worker is at this row."""
         self._turn += TURN_ONE
         self._turns[self._turn_at] = self._turn | row.turn
@@ -352,7 +367,7 @@ class Worker:
         if posted := self._posted():
             self._step_rows(posted)
 
-    def _step_rows(self, rows: list[Row], run: Callable[[Row], None] | None = None) -> None:
+    def _step_rows(self, rows: list[Part], run: Callable[[Part], None] | None = None) -> None:
         """Step the envs of these rows, by ``run`` if that is given, and wake the driver."""
         at, parts, timer = self._turn_at, 0, self._timer
         self._began_ns[at] = time.monotonic_ns()
@@ -392,7 +407,7 @@ class Worker:
     def _on_StepRows(self, step: Any) -> None:
         out_of_band = dict(messages.unpack_rows(step.beside, self._arena.layout.rows))
 
-        def run(row: Row) -> None:
+        def run(row: Part) -> None:
             row.step(codec.decode(out_of_band[row.index], self._allow_pickle))
 
         # The hub completed the other rows before this worker served.
@@ -450,7 +465,10 @@ class Worker:
             except BaseException:
                 traceback.print_exc()  # into the worker's log; the env is not used any more
             try:
-                row.rebuilt(self._runner(adapt(self._make_env(row.index))))
+                if isinstance(row, EnvBatch):
+                    row.rebuilt(self._make_batch(row.indices))
+                else:
+                    row.rebuilt(self._runner(adapt(self._make_env(row.index))))
                 self._check_spaces(row)
             except BaseException:
                 traceback.print_exc()
@@ -467,7 +485,7 @@ class Worker:
     # --- calls ----------------------------------------------------------------------------------------------------
 
     def _on_CallRows(self, call: Any) -> None:
-        def run(row: Row) -> bytes:
+        def run(row: Target) -> bytes:
             env = row.env
             if call.skip_unreset and row.awaits_first_reset:
                 return b""
@@ -490,14 +508,14 @@ class Worker:
     def _on_SetAttrRows(self, wanted: Any) -> None:
         each = dict(zip(wanted.rows, wanted.each))
 
-        def run(row: Row) -> bytes:
+        def run(row: Target) -> bytes:
             blob = each.get(row.index, wanted.value)
             row.env.set_wrapper_attr(wanted.name, codec.decode(blob, self._allow_pickle))
             return b""
 
         self._for_each_env(run, wanted)
 
-    def _for_each_env(self, run: Callable[[Row], bytes], call: Any) -> None:
+    def _for_each_env(self, run: Callable[[Target], bytes], call: Any) -> None:
         """Answer the call with what ``run`` returns for each of its rows, or with what it raises."""
         results = []
         rows = [target for row in self._rows for target in row.targets(call.rows)]

@@ -38,7 +38,13 @@ class NotFinite(ValueError):
 
 
 class Row:
-    """One env of this worker."""
+    """One env of this worker.
+
+    Attributes:
+        posted: whether the words of all of its rows are written, if that of the first is.
+    """
+
+    posted = True
 
     def __init__(self, index: int, runner: EnvRunner, autoreset_mode: str, allow_pickle: bool) -> None:
         self.index = index  # in the session

@@ -1,0 +1,478 @@
+"""A vector env of a worker and its rows' places in the arena: it steps all of its rows in one call.
+
+An ``EnvBatch`` is a part, as a ``Row`` is (see ``row``), of several rows, and stores the results of all of them at
+once. Its rows begin, step and die together. Only a masked reset tells them apart, where the env heeds one.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
+
+import numpy as np
+
+from envhub.arena.memory import OP_PART, OP_STEP, STATUS_INFO, STATUS_OK, TURN_FIRST, Arena
+from envhub.arena.stand_in import ENDED, FRESH, ONGOING, REPORT_PENDING, truncate
+from envhub.values import actions, codec, spaces
+from envhub.values.info_columns import BatchWriter, Writer
+from envhub.values.leaf import OBJECT
+from envhub_server.ipc import control
+from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
+from envhub_server.ipc.reseeding import reseeded
+from envhub_server.worker import batch_infos
+from envhub_server.worker.info_place import NO_INFO, InfoPlace
+from envhub_server.worker.native_env import SEED_MAX, NativeEnv
+from envhub_server.worker.row import DISABLED, SAME_STEP, STEPS_CHECKED_FIRST, STEPS_PER_CHECK, NotFinite
+
+_INVALID = codec.encode({"invalid_transition": True})
+
+
+class Outcome(NamedTuple):
+    """The results of a step of all rows, or of a reset of some: an array per leaf of the observations, then the others.
+
+    ``infos`` is batched, or a list of one per env.
+    """
+
+    observations: list[np.ndarray]
+    rewards: Any
+    terminations: np.ndarray
+    truncations: np.ndarray
+    infos: Any
+
+
+class EnvBatch:
+    """Several envs of this worker, which are one."""
+
+    def __init__(self, rows: Sequence[int], env: NativeEnv, autoreset_mode: str, allow_pickle: bool) -> None:
+        self.env = env
+        self._be(rows)
+        self._mode = autoreset_mode
+        self._unknown = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
+        self._new = True  # whether the env was never reset
+        self._seeds: list[int | None] = [None] * len(self.indices)  # that the program gave last
+        self._first_seeds = self._seeds  # for the reset that a new env begins with
+        self._rebuilds = 0
+        self._checks = 0
+        self._pending_failure: Exception | None = None
+        self._pending_info = b""
+
+    def _be(self, rows: Sequence[int]) -> None:
+        self.indices, self.index = list(rows), rows[0]
+        stride = rows[1] - rows[0] if len(rows) > 1 else 1
+        self.place = slice(self.index, rows[-1] + 1, stride)
+        self.turn = self.index | TURN_FIRST
+        self._rows = np.array(self.indices)
+
+    def move(self, index: int) -> None:
+        """Be the rows of another worker, of which this is the first; only before ``attach``."""
+        self._be([row + index - self.index for row in self.indices])
+        self.env.share = self.env.share._replace(rows=self.indices)
+
+    def rebuilt(self, env: NativeEnv) -> None:
+        """Use another env from now on; the first step of its rows is their reset."""
+        self.env, self._new = env, True
+        self._rebuilds += 1
+        self.turn = self.index | TURN_FIRST
+        self._first_seeds = self._reseeded([reseeded(seed, self._rebuilds) for seed in self._seeds])
+
+    @staticmethod
+    def _reseeded(seeds: Sequence[int | None]) -> list[int | None]:
+        return [None if seed is None else seed & SEED_MAX for seed in seeds]
+
+    def attach(
+        self,
+        arena: Arena,
+        observation_space: Any,
+        action_space: Any,
+        send: Callable[[object], None],
+        columns: Writer | None,
+        finite_only: bool,
+        info_bytes_max: int = MESSAGE_BYTES_MAX,
+    ) -> None:
+        """Use these rows of ``arena``; arguments as of ``Row.attach``.
+
+        Raises:
+            TypeError: the observations have parts of no fixed size.
+        """
+        if OBJECT in spaces.leaves(observation_space):
+            raise TypeError(f"a vector env whose observations have parts of no fixed size: {observation_space}")
+        self._arena, self._send, self._finite_only = arena, send, finite_only
+        self._observation_space, self._action_space = observation_space, action_space
+        same_step = self._mode == SAME_STEP
+        self._infos = [
+            InfoPlace(row, arena, send, columns, self._unknown, same_step, info_bytes_max) for row in self.indices
+        ]
+        self._columns = None if columns is None else BatchWriter(columns, arena.infos, self.place)
+        mine = self.place
+        self._request, self._done, self._op = arena.request[mine], arena.done[mine], arena.op[mine]
+        self._slots, self._needs_reset = arena.slot[mine], arena.needs_reset[mine]
+        self._results = arena.rewards[mine], arena.terminations[mine], arena.truncations[mine]
+        self._info_words = arena.info_template[mine], arena.info_length[mine], arena.status[mine]
+        self._views = [[leaf[slot, mine] for leaf in arena.observations] for slot in (0, 1)]
+        self._code_columns = [column[mine] for column in arena.action_codes]
+        self._codes: list[int] = []
+        self._actions: list[np.ndarray] = []  # of each leaf, by these codes
+        self._last_slots = np.zeros(len(self.indices), np.int64)
+        self._steps_to_check = 1
+
+    # --- what the worker asks -----------------------------------------------------------------------------------------
+
+    @property
+    def posted(self) -> bool:
+        """Whether every row is posted for a step; the driver stores one word after the other."""
+        steps = (self._op == OP_STEP) | (self._op == OP_PART)
+        return bool(((self._request != self._done) & steps).all())
+
+    def resume(self) -> None:
+        """Continue from the rows' words in the arena."""
+        self._last_slots = (self._slots & 1) ^ (self._request != self._done)
+
+    def take_place(
+        self, seeds: Mapping[int, int | None], failure: Exception | None, info: bytes, objects: Mapping[int, bytes]
+    ) -> None:
+        """Replace the envs of a worker that ended, as ``Row.take_place``; there are no object leaves."""
+        self._seeds = [seeds.get(row) for row in self.indices]
+        self._first_seeds = self._reseeded(self._seeds)
+        self._pending_failure, self._pending_info = failure, info
+
+    def targets(self, rows: Collection[int]) -> list[SubEnv]:
+        """What a call on these rows goes to: each of their envs, which share one call."""
+        wanted = [number for number, row in enumerate(self.indices) if row in rows]
+        shared = _SharedCall(self.env, len(wanted) == len(self.indices))
+        fresh = self._needs_reset > ENDED
+        return [SubEnv(self.indices[number], number, shared, bool(fresh[number])) for number in wanted]
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def step(self, out_of_band: Sequence[Any] = ()) -> None:
+        """Step the env with the actions of all rows, or reset it where it is new, and store the results.
+
+        Raises:
+            TypeError: actions are no arrays of numbers.
+            ValueError: a row's episode has ended, where the caller has to reset it.
+            Exception: what the env raised.
+        """
+        if out_of_band:
+            raise TypeError("a vector env takes actions of numbers in arrays only")
+        pending = self._needs_reset.copy()
+        if pending.max() > ENDED:
+            self._step_new(pending)
+            return
+        self.turn = self.index
+        outcome = self._stepped(pending)
+        self._steps_to_check -= 1
+        if not self._steps_to_check:
+            self._check_space(outcome.observations)
+        self._store(outcome)
+
+    def _step_new(self, pending: np.ndarray) -> None:
+        """Store the results of a step before which some rows, mostly all, were not reset since their env is new."""
+        lost = pending == REPORT_PENDING
+        if lost.any():
+            self._needs_reset[lost] = FRESH
+            if self._pending_failure is not None:
+                raise self._pending_failure
+        fresh = pending == FRESH
+        if (lost | fresh).all():  # as always, unless a reset left some of them out
+            if lost.any():
+                self._truncate_some(lost | fresh, self._pending_info)
+            elif self._mode == DISABLED:
+                self._truncate_some(fresh, _INVALID)
+            else:
+                self._reset_new()
+            return
+        live = ~(lost | fresh)
+        self._store(_only(self._stepped(np.where(live, pending, ONGOING)), live), live)
+        self._truncate_some(lost, self._pending_info)
+        if self._mode == DISABLED:
+            self._truncate_some(fresh, _INVALID)
+        elif fresh.any():
+            found = self.env.reset_some(fresh, self._none(), None)
+            self._store(self._of_reset(*found, int(fresh.sum())), fresh)
+
+    def _none(self) -> list[int | None]:
+        return [None] * len(self.indices)
+
+    def _reset_new(self) -> None:
+        found = self.env.reset(self._first_seeds, self._arena.layout.rows, None, anew=True)
+        self._new = False
+        self._first_seeds = self._none()
+        self._store(self._of_reset(*found, len(self.indices)))
+
+    def _stepped(self, pending: np.ndarray) -> Outcome:
+        """The results of a step of the env; of rows whose episode ends, as the session's autoreset mode has them."""
+        if self._mode == DISABLED and pending.any():
+            ended = self._rows[pending == ENDED].tolist()
+            raise ValueError(f"the episodes of envs {ended} have ended: reset them by options={{'reset_mask': ...}}")
+        observation, rewards, terminations, truncations, infos = self.env.step(self._batch_of_actions())
+        parts = self._checked(observation, len(self.indices))
+        outcome = Outcome(parts, np.asarray(rewards), np.asarray(terminations), np.asarray(truncations), infos)
+        if self._finite_only:
+            self._check_finite(outcome)
+        if self._mode == SAME_STEP:
+            ended = outcome.terminations.astype(bool) | outcome.truncations.astype(bool)
+            if self.env.autoreset_mode == SAME_STEP:
+                return outcome._replace(infos=_final(infos, ended))
+            if ended.any():
+                return self._same_step(outcome, ended)
+        return outcome
+
+    def _same_step(self, outcome: Outcome, ended: np.ndarray) -> Outcome:
+        """Reset the envs whose episode has ended, with what Gymnasium's SAME_STEP tells of them."""
+        # Copied, because the env may write into what it returned.
+        observations = [np.array(part) for part in outcome.observations]
+        infos = batch_infos.by_env(copy.deepcopy(outcome.infos), len(self.indices))
+        where = np.flatnonzero(ended).tolist()
+        found, infos_of_resets = self.env.reset_some(ended, self._none(), None)
+        for row, of_reset in zip(where, batch_infos.by_env(infos_of_resets, len(where))):
+            parts = iter([part[row].copy() for part in observations])
+            final = {"final_obs": spaces.assemble(self._observation_space, parts), "final_info": infos[row]}
+            infos[row] = {**final, **of_reset}
+        for part, first in zip(observations, self._checked(found, len(where))):
+            part[ended] = first
+        return outcome._replace(observations=observations, infos=infos)
+
+    def _batch_of_actions(self) -> Any:
+        codes = [int(column[0]) for column in self._code_columns]
+        if codes != self._codes or any((column != column[0]).any() for column in self._code_columns):
+            self._read_as(codes)
+        # The env may keep its actions, so it gets copies.
+        return spaces.assemble(self._action_space, (batch.copy() for batch in self._actions))
+
+    def _read_as(self, codes: list[int]) -> None:
+        """Read the actions by these codes from now on.
+
+        Raises:
+            TypeError: the rows have actions of several dtypes, or they are in no array.
+        """
+        self._codes = []
+        if any((column != column[0]).any() for column in self._code_columns) or actions.BESIDE in codes:
+            raise TypeError("a vector env takes the actions of all its envs as arrays of one dtype")
+        layout = self._arena.layout
+        self._actions = []
+        for buffer, leaf, code in zip(self._arena.actions, layout.actions, codes):
+            dtype = actions.DTYPES[code & ~actions.PYTHON]
+            batch = buffer[: layout.rows * leaf.items * dtype.itemsize].view(dtype)
+            self._actions.append(batch.reshape(layout.rows, *leaf.shape)[self.place])
+        self._codes = codes
+
+    # --- resets -------------------------------------------------------------------------------------------------------
+
+    def reset_by(self, seeds: Mapping[int, int | None], options_of: Callable[[int], dict[str, Any] | None]) -> None:
+        """Reset the rows that ``seeds`` names, and repeat the last observations of the others.
+
+        Raises:
+            ValueError: the env resets all of its rows or none, or cannot be seeded so.
+            Exception: what the env raised.
+        """
+        chosen = np.array([row in seeds for row in self.indices])
+        if not chosen.any():
+            self.repeat_last()
+            return
+        wanted, options = [seeds.get(row) for row in self.indices], options_of(self.index)
+        if chosen.all() or (self._new and self.env.takes_masks):
+            given = [seed if named else first for seed, named, first in zip(wanted, chosen, self._first_seeds)]
+            found = self.env.reset(given, self._arena.layout.rows, options, anew=False)
+            self._new = False
+            outcome = self._of_reset(*found, len(self.indices))
+            self._store(_only(outcome, chosen), chosen)
+        else:
+            found = self.env.reset_some(chosen, wanted, options)
+            self._store(self._of_reset(*found, int(chosen.sum())), chosen)
+        self._repeat(~chosen)
+        self._seeds = [last if seed is None else seed for last, seed in zip(self._seeds, wanted)]
+
+    def _of_reset(self, observation: Any, infos: Any, count: int) -> Outcome:
+        none = np.zeros(count, bool)
+        return Outcome(self._checked(observation, count), np.zeros(count), none, none, infos)
+
+    def repeat_last(self) -> None:
+        """Store the rows' last observations as the results, without infos; the env is not called."""
+        self._repeat(np.ones(len(self.indices), bool))
+
+    def _repeat(self, chosen: np.ndarray) -> None:
+        slots = self._slots & 1
+        behind = chosen & (slots != self._last_slots)
+        if behind.any():
+            rows, here = self._rows[behind], slots[behind]
+            for leaf in self._arena.observations:
+                leaf[here, rows] = leaf[1 - here, rows]
+        self._last_slots[chosen] = slots[chosen]
+        for number in np.flatnonzero(chosen).tolist():
+            self._infos[number].store({})
+
+    def truncate(self, info: bytes) -> None:
+        """End the episodes of all rows without a transition of the env, which is reset before their next step."""
+        self._truncate_some(np.ones(len(self.indices), bool), info)
+
+    def _truncate_some(self, chosen: np.ndarray, info: bytes) -> None:
+        for number in np.flatnonzero(chosen).tolist():
+            truncate(self._arena, self.indices[number], self._infos[number].put(info))
+        self._last_slots[chosen] = self._slots[chosen] & 1
+
+    # --- results ------------------------------------------------------------------------------------------------------
+
+    def _checked(self, observation: Any, count: int) -> list[np.ndarray]:
+        """The leaves of a batch of observations of ``count`` envs.
+
+        Raises:
+            ValueError, TypeError: a leaf has another shape or dtype than the space says.
+        """
+        parts = []
+        for part, leaf in zip(spaces.flatten(self._observation_space, observation), self._arena.layout.observations):
+            array = part if type(part) is np.ndarray else np.asarray(part)
+            if array.shape != (count, *leaf.shape):
+                raise ValueError(f"observations of shape {array.shape} of {count} envs whose space has {leaf.shape}")
+            if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+                raise TypeError(f"observations of dtype {array.dtype} where the space has {leaf.dtype}")
+            parts.append(array)
+        return parts
+
+    def _check_finite(self, outcome: Outcome) -> None:
+        wrong = ~np.isfinite(outcome.rewards)
+        for part in outcome.observations:
+            if part.dtype.kind in "fc":
+                wrong = wrong | ~np.isfinite(part).reshape(len(part), -1).all(axis=1)
+        if wrong.any():
+            raise NotFinite(f"the observation or the reward of envs {self._rows[wrong].tolist()} is not finite")
+
+    def _check_space(self, parts: Sequence[np.ndarray]) -> None:
+        """Compare observations with their space, and plan the next comparison."""
+        self._checks += 1
+        self._steps_to_check = 1 if self._checks < STEPS_CHECKED_FIRST else STEPS_PER_CHECK
+        for number, row in enumerate(self.indices):
+            observation = spaces.assemble(self._observation_space, iter([part[number] for part in parts]))
+            if not self._observation_space.contains(observation):
+                self._send(control.Suspicious(row, "an observation out of its space"))
+                self._steps_to_check = 0
+                return
+
+    def _store(self, outcome: Outcome, chosen: np.ndarray | None = None) -> None:
+        """Store results, of the rows that ``chosen`` names, else of all."""
+        slots = self._slots & 1
+        whole = chosen is None or bool(chosen.all())
+        where: Any = slice(None) if whole else chosen
+        count = len(self._rows[where])
+        if whole and (slots == slots[0]).all():
+            for view, part in zip(self._views[slots[0]], outcome.observations):
+                view[...] = part
+        else:
+            for leaf, part in zip(self._arena.observations, outcome.observations):
+                leaf[slots[where], self._rows[where]] = part
+        for column, values in zip(self._results, (outcome.rewards, outcome.terminations, outcome.truncations)):
+            if np.shape(values) != (count,):
+                raise ValueError(f"rewards or flags of shape {np.shape(values)} of {count} envs")
+            column[where] = values
+        ended = (outcome.terminations != 0) | (outcome.truncations != 0)
+        self._needs_reset[where] = ONGOING if self._mode == SAME_STEP else ended  # ENDED is 1
+        self._store_infos(outcome.infos, where, count)
+        self._last_slots[where] = slots[where]  # last: if storing fails, these slots hold no complete observations
+
+    def _store_infos(self, infos: Any, where: Any, count: int) -> None:
+        if count == len(self.indices) and isinstance(infos, dict):
+            template, length = self._in_columns(infos, count) if infos else NO_INFO
+            if length or not infos:
+                words = template, length, STATUS_INFO if length else STATUS_OK
+                for column, word in zip(self._info_words, words):
+                    column[:] = word
+                return
+        each = batch_infos.by_env(infos, count) if isinstance(infos, dict) else infos
+        for number, info in zip(np.arange(len(self.indices))[where].tolist(), each):
+            self._infos[number].store(info)
+
+    def _in_columns(self, infos: dict[str, Any], count: int) -> tuple[int, int]:
+        columns = None if self._columns is None else batch_infos.columns(infos, count)
+        if columns is None or self._columns is None:
+            return NO_INFO
+        return self._columns.write(columns, lambda: batch_infos.by_env(infos, count)[0])
+
+
+def _only(outcome: Outcome, chosen: np.ndarray) -> Outcome:
+    """The entries of the envs that ``chosen`` names."""
+    if chosen.all():
+        return outcome
+    infos = outcome.infos if isinstance(outcome.infos, list) else batch_infos.by_env(outcome.infos, len(chosen))
+    flags = (outcome.terminations[chosen], outcome.truncations[chosen])
+    picked = [info for info, wanted in zip(infos, chosen) if wanted]
+    return Outcome([part[chosen] for part in outcome.observations], np.asarray(outcome.rewards)[chosen], *flags, picked)
+
+
+def _final(infos: dict[str, Any], ended: np.ndarray) -> dict[str, Any]:
+    """The infos of a step of an env that resets in the same step, with both final keys of the envs that ended only.
+
+    Some give ``final_obs`` without a mask, and no ``final_info``.
+    """
+    if not ended.any():
+        return {key: value for key, value in infos.items() if key.lstrip("_") not in ("final_obs", "final_info")}
+    final_info = {"final_info": {}, "_final_info": ended} if "final_info" not in infos else {}
+    return {"_final_obs": ended, **infos, **final_info}
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+class _SharedCall:
+    """A call of the vector env on behalf of several of its envs."""
+
+    def __init__(self, env: NativeEnv, whole: bool) -> None:
+        self.env, self._whole = env, whole
+        self._returned: list[Any] | None = None
+        self._values: dict[int, Any] = {}
+
+    def returned(self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> list[Any]:
+        """What the call of this name returned, per env; it is called once."""
+        if self._returned is None:
+            self._returned = self.env.call(name, args, dict(kwargs or {}))
+        return self._returned
+
+    def check_whole(self, name: str) -> None:
+        """Check that all envs are called.
+
+        Raises:
+            ValueError: only some are.
+        """
+        if not self._whole:
+            raise ValueError(f"{name!r} is the vector env's, and not of some of its envs only")
+
+    def set(self, number: int, name: str, value: Any) -> None:
+        """Set the attribute, once the values of all envs are known."""
+        self.check_whole(name)
+        self._values[number] = value
+        if len(self._values) == self.env.num_envs:
+            self.env.set_attr(name, list(self._values.values()))
+
+
+class SubEnv:
+    """One env of a vector env, as a call on it sees it."""
+
+    def __init__(self, index: int, number: int, shared: _SharedCall, fresh: bool) -> None:
+        self.index = self.turn = index
+        self.env = self
+        self.vector_env = shared.env.made
+        self.awaits_first_reset = fresh
+        self._number, self._shared = number, shared
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """As of a single env; a method of the vector env is called once for all of its envs.
+
+        Raises:
+            AttributeError: there is none of this name.
+            ValueError: it is a method, and only some envs are called.
+        """
+        if not self._shared.env.is_callable(name):
+            return self._shared.returned(name)[self._number]
+        if name != "render":
+            self._shared.check_whole(name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._shared.returned(name, args, kwargs)[self._number]
+
+        return call
+
+    def set_wrapper_attr(self, name: str, value: Any) -> None:
+        """As of a single env; all envs of a vector env are set together.
+
+        Raises:
+            ValueError: only some envs are set, or they get several values where there is one.
+        """
+        self._shared.set(self._number, name, value)

@@ -1,0 +1,315 @@
+"""A vector env that steps all of its envs in one call, with one interface for Gymnasium's, ALE's and EnvPool's.
+
+They differ in what they make of seeds and masks, and in their autoreset mode, which is their own. ``resets_as`` says
+what a batch has to do so that its rows are reset as the session's autoreset mode demands.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from envhub.values.gym_api import api
+from envhub_server.worker import batch_infos
+from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP
+
+SEED_MAX = (1 << 31) - 1  # of ALE and EnvPool
+Seeds = Sequence[Optional[int]]
+Options = Optional[Dict[str, Any]]
+Results = Tuple[Any, Any, Any, Any, Any]  # what ``VectorEnv.step`` returns
+
+
+class Share(NamedTuple):
+    """Which envs of a session a vector env holds.
+
+    Attributes:
+        rows: their indices in the session, ascending.
+        workers: how many workers have a share of the session's envs.
+    """
+
+    rows: Sequence[int]
+    workers: int
+
+    def seed_of(self, seeds: Seeds, num_envs: int) -> int | None:
+        """The one seed for a vector env that takes no more, where the program gave one for all of its envs.
+
+        No two shares get seeds that are nearer to one another than the number of envs of the first.
+
+        Raises:
+            ValueError: the program gave seeds that do not follow from one.
+        """
+        if all(seed is None for seed in seeds):
+            return None
+        first = {None if seed is None else seed - row for row, seed in zip(self.rows, seeds)}
+        if len(first) > 1 or None in first:
+            raise ValueError(f"this vector env takes one seed for all of its envs, not one each: {list(seeds)!r:.100}")
+        before = sum(len(range(worker, num_envs, self.workers)) for worker in range(self.rows[0]))
+        return int(first.pop() or 0) + before
+
+
+class NativeEnv:
+    """A ``gymnasium.vector.VectorEnv``: one seed for all of its envs.
+
+    Attributes:
+        observation_space, action_space, metadata, render_mode, spec: of one of its envs.
+        autoreset_mode: its own.
+        share: which envs of the session it has.
+        takes_masks: whether its ``reset`` heeds ``options["reset_mask"]``.
+    """
+
+    def __init__(self, made: Any, share: Share, make: Callable[..., Any]) -> None:
+        """Around an env that ``make`` has made; errors as for ``checked``."""
+        self.made, self.share, self._make = made, share, make
+        self.observation_space, self.action_space = made.single_observation_space, made.single_action_space
+        self.metadata = {key: value for key, value in (made.metadata or {}).items() if key != "autoreset_mode"}
+        self.render_mode = made.render_mode
+        spec = getattr(made, "spec", None)
+        self.spec = spec if isinstance(spec, api.envs.registration.EnvSpec) else None
+        mode = (made.metadata or {}).get("autoreset_mode")
+        self.autoreset_mode = getattr(mode, "value", mode)
+        # Gymnasium demands masks where an env resets by nothing else.
+        self.takes_masks = self.autoreset_mode == DISABLED or self._knows_masks()
+        self.num_envs = len(share.rows)
+
+    def _knows_masks(self) -> bool:
+        return _is_of(self.made, "gymnasium.vector.sync_vector_env", "gymnasium.vector.async_vector_env")
+
+    def resets_as(self, wanted: str) -> str:
+        """Why its rows cannot be reset as this autoreset mode demands; empty if they can."""
+        name, own = type(self.made).__name__, self.autoreset_mode
+        if own not in (NEXT_STEP, SAME_STEP, DISABLED):
+            return f"{name} does not say in metadata['autoreset_mode'] when it resets its envs, but {own!r}"
+        possible = {own}
+        if self.takes_masks and own != SAME_STEP:
+            possible |= {SAME_STEP, DISABLED}
+        if wanted in possible:
+            return ""
+        return f"{name} resets its envs as {own!r}; autoreset_mode={wanted!r} cannot be had of it, but " + " or ".join(
+            map(repr, sorted(possible))
+        )
+
+    def step(self, actions: Any) -> Results:
+        """Step all envs."""
+        found: Results = self.made.step(actions)
+        return found
+
+    def reset(self, seeds: Seeds, num_envs: int, options: Options, anew: bool) -> tuple[Any, Any]:
+        """Reset all envs.
+
+        Args:
+            seeds: one per env.
+            num_envs: of the session.
+            options: for all envs.
+            anew: whether the seeds are those of envs that were built again, and not the program's.
+
+        Raises:
+            ValueError: it cannot be seeded so.
+        """
+        seed = seeds[0] if anew else self.share.seed_of(seeds, num_envs)
+        found: tuple[Any, Any] = self.made.reset(seed=seed, options=options)
+        return found
+
+    def reset_some(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> tuple[Any, Any]:
+        """Reset the envs that ``chosen``, a mask, names; returns their observations and infos only.
+
+        Args:
+            chosen: which.
+            seeds: one per env, None for those that are not reset.
+            options: for all of them.
+
+        Raises:
+            ValueError: it resets all of its envs or none, or cannot be seeded so.
+        """
+        if not self.takes_masks:
+            raise ValueError(
+                f"{type(self.made).__name__} resets all of its {self.num_envs} envs or none: it has no reset_mask"
+            )
+        found: tuple[Any, Any] = self.made.reset(**self._masked(chosen, seeds, options))
+        return _those(found[0], chosen), batch_infos.some(found[1], chosen)
+
+    def _masked(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> dict[str, Any]:
+        if any(seed is not None for seed in seeds):
+            raise ValueError(f"{type(self.made).__name__} takes a seed for all of its envs, and none for some")
+        return {"seed": None, "options": {**(options or {}), "reset_mask": chosen.copy()}}
+
+    # --- attributes ---------------------------------------------------------------------------------------------------
+
+    def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """What a method returns for each env, or an attribute's value."""
+        if hasattr(self.made, "call"):
+            return list(self.made.call(name, *args, **kwargs))
+        found = self._attribute(name)
+        if not callable(found):
+            return [found] * self.num_envs
+        returned = found(*args, **kwargs)
+        if name != "render" or returned is None:
+            return [returned] * self.num_envs
+        if len(returned) != self.num_envs:
+            raise ValueError(f"{type(self.made).__name__}.render returned {len(returned)} frames of {self.num_envs}")
+        return list(returned)
+
+    def is_callable(self, name: str) -> bool:
+        """Whether the attribute of this name is a method.
+
+        Raises:
+            AttributeError: there is none.
+        """
+        if hasattr(self.made, "call"):
+            return callable(self.made.envs[0].get_wrapper_attr(name)) if hasattr(self.made, "envs") else True
+        return callable(self._attribute(name))
+
+    def _attribute(self, name: str) -> Any:
+        """The attribute of the outermost wrapper, else of the vector env itself."""
+        return getattr(self.made if hasattr(self.made, name) else self.made.unwrapped, name)
+
+    def set_attr(self, name: str, values: Sequence[Any]) -> None:
+        """Set an attribute, by one value per env.
+
+        Raises:
+            ValueError: it is one of the vector env, and the values differ.
+        """
+        if hasattr(self.made, "set_attr"):
+            self.made.set_attr(name, list(values))
+            return
+        if not all(np.array_equal(value, values[0]) for value in values):
+            raise ValueError(f"{name} is an attribute of the vector env, and has one value for all of its envs")
+        setattr(self.made, name, values[0])
+
+    def close(self) -> None:
+        """Close it."""
+        self.made.close()
+
+
+class EachSeededEnv(NativeEnv):
+    """Gymnasium's ``SyncVectorEnv`` and ``AsyncVectorEnv``: a seed per env."""
+
+    def reset(self, seeds: Seeds, num_envs: int, options: Options, anew: bool) -> tuple[Any, Any]:
+        """Reset all envs, each by its own seed."""
+        found: tuple[Any, Any] = self.made.reset(seed=self._seeds(seeds), options=options)
+        return found
+
+    def _masked(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> dict[str, Any]:
+        return {"seed": self._seeds(seeds), "options": {**(options or {}), "reset_mask": chosen.copy()}}
+
+    def _seeds(self, seeds: Seeds) -> Any:
+        return list(seeds)
+
+
+class AleEnv(EachSeededEnv):
+    """``ale_py.vector_env.AtariVectorEnv``: an array of seeds, of the envs that are reset; -1 is none."""
+
+    def _knows_masks(self) -> bool:
+        return True
+
+    def _masked(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> dict[str, Any]:
+        picked = [seed for seed, wanted in zip(seeds, chosen) if wanted]
+        return {"seed": self._seeds(picked), "options": {**(options or {}), "reset_mask": chosen.copy()}}
+
+    def _seeds(self, seeds: Seeds) -> Any:
+        return np.array([-1 if seed is None else seed for seed in seeds])
+
+
+class EnvPoolEnv(NativeEnv):
+    """An EnvPool by its ``gymnasium`` interface: it is seeded when it is made, so a reset by seeds makes it again."""
+
+    def _knows_masks(self) -> bool:
+        return True
+
+    def reset(self, seeds: Seeds, num_envs: int, options: Options, anew: bool) -> tuple[Any, Any]:
+        """Reset all envs, after they were made again if there are seeds.
+
+        Raises:
+            ValueError: its factory takes no seed, or an env has none.
+        """
+        if any(seed is not None for seed in seeds):
+            if not takes(self._make, "seed", by_name=False):
+                raise ValueError("an EnvPool is seeded when it is made: its factory should take seed, and pass it on")
+            if None in seeds:
+                raise ValueError("an EnvPool is seeded when it is made: a reset needs a seed for each of its envs")
+            self.made.close()
+            self.made = self._make(num_envs=self.num_envs, seed=list(seeds))
+        found: tuple[Any, Any] = self.made.reset(options=options)
+        return found
+
+    def reset_some(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> tuple[Any, Any]:
+        """Reset the envs that ``chosen``, a mask, names; there can be no seeds."""
+        found: tuple[Any, Any] = self.made.reset(**self._masked(chosen, seeds, options))
+        return found  # it returns no others
+
+
+def made_by(make: Callable[..., Any], share: Share, autoreset_mode: str) -> NativeEnv:
+    """The vector env of this share, with the session's autoreset mode if it takes one.
+
+    ``make`` takes ``num_envs``, as a ``vector_entry_point`` of Gymnasium does.
+
+    Raises:
+        TypeError: it makes something else.
+        ValueError: the env cannot be had with this autoreset mode.
+    """
+    made = _made(make, len(share.rows), autoreset_mode)
+    if problem := unfit_batch(made, len(share.rows)):
+        raise TypeError(f"the factory of a vector env returned {problem}")
+    kind = NativeEnv
+    if _is_of(made, "gymnasium.vector.sync_vector_env", "gymnasium.vector.async_vector_env"):
+        kind = EachSeededEnv
+    elif _is_of(made, "ale_py.vector_env"):
+        kind = AleEnv
+    elif _is_of(made, "envpool.python.envpool"):
+        kind = EnvPoolEnv
+    env = kind(made, share, make)
+    if problem := env.resets_as(autoreset_mode):
+        raise ValueError(problem)
+    return env
+
+
+def _made(make: Callable[..., Any], num_envs: int, autoreset_mode: str) -> Any:
+    if not takes(make, "autoreset_mode") or not hasattr(api.vector, "AutoresetMode"):
+        return make(num_envs=num_envs)
+    try:
+        return make(num_envs=num_envs, autoreset_mode=api.vector.AutoresetMode(autoreset_mode))
+    except ValueError:
+        if autoreset_mode != DISABLED:
+            raise
+        return make(num_envs=num_envs)  # ALE knows no other than its two, of which masks can make this one
+
+
+def unfit_batch(made: Any, num_envs: int) -> str:
+    """A description of ``made`` if it is no vector env of so many envs; else empty."""
+    parts = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
+    missing = [name for name in parts if not hasattr(made, name)]
+    if missing:
+        single = "a single env, which vector=True is not for: " if hasattr(made, "step") else ""
+        return f"{single}{made!r:.100}, which is no vector env: it has no {', '.join(missing)}"
+    if made.num_envs != num_envs:
+        return f"a vector env of {made.num_envs} envs where num_envs={num_envs} was given to it"
+    config = getattr(made, "config", None)  # of EnvPool
+    batch_size = config.get("batch_size") if isinstance(config, dict) else getattr(made, "batch_size", None)
+    if batch_size not in (None, num_envs):
+        return f"a vector env with batch_size={batch_size}; EnvHub steps all of its {num_envs} envs in one call"
+    return ""
+
+
+def takes(make: Callable[..., Any], name: str, by_name: bool = True) -> bool:
+    """Whether a function has an argument of this name; without ``by_name`` also if it takes any."""
+    try:
+        parameters = inspect.signature(make).parameters
+    except (TypeError, ValueError):  # some functions in C have none
+        return False
+    return name in parameters or (not by_name and any(each.kind is each.VAR_KEYWORD for each in parameters.values()))
+
+
+def _is_of(made: Any, *modules: str) -> bool:
+    """Whether the env, without its wrappers, is of a class of one of these modules."""
+    env = getattr(made, "unwrapped", made)
+    return any(kind.__module__ in modules for kind in type(env).__mro__)
+
+
+def _those(observations: Any, chosen: np.ndarray) -> Any:
+    """The entries of a batch of observations that ``chosen`` names."""
+    if isinstance(observations, dict):
+        return {key: _those(part, chosen) for key, part in observations.items()}
+    if isinstance(observations, tuple):
+        return tuple(_those(part, chosen) for part in observations)
+    return np.asarray(observations)[chosen]

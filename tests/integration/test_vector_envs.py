@@ -1,0 +1,414 @@
+"""Native vector envs: a worker steps all of its envs in one call, with the results of direct use."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import sims
+import vector_sims
+from faulty import EXIT, RAISE, SLEEP
+from gymnasium.vector import AutoresetMode, VectorEnv
+from hubs import kill_worker, serve
+from same import assert_same
+
+import envhub
+
+MODES = [mode.value for mode in AutoresetMode]
+LANES = [{"lane": "auto"}, {"lane": "wire"}, {"num_workers": 0}]
+make_vector = functools.partial(gymnasium.make_vec, vectorization_mode="vector_entry_point")
+
+
+def with_masks(infos: dict[str, Any], num_envs: int) -> dict[str, Any]:
+    """Infos with the masks that Gymnasium's own have; ALE and EnvPool leave them out where all envs have a key."""
+    found = dict(infos)
+    for key, value in infos.items():
+        if not key.startswith("_"):
+            found[key] = with_masks(value, num_envs) if isinstance(value, dict) else value
+            found.setdefault(f"_{key}", np.ones(num_envs, bool))
+    return found
+
+
+def assert_step(found: Any, wanted: Any, num_envs: int, where: str) -> None:
+    """The same results; a hub's rewards are float64."""
+    observations, *results, infos = wanted
+    assert_same(found[0], observations, f"{where}: observations")
+    if results:
+        rewards, terminations, truncations = map(np.asarray, results)
+        assert_same(tuple(found[1:4]), (rewards.astype(np.float64), terminations, truncations), where)
+    assert_same(found[-1], with_masks(infos, num_envs), f"{where}: infos")
+
+
+def assert_same_run(envs: Any, direct: VectorEnv[Any, Any, Any], steps: int, seed: Any = 7, options: Any = None) -> int:
+    """The same steps, with actions as arrays; returns how many episodes ended."""
+    num_envs, ended = envs.num_envs, 0
+    assert_step(envs.reset(seed=seed, options=options), direct.reset(seed=seed, options=options), num_envs, "reset")
+    space = envs.action_space
+    space.seed(3)
+    for number in range(steps):
+        actions = space.sample()
+        found, wanted = envs.step(actions), direct.step(actions)
+        assert_step(found, wanted, num_envs, f"step {number}")
+        done = found[2] | found[3]
+        ended += int(done.sum())
+        if envs.autoreset_mode is AutoresetMode.DISABLED and done.any():
+            again = {"reset_mask": done, "lift": 2}
+            assert_step(envs.reset(options=again), direct.reset(options=again), num_envs, f"reset {number}")
+    return ended
+
+
+@pytest.mark.parametrize("how", LANES, ids=str)
+def test_vector_env_of_gymnasium_gives_what_it_gives_directly(how: dict[str, Any]) -> None:
+    with closing(envhub.make_vec("CartPole-v1", 8, vector=True, **how)) as envs:
+        direct = make_vector("CartPole-v1", num_envs=8)
+        assert assert_same_run(envs, direct, 200) > 20
+        assert_same_run(envs, direct, 3, seed=8, options={"low": 0.1, "high": 0.2})
+        assert_same_run(envs, direct, 3, seed=None)
+        assert envs.get_attr("gravity") == (9.8,) * 8 and envs.spec.kwargs["vectorization_mode"] == "vector_entry_point"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("how", LANES, ids=str)
+def test_infos_seeds_options_and_masks_are_those_of_direct_use(how: dict[str, Any], mode: str) -> None:
+    direct = vector_sims.chatty(6, AutoresetMode(mode))
+    with closing(envhub.make_vec(vector_sims.chatty, 6, vector=True, autoreset_mode=mode, **how)) as envs:
+        assert assert_same_run(envs, direct, 40, seed=[3, 8, 5, 2**40, 0, 1], options={"lift": 1}) > 20
+        mask = np.array([True, False, True, False, False, True])
+        for seed in (None, 4):
+            wanted = direct.reset(seed=seed, options={"reset_mask": mask})
+            assert_step(envs.reset(seed=seed, options={"reset_mask": mask}), wanted, 6, "masked reset")
+            actions = envs.action_space.sample()
+            assert_step(envs.step(actions), direct.step(actions), 6, "step after it")
+
+
+def test_workers_each_hold_a_share() -> None:
+    direct = vector_sims.chatty(7)
+    factory = functools.partial(shares_of_chatty, 3)
+    with closing(envhub.make_vec(factory, 7, vector=True, num_workers=3)) as envs:
+        assert envs.sizing.num_workers == 3 and len(set(envs.call("pid"))) == 3
+        direct.set_attr("number", [0] * 7)
+        assert_same_run(envs, direct, 30)
+
+
+class Silent(vector_sims.Chatty):
+    def pid(self) -> int:
+        import os
+
+        return os.getpid()
+
+
+def shares_of_chatty(workers: int, num_envs: int) -> VectorEnv[Any, Any, Any]:
+    return gymnasium.vector.SyncVectorEnv([lambda: Silent(0)] * num_envs)
+
+
+# --- autoreset modes that are not the env's own ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted"), [("NextStep", "SameStep"), ("NextStep", "Disabled"), ("Disabled", "SameStep")]
+)
+def test_mode_is_made_of_another_by_masks(own: str, wanted: str) -> None:
+    def factory(num_envs: int) -> Any:
+        return vector_sims.chatty(num_envs, AutoresetMode(own))
+
+    with closing(envhub.make_vec(factory, 5, vector=True, autoreset_mode=wanted)) as envs:
+        assert assert_same_run(envs, vector_sims.chatty(5, AutoresetMode(wanted)), 40) > 20
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted"),
+    [("SameStep", "NextStep"), ("SameStep", "Disabled"), ("Disabled", "NextStep"), (None, "NextStep")],
+)
+def test_mode_that_cannot_be_made_is_refused_and_those_that_can_are_named(own: str | None, wanted: str) -> None:
+    def factory(num_envs: int) -> Any:
+        return vector_sims.told(num_envs, None if own is None else AutoresetMode(own))
+
+    told = "does not say in metadata" if own is None else f"autoreset_mode='{wanted}' cannot be had of it, but '"
+    with pytest.raises(ValueError, match=told):
+        envhub.make_vec(factory, 2, vector=True, autoreset_mode=wanted)
+
+
+@pytest.mark.parametrize("wanted", ["SameStep", "Disabled"])
+def test_cartpole_heeds_no_masks_and_is_refused_in_other_modes(wanted: str) -> None:
+    with pytest.raises(ValueError, match=f"'NextStep'; autoreset_mode='{wanted}' cannot be had"):
+        envhub.make_vec("CartPole-v1", 2, vector=True, autoreset_mode=wanted)
+
+
+def test_step_of_an_env_that_has_ended_is_the_callers_error_where_nothing_resets_it() -> None:
+    with closing(envhub.make_vec(vector_sims.chatty, 3, vector=True, autoreset_mode="Disabled")) as envs:
+        envs.reset(seed=1)
+        done = np.zeros(3, bool)
+        while not done.any():
+            _, _, terminations, truncations, _ = envs.step(envs.action_space.sample())
+            done = terminations | truncations
+        with pytest.raises(ValueError, match=r"the episodes of envs .* have ended: reset them"):
+            envs.step(envs.action_space.sample())
+        envs.reset(options={"reset_mask": done})
+        envs.step(envs.action_space.sample())
+
+
+# --- seeds and masks that an env does not take ----------------------------------------------------------------------
+
+
+def test_env_of_one_seed_gets_the_programs_and_each_share_its_own() -> None:
+    with closing(envhub.make_vec(vector_sims.told, 5, vector=True)) as envs:
+        observations, infos = envs.reset(seed=40, options={"a": 1})
+        assert observations[:, 0].tolist() == [40] * 5 and infos["options"].tolist() == ["{'a': 1}"] * 5
+        assert envs.reset()[0][:, 0].tolist() == [-1] * 5
+        with pytest.raises(ValueError, match="takes one seed for all of its envs"):
+            envs.reset(seed=[1, 7, 3, 4, 5])
+        with pytest.raises(ValueError, match="resets all of its 5 envs or none: it has no reset_mask"):
+            envs.reset(options={"reset_mask": np.array([True, False, False, False, False])})
+        with pytest.raises(envhub.RequestRefused, match="options for all of its envs"):
+            envs.reset(options=[{"a": 1}] * 5)
+        assert envs.reset(seed=41)[0][:, 0].tolist() == [41] * 5
+        assert envs.step(np.zeros(5, np.int64))[4]["batch"].tolist() == [5] * 5
+    with closing(envhub.make_vec(vector_sims.told, 5, vector=True, num_workers=2)) as envs:
+        assert envs.reset(seed=40)[0][:, 0].tolist() == [40, 43, 40, 43, 40]
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [{"lane": "auto"}, {"num_workers": 0}], ids=str)
+def test_vector_env_without_vector_is_refused_and_so_is_a_single_env_with_it(how: dict[str, Any]) -> None:
+    refused: list[tuple[Callable[[], Any], str]] = [
+        (lambda: envhub.make_vec(lambda: vector_sims.chatty(2), 2, **how), "a vector env: pass vector=True"),
+        (lambda: envhub.make_vec(lambda num_envs: sims.Counter(), 2, vector=True, **how), "a single env, which vector"),
+        (lambda: envhub.make_vec("MountainCar-v0", 2, vector=True, **how), "has no vector_entry_point: it is a single"),
+        (lambda: envhub.make_vec(lambda num_envs: vector_sims.chatty(3), 2, vector=True, **how), "of 3 envs where"),
+        (lambda: envhub.make_vec([vector_sims.chatty] * 2, 2, vector=True, **how), "one function that takes num_envs"),
+    ]
+    for make, told in refused:
+        with pytest.raises(TypeError, match=told):
+            make()
+
+
+def test_what_a_vector_env_does_not_take_is_refused() -> None:
+    spec = gymnasium.spec("CartPole-v1")
+    with pytest.raises(envhub.RequestRefused, match="takes no observation_mode='different'"):
+        envhub.make_vec("CartPole-v1", 2, vector=True, observation_mode="different")
+    with pytest.raises(ValueError, match="the same arguments for all"):
+        envhub.make_vec("CartPole-v1", vector=True, env_kwargs=[{}, {}])
+    with closing(envhub.make_vec(spec, 2, vector=True)) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(TypeError, match="actions of numbers in arrays only"):
+            envs.step(["a", "b"])
+
+
+# --- parts of a batch and calls -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_parts_of_a_batch_are_whole_shares(lane: str) -> None:
+    factory = functools.partial(shares_of_chatty, 2)
+    with closing(envhub.make_vec(factory, 4, vector=True, num_workers=2, lane=lane)) as envs:
+        direct = [shares_of_chatty(1, 2), shares_of_chatty(1, 2)]
+        envs.reset(seed=[1, 2, 3, 4])
+        for share, seeds in zip(direct, ([1, 3], [2, 4]), strict=True):
+            share.reset(seed=seeds)
+        for _ in range(12):
+            for share, ids in ((1, [1, 3]), (0, [0, 2])):
+                actions = direct[share].action_space.sample()
+                envs.send(actions, ids)
+                *found, env_ids = envs.recv()
+                assert env_ids.tolist() == ids
+                assert_step(found, direct[share].step(actions), 2, f"share {share}")
+        actions = direct[0].action_space.sample()
+        with pytest.raises(
+            ValueError, match=r"send those of whole workers, of \[\[0, 2\], \[1, 3\]\]; no env has moved"
+        ):
+            envs.send(actions, [0, 1])
+        envs.send(actions, [0, 2])
+        envs.send(actions, [1, 3])
+        assert envs.recv(min_envs=4)[5].tolist() == [0, 1, 2, 3]
+
+
+def test_calls_reach_the_envs_and_a_method_of_the_vector_env_is_called_once() -> None:
+    with closing(envhub.make_vec(vector_sims.chatty, 3, vector=True)) as envs:
+        assert envs.call("double", 4) == (8, 9, 10) and envs.get_attr("number") == (0, 1, 2)
+        envs.set_attr("number", [5, 6, 7])
+        assert envs.call("double", 1) == (7, 8, 9) and envs.get_attr("number", env_ids=[1]) == (6,)
+        with pytest.raises(ValueError, match="not of some of its envs only"):
+            envs.call_some([0], "double", 1)
+        with pytest.raises(AttributeError, match="no_such"):
+            envs.get_attr("no_such")
+    with closing(envhub.make_vec("CartPole-v1", 2, vector=True, render_mode="rgb_array")) as envs:
+        direct = make_vector("CartPole-v1", num_envs=2, render_mode="rgb_array")
+        direct.reset(seed=1)
+        envs.reset(seed=1)
+        frames = envs.render()
+        assert len(frames) == 2
+        for found, wanted in zip(frames, direct.render(), strict=True):
+            assert_same(found, np.asarray(wanted), "frame")
+        envs.set_attr("gravity", 1.6)
+        assert envs.get_attr("gravity") == (1.6, 1.6)
+
+
+# --- failures -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+@pytest.mark.parametrize(
+    ("how", "cause"), [("kill", "crash"), (EXIT, "crash"), (SLEEP, "timeout"), (RAISE, "exception")]
+)
+def test_end_of_a_batch_truncates_its_rows_and_it_goes_on(how: Any, cause: str, lane: str) -> None:
+    options = {"num_workers": 2, "lane": lane, "step_timeout": 1.0, "on_exception": "truncate"}
+    with closing(envhub.make_vec(vector_sims.failing, 4, vector=True, **options)) as envs:
+        envs.reset(seed=1)
+        nothing = np.zeros(4, np.int64)
+        before = envs.step(nothing)[0]
+        actions = nothing
+        if how == "kill":
+            kill_worker(int(before[1, 2]))
+        else:
+            actions = np.array([0, 0, 0, how])
+        observations, rewards, terminations, truncations, infos = envs.step(actions)
+        assert truncations.tolist() == [False, True, False, True] and not terminations.any()
+        assert rewards.tolist() == [1, 0, 1, 0] and infos["_env_failure"].tolist() == truncations.tolist()
+        assert observations[[1, 3]].tolist() == before[[1, 3]].tolist()
+        assert {infos["env_failure"][row].cause for row in (1, 3)} == {cause}
+        observations, rewards, _, truncations, _ = envs.step(nothing)
+        assert observations[:, 0].tolist() == [3, 0, 3, 0] and rewards.tolist() == [1, 0, 1, 0]
+        assert not truncations.any() and observations[1, 1] != before[1, 1]  # another seed
+        assert envs.step(nothing)[0][:, 0].tolist() == [4, 1, 4, 1]
+        assert envs.reset(seed=1)[0][:, 1].tolist() == before[:, 1].tolist()
+
+
+def test_exception_is_raised_for_the_batch_and_a_reset_goes_on() -> None:
+    with closing(envhub.make_vec(vector_sims.failing, 3, vector=True)) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(KeyError, match="no such joint") as caught:
+            envs.step(np.array([0, RAISE, 0]))
+        assert isinstance(caught.value.__cause__, envhub.EnvRaised)
+        assert envs.reset(seed=1)[0][:, 0].tolist() == [0, 0, 0]
+
+
+def test_rows_that_a_masked_reset_leaves_out_are_reset_by_the_next_one() -> None:
+    with closing(envhub.make_vec(vector_sims.failing, 2, vector=True, autoreset_mode="Disabled")) as envs:
+        envs.reset(seed=1)
+        envs.step(np.array([0, EXIT]))
+        assert envs.step(np.array([0, 0]))[3].all()  # not reset yet
+        observations, _ = envs.reset(options={"reset_mask": np.array([True, False])})
+        assert observations[0, 0] == 0
+        *_, truncations, infos = envs.step(np.array([0, 0]))
+        assert truncations.tolist() == [False, True] and infos["invalid_transition"].tolist() == [False, True]
+        envs.reset(options={"reset_mask": np.array([False, True])})
+        observations, _, _, truncations, _ = envs.step(np.array([0, 0]))
+        assert observations[:, 0].tolist() == [2, 1] and not truncations.any()
+
+
+# --- other libraries ------------------------------------------------------------------------------------------------
+
+SHORT = {"max_num_frames_per_episode": 60}
+
+
+def test_ale_gives_what_it_gives_directly() -> None:
+    arguments = {"noop_max": 5, **SHORT}
+    with closing(envhub.make_vec("ale_py:ALE/Pong-v5", 4, vector=True, **arguments)) as envs:
+        direct = make_vector("ale_py:ALE/Pong-v5", num_envs=4, **arguments)
+        assert assert_same_run(envs, direct, 60) > 8
+        mask = np.array([False, True, True, False])
+        found, wanted = envs.reset(options={"reset_mask": mask}), direct.reset(options={"reset_mask": mask})
+        assert_same(found[0], wanted[0], "masked reset")
+        assert found[1]["_lives"].tolist() == mask.tolist()
+        actions = np.zeros(4, np.int64)
+        assert_step(envs.step(actions), direct.step(actions), 4, "after it")
+
+
+def test_ale_in_the_same_step_and_disabled_modes() -> None:
+    direct = make_vector("ale_py:ALE/Pong-v5", num_envs=3, autoreset_mode="SameStep", **SHORT)
+    nothing = np.zeros(3, np.int64)
+    with closing(envhub.make_vec("ale_py:ALE/Pong-v5", 3, vector=True, autoreset_mode="SameStep", **SHORT)) as envs:
+        envs.reset(seed=3)
+        direct.reset(seed=3)
+        ended = 0
+        for _ in range(40):
+            found, wanted = envs.step(nothing), direct.step(nothing)
+            done = found[2] | found[3]
+            infos = dict(wanted[4])
+            if final := infos.pop("final_obs", None) is not None:
+                ended += int(done.sum())
+                assert found[4]["_final_obs"].tolist() == done.tolist() == found[4]["_final_info"].tolist()
+                for row in np.flatnonzero(done):
+                    assert_same(found[4]["final_obs"][row], wanted[4]["final_obs"][row], "final")
+            assert ("final_obs" in found[4]) == final
+            others = {key: value for key, value in found[4].items() if "final" not in key}
+            assert_step((*found[:4], others), (*wanted[:4], infos), 3, "step")
+        assert ended >= 3
+    with closing(envhub.make_vec("ale_py:ALE/Pong-v5", 3, vector=True, autoreset_mode="Disabled", **SHORT)) as envs:
+        envs.reset(seed=3)
+        done = np.zeros(3, bool)
+        while not done.all():
+            done = envs.step(nothing)[3]
+        envs.reset(options={"reset_mask": done})
+        assert not envs.step(nothing)[3].any()
+
+
+def test_envpool_gives_what_it_gives_directly() -> None:
+    envpool = pytest.importorskip("envpool")
+    pong = functools.partial(envpool.make_gymnasium, "Pong-v5", max_episode_steps=20)
+    with closing(envhub.make_vec(pong, 4, vector=True)) as envs:
+        for seed in (7, [3, 9, 4, 4]):
+            seeds = [seed + env for env in range(4)] if isinstance(seed, int) else seed
+            direct = pong(num_envs=4, seed=seeds)
+            assert_step(envs.reset(seed=seed), direct.reset(), 4, "reset")
+            for number in range(60):
+                actions = envs.action_space.sample()
+                assert_step(envs.step(actions), direct.step(actions), 4, f"step {number}")
+            mask = np.array([False, True, True, False])
+            observations, infos = direct.reset(options={"reset_mask": mask})
+            found = envs.reset(options={"reset_mask": mask})
+            assert_same(found[0][mask], observations, "masked reset")
+            assert found[1]["lives"][mask].tolist() == infos["lives"].tolist()
+        with pytest.raises(ValueError, match="seeded when it is made"):
+            envs.reset(seed=[1, None, 2, 3])
+    with pytest.raises(TypeError, match="a vector env: pass vector=True"):
+        envhub.make_vec(lambda: pong(num_envs=2), 2)
+
+
+def test_env_of_jax_gives_what_it_gives_directly() -> None:
+    pytest.importorskip("jax")
+    with closing(envhub.make_vec("phys2d/CartPole-v1", 4, vector=True)) as envs:
+        direct = make_vector("phys2d/CartPole-v1", num_envs=4)
+        space = envs.action_space
+        assert_same(envs.reset(seed=3)[0], np.asarray(direct.reset(seed=3)[0]), "reset")
+        for number in range(60):
+            actions = space.sample()
+            found, wanted = envs.step(actions), direct.step(actions)
+            assert_same(found[0], np.asarray(wanted[0]), f"step {number}")
+            assert found[1].tolist() == np.asarray(wanted[1]).tolist()
+            assert found[2].tolist() == np.asarray(wanted[2]).tolist()
+
+
+# --- served ---------------------------------------------------------------------------------------------------------
+
+
+def test_operator_says_which_envs_are_vector_envs(tmp_path: Path) -> None:
+    (tmp_path / "hub.toml").write_text('[envs."CartPole-v1"]\nvector = true\n\n[envs.single]\nenv = "CartPole-v1"\n')
+    arguments = ("--config", str(tmp_path / "hub.toml"))
+    with serve(tmp_path, *arguments, binds=["tcp://127.0.0.1:0"]) as hub:
+        for asked in ({}, {"vector": True}):
+            with closing(envhub.make_vec("CartPole-v1", 4, hub=hub.tcp, **asked)) as envs:
+                assert_same_run(envs, make_vector("CartPole-v1", num_envs=4), 20)
+        with pytest.raises(envhub.RequestRefused, match="makes 'single' as single envs; its operator decides that"):
+            envhub.make_vec("single", 4, hub=hub.tcp, vector=True)
+        with closing(envhub.make_vec("single", 4, hub=hub.tcp)) as envs:
+            assert envs.reset(seed=1)[0].shape == (4, 4)
+
+
+def test_spare_takes_the_place_of_a_share_of_as_many_envs() -> None:
+    with closing(envhub.make_vec(vector_sims.failing, 5, vector=True, num_workers=2, spares=2)) as envs:
+        envs.reset(seed=1)
+        nothing = np.zeros(5, np.int64)
+        pids = envs.step(nothing)[0][:, 2].astype(int).tolist()
+        for row, lost in ((1, [1, 3]), (0, [0, 2, 4])):
+            kill_worker(pids[row])
+            assert np.flatnonzero(envs.step(nothing)[3]).tolist() == lost
+            assert envs.step(nothing)[0][lost, 0].tolist() == [0] * len(lost)

@@ -11,7 +11,7 @@ from lying_hub import NUM_ENVS, LyingHub
 
 import envhub
 
-LATER = [{"env_kwargs": [{"a": 1}, {"a": 2}]}, {"gpus": [0]}, {"memory_max": 1 << 30}]
+LATER = [{"env_kwargs": [{"a": 1}, {"a": 2}]}, {"gpus": [0]}, {"memory_max": 1 << 30}, {"vector": True}]
 
 
 @pytest.mark.parametrize("options", LATER, ids=str)

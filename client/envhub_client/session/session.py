@@ -158,8 +158,6 @@ class Session:
             made: Made = connection.ask(Op.MAKE, make).message
         finally:
             connection.making_line.end()
-        if make.vector and not made.vector:  # it does not know the word
-            raise errors.RequestRefused(f"the hub at {connection.address} hosts no vector envs: upgrade it")
         if made.num_envs != make.num_envs:
             raise errors.RemoteProtocolError(
                 f"the hub at {connection.address} made {made.num_envs} envs in place of {make.num_envs}"
@@ -176,6 +174,8 @@ class Session:
         options = self.options
         if make.kwargs_each:
             _require(connection, 2, "arguments for each env")
+        if make.vector:
+            _require(connection, 2, "vector=True")
         if options.hosting != HostingOptions():
             _require(connection, 2, f"any of {', '.join(hosting.FIELDS)}")
         return replace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import math
+import os
 import re
 import socket
 import sys
@@ -374,6 +375,69 @@ def conformance(
     with _errors_in_a_line("conformance"):
         if not run(console, address, env or (), json, timeout):
             sys.exit(EXIT_FAILED)
+
+
+@app.command
+def replays(folder: Path | None = None) -> None:
+    """List what can be run again of envs that failed, the newest first.
+
+    Parameters
+    ----------
+    folder
+        Where a hub keeps them (``envhub serve --replays``); without it the folder of this user's hubs.
+    """
+    from envhub_server.catalog.replay_folder import files_in
+    from envhub_server.replay import ReplayError, read
+
+    for path in files_in(_replay_folder(folder)):
+        try:
+            found = read(path)
+            text = found.failure["message"] if not found.calls().cut else f"{found.failure['message']} (cut)"
+        except ReplayError as error:
+            text = str(error)
+        console.print(f"{path.stem}: {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command
+def replay(
+    file: Path,
+    *,
+    pdb: Annotated[bool, Parameter(name="--pdb")] = False,
+    until: int | None = None,
+) -> None:
+    """Run an env that failed once more, and say whether it fails alike; exits with 1 if it does not.
+
+    It runs in a process of its own, with the interpreter and in the folder of the env that failed, and is asked what
+    that was asked. Steps count from 0, resets included.
+
+    Parameters
+    ----------
+    file
+        A file, or a name that ``envhub replays`` lists, and that ``infos["env_failure"]`` has as ``replay``.
+    pdb
+        Debug: the step that failed, the exception it raised, or with --until that step.
+    until
+        The step to stop before.
+    """
+    from envhub_server.ipc.replay_file import SUFFIX
+    from envhub_server.replay import ReplayError, run
+
+    path = file if file.exists() else _replay_folder(None) / f"{file.name.removesuffix(SUFFIX)}{SUFFIX}"
+    try:
+        verdict = run(path, until, pdb)
+    except ReplayError as error:
+        _end("replay", error)
+    console.print(verdict.text, markup=False, highlight=False, soft_wrap=True)
+    sys.exit(0 if verdict.alike else EXIT_FAILED)
+
+
+def _replay_folder(folder: Path | None) -> Path:
+    from envhub_server.catalog.replay_folder import default_path
+
+    found = folder or default_path(os.environ)
+    if found is None:
+        _end("replays", "ENVHUB_REPLAYS is off; name the folder")
+    return found
 
 
 def _end(command: str, why: object, status: int = EXIT_USAGE) -> NoReturn:

@@ -25,6 +25,8 @@ class EnvFailure(Mapping[str, Any]):
         traceback: where the env raised, or where it was stuck, or an empty string.
         restarts: how often the env's worker had ended, or had built an env again, before this failure.
         log_tail: the last output of the env's process.
+        replay: the name of the file on the hub's machine with which ``envhub replay`` runs the env to this failure
+            again; empty where the hub keeps none.
     """
 
     cause: str
@@ -35,6 +37,7 @@ class EnvFailure(Mapping[str, Any]):
     traceback: str = ""
     restarts: int = 0
     log_tail: str = ""
+    replay: str = ""
 
     @classmethod
     def from_map(cls, found: Mapping[str, Any]) -> EnvFailure:

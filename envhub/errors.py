@@ -128,6 +128,8 @@ class EnvRaised(EnvHubError):
         remote_traceback: the remote traceback as text.
         worker: the worker's number in its session, or None.
         hub: the address of the hub.
+        replay: the name of the file on the hub's machine with which ``envhub replay`` runs the env to this exception
+            again; empty where the hub keeps none.
     """
 
     def __init__(
@@ -138,14 +140,16 @@ class EnvRaised(EnvHubError):
         remote_traceback: str = "",
         worker: int | None = None,
         hub: str = "",
+        replay: str = "",
     ) -> None:
-        super().__init__(env_index, type_name, remote_message, remote_traceback, worker, hub)
+        super().__init__(env_index, type_name, remote_message, remote_traceback, worker, hub, replay)
         self.env_index = env_index
         self.type_name = type_name
         self.remote_message = remote_message
         self.remote_traceback = remote_traceback
         self.worker = worker
         self.hub = hub
+        self.replay = replay
 
     def __str__(self) -> str:
         where = "an env" if self.env_index is None else f"env {self.env_index}"

@@ -56,6 +56,13 @@ class HubOptions:
     spares
         How many workers of each session are made ahead, so that an env that is lost is back at once; 0 by default.
         Clients may choose another number, up to 8.
+    replays
+        The folder for what failed envs were asked, which ``envhub replay`` runs again; by default what ENVHUB_REPLAYS
+        says, else ``envhub/replays`` in the user's folder for state.
+    replays_max
+        The files kept in that folder, 200 by default; older ones are removed, and with 0 none is kept.
+    replays_bytes_max
+        The bytes of all these files; 256 MiB by default.
     """
 
     bind: list[str] | None = None
@@ -74,3 +81,6 @@ class HubOptions:
     gpus: list[int] | None = None
     memory_max: int | None = None
     spares: int | None = None
+    replays: Path | None = None
+    replays_max: int | None = None
+    replays_bytes_max: int | None = None

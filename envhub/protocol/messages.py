@@ -382,6 +382,7 @@ class Failure:
     traceback: str = ""
     log_tail: str = ""
     attributes: bytes = b""  # the exception's attributes, where the codec can carry them
+    replay: str = ""  # the name of the file on the hub's machine that runs the env to this failure again
 
 
 _ROW = struct.Struct("<II")

@@ -15,6 +15,7 @@ from envhub.protocol.messages import Hosting
 from envhub.protocol.validation import SECONDS_MAX
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Registry
+from envhub_server.catalog.replay_folder import ReplayFolder
 from envhub_server.processes.interpreter import INTERPRETERS_MAX
 
 MIB = 1 << 20
@@ -37,6 +38,8 @@ class Limits:
     message_bytes_max: int = 64 * MIB  # one frame from a client; fixed once a socket is bound
     worker_memory_bytes_max: int = 0  # of each worker (RLIMIT_DATA), besides arenas and files; 0 for no limit
     spares_max: int = 8  # of one session, unless its operator says more
+    replays_max: int = 200  # files in the folder of replays; 0 keeps none
+    replays_bytes_max: int = 256 * MIB  # of them together
     info_bytes: int = 2048  # room for an info in the arena, per row; a larger info travels by the slower channel
 
 
@@ -68,6 +71,7 @@ class HubConfig:
             no keys.
         python: the interpreter of envs whose table names none: Python 3.8 or later with NumPy, msgpack and Gymnasium
             (0.26 or later) or gym (0.21 or later), by its program or its virtual environment; empty for the hub's own.
+        replays: the folder for what envs were asked that failed, for ``envhub replay``; None keeps none.
         step_costs: the file that keeps the costs of steps for later hubs; None for no file.
         audit: a file to which who connects, is refused, and has sessions is written; None for none.
         allow_factories: make envs also by factories that clients send, for the hub's own user and clients that may
@@ -95,6 +99,7 @@ class HubConfig:
     owner: int | None = None
     python: str = ""
     step_costs: Path | None = None
+    replays: Path | None = None
     limits: Limits = Limits()
     timing: Timing = Timing()
     tables: Mapping[str, EnvSettings] = field(default_factory=dict)
@@ -113,12 +118,21 @@ class HubConfig:
             raise ValueError(f"an address is given twice: {', '.join(self.binds)}")
         if self.limits.worker_memory_bytes_max < 0:
             raise ValueError(f"--worker-memory must be at least 0 bytes, got {self.limits.worker_memory_bytes_max}")
+        if self.limits.replays_max < 0 or self.limits.replays_bytes_max < 0:
+            raise ValueError("--replays-max and --replays-bytes-max must be at least 0")
         if self.limits.envs_max < 1:
             raise ValueError(f"--max-envs must be at least 1, got {self.limits.envs_max}")
 
     def registry(self) -> Registry:
         """What the hub offers."""
         return Registry(self.envs, self.allow_arguments, self.tables, self.python)
+
+    def replay_folder(self) -> ReplayFolder | None:
+        """Where replays are kept; None for nowhere."""
+        limits = self.limits
+        if self.replays is None or not limits.replays_max:
+            return None
+        return ReplayFolder(self.replays, limits.replays_max, limits.replays_bytes_max)
 
     @property
     def private(self) -> bool:

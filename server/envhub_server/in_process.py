@@ -180,6 +180,7 @@ class _WorkerInThread:
     """What a session knows of a worker: it is told and rung, and executes at once."""
 
     pid = None
+    log_tail = ""
 
     def __init__(self, session: int, number: int, events: Events) -> None:
         self._session, self._number, self._events = session, number, events

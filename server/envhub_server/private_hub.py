@@ -12,6 +12,7 @@ import os
 import signal
 
 from envhub_server import log
+from envhub_server.catalog.replay_folder import default_path
 from envhub_server.catalog.step_cost_file import cache_path
 from envhub_server.config import MIB, HubConfig, Limits, Timing
 from envhub_server.hub.hub import Hub
@@ -42,4 +43,6 @@ def main(address: str, owner: int, ready_fd: int) -> None:
     )
     timing = Timing(lease_s=3600.0)  # the hub ends with the program, which a debugger may stop for long
     costs = cache_path(os.environ)
-    run_hub(HubConfig(binds=(address,), owner=owner, limits=limits, timing=timing, step_costs=costs), ready)
+    replays = default_path(os.environ)
+    config = HubConfig((address,), owner=owner, limits=limits, timing=timing, step_costs=costs, replays=replays)
+    run_hub(config, ready)

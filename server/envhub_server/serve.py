@@ -17,6 +17,7 @@ from envhub.protocol.messages import Hosting
 from envhub.transport import address
 from envhub_server import log
 from envhub_server.catalog import hub_file
+from envhub_server.catalog.replay_folder import default_path
 from envhub_server.config import HubConfig, Limits, Timing
 from envhub_server.hub.hub import Hub
 
@@ -34,7 +35,12 @@ def config_of(entries: Sequence[str], options: HubOptions, file: Path | None = N
     """
     said = hub_file.read(file) if file is not None else hub_file.HubFile()
     chosen = hub_file.over(options, said.options)
-    limits = {"envs_max": chosen.max_envs, "worker_memory_bytes_max": chosen.worker_memory}
+    limits = {
+        "envs_max": chosen.max_envs,
+        "worker_memory_bytes_max": chosen.worker_memory,
+        "replays_max": chosen.replays_max,
+        "replays_bytes_max": chosen.replays_bytes_max,
+    }
     others = {
         "binds": chosen.bind,
         "python": chosen.python,
@@ -43,6 +49,7 @@ def config_of(entries: Sequence[str], options: HubOptions, file: Path | None = N
         "allow_arguments": chosen.allow_arguments,
         "keys": chosen.keys,
         "audit": chosen.audit,
+        "replays": chosen.replays or default_path(os.environ),
         "insecure": chosen.insecure,
         "allow_factories": chosen.allow_factories,
         "verbose_errors": chosen.verbose_errors,

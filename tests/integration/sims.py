@@ -453,4 +453,5 @@ OFFERED = [
     "faulty=faulty:faulty",
     *(f"{name}=faulty:{name}" for name in ("faulty_parts", "wordy", "spoken")),
     "needy=needy:factory",
+    "brittle=brittle:Brittle",
 ]

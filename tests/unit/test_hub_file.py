@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from envhub_server.catalog import hub_file
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Recipe
+from envhub_server.catalog.replay_folder import default_path
 from envhub_server.processes.interpreter import OWN
 from envhub_server.serve import config_of
 
@@ -75,7 +77,7 @@ def test_table_offers_a_factory_an_id_or_a_pattern(path: Path) -> None:
 
 def test_without_a_file_the_hub_has_its_defaults() -> None:
     config = config_of(("CartPole-v1",), HubOptions())
-    assert config == type(config)(envs=("CartPole-v1",))
+    assert config == type(config)(envs=("CartPole-v1",), replays=default_path(os.environ))
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ from envhub_server.catalog.admission import admitted
 from envhub_server.catalog.hosting import granted
 from envhub_server.catalog.listing import LISTING, Listing
 from envhub_server.catalog.registry import Recipe
+from envhub_server.catalog.replay_folder import name_beginning
 from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import stats
@@ -131,9 +132,8 @@ class Hub:
         self._costs = KnownCosts(config.step_costs)
         self._usage = ClientUsage(ArenaBudget(config.limits.arena_bytes_max))
         self._unread = UnreadMemory()
-        self._services = Services(
-            self._poller, self._supervisor, self._protocol, self._clock, self._events, self._costs, self._unread
-        )
+        parts = self._poller, self._supervisor, self._protocol, self._clock, self._events, self._costs, self._unread
+        self._services = Services(*parts, config.replay_folder())
         self._started_s = time.monotonic()
         self._service = Service.SERVING
         self._requests = 0
@@ -643,7 +643,9 @@ class Hub:
         policy = RestartPolicy(make.faults.restarts_max, all_max=max(10, make.num_envs))
         restarts = Restarts(policy, random.Random())
         limits = self.config.limits
-        rules = WorkerRules(limits.worker_memory_bytes_max, self._hides_folders(holder), name, hosting)
+        kept = self._services.replays is not None and not found.settings.vector  # what envs share cannot be run by env
+        replays = name_beginning(make.name, name) if kept else ""
+        rules = WorkerRules(limits.worker_memory_bytes_max, self._hides_folders(holder), name, hosting, replays)
         state = SessionState(make, found, sizing, limits.info_bytes, machine, restarts, rules)
         try:
             tickets, budget = self._side_socket.open, self._usage.budget(holder)

@@ -26,12 +26,15 @@ from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure, Op, Step
 from envhub.protocol.prelude import FRAME_BYTES_MAX
 from envhub.values import codec
+from envhub_server.catalog.replay_folder import ReplayFolder
 from envhub_server.catalog.step_cost_file import KnownCosts
+from envhub_server.hub.replay_keeper import ReplayKeeper
 from envhub_server.hub.worker_pool import WorkerPool, WorkerStarter
 from envhub_server.ipc import control
 from envhub_server.loop.clock import Clock
 from envhub_server.loop.poller import Poller
 from envhub_server.loop.ringer import Ringer
+from envhub_server.memory.journals import Journals
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
 from envhub_server.memory.shared_lane_grant import SharedLaneGrant
 from envhub_server.memory.stand_ins import ObjectCopies, StandIns
@@ -64,6 +67,7 @@ class Services:
     events: Events
     costs: KnownCosts
     unread: UnreadMemory
+    replays: ReplayFolder | None = None
 
 
 class SessionRuntime:
@@ -132,6 +136,10 @@ class SessionRuntime:
         world = state.make.world
         environ = None if world is None else world.environ
         self._pool = WorkerPool(number, services.supervisor, state.interpreter, environ)
+        self._journals = Journals()
+        self._replays: ReplayKeeper | None = None
+        if services.replays is not None and state.keeps_replays:
+            self._replays = ReplayKeeper(services.replays, state.interpreter, self._journals, {})
         self._client_ringer = Ringer()
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # The bell is never read. By edges each ring is reported once, with a system call less.
@@ -298,6 +306,8 @@ class SessionRuntime:
                 self.log.warning("env_suspicious", env=row, why=what)
             case control.Faulted(row, what):
                 self.log.warning("env_made_anew", env=row, why=what[:200])
+            case control.Built() as built if self._replays is not None:
+                self._replays.built[said.worker] = built
             case control.RowInfo(row=row) as info if self._memory is not None and self._stand_ins is not None:
                 info = self._limited(info, self._memory.arena.layout)
                 said = replace(said, message=info, current=self._memory.is_current(said.worker, row, info.number))
@@ -332,6 +342,8 @@ class SessionRuntime:
 
     def _on_SwapProcesses(self, instruction: instructions.SwapProcesses) -> None:
         self._pool.swap(instruction.worker, instruction.spare)
+        if self._replays is not None:
+            self._replays.built[instruction.worker] = self._replays.built.pop(instruction.spare)
         self.log.info("spare_used", worker=instruction.worker)
 
     def _on_Tell(self, instruction: instructions.Tell) -> None:
@@ -342,8 +354,28 @@ class SessionRuntime:
         if memory is not None:
             client_bell, *bells = memory.bells
             bell = bells[instruction.worker]
-            given = (memory.descriptor, bell, self._done_bell, client_bell)
-            self._pool.map_arena(instruction.worker, instruction.message, *given)
+            journal = self._journal_for(instruction.worker, memory.arena.layout)
+            message = replace(instruction.message, journal=bool(journal))
+            given = (memory.descriptor, bell, self._done_bell, client_bell, *journal)
+            self._pool.map_arena(instruction.worker, message, *given)
+            for descriptor in journal:
+                os.close(descriptor)
+
+    def _journal_for(self, worker: int, layout: Layout) -> list[int]:
+        """The memory of a new journal, if the worker is to begin one: at most one descriptor, the caller's."""
+        if self._replays is None:
+            return []
+        try:
+            descriptor = self._journals.make(worker, len(self.state.workers[worker].rows), layout)
+        except OSError as error:
+            self.log.warning("journal_not_made", worker=worker, why=str(error))
+            return []
+        return [] if descriptor is None else [descriptor]
+
+    def _on_KeepReplay(self, wanted: instructions.KeepReplay) -> None:
+        if self._replays is not None and self._memory is not None:
+            rows, output = self.state.workers[wanted.worker].rows, self._pool.output(wanted.worker)
+            self._replays.keep(wanted, rows, self._memory, self.state.make.faults, output)
 
     def _on_HandOver(self, instruction: instructions.HandOver) -> None:
         worker, message, memory, stand_ins = instruction.worker, instruction.message, self._memory, self._stand_ins
@@ -469,6 +501,7 @@ class SessionRuntime:
     # --- instructions: results in place of workers that have ended ----------------------------------------------------
 
     def _on_TakeRows(self, instruction: instructions.TakeRows) -> None:
+        self._journals.forget(instruction.worker)
         worker, stand_ins = instruction.worker, self._stand_ins
         assert stand_ins is not None
         if worker not in stand_ins.losses:

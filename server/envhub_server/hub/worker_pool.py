@@ -19,6 +19,8 @@ class StartedWorker(Protocol):
 
     @property
     def pid(self) -> int | None: ...  # noqa: D102
+    @property
+    def log_tail(self) -> str: ...  # noqa: D102
     def send(self, message: object, /) -> None: ...  # noqa: D102
     def map_arena(self, message: control.MapArena, memory: int, *bells: int) -> None: ...  # noqa: D102
     def ring(self) -> object: ...  # noqa: D102
@@ -97,6 +99,10 @@ class WorkerPool:
     def memory(self) -> Mapping[int, int]:
         """How many bytes of memory each worker has that has a process, with what it started."""
         return {number: memory_bytes(each.pid) for number, each in self._handles.items() if each.pid is not None}
+
+    def output(self, worker: int) -> str:
+        """The last output of a process; empty once it has ended."""
+        return self._handles[worker].log_tail if worker in self._handles else ""
 
     def tell(self, worker: int, message: Any) -> None:
         """Send a message."""

@@ -91,6 +91,7 @@ class Build:
     kwargs_each: List[bytes] = field(default_factory=list)  # in place of ``kwargs``, one per row; empty for none
     variables: Dict[str, str] = field(default_factory=dict)  # of the environment, besides ``environ``
     shares: int = 0  # of how many workers each makes its share of the envs as one vector env; 0: each env by itself
+    replays: str = ""  # what the names of its replays begin with; empty for none
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,10 @@ class Built:
     render_mode: Optional[str]
     spec: bytes
     loose: bool = False  # whether observations have object leaves too
+    sources: List[bytes] = field(default_factory=list)  # of each row, how its factory is named, see ``env_sources``
+    versions: Dict[str, str] = field(default_factory=dict)  # of Python, and of what the first env is made of
+    sys_path: List[str] = field(default_factory=list)  # where the worker found it
+    cwd: str = ""  # the folder in which it was made
 
 
 @dataclass(frozen=True)
@@ -152,7 +157,7 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class MapArena:
-    """Hub to worker, with five descriptors: map this arena.
+    """Hub to worker, with five descriptors, or with ``journal`` six: map this arena, and begin that journal.
 
     The descriptors are the arena, the bells by which the hub (a pipe) and the client wake the worker, and the bells by
     which the worker wakes them. The spaces are those of the session's first env; the spaces of the worker's envs must
@@ -167,6 +172,7 @@ class MapArena:
     action_space: bytes
     observation_mode: str
     spin_us: int
+    journal: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,6 +202,9 @@ class Faulted:
 
     row: int
     message: str
+    number: int = 0  # the row's ``request``
+    tick: int = -1  # of the journal, the last that counts; -1 without a journal
+    failure: Dict[str, Any] = field(default_factory=dict)  # as in the row's info
 
 
 @dataclass(frozen=True)
@@ -286,6 +295,8 @@ class RowFailed:
 
     failure: Failure
     number: int = 0  # the row's ``request``; 0 where the worker has no arena yet
+    tick: int = -1  # as of ``Faulted``; also -1 where no env was reset or stepped
+    invalid: bool = False  # whether the env gave what is not finite
 
 
 @dataclass(frozen=True)

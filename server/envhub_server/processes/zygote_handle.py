@@ -39,8 +39,8 @@ TICK_S = 1  # how often an interpreter that starts is looked at; within 2 s it i
 IDLE_TICKS_MAX = 5  # of CPU time in a tick, of 10 ms each; one that sleeps and takes less waits for something
 START_S_MAX = 60  # for one that computes all the while
 DESCRIPTORS_PER_WORKER = 3  # its channel, its standard output and its standard error
-_BOOTSTRAP = str(Path(__file__).parents[1] / "worker" / "bootstrap.py")
-_FILES = [f"{module.__name__}={module.__file__}" for module in (envhub, envhub_server, msgpack_numpy)]
+BOOTSTRAP = str(Path(__file__).parents[1] / "worker" / "bootstrap.py")
+FILES = [f"{module.__name__}={module.__file__}" for module in (envhub, envhub_server, msgpack_numpy)]
 
 
 class ZygoteOwner(Protocol):
@@ -124,7 +124,7 @@ class ZygoteHandle:
         numbers = map(str, (control_end, said, os.getpid(), guarded))
         try:
             return subprocess.Popen(
-                [self._program, _BOOTSTRAP, *numbers, *_FILES],
+                [self._program, BOOTSTRAP, *numbers, *FILES],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,

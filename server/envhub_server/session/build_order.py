@@ -23,12 +23,14 @@ class WorkerRules:
         hide_folders: whether what the client is told of failures may name no folder of this machine.
         session: the session's name for its envs; empty for envs that get no variables.
         hosting: what it gets besides its envs.
+        replays: what the names of the session's replays begin with; empty where none are kept.
     """
 
     memory_bytes_max: int = 0
     hide_folders: bool = False
     session: str = ""
     hosting: Hosting = field(default_factory=Hosting)
+    replays: str = ""
 
 
 NO_RULES = WorkerRules()
@@ -96,6 +98,7 @@ def build(make: Make, recipe: Recipe, rules: WorkerRules, place: Place) -> contr
         hide_folders=rules.hide_folders,
         variables=variables(rules, place),
         shares=(place.workers or 1) if recipe.settings.vector else 0,
+        replays=rules.replays,
         **_program_environment(make.world),
     )
 

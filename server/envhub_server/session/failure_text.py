@@ -74,12 +74,12 @@ def failure(
     return Failure("env_timeout", "request", text, env_index=late.row, worker=worker, log_tail=tail)
 
 
-def loss(told: Failure, ending: ExitCause, why: Late | Overrun | None, restarts: int, faults: Faults) -> WorkerLoss:
-    """What the worker's rows are told, by the session's policy."""
+def env_failure(told: Failure, ending: ExitCause, why: Late | Overrun | None, restarts: int) -> EnvFailure:
+    """Why the envs of a worker that ended are truncated."""
     timed_out = isinstance(why, Late)
     cause = "timeout" if timed_out else "crash" if why is None else "memory"
     stacks = _STACKS.search(told.log_tail) if timed_out else None
-    env_failure = EnvFailure(
+    return EnvFailure(
         cause,
         told.message,
         signal=ending.signal,
@@ -87,12 +87,20 @@ def loss(told: Failure, ending: ExitCause, why: Late | Overrun | None, restarts:
         traceback=told.log_tail[stacks.start() :] if stacks else "",
         restarts=restarts,
         log_tail=told.log_tail,
+        replay=told.replay,
     )
+
+
+def loss(told: Failure, found: EnvFailure, faults: Faults) -> WorkerLoss:
+    """What the worker's rows are told, by the session's policy."""
+    timed_out = told.code == "env_timeout"
     policy = faults.on_timeout if timed_out else faults.on_crash
-    return WorkerLoss(told, policy == "raise", failure_info(env_failure))
+    return WorkerLoss(told, policy == "raise", failure_info(found))
 
 
 def exhausted(told: Failure, restarts: int) -> Failure:
     """What to tell once a worker is not started again."""
     text = f"{told.message}; it ended {restarts} times and is not started again: close this session, mend the env"
-    return Failure("restarts_exhausted", "session", text, told.env_index, told.worker, log_tail=told.log_tail)
+    return Failure(
+        "restarts_exhausted", "session", text, told.env_index, told.worker, log_tail=told.log_tail, replay=told.replay
+    )

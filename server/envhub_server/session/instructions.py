@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envhub.arena.layout import Layout
+from envhub.env_failure import EnvFailure
 from envhub.protocol.messages import Failure
 from envhub_server.catalog.step_costs import StepCost
 from envhub_server.ipc import control
@@ -82,6 +83,28 @@ class ReportDropped(Instruction):
 
     worker: int
     message: Any
+
+
+@dataclass(frozen=True)
+class KeepReplay(Instruction):
+    """Keep in a file what an env of this worker was asked until it failed.
+
+    Attributes:
+        worker: its number.
+        row: of the env; None for the one that the worker was at when it ended.
+        tick: of the worker's journal, the last that counts; -1 for all of it.
+        failure: what happened; ``replay`` is the name of the file.
+        build, mapped: what the worker was told.
+        memory_max: how many bytes of memory it may have; 0 for no limit.
+    """
+
+    worker: int
+    row: int | None
+    tick: int
+    failure: EnvFailure
+    build: control.Build
+    mapped: control.MapArena
+    memory_max: int | None = None
 
 
 # --- the arena --------------------------------------------------------------------------------------------------------

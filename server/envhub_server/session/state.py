@@ -21,6 +21,7 @@ from typing import Any
 
 from envhub.arena.layout import Layout, split_share, whole_shares
 from envhub.arena.spin import spin_us
+from envhub.env_failure import EnvFailure
 from envhub.protocol import messages
 from envhub.protocol.messages import (
     Call,
@@ -42,6 +43,7 @@ from envhub.values.leaf import Leaf
 from envhub_server.catalog.registry import Recipe
 from envhub_server.catalog.step_costs import average
 from envhub_server.ipc import control
+from envhub_server.ipc.journal import name_of_raised
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.interpreter import InterpreterKey
@@ -279,6 +281,11 @@ class SessionState:
     def restarts(self) -> int:
         """How often its workers have ended, or made an env again."""
         return sum(map(self._restarts.count, range(len(self.workers))))
+
+    @property
+    def keeps_replays(self) -> bool:
+        """Whether a file is kept of each env that fails."""
+        return bool(self._rules.replays)
 
     @property
     def interpreter(self) -> InterpreterKey:
@@ -858,7 +865,12 @@ class SessionState:
         if worker.loss is not None and failure.code == "factory_failed":
             worker.boot_failure = failure
             return []
-        return self._on_failed(failure, worker.rows)
+        row, cause = failure.env_index, "nan" if said.message.invalid else "exception"
+        found = EnvFailure(cause, failure.message, exception=failure.type, traceback=failure.traceback)
+        number, tick = said.message.number, said.message.tick
+        kept = self._keep_raised(said.worker, -1 if row is None else row, number, tick, found)
+        name = name_of_raised(self._rules.replays, row, number) if kept and row is not None else ""
+        return [*kept, *self._on_failed(replace(failure, replay=name), worker.rows)]
 
     def _on_stand_in_failed(self, failed: stimuli.StandInFailed, now_s: float) -> Instructions:
         return self._on_failed(failed.failure, range(self.make.num_envs))
@@ -927,17 +939,36 @@ class SessionState:
             worker.boot_failure = None
         delay_s = self._restarts.ended(number, now_s)
         count = self._restarts.count(number)
+        if was_serving and self._rules.replays:
+            failure = replace(failure, replay=f"{self._rules.replays}-worker{number}-{count}")
+        found = failure_text.env_failure(failure, cause, why, count - 1)
+        kept = self._keep_replay(number, None, -1, found)
         if delay_s is None:
-            return self._break(failure_text.exhausted(failure, count))
+            return [*kept, *self._break(failure_text.exhausted(failure, count))]
         worker.restart_at_s = now_s + delay_s
-        worker.loss = failure_text.loss(failure, cause, why, count - 1, self.make.faults)
+        worker.loss = failure_text.loss(failure, found, self.make.faults)
         resetting = tuple(worker.pending.rows) if isinstance(worker.pending, control.ResetRows) else None
-        taken: Instructions = [do.TakeRows(number, worker.loss, resetting)]
+        taken: Instructions = [*kept, do.TakeRows(number, worker.loss, resetting)]
         if self.phase is Phase.CALLING and was_serving and worker.waiting:
             self._failure = self._failure or replace(failure, message=f"{failure.message} during a call")
             worker.waiting, worker.pending = False, None
             taken += self._on_called()
         return [*taken, *self._replace_lost(now_s)]
+
+    def _keep_replay(self, number: int, row: int | None, tick: int, failure: EnvFailure) -> Instructions:
+        """Keep what the env was asked that failed so; without a row, of the one that the worker was at."""
+        if not failure.replay:
+            return []
+        assert self._map_message is not None
+        made = build(self.make, self._recipe, self._rules, self._place(number))
+        limit = self._rules.hosting.memory_max
+        return [do.KeepReplay(number, row, tick, failure, made, self._map_message, limit)]
+
+    def _keep_raised(self, number: int, row: int, request: int, tick: int, failure: EnvFailure) -> Instructions:
+        if tick < 0 or not self._rules.replays or row not in self.workers[number].rows:
+            return []
+        name = name_of_raised(self._rules.replays, row, request)
+        return self._keep_replay(number, row, tick, replace(failure, replay=name))
 
     def _break(self, failure: Failure) -> Instructions:
         self._failure = failure
@@ -947,12 +978,13 @@ class SessionState:
 
     def _on_faulted(self, said: WorkerSaid, now_s: float) -> Instructions:
         """An env raised where that is a truncation, and was made again."""
+        row, found = said.message.row, EnvFailure.from_map(said.message.failure)
+        kept = self._keep_raised(said.worker, row, said.message.number, said.message.tick, found)
         if self._restarts.faulted(said.worker, now_s):
-            return []
-        row = said.message.row
+            return kept
         text = f"env {row} raised {said.message.message}"
         failure = Failure("worker_died", "request", text, env_index=row, worker=said.worker)
-        return self._break(failure_text.exhausted(failure, self._restarts.count(said.worker)))
+        return [*kept, *self._break(failure_text.exhausted(failure, self._restarts.count(said.worker)))]
 
     def _on_built_again(self, said: WorkerSaid, now_s: float) -> Instructions:
         worker = self.workers[said.worker]

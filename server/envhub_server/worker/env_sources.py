@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import pickle
+import platform
 import sys
 from functools import partial
 from typing import Any
@@ -66,6 +67,31 @@ def _make(build: Any, encoded: bytes) -> Any:
             raise TypeError(f"{entry} is no wrapper")
         env = wrapper(env, **codec.decode(arguments, build.allow_pickle))
     return env
+
+
+def source_of(factory: Any) -> bytes:
+    """How a factory that came pickled can be named, encoded: ``[entry, kwargs]`` with an encoded map of arguments.
+
+    Of one that has no name, such as a lambda, or takes what the codec does not carry, the entry is empty, and in place
+    of the arguments is its ``repr``.
+    """
+    function, kwargs = factory, {}
+    if isinstance(factory, partial):
+        function, kwargs = factory.func, factory.keywords
+    entry = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
+    try:
+        if _load(entry) is function and not entry.startswith("__main__:") and not getattr(factory, "args", ()):
+            return codec.encode([entry, codec.encode(kwargs)])
+    except Exception:  # a name that leads nowhere, or an argument that has no form in the codec
+        pass
+    return codec.encode(["", repr(factory).encode()[:256]])
+
+
+def versions_of(env: Any) -> dict[str, str]:
+    """The versions of Python, NumPy, Gymnasium or gym, and the package of the env, as far as it says its own."""
+    packages = ["numpy", api.__name__, type(env.unwrapped).__module__.partition(".")[0]]
+    found = {name: getattr(sys.modules.get(name), "__version__", "") for name in packages}
+    return {"python": platform.python_version(), **{name: text for name, text in found.items() if type(text) is str}}
 
 
 def why_missing(entry: str) -> Exception | None:

@@ -51,13 +51,15 @@ from envhub_server.ipc.channel import (
     ChannelClosed,
     moved_up,
 )
+from envhub_server.ipc.journal import Journal, JournalLayout, name_of_raised
 from envhub_server.ipc.packages import remedy
 from envhub_server.worker.bootstrap import prctl
 from envhub_server.worker.env_batch import EnvBatch, SubEnv
 from envhub_server.worker.env_family import computes_in_process
-from envhub_server.worker.env_sources import factories, named, runner_class, why_missing
+from envhub_server.worker.env_sources import factories, named, runner_class, source_of, versions_of, why_missing
 from envhub_server.worker.exception_report import PendingFailure, describe_failure, encode_or_nothing
 from envhub_server.worker.gym_compat import adapt, is_wrapped
+from envhub_server.worker.journal_writer import JournalWriter
 from envhub_server.worker.native_env import NativeEnv, Share, made_by
 from envhub_server.worker.other_interfaces import as_gymnasium
 from envhub_server.worker.row import NotFinite, Row
@@ -104,6 +106,7 @@ class Worker:
         self._timer = StepTimer()
         self._broken: list[Part] = []  # whose env raised and must be built again
         self._rebuilds = 0
+        self._journal: JournalWriter | None = None
         self._poller = _moved_up_epoll()
         self._poller.register(channel.fileno(), select.EPOLLIN)
 
@@ -254,6 +257,10 @@ class Worker:
             render_mode=first.render_mode,
             spec=encode_or_nothing(lambda: first.spec, self._exact) if has_first and first.spec is not None else b"",
             loose=OBJECT in leaves,
+            sources=[source_of(self._factories[row]) for row in rows] if self._build.factories else [],
+            versions=versions_of(first),
+            sys_path=[place for place in sys.path if isinstance(place, str)],
+            cwd=os.getcwd(),
         )
 
     def _described(self, space: Any) -> bytes:
@@ -279,6 +286,7 @@ class Worker:
 
     def _on_MapArena(self, mapped: Any) -> bool | None:
         memory, *bells = self._channel.take_descriptors(5)
+        journals = self._channel.take_descriptors(1) if mapped.journal else []
         for bell in (*self._bells, *self._done_bells.values()):  # of the arena that the new one replaces
             with contextlib.suppress(OSError):  # epoll does not know the done bells
                 self._poller.unregister(bell)
@@ -313,10 +321,24 @@ class Worker:
             except BaseException as error:
                 self._send_failure(error, row.index, "factory_failed")
                 return False
+        self._open_journal(layout, journals)
         self._turn_at = self._rows[0].index
         self._turn = self._turns[self._turn_at] & ~(TURN_ONE - 1)
         self._channel.send(control.Mapped())
         return None
+
+    def _open_journal(self, layout: Layout, descriptors: list[int]) -> None:
+        """Begin the journal in this memory, if any was given; else go on with the one that was begun."""
+        rows = [part for part in self._rows if isinstance(part, Row)]
+        for descriptor in descriptors:
+            journal = Journal(JournalLayout(len(rows), layout.observations, layout.actions), descriptor)
+            os.close(descriptor)
+            journal.format()
+            self._journal = JournalWriter(journal, self._arena, rows)
+            for row in rows:
+                row.journal = self._journal
+        if self._journal is not None and not descriptors:
+            self._journal.attach(self._arena)
 
     def _indices(self) -> list[int]:
         """All rows of this worker."""
@@ -375,6 +397,9 @@ class Worker:
         timed = not timer.batches_left
         if timed:
             timer.start()
+        journal = self._journal
+        if journal is not None:
+            journal.begin(rows)
         for row in rows:
             self._finish(row, row.step if run is None else partial(run, row), steps=True)
             if self._op[row.index] == OP_PART:
@@ -385,6 +410,8 @@ class Worker:
         report_due = timed and timer.stop(len(rows))
         if not parts or parts < len(rows):
             self._ring_at_end()
+        if journal is not None:
+            journal.end()  # the driver need not wait for it
         if report_due:
             self._channel.send(replace(timer.times, env_bytes=private_bytes() // len(self._rows)))
         if self._broken:
@@ -410,6 +437,8 @@ class Worker:
         def run(row: Part) -> None:
             row.step(codec.decode(out_of_band[row.index], self._allow_pickle))
 
+        if self._journal is not None:
+            self._journal.beside(out_of_band)
         # The hub completed the other rows before this worker served.
         self._step_rows([row for row in self._rows if self._request[row.index] != self._done[row.index]], run)
 
@@ -422,9 +451,13 @@ class Worker:
             options = each.get(row, reset.options)
             return codec.decode(options, self._allow_pickle) if options else None
 
+        if self._journal is not None:
+            self._journal.begin_reset(seeds, lambda row: each.get(row, reset.options))
         for row in self._rows:
             self._finish(row, partial(row.reset_by, seeds, options_of))
         self._ring_at_end()
+        if self._journal is not None:
+            self._journal.end()
 
     def _finish(self, row: Any, run: Callable[[], None], steps: bool = False) -> None:
         """Run a part's step or reset, which stores its status, and store ``done`` last."""
@@ -449,9 +482,18 @@ class Worker:
         described = self._failure_of(error, row.index)
         cause = "nan" if isinstance(error, NotFinite) else "exception"
         raised = {"exception": described.type, "traceback": described.traceback}
-        row.truncate(failure_info(EnvFailure(cause, described.message, restarts=self._rebuilds, **raised)))
-        self._channel.send(control.Faulted(row.index, f"{described.type}: {described.message[:1024]}"))
+        tick, number = self._tick, self._request[row.index]
+        raised["replay"] = name_of_raised(self._build.replays, row.index, number) if tick >= 0 else ""
+        failure = EnvFailure(cause, described.message, restarts=self._rebuilds, **raised)
+        row.truncate(failure_info(failure))
+        text = f"{described.type}: {described.message[:1024]}"
+        self._channel.send(control.Faulted(row.index, text, number, tick, dict(failure)))
         self._broken.append(row)
+
+    @property
+    def _tick(self) -> int:
+        """Where the journal has what the envs are being asked; -1 without a journal."""
+        return -1 if self._journal is None else self._journal.tick
 
     def _rebuild_broken(self) -> None:
         """Build the envs again that raised; the driver already has their results."""
@@ -521,6 +563,8 @@ class Worker:
         rows = [target for row in self._rows for target in row.targets(call.rows)]
         for row in rows:
             self._begin(row)
+            if self._journal is not None and not getattr(call, "skip_unreset", False):
+                self._journal.called(row, call.name)
             try:
                 results.append(run(row))
             except BaseException as error:
@@ -552,7 +596,10 @@ class Worker:
             failure = replace(error.args[0], env_index=row)
         else:
             failure = self._failure_of(error, row, code)
-        self._channel.send(control.RowFailed(failure, 0 if row is None or self._arena is None else self._request[row]))
+        number = 0 if row is None or self._arena is None else self._request[row]
+        journaled = code == "env_raised" and number and not isinstance(error, PendingFailure)
+        invalid = isinstance(error, NotFinite)
+        self._channel.send(control.RowFailed(failure, number, self._tick if journaled else -1, invalid))
 
 
 def _has_attribute(env: Any, name: str) -> bool:

@@ -26,6 +26,7 @@ from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker.env_runner import EnvRunner
 from envhub_server.worker.info_place import InfoPlace
+from envhub_server.worker.journal_writer import JournalWriter
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
@@ -58,12 +59,13 @@ class Row:
         self._lenient = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
         self._out_of_band: Iterator[Any] = iter(())
         self._checks = 0
-        self._first_seed: Any = None  # for the reset that a new env begins with
+        self.first_seed: Any = None  # for the reset that a new env begins with
         self._last_seed: Any = None  # that the program gave
         self._rebuilds = 0  # how often this worker built the env again
         self._last_objects = b""  # of the last observation; empty: the client keeps those that it has
         self._pending_failure: Exception | None = None
         self._pending_info = b""
+        self.journal: JournalWriter | None = None
 
     def move(self, index: int) -> None:
         """Be another row of the session; only before ``attach``."""
@@ -74,7 +76,9 @@ class Row:
         """Use another env from now on; its first step is its reset."""
         self.env, self._runner = runner.env, runner
         self._rebuilds += 1
-        self.turn, self._first_seed = self.index | TURN_FIRST, reseeded(self._last_seed, self._rebuilds)
+        self.turn, self.first_seed = self.index | TURN_FIRST, reseeded(self._last_seed, self._rebuilds)
+        if self.journal is not None:
+            self.journal.made(self)
 
     def attach(
         self,
@@ -149,7 +153,7 @@ class Row:
         ended, its first step raises ``failure``, or without one is a truncation with ``info``. ``objects`` are, by row,
         the encoded object leaves of its last observation, if they are known.
         """
-        self._first_seed = self._last_seed = seeds.get(self.index)
+        self.first_seed = self._last_seed = seeds.get(self.index)
         self._pending_failure, self._pending_info = failure, info
         self._last_objects = objects.get(self.index, b"")
 
@@ -165,8 +169,7 @@ class Row:
             return
         self.turn = self.index
         if needs_reset and self._mode == NEXT_STEP:
-            observation, info = self._runner.autoreset()
-            self._store(observation, 0.0, False, False, info)
+            self.autoreset()
             return
         observation, reward, terminated, truncated, info = self._runner.step(self._action())
         self._steps_to_check -= 1
@@ -177,11 +180,20 @@ class Row:
         if (terminated or truncated) and self._mode == SAME_STEP:
             # The env may write its next observation into the same array, so the final one is copied before the reset.
             final = {"final_obs": copy.deepcopy(observation), "final_info": _copied(info)}
+            if self.journal is not None:
+                self.journal.again(self)
             observation, info = self._runner.autoreset()
             self._store(observation, reward, terminated, truncated, {**final, **_as_dict(info)})
             self._needs_reset[self.index] = ONGOING
             return
         self._store(observation, reward, terminated, truncated, info)
+
+    def autoreset(self) -> None:
+        """Reset the env because its episode has ended, and store its first observation."""
+        if self.journal is not None:
+            self.journal.again(self)
+        observation, info = self._runner.autoreset()
+        self._store(observation, 0.0, False, False, info)
 
     def _begin(self, needs_reset: int) -> None:
         """Store the result of a new env's first step, which does not step the env."""
@@ -193,8 +205,10 @@ class Row:
         elif self._mode == DISABLED:
             self.truncate(codec.encode({"invalid_transition": True}))
         else:
-            observation, info = self._runner.reset(self._first_seed, None)
-            self._first_seed = None
+            if self.journal is not None:
+                self.journal.first_reset(self, self.first_seed)
+            observation, info = self._runner.reset(self.first_seed, None)
+            self.first_seed = None
             self._store(observation, 0.0, False, False, info)
 
     @property

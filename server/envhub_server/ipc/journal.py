@@ -1,0 +1,358 @@
+"""The journal of a worker: what its envs were asked lately, in memory that the hub holds too, and that outlives it.
+
+The hub makes a sealed memfd for each process of a worker; the worker writes (``worker.journal_writer``), and once an
+env has failed the hub reads what that env was asked. A **tick** is one batch that the worker served: a step of some or
+all of its rows, or a reset. The memory is::
+
+    words       int64: magic, ticks begun, ticks whose observations are digested, and of the notes: the positions in
+                bytes, ever increasing, of the first that is kept, and after the last
+    kinds       uint8 [ticks][rows]: what the row was asked, see below
+    codes       uint8 [ticks][action leaves]: how to read the actions, as in ``envhub.values.actions``; one for all rows
+    actions     uint8 per leaf, [ticks][rows][8 bytes per element]
+    digests     uint8 [ticks][rows][digest bytes], of the observation that followed
+    notes       a ring of bytes with one record for each reset, and for what has no fixed size
+
+The first four are rings: tick ``t`` is at ``t % ticks``. An observation of one leaf and up to ``RAW_BYTES_MAX`` bytes
+is its own digest. Of any other the digest is the sum of its words, modulo 2**64, which costs a fraction of a checksum
+and differs whenever one number does.
+
+A worker runs foreign code, which may write anything here: ``Journal.history`` checks what it reads.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+
+from envhub.arena.layout import ACTION_ITEM_BYTES
+from envhub.arena.memory import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK
+from envhub.arena.stand_in import ONGOING
+from envhub.values import codec
+from envhub.values.leaf import OBJECT, Leaf
+
+MAGIC = 0x4C4E52554F4A4845
+TICKS_MAX = 1 << 14
+RING_BYTES_MAX = 1 << 22  # of all rings of one worker but the notes
+NOTES_BYTES = 1 << 18
+NOTE_BYTES_MAX = 1 << 15  # a larger note is left out, and with it the ticks before it
+RAW_BYTES_MAX = 64
+
+# Kinds. Below them is the row's ``needs_reset`` (``envhub.arena.stand_in``) before a step, which decides what that is.
+NOTHING, RESET, AUTORESET = 255, 254, 253  # AUTORESET: of an episode that ended in this tick, in mode SAME_STEP
+MIXED = 0xFF  # in place of a code: the rows of this tick have several
+PRIME = np.uint64(0x9E3779B97F4A7C15)  # so that the leaves of an observation do not cancel each other out
+
+# Notes: of a reset by request, of the first reset of a new env, of an autoreset, of the values of an action that travel
+# out of band, of a call or a changed attribute, and that an env was made.
+BY_REQUEST, FIRST, AGAIN, BESIDE, CALL, MADE = range(6)
+
+_WORDS = ("magic", "begun", "digested", "notes_begin", "notes_end")
+_HEADER_BYTES = 4096
+_LENGTH = struct.Struct("<I")
+
+
+def name_of_raised(prefix: str, row: int, number: int) -> str:
+    """The name of the replay of an env that raised in the step or reset of this number."""
+    return f"{prefix}-env{row}-{number}"
+
+
+class Note(NamedTuple):
+    """A record.
+
+    Attributes:
+        tick: the tick that it belongs to, or comes before.
+        position: of its row among the worker's.
+        kind: see above.
+        seed: of a reset.
+        options: of a reset, or the values of an action, encoded; the name of a call.
+        generator: the env's encoded random number generator before a reset without a seed; empty if it is not known.
+    """
+
+    tick: int
+    position: int
+    kind: int
+    seed: int | None = None
+    options: bytes = b""
+    generator: bytes = b""
+
+
+@dataclass(frozen=True)
+class JournalLayout:
+    """Where everything is, of so many rows of a session with these leaves."""
+
+    rows: int
+    observations: tuple[Leaf, ...]
+    actions: tuple[Leaf, ...]
+
+    @property
+    def widths(self) -> list[int]:
+        """The room for one row's action, per leaf."""
+        return [0 if leaf == OBJECT else leaf.items * ACTION_ITEM_BYTES for leaf in self.actions]
+
+    @property
+    def raw(self) -> bool:
+        """Whether an observation is its own digest."""
+        return len(self.observations) == 1 and self._observation_bytes <= RAW_BYTES_MAX
+
+    @property
+    def _observation_bytes(self) -> int:
+        return sum(leaf.items * np.dtype(leaf.dtype).itemsize for leaf in self.observations)
+
+    @property
+    def digest_bytes(self) -> int:
+        """The size of a digest; 0 where observations have no part of fixed size."""
+        return self._observation_bytes if self.raw else 8 if self._observation_bytes else 0
+
+    @property
+    def ticks(self) -> int:
+        """How many ticks are kept."""
+        tick_bytes = self.rows * (1 + sum(self.widths) + self.digest_bytes) + len(self.actions)
+        return max(2, min(TICKS_MAX, RING_BYTES_MAX // tick_bytes))
+
+    def fields(self) -> tuple[list[tuple[int, tuple[int, ...]]], int]:
+        """Offset and shape of each ring of bytes, the notes last, and the size of it all."""
+        ticks, rows = self.ticks, self.rows
+        shapes: list[tuple[int, ...]] = [(ticks, rows), (ticks, len(self.actions))]
+        shapes += [(ticks, rows, width) for width in self.widths]
+        shapes += [(ticks, rows, self.digest_bytes), (NOTES_BYTES,)]
+        found, offset = [], _HEADER_BYTES
+        for shape in shapes:
+            found.append((offset, shape))
+            offset += -(-int(np.prod(shape)) // 64) * 64
+        return found, offset
+
+
+def allocate(layout: JournalLayout) -> int:
+    """A sealed memfd for a journal; the caller owns the descriptor. Its pages are taken as they are written.
+
+    Raises:
+        OSError: it cannot be had; nothing is left behind.
+    """
+    descriptor = os.memfd_create("envhub-journal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, layout.fields()[1])
+        fcntl.fcntl(descriptor, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@dataclass(frozen=True)
+class History:
+    """What one env was asked, from a point from which it can be asked again.
+
+    Attributes:
+        cut: why it cannot be run again from there, or empty.
+        begins: "made" (from the env's making), "seed" (from a reset with a seed) or "generator" (from a reset whose
+            random numbers are known).
+        kinds, codes, actions, digests: as in the journal, one per call; ``actions`` per leaf.
+        notes: of these calls; the ticks count from the first call.
+        digested: how many of the calls have a digest.
+    """
+
+    cut: str = ""
+    begins: str = ""
+    kinds: bytes = b""
+    codes: bytes = b""
+    actions: list[bytes] = field(default_factory=list)
+    digests: bytes = b""
+    notes: list[Note] = field(default_factory=list)
+    digested: int = 0
+
+
+class Journal:
+    """The mapped memory.
+
+    Attributes:
+        layout: of it.
+        words: the header's words.
+        kinds, codes, actions, digests: the rings, as arrays.
+    """
+
+    def __init__(self, layout: JournalLayout, descriptor: int) -> None:
+        """Map it.
+
+        Raises:
+            OSError, ValueError: this is no memory of this layout.
+        """
+        self.layout = layout
+        fields, nbytes = layout.fields()
+        self._memory = mmap.mmap(descriptor, nbytes)
+        if hasattr(mmap, "MADV_DONTFORK"):
+            self._memory.madvise(mmap.MADV_DONTFORK)  # as of the arena: a child of an env must not write to it
+        self.words = np.frombuffer(self._memory, np.int64, len(_WORDS)).data
+        rings = [np.ndarray(shape, np.uint8, self._memory, offset) for offset, shape in fields]
+        self.kinds, self.codes, *self.actions = rings[:-2]
+        self.digests, self._notes = rings[-2:]
+        self._lengths: list[int] = []  # of the notes that are kept; the writer's
+        self._first = 0  # in ``_lengths``
+
+    @property
+    def begun(self) -> int:
+        """How many ticks have begun."""
+        return self.words[1]
+
+    def format(self) -> None:
+        """Begin an empty journal."""
+        self.words[0] = MAGIC
+
+    # --- notes --------------------------------------------------------------------------------------------------------
+
+    def note(self, note: Note) -> None:
+        """Append a note; the oldest give way. One that is too large leaves only its place."""
+        blob = codec.encode(list(note))
+        if len(blob) > NOTE_BYTES_MAX:
+            blob = codec.encode([note.tick, note.position, None, None, b"", b""])
+        record = _LENGTH.pack(len(blob)) + blob
+        begin, end = self.words[3], self.words[4]
+        while end + len(record) - begin > NOTES_BYTES:
+            begin += self._lengths[self._first]
+            self._first += 1
+        if self._first > 1024:
+            del self._lengths[: self._first]
+            self._first = 0
+        self._lengths.append(len(record))
+        self.words[3] = begin
+        place = end % NOTES_BYTES
+        data, room = np.frombuffer(record, np.uint8), NOTES_BYTES - place
+        self._notes[place : place + len(record)] = data[:room]
+        self._notes[: max(0, len(record) - room)] = data[room:]
+        self.words[4] = end + len(record)
+
+    def notes(self) -> list[Note]:
+        """The notes that are kept, in order.
+
+        Raises:
+            ValueError: they are damaged.
+        """
+        begin, end = self.words[3], self.words[4]
+        if not 0 <= begin <= end <= begin + NOTES_BYTES:
+            raise ValueError("the journal's notes have no valid place")
+        whole = np.concatenate([self._notes, self._notes]).tobytes()[begin % NOTES_BYTES :][: end - begin]
+        found, at = [], 0
+        while at < len(whole):
+            (length,) = _LENGTH.unpack_from(whole.ljust(at + _LENGTH.size), at)
+            at += _LENGTH.size
+            if length > NOTE_BYTES_MAX or at + length > len(whole):
+                raise ValueError("the journal's notes are damaged")
+            found.append(_checked(codec.decode(whole[at : at + length])))
+            at += length
+        return found
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def history(self, position: int, last: int | None = None) -> History:
+        """What the env at this position of the worker was asked, up to this tick, or all.
+
+        It begins with the env's making if the journal still has that, else with the last reset by a seed, else with a
+        reset whose random numbers are known; before the last call in any case, so that a reset that fails is run
+        after what came before it, too.
+
+        Raises:
+            ValueError: the journal is damaged.
+        """
+        begun, kept = self.begun, self.layout.ticks
+        if self.words[0] != MAGIC or not 0 <= begun < 1 << 62:
+            raise ValueError("the memory is no journal")
+        last = begun - 1 if last is None else last
+        lowest = 0 if begun < kept else begun - kept + 1  # the worker may be writing over the oldest
+        if not lowest <= last + 1 <= begun:
+            return History(cut="the journal has moved on")
+        notes = self.notes()
+        complete_since = 0 if not self.words[3] else notes[0].tick + 1 if notes else begun
+        own = [note for note in notes if note.position == position and note.tick <= last + 1]
+        first, begins = _beginning(own, max(lowest, complete_since), last)
+        if not begins:
+            return History(cut=f"its episode is longer than the journal, which holds {kept} batches of its worker")
+        ticks = np.arange(first, last + 1) % kept
+        codes = self.codes[ticks]
+        asked = self.kinds[ticks, position] != NOTHING
+        if (codes[asked & (self.kinds[ticks, position] < AUTORESET)] == MIXED).any():
+            return History(cut="the actions of its worker's envs were of several kinds at one time")
+        chosen = ticks[asked]
+        number = np.cumsum(asked) - 1  # of the call, by tick
+        calls = {first + at: int(call) for at, (call, is_asked) in enumerate(zip(number, asked)) if is_asked}
+        after = int(asked.sum())
+        kept_notes = [
+            note._replace(tick=calls.get(note.tick, after), position=0)
+            for note in own
+            if first <= note.tick and (note.kind == CALL or note.tick in calls) and note.kind != MADE
+        ]
+        kinds = self.kinds[chosen, position]
+        if begins == "generator" and kinds.size and kinds[0] == ONGOING:
+            kinds[0] = AUTORESET  # in mode SAME_STEP it followed a step, which is left out
+        return History(
+            begins=begins,
+            kinds=kinds.tobytes(),
+            codes=self.codes[chosen].tobytes(),
+            actions=[ring[chosen, position].tobytes() for ring in self.actions],
+            digests=self.digests[chosen, position].tobytes(),
+            notes=kept_notes,
+            digested=int((asked[: max(0, min(self.words[2], last + 1) - first)]).sum()),
+        )
+
+
+def _beginning(own: Sequence[Note], lowest: int, last: int) -> tuple[int, str]:
+    """The tick from which the env can be run again, and why; no reason where there is none."""
+    # The env may have been made again since: after this failure, and before the hub reads of it.
+    made = [note.tick for note in own if note.kind == MADE and note.tick <= last]
+    if made and made[-1] >= lowest:
+        return made[-1], "made"
+    resets = [note for note in own if note.kind in (BY_REQUEST, FIRST, AGAIN) and lowest <= note.tick <= last]
+    for begins, usable in (
+        ("seed", [note.tick for note in resets if note.seed is not None]),
+        ("generator", [note.tick for note in resets if note.generator]),
+    ):
+        before = [tick for tick in usable if tick < last] or usable
+        if before:
+            return before[-1], begins
+    return 0, ""
+
+
+def _checked(found: Any) -> Note:
+    """The note in a decoded record; a record that was too large has no kind.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    kinds = (int,), (int,), (int, type(None)), (int, type(None)), (bytes,), (bytes,)
+    if not (isinstance(found, list) and len(found) == len(kinds) and all(type(x) in k for x, k in zip(found, kinds))):
+        raise ValueError("the journal's notes are damaged")
+    return Note(*found)
+
+
+class Digester:
+    """Digests observations of an arena's leaves, of the rows of one worker."""
+
+    def __init__(self, journal: Journal, observations: Sequence[np.ndarray], mine: slice) -> None:
+        """Into this journal, of these leaves, each ``(2, rows, *shape)``, of which ``mine`` are the worker's rows."""
+        self._raw, leaves = journal.layout.raw, [leaf for leaf in observations if leaf.size]
+        batches = [_words(leaf, self._raw)[:, mine] for leaf in leaves]
+        self._slots = [[batch[slot] for batch in batches] for slot in range(2)]
+        self._digests = journal.digests if self._raw or not batches else journal.digests.view(np.uint64)[:, :, 0]
+
+    def digest(self, place: int, slot: int) -> None:
+        """Digest each row's observation in this slot, into this place of the ring."""
+        batches = self._slots[slot]
+        if self._raw:
+            self._digests[place] = batches[0]
+        elif batches:
+            total = np.add.reduce(batches[0], 1, np.uint64)
+            for batch in batches[1:]:
+                total *= PRIME
+                total += np.add.reduce(batch, 1, np.uint64)
+            self._digests[place] = total
+
+
+def _words(leaf: np.ndarray, raw: bool) -> np.ndarray:
+    """The leaf as ``(2, rows, words)``: of bytes, or of the largest words that make up a row."""
+    data = leaf.reshape(*leaf.shape[:2], -1).view(np.uint8)
+    size = 1 if raw else next(size for size in (8, 4, 2, 1) if not data.shape[2] % size)
+    return data.view(f"u{size}")

@@ -1,0 +1,143 @@
+"""The file from which an env's failure is run again: data only, written by a hub and read by ``worker.replayer``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Dict, List, Tuple
+
+from envhub.protocol.messages import as_map
+from envhub.protocol.messages import build as message_of
+from envhub.values import codec
+from envhub_server.ipc import control
+from envhub_server.ipc.journal import BESIDE, BY_REQUEST, History, Note
+
+VERSION = 1
+SUFFIX = ".replay"
+FILE_BYTES_MAX = 1 << 26
+
+# What is sent to workers only: pickles, and what may be secret.
+_LEFT_OUT: Dict[str, Any] = {"factories": b"", "registrations": b"", "environ": {}, "authkey": b"", "runner": b""}
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What an env was asked until it failed, and how it is made.
+
+    Attributes:
+        build, mapped: what its worker was told; without what is no plain data.
+        row: its number in the session.
+        source: as ``control.Built.sources`` has it, of an env that was made by a factory of a program.
+        lacks: what is missing, because it is no plain data, in words; the env cannot be run again without it.
+        interpreter: of the worker: ``python``, its program, ``variables`` by name, and its ``library_path``.
+        versions: of what is installed there.
+        failure: the fields of ``EnvFailure``.
+        limits: ``init``, ``reset``, ``step``: how long a call may take, in seconds.
+        memory_max: how many bytes of memory its worker was allowed; 0 for no limit.
+        failed_at: which call failed; as many as there are calls, if none of them: between them, or in a call that
+            is not in the journal, such as ``render``.
+        history: what it was asked.
+        version: of the format.
+    """
+
+    build: Dict[str, Any]
+    mapped: Dict[str, Any]
+    row: int
+    source: bytes
+    lacks: List[str]
+    interpreter: Dict[str, Any]
+    versions: Dict[str, str]
+    failure: Dict[str, Any]
+    limits: Dict[str, float]
+    failed_at: int
+    memory_max: int = 0
+    history: Dict[str, Any] = field(default_factory=dict)
+    version: int = VERSION
+
+    def calls(self) -> History:
+        """What it was asked.
+
+        Raises:
+            ValueError: the file is damaged.
+        """
+        notes = [Note(*note) for note in self.history["notes"]]
+        return History(**{**self.history, "notes": notes})
+
+    def orders(self) -> Tuple[control.Build, control.MapArena]:
+        """What its worker was told, of this env only.
+
+        Raises:
+            ValueError: the file is damaged.
+        """
+        return message_of(control.Build, self.build), message_of(control.MapArena, self.mapped)
+
+
+def plain(build: control.Build, row: int, source: bytes) -> Tuple[control.Build, List[str]]:
+    """The message for this row alone without what is no plain data, and what of that is needed, in words."""
+    lacks = ["the class that runs the env (worker=)"] if build.runner else []
+    kwargs = dict(zip(build.rows, build.kwargs_each)).get(row, build.kwargs)
+    entry = build.entry
+    if build.factories:
+        entry, kwargs = _named(source)
+        if not entry:
+            shown = f" ({kwargs.decode('utf-8', 'replace')})" if kwargs else ""
+            lacks.append(f"the factory of the env, which has no name that can be imported{shown}")
+    if not _is_plain(kwargs) and entry != "":
+        lacks.append("the arguments of the env")
+    for wrapper, arguments in zip(build.wrappers, build.wrapper_kwargs):
+        if not _is_plain(arguments):
+            lacks.append(f"the arguments of the wrapper {wrapper}")
+    found = replace(
+        build, rows=[row], kwargs=b"" if lacks else kwargs, kwargs_each=[], entry=entry, allow_pickle=False, **_LEFT_OUT
+    )
+    return replace(found, wrapper_kwargs=[] if lacks else found.wrapper_kwargs, cpu=None, first_only=False), lacks
+
+
+def without_pickles(history: History) -> Tuple[History, List[str]]:
+    """The history without options and actions that are no plain data, and which these are, in words."""
+    lacks = set()
+    notes = []
+    for note in history.notes:
+        if note.kind in (BESIDE, BY_REQUEST) and not _is_plain(note.options):
+            lacks.add("the options of a reset" if note.kind == BY_REQUEST else "an action")
+            note = note._replace(options=b"")
+        notes.append(note)
+    return replace(history, notes=notes), sorted(lacks)
+
+
+def _named(source: bytes) -> Tuple[str, bytes]:
+    if not source:
+        return "", b""
+    found = codec.decode(source)
+    whole = isinstance(found, list) and len(found) == 2 and isinstance(found[0], str) and isinstance(found[1], bytes)
+    return (found[0], found[1]) if whole else ("", b"")
+
+
+def _is_plain(blob: bytes) -> bool:
+    try:
+        codec.decode(blob) if blob else None
+    except codec.DecodeError:
+        return False
+    return True
+
+
+def pack(replay: Replay) -> bytes:
+    """The bytes of the file."""
+    return codec.encode(as_map(replay))
+
+
+def unpack(blob: bytes) -> Replay:
+    """What is in the file.
+
+    Raises:
+        ValueError: it is no such file, or of another version.
+    """
+    try:
+        found = codec.decode(blob)
+        if not isinstance(found, dict) or found.get("version") != VERSION:
+            raise ValueError("this is no replay that this version of EnvHub can read")
+        replay: Replay = message_of(Replay, found)
+        replay.calls()
+        replay.orders()
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the replay is damaged: {error!r}") from error
+    return replay

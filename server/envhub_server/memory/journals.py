@@ -1,0 +1,49 @@
+"""The journals of a session's workers, in the hub: made for each process, and read once one of its envs has failed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from envhub.arena.layout import Layout
+from envhub_server.ipc.journal import History, Journal, JournalLayout, allocate
+
+
+class Journals:
+    """One journal for each process of a worker."""
+
+    def __init__(self) -> None:
+        self._journals: dict[int, Journal] = {}
+
+    def make(self, worker: int, rows: int, layout: Layout) -> int | None:
+        """The memory of a journal for the new process of this worker, of so many rows; the caller owns it.
+
+        None if the process has one already.
+
+        Raises:
+            OSError: there is no memory or descriptor left.
+        """
+        if worker in self._journals:
+            return None
+        wanted = JournalLayout(rows, layout.observations, layout.actions)
+        descriptor = allocate(wanted)
+        try:
+            self._journals[worker] = Journal(wanted, descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def history(self, worker: int, rows: Sequence[int], row: int, tick: int) -> History:
+        """What this row of the worker was asked up to this tick of its journal, or all of it, if that is -1.
+
+        Raises:
+            ValueError: the worker has no journal, or it is damaged.
+        """
+        if worker not in self._journals:
+            raise ValueError("its worker had no journal")
+        return self._journals[worker].history(rows.index(row), None if tick < 0 else tick)
+
+    def forget(self, worker: int) -> None:
+        """Let go of the journal of a process that has ended."""
+        self._journals.pop(worker, None)

@@ -1,0 +1,248 @@
+"""``envhub replay``: runs a failed env again, in a process with the interpreter that it failed in, and compares."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envhub.arena.stand_in import FRESH
+from envhub_server.ipc import journal
+from envhub_server.ipc.journal import CALL, History
+from envhub_server.ipc.replay_file import FILE_BYTES_MAX, Replay, unpack
+from envhub_server.processes.exit_cause import signal_name
+from envhub_server.processes.interpreter import (
+    InterpreterKey,
+    InterpreterUnusable,
+    environment_of,
+    find,
+    not_executed,
+)
+from envhub_server.processes.memory_use import memory_bytes
+from envhub_server.processes.zygote_handle import BOOTSTRAP, FILES
+
+STACKS_S = 0.5  # for a process that hangs to write its stacks, before it is killed
+SAMPLE_S = 0.05
+MAKE_S = 300.0
+
+Process = subprocess.Popen[bytes]
+
+
+class ReplayError(ValueError):
+    """A replay cannot be run."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a replay went.
+
+    Attributes:
+        alike: whether the env failed at the same call in the same way.
+        text: what happened, for people.
+    """
+
+    alike: bool
+    text: str
+
+
+@dataclass
+class Course:
+    """What is known of a run.
+
+    Attributes:
+        call: the last call that began; -1 before the env was made.
+        differs: the first call after which the observation was another; None for none.
+        end: the last report, or how the process ended.
+        killed: whether it is to be killed.
+    """
+
+    call: int = -1
+    differs: int | None = None
+    end: dict[str, Any] | None = None
+    killed: bool = False
+
+    def note(self, report: dict[str, Any]) -> None:
+        """Note a report of the process."""
+        if "call" in report:
+            self.call = report["call"]
+        elif "differs" in report:
+            self.differs = report["differs"]
+        else:
+            self.end = report
+
+
+def read(path: Path) -> Replay:
+    """The replay in this file.
+
+    Raises:
+        ReplayError: it cannot be read, or is none.
+    """
+    try:
+        with path.open("rb") as file:
+            return unpack(file.read(FILE_BYTES_MAX))
+    except OSError as error:
+        raise ReplayError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ReplayError(f"{path}: {error}") from error
+
+
+def run(path: Path, until: int | None = None, use_pdb: bool = False) -> Comparison:
+    """Run the replay in this file, with the terminal's input and output, and compare what happens.
+
+    Args:
+        path: of the file.
+        until: the call to stop before, from 0; None for all.
+        use_pdb: debug the call that failed, or with ``until`` that call.
+
+    Raises:
+        ReplayError: the file cannot be run: it lacks something, or its interpreter does not exist.
+    """
+    replay = read(path)
+    history = replay.calls()
+    if history.cut:
+        raise ReplayError(f"{path.name} cannot be run again from a reset: {history.cut}")
+    if replay.lacks:
+        raise ReplayError(f"{path.name} lacks what is no plain data: {'; '.join(replay.lacks)}")
+    course = _run(replay, history, path, until, use_pdb)
+    return _verdict(replay, history, course)
+
+
+def _run(replay: Replay, history: History, path: Path, until: int | None, use_pdb: bool) -> Course:
+    ours, theirs = os.pipe()
+    arguments = [str(path.absolute()), str(theirs), "" if until is None else str(until), str(int(use_pdb))]
+    with open(ours, "rb", buffering=0) as reports:
+        try:
+            key = _interpreter(replay)
+            program = find(key.python)
+            command = [program, BOOTSTRAP, "replay", *arguments, *FILES]
+            process = subprocess.Popen(command, env=environment_of(key, program, os.environ), pass_fds=[theirs])
+        except InterpreterUnusable as error:
+            raise ReplayError(f"the interpreter of {path.name}: {error}") from error
+        except OSError as error:
+            raise ReplayError(f"the interpreter of {path.name}: {not_executed(program, error)}") from error
+        finally:
+            os.close(theirs)
+        course = Course()
+        try:
+            _follow(course, replay, history, process, reports.fileno(), use_pdb)
+        finally:
+            if course.killed:
+                process.kill()
+            code = process.wait()
+    course.end = course.end or {"code": code}
+    return course
+
+
+def _interpreter(replay: Replay) -> InterpreterKey:
+    said = replay.interpreter
+    return InterpreterKey(said["python"], tuple(said["variables"].items()), tuple(said["library_path"]))
+
+
+def _follow(course: Course, replay: Replay, history: History, process: Process, reports: int, use_pdb: bool) -> None:
+    """Note what the process reports until it ends, hangs, or takes too much memory."""
+    held, heard_s = b"", time.monotonic()
+    while True:
+        ready, _, _ = select.select([reports], [], [], SAMPLE_S)
+        if ready:
+            chunk, heard_s = os.read(reports, 1 << 16), time.monotonic()
+            if not chunk:
+                return
+            *lines, held = (held + chunk).split(b"\n")
+            for line in lines:
+                course.note(json.loads(line))
+        elif use_pdb or course.end is not None:
+            continue
+        elif replay.memory_max and memory_bytes(process.pid) > replay.memory_max:
+            course.end, course.killed = {"overrun": course.call}, True
+            return
+        elif time.monotonic() - heard_s > _limit_s(replay, history, course):
+            process.send_signal(signal.SIGUSR1)  # for the stacks of its threads
+            time.sleep(STACKS_S)
+            course.end, course.killed = {"late": course.call}, True
+            return
+
+
+def _limit_s(replay: Replay, history: History, course: Course) -> float:
+    """For how long the call that runs may take."""
+    if not 0 <= course.call < len(history.kinds):
+        return MAKE_S
+    kind = history.kinds[course.call]
+    name = "reset" if kind in (journal.RESET, journal.AUTORESET) else "init" if kind == FRESH else "step"
+    return float(replay.limits.get(name, math.inf))
+
+
+def _verdict(replay: Replay, history: History, course: Course) -> Comparison:
+    end, failure = course.end or {}, replay.failure
+    if "not_made" in end:
+        return Comparison(False, f"the env could not be made: {end['not_made']}")
+    if "stopped" in end:
+        return Comparison(True, f"stopped before {_named(history, end['stopped'])}")
+    now, recorded = _happened(end), _recorded(failure)
+    # A hub measures memory now and then, and may find that there is too much of it some steps later.
+    late = now == ("memory",) and course.call < replay.failed_at
+    same = now == recorded and (course.call == replay.failed_at or late)
+    if course.differs is not None:
+        text = f"non-deterministic simulator: observation differs first at {_named(history, course.differs)}; "
+        now_text = "it did not fail" if not now else f"it {_told(now)} at {_named(history, course.call)}"
+        return Comparison(
+            False, f"{text}{now_text}, and {_told(recorded)} at {_named(history, replay.failed_at)} before"
+        )
+    if same:
+        return Comparison(True, f"failed alike: {_told(now)} at {_named(history, course.call)}")
+    before = f"it {_told(recorded)} at {_named(history, replay.failed_at)} before"
+    if not now:
+        return Comparison(False, f"did not fail, and every observation was the same; {before}{_remarks(history)}")
+    return Comparison(False, f"failed otherwise: {_told(now)} at {_named(history, course.call)}; {before}")
+
+
+def _happened(end: dict[str, Any]) -> tuple[str, ...]:
+    """What happened, as it is compared; empty where nothing failed."""
+    if "late" in end:
+        return ("timeout",)
+    if "overrun" in end:
+        return ("memory",)
+    if "raised" in end:
+        return ("nan" if end["invalid"] else "exception", end["raised"], end["message"])
+    if "code" in end:
+        code = end["code"]
+        return ("crash", signal_name(-code) if code < 0 else f"status {code}")
+    return ()
+
+
+def _recorded(failure: dict[str, Any]) -> tuple[str, ...]:
+    cause = failure["cause"]
+    if cause in ("exception", "nan"):
+        return (cause, failure["exception"], failure["message"][:1024])
+    if cause in ("timeout", "memory"):
+        return (cause,)
+    return (cause, failure["signal"] or f"status {failure['exit_status']}")
+
+
+def _told(happened: tuple[str, ...]) -> str:
+    cause, *rest = happened
+    if cause in ("timeout", "memory"):
+        return "hung" if cause == "timeout" else "had more memory than memory_max"
+    if cause in ("exception", "nan"):
+        return f"raised {rest[0]}: {rest[1]}"
+    return f"ended by {rest[0]}"
+
+
+def _named(history: History, call: int) -> str:
+    """A call, by its number and its place in the episode."""
+    if call >= len(history.kinds):
+        return f"step {call}, after the last that is known"
+    resets = (journal.RESET, journal.AUTORESET, FRESH)
+    since = next((back for back in range(call + 1) if history.kinds[call - back] in resets), call)
+    return f"step {call}" if since == call else f"step {call} ({since} of its episode)"
+
+
+def _remarks(history: History) -> str:
+    names = sorted({note.options.decode("utf-8", "replace") for note in history.notes if note.kind == CALL})
+    return f" (not run again: calls of {', '.join(names)})" if names else ""

@@ -1,0 +1,194 @@
+"""Writes into the worker's journal what its envs are asked, a few copies for each batch of them."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, Sequence
+
+import numpy as np
+
+from envhub.arena.memory import OP_PART, Arena
+from envhub.values import actions, codec
+from envhub.values.leaf import OBJECT
+from envhub_server.ipc.journal import (
+    AGAIN,
+    BESIDE,
+    BY_REQUEST,
+    CALL,
+    FIRST,
+    MADE,
+    MIXED,
+    NOTHING,
+    RESET,
+    Digester,
+    Journal,
+    Note,
+)
+
+CHECKPOINT_TICKS = 1000  # after so many, an env's random number generator is noted at the end of an episode
+
+
+class JournalWriter:
+    """Writes the journal of one worker, whose parts have one row each."""
+
+    def __init__(self, journal: Journal, arena: Arena, rows: Sequence[Any]) -> None:
+        """Write what these rows of ``arena`` are asked."""
+        self._journal = journal
+        self._words, self._kinds = journal.words, journal.kinds
+        self._ticks = journal.layout.ticks
+        self._rows = rows
+        self._positions = {row.index: position for position, row in enumerate(rows)}
+        self._noted = [-CHECKPOINT_TICKS] * len(rows)  # the last tick from which each env can be run again
+        self.attach(arena)
+        for row in rows:
+            self.made(row)
+
+    def attach(self, arena: Arena) -> None:
+        """Go on with these rows of another arena of the same layout."""
+        indices = [row.index for row in self._rows]
+        mine = slice(indices[0], indices[-1] + 1, indices[1] - indices[0] if len(indices) > 1 else 1)
+        self._first = indices[0]
+        self._slots, self._ops = arena.slot[mine], arena.words(arena.op)
+        self._slot_words = arena.words(arena.slot)
+        self._needs_reset = arena.needs_reset[mine]
+        self._leaves = [
+            _ActionLeaf(self._journal, arena, number, mine, leaf.items)
+            for number, leaf in enumerate(arena.layout.actions)
+            if leaf != OBJECT
+        ]
+        self._objects = [number for number, leaf in enumerate(arena.layout.actions) if leaf == OBJECT]
+        self._digester = Digester(self._journal, arena.observations, mine)
+        self._some: np.ndarray | None = None  # the slots of a batch that has not one slot
+        self._slot = 0
+
+    @property
+    def tick(self) -> int:
+        """The tick that began last."""
+        return self._words[1] - 1
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def begin(self, rows: Sequence[Any]) -> None:
+        """Note what these rows are about to be asked."""
+        tick = self._words[1]
+        place = tick % self._ticks
+        if len(rows) == len(self._rows) and self._ops[self._first] != OP_PART:
+            self._kinds[place] = self._needs_reset
+            for leaf in self._leaves:
+                leaf.take(place)
+            self._slot = self._slot_words[self._first]
+        else:
+            chosen = [self._positions[row.index] for row in rows]
+            self._kinds[place] = NOTHING
+            self._kinds[place, chosen] = self._needs_reset[chosen]
+            for leaf in self._leaves:
+                leaf.take_some(place, chosen)
+            self._some = self._slots.copy()
+        for number in self._objects:
+            self._journal.codes[place, number] = actions.BESIDE
+        self._words[1] = tick + 1
+
+    def end(self) -> None:
+        """Digest the observations of what began last."""
+        begun = self._words[1]
+        place = (begun - 1) % self._ticks
+        if self._some is None:
+            self._digester.digest(place, self._slot & 1)
+        else:
+            slots, self._some = self._some & 1, None
+            self._digester.digest(place, 0)
+            first = self._journal.digests[place].copy()
+            self._digester.digest(place, 1)
+            self._journal.digests[place] = np.where(slots[:, None] == 0, first, self._journal.digests[place])
+        self._words[2] = begun
+
+    def beside(self, values: Mapping[int, bytes]) -> None:
+        """Note the values, by row, of the actions of the next step that travel out of band."""
+        for row, blob in values.items():
+            if row in self._positions:
+                self._journal.note(Note(self._words[1], self._positions[row], BESIDE, options=blob))
+
+    # --- resets -------------------------------------------------------------------------------------------------------
+
+    def begin_reset(self, seeds: Mapping[int, Any], options_of: Callable[[int], bytes]) -> None:
+        """Note that the rows of ``seeds`` are about to be reset by request, with these encoded options."""
+        tick = self._words[1]
+        place = tick % self._ticks
+        self._kinds[place] = NOTHING
+        for row, seed in seeds.items():
+            position = self._positions[row]
+            self._kinds[place, position] = RESET
+            self._note_reset(tick, position, BY_REQUEST, seed, options_of(row))
+        self._some = self._slots.copy()
+        self._words[1] = tick + 1
+
+    def first_reset(self, row: Any, seed: Any) -> None:
+        """Note that the new env of this row is about to be reset by this seed."""
+        self._note_reset(self.tick, self._positions[row.index], FIRST, seed)
+
+    def again(self, row: Any) -> None:
+        """Note, now and then, the random numbers that the env has left at the end of an episode."""
+        position = self._positions[row.index]
+        if self.tick - self._noted[position] >= CHECKPOINT_TICKS:
+            self._note_reset(self.tick, position, AGAIN, None)
+
+    def _note_reset(self, tick: int, position: int, kind: int, seed: Any, options: bytes = b"") -> None:
+        known = None if seed is None else int(seed)
+        generator = b"" if known is not None else _encoded_generator(self._rows[position].env)
+        self._noted[position] = tick
+        self._journal.note(Note(tick, position, kind, known, options, generator))
+
+    # --- what else happens --------------------------------------------------------------------------------------------
+
+    def made(self, row: Any) -> None:
+        """Note that the row has a new env."""
+        self._journal.note(Note(self._words[1], self._positions[row.index], MADE))
+
+    def called(self, row: Any, name: str) -> None:
+        """Note a call of a method, or a change of an attribute, which is not run again."""
+        self._journal.note(Note(self._words[1], self._positions[row.index], CALL, options=name.encode()[:256]))
+
+
+class _ActionLeaf:
+    """Copies one leaf of the actions of a worker's rows into the journal."""
+
+    def __init__(self, journal: Journal, arena: Arena, number: int, mine: slice, items: int) -> None:
+        self._buffer, self._rows, self._items, self._mine = arena.actions[number], arena.layout.rows, items, mine
+        self._column = arena.action_codes[number][mine]
+        self._codes, self._ring = journal.codes[:, number].data, journal.actions[number]
+        self._known = b""  # the codes of all rows in the last batch
+        self._code, self._source, self._target = MIXED, self._ring[0], self._ring
+
+    def take(self, place: int) -> None:
+        """Copy the actions of all rows."""
+        known = self._column.tobytes()
+        if known != self._known:
+            self._known = known
+            self._read_as(self._column)
+        self._codes[place] = self._code
+        self._target[place] = self._source
+
+    def take_some(self, place: int, chosen: Sequence[int]) -> None:
+        """Copy the actions of the rows at these positions."""
+        self._known = b""
+        self._read_as(self._column[chosen])
+        self._codes[place] = self._code
+        self._target[place, chosen] = self._source[chosen]
+
+    def _read_as(self, codes: np.ndarray) -> None:
+        """Copy by these codes, of which there is one, else nothing."""
+        found = set(codes.tolist())
+        code = found.pop() & 0xFF if len(found) == 1 else MIXED
+        self._code, nbytes = code, 0
+        if code & ~actions.PYTHON < len(actions.DTYPES):
+            nbytes = self._items * actions.DTYPES[code & ~actions.PYTHON].itemsize
+        self._source = self._buffer[: self._rows * nbytes].reshape(self._rows, nbytes)[self._mine]
+        self._target = self._ring[:, :, :nbytes]
+
+
+def _encoded_generator(env: Any) -> bytes:
+    """The state of the env's random number generator; empty where it has none of NumPy's that can be carried."""
+    try:
+        found = env.unwrapped.np_random
+        return codec.encode(found) if isinstance(found, np.random.Generator) else b""
+    except Exception:  # an attribute of a foreign class may raise anything, and is no part of the env's interface
+        return b""

@@ -1,0 +1,216 @@
+"""Runs an env once more through all that it was asked until it failed, in this process; ``bootstrap.py`` starts it.
+
+The env is made and stepped by the code of a worker, in memory of its own with one row. The program that started this
+process reads from a pipe which call is running and how it ended, for a simulator may end this process.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import inspect
+import json
+import os
+import pdb
+import resource
+import signal
+import sys
+import traceback
+from dataclasses import replace
+from typing import Any, Callable
+
+import numpy as np
+
+from envhub.arena.layout import Layout
+from envhub.arena.memory import Arena, allocate
+from envhub.arena.stand_in import ENDED, FRESH, REPORT_PENDING
+from envhub.values import actions, codec, spaces
+from envhub.values.leaf import OBJECT, Leaf
+from envhub_server.ipc import journal
+from envhub_server.ipc.journal import AGAIN, BESIDE, BY_REQUEST, FIRST, Digester, Journal, JournalLayout, Note
+from envhub_server.ipc.replay_file import Replay, unpack
+from envhub_server.worker.env_sources import factories, runner_class
+from envhub_server.worker.gym_compat import adapt
+from envhub_server.worker.row import NotFinite, Row
+
+INFO_BYTES = 2048
+
+
+class Replayer:
+    """The env of a replay, and its row in memory of its own."""
+
+    def __init__(self, replay: Replay, report: Callable[[dict[str, Any]], None]) -> None:
+        """Make the env; ``report`` takes what happens.
+
+        Raises:
+            BaseException: what the env's constructor raises.
+        """
+        self._replay, self._report = replay, report
+        self._history = replay.calls()
+        build, mapped = replay.orders()
+        if build.memory_bytes_max:
+            resource.setrlimit(resource.RLIMIT_DATA, (build.memory_bytes_max, build.memory_bytes_max))
+        if build.sys_path:
+            sys.path[:] = build.sys_path
+        if build.cwd:
+            os.chdir(build.cwd)
+        # The variables of the program are not in the file, for some are secrets: those of this process hold.
+        env = adapt(factories(replace(build, sys_path=[]))[replay.row]())
+        self.row = Row(0, runner_class(b"")(env), build.autoreset_mode, False)
+        observations, acting = (
+            tuple(map(Leaf.from_wire, found)) for found in (mapped.observation_leaves, mapped.action_leaves)
+        )
+        descriptor = allocate(Layout(1, observations, acting, INFO_BYTES))
+        self._arena = Arena(Layout(1, observations, acting, INFO_BYTES), descriptor)
+        os.close(descriptor)
+        self._arena.format(1)
+        observed, acted = (spaces.build(codec.decode(blob)) for blob in (mapped.observation_space, mapped.action_space))
+        self.row.attach(self._arena, observed, acted, lambda message: None, None, build.on_invalid != "pass")
+        layout = JournalLayout(1, observations, acting)
+        descriptor = journal.allocate(layout)
+        self._journal = Journal(layout, descriptor)
+        os.close(descriptor)
+        self._digester = Digester(self._journal, self._arena.observations, slice(0, 1))
+        self._widths = layout.widths
+        self._leaves = acting
+        self._notes: dict[int, list[Note]] = {}
+        for note in self._history.notes:
+            self._notes.setdefault(note.tick, []).append(note)
+
+    def run(self, until: int | None, debugger: pdb.Pdb | None) -> dict[str, Any]:
+        """Ask the env everything; a difference is reported once. Returns how it ended.
+
+        Args:
+            until: the call to stop before; with a debugger it is run in that.
+            debugger: for the call that failed, or the one to stop before; None for none.
+
+        Raises:
+            BaseException: what the env raises.
+        """
+        differs = False
+        stop = self._replay.failed_at if until is None and debugger is not None and not self._raises else until
+        for number in range(len(self._history.kinds)):
+            if number == stop and debugger is None:
+                return {"stopped": number}
+            self._report({"call": number})
+            call = self._prepared(number)
+            if number == stop and debugger is not None:
+                _debug(debugger, self.row.env, self._is_reset(number), call)
+            else:
+                call()
+            if self._replay.memory_max and _private_bytes() > self._replay.memory_max:
+                return {"overrun": number}
+            if not differs and self._differs(number):
+                differs = True
+                self._report({"differs": number})
+        self._report({"call": len(self._history.kinds)})
+        return {"survived": True}
+
+    @property
+    def _raises(self) -> bool:
+        return self._replay.failure.get("cause") in ("exception", "nan")
+
+    def _is_reset(self, number: int) -> bool:
+        kind = self._history.kinds[number]
+        return kind in (journal.RESET, journal.AUTORESET, FRESH) or (
+            kind == ENDED and self._replay.build["autoreset_mode"] == "NextStep"
+        )
+
+    def _prepared(self, number: int) -> Callable[[], None]:
+        """The call, ready to be made."""
+        kind, row = self._history.kinds[number], self.row
+        notes = {note.kind: note for note in self._notes.get(number, ())}
+        self._arena.slot[0] = number & 1
+        if kind == journal.RESET:
+            note = notes[BY_REQUEST]
+            self._restore(note)
+            options = codec.decode(note.options) if note.options else None
+            return lambda: row.reset(note.seed, options)
+        if kind == journal.AUTORESET or (kind == ENDED and self._is_reset(number)):
+            if AGAIN in notes:
+                self._restore(notes[AGAIN])
+            return row.autoreset
+        if kind == REPORT_PENDING:  # the step told of a failure; the env was not asked anything
+            return row.repeat_last
+        self._arena.needs_reset[0] = kind
+        if kind == FRESH and FIRST in notes:
+            self._restore(notes[FIRST])
+            row.first_seed = notes[FIRST].seed
+        self._put_actions(number)
+        values = codec.decode(notes[BESIDE].options) if BESIDE in notes else ()
+        return lambda: row.step(values)
+
+    def _put_actions(self, number: int) -> None:
+        leaves = len(self._leaves)
+        codes = self._history.codes[number * leaves : (number + 1) * leaves]
+        for at, (leaf, code, width) in enumerate(zip(self._leaves, codes, self._widths)):
+            self._arena.action_codes[at][0] = code
+            if leaf != OBJECT and code != actions.BESIDE:
+                raw = self._history.actions[at][number * width : (number + 1) * width]
+                self._arena.actions[at][:width] = np.frombuffer(raw, np.uint8)
+
+    def _restore(self, note: Note) -> None:
+        """Give the env the random numbers that it had before this reset."""
+        if note.generator and note.seed is None:
+            self.row.env.unwrapped.np_random = codec.decode(note.generator)
+
+    def _differs(self, number: int) -> bool:
+        """Whether the observation after this call is another than it was."""
+        width = self._journal.layout.digest_bytes
+        if number >= self._history.digested or self._history.kinds[number] == REPORT_PENDING or not width:
+            return False
+        self._digester.digest(0, number & 1)
+        before = self._history.digests[number * width : (number + 1) * width]
+        return bytes(self._journal.digests[0, 0].tobytes()) != before
+
+
+def _private_bytes() -> int:
+    """The resident memory of this process, without files and shared memory."""
+    with open("/proc/self/statm", "rb") as file:
+        _, resident, shared = file.read().split()[:3]
+    return (int(resident) - int(shared)) * resource.getpagesize()
+
+
+def _debug(debugger: pdb.Pdb, env: Any, is_reset: bool, call: Callable[[], None]) -> None:
+    """Make the call in the debugger, which stops where the env's own ``step`` or ``reset`` begins if that is Python."""
+    name = "reset" if is_reset else "step"
+    method = getattr(type(env.unwrapped), name, None)
+    try:
+        file, line = inspect.getsourcefile(method), inspect.getsourcelines(method)[1]  # type: ignore[arg-type]
+    except (TypeError, OSError):
+        pass  # no Python code: the debugger stops at the call
+    else:
+        debugger.set_break(debugger.canonic(str(file)), line, temporary=True, funcname=name)
+        debugger.rcLines.append("continue")
+    debugger.runcall(call)
+
+
+def main(path: str, report_descriptor: int, until: str, use_pdb: bool) -> None:
+    """Run the replay in this file; never returns.
+
+    What happens is written to the descriptor, an object of JSON per line.
+    """
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+    def report(what: dict[str, Any]) -> None:
+        os.write(report_descriptor, json.dumps(what).encode() + b"\n")
+
+    with open(path, "rb") as file:
+        replay = unpack(file.read())
+    try:
+        replayer = Replayer(replay, report)
+    except BaseException:
+        traceback.print_exc()
+        report({"not_made": traceback.format_exc(limit=0).strip()})
+        os._exit(1)
+    try:
+        report(replayer.run(int(until) if until else None, pdb.Pdb() if use_pdb else None))
+    except BaseException as error:
+        traceback.print_exc()
+        kind = type(error)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        report({"raised": name, "message": str(error)[:1024], "invalid": isinstance(error, NotFinite)})
+        if use_pdb:
+            pdb.post_mortem(error.__traceback__)
+    sys.stdout.flush()
+    os._exit(0)  # as a worker does: destructors of simulators may hang

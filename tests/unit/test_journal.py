@@ -1,0 +1,216 @@
+"""The journal of a worker: what the writer notes is what the reader finds, within bounds, and damage is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from envhub_server.ipc import journal as journals
+from envhub_server.ipc.journal import BY_REQUEST, Journal, JournalLayout, Note
+from envhub_server.worker.journal_writer import CHECKPOINT_TICKS, JournalWriter
+
+from envhub.arena.layout import Layout
+from envhub.arena.memory import OP_PART, OP_STEP, Arena, allocate
+from envhub.values import actions, codec
+from envhub.values.leaf import Leaf
+
+INT64 = actions.DTYPES.index(np.dtype("i8"))
+INT8 = actions.DTYPES.index(np.dtype("i1"))
+
+
+class Env:
+    """What the writer asks of an env."""
+
+    def __init__(self) -> None:
+        self.unwrapped = self
+        self.np_random = np.random.default_rng(5)
+
+
+class OneRow:
+    """What the writer asks of a row."""
+
+    def __init__(self, index: int) -> None:
+        self.index, self.env = index, Env()
+
+
+class Scene:
+    """An arena of three rows, of which a worker has the first and the last, and its journal."""
+
+    def __init__(self, observation: Leaf) -> None:
+        layout = Layout(3, (observation,), (Leaf("<i8", ()),), 64)
+        self.arena = mapped(Arena, layout, allocate(layout))
+        self.arena.format(1)
+        self.layout = JournalLayout(2, layout.observations, layout.actions)
+        descriptor = journals.allocate(self.layout)
+        self.read = Journal(self.layout, descriptor)
+        self.journal = Journal(self.layout, descriptor)
+        os.close(descriptor)
+        self.journal.format()
+        self.rows: list[Any] = [OneRow(0), OneRow(2)]
+        self.writer = JournalWriter(self.journal, self.arena, self.rows)
+        self.posts = 0
+
+    def reset(self, seed: int | None = None, options: bytes = b"") -> None:
+        self.writer.begin_reset({0: seed, 2: seed}, lambda row: options)
+        self.writer.end()
+
+    def step(self, *values: int, rows: tuple[int, ...] = (0, 2), code: int = INT64, op: int = OP_STEP) -> None:
+        """Post these actions for all three rows, and have the worker step those of ``rows``."""
+        self.posts += 1
+        self.arena.op[:] = op
+        self.arena.slot[:] = self.posts & 1
+        self.arena.action_codes[0][:] = code
+        data = np.array(values, actions.DTYPES[code]).view(np.uint8)
+        self.arena.actions[0][: data.size] = data
+        self.arena.observations[0][self.posts & 1] = self.posts
+        chosen = [row for row in self.rows if row.index in rows]
+        self.writer.begin(chosen)
+        self.writer.end()
+
+
+def mapped(kind: Any, layout: Any, descriptor: int) -> Any:
+    found = kind(layout, descriptor)
+    os.close(descriptor)
+    return found
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    return Scene(Leaf("<f8", (2,)))
+
+
+def test_steps_since_the_making_are_found_of_each_row(scene: Scene) -> None:
+    scene.reset(7)
+    for number in range(3):
+        scene.step(number, -1, 10 + number)
+    for position, first in enumerate((0, 10)):
+        found = scene.read.history(position)
+        assert (found.cut, found.begins, found.digested) == ("", "made", 4)
+        assert [*found.kinds] == [journals.RESET, 0, 0, 0]
+        assert np.frombuffer(found.actions[0], np.int64)[1:].tolist() == [first, first + 1, first + 2]
+        assert [*found.codes[1:]] == [INT64] * 3
+        assert np.frombuffer(found.digests, np.float64).reshape(4, 2)[1:].tolist() == [[1, 1], [2, 2], [3, 3]]
+        assert [(note.kind, note.seed, note.tick) for note in found.notes] == [(BY_REQUEST, 7, 0)]
+
+
+def test_step_that_has_no_end_has_no_digest(scene: Scene) -> None:
+    scene.reset(7)
+    scene.writer.begin(scene.rows)
+    found = scene.read.history(0)
+    assert (len(found.kinds), found.digested) == (2, 1)
+
+
+def test_parts_of_a_batch_concern_their_rows_only(scene: Scene) -> None:
+    scene.reset(7)
+    scene.step(1, -1, 2, rows=(0,), op=OP_PART)
+    scene.step(3, -1, 4, rows=(2,), op=OP_PART)
+    scene.step(5, -1, 6, op=OP_PART)
+    assert np.frombuffer(scene.read.history(0).actions[0], np.int64)[1:].tolist() == [1, 5]
+    assert np.frombuffer(scene.read.history(1).actions[0], np.int64)[1:].tolist() == [4, 6]
+
+
+def test_actions_of_another_dtype_are_read_by_theirs(scene: Scene) -> None:
+    scene.reset(7)
+    scene.step(1, 2, 3)
+    scene.step(4, 5, 6, code=INT8)
+    found = scene.read.history(1)
+    assert [*found.codes[1:]] == [INT64, INT8]
+    assert found.actions[0][2 * 8] == 6
+
+
+def test_rows_with_actions_of_several_dtypes_at_one_time_are_cut(scene: Scene) -> None:
+    scene.reset(7)
+    scene.arena.action_codes[0][:] = [INT64, INT64, INT8]
+    scene.writer.begin(scene.rows)
+    assert "several kinds" in scene.read.history(0).cut
+
+
+def test_last_reset_with_a_seed_is_the_beginning_once_the_making_is_forgotten(scene: Scene) -> None:
+    for _ in range(scene.layout.ticks):
+        scene.step(0, 0, 0)
+    assert scene.layout.ticks == journals.TICKS_MAX
+    assert "longer than the journal, which holds 16384 batches" in scene.read.history(0).cut
+    scene.reset(8)
+    scene.step(1, 1, 1)
+    found = scene.read.history(0)
+    assert (found.begins, [*found.kinds]) == ("seed", [journals.RESET, 0])
+
+
+def test_random_numbers_are_noted_now_and_then_at_the_end_of_an_episode(scene: Scene) -> None:
+    ends = 0
+    for number in range(scene.layout.ticks + CHECKPOINT_TICKS):
+        scene.arena.needs_reset[:] = number % 50 == 0
+        scene.step(0, 0, 0)
+        if number % 50 == 0:
+            scene.writer.again(scene.rows[0])
+            ends += 1
+    found = scene.read.history(0)
+    assert (found.cut, found.begins, found.kinds[0]) == ("", "generator", 1)
+    assert len(found.kinds) <= CHECKPOINT_TICKS + 50
+    assert codec.decode(found.notes[0].generator).random() == np.random.default_rng(5).random()
+    assert len(scene.read.notes()) < ends / 10
+
+
+def test_history_ends_with_the_tick_that_is_asked_for(scene: Scene) -> None:
+    scene.reset(7)
+    scene.step(1, 1, 1)
+    tick = scene.writer.tick
+    scene.writer.made(scene.rows[0])  # of the env that takes the place of the one that failed then
+    scene.step(2, 2, 2)
+    found = scene.read.history(0, tick)
+    assert (found.begins, len(found.kinds)) == ("made", 2)
+    assert len(scene.read.history(0).kinds) == 1
+
+
+def test_reset_that_fails_is_found_with_what_came_before_it(scene: Scene) -> None:
+    for _ in range(scene.layout.ticks):
+        scene.step(0, 0, 0)
+    scene.reset(8)
+    scene.step(1, 1, 1)
+    scene.reset(9)
+    assert [*scene.read.history(0).kinds] == [journals.RESET, 0, journals.RESET]
+
+
+def test_notes_are_bounded_and_the_oldest_give_way(scene: Scene) -> None:
+    for number in range(300):
+        scene.reset(number, codec.encode(b"x" * 1000))
+    notes = scene.read.notes()
+    assert 0 < len(notes) < 300
+    assert [note.seed for note in notes[-2:]] == [299, 299]
+    assert scene.read.history(0).begins == "seed"
+
+
+def test_note_that_is_too_large_leaves_its_place_only(scene: Scene) -> None:
+    scene.reset(1, codec.encode(b"x" * journals.NOTE_BYTES_MAX))
+    assert scene.read.notes()[-1] == Note(0, 1, None, None, b"", b"")  # type: ignore[arg-type]
+
+
+def test_journal_fits_its_bounds_whatever_the_actions() -> None:
+    layout = JournalLayout(64, (Leaf("|u1", (84, 84, 4)),), (Leaf("<f4", (1000,)),))
+    assert 2 <= layout.ticks <= journals.TICKS_MAX
+    assert layout.fields()[1] <= journals.RING_BYTES_MAX + journals.NOTES_BYTES + 2 * journals._HEADER_BYTES
+
+
+@pytest.mark.parametrize("shape", [(9,), (84, 84, 4), (5, 7)])
+def test_digests_tell_one_changed_number(shape: tuple[int, ...]) -> None:
+    scene = Scene(Leaf("<f4" if shape == (9,) else "|u1", shape))
+    assert scene.layout.digest_bytes == (36 if shape in [(9,)] else 35 if shape == (5, 7) else 8)
+    scene.step(0, 0, 0)
+    scene.step(0, 0, 0)
+    scene.arena.observations[0][0] = 1
+    scene.writer.begin(scene.rows)
+    scene.writer.end()
+    digests = np.frombuffer(scene.read.history(0).digests, np.uint8).reshape(3, -1)
+    assert digests[0].tolist() == digests[2].tolist() != digests[1].tolist()
+
+
+@pytest.mark.parametrize(("word", "value"), [(0, 5), (1, -1), (3, -5), (4, 1 << 40), (3, 3)])
+def test_journal_that_an_env_has_overwritten_is_refused(scene: Scene, word: int, value: int) -> None:
+    scene.reset(7)
+    scene.step(1, 1, 1)
+    scene.journal.words[word] = value
+    with pytest.raises(ValueError):
+        scene.read.history(0)

@@ -69,6 +69,7 @@ class HubConfig:
         insecure: allow an address that other machines can reach, and other users of this one, without a key.
         keys: the folder of keys, see ``envhub_server.network.key_folder``; every tcp address then wants one. None for
             no keys.
+        vector: whether ``envs`` are vector envs.
         python: the interpreter of envs whose table names none: Python 3.8 or later with NumPy, msgpack and Gymnasium
             (0.26 or later) or gym (0.21 or later), by its program or its virtual environment; empty for the hub's own.
         replays: the folder for what envs were asked that failed, for ``envhub replay``; None keeps none.
@@ -98,6 +99,7 @@ class HubConfig:
     hosting: Hosting = field(default_factory=Hosting)
     owner: int | None = None
     python: str = ""
+    vector: bool = False
     step_costs: Path | None = None
     replays: Path | None = None
     limits: Limits = Limits()
@@ -125,7 +127,7 @@ class HubConfig:
 
     def registry(self) -> Registry:
         """What the hub offers."""
-        return Registry(self.envs, self.allow_arguments, self.tables, self.python)
+        return Registry(self.envs, self.allow_arguments, self.tables, self.python, self.vector)
 
     def replay_folder(self) -> ReplayFolder | None:
         """Where replays are kept; None for nowhere."""

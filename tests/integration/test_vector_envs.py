@@ -17,50 +17,13 @@ from faulty import EXIT, RAISE, SLEEP
 from gymnasium.vector import AutoresetMode, VectorEnv
 from hubs import kill_worker, serve
 from same import assert_same
+from same_run import assert_same_run, assert_step
 
 import envhub
 
 MODES = [mode.value for mode in AutoresetMode]
 LANES = [{"lane": "auto"}, {"lane": "wire"}, {"num_workers": 0}]
 make_vector = functools.partial(gymnasium.make_vec, vectorization_mode="vector_entry_point")
-
-
-def with_masks(infos: dict[str, Any], num_envs: int) -> dict[str, Any]:
-    """Infos with the masks that Gymnasium's own have; ALE and EnvPool leave them out where all envs have a key."""
-    found = dict(infos)
-    for key, value in infos.items():
-        if not key.startswith("_"):
-            found[key] = with_masks(value, num_envs) if isinstance(value, dict) else value
-            found.setdefault(f"_{key}", np.ones(num_envs, bool))
-    return found
-
-
-def assert_step(found: Any, wanted: Any, num_envs: int, where: str) -> None:
-    """The same results; a hub's rewards are float64."""
-    observations, *results, infos = wanted
-    assert_same(found[0], observations, f"{where}: observations")
-    if results:
-        rewards, terminations, truncations = map(np.asarray, results)
-        assert_same(tuple(found[1:4]), (rewards.astype(np.float64), terminations, truncations), where)
-    assert_same(found[-1], with_masks(infos, num_envs), f"{where}: infos")
-
-
-def assert_same_run(envs: Any, direct: VectorEnv[Any, Any, Any], steps: int, seed: Any = 7, options: Any = None) -> int:
-    """The same steps, with actions as arrays; returns how many episodes ended."""
-    num_envs, ended = envs.num_envs, 0
-    assert_step(envs.reset(seed=seed, options=options), direct.reset(seed=seed, options=options), num_envs, "reset")
-    space = envs.action_space
-    space.seed(3)
-    for number in range(steps):
-        actions = space.sample()
-        found, wanted = envs.step(actions), direct.step(actions)
-        assert_step(found, wanted, num_envs, f"step {number}")
-        done = found[2] | found[3]
-        ended += int(done.sum())
-        if envs.autoreset_mode is AutoresetMode.DISABLED and done.any():
-            again = {"reset_mask": done, "lift": 2}
-            assert_step(envs.reset(options=again), direct.reset(options=again), num_envs, f"reset {number}")
-    return ended
 
 
 @pytest.mark.parametrize("how", LANES, ids=str)
@@ -322,6 +285,13 @@ def test_ale_gives_what_it_gives_directly() -> None:
         assert_step(envs.step(actions), direct.step(actions), 4, "after it")
 
 
+def test_ale_in_shares_whose_envs_have_the_sessions_numbers() -> None:
+    arguments = {"repeat_action_probability": 0.0, **SHORT}
+    with closing(envhub.make_vec("ale_py:ALE/Pong-v5", 3, vector=True, num_workers=2, **arguments)) as envs:
+        direct = make_vector("ale_py:ALE/Pong-v5", num_envs=3, **arguments)
+        assert_same_run(envs, direct, 20)
+
+
 def test_ale_in_the_same_step_and_disabled_modes() -> None:
     direct = make_vector("ale_py:ALE/Pong-v5", num_envs=3, autoreset_mode="SameStep", **SHORT)
     nothing = np.zeros(3, np.int64)
@@ -351,52 +321,18 @@ def test_ale_in_the_same_step_and_disabled_modes() -> None:
         assert not envs.step(nothing)[3].any()
 
 
-def test_envpool_gives_what_it_gives_directly() -> None:
-    envpool = pytest.importorskip("envpool")
-    pong = functools.partial(envpool.make_gymnasium, "Pong-v5", max_episode_steps=20)
-    with closing(envhub.make_vec(pong, 4, vector=True)) as envs:
-        for seed in (7, [3, 9, 4, 4]):
-            seeds = [seed + env for env in range(4)] if isinstance(seed, int) else seed
-            direct = pong(num_envs=4, seed=seeds)
-            assert_step(envs.reset(seed=seed), direct.reset(), 4, "reset")
-            for number in range(60):
-                actions = envs.action_space.sample()
-                assert_step(envs.step(actions), direct.step(actions), 4, f"step {number}")
-            mask = np.array([False, True, True, False])
-            observations, infos = direct.reset(options={"reset_mask": mask})
-            found = envs.reset(options={"reset_mask": mask})
-            assert_same(found[0][mask], observations, "masked reset")
-            assert found[1]["lives"][mask].tolist() == infos["lives"].tolist()
-        with pytest.raises(ValueError, match="seeded when it is made"):
-            envs.reset(seed=[1, None, 2, 3])
-    with pytest.raises(TypeError, match="a vector env: pass vector=True"):
-        envhub.make_vec(lambda: pong(num_envs=2), 2)
-
-
-def test_env_of_jax_gives_what_it_gives_directly() -> None:
-    pytest.importorskip("jax")
-    with closing(envhub.make_vec("phys2d/CartPole-v1", 4, vector=True)) as envs:
-        direct = make_vector("phys2d/CartPole-v1", num_envs=4)
-        space = envs.action_space
-        assert_same(envs.reset(seed=3)[0], np.asarray(direct.reset(seed=3)[0]), "reset")
-        for number in range(60):
-            actions = space.sample()
-            found, wanted = envs.step(actions), direct.step(actions)
-            assert_same(found[0], np.asarray(wanted[0]), f"step {number}")
-            assert found[1].tolist() == np.asarray(wanted[1]).tolist()
-            assert found[2].tolist() == np.asarray(wanted[2]).tolist()
-
-
 # --- served ---------------------------------------------------------------------------------------------------------
 
 
 def test_operator_says_which_envs_are_vector_envs(tmp_path: Path) -> None:
     (tmp_path / "hub.toml").write_text('[envs."CartPole-v1"]\nvector = true\n\n[envs.single]\nenv = "CartPole-v1"\n')
-    arguments = ("--config", str(tmp_path / "hub.toml"))
-    with serve(tmp_path, *arguments, binds=["tcp://127.0.0.1:0"]) as hub:
+    arguments = ("poles=gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv", "--vector")
+    with serve(tmp_path, *arguments, "--config", str(tmp_path / "hub.toml"), binds=["tcp://127.0.0.1:0"]) as hub:
         for asked in ({}, {"vector": True}):
             with closing(envhub.make_vec("CartPole-v1", 4, hub=hub.tcp, **asked)) as envs:
                 assert_same_run(envs, make_vector("CartPole-v1", num_envs=4), 20)
+        with closing(envhub.make_vec("poles", 3, hub=hub.tcp)) as envs:
+            assert_same_run(envs, make_vector("CartPole-v1", num_envs=3), 20)
         with pytest.raises(envhub.RequestRefused, match="makes 'single' as single envs; its operator decides that"):
             envhub.make_vec("single", 4, hub=hub.tcp, vector=True)
         with closing(envhub.make_vec("single", 4, hub=hub.tcp)) as envs:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Recipe, Registry
 from envhub_server.processes.interpreter import OWN
 
@@ -113,3 +114,13 @@ def test_example_is_an_env_on_offer() -> None:
     assert Registry().example() == Registry(["Cart*"]).example() == "CartPole-v1"
     assert Registry(["ALE/*"]).example() == "ALE/Pong-v5"
     assert Registry(["Elsewhere/*"]).example() == ""
+
+
+def test_entries_may_be_vector_envs_and_tables_say_so_themselves() -> None:
+    registry = Registry(["CartPole-v1"], tables={"a": EnvSettings(), "b": EnvSettings(vector=True)}, vector=True)
+    found = {name: registry.find(name) for name in ("CartPole-v1", "a", "b")}
+    assert {name: recipe is not None and recipe.settings.vector for name, recipe in found.items()} == {
+        "CartPole-v1": True,
+        "a": False,
+        "b": True,
+    }

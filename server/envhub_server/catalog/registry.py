@@ -79,7 +79,7 @@ class Registry:
     The operator's file has a table of settings for each other env. An entry comes before a table, and the first that
     matches a name decides. What clients may pass to envs without the right to deploy is declared as
     ``name=argument,argument``, where the name may be a pattern, too. Where no table says otherwise, envs have the
-    interpreter ``python``.
+    interpreter ``python``. ``vector`` says whether the entries are vector envs.
 
     Raises:
         ValueError: an entry or a declaration has none of these forms.
@@ -91,11 +91,13 @@ class Registry:
         arguments: Sequence[str] = (),
         tables: Mapping[str, EnvSettings] = MappingProxyType({}),
         python: str = "",
+        vector: bool = False,
     ) -> None:
         self.offers_all = not entries and not tables
         self._defaults = EnvSettings(python=python) if python else NO_SETTINGS
         said = [_parse(entry) for entry in (("*",) if self.offers_all else entries)]
-        self._entries = [replace(entry, settings=self._defaults, required=not python) for entry in said]
+        settings = replace(self._defaults, vector=vector)
+        self._entries = [replace(entry, settings=settings, required=not python) for entry in said]
         for name, settings in tables.items():
             self._entries.append(_from_table(name, replace(settings, python=settings.python or python)))
         self._arguments = [_parse_arguments(text) for text in arguments]

@@ -108,7 +108,10 @@ class NativeEnv:
             ValueError: it cannot be seeded so.
         """
         seed = seeds[0] if anew else self.share.seed_of(seeds, num_envs)
-        found: tuple[Any, Any] = self.made.reset(seed=seed, options=options)
+        return self._reset(seed=seed, options=options)
+
+    def _reset(self, **arguments: Any) -> tuple[Any, Any]:
+        found: tuple[Any, Any] = self.made.reset(**arguments)
         return found
 
     def reset_some(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> tuple[Any, Any]:
@@ -126,8 +129,8 @@ class NativeEnv:
             raise ValueError(
                 f"{type(self.made).__name__} resets all of its {self.num_envs} envs or none: it has no reset_mask"
             )
-        found: tuple[Any, Any] = self.made.reset(**self._masked(chosen, seeds, options))
-        return _those(found[0], chosen), batch_infos.some(found[1], chosen)
+        observations, infos = self._reset(**self._masked(chosen, seeds, options))
+        return _those(observations, chosen), batch_infos.some(infos, chosen)
 
     def _masked(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> dict[str, Any]:
         if any(seed is not None for seed in seeds):
@@ -187,8 +190,7 @@ class EachSeededEnv(NativeEnv):
 
     def reset(self, seeds: Seeds, num_envs: int, options: Options, anew: bool) -> tuple[Any, Any]:
         """Reset all envs, each by its own seed."""
-        found: tuple[Any, Any] = self.made.reset(seed=self._seeds(seeds), options=options)
-        return found
+        return self._reset(seed=self._seeds(seeds), options=options)
 
     def _masked(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> dict[str, Any]:
         return {"seed": self._seeds(seeds), "options": {**(options or {}), "reset_mask": chosen.copy()}}
@@ -197,7 +199,30 @@ class EachSeededEnv(NativeEnv):
         return list(seeds)
 
 
-class AleEnv(EachSeededEnv):
+class NumberedEnv(NativeEnv):
+    """Its infos have the numbers of envs, as ``env_id``, which in a share of a session are not the session's."""
+
+    def step(self, actions: Any) -> Results:
+        """Step all envs."""
+        found = super().step(actions)
+        return (*found[:4], self._of_session(found[4])) if self.share.workers > 1 else found
+
+    def _reset(self, **arguments: Any) -> tuple[Any, Any]:
+        observations, infos = super()._reset(**arguments)
+        return observations, self._of_session(infos) if self.share.workers > 1 else infos
+
+    def _of_session(self, infos: dict[str, Any]) -> dict[str, Any]:
+        """The infos with the session's indices of envs."""
+        found: dict[str, Any] = {
+            key: self._of_session(value) if isinstance(value, dict) else value for key, value in infos.items()
+        }
+        if "env_id" in found:
+            ids = found["env_id"]
+            found["env_id"] = np.asarray(self.share.rows, ids.dtype)[ids]
+        return found
+
+
+class AleEnv(NumberedEnv, EachSeededEnv):
     """``ale_py.vector_env.AtariVectorEnv``: an array of seeds, of the envs that are reset; -1 is none."""
 
     def _knows_masks(self) -> bool:
@@ -211,7 +236,7 @@ class AleEnv(EachSeededEnv):
         return np.array([-1 if seed is None else seed for seed in seeds])
 
 
-class EnvPoolEnv(NativeEnv):
+class EnvPoolEnv(NumberedEnv):
     """An EnvPool by its ``gymnasium`` interface: it is seeded when it is made, so a reset by seeds makes it again."""
 
     def _knows_masks(self) -> bool:
@@ -230,13 +255,11 @@ class EnvPoolEnv(NativeEnv):
                 raise ValueError("an EnvPool is seeded when it is made: a reset needs a seed for each of its envs")
             self.made.close()
             self.made = self._make(num_envs=self.num_envs, seed=list(seeds))
-        found: tuple[Any, Any] = self.made.reset(options=options)
-        return found
+        return self._reset(options=options)
 
     def reset_some(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> tuple[Any, Any]:
         """Reset the envs that ``chosen``, a mask, names; there can be no seeds."""
-        found: tuple[Any, Any] = self.made.reset(**self._masked(chosen, seeds, options))
-        return found  # it returns no others
+        return self._reset(**self._masked(chosen, seeds, options))  # which returns no others
 
 
 def made_by(make: Callable[..., Any], share: Share, autoreset_mode: str) -> NativeEnv:

@@ -73,6 +73,11 @@ class NativeEnv:
         self.takes_masks = self.autoreset_mode == DISABLED or self._knows_masks()
         self.num_envs = len(share.rows)
 
+    @property
+    def unwrapped(self) -> Any:
+        """The vector env without its wrappers."""
+        return getattr(self.made, "unwrapped", self.made)
+
     def _knows_masks(self) -> bool:
         return _is_of(self.made, "gymnasium.vector.sync_vector_env", "gymnasium.vector.async_vector_env")
 
@@ -165,7 +170,7 @@ class NativeEnv:
 
     def _attribute(self, name: str) -> Any:
         """The attribute of the outermost wrapper, else of the vector env itself."""
-        return getattr(self.made if hasattr(self.made, name) else self.made.unwrapped, name)
+        return getattr(self.made if hasattr(self.made, name) else self.unwrapped, name)
 
     def set_attr(self, name: str, values: Sequence[Any]) -> None:
         """Set an attribute, by one value per env.

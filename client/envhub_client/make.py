@@ -8,6 +8,7 @@ import operator
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -20,9 +21,11 @@ from envhub.protocol.prelude import RECONNECT_S
 from envhub.transport.address import ENVIRONMENT_VARIABLE
 from envhub.values import codec
 from envhub_client.connection.failures import hide_frames
+from envhub_client.envs.recorded_vector_env import RecordedVectorEnv
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.keywords import meant, refused_keyword, split
+from envhub_client.recording.options import RecordOptions
 from envhub_client.session import faults, hosting
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
 from envhub_client.session.options import ObservationMode, SessionOptions, checked_autoreset_mode
@@ -46,6 +49,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     compression: str | None = None,
     reconnect_timeout: float = RECONNECT_S,
     on_hub_loss: str = "raise",
+    record: str | Path | RecordOptions | None = None,
     env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
     **kwargs: Any,
 ) -> HubVectorEnv:
@@ -80,6 +84,8 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         reconnect_timeout: for how many seconds a hub that is out of reach is tried, before it is taken for lost.
         on_hub_loss: ``"raise"`` ``HubLost``; or ``"recreate"``: go on in a new session on the hub that comes back
             at the same address, or on a new private hub. The step under way then returns every env truncated.
+        record: a folder of this machine to which episodes are written as a Minari data set, or ``RecordOptions`` with
+            one (``pip install "envhub-rl[record]"``). ``envs.recorded`` says what is written, and what was dropped.
         env_kwargs: arguments for the env, for those whose names are taken by this function; or a list of one dict per
             env, for envs that differ.
         **kwargs: what is done about envs that fail, see ``envhub.FaultOptions``, such as ``on_crash="raise"`` or
@@ -104,7 +110,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         pin,
         compression,
     )
-    options = SessionOptions(*session, fault_options, reconnect_timeout, on_hub_loss, hosting_options)
+    options = SessionOptions(*session, fault_options, reconnect_timeout, on_hub_loss, hosting_options, record)
     each: Sequence[dict[str, Any]] = ()
     if env_kwargs is not None and not isinstance(env_kwargs, dict):
         each, env_kwargs = [{**arguments, **one} for one in env_kwargs], None
@@ -118,11 +124,13 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         raise ValueError("a vector env takes the same arguments for all of its envs, and env_kwargs are a list")
     if not isinstance(env, (str, EnvSpec)):
         if vector:
-            return _by_vector_factory(env, num_envs, hub, options, arguments)
-        return _by_factories(env, num_envs, hub, options, {name: None for one in (arguments, *each) for name in one})
+            return _recording(_by_vector_factory(env, num_envs, hub, options, arguments), env, [])
+        names = {name: None for one in (arguments, *each) for name in one}
+        return _recording(_by_factories(env, num_envs, hub, options, names), env, [])
     address = None if num_workers == 0 else hub or os.environ.get(ENVIRONMENT_VARIABLE) or None
     try:
-        return _by_name(env, num_envs, address, options, arguments, each, vector)
+        made = _by_name(env, num_envs, address, options, arguments, each, vector)
+        return _recording(made, env, each or [arguments])
     except TypeError as error:
         # Only the env knows which arguments it takes, so what is no keyword of ours is its own until it refuses it.
         name = refused_keyword(error, kwargs)
@@ -167,7 +175,7 @@ def _by_name(
         kwargs_each=[codec.encode(one, unknown) for one in each],
         vector=vector,
     )
-    envs = HubVectorEnv(address, make, options)
+    envs = _session(address, make, options)
     envs.adopt_spec(env if isinstance(env, EnvSpec) else gymnasium.registry.get(env), arguments)
     return envs
 
@@ -204,7 +212,19 @@ def _by_factories(
     factories = [env] * num_envs if callable(env) else checked_factories(env)
     if num_envs not in (1, len(factories)):
         raise ValueError(f"num_envs={num_envs} and {len(factories)} factories")
-    return HubVectorEnv(hub, make_of_factories(factories), options)
+    return _session(hub, make_of_factories(factories), options)
+
+
+def _session(address: str | None, make: Make, options: SessionOptions) -> HubVectorEnv:
+    return (HubVectorEnv if options.record is None else RecordedVectorEnv)(address, make, options)
+
+
+def _recording(envs: HubVectorEnv, env: EnvLike, arguments: Sequence[dict[str, Any]]) -> HubVectorEnv:
+    """These envs, which are recorded from now on, if they are to be."""
+    if isinstance(envs, RecordedVectorEnv):
+        made_by = env.id if isinstance(env, EnvSpec) else env if isinstance(env, str) else repr(env)
+        envs.begin_recording(made_by, arguments)
+    return envs
 
 
 def _by_vector_factory(
@@ -215,7 +235,7 @@ def _by_vector_factory(
         raise TypeError(f"vector=True takes an id, or one function that takes num_envs, got {env!r:.100}")
     if arguments:
         raise TypeError(f"arguments for the env ({', '.join(arguments)}) go into the factory, where one is given")
-    return HubVectorEnv(hub, replace(make_of_factories([env] * num_envs), vector=True), options)
+    return _session(hub, replace(make_of_factories([env] * num_envs), vector=True), options)
 
 
 _KEYWORDS = (

@@ -122,13 +122,14 @@ ROOMS = {
     },
     "envhub_client": {
         "connection": {"envhub.protocol", "envhub.transport", "envhub.values"},
-        "envs": {"envhub.protocol", "envhub.values", "results", "session"},
+        "envs": {"envhub.protocol", "envhub.values", "recording", "results", "session"},
         "frameworks": {"envs"},
         "lanes": {"connection", "envhub.arena", "envhub.protocol", "envhub.transport", "envhub.values"},
         "private_hub": {"connection", "envhub.protocol", "envhub.transport", "envhub.values"},
+        "recording": {"envhub.values"},
         "results": {"envhub.values"},
         "session": {
-            *("connection", "lanes", "private_hub"),
+            *("connection", "lanes", "private_hub", "recording"),
             *("envhub.arena", "envhub.protocol", "envhub.transport", "envhub.values"),
         },
         "tools": {"envhub.arena", "envhub.protocol", "envhub.values", "envs", "private_hub"},

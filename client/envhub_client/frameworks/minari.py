@@ -9,7 +9,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Space
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
@@ -17,6 +16,7 @@ from minari import MinariDataset, create_dataset_from_buffers
 from minari.data_collector import EpisodeBuffer
 
 from envhub_client.envs.arguments import seeds_of
+from envhub_client.envs.recoverable import environment
 from envhub_client.envs.vector_env import HubVectorEnv, Options, StepReturn
 
 
@@ -40,27 +40,6 @@ def record(envs: HubVectorEnv | VectorWrapper[Any, Any, Any, Any, Any], dataset_
         Exception: what ``create_dataset_from_buffers`` raises.
     """
     return Recorder(envs, dataset_id, **kwargs)
-
-
-def environment(envs: VectorEnv[Any, Any, Any]) -> EnvSpec | None:
-    """What one env of ``envs`` is made by, here and now, or None if nothing that can be written down makes it.
-
-    It is the env's own spec if the envs are this program's own, or if its id is registered in this program, too; else
-    it is an env of the same hub, by ``EnvHub/Remote-v0``.
-    """
-    base: Any = envs.unwrapped
-    if base.env_spec is None:
-        return None
-    spec: EnvSpec = copy.deepcopy(base.env_spec)
-    if base.address is None:
-        return spec
-    known = gymnasium.registry.get(spec.id)
-    if known is not None:
-        spec.entry_point, spec.vector_entry_point = known.entry_point, known.vector_entry_point
-        return spec
-    remote = copy.deepcopy(gymnasium.spec("EnvHub/Remote-v0"))
-    remote.kwargs = {**spec.kwargs, "env_id": spec.id, "url": base.address}
-    return remote
 
 
 class Recorder(VectorWrapper[Any, Any, Any, Any, Any]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gymnasium import Space
@@ -12,6 +13,7 @@ from envhub.arena.spin import checked_spin_us
 from envhub.protocol.prelude import RECONNECT_S
 from envhub.protocol.validation import SECONDS_MAX
 from envhub.values.compression import METHODS
+from envhub_client.recording.options import RecordOptions
 from envhub_client.session.faults import FaultOptions
 from envhub_client.session.hosting import HostingOptions
 
@@ -36,7 +38,7 @@ class SessionOptions:
     """How a hub hosts the envs, and how their observations are handed over.
 
     The fields are keywords of ``envhub.make_vec``, which describes them; ``faults`` says what is done about envs that
-    fail, ``hosting`` what their workers get.
+    fail, ``hosting`` what their workers get. ``record`` is None or a ``RecordOptions`` once it is checked.
     """
 
     num_workers: int | str | None = None
@@ -51,6 +53,7 @@ class SessionOptions:
     reconnect_timeout: float = RECONNECT_S
     on_hub_loss: str = "raise"
     hosting: HostingOptions = field(default_factory=HostingOptions)
+    record: str | Path | RecordOptions | None = None
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -70,6 +73,8 @@ class SessionOptions:
                 "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
                 f"space, actual got {mode}"
             )
+        if isinstance(self.record, (str, Path)):
+            object.__setattr__(self, "record", RecordOptions(self.record))
         if self.lane not in ("auto", "wire"):
             raise ValueError(f"lane must be 'auto' or 'wire', got {self.lane!r}")
         if self.compression not in (None, "auto", *METHODS):

@@ -1,0 +1,225 @@
+"""``RecordedVectorEnv``: a vector env whose episodes are written to disk."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NoReturn
+
+import numpy as np
+
+from envhub.errors import EnvRaised, HubTimeout
+from envhub.protocol.messages import Make
+from envhub.values import spaces
+from envhub_client.envs.arguments import checked_env_ids, seeds_of, split_mask
+from envhub_client.envs.recoverable import environment
+from envhub_client.envs.vector_env import HubVectorEnv, Options, StepReturn
+from envhub_client.recording.options import RecordOptions
+from envhub_client.recording.recorder import EpisodeRecorder, Recorded, check_packages
+from envhub_client.session.options import SessionOptions
+
+PACKAGES = ("envhub-rl", "gymnasium", "numpy", "minari")
+FPS = 30.0  # of films of an env that does not say
+
+
+class RecordedVectorEnv(HubVectorEnv):
+    """A ``HubVectorEnv`` that writes down what the trainer sees; ``envhub.make_vec(..., record=...)`` makes one.
+
+    ``begin_recording`` has to be called once, before the first reset. Parts of a batch (``send``, ``recv``) are not
+    offered.
+    """
+
+    def __init__(self, address: str | None, make: Make, options: SessionOptions) -> None:
+        """Make a session; arguments and errors as for ``HubVectorEnv``. ``options.record`` says what is recorded.
+
+        Raises:
+            ModuleNotFoundError: Minari, or PyAV for films, is not installed.
+        """
+        assert isinstance(options.record, RecordOptions)
+        self._record = options.record
+        check_packages(bool(self._record.film))
+        self._reset_of: tuple[np.ndarray | None, list[int | None] | None] = None, None
+        super().__init__(address, make, options)
+
+    def begin_recording(self, made_by: str, arguments: Sequence[Mapping[str, Any]]) -> None:
+        """Begin to record these envs; closes them if that cannot be.
+
+        ``made_by`` and ``arguments``, of each env or of all of them, describe the envs beside their episodes.
+
+        Raises:
+            UnsupportedSpace: a space has parts that are no arrays.
+            ValueError: the options do not fit the envs.
+            OSError: the folder cannot be written.
+        """
+        try:
+            if self._record.film and self.render_mode != "rgb_array":
+                raise ValueError(f'films need render_mode="rgb_array"; these envs have {self.render_mode!r}')
+            about = {
+                "env": made_by,
+                "kwargs": [dict(one) for one in arguments],
+                "hub": self.address,
+                "num_envs": self.num_envs,
+                "autoreset_mode": self.autoreset_mode.value,
+                "versions": {"python": platform.python_version(), **dict(_versions())},
+            }
+            spaces_of_one = self.single_observation_space, self.single_action_space
+            fps = float(self.metadata.get("render_fps") or FPS)
+            self._recorder = EpisodeRecorder(
+                self._record, self.num_envs, *spaces_of_one, self.autoreset_mode, about, _spec(self), fps
+            )
+        except BaseException:
+            self.close(terminate=True)
+            raise
+
+    @property
+    def recorded(self) -> Recorded:
+        """What is recorded so far, and what was dropped."""
+        return self._recorder.recorded
+
+    # --- reset --------------------------------------------------------------------------------------------------------
+
+    def reset_async(
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        options: Options = None,
+        *,
+        masked: bool = True,
+        env_ids: Any = None,
+    ) -> None:
+        """As ``HubVectorEnv.reset_async``."""
+        super().reset_async(seed, options, masked=masked, env_ids=env_ids)
+        mask: np.ndarray | None = None
+        if env_ids is not None:
+            mask = np.zeros(self.num_envs, bool)
+            mask[checked_env_ids(env_ids, self.num_envs)] = True
+        elif masked and isinstance(options, dict):
+            selected, _ = split_mask(options, self.num_envs)
+            mask = np.array(selected, bool) if selected else None
+        self._reset_of = mask, seeds_of(seed, self.num_envs)
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """As ``HubVectorEnv.reset_wait``."""
+        try:
+            result = super().reset_wait(timeout)
+            self._record_reset(result[0])
+        except BaseException as error:
+            self._break_off(error)
+        return result
+
+    def reset_each(
+        self, seed: Sequence[int | None] | None, options: Options, *, masked: bool = False, env_ids: Any = None
+    ) -> tuple[Any, dict[int, dict[str, Any]]]:
+        """As ``HubVectorEnv.reset_each``."""
+        try:
+            result = super().reset_each(seed, options, masked=masked, env_ids=env_ids)
+            self._record_reset(result[0])
+        except BaseException as error:
+            self._break_off(error)
+        return result
+
+    def _record_reset(self, observations: Any) -> None:
+        frame: tuple[int, ...] = ()
+        if self._record.film:
+            frame = np.shape(self.render([*self._record.film][:1])[0])
+        self._recorder.reset(*self._reset_of, self._leaves(self.single_observation_space, observations), frame)
+        self._record_frames()
+
+    # --- step ---------------------------------------------------------------------------------------------------------
+
+    def step_async(self, actions: Any) -> None:
+        """As ``HubVectorEnv.step_async``."""
+        super().step_async(actions)
+        self._recorder.acted(self._leaves(self.single_action_space, actions))
+
+    def step_wait(self, timeout: float | None = None) -> StepReturn:
+        """As ``HubVectorEnv.step_wait``."""
+        try:
+            result = super().step_wait(timeout)
+            self._record_step(result)
+        except BaseException as error:
+            self._break_off(error)
+        return result
+
+    def step_wait_each(self) -> StepReturn:
+        """As ``HubVectorEnv.step_wait_each``."""
+        try:
+            result = super().step_wait_each()
+            self._record_step(result)
+        except BaseException as error:
+            self._break_off(error)
+        return result
+
+    def drop_pending(self) -> None:
+        """As ``HubVectorEnv.drop_pending``."""
+        self._recorder.broke_off()
+        super().drop_pending()
+
+    def _record_step(self, result: StepReturn) -> None:
+        observations, rewards, terminations, truncations, infos = result
+        leaves = self._leaves(self.single_observation_space, observations)
+        self._recorder.stepped(leaves, (rewards, terminations, truncations), infos)
+        self._record_frames()
+
+    def _record_frames(self) -> None:
+        if due := self._recorder.frames_due:
+            self._recorder.add_frames(self.render(due))
+
+    def _break_off(self, error: BaseException) -> NoReturn:
+        """Raise the error again; unless the wait can be repeated, the episodes under way end here."""
+        if not isinstance(error, HubTimeout):
+            raised = error if isinstance(error, EnvRaised) else error.__cause__
+            failed = raised.env_index if isinstance(raised, EnvRaised) else None
+            self._recorder.broke_off(failed, f"exception: {error!r}")
+        raise error
+
+    @staticmethod
+    def _leaves(space: Any, batch: Any) -> list[Any]:
+        return [batch] if spaces.is_flat(space) else spaces.flatten(space, batch)
+
+    # --- what is not recorded -----------------------------------------------------------------------------------------
+
+    def send(self, actions: Any, env_ids: Any = None) -> None:
+        """Not offered.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("parts of a batch are not recorded: step all envs, or make the envs without record=")
+
+    def async_reset(self, seed: int | Sequence[int | None] | None = None, options: Options = None) -> None:
+        """Not offered; raises as ``send``."""
+        self.send(None)
+
+    def detach(self) -> str:
+        """As ``HubVectorEnv.detach``; the recording ends here."""
+        token = super().detach()
+        self._recorder.close()
+        return token
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """As ``HubVectorEnv.close_extras``; first everything that is complete is written."""
+        try:
+            super().close_extras(timeout, terminate)
+        finally:
+            if hasattr(self, "_recorder"):
+                self._recorder.close()
+
+
+def _versions() -> list[tuple[str, str]]:
+    found = []
+    for name in PACKAGES:
+        try:
+            found.append((name, version(name)))
+        except PackageNotFoundError:
+            continue  # of a source tree that is not installed
+    return found
+
+
+def _spec(envs: HubVectorEnv) -> str:
+    """The spec that makes one of the envs again, in JSON; empty if nothing that can be written down makes it."""
+    try:
+        spec = environment(envs)
+        return "" if spec is None else str(spec.to_json())
+    except (TypeError, ValueError):
+        return ""

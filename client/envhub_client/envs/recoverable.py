@@ -1,0 +1,31 @@
+"""What an env of a hub is made by where its episodes are read later."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
+
+
+def environment(envs: VectorEnv[Any, Any, Any]) -> EnvSpec | None:
+    """What one env of ``envs`` is made by, here and now, or None if nothing that can be written down makes it.
+
+    It is the env's own spec if the envs are this program's own, or if its id is registered in this program, too; else
+    it is an env of the same hub, by ``EnvHub/Remote-v0``.
+    """
+    base: Any = envs.unwrapped
+    if base.env_spec is None:
+        return None
+    spec: EnvSpec = copy.deepcopy(base.env_spec)
+    if base.address is None:
+        return spec
+    known = gymnasium.registry.get(spec.id)
+    if known is not None:
+        spec.entry_point, spec.vector_entry_point = known.entry_point, known.vector_entry_point
+        return spec
+    remote = copy.deepcopy(gymnasium.spec("EnvHub/Remote-v0"))
+    remote.kwargs = {**spec.kwargs, "env_id": spec.id, "url": base.address}
+    return remote

@@ -1,0 +1,165 @@
+"""Whole episodes, cut out of the blocks of a tape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from envhub_client.recording.film import Film
+from envhub_client.recording.tape import LAST, Block, StepMark, TapeShape
+
+
+@dataclass
+class Episode:
+    """The steps of one env from a reset on.
+
+    Attributes:
+        env_id: of the session.
+        seed: that the reset was given, if any.
+        observations: for each leaf the parts of its column, which has one entry more than there are steps.
+        actions: for each leaf the parts of its column.
+        rewards, terminations, truncations: the parts of a column.
+        ended: why it is over: ``"terminated"``, ``"truncated"``, ``"failed"``, or ``"cut"`` by a reset or the end of
+            the session, or ``"dropped"``; empty as long as it is under way.
+        failure: what was said of the env's failure.
+        steps: how many.
+        nbytes: of all parts.
+        film: of it, if it is filmed.
+    """
+
+    env_id: int
+    seed: int | None
+    observations: list[list[np.ndarray]]
+    actions: list[list[np.ndarray]]
+    rewards: list[np.ndarray] = field(default_factory=list)
+    terminations: list[np.ndarray] = field(default_factory=list)
+    truncations: list[np.ndarray] = field(default_factory=list)
+    ended: str = ""
+    failure: str = ""
+    steps: int = 0
+    nbytes: int = 0
+    film: Film | None = None
+
+    def flags(self) -> tuple[np.ndarray, np.ndarray]:
+        """All terminations and truncations; one that was cut is truncated at its last step."""
+        terminations, truncations = np.concatenate(self.terminations), np.concatenate(self.truncations)
+        truncations[-1] |= not terminations[-1]
+        return terminations, truncations
+
+
+class EpisodeCutter:
+    """Follows each env of a tape from block to block.
+
+    Args:
+        shape: of the tape.
+        env_ids: the env of each place.
+        films: the place in ``frames`` of each place that is filmed.
+        on_frames: called with an episode and its next frames, as long as it is under way.
+    """
+
+    def __init__(
+        self,
+        shape: TapeShape,
+        env_ids: list[int],
+        films: Mapping[int, int],
+        on_frames: Callable[[Episode, np.ndarray], None],
+    ) -> None:
+        self._shape = shape
+        self._env_ids = env_ids
+        self._films = films
+        self._on_frames = on_frames
+        self._running: list[Episode | None] = [None] * shape.places
+
+    @property
+    def running(self) -> list[Episode]:
+        """The episodes under way."""
+        return [episode for episode in self._running if episode is not None]
+
+    def drop_largest(self) -> Episode:
+        """The episode under way that has the most bytes, which ends here as ``"dropped"``."""
+        place = max(
+            (place for place, episode in enumerate(self._running) if episode is not None),
+            key=lambda place: self._running[place].nbytes,  # type: ignore[union-attr]
+        )
+        return self._end(place, "dropped")
+
+    def take(self, block: Block, steps: int, notes: Mapping[tuple[int, int], Any]) -> Iterator[Episode]:
+        """Each episode that ends in these steps.
+
+        ``notes`` has by step and place the seed of an episode that begins there, or what was said of a failure.
+        """
+        marks = block.marks[:steps]
+        for place in np.flatnonzero(marks.any(axis=0)).tolist():
+            at = 0
+            for step in np.flatnonzero(marks[:, place] & ~np.uint8(StepMark.STEP)).tolist():
+                self._extend(block, place, _steps(marks[:, place], at, step))
+                yield from self._event(block, place, step, StepMark(int(marks[step, place])), notes.get((step, place)))
+                at = step + 1
+            self._extend(block, place, _steps(marks[:, place], at, steps))
+
+    def _event(self, block: Block, place: int, step: int, mark: StepMark, note: Any) -> Iterator[Episode]:
+        if self._running[place] is not None:
+            failure = note if isinstance(note, str) else ""
+            if mark & StepMark.ABORT:
+                yield self._end(place, "dropped")
+            elif mark & StepMark.CUT:
+                yield self._end(place, "failed" if failure else "cut", failure)
+            elif mark & StepMark.STEP:
+                own = {"finals": bool(mark & StepMark.FINAL), "filmed": not mark & StepMark.FINAL}
+                self._extend(block, place, slice(step, step + 1), **own)
+                if mark & LAST:
+                    flagged = "terminated" if mark & StepMark.TERMINATED else "truncated"
+                    yield self._end(place, "failed" if mark & StepMark.FAILED else flagged, failure)
+        if mark & StepMark.BEGIN:
+            seed = note if isinstance(note, int) else None
+            first = [leaf[step : step + 1, place].copy() for leaf in block.observations]
+            begun = Episode(self._env_ids[place], seed, [[part] for part in first], [[] for _ in block.actions])
+            begun.nbytes = sum(part.nbytes for part in first)
+            self._running[place] = begun
+            self._film(block, place, begun, slice(step, step + 1))
+
+    def _extend(
+        self, block: Block, place: int, steps: slice | np.ndarray, finals: bool = False, filmed: bool = True
+    ) -> None:
+        """Add steps of one env, if an episode of it is under way."""
+        episode, count = self._running[place], len(block.rewards[steps, place])
+        if episode is None or not count:
+            return
+        columns = [
+            *zip(episode.observations, block.finals if finals else block.observations, strict=True),
+            *zip(episode.actions, block.actions, strict=True),
+            (episode.rewards, block.rewards),
+            (episode.terminations, block.terminations),
+            (episode.truncations, block.truncations),
+        ]
+        for parts, array in columns:
+            parts.append(array[steps, place].copy())
+            episode.nbytes += parts[-1].nbytes
+        episode.steps += count
+        if filmed:
+            self._film(block, place, episode, steps)
+
+    def _film(self, block: Block, place: int, episode: Episode, steps: slice | np.ndarray) -> None:
+        if place in self._films:
+            self._on_frames(episode, block.frames[steps, self._films[place]])
+
+    def cut_all(self) -> Iterator[Episode]:
+        """Every episode under way, which ends here."""
+        for place, episode in enumerate(self._running):
+            if episode is not None:
+                yield self._end(place, "cut")
+
+    def _end(self, place: int, how: str, failure: str = "") -> Episode:
+        episode, self._running[place] = self._running[place], None
+        assert episode is not None
+        episode.ended, episode.failure = how, failure
+        return episode
+
+
+def _steps(marks: np.ndarray, start: int, stop: int) -> slice | np.ndarray:
+    """The steps from ``start`` to ``stop`` in which the env was stepped; in others, only other envs were reset."""
+    found: np.ndarray = np.flatnonzero(marks[start:stop] == StepMark.STEP) + start
+    return slice(start, stop) if len(found) == stop - start else found

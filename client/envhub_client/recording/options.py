@@ -1,0 +1,61 @@
+"""What is recorded of a session, and where to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """How ``envhub.make_vec(..., record=RecordOptions(...))`` records; ``record=FOLDER`` has the defaults.
+
+    Attributes:
+        folder: a folder of this machine. Each session makes ``recording-v0``, ``recording-v1`` ... in it.
+        env_ids: the envs whose episodes are recorded; None for all.
+        every: of each env, every n-th episode, beginning with its first.
+        only: ``"failed"`` keeps only episodes in which the env failed: it crashed, hung, raised or was not finite.
+        film: the envs, among those that are recorded, whose episodes are also filmed; each step then renders them.
+        bytes_max: of everything in the recording; nothing is recorded once it is reached.
+        episodes_max: likewise.
+        queue_bytes: the memory between the program and the process that writes, and as much for episodes that have
+            not ended. Where both are full, whole episodes are dropped, and counted.
+    """
+
+    folder: str | Path
+    env_ids: Sequence[int] | None = None
+    every: int = 1
+    only: Literal["all", "failed"] = "all"
+    film: Sequence[int] = ()
+    bytes_max: int = 16 * GIB
+    episodes_max: int = 100_000
+    queue_bytes: int = GIB // 2
+
+    def __post_init__(self) -> None:
+        """Check what does not depend on the session.
+
+        Raises:
+            ValueError: a value is out of bounds.
+        """
+        if self.only not in ("all", "failed"):
+            raise ValueError(f"only must be 'all' or 'failed', got {self.only!r}")
+        for name in ("every", "bytes_max", "episodes_max", "queue_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    def chosen(self, num_envs: int) -> list[int]:
+        """The envs that are recorded, ascending.
+
+        Raises:
+            ValueError: an env does not exist, or one that is filmed is not recorded.
+        """
+        chosen = sorted({*range(num_envs)} if self.env_ids is None else {*self.env_ids})
+        if not chosen or not 0 <= chosen[0] <= chosen[-1] < num_envs:
+            raise ValueError(f"env_ids must be numbers from 0 to {num_envs - 1}, got {self.env_ids!r}")
+        if strange := {*self.film} - {*chosen}:
+            raise ValueError(f"film has envs that are not recorded: {sorted(strange)}")
+        return chosen

@@ -1,0 +1,170 @@
+"""The tape: memory that the program writes steps into, and the process that records reads them from.
+
+It is divided into blocks of steps. A block belongs to the program until it is handed over, then to the other process
+until it is given back. A step of a block has a place for each env that is recorded. ``StepMark`` says what such a place
+holds. The words at the beginning say which block the program writes, and how many steps of it are complete: by them the
+other process reads the rest, if the program is killed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import asdict, dataclass
+from enum import IntFlag
+from typing import Any
+
+import numpy as np
+
+from envhub.values.leaf import Leaf
+
+ALIGN = 64
+HEADER_BYTES = 64
+BLOCKS = 8
+STEPS_MAX = 1024  # of a block
+
+_NO_BLOCK = -1
+
+
+class StepMark(IntFlag):
+    """What one place of one step holds; nothing where it is 0."""
+
+    BEGIN = 1  # the observation is the first one of an episode
+    STEP = 2  # action, reward, flags and the observation after them
+    TERMINATED = 4  # the step is the last one of its episode, as its flags say
+    TRUNCATED = 8
+    FAILED = 16  # the env failed in this step, which is the last one
+    FINAL = 32  # the step's observation is in ``finals``; the one in ``observations`` belongs to the next episode
+    CUT = 64  # the episode ended before this step, without a last one: by a reset, or the end of the session
+    ABORT = 128  # the episode that was under way is not recorded after all
+
+
+LAST = StepMark.TERMINATED | StepMark.TRUNCATED | StepMark.FAILED
+
+
+@dataclass(frozen=True)
+class TapeShape:
+    """The sizes of a tape.
+
+    Attributes:
+        places: the envs that are recorded.
+        steps: of a block.
+        observations, actions: the leaves of an observation and of an action, as ``Leaf.wire``.
+        finals: whether a step may have the last observation of one episode and the first one of another.
+        frame: the shape of a frame; empty if none are recorded.
+        films: the envs that are filmed.
+    """
+
+    places: int
+    steps: int
+    observations: list[Any]
+    actions: list[Any]
+    finals: bool
+    frame: tuple[int, ...] = ()
+    films: int = 0
+
+    def wire(self) -> dict[str, Any]:
+        """As codec values."""
+        return {**asdict(self), "frame": list(self.frame)}
+
+    @classmethod
+    def from_wire(cls, found: dict[str, Any]) -> TapeShape:
+        """The shape of these values."""
+        return cls(**{**found, "frame": tuple(found["frame"])})
+
+    def arrays(self) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+        """Name, dtype and shape of every array of a block."""
+        cell = (self.steps, self.places)
+        observations, actions = ([Leaf.from_wire(leaf) for leaf in kind] for kind in (self.observations, self.actions))
+        found = [("observations", np.dtype(leaf.dtype), (*cell, *leaf.shape)) for leaf in observations]
+        if self.finals:
+            found += [("finals", np.dtype(leaf.dtype), (*cell, *leaf.shape)) for leaf in observations]
+        found += [("actions", np.dtype(leaf.dtype), (*cell, *leaf.shape)) for leaf in actions]
+        found += [("rewards", np.dtype(np.float64), cell), ("marks", np.dtype(np.uint8), cell)]
+        found += [(name, np.dtype(np.bool_), cell) for name in ("terminations", "truncations")]
+        if self.films:
+            found.append(("frames", np.dtype(np.uint8), (self.steps, self.films, *self.frame)))
+        return found
+
+    def block_bytes(self) -> int:
+        """The size of a block."""
+        return sum(_aligned(dtype.itemsize * int(np.prod(shape))) for _, dtype, shape in self.arrays())
+
+
+def steps_of(shape: TapeShape, queue_bytes: int) -> int:
+    """How many steps each of the blocks has if all have ``queue_bytes``; at least one."""
+    one = TapeShape(**{**asdict(shape), "steps": 1}).block_bytes()
+    return max(1, min(STEPS_MAX, queue_bytes // BLOCKS // one))
+
+
+class Block:
+    """The arrays of one block, indexed by step and place.
+
+    Attributes:
+        observations, finals, actions: an array per leaf.
+    """
+
+    def __init__(self, shape: TapeShape, memory: memoryview) -> None:
+        self.observations: list[np.ndarray] = []
+        self.finals: list[np.ndarray] = []
+        self.actions: list[np.ndarray] = []
+        at = 0
+        for name, dtype, dims in shape.arrays():
+            size = dtype.itemsize * int(np.prod(dims))
+            array = np.frombuffer(memory[at : at + size], dtype).reshape(dims)
+            at += _aligned(size)
+            if name in ("observations", "finals", "actions"):
+                getattr(self, name).append(array)
+            else:
+                setattr(self, name, array)
+
+    rewards: np.ndarray
+    marks: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+    frames: np.ndarray
+
+
+class Tape:
+    """The memory behind a descriptor, as blocks."""
+
+    def __init__(self, shape: TapeShape, descriptor: int) -> None:
+        self.shape = shape
+        self._map = mmap.mmap(descriptor, tape_bytes(shape))
+        memory = memoryview(self._map)
+        self._words = memory[:HEADER_BYTES].cast("q")
+        size = shape.block_bytes()
+        starts = range(HEADER_BYTES, HEADER_BYTES + BLOCKS * size, size)
+        self.blocks = [Block(shape, memory[start : start + size]) for start in starts]
+
+    def begin(self, block: int | None) -> None:
+        """Say which block is written from now on; None for none."""
+        self._words[1] = 0
+        self._words[0] = _NO_BLOCK if block is None else block
+
+    def written(self, steps: int) -> None:
+        """Say that so many steps of that block are complete."""
+        self._words[1] = steps
+
+    def unfinished(self) -> tuple[int, int]:
+        """The block that is being written, and its complete steps; 0 steps where there is none."""
+        block, steps = self._words[0], self._words[1]
+        return (block, steps) if 0 <= block < BLOCKS and 0 <= steps <= self.shape.steps else (0, 0)
+
+
+def tape_bytes(shape: TapeShape) -> int:
+    """The size of a tape."""
+    return HEADER_BYTES + BLOCKS * shape.block_bytes()
+
+
+def new_tape(shape: TapeShape) -> tuple[Tape, int]:
+    """An empty tape and its descriptor. Its memory has no name, and takes room only where it was written."""
+    descriptor = os.memfd_create("envhub-recording")
+    os.ftruncate(descriptor, tape_bytes(shape))
+    tape = Tape(shape, descriptor)
+    tape.begin(None)
+    return tape, descriptor
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN

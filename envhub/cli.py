@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import cyclopts
 from cyclopts import Parameter
@@ -279,6 +279,57 @@ def envs(address: str | None = None, *pattern: str, timeout: float = 30.0) -> No
             sys.exit(EXIT_FAILED)
     except EnvHubError as error:
         _end("envs", error, EXIT_FAILED)
+
+
+@app.command
+def record(
+    env: str,
+    folder: Path,
+    *,
+    hub: str | None = None,
+    num_envs: Annotated[int, Parameter(alias="-n")] = 4,
+    episodes: int = 10,
+    policy: str = "",
+    seed: int = 0,
+    film: Annotated[list[int] | None, Parameter(negative="")] = None,
+    only_failed: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Play episodes of an env and record them on this machine, as a Minari data set. Needs the extra "record".
+
+    Parameters
+    ----------
+    env
+        An id, or a name that the hub offers.
+    folder
+        In which the folder of the recording, recording-vN, is made.
+    hub
+        Address or name of the hub; without it ENVHUB_ADDRESS, else a hub of its own.
+    num_envs
+        How many envs are stepped together.
+    episodes
+        How many episodes are played, and recorded.
+    policy
+        module:function, which takes a batch of observations and returns a batch of actions. Random actions by default.
+    seed
+        Of the envs, and of random actions.
+    film
+        The number of an env to film as well, from 0 on; may be given more than once.
+    only_failed
+        Record only episodes in which the env failed.
+    """
+    from envhub_client.recording.options import RecordOptions
+    from envhub_client.tools.record import run
+
+    with _errors_in_a_line("record"):
+        try:
+            kept: Any = "failed" if only_failed else "all"
+            options = RecordOptions(folder, only=kept, film=film or (), episodes_max=episodes)
+            options.chosen(num_envs)
+        except ValueError as error:
+            _end("record", error, EXIT_USAGE)
+        found = run(env, options, num_envs, hub, policy, seed)
+    text = f"{found.episodes} episodes, {found.nbytes / 1e6:.1f} MB, in {found.folder}; {found.dropped} were dropped"
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 @app.command

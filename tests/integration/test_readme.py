@@ -49,7 +49,8 @@ def test_programs_run(number: int, hub: ServedHub, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     known_hubs.keep("simbox", hub.tcp)
     program = PROGRAMS[number].replace("tcp://127.0.0.1:5555", hub.tcp)
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    here = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, **here)
     assert ran.returncode == 0, ran.stderr
     assert "Error" not in ran.stderr
 

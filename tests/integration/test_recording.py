@@ -353,3 +353,39 @@ def test_space_without_a_fixed_size_is_refused(served: ServedHub, tmp_path: Path
         envhub.make_vec("graphs", 2, hub=served.tcp, record=tmp_path)
     assert wait_until(lambda: len(worker_processes(served.process.pid)) == before)
     assert not os.listdir(tmp_path)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    whole = [sys.executable, "-m", "envhub", "record", *arguments]
+    return subprocess.run(whole, capture_output=True, text=True, timeout=60, cwd=cwd, env=environ)
+
+
+def test_command_records_what_a_policy_plays(served: ServedHub, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("def act(observations):\n    return (observations[:, 2] > 0).astype(int)\n")
+    ran = command("CartPole-v1", "runs", "--episodes", "3", "-n", "2", "--policy", "agent:act", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("3 episodes") and "recording-v0; 0 were dropped" in ran.stdout
+    for episode in (found := data_set(tmp_path / "runs")):
+        assert episode.actions.tolist() == (episode.observations[:-1, 2] > 0).astype(int).tolist()
+    assert found.total_episodes == 3
+    at_hub = command("parts", "runs", "--hub", served.tcp, "--episodes", "4", "--film", "1", cwd=tmp_path)
+    assert at_hub.returncode == 0, at_hub.stderr
+    assert data_set(tmp_path / "runs", 1).total_episodes == 4
+    assert [film.suffix for film in (tmp_path / "runs/recording-v1/films").iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [
+        (["CartPole-v1", "runs", "--policy", "nowhere:act"], 1, "there is no policy 'nowhere:act'"),
+        (["CartPole-v1", "runs", "--film", "9"], 2, "film has envs that are not recorded"),
+        (["NoSuch-v1", "runs"], 1, "NoSuch"),
+    ],
+)
+def test_command_says_in_a_line_what_is_wrong(tmp_path: Path, arguments: list[str], status: int, told: str) -> None:
+    ran = command(*arguments, cwd=tmp_path)
+    assert ran.returncode == status and told in ran.stderr and "Traceback" not in ran.stderr

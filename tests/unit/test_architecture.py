@@ -132,7 +132,7 @@ ROOMS = {
             *("connection", "lanes", "private_hub", "recording"),
             *("envhub.arena", "envhub.protocol", "envhub.transport", "envhub.values"),
         },
-        "tools": {"envhub.arena", "envhub.protocol", "envhub.values", "envs", "private_hub"},
+        "tools": {"envhub.arena", "envhub.protocol", "envhub.values", "envs", "private_hub", "recording"},
     },
 }
 

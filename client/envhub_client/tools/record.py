@@ -1,0 +1,63 @@
+"""What ``envhub record`` does: play episodes of an env, by a policy or at random, and record them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from envhub.errors import RequestRefused
+from envhub_client.envs.recorded_vector_env import RecordedVectorEnv
+from envhub_client.make import make_vec
+from envhub_client.recording.options import RecordOptions
+from envhub_client.recording.recorder import Recorded
+
+Policy = Callable[[Any], Any]
+
+
+def run(env: str, options: RecordOptions, num_envs: int, hub: str | None, policy: str, seed: int) -> Recorded:
+    """Play until ``options.episodes_max`` episodes have ended, and return what is recorded.
+
+    Args:
+        env: an id or a name.
+        options: what is recorded, and where to.
+        num_envs: that are stepped together.
+        hub: the hub's address or name; None for a private hub.
+        policy: ``module:function``, which takes a batch of observations and returns one of actions; empty for actions
+            that are drawn at random.
+        seed: of the envs, and of random actions.
+
+    Raises:
+        RequestRefused: there is no such policy.
+        Exception: what ``make_vec``, the envs and the policy raise.
+    """
+    choose = _loaded(policy) if policy else None
+    rendered: dict[str, Any] = {"render_mode": "rgb_array"} if options.film else {}
+    envs = make_vec(env, num_envs, hub=hub, record=options, autoreset_mode=AutoresetMode.NEXT_STEP, **rendered)
+    assert isinstance(envs, RecordedVectorEnv)
+    chosen = [*options.chosen(num_envs)]
+    with closing(envs):
+        envs.action_space.seed(seed)
+        observations, _ = envs.reset(seed=seed)
+        ended = 0
+        while ended < options.episodes_max and not envs.recorded.ended:
+            actions = envs.action_space.sample() if choose is None else choose(observations)
+            observations, _, terminations, truncations, _ = envs.step(actions)
+            ended += int(np.count_nonzero((terminations | truncations)[chosen]))
+    return envs.recorded
+
+
+def _loaded(policy: str) -> Policy:
+    module, _, name = policy.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as ``python -m`` has it: the policy is mostly in the current folder
+    try:
+        found: Policy = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise RequestRefused(f"there is no policy {policy!r}: {error}") from error
+    return found

@@ -103,6 +103,21 @@ def test_cartpole_heeds_no_masks_and_is_refused_in_other_modes(wanted: str) -> N
         envhub.make_vec("CartPole-v1", 2, vector=True, autoreset_mode=wanted)
 
 
+def test_one_env_of_a_vector_env_is_a_single_env_too() -> None:
+    direct = make_vector("CartPole-v1", num_envs=1)
+    with closing(envhub.make("CartPole-v1", vector=True)) as env:
+        for seed in (5, None):
+            observation, _ = env.reset(seed=seed)
+            assert seed is None or observation.tolist() == direct.reset(seed=seed)[0][0].tolist()
+            ended = False
+            while not ended:
+                _, _, ended, _, _ = env.step(0)
+    with closing(envhub.make_vec("CartPole-v1", 1, vector=True, autoreset_mode="SameStep")) as envs:
+        envs.reset(seed=5)
+        ends = [envs.step([0])[4] for _ in range(30)]
+        assert any("final_obs" in infos for infos in ends)
+
+
 def test_step_of_an_env_that_has_ended_is_the_callers_error_where_nothing_resets_it() -> None:
     with closing(envhub.make_vec(vector_sims.chatty, 3, vector=True, autoreset_mode="Disabled")) as envs:
         envs.reset(seed=1)

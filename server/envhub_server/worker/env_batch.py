@@ -11,7 +11,7 @@ from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from envhub.arena.memory import OP_PART, OP_STEP, STATUS_INFO, STATUS_OK, TURN_FIRST, Arena
+from envhub.arena.memory import STATUS_INFO, STATUS_OK, TURN_FIRST, Arena
 from envhub.arena.stand_in import ENDED, FRESH, ONGOING, REPORT_PENDING, truncate
 from envhub.values import actions, codec, spaces
 from envhub.values.info_columns import BatchWriter, Writer
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
     """
 
     observations: list[np.ndarray]
-    rewards: Any
+    rewards: np.ndarray
     terminations: np.ndarray
     truncations: np.ndarray
     infos: Any
@@ -104,13 +104,14 @@ class EnvBatch:
         ]
         self._columns = None if columns is None else BatchWriter(columns, arena.infos, self.place)
         mine = self.place
-        self._request, self._done, self._op = arena.request[mine], arena.done[mine], arena.op[mine]
+        self._request, self._done = arena.request[mine], arena.done[mine]
         self._slots, self._needs_reset = arena.slot[mine], arena.needs_reset[mine]
         self._results = arena.rewards[mine], arena.terminations[mine], arena.truncations[mine]
         self._info_words = arena.info_template[mine], arena.info_length[mine], arena.status[mine]
+        self._same_slots = [np.full(len(self.indices), slot).tobytes() for slot in (0, 1)]
         self._views = [[leaf[slot, mine] for leaf in arena.observations] for slot in (0, 1)]
         self._code_columns = [column[mine] for column in arena.action_codes]
-        self._codes: list[int] = []
+        self._codes = b""
         self._actions: list[np.ndarray] = []  # of each leaf, by these codes
         self._last_slots = np.zeros(len(self.indices), np.int64)
         self._steps_to_check = 1
@@ -120,8 +121,7 @@ class EnvBatch:
     @property
     def posted(self) -> bool:
         """Whether every row is posted for a step; the driver stores one word after the other."""
-        steps = (self._op == OP_STEP) | (self._op == OP_PART)
-        return bool(((self._request != self._done) & steps).all())
+        return bool((self._request != self._done).all())  # each op is stored before its row's request
 
     def resume(self) -> None:
         """Continue from the rows' words in the arena."""
@@ -210,7 +210,7 @@ class EnvBatch:
         if self._finite_only:
             self._check_finite(outcome)
         if self._mode == SAME_STEP:
-            ended = outcome.terminations.astype(bool) | outcome.truncations.astype(bool)
+            ended = np.logical_or(outcome.terminations, outcome.truncations)
             if self.env.autoreset_mode == SAME_STEP:
                 return outcome._replace(infos=_final(infos, ended))
             if ended.any():
@@ -233,24 +233,25 @@ class EnvBatch:
         return outcome._replace(observations=observations, infos=infos)
 
     def _batch_of_actions(self) -> Any:
-        codes = [int(column[0]) for column in self._code_columns]
-        if codes != self._codes or any((column != column[0]).any() for column in self._code_columns):
+        codes = b"".join([column.tobytes() for column in self._code_columns])
+        if codes != self._codes:
             self._read_as(codes)
         # The env may keep its actions, so it gets copies.
         return spaces.assemble(self._action_space, (batch.copy() for batch in self._actions))
 
-    def _read_as(self, codes: list[int]) -> None:
-        """Read the actions by these codes from now on.
+    def _read_as(self, codes: bytes) -> None:
+        """Read the actions by the rows' codes from now on, of which ``codes`` are the bytes.
 
         Raises:
             TypeError: the rows have actions of several dtypes, or they are in no array.
         """
-        self._codes = []
-        if any((column != column[0]).any() for column in self._code_columns) or actions.BESIDE in codes:
+        self._codes = b""
+        each = [set(column.tolist()) for column in self._code_columns]
+        if any(len(found) > 1 or actions.BESIDE in found for found in each):
             raise TypeError("a vector env takes the actions of all its envs as arrays of one dtype")
         layout = self._arena.layout
         self._actions = []
-        for buffer, leaf, code in zip(self._arena.actions, layout.actions, codes):
+        for buffer, leaf, (code,) in zip(self._arena.actions, layout.actions, each):
             dtype = actions.DTYPES[code & ~actions.PYTHON]
             batch = buffer[: layout.rows * leaf.items * dtype.itemsize].view(dtype)
             self._actions.append(batch.reshape(layout.rows, *leaf.shape)[self.place])
@@ -349,22 +350,22 @@ class EnvBatch:
 
     def _store(self, outcome: Outcome, chosen: np.ndarray | None = None) -> None:
         """Store results, of the rows that ``chosen`` names, else of all."""
-        slots = self._slots & 1
         whole = chosen is None or bool(chosen.all())
         where: Any = slice(None) if whole else chosen
-        count = len(self._rows[where])
-        if whole and (slots == slots[0]).all():
-            for view, part in zip(self._views[slots[0]], outcome.observations):
+        slots = self._slots & 1
+        count, slot = len(self._rows[where]), int(slots[0])
+        if whole and slots.tobytes() == self._same_slots[slot]:
+            for view, part in zip(self._views[slot], outcome.observations):
                 view[...] = part
         else:
             for leaf, part in zip(self._arena.observations, outcome.observations):
                 leaf[slots[where], self._rows[where]] = part
-        for column, values in zip(self._results, (outcome.rewards, outcome.terminations, outcome.truncations)):
-            if np.shape(values) != (count,):
-                raise ValueError(f"rewards or flags of shape {np.shape(values)} of {count} envs")
+        for column, values in zip(self._results, outcome[1:4]):
+            if values.shape != (count,):
+                raise ValueError(f"rewards or flags of shape {values.shape} of {count} envs")
             column[where] = values
-        ended = (outcome.terminations != 0) | (outcome.truncations != 0)
-        self._needs_reset[where] = ONGOING if self._mode == SAME_STEP else ended  # ENDED is 1
+        ended = ONGOING if self._mode == SAME_STEP else np.logical_or(outcome.terminations, outcome.truncations)
+        self._needs_reset[where] = ended  # ENDED is 1
         self._store_infos(outcome.infos, where, count)
         self._last_slots[where] = slots[where]  # last: if storing fails, these slots hold no complete observations
 
@@ -394,7 +395,7 @@ def _only(outcome: Outcome, chosen: np.ndarray) -> Outcome:
     infos = outcome.infos if isinstance(outcome.infos, list) else batch_infos.by_env(outcome.infos, len(chosen))
     flags = (outcome.terminations[chosen], outcome.truncations[chosen])
     picked = [info for info, wanted in zip(infos, chosen) if wanted]
-    return Outcome([part[chosen] for part in outcome.observations], np.asarray(outcome.rewards)[chosen], *flags, picked)
+    return Outcome([part[chosen] for part in outcome.observations], outcome.rewards[chosen], *flags, picked)
 
 
 def _final(infos: dict[str, Any], ended: np.ndarray) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class NativeEnv:
         observation_space, action_space, metadata, render_mode, spec: of one of its envs.
         autoreset_mode: its own.
         share: which envs of the session it has.
-        takes_masks: whether its ``reset`` heeds ``options["reset_mask"]``.
+        takes_masks: whether some of its envs can be reset without the others.
     """
 
     def __init__(self, made: Any, share: Share, make: Callable[..., Any]) -> None:
@@ -69,9 +69,9 @@ class NativeEnv:
         self.spec = spec if isinstance(spec, api.envs.registration.EnvSpec) else None
         mode = (made.metadata or {}).get("autoreset_mode")
         self.autoreset_mode = getattr(mode, "value", mode)
-        # Gymnasium demands masks where an env resets by nothing else.
-        self.takes_masks = self.autoreset_mode == DISABLED or self._knows_masks()
         self.num_envs = len(share.rows)
+        # Gymnasium demands masks where an env resets by nothing else; and one env is all envs.
+        self.takes_masks = self.autoreset_mode == DISABLED or self._knows_masks() or self.num_envs == 1
 
     @property
     def unwrapped(self) -> Any:
@@ -134,6 +134,8 @@ class NativeEnv:
             raise ValueError(
                 f"{type(self.made).__name__} resets all of its {self.num_envs} envs or none: it has no reset_mask"
             )
+        if self.num_envs == 1:
+            return self._reset(seed=None, options=options)
         observations, infos = self._reset(**self._masked(chosen, seeds, options))
         return _those(observations, chosen), batch_infos.some(infos, chosen)
 

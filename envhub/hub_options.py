@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from envhub.protocol.messages import Recycle
+
 
 @dataclass(frozen=True)
 class HubOptions:
@@ -66,6 +68,9 @@ class HubOptions:
         The files kept in that folder, 200 by default; older ones are removed, and with 0 none is kept.
     replays_bytes_max
         The bytes of all these files; 256 MiB by default.
+    recycle
+        When another worker takes over from one, at its envs' episodes' end: after so many EPISODES, seconds of AGE, or
+        with more bytes of MEMORY, as ``--recycle.memory-bytes 2000000000``. Clients may choose otherwise.
     """
 
     bind: list[str] | None = None
@@ -88,3 +93,4 @@ class HubOptions:
     replays: Path | None = None
     replays_max: int | None = None
     replays_bytes_max: int | None = None
+    recycle: Recycle | None = None

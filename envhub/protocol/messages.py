@@ -131,12 +131,22 @@ class Faults:
 
 
 @dataclass(frozen=True)
+class Recycle:
+    """When another worker takes over from one, at its envs' episodes' end; 0 for never."""
+
+    episodes: int = 0  # of all its envs together
+    age_s: float = 0.0
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Hosting:
     """What the workers of a session get besides their envs; None is what the hub's operator says."""
 
     gpus: List[int] = field(default_factory=list)  # devices, dealt to the workers in turn; empty as None
     memory_max: Optional[int] = None  # bytes of each worker; 0 for no limit
     spares: Optional[int] = None  # workers that are made ahead, to take the place of those that end
+    recycle: Recycle = field(default_factory=Recycle)  # without any of these, as None
 
 
 @dataclass(frozen=True)

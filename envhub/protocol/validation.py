@@ -20,6 +20,7 @@ from envhub.protocol.messages import (
     Make,
     Observed,
     Receive,
+    Recycle,
     Reset,
     Send,
     SetAttr,
@@ -51,6 +52,7 @@ REQUEST_BOUNDS: Bounds = {
         "restarts_max": (0, RESTARTS_MAX),
     },
     Hosting: {"gpus": GPU, "memory_max": COUNT, "spares": (0, ROWS_MAX)},
+    Recycle: {"episodes": COUNT, "age_s": SECONDS, "memory_bytes": COUNT},
     Reset: {"seeds": (-SEED_MAX, SEED_MAX)},  # the env itself refuses a negative seed
     Call: {"rows": ROW},
     SetAttr: {"rows": ROW},

@@ -100,6 +100,21 @@ class Hoarder(Counter):
             self.kept.append(np.ones(action << 20, np.uint8))
 
 
+class Leaky(Counter):
+    """Keeps so many MiB of memory for each episode."""
+
+    def __init__(self, length: int = 5, mib: int = 1) -> None:
+        super().__init__(length)
+        self.mib = mib
+        self.kept: list[np.ndarray] = []
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        self.kept.append(np.ones(self.mib << 20, np.uint8))
+        return super().reset(seed=seed)[0], {"episodes": len(self.kept)}
+
+
 class SlowToMake(Counter):
     """Notes in a file that it is made, and takes its time."""
 
@@ -449,6 +464,7 @@ OFFERED = [
         )
     ),
     "hoarder=sims:Hoarder",
+    "leaky=sims:Leaky",
     "slowtomake=sims:SlowToMake",
     "faulty=faulty:faulty",
     *(f"{name}=faulty:{name}" for name in ("faulty_parts", "wordy", "spoken")),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import time
 from contextlib import closing
 from functools import partial
@@ -13,7 +15,9 @@ import numpy as np
 import pytest
 import sims
 import test_placement
-from hubs import kill_worker, wait_until, worker_processes
+from envhub_server.processes.memory_use import memory_bytes
+from gymnasium.vector import AutoresetMode
+from hubs import ServedHub, kill_worker, wait_until, worker_processes
 
 import envhub
 
@@ -123,6 +127,141 @@ def test_spares_that_fail_are_not_made_again_and_again(tmp_path: Path) -> None:
         for _ in range(100):
             envs.step([0, 0])
         assert len((tmp_path / "made").read_text()) <= 4
+
+
+class Run:
+    """Episodes of ``Leaky``, checked step by step: none is cut short, and every step is one of an env.
+
+    Attributes:
+        ended: how many episodes each env has ended.
+        pids: the processes that each env has had.
+        most_bytes: the most memory that a worker was seen to have.
+    """
+
+    def __init__(self, envs: envhub.HubVectorEnv, length: int) -> None:
+        self.envs, self.length = envs, length
+        self.ended = np.zeros(envs.num_envs, int)
+        self.pids: list[set[int]] = [set() for _ in range(envs.num_envs)]
+        self.most_bytes = 0
+        self.last = envs.reset(seed=1)[0][:, 0]
+
+    def until(self, episodes: int, seconds: float = 60.0) -> None:
+        """Step until each env has ended so many episodes."""
+        mode, end_s, watched_s = self.envs.metadata["autoreset_mode"], time.monotonic() + seconds, 0.0
+        while self.ended.min() < episodes:
+            assert time.monotonic() < end_s
+            observations, rewards, terminations, truncations, infos = self.envs.step([1] * self.envs.num_envs)
+            assert not truncations.any() and "env_failure" not in infos
+            counts = observations[:, 0]
+            if mode is AutoresetMode.NEXT_STEP:
+                reset = self.last == self.length
+                assert counts.tolist() == np.where(reset, 0, self.last + 1).tolist()
+                assert rewards.tolist() == np.where(reset, 0, 1).tolist()
+                assert terminations.tolist() == (counts == self.length).tolist()
+            else:
+                assert rewards.tolist() == [1] * self.envs.num_envs
+                assert terminations.tolist() == (self.last + 1 == self.length).tolist()
+                assert counts.tolist() == np.where(terminations, 0, self.last + 1).tolist()
+                for row in np.flatnonzero(terminations):
+                    assert infos["final_obs"][row][0] == self.length and "final_info" in infos
+            self.last = counts
+            self.ended += terminations
+            for row, pid in enumerate(observations[:, 1]):
+                self.pids[row].add(int(pid))
+            if time.monotonic() > watched_s + 0.2:
+                watched_s = time.monotonic()
+                self.most_bytes = max(self.most_bytes, *map(memory_bytes, observations[:, 1].astype(int).tolist()))
+
+    def until_recycled(self, processes: int) -> None:
+        """Step until each env has had so many processes."""
+        end_s = time.monotonic() + 60
+        while min(map(len, self.pids)) < processes:
+            assert time.monotonic() < end_s
+            self.until(int(self.ended.min()) + 1)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_leaking_env_is_recycled_and_nothing_is_seen_of_it(address: str | None, mode: AutoresetMode) -> None:
+    recycle = {"episodes": 10}
+    with closing(make(sims.Leaky, 2, address, num_workers=2, recycle=recycle, autoreset_mode=mode)) as envs:
+        Run(envs, length=5).until_recycled(3)
+        if address is not None:
+            with envhub.connect(address) as client:
+                (session,) = (each for each in client.sessions() if each["env"] == "leaky")
+                assert session["restarts"] == 0 and session["recycled"] >= 4
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_memory_stays_flat_through_two_thousand_episodes_that_leak_ten_megabytes(lane: str) -> None:
+    with closing(envhub.make_vec(partial(sims.Leaky, 5, 10), 2, recycle={"episodes": 20}, lane=lane)) as envs:
+        assert envs.num_workers == 2
+        run = Run(envs, length=5)
+        run.until(1000, seconds=500)
+        assert run.ended.sum() >= 2000 and min(map(len, run.pids)) > 20
+        assert run.most_bytes < 1000 * MIB  # of 10,000 that an env has leaked
+
+
+def test_worker_is_recycled_that_has_much_memory_or_is_old() -> None:
+    for recycle in ({"memory_bytes": 200 * MIB}, {"age_s": 0.5}):
+        with closing(envhub.make_vec(partial(sims.Leaky, 5, 2), recycle=recycle)) as envs:
+            Run(envs, length=5).until_recycled(3)
+
+
+def test_several_envs_of_a_worker_are_taken_over_when_all_are_between_episodes(hub: ServedHub) -> None:
+    with closing(make(sims.Leaky, 4, hub.tcp, num_workers=2, recycle={"episodes": 20})) as envs:
+        Run(envs, length=5).until_recycled(2)
+    with pytest.raises(envhub.RequestRefused, match="recycle with SameStep needs a process per env"):
+        make(sims.Leaky, 4, hub.tcp, num_workers=2, recycle={"episodes": 20}, autoreset_mode="SameStep")
+
+
+def test_env_that_its_program_resets_is_recycled_at_an_episodes_end() -> None:
+    with closing(envhub.make(partial(sims.Leaky, 5), recycle={"episodes": 3})) as env:
+        pids, end_s = set(), time.monotonic() + 30
+        while len(pids) < 4 and time.monotonic() < end_s:
+            observation, _ = env.reset()
+            for count in range(1, 6):
+                observation, _, terminated, truncated, info = env.step(0)
+                assert (observation[0], truncated, "env_failure" in info) == (count, False, False)
+            assert terminated
+            pids.add(int(observation[1]))
+        assert len(pids) >= 4
+
+
+def test_recycled_worker_that_does_not_close_is_ended() -> None:
+    class Stuck(sims.Leaky):
+        def close(self) -> None:
+            time.sleep(60)
+
+    with closing(envhub.make_vec(Stuck, recycle={"episodes": 10}, close_timeout=0.5)) as envs:
+        Run(envs, length=5).until_recycled(2)
+        assert wait_until(lambda: len(worker_processes(os.getpid())) <= 2, 10)
+
+
+def test_workers_that_are_killed_while_they_are_recycled_lose_an_episode_and_no_more(address: str | None) -> None:
+    options = {"num_workers": 2, "recycle": {"episodes": 4}, "restarts_max": 1000, "spares": 1}
+    with closing(make(sims.Leaky, 2, address, **options)) as envs:
+        observations, _ = envs.reset(seed=1)
+        rng, kills, truncated, lost = np.random.default_rng(7), 0, 0, np.zeros(2, bool)
+        for step in range(1500):
+            if step % 100 == 50:
+                with contextlib.suppress(ProcessLookupError):  # it may just have been recycled
+                    os.kill(int(observations[rng.integers(2), 1]), signal.SIGKILL)
+                    kills += 1
+            last = observations[:, 0]
+            observations, _, _, truncations, _ = envs.step([0, 0])
+            truncated += int(truncations.sum())
+            expected = np.where(truncations, last, np.where((last == 5) | lost, 0, last + 1))
+            assert observations[:, 0].tolist() == expected.tolist()
+            lost = truncations
+        assert 0 < truncated <= kills
+
+
+@pytest.mark.parametrize("recycle", [{"episode": 3}, {}, 3, {"episodes": 1.5}, {"age_s": -1}, {"memory_bytes": "1GB"}])
+def test_recycle_says_when(recycle: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="recycle"):
+        envhub.make_vec(sims.Leaky, recycle=recycle)
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, "1GB", True])

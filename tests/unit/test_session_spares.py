@@ -1,4 +1,4 @@
-"""Spares: workers that are made ahead, and take the place of those that end."""
+"""Workers that are made ahead, and take the place of those that end, or that are recycled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,19 @@ import math
 from typing import Any
 
 import pytest
-from envhub_server.ipc.control import Build, Building, CloseEnvs, Mapped, RowFailed, TakePlace
+from envhub_server.ipc.control import (
+    Build,
+    Building,
+    CloseEnvs,
+    EpisodesDone,
+    Leave,
+    Left,
+    Mapped,
+    RowFailed,
+    Serve,
+    TakePlace,
+)
+from envhub_server.ipc.reseeding import reseeded
 from envhub_server.session import stimuli
 from envhub_server.session.instructions import (
     End,
@@ -19,11 +31,12 @@ from envhub_server.session.instructions import (
     SwapProcesses,
     TakeRows,
     Tell,
+    UseOtherArena,
 )
 from envhub_server.session.state import MEMORY_S, SPARE_RETRY_S, STACKS_S, Phase, Stage
-from sessions import KILLED, RAISED, Session, built, ready
+from sessions import KILLED, RAISED, Session, built, ready, session_of, shared
 
-from envhub.protocol.messages import Call, Close, Faults, Hosting
+from envhub.protocol.messages import Call, Close, Faults, Hosting, Make, Recycle, Reset, Step
 
 SPARES = {"hosting": Hosting(spares=1)}
 MIB = 1 << 20
@@ -181,3 +194,181 @@ def test_spare_that_no_process_can_be_had_for_is_tried_again_later() -> None:
     session = ready(**SPARES)
     assert session.handle(stimuli.WorkersNotStarted((2,), "no memory")) == []
     assert not session.spares and session.next_deadline_s() == SPARE_RETRY_S
+
+
+# --- workers that are recycled ----------------------------------------------------------------------------------------
+
+WORN = {"hosting": Hosting(recycle=Recycle(episodes=10))}
+
+
+def succeeded(session: Session, worker: int, number: int, now_s: float = 0.0) -> list[Instruction]:
+    """What happens once the worker has left its rows to the successor of this number, whose envs are made."""
+    told, given = session.said(number, built(), now_s)
+    assert isinstance(told, Tell) and isinstance(told.message, TakePlace) and told.message.worker == worker
+    assert isinstance(given, GiveArena) and (given.worker, given.place) == (number, worker)
+    assert session.said(number, Mapped(), now_s) == [Tell(worker, Leave())]
+    return session.said(worker, Left(), now_s)
+
+
+def test_worker_is_told_after_how_many_episodes_it_is_to_say_so() -> None:
+    session = session_of(Make(3, "CartPole-v1", **WORN), 2)
+    told = session.handle(stimuli.SessionMade())[1]
+    assert isinstance(told, Tell) and told.message.episodes_max == 10
+
+
+def test_another_worker_takes_over_without_a_restart_and_the_first_one_ends() -> None:
+    session = ready(**WORN)
+    session.request(Reset([3, 4, 5]))
+    session.rows_done()
+    started, build = session.said(1, EpisodesDone())
+    assert started == StartProcesses((2,), spare=True) and places([build]) == [(1, [1])]
+    swapped, closed, handed = succeeded(session, 1, 2, now_s=7.0)
+    assert swapped == SwapProcesses(1, 2, recycled=True) and closed == Tell(2, CloseEnvs())
+    assert handed == HandOver(1, Serve([reseeded(4, 1)]))
+    assert session.restarts == 0 and session.recycled == 1 and session.expects_end(2)
+    assert session.exited(2, now_s=7.1) == [] and not session.spares
+    assert session.phase is Phase.READY and session.workers[1].serves_since_s == 7.0
+
+
+@pytest.mark.parametrize("request_", [Step(b"\x04"), Reset(), Call("pid", b"", [])])
+def test_request_under_way_goes_on_with_the_worker_that_took_over(request_: Any) -> None:
+    session = ready(**WORN)
+    session.said(1, EpisodesDone())
+    session.said(2, built())
+    session.said(2, Mapped())
+    session.request(request_)
+    *_, handed = session.said(1, Left())
+    assert isinstance(handed, HandOver) and (handed.pending is None) == isinstance(request_, Step)
+    assert session.phase in (Phase.MOVING, Phase.CALLING)
+
+
+def test_episode_that_ends_with_a_reset_in_the_same_step_is_ended_by_the_worker_that_takes_over() -> None:
+    session = ready(**WORN)
+    session.said(0, EpisodesDone())
+    session.said(2, built())
+    session.said(2, Mapped())
+    *_, handed = session.said(0, Left(b"what is left of it"))
+    assert isinstance(handed, HandOver) and handed.message.ending == b"what is left of it"
+
+
+def test_worker_that_is_too_old_is_recycled() -> None:
+    session = ready(hosting=Hosting(recycle=Recycle(age_s=30.0)))
+    assert session.next_deadline_s() == 30.0
+    assert session.elapsed(29.0) == []
+    started, _ = session.elapsed(30.0)
+    assert started == StartProcesses((2,), spare=True)
+    succeeded(session, 0, 2, now_s=31.0)
+    assert session.workers[0].serves_since_s == 31.0 and session.workers[1].worn
+
+
+def test_worker_with_too_much_memory_is_recycled_and_not_ended() -> None:
+    session = ready(hosting=Hosting(recycle=Recycle(memory_bytes=MIB)))
+    assert session.elapsed(MEMORY_S, memory={0: MIB, 1: MIB}) == []
+    started, build = session.elapsed(2 * MEMORY_S, memory={0: MIB, 1: MIB + 1})
+    assert started == StartProcesses((2,), spare=True) and places([build]) == [(1, [1])]
+
+
+def test_workers_are_recycled_one_after_the_other() -> None:
+    session = ready(**WORN)
+    assert len(session.said(0, EpisodesDone())) == 2 and session.said(1, EpisodesDone()) == []
+    *_, started, build = succeeded(session, 0, 2)
+    assert started == StartProcesses((3,), spare=True) and places([build]) == [(1, [1])]
+
+
+def test_spare_takes_over_at_once_and_another_one_is_made() -> None:
+    session = spared(hosting=Hosting(spares=1, recycle=Recycle(episodes=10)))
+    told, given, started, build = session.said(1, EpisodesDone())
+    assert isinstance(told, Tell) and told.worker == 2 and isinstance(told.message, TakePlace)
+    assert isinstance(given, GiveArena) and given.place == 1
+    assert started == StartProcesses((3,), spare=True) and isinstance(build, Tell) and build.worker == 3
+    session.said(2, Mapped())
+    assert SwapProcesses(1, 2, recycled=True) in session.said(1, Left())
+    assert session.exited(1)[1:] == []  # the next spare is still being made
+
+
+def test_worker_that_ends_before_it_left_is_lost_and_its_successor_serves() -> None:
+    session = ready(**WORN)
+    session.said(1, EpisodesDone())
+    session.said(2, built())
+    session.said(2, Mapped())
+    taken, swapped, handed = session.exited(1)
+    assert isinstance(taken, TakeRows) and swapped == SwapProcesses(1, 2)
+    assert isinstance(handed, HandOver) and handed.message.info == taken.loss.info
+    assert session.restarts == 1 and session.recycled == 0
+
+
+def test_worker_that_ends_while_its_successor_maps_the_arena_is_replaced_by_it() -> None:
+    session = ready(**WORN)
+    session.said(1, EpisodesDone())
+    session.said(2, built())
+    taken, swapped = session.exited(1)
+    assert isinstance(taken, TakeRows) and swapped == SwapProcesses(1, 2)
+    (handed,) = session.said(1, Mapped())
+    assert isinstance(handed, HandOver)
+
+
+def test_successor_that_ends_is_made_again_later_and_the_worker_serves_on() -> None:
+    session = ready(**WORN)
+    session.said(1, EpisodesDone())
+    assert session.exited(2) == [] and session.restarts == 0
+    assert session.elapsed(SPARE_RETRY_S / 2) == []
+    started, build = session.elapsed(SPARE_RETRY_S)
+    assert started == StartProcesses((3,), spare=True) and places([build]) == [(1, [1])]
+
+
+def test_worker_that_left_to_a_successor_that_has_ended_is_lost() -> None:
+    session = ready(**WORN)
+    session.said(1, EpisodesDone())
+    session.said(2, built())
+    session.said(2, Mapped())
+    session.exited(2)
+    assert session.said(1, Left()) == [Kill(1)]
+    (taken,) = session.exited(1)
+    assert isinstance(taken, TakeRows)
+
+
+def test_worker_that_left_and_does_not_close_in_time_is_ended() -> None:
+    session = ready(faults=Faults(close_s=2.0), **WORN)
+    session.said(1, EpisodesDone())
+    succeeded(session, 1, 2, now_s=1.0)
+    assert session.elapsed(2.9) == []
+    assert session.elapsed(3.0) == [Kill(2)]
+    assert session.exited(2) == [] and session.restarts == 0
+
+
+def test_client_that_takes_over_waits_for_a_successor_that_maps_the_other_arena() -> None:
+    session = shared(**WORN)
+    session.said(1, EpisodesDone())
+    session.said(2, built())
+    session.said(2, Mapped())
+    session.handle(stimuli.Attached(quiescent=True))
+    given = session.handle(stimuli.OtherArenaMade())
+    assert [(each.worker, each.place) for each in given if isinstance(each, GiveArena)] == [
+        (0, None),
+        (1, None),
+        (2, 1),
+    ]
+    assert session.said(0, Mapped()) == session.said(1, Mapped()) == []
+    assert UseOtherArena() in session.said(2, Mapped()) and session.phase is Phase.READY
+
+
+def test_worker_that_leaves_while_a_client_takes_over_is_followed_in_the_other_arena() -> None:
+    session = shared(**WORN)
+    session.said(1, EpisodesDone())
+    session.said(2, built())
+    session.said(2, Mapped())
+    session.handle(stimuli.Attached(quiescent=True))
+    session.handle(stimuli.OtherArenaMade())
+    assert SwapProcesses(1, 2, recycled=True) in session.said(1, Left())
+    session.said(0, Mapped())
+    instructions = session.said(1, Mapped())
+    assert UseOtherArena() in instructions
+    assert [each.worker for each in instructions if isinstance(each, HandOver)] == [1]
+
+
+def test_session_ends_while_a_worker_is_recycled() -> None:
+    session = ready(**WORN)
+    session.said(1, EpisodesDone())
+    session.request(Close())
+    assert session.exited(0) == session.exited(1) == []
+    assert any(isinstance(each, End) for each in session.exited(2))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from envhub.protocol import messages
 from envhub.protocol.hub import HubProtocol
-from envhub.protocol.messages import REPLY, REQUESTS, Failure, Faults, Hosting, Make, Op
+from envhub.protocol.messages import REPLY, REQUESTS, Failure, Faults, Hosting, Make, Op, Recycle
 from envhub.protocol.prelude import PRELUDE, Prelude
 from envhub.protocol.validation import REQUEST_BOUNDS, OutOfBounds, check
 
@@ -34,7 +34,7 @@ def numeric(kind: type) -> dict[str, type]:
     return {name: number for name, number in found.items() if number is not None}
 
 
-KINDS = {*REQUESTS.values(), Faults, Hosting}
+KINDS = {*REQUESTS.values(), Faults, Hosting, Recycle}
 FIELDS = [(kind, name, number) for kind in KINDS for name, number in numeric(kind).items()]
 FIELDS.sort(key=lambda field: (field[0].__name__, field[1]))
 OPS = {kind: op for op, kind in REQUESTS.items()}
@@ -71,6 +71,8 @@ def example(kind: type, name: str, number: Any) -> Any:
             values[field.name] = empty.get(HINTS[kind][field.name], [])
     values[name] = [number] if get_origin(HINTS[kind][name]) is list else number
     found = kind(**values)
+    if kind is Recycle:
+        return replace(Make(1), hosting=Hosting(recycle=found))
     if kind is Hosting:
         return replace(Make(1), hosting=found)
     return replace(Make(1), faults=found) if kind is Faults else found

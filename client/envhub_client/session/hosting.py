@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from envhub.protocol import messages
-from envhub.protocol.validation import COUNT, GPUS_MAX, ROWS_MAX
+from envhub.protocol.validation import COUNT, GPUS_MAX, ROWS_MAX, SECONDS_MAX
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,17 @@ class HostingOptions:
             and another spare is made: for envs that take long to make. A spare fits any worker with equal envs and the
             same device; where factories or ``env_kwargs`` differ, it fits the worker that it was made for. A hub that
             others share makes up to 8 of a session, or what its operator says.
+        recycle: when another worker takes over from one: after ``{"episodes": 100}`` of its envs together, after
+            ``{"age_s": 3600.0}`` seconds, or with more than ``{"memory_bytes": 2 << 30}``, or any of them; for envs
+            that leak. The other worker is made beside it, and takes over as soon as its envs are between episodes: no
+            env is truncated, and no restart is counted. Without ``num_workers`` every env gets a process of its own
+            then; several envs of one worker are taken over when all of them are between episodes at once.
     """
 
     gpus: Sequence[int] = ()
     memory_max: int | None = None
     spares: int | None = None
+    recycle: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -46,10 +53,26 @@ class HostingOptions:
             raise ValueError(f"gpus must be numbers of devices from 0 to {GPUS_MAX - 1}, got {gpus!r}")
         _check_count("memory_max", "bytes", self.memory_max, COUNT[1])
         _check_count("spares", "workers", self.spares, ROWS_MAX)
+        _check_recycle(self.recycle)
 
     def wire(self) -> messages.Hosting:
         """The form in which they are sent to a hub."""
-        return messages.Hosting(**{**vars(self), "gpus": list(self.gpus)})
+        recycle: dict[str, Any] = dict(self.recycle or {})
+        recycle["age_s"] = float(recycle.get("age_s", 0))
+        return messages.Hosting(**{**vars(self), "gpus": list(self.gpus), "recycle": messages.Recycle(**recycle)})
+
+
+def _check_recycle(recycle: object) -> None:
+    keys = ", ".join(vars(messages.Recycle()))
+    if recycle is None:
+        return
+    if not isinstance(recycle, Mapping) or not recycle or recycle.keys() - vars(messages.Recycle()).keys():
+        raise TypeError(f"recycle must be a dict with some of {keys}, got {recycle!r}")
+    for name, value in recycle.items():
+        if name != "age_s":
+            _check_count(f"recycle's {name}", name.partition("_")[2] or name, value, COUNT[1])
+        elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= SECONDS_MAX:
+            raise ValueError(f"recycle's age_s must be a number of seconds up to {SECONDS_MAX}, got {value!r}")
 
 
 def _check_count(name: str, unit: str, value: object, most: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from envhub.protocol.messages import Hosting
+from envhub.protocol.messages import Hosting, Recycle
 from envhub_server.processes.interpreter import InterpreterKey
 
 
@@ -28,6 +28,7 @@ class EnvSettings:
         gpus: devices that are dealt to its workers.
         memory_max: bytes of memory that each of its workers may have; 0 for no limit.
         spares: how many workers are made ahead.
+        recycle: when another worker takes over from one.
 
     None is what the hub's options say.
     """
@@ -41,6 +42,7 @@ class EnvSettings:
     gpus: tuple[int, ...] | None = None
     memory_max: int | None = None
     spares: int | None = None
+    recycle: Recycle | None = None
 
     @property
     def interpreter(self) -> InterpreterKey:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from envhub.protocol.messages import Hosting
+from envhub.protocol.messages import Hosting, Recycle
 
 
 def beyond(wanted: Hosting, allowed: Hosting, spares_max: int) -> str:
@@ -27,5 +27,5 @@ def granted(wanted: Hosting, allowed: Hosting, session: int) -> Hosting:
     Each session begins with the next one of the operator's devices, so that sessions of one worker share them all.
     """
     first = session % max(1, len(allowed.gpus))
-    asked = {name: value for name, value in vars(wanted).items() if value is not None}
+    asked = {name: value for name, value in vars(wanted).items() if value is not None and value != Recycle()}
     return replace(allowed, **{**asked, "gpus": wanted.gpus or allowed.gpus[first:] + allowed.gpus[:first]})

@@ -633,10 +633,15 @@ class Hub:
             self._listing.try_again(found.settings.interpreter)
         self._unread.release()
         machine = self._machine(holder)
-        sizing = self._sizing(make, found, machine)
         number, name = self._last_number + 1, request.token.hex()[:8]
         hosting = granted(make.hosting, found.settings.hosting(self.config.hosting), number)
+        recycled = hosting.recycle != messages.Recycle()
+        sizing = self._sizing(make, found, machine, recycled)
         workers = min(machine.cpus, make.num_envs) if sizing is None else sizing.workers
+        if recycled and make.autoreset_mode == "SameStep" and workers < make.num_envs:
+            why = "recycle with SameStep needs a process per env: num_workers=num_envs"
+            self._refuse_make(holder, request, Failure("refused", "request", why))
+            return
         if why := descriptor_guard.lack(workers + (hosting.spares or 0)):
             self._refuse_make(holder, request, Failure("limit", "hub", why))
             return
@@ -675,7 +680,7 @@ class Hub:
         workers_max = self._usage.workers_left(holder, self._sessions.values(), workers_max)
         return Machine(affinity, usable_cpus(), has_quota(), workers_max, memory_available_bytes())
 
-    def _sizing(self, make: Make, recipe: Recipe, machine: Machine) -> WorkerCount | None:
+    def _sizing(self, make: Make, recipe: Recipe, machine: Machine, recycled: bool) -> WorkerCount | None:
         """How many workers a session gets; None where that is to be seen of its first envs."""
         if make.num_workers:
             return told(make.num_envs, make.num_workers, f"num_workers={make.num_workers}")
@@ -684,6 +689,9 @@ class Hub:
         if self.config.workers:
             workers = min(self.config.workers, max(1, machine.workers_max))
             return told(make.num_envs, workers, f"the hub's --workers {self.config.workers}")
+        if recycled:
+            workers = min(make.num_envs, max(1, machine.workers_max))
+            return told(make.num_envs, workers, "a process per env, which is recycled by itself")
         return known(make.num_envs, self._costs.find(make), machine)
 
     def _attach(self, request: Incoming, holder: Holder) -> None:

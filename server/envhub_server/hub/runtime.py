@@ -289,7 +289,7 @@ class SessionRuntime:
             return
         elif isinstance(stimulus, WorkerExited):
             self._pool.remove(stimulus.worker)
-            tell = self.log.info if self.state.phase is Phase.CLOSING else self.log.warning
+            tell = self.log.info if self.state.expects_end(stimulus.worker) else self.log.warning
             tell("worker_exited", worker=stimulus.worker, how=stimulus.cause.how)
         elif isinstance(stimulus, WorkerSaid):
             stimulus = self._heard(stimulus)
@@ -342,9 +342,10 @@ class SessionRuntime:
 
     def _on_SwapProcesses(self, instruction: instructions.SwapProcesses) -> None:
         self._pool.swap(instruction.worker, instruction.spare)
+        self._journals.swap(instruction.worker, instruction.spare)
         if self._replays is not None:
             self._replays.built[instruction.worker] = self._replays.built.pop(instruction.spare)
-        self.log.info("spare_used", worker=instruction.worker)
+        self.log.info("worker_recycled" if instruction.recycled else "spare_used", worker=instruction.worker)
 
     def _on_Tell(self, instruction: instructions.Tell) -> None:
         self._pool.tell(instruction.worker, instruction.message)
@@ -353,20 +354,21 @@ class SessionRuntime:
         memory = self._other or self._memory
         if memory is not None:
             client_bell, *bells = memory.bells
-            bell = bells[instruction.worker]
-            journal = self._journal_for(instruction.worker, memory.arena.layout)
+            place = instruction.worker if instruction.place is None else instruction.place
+            bell = bells[place]
+            journal = self._journal_for(instruction.worker, place, memory.arena.layout)
             message = replace(instruction.message, journal=bool(journal))
             given = (memory.descriptor, bell, self._done_bell, client_bell, *journal)
             self._pool.map_arena(instruction.worker, message, *given)
             for descriptor in journal:
                 os.close(descriptor)
 
-    def _journal_for(self, worker: int, layout: Layout) -> list[int]:
-        """The memory of a new journal, if the worker is to begin one: at most one descriptor, the caller's."""
+    def _journal_for(self, worker: int, place: int, layout: Layout) -> list[int]:
+        """The memory of a new journal, if the worker, at this place, is to begin one: at most one, the caller's."""
         if self._replays is None:
             return []
         try:
-            descriptor = self._journals.make(worker, len(self.state.workers[worker].rows), layout)
+            descriptor = self._journals.make(worker, len(self.state.workers[place].rows), layout)
         except OSError as error:
             self.log.warning("journal_not_made", worker=worker, why=str(error))
             return []

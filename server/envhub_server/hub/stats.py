@@ -55,6 +55,7 @@ def described(runtime: SessionRuntime, leased: bool) -> dict[str, Any]:
         "workers": runtime.pids,
         "sizing": "" if runtime.state.sizing is None else runtime.state.sizing.reason,
         "restarts": runtime.state.restarts,
+        "recycled": runtime.state.recycled,
         "phase": runtime.state.phase.value,
         "lane": runtime.state.lane.value,
         "leased": leased,

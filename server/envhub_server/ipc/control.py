@@ -92,6 +92,7 @@ class Build:
     variables: Dict[str, str] = field(default_factory=dict)  # of the environment, besides ``environ``
     shares: int = 0  # of how many workers each makes its share of the envs as one vector env; 0: each env by itself
     replays: str = ""  # what the names of its replays begin with; empty for none
+    episodes_max: int = 0  # after which the worker sends EpisodesDone; 0 for no limit
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,28 @@ class Serve:
     info: bytes = b""
     moved: bool = False  # this worker served the rows before, in another arena
     objects: List[bytes] = field(default_factory=list)  # object leaves last observed, per row, if any
+    ending: bytes = b""  # of ``Left``: complete the only row's step, whose episode the other worker has ended
+
+
+@dataclass(frozen=True)
+class EpisodesDone:
+    """Worker to hub, once: its envs have ended as many episodes as it is to serve."""
+
+
+@dataclass(frozen=True)
+class Leave:
+    """Hub to worker: serve no rows any more as soon as all envs are between episodes, and send ``Left`` then."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """Worker to hub: it serves its rows no more; another worker may.
+
+    With SAME_STEP, ``ending`` is what is left of the step that ended the only row's episode: encoded, a map of
+    ``reward``, ``terminated``, ``truncated`` and ``final``, a part of the info. The other worker's env is reset in it.
+    """
+
+    ending: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,12 @@ class Journals:
             raise ValueError("its worker had no journal")
         return self._journals[worker].history(rows.index(row), None if tick < 0 else tick)
 
+    def swap(self, worker: int, spare: int) -> None:
+        """Make the journal of a spare's process this worker's; that of the worker, if it has one, is over."""
+        self._journals.pop(worker, None)
+        if spare in self._journals:
+            self._journals[worker] = self._journals.pop(spare)
+
     def forget(self, worker: int) -> None:
         """Let go of the journal of a process that has ended."""
         self._journals.pop(worker, None)

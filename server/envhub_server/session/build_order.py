@@ -99,6 +99,7 @@ def build(make: Make, recipe: Recipe, rules: WorkerRules, place: Place) -> contr
         variables=variables(rules, place),
         shares=(place.workers or 1) if recipe.settings.vector else 0,
         replays=rules.replays,
+        episodes_max=rules.hosting.recycle.episodes,
         **_program_environment(make.world),
     )
 

@@ -31,10 +31,14 @@ class StartProcesses(Instruction):
 
 @dataclass(frozen=True)
 class SwapProcesses(Instruction):
-    """The spare's process is the worker's from now on, and the worker's, if it has one, the spare's."""
+    """The spare's process is the worker's from now on, and the worker's, if it has one, the spare's.
+
+    The worker was ``recycled`` if it had not ended.
+    """
 
     worker: int
     spare: int
+    recycled: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,10 +51,14 @@ class Tell(Instruction):
 
 @dataclass(frozen=True)
 class GiveArena(Instruction):
-    """Hand the session's arena to a worker, with this message: the second one while workers move there."""
+    """Hand the session's arena to a worker, with this message: the second one while workers move there.
+
+    A spare gets the bells of the worker whose ``place`` it is to take.
+    """
 
     worker: int
     message: control.MapArena
+    place: int | None = None
 
 
 @dataclass(frozen=True)

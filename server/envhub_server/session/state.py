@@ -100,6 +100,7 @@ class Stage(enum.Enum):
     MAPPING = "mapping"  # it was given the arena
     MAPPED = "mapped"  # it waits for its rows
     SERVING = "serving"  # its rows are its own
+    LEAVING = "leaving"  # another worker has taken over, and it closes its envs
 
 
 class LaneName(enum.Enum):
@@ -141,6 +142,9 @@ class WorkerState:
         results: of the call under way, by row.
         late: the env for which it is about to be killed, at ``kill_at_s``.
         overrun: how much memory it had, if it was killed for that.
+        serves_since_s: when it began to serve.
+        recycled: how often another worker took over.
+        worn: whether another worker is to take over once its envs are between episodes.
         finish_at_s: when steps that wait for its next process have waited for long enough.
         moving: whether it was given the second arena and has not mapped it yet.
         first, made, times: what it said of its first env, of all its envs, and of their steps.
@@ -159,6 +163,9 @@ class WorkerState:
     late: Late | None = None
     kill_at_s: float = math.inf
     overrun: Overrun | None = None
+    serves_since_s: float = math.inf
+    recycled: int = 0
+    worn: bool = False
     finish_at_s: float = math.inf
     moving: bool = False
     first: control.FirstBuilt | None = None
@@ -190,9 +197,11 @@ class Spare(WorkerState):
 
     Attributes:
         place: the worker whose place it was made for; its rows are as many as that one's.
+        successor: whether it takes that worker's place as soon as the envs there are between episodes.
     """
 
     place: int = 0
+    successor: bool = False
 
 
 class SessionState:
@@ -278,6 +287,16 @@ class SessionState:
         return len(self.workers) + (self._rules.hosting.spares or 0)
 
     @property
+    def recycled(self) -> int:
+        """How often a worker has taken over from another one that had not ended."""
+        return sum(worker.recycled for worker in self.workers)
+
+    def expects_end(self, number: int) -> bool:
+        """Whether this process ends because it was told so."""
+        spare = self.spares.get(number)
+        return self.phase is Phase.CLOSING or (spare is not None and spare.stage is Stage.LEAVING)
+
+    @property
     def restarts(self) -> int:
         """How often its workers have ended, or made an env again."""
         return sum(map(self._restarts.count, range(len(self.workers))))
@@ -354,6 +373,7 @@ class SessionState:
         deadlines = [self._close_by_s, self._drain_by_s]
         if self.phase not in _OVER:
             deadlines += (self._sample_at_s if self._samples else math.inf, self._memory_at_s, self._spares_at_s)
+            deadlines.append(self._next_age_s())
             for worker in self._processes().values():
                 deadlines += (worker.restart_at_s, worker.kill_at_s, worker.finish_at_s)
         return min(deadlines)
@@ -368,7 +388,7 @@ class SessionState:
         busy = self.phase is not Phase.READY or self.driver is Driver.CLIENT or self._takeover is not Takeover.NONE
         if busy or self._parts_out > 0 or any(w.alive and w.stage is not Stage.SERVING for w in self.workers):
             return True
-        return any(spare.stage is Stage.BUILDING for spare in self.spares.values())
+        return any(spare.stage in (Stage.BUILDING, Stage.MAPPING) for spare in self.spares.values())
 
     def _plan_sample(self, now_s: float) -> None:
         """Have the arena read soon, if envs are at work; a time that is past is of an earlier request."""
@@ -391,15 +411,17 @@ class SessionState:
         alive = any(worker.alive for worker in self._processes().values())
         assert self.phase is not Phase.ENDED or not (self.asked or alive)
         assert self.phase is not Phase.CLOSING or alive
-        assert len(self.spares) <= (self._rules.hosting.spares or 0)
+        assert self._unused_spares() <= (self._rules.hosting.spares or 0)
         for spare in self.spares.values():
-            assert spare.stage in (Stage.BUILDING, Stage.BUILT) and spare.loss is None and not spare.waiting
+            assert spare.stage in (Stage.BUILDING, Stage.BUILT, Stage.LEAVING) or spare.successor
+            assert spare.loss is None and not spare.waiting
         for worker in self.workers:
             assert worker.stage is not Stage.SERVING or (worker.loss is None and worker.made is None)
             assert worker.late is None or worker.alive
             assert not worker.moving or (self.phase in (Phase.HANDING_OVER, *_OVER) and worker.alive)
             if self.phase in (Phase.READY, Phase.MOVING, Phase.CALLING, Phase.HANDING_OVER):
-                assert (worker.loss is None) == (worker.stage is Stage.SERVING)
+                took_over = self.phase is Phase.HANDING_OVER and worker.stage is Stage.MAPPED
+                assert (worker.loss is None) == (worker.stage is Stage.SERVING) or took_over
                 assert worker.alive or worker.restart_at_s < math.inf
             if self.phase not in (*_MAKING, Phase.CALLING, *_OVER):
                 assert not worker.waiting and (self.asked or worker.pending is None)
@@ -424,7 +446,7 @@ class SessionState:
 
     def _on_made(self, _: stimuli.SessionMade, now_s: float) -> Instructions:
         self._wait_for_all()
-        if self._rules.hosting.memory_max:
+        if self._rules.hosting.memory_max or self._rules.hosting.recycle.memory_bytes:
             self._memory_at_s = now_s + MEMORY_S
         return self._start(range(len(self.workers)), now_s)
 
@@ -520,9 +542,10 @@ class SessionState:
         self.workers[number].stage = Stage.MAPPING
         return self._give_arena(number)
 
-    def _give_arena(self, number: int) -> do.GiveArena:
+    def _give_arena(self, number: int, place: int | None = None) -> do.GiveArena:
+        """Hand the arena to a worker, or to the spare that is about to take the place of a worker."""
         assert self._map_message is not None
-        return do.GiveArena(number, self._map_message)
+        return do.GiveArena(number, self._map_message, place)
 
     def _on_arena_refused(self, refused: stimuli.ArenaRefused, now_s: float) -> Instructions:
         return self._make_failed(Failure("limit", "hub", refused.reason), now_s)
@@ -538,7 +561,7 @@ class SessionState:
         self.made = replace(made, autoreset_mode=self.make.autoreset_mode, observation_mode=self.make.observation_mode)
         served: Instructions = []
         for number, each in enumerate(self.workers):
-            each.stage, each.made = Stage.SERVING, None
+            each.stage, each.made, each.serves_since_s = Stage.SERVING, None, now_s
             served.append(do.HandOver(number, control.Serve(info=self.make.lost)))
         return [*served, *self._answered(do.Answer(made)), *self._make_spares(now_s)]
 
@@ -653,7 +676,7 @@ class SessionState:
     def _on_rows_done(self, _: stimuli.RowsDone, now_s: float) -> Instructions:
         self.phase = Phase.READY
         answered = self._answered(_OUTCOME if self._failure is None else do.Fail(self._failure))
-        return [*answered, *self._advance_takeover(quiescent=True)] if self._takeover is not Takeover.NONE else answered
+        return [*answered, *self._advance_takeover(True, now_s)] if self._takeover is not Takeover.NONE else answered
 
     def _on_reset(self, request: Requested, now_s: float) -> Instructions:
         reset, num_envs = request.message, self.make.num_envs
@@ -760,9 +783,9 @@ class SessionState:
         else:
             worker.results = tuple(zip(rows, answer.values, strict=True))
         worker.waiting = False
-        return self._on_called()
+        return self._on_called(now_s)
 
-    def _on_called(self) -> Instructions:
+    def _on_called(self, now_s: float) -> Instructions:
         if any(worker.waiting for worker in self.workers):
             return []
         self.phase = Phase.READY
@@ -773,7 +796,7 @@ class SessionState:
             answered = self._answered(do.Answer(messages.Done(), rows=pairs))
         for worker in self.workers:
             worker.results = ()
-        return [*answered, *self._advance_takeover(quiescent=True)]
+        return [*answered, *self._advance_takeover(True, now_s)]
 
     # What a client may ask for while it drives.
 
@@ -926,7 +949,10 @@ class SessionState:
         if self.making:
             text = failure.message if isinstance(why, Late) else f"{failure.message} while it built its envs"
             return self._make_failed(replace(failure, message=text), now_s)
-        return [*self._advance_takeover(quiescent=False), *self._lose(number, failure, exited.cause, why, now_s)]
+        return [
+            *self._advance_takeover(False, now_s),
+            *self._lose(number, failure, exited.cause, why, now_s),
+        ]
 
     def _lose(
         self, number: int, failure: Failure, cause: ExitCause, why: Late | Overrun | None, now_s: float
@@ -952,7 +978,7 @@ class SessionState:
         if self.phase is Phase.CALLING and was_serving and worker.waiting:
             self._failure = self._failure or replace(failure, message=f"{failure.message} during a call")
             worker.waiting, worker.pending = False, None
-            taken += self._on_called()
+            taken += self._on_called(now_s)
         return [*taken, *self._replace_lost(now_s)]
 
     def _keep_replay(self, number: int, row: int | None, tick: int, failure: EnvFailure) -> Instructions:
@@ -997,23 +1023,24 @@ class SessionState:
         worker = self.workers[said.worker]
         if worker.moving:
             worker.moving = False
-            return self._advance_takeover(quiescent=False)
+            return self._advance_takeover(False, now_s)
         if worker.stage is not Stage.MAPPING:
             return []
         self._restarts.serves(said.worker, now_s)
         worker.stage = Stage.MAPPED
-        return [] if self.phase is Phase.HANDING_OVER else [self._hand_over(said.worker)]
+        return [] if self.phase is Phase.HANDING_OVER else [self._hand_over(said.worker, now_s)]
 
-    def _hand_over(self, number: int) -> do.HandOver:
+    def _hand_over(self, number: int, now_s: float, ending: bytes = b"") -> do.HandOver:
+        """Have the worker serve its rows, the first of which it is to end an episode of, if ``ending`` says so."""
         worker = self.workers[number]
         loss = worker.loss
-        assert loss is not None
         worker.stage, worker.loss, worker.boot_failure, worker.finish_at_s = Stage.SERVING, None, None, math.inf
+        worker.serves_since_s, worker.worn = now_s, False
         worker.detector.rest()
-        count = self._restarts.count(number)
+        count = self._restarts.count(number) + worker.recycled
         seeds = [reseeded(self._seeds[row], count) for row in worker.rows]
-        message = control.Serve(seeds, loss.failure if loss.raises else None, loss.info)
-        return do.HandOver(number, message, worker.pending)
+        failure, info = (loss.failure if loss.raises else None, loss.info) if loss is not None else (None, b"")
+        return do.HandOver(number, control.Serve(seeds, failure, info, ending=ending), worker.pending)
 
     def _on_rows_waiting(self, waiting: stimuli.RowsWaiting, now_s: float) -> Instructions:
         worker = self.workers[waiting.worker]
@@ -1025,20 +1052,30 @@ class SessionState:
 
     def _make_spares(self, now_s: float) -> Instructions:
         """Have as many spares made as there are to be."""
-        if self._drain_by_s != math.inf or (self._spares_at_s > now_s and self._spares_failed):
+        if self._waits_for_spares(now_s):
             return []
         self._spares_at_s = math.inf
         made: Instructions = []
-        while len(self.spares) < (self._rules.hosting.spares or 0):
-            place = self._place_to_spare()
-            self._last_number = max(self._last_number + 1, len(self.workers))
-            number, rows = self._last_number, self.workers[place].rows
-            self.spares[number] = spare = Spare(rows, HangDetector(self.make.faults), place=place)
-            spare.start()
-            self._plan_sample(now_s)
-            order = build(self.make, self._recipe, self._rules, self._place(place))
-            made += [do.StartProcesses((number,), spare=True), do.Tell(number, order)]
+        while self._unused_spares() < (self._rules.hosting.spares or 0):
+            made += self._make_spare(self._place_to_spare(), now_s)
         return made
+
+    def _waits_for_spares(self, now_s: float) -> bool:
+        """Whether none are made now: the hub shuts down, or the last one could not make its envs."""
+        return self._drain_by_s != math.inf or now_s < self._spares_at_s < math.inf
+
+    def _unused_spares(self) -> int:
+        """How many spares are for any worker that ends."""
+        return sum(not (spare.successor or spare.stage is Stage.LEAVING) for spare in self.spares.values())
+
+    def _make_spare(self, place: int, now_s: float, successor: bool = False) -> Instructions:
+        self._last_number = max(self._last_number + 1, len(self.workers))
+        number, rows = self._last_number, self.workers[place].rows
+        self.spares[number] = spare = Spare(rows, HangDetector(self.make.faults), place=place, successor=successor)
+        spare.start()
+        self._plan_sample(now_s)
+        order = build(self.make, self._recipe, self._rules, self._place(place))
+        return [do.StartProcesses((number,), spare=True), do.Tell(number, order)]
 
     def _group(self, number: int) -> tuple[int, int]:
         """Workers of one group have equal envs and the same device, so that they may have each other's spares."""
@@ -1052,7 +1089,7 @@ class SessionState:
 
         Of a group it is the first worker, which has as many rows as any.
         """
-        spared = [self._group(spare.place) for spare in self.spares.values()]
+        spared = [self._group(spare.place) for spare in self.spares.values() if not spare.successor]
         first = {self._group(number): number for number in reversed(range(len(self.workers)))}
         return min(first.values(), key=lambda n: (spared.count(self._group(n)), -self._restarts.count(n), n))
 
@@ -1068,14 +1105,23 @@ class SessionState:
                 spare.built = built
             case control.Built() if spare.stage is Stage.BUILDING:
                 spare.stage, spare.built, self._spares_failed = Stage.BUILT, len(spare.rows), 0
-                return self._replace_lost(now_s)
+                return [*self._replace_lost(now_s), *self._prepare(event.worker)]
+            case control.Mapped() if spare.moving:
+                spare.moving = False
+                return self._advance_takeover(False, now_s)
+            case control.Mapped() if spare.stage is Stage.MAPPING:
+                spare.stage = Stage.MAPPED
+                spare.detector.rest()
+                serving = self.workers[spare.place].stage is Stage.SERVING
+                return [do.Tell(spare.place, control.Leave())] if serving else self._replace_lost(now_s)
         return []
 
     def _on_spare_exited(self, exited: WorkerExited, now_s: float) -> Instructions:
-        self.spares.pop(exited.worker).end()
+        spare = self.spares.pop(exited.worker)
+        spare.end()
         if self.phase is Phase.CLOSING:
             return self._ended() if not any(each.alive for each in self._processes().values()) else []
-        if self.phase is not Phase.BROKEN:
+        if self.phase is not Phase.BROKEN and spare.stage is not Stage.LEAVING:
             retry_s = min(SPARE_RETRY_MAX_S, SPARE_RETRY_S * 2.0 ** min(self._spares_failed, 64))
             self._spares_failed += 1
             self._spares_at_s = now_s + retry_s
@@ -1090,9 +1136,11 @@ class SessionState:
         for number, worker in enumerate(self.workers):
             if worker.loss is None or worker.stage not in (Stage.ABSENT, Stage.BUILDING):
                 continue
-            ready = (n for n, s in self.spares.items() if s.stage is Stage.BUILT and not s.late and not s.overrun)
-            fit = (n for n in ready if self._group(self.spares[n].place) == self._group(number))
-            if (chosen := next(fit, None)) is None:
+            chosen = self._fit_spare(number)
+            if chosen is None:
+                continue
+            if self.spares[chosen].stage is not Stage.BUILT:
+                instructions += self._succeed(number, chosen, now_s)
                 continue
             del self.spares[chosen]
             if worker.stage is Stage.BUILDING:
@@ -1103,6 +1151,98 @@ class SessionState:
             order = control.TakePlace(number, worker.rows, variables(self._rules, place))
             instructions += [do.SwapProcesses(number, chosen), do.Tell(number, order), self._map(number)]
         return [*instructions, *self._make_spares(now_s)]
+
+    def _fit_spare(self, number: int) -> int | None:
+        """A spare that can take this worker's place at once: its successor first."""
+        made = (Stage.BUILT, Stage.MAPPING, Stage.MAPPED)
+        ready = [n for n, s in self.spares.items() if s.stage in made and not (s.late or s.overrun)]
+        own = [n for n in ready if self.spares[n].successor and self.spares[n].place == number]
+        group = self._group(number)
+        fit = (n for n in ready if not self.spares[n].successor and self._group(self.spares[n].place) == group)
+        return own[0] if own else next(fit, None)
+
+    # --- workers that are recycled ------------------------------------------------------------------------------------
+
+    def _next_age_s(self) -> float:
+        """When a worker is too old."""
+        age_s = self._rules.hosting.recycle.age_s
+        if not age_s:
+            return math.inf
+        return min((w.serves_since_s + age_s for w in self.workers if self._may_wear(w)), default=math.inf)
+
+    def _may_wear(self, worker: WorkerState) -> bool:
+        return worker.stage is Stage.SERVING and not worker.worn
+
+    def _on_episodes_done(self, said: WorkerSaid, now_s: float) -> Instructions:
+        """A worker has ended as many episodes as it is to."""
+        worker = self.workers[said.worker]
+        worker.worn = worker.stage is Stage.SERVING
+        return self._recycle(now_s)
+
+    def _note_worn(self, memory: Mapping[int, int], now_s: float) -> None:
+        """Note which workers are too old or have too much memory."""
+        recycle = self._rules.hosting.recycle
+        for number, worker in enumerate(self.workers):
+            old = recycle.age_s and now_s >= worker.serves_since_s + recycle.age_s
+            large = recycle.memory_bytes and memory.get(number, 0) > recycle.memory_bytes
+            if (old or large) and self._may_wear(worker):
+                worker.worn = True
+
+    def _recycle(self, now_s: float) -> Instructions:
+        """Have successors of workers made, one at a time, so that the other workers keep the CPUs."""
+        if self._waits_for_spares(now_s):
+            return []
+        if any(spare.successor and spare.stage is Stage.BUILDING for spare in self.spares.values()):
+            return []
+        succeeded = {spare.place for spare in self.spares.values() if spare.successor}
+        worn = (n for n, each in enumerate(self.workers) if each.worn and n not in succeeded and not self._lost(n))
+        number = next(worn, None)
+        if number is None:
+            return []
+        spare = self._fit_spare(number)
+        if spare is None:
+            return self._make_spare(number, now_s, successor=True)
+        self.spares[spare].successor, self.spares[spare].place = True, number
+        return [*self._prepare(spare), *self._make_spares(now_s), *self._recycle(now_s)]
+
+    def _prepare(self, number: int) -> Instructions:
+        """Hand the arena to a successor whose envs are made, so that it can take over at once."""
+        spare = self.spares.get(number)
+        if spare is None or not spare.successor or spare.stage is not Stage.BUILT:
+            return []
+        spare.stage = Stage.MAPPING
+        rows, place = self.workers[spare.place].rows, self._place(spare.place)
+        spare.rows = rows
+        order = control.TakePlace(spare.place, rows, variables(self._rules, place))
+        return [do.Tell(number, order), self._give_arena(number, spare.place)]
+
+    def _on_left(self, said: WorkerSaid, now_s: float) -> Instructions:
+        """A worker serves its rows no more: its successor does; or, if that has ended, it counts as lost."""
+        number = said.worker
+        ready = (n for n, s in self.spares.items() if s.successor and s.place == number and s.stage is Stage.MAPPED)
+        successor = next(ready, None)
+        if successor is None:
+            return [do.Kill(number)]
+        self.workers[number].recycled += 1
+        return self._succeed(number, successor, now_s, said.message.ending)
+
+    def _succeed(self, number: int, successor: int, now_s: float, ending: bytes = b"") -> Instructions:
+        """The successor takes the worker's place; the worker closes its envs and ends, if it has not ended."""
+        worker, spare = self.workers[number], self.spares.pop(successor)
+        if worker.alive:
+            self.spares[successor] = left = Spare(worker.rows, worker.detector, Stage.LEAVING, place=number)
+            left.detector.rest()
+            left.kill_at_s = now_s + self.make.faults.close_s
+        worker.detector, worker.stage, worker.moving = spare.detector, spare.stage, spare.moving
+        worker.late, worker.kill_at_s, worker.restart_at_s = None, math.inf, math.inf
+        swapped: Instructions = [do.SwapProcesses(number, successor, recycled=worker.loss is None)]
+        if successor in self.spares:
+            swapped.append(do.Tell(successor, control.CloseEnvs()))
+        if self.phase is Phase.HANDING_OVER:
+            return [*swapped, *self._advance_takeover(False, now_s)]
+        if worker.stage is Stage.MAPPED:
+            swapped.append(self._hand_over(number, now_s, ending))
+        return [*swapped, *self._recycle(now_s)]
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -1122,9 +1262,12 @@ class SessionState:
         if self.lane is LaneName.WIRE and elapsed.quiescent:
             instructions += self._take_drive()
         due = [number for number, worker in enumerate(self.workers) if now_s >= worker.restart_at_s]
-        instructions += self._advance_takeover(elapsed.quiescent)
+        instructions += self._advance_takeover(elapsed.quiescent, now_s)
         instructions += self._start(due, now_s)
-        return [*instructions, *(self._make_spares(now_s) if now_s >= self._spares_at_s else ())]
+        if now_s >= self._spares_at_s:
+            instructions += self._make_spares(now_s)
+        self._note_worn(elapsed.memory, now_s)
+        return [*instructions, *self._recycle(now_s)]
 
     def _limit_memory(self, memory: Mapping[int, int], now_s: float) -> Instructions:
         """End the workers that have more memory than they may."""
@@ -1154,6 +1297,11 @@ class SessionState:
 
     def _judge(self, number: int, worker: WorkerState, elapsed: stimuli.Elapsed, now_s: float) -> Instructions:
         """Report an env that does not return, and end its worker once its time is over."""
+        if worker.stage is Stage.LEAVING:
+            if now_s < worker.kill_at_s:
+                return []
+            worker.kill_at_s = math.inf
+            return [do.Kill(number)]
         if worker.late is not None:
             if now_s < worker.kill_at_s:
                 return []
@@ -1219,17 +1367,18 @@ class SessionState:
         self.lane = LaneName.WIRE
         if self.phase in _OVER:
             return [*revoked, *self._fail_takeover()]
-        return [*revoked, *(self._advance_takeover(attached.quiescent) if first else [])]
+        return [*revoked, *(self._advance_takeover(attached.quiescent, now_s) if first else [])]
 
-    def _advance_takeover(self, quiescent: bool) -> Instructions:
+    def _advance_takeover(self, quiescent: bool, now_s: float) -> Instructions:
         """Go on with a takeover, as far as it goes now."""
         if self._takeover is Takeover.WAITING and self.phase is Phase.READY and not self.asked and quiescent:
             if not self._lent:
                 return self._taken_over()
             self._takeover, self.phase = Takeover.MOVING, Phase.HANDING_OVER
             return [do.MakeOtherArena()]
-        if self._takeover is Takeover.MOVING and self._other_made and not any(w.moving for w in self.workers):
-            return self._moved()
+        moving = any(worker.moving for worker in self._processes().values())
+        if self._takeover is Takeover.MOVING and self._other_made and not moving:
+            return self._moved(now_s)
         return []
 
     def _on_other_arena(self, _: stimuli.OtherArenaMade, now_s: float) -> Instructions:
@@ -1239,7 +1388,11 @@ class SessionState:
             if worker.stage in (Stage.SERVING, Stage.MAPPING, Stage.MAPPED):
                 given.append(self._give_arena(number))
                 worker.moving = True
-        return [*given, *self._advance_takeover(quiescent=False)]
+        for number, spare in self.spares.items():
+            if spare.stage in (Stage.MAPPING, Stage.MAPPED):
+                given.append(self._give_arena(number, spare.place))
+                spare.moving = True
+        return [*given, *self._advance_takeover(False, now_s)]
 
     def _on_other_arena_refused(self, refused: stimuli.OtherArenaRefused, now_s: float) -> Instructions:
         self.phase = Phase.READY
@@ -1249,7 +1402,7 @@ class SessionState:
     def _on_other_arena_late(self, _: stimuli.OtherArenaMade, now_s: float) -> Instructions:
         return [do.DropOtherArena()]
 
-    def _moved(self) -> Instructions:
+    def _moved(self, now_s: float) -> Instructions:
         """No worker uses the first arena any more, whatever its client may still post there."""
         self.phase, self._lent, self._other_made = Phase.READY, False, False
         instructions: Instructions = [do.UseOtherArena()]
@@ -1257,7 +1410,7 @@ class SessionState:
             if worker.stage is Stage.SERVING:
                 instructions.append(do.Tell(number, control.Serve(moved=True)))
             elif worker.stage is Stage.MAPPED:
-                instructions.append(self._hand_over(number))
+                instructions.append(self._hand_over(number, now_s))
         return [*instructions, *self._taken_over()]
 
     def _taken_over(self) -> Instructions:
@@ -1437,6 +1590,8 @@ TABLE: Mapping[type, Mapping[Phase, Rule]] = {
     ),
     control.StepTimes: _in(_LIVE, _S._on_step_times),
     control.Faulted: _in(_SERVING, _S._on_faulted, _P.BROKEN),
+    control.EpisodesDone: _in(_SERVING, _S._on_episodes_done),
+    control.Left: _in(_SERVING, _S._on_left) | _in([_P.HANDING_OVER], _S._on_left, _P.READY),
     control.Suspicious: _in(_LIVE, _S._on_nothing),
 }
 

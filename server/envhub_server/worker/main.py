@@ -36,6 +36,7 @@ from envhub.arena.memory import (
     Arena,
 )
 from envhub.arena.spin import HAS_FENCE, Spinner, fence
+from envhub.arena.stand_in import ENDED, FRESH
 from envhub.env_failure import EnvFailure, failure_info
 from envhub.protocol import messages
 from envhub.values import codec, spaces
@@ -62,7 +63,7 @@ from envhub_server.worker.gym_compat import adapt, is_wrapped
 from envhub_server.worker.journal_writer import JournalWriter
 from envhub_server.worker.native_env import NativeEnv, Share, made_by
 from envhub_server.worker.other_interfaces import as_gymnasium
-from envhub_server.worker.row import NotFinite, Row
+from envhub_server.worker.row import SAME_STEP, LeftWithEnding, NotFinite, Row
 from envhub_server.worker.stack_dumps import StackDumps
 from envhub_server.worker.step_timer import StepTimer
 
@@ -105,6 +106,9 @@ class Worker:
         self._row_built = -1
         self._timer = StepTimer()
         self._broken: list[Part] = []  # whose env raised and must be built again
+        self._episodes_left = 0  # until the hub is told that there were enough; 0 where it need not know
+        self._leaving = False  # whether another worker takes over once all envs are between episodes
+        self._left: list[Part] = []  # that another worker serves now
         self._rebuilds = 0
         self._journal: JournalWriter | None = None
         self._poller = _moved_up_epoll()
@@ -146,6 +150,8 @@ class Worker:
 
     def handle(self, message: Any) -> bool:
         """Execute a message of the hub; returns whether the worker continues."""
+        if self._left and type(message) is not control.CloseEnvs:
+            return True  # it was sent before the hub knew; the worker that took over is told the same
         handler = getattr(self, f"_on_{type(message).__name__}")
         return handler(message) is not False
 
@@ -166,6 +172,7 @@ class Worker:
         self._in_columns = build.columns
         self._on_exception, self._on_invalid = build.on_exception, build.on_invalid
         self._build, self._row_built = build, build.rows[0]
+        self._episodes_left = build.episodes_max
         return self._answer_build(self._build_first)
 
     def _on_BuildRest(self, rest: Any) -> bool | None:
@@ -356,11 +363,17 @@ class Worker:
             row.resume()
             if not serve.moved:
                 row.take_place(seeds, failure, serve.info, objects)
+        self._turn = self._turns[self._turn_at] & ~(TURN_ONE - 1)  # another worker may have had it until now
         hubs, clients = self._bells
         self._poller.register(hubs, select.EPOLLIN)
         # Watched by edges, each ring wakes the worker once, which saves a read for every step.
         self._poller.register(clients, select.EPOLLIN | select.EPOLLET)
         self._spinner = Spinner(self._spin_us, time.perf_counter_ns)  # only now: before Serve the rows are the hub's
+        if serve.ending:
+            (row,) = self._rows
+            assert isinstance(row, Row)
+            end = partial(row.end_for_another, codec.decode(serve.ending, self._allow_pickle))
+            self._step_rows([row], lambda _: end())
         self.serve_rows()  # of rows that were posted before, the ring may be over
 
     # --- stepping -------------------------------------------------------------------------------------------------
@@ -405,6 +418,8 @@ class Worker:
             if self._op[row.index] == OP_PART:
                 parts += 1
                 self._ring()
+        if self._left:
+            return  # in the middle of a step, which another worker completes
         self._turns[at] = self._turn
         self._ended_ns[at] = time.monotonic_ns()
         report_due = timed and timer.stop(len(rows))
@@ -416,6 +431,42 @@ class Worker:
             self._channel.send(replace(timer.times, env_bytes=private_bytes() // len(self._rows)))
         if self._broken:
             self._rebuild_broken()
+        if self._episodes_left:
+            self._count_episodes(rows)
+        if self._leaving:
+            self._leave_between_episodes()
+
+    # --- leaving --------------------------------------------------------------------------------------------------
+
+    def _count_episodes(self, rows: Sequence[Part]) -> None:
+        """Send the hub ``EpisodesDone`` once the envs have ended as many episodes as they are to."""
+        ended = self._arena.terminations | self._arena.truncations
+        self._episodes_left -= sum(int(ended[index]) for row in rows for index in row.indices)
+        if self._episodes_left <= 0:
+            self._episodes_left = 0
+            self._channel.send(control.EpisodesDone())
+
+    def _on_Leave(self, leave: Any) -> None:
+        self._leaving = True
+        if self._build.autoreset_mode != SAME_STEP:
+            self._leave_between_episodes()
+        elif len(self._rows) == 1 and isinstance(self._rows[0], Row):
+            self._rows[0].leaving = True  # such an env is between episodes in the middle of a step only
+
+    def _leave_between_episodes(self) -> None:
+        """Leave the rows to another worker if every env's next step is a reset."""
+        needs_reset = self._arena.words(self._arena.needs_reset)
+        if all(needs_reset[index] in (ENDED, FRESH) for index in self._indices()):
+            for index in self._indices():
+                needs_reset[index] = FRESH
+            self._leave(b"")
+
+    def _leave(self, ending: bytes) -> None:
+        for bell in self._bells:
+            self._poller.unregister(bell)
+        self._spinner = Spinner(0, time.perf_counter_ns)
+        self._left, self._rows, self._leaving = self._rows, [], False
+        self._channel.send(control.Left(ending))
 
     def _ring_at_end(self) -> None:
         """Wake the driver, unless another worker has pending rows: the last worker sees that all rows are done."""
@@ -465,6 +516,10 @@ class Worker:
         self._turns[self._turn_at] = self._turn | row.turn
         try:
             run()
+        except LeftWithEnding as left:
+            self._arena.words(self._arena.needs_reset)[row.index] = FRESH
+            self._leave(left.ending)
+            return  # the other worker completes the row
         except BaseException as error:
             policy = self._on_invalid if isinstance(error, NotFinite) else self._on_exception
             if steps and not isinstance(error, PendingFailure) and policy == "truncate":
@@ -580,7 +635,7 @@ class Worker:
     # --- ending ---------------------------------------------------------------------------------------------------
 
     def _on_CloseEnvs(self, message: Any) -> bool:
-        for row in self._rows:
+        for row in self._rows or self._left:
             try:
                 row.env.close()
             except BaseException as error:

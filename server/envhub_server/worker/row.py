@@ -38,6 +38,14 @@ class NotFinite(ValueError):
     """An observation or a reward is infinite or not a number."""
 
 
+class LeftWithEnding(Exception):
+    """An episode has ended in a step that another worker is to complete; ``ending`` is as of ``Left``."""
+
+    def __init__(self, ending: bytes) -> None:
+        super().__init__(ending)
+        self.ending = ending
+
+
 class Row:
     """One env of this worker.
 
@@ -66,6 +74,7 @@ class Row:
         self._pending_failure: Exception | None = None
         self._pending_info = b""
         self.journal: JournalWriter | None = None
+        self.leaving = False  # whether another worker is to complete the step that ends the episode
 
     def move(self, index: int) -> None:
         """Be another row of the session; only before ``attach``."""
@@ -180,6 +189,9 @@ class Row:
         if (terminated or truncated) and self._mode == SAME_STEP:
             # The env may write its next observation into the same array, so the final one is copied before the reset.
             final = {"final_obs": copy.deepcopy(observation), "final_info": _copied(info)}
+            if self.leaving:
+                ended = {"terminated": bool(terminated), "truncated": bool(truncated)}
+                raise LeftWithEnding(codec.encode({"reward": float(reward), **ended, "final": final}, self._lenient))
             if self.journal is not None:
                 self.journal.again(self)
             observation, info = self._runner.autoreset()
@@ -194,6 +206,16 @@ class Row:
             self.journal.again(self)
         observation, info = self._runner.autoreset()
         self._store(observation, 0.0, False, False, info)
+
+    def end_for_another(self, ending: dict[str, Any]) -> None:
+        """Complete the step that ended an episode of another worker's env, by a reset of this one (SAME_STEP)."""
+        if self.journal is not None:
+            self.journal.first_reset(self, self.first_seed)
+        observation, info = self._runner.reset(self.first_seed, None)
+        self.first_seed = None
+        ended = ending["terminated"], ending["truncated"]
+        self._store(observation, ending["reward"], *ended, {**ending["final"], **_as_dict(info)})
+        self._needs_reset[self.index] = ONGOING
 
     def _begin(self, needs_reset: int) -> None:
         """Store the result of a new env's first step, which does not step the env."""

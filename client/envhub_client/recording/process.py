@@ -138,6 +138,9 @@ def send_answer(line: socket.socket, block: int | None, counts: Counts, closed: 
 
 def main(descriptor: int) -> None:
     """Record for the program at the other end of this socket."""
+    # Ctrl-C is for the program, and the episodes are to be written. A session of its own would have a CPU share of its
+    # own, too, which SCHED_IDLE does not lower.
+    os.setpgid(0, 0)
     line = socket.socket(fileno=descriptor)
     import minari  # noqa: F401  which takes a second, before the CPU is left to others
 

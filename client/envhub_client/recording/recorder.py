@@ -126,7 +126,6 @@ class EpisodeRecorder:
                 [sys.executable, "-m", "envhub_client.recording.process", str(other.fileno())],
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the program, and the episodes are to be written
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
 
@@ -259,35 +258,38 @@ class EpisodeRecorder:
         self, ended: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, infos: Mapping[Any, Any], room: bool
     ) -> np.ndarray:
         """The marks of a step in which episodes end or begin."""
-        marks: np.ndarray = self._marks.copy()
-        failed = self._of_chosen(_flag(infos, "invalid_transition", self._num_envs))
-        last = np.flatnonzero(ended & self._on)
-        marks[last] |= (
-            terminated[last] * np.uint8(StepMark.TERMINATED)
-            | truncated[last] * np.uint8(StepMark.TRUNCATED)
-            | failed[last] * np.uint8(StepMark.FAILED)
-        )
-        self._on[last] = False
+        # As whole arrays, because choosing elements takes longer for as few envs as there are.
+        flags = terminated * np.uint8(StepMark.TERMINATED) | truncated * np.uint8(StepMark.TRUNCATED)
+        marks: np.ndarray = self._marks | flags * self._on
+        last = (ended & self._on).nonzero()[0]
+        self._on &= ~ended
+        failed = self._failed(infos)
+        if failed is not None:
+            marks[last] |= failed[last] * np.uint8(StepMark.FAILED)
         same_step = self._mode is AutoresetMode.SAME_STEP
-        for place in last.tolist() if room else ():
-            if failed[place]:
+        for place in last.tolist() if room and (same_step or failed is not None) else ():
+            if failed is not None and failed[place]:
                 self._note(place, _failure(infos, self._env_ids[place]))
             elif same_step:
                 self._write_final(place, _final(infos, self._env_ids[place]))
                 marks[place] |= np.uint8(StepMark.FINAL)
-        begins = self._expecting & ~failed
-        if same_step:
-            begins |= ended & ~failed
+        begins = self._expecting | ended if same_step else self._expecting
+        if failed is not None:
+            begins = begins & ~failed
         if self._mode is not AutoresetMode.DISABLED:
-            self._expecting = failed if same_step else ended
+            self._expecting = np.zeros_like(ended) if same_step else ended
+            if same_step and failed is not None:
+                self._expecting = failed
             self._is_expecting = b"\1" in self._expecting.tobytes()
-        self._begin(np.flatnonzero(begins), marks, room)
+        self._begin(begins.nonzero()[0], marks, room)
         return marks
 
     def _begin(self, places: np.ndarray, marks: np.ndarray, room: bool) -> None:
         """Begin to record those episodes that begin at these places and are wanted, as far as there is room."""
-        wanted = places[self._begun[places] % self._options.every == 0]
-        self._begun[places] += 1
+        wanted = places
+        if self._options.every > 1:
+            wanted = places[self._begun[places] % self._options.every == 0]
+            self._begun[places] += 1
         self._count()
         if self._counts["ended"]:
             wanted = wanted[:0]
@@ -295,9 +297,19 @@ class EpisodeRecorder:
         if len(wanted) > allowed:
             self._dropped += len(wanted) - allowed
             wanted = wanted[:allowed]
-        marks[wanted] |= np.uint8(StepMark.BEGIN)
-        self._on[wanted], self._since[wanted] = True, self._steps
-        self._count()
+        if len(wanted):
+            marks[wanted] |= np.uint8(StepMark.BEGIN)
+            self._on[wanted], self._since[wanted] = True, self._steps
+            self._count()
+
+    def _failed(self, infos: Mapping[Any, Any]) -> np.ndarray | None:
+        """Which of the chosen envs failed in this step; None if none did."""
+        if "invalid_transition" in infos:
+            return self._of_chosen(np.asarray(infos["invalid_transition"], bool))
+        if not _is_by_env(infos) or not any(info.get("invalid_transition") for info in infos.values()):
+            return None
+        failed = [bool(infos.get(env, {}).get("invalid_transition")) for env in range(self._num_envs)]
+        return self._of_chosen(np.array(failed))
 
     def _count(self) -> None:
         self._marks = self._on * _STEP
@@ -482,18 +494,6 @@ def check_packages(films: bool) -> None:
 
 def _is_by_env(infos: Mapping[Any, Any]) -> bool:
     return isinstance(next(iter(infos), ""), int)
-
-
-def _flag(infos: Mapping[Any, Any], name: str, num_envs: int) -> np.ndarray:
-    """For each env whether its info has this flag set."""
-    if name in infos:
-        found: np.ndarray = np.asarray(infos[name], bool)
-        return found
-    flags = np.zeros(num_envs, bool)
-    if _is_by_env(infos):
-        for env, info in infos.items():
-            flags[env] = bool(info.get(name))
-    return flags
 
 
 def _final(infos: Mapping[Any, Any], env: int) -> Any:

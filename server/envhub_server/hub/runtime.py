@@ -666,6 +666,7 @@ class SessionRuntime:
             self._ignore_bell(worker)
         self._services.poller.unregister(self._done_bell)
         os.close(self._done_bell)
+        self._journals.clear()
         self._on_DropOtherArena(instructions.DropOtherArena())
         if self._memory is not None:
             memory, self._memory, self._stand_ins = self._memory, None, None

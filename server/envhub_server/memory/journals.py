@@ -53,3 +53,7 @@ class Journals:
     def forget(self, worker: int) -> None:
         """Let go of the journal of a process that has ended."""
         self._journals.pop(worker, None)
+
+    def clear(self) -> None:
+        """Let go of all journals."""
+        self._journals.clear()

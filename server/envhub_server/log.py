@@ -33,6 +33,7 @@ _REPEATED = {
     "request_failed": ("session", "code"),
     "client_refused": ("why", "host"),
     "connection_ended": ("client", "why"),
+    "replay_not_kept": ("why",),
     "answer_dropped": ("session", "worker", "message"),
 }
 _repeats = Repeats()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from brittle import CAUSES, Brittle
+from conftest import lane_address
 from envhub_server import replay
 from envhub_server.catalog.replay_folder import files_in
 from envhub_server.ipc import replay_file
@@ -71,6 +73,20 @@ def test_failed_env_fails_alike_when_it_is_run_again(cause: str, address: str | 
             verdict = run(failure)
             assert verdict.alike, verdict.text
             assert "failed alike" in verdict.text
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("lane", ["embedded", "tcp"])
+def test_hundred_failures_of_a_cause_are_run_again_alike(cause: str, lane: str, request: pytest.FixtureRequest) -> None:
+    address = lane_address(request, lane)
+    with made(address, cause, 8 if cause in ("exception", "nan") else 2, rate=0.03, length=30) as envs:
+        envs.reset(seed=3)
+        with ThreadPoolExecutor(2) as threads:
+            alike = [*threads.map(run, failures(envs, 100))]
+    assert not [verdict.text for verdict in alike if not verdict.alike]
+    assert len(alike) == 100
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])

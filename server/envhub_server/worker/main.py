@@ -71,6 +71,7 @@ WHY_CHARS_MAX = 300  # of the exception of a module
 FACTORIES_S = 60  # time limit for importing the modules of all factories, before a client asks for an env
 RINGS_BYTES = 1 << 16  # of a pipe, all of them
 PR_SET_NO_NEW_PRIVS = 38
+REPORTED_CHARS_MAX = 4096  # of an exception's text
 PROGRESS_S = 0.5  # how often a worker that builds envs sends how many are built
 RESERVED_CALLS = frozenset(["reset", "step", "close", "_setattr", "_check_spaces"])
 
@@ -542,7 +543,8 @@ class Worker:
         failure = EnvFailure(cause, described.message, restarts=self._rebuilds, **raised)
         row.truncate(failure_info(failure))
         text = f"{described.type}: {described.message[:1024]}"
-        self._channel.send(control.Faulted(row.index, text, number, tick, dict(failure)))
+        reported = dict(failure, message=failure.message[:REPORTED_CHARS_MAX])  # the hub reads short headers only
+        self._channel.send(control.Faulted(row.index, text, number, tick, reported))
         self._broken.append(row)
 
     @property

@@ -9,15 +9,18 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import cyclopts
 from cyclopts import Parameter
 from rich.console import Console
 
 from envhub.hub_options import HubOptions
+
+if TYPE_CHECKING:
+    import numpy as np
 
 app = cyclopts.App(
     name="envhub",
@@ -455,6 +458,7 @@ def replay(
     *,
     pdb: Annotated[bool, Parameter(name="--pdb")] = False,
     until: int | None = None,
+    video: Path | None = None,
 ) -> None:
     """Run an env that failed once more, and say whether it fails alike; exits with 1 if it does not.
 
@@ -469,17 +473,45 @@ def replay(
         Debug: the step that failed, the exception it raised, or with --until that step.
     until
         The step to stop before.
+    video
+        An MP4 file to render the env into, if it has the mode rgb_array; needs the extra "record".
     """
     from envhub_server.ipc.replay_file import SUFFIX
     from envhub_server.replay import ReplayError, run
 
     path = file if file.exists() else _replay_folder(None) / f"{file.name.removesuffix(SUFFIX)}{SUFFIX}"
     try:
-        verdict = run(path, until, pdb)
+        with _film_into(video) as show:
+            verdict = run(path, until, pdb, show)
     except ReplayError as error:
         _end("replay", error)
     console.print(verdict.text, markup=False, highlight=False, soft_wrap=True)
     sys.exit(0 if verdict.alike else EXIT_FAILED)
+
+
+@contextlib.contextmanager
+def _film_into(path: Path | None) -> Iterator[Callable[[np.ndarray, float], None] | None]:
+    """What takes the frames of a film in this file; None without a file."""
+    if path is None:
+        yield None
+        return
+    from envhub_client.recording.film import Film
+
+    films: list[Film] = []
+
+    def show(frame: np.ndarray, fps: float) -> None:
+        if not films:
+            films.append(Film(path, fps))
+        films[0].add(frame[None])
+
+    with _errors_in_a_line("replay"):
+        import av  # noqa: F401  so that it is missed before the env is run
+
+        try:
+            yield show
+        finally:
+            for film in films:
+                film.finish()
 
 
 def _replay_folder(folder: Path | None) -> Path:

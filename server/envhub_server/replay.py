@@ -9,9 +9,12 @@ import select
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from envhub.arena.stand_in import FRESH
 from envhub_server.ipc import journal
@@ -33,6 +36,7 @@ SAMPLE_S = 0.05
 MAKE_S = 300.0
 
 Process = subprocess.Popen[bytes]
+Show = Callable[[np.ndarray, float], None]
 
 
 class ReplayError(ValueError):
@@ -61,15 +65,34 @@ class Course:
         differs: the first call after which the observation was another; None for none.
         end: the last report, or how the process ended.
         killed: whether it is to be killed.
+        show: takes its frames.
     """
 
     call: int = -1
     differs: int | None = None
     end: dict[str, Any] | None = None
     killed: bool = False
+    show: Show | None = None
+    _unread: bytes = b""
 
-    def note(self, report: dict[str, Any]) -> None:
-        """Note a report of the process."""
+    def hear(self, chunk: bytes) -> None:
+        """Take in what came by the pipe."""
+        self._unread += chunk
+        while b"\n" in self._unread:
+            line, _, rest = self._unread.partition(b"\n")
+            report = json.loads(line)
+            if "frame" in report:
+                nbytes = math.prod(report["frame"])
+                if len(rest) < nbytes:
+                    return  # the rest of the frame is to come
+                if self.show is not None:
+                    self.show(np.frombuffer(rest[:nbytes], np.uint8).reshape(report["frame"]), report["fps"])
+                rest = rest[nbytes:]
+            else:
+                self._note(report)
+            self._unread = rest
+
+    def _note(self, report: dict[str, Any]) -> None:
         if "call" in report:
             self.call = report["call"]
         elif "differs" in report:
@@ -93,13 +116,14 @@ def read(path: Path) -> Replay:
         raise ReplayError(f"{path}: {error}") from error
 
 
-def run(path: Path, until: int | None = None, use_pdb: bool = False) -> Comparison:
+def run(path: Path, until: int | None = None, use_pdb: bool = False, show: Show | None = None) -> Comparison:
     """Run the replay in this file, with the terminal's input and output, and compare what happens.
 
     Args:
         path: of the file.
         until: the call to stop before, from 0; None for all.
         use_pdb: debug the call that failed, or with ``until`` that call.
+        show: takes the frame after each call, uint8 ``(height, width, 3)``, and the frames per second of its env.
 
     Raises:
         ReplayError: the file cannot be run: it lacks something, or its interpreter does not exist.
@@ -110,13 +134,15 @@ def run(path: Path, until: int | None = None, use_pdb: bool = False) -> Comparis
         raise ReplayError(f"{path.name} cannot be run again from a reset: {history.cut}")
     if replay.lacks:
         raise ReplayError(f"{path.name} lacks what is no plain data: {'; '.join(replay.lacks)}")
-    course = _run(replay, history, path, until, use_pdb)
+    course = _run(replay, history, path, (until, use_pdb), show)
     return _verdict(replay, history, course)
 
 
-def _run(replay: Replay, history: History, path: Path, until: int | None, use_pdb: bool) -> Course:
+def _run(replay: Replay, history: History, path: Path, how: tuple[int | None, bool], show: Show | None) -> Course:
+    until, use_pdb = how
     ours, theirs = os.pipe()
-    arguments = [str(path.absolute()), str(theirs), "" if until is None else str(until), str(int(use_pdb))]
+    flags = str(int(use_pdb)), str(int(show is not None))
+    arguments = [str(path.absolute()), str(theirs), "" if until is None else str(until), *flags]
     with open(ours, "rb", buffering=0) as reports:
         try:
             key = _interpreter(replay)
@@ -129,7 +155,7 @@ def _run(replay: Replay, history: History, path: Path, until: int | None, use_pd
             raise ReplayError(f"the interpreter of {path.name}: {not_executed(program, error)}") from error
         finally:
             os.close(theirs)
-        course = Course()
+        course = Course(show=show)
         try:
             _follow(course, replay, history, process, reports.fileno(), use_pdb)
         finally:
@@ -147,16 +173,14 @@ def _interpreter(replay: Replay) -> InterpreterKey:
 
 def _follow(course: Course, replay: Replay, history: History, process: Process, reports: int, use_pdb: bool) -> None:
     """Note what the process reports until it ends, hangs, or takes too much memory."""
-    held, heard_s = b"", time.monotonic()
+    heard_s = time.monotonic()
     while True:
         ready, _, _ = select.select([reports], [], [], SAMPLE_S)
         if ready:
             chunk, heard_s = os.read(reports, 1 << 16), time.monotonic()
             if not chunk:
                 return
-            *lines, held = (held + chunk).split(b"\n")
-            for line in lines:
-                course.note(json.loads(line))
+            course.hear(chunk)
         elif use_pdb or course.end is not None:
             continue
         elif replay.memory_max and memory_bytes(process.pid) > replay.memory_max:

@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 from brittle import CAUSES, Brittle
 from conftest import lane_address
+from envhub_client.private_hub.process import private_hub
 from envhub_server import replay
 from envhub_server.catalog.replay_folder import files_in
 from envhub_server.ipc import replay_file
 from gymnasium.vector import AutoresetMode
-from hubs import serve, wait_until
+from hubs import serve, wait_until, worker_processes
 
 import envhub
 
@@ -227,3 +228,22 @@ def test_oldest_files_give_way(tmp_path: Path) -> None:
         found = failures(envs, 6)
     kept = {path.stem for path in files_in(folder)}
     assert len(kept) == 3 and found[0].replay not in kept
+
+
+def test_film_shows_every_step_of_the_run(tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    film = tmp_path / "film.mp4"
+    with contextlib.closing(envhub.make_vec("CartPole-v1", 1, step_timeout=60.0)) as envs:
+        envs.reset(seed=3)
+        for _ in range(5):
+            envs.step(np.zeros(1, int))
+        before = set(files_in(FOLDER))
+        for worker in worker_processes(private_hub().pid):
+            worker.kill()
+        assert wait_until(lambda: set(files_in(FOLDER)) - before, 10)
+    (path,) = set(files_in(FOLDER)) - before
+    line = [sys.executable, "-m", "envhub", "replay", str(path), "--video", str(film)]
+    ran = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 1 and ran.stdout.startswith("did not fail, and every observation was the same"), ran
+    with av.open(str(film)) as container:
+        assert sum(1 for _ in container.decode(video=0)) == 6

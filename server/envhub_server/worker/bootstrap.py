@@ -1,7 +1,7 @@
 """The first lines of a zygote: ``python bootstrap.py CONTROL_FD SAID_FD HUB_PID WORKERS NAME=FILE ...``.
 
 ``WORKERS`` is the number of running workers that the zygote guards. ``python bootstrap.py replay FILE REPORT_FD UNTIL
-PDB NAME=FILE …`` runs a replay in the same surroundings. Each file is that of a package or module that the
+PDB VIDEO NAME=FILE …`` runs a replay in the same surroundings. Each file is that of a package or module that the
 workers import. Nothing else of the hub's installation comes into the envs' ``sys.path``, because an interpreter of
 another version must not find the hub's NumPy.
 
@@ -100,13 +100,13 @@ class StartReport:
 
 def replay() -> None:
     """Run a replay; never returns."""
-    path, report, until, use_pdb = sys.argv[2:6]
+    path, report, until, use_pdb, video = sys.argv[2:7]
     sys.path[0] = ""
-    for place in sys.argv[6:]:
+    for place in sys.argv[7:]:
         expose(*place.split("=", 1))
     from envhub_server.worker import replayer
 
-    replayer.main(path, int(report), until, use_pdb == "1")
+    replayer.main(path, int(report), until, use_pdb == "1", video == "1")
 
 
 if __name__ == "__main__":

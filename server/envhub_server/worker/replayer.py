@@ -34,17 +34,19 @@ from envhub_server.worker.row import NotFinite, Row
 
 INFO_BYTES = 2048
 
+Show = Callable[[Any], None]
+
 
 class Replayer:
     """The env of a replay, and its row in memory of its own."""
 
-    def __init__(self, replay: Replay, report: Callable[[dict[str, Any]], None]) -> None:
-        """Make the env; ``report`` takes what happens.
+    def __init__(self, replay: Replay, report: Callable[[dict[str, Any]], None], show: Show | None) -> None:
+        """Make the env; ``report`` takes what happens, and ``show`` each frame, if it is to be rendered.
 
         Raises:
             BaseException: what the env's constructor raises.
         """
-        self._replay, self._report = replay, report
+        self._replay, self._report, self._show = replay, report, show
         self._history = replay.calls()
         build, mapped = replay.orders()
         if build.memory_bytes_max:
@@ -54,7 +56,8 @@ class Replayer:
         if build.cwd:
             os.chdir(build.cwd)
         # The variables of the program are not in the file, for some are secrets: those of this process hold.
-        env = adapt(factories(replace(build, sys_path=[]))[replay.row]())
+        build = replace(build, sys_path=[], kwargs=_shown(build.kwargs) if show is not None else build.kwargs)
+        env = adapt(factories(build)[replay.row]())
         self.row = Row(0, runner_class(b"")(env), build.autoreset_mode, False)
         observations, acting = (
             tuple(map(Leaf.from_wire, found)) for found in (mapped.observation_leaves, mapped.action_leaves)
@@ -97,6 +100,8 @@ class Replayer:
                 _debug(debugger, self.row.env, self._is_reset(number), call)
             else:
                 call()
+            if self._show is not None:
+                self._show(self.row.env)
             if self._replay.memory_max and _private_bytes() > self._replay.memory_max:
                 return {"overrun": number}
             if not differs and self._differs(number):
@@ -163,6 +168,11 @@ class Replayer:
         return bytes(self._journal.digests[0, 0].tobytes()) != before
 
 
+def _shown(kwargs: bytes) -> bytes:
+    """The arguments of an env that is to show frames."""
+    return codec.encode({"render_mode": "rgb_array", **(codec.decode(kwargs) if kwargs else {})})
+
+
 def _private_bytes() -> int:
     """The resident memory of this process, without files and shared memory."""
     with open("/proc/self/statm", "rb") as file:
@@ -184,10 +194,10 @@ def _debug(debugger: pdb.Pdb, env: Any, is_reset: bool, call: Callable[[], None]
     debugger.runcall(call)
 
 
-def main(path: str, report_descriptor: int, until: str, use_pdb: bool) -> None:
+def main(path: str, report_descriptor: int, until: str, use_pdb: bool, video: bool) -> None:
     """Run the replay in this file; never returns.
 
-    What happens is written to the descriptor, an object of JSON per line.
+    What happens is written to the descriptor, an object of JSON per line; after one with a ``frame`` come its bytes.
     """
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -195,10 +205,19 @@ def main(path: str, report_descriptor: int, until: str, use_pdb: bool) -> None:
     def report(what: dict[str, Any]) -> None:
         os.write(report_descriptor, json.dumps(what).encode() + b"\n")
 
+    def show(env: Any) -> None:
+        frame = np.ascontiguousarray(env.render(), np.uint8)
+        if frame.ndim != 3:
+            raise TypeError(f"the env shows no frame in the mode rgb_array, but {frame!r:.100}")
+        report({"frame": frame.shape, "fps": float((env.metadata or {}).get("render_fps", 30))})
+        data = frame.data.cast("B")
+        while data:
+            data = data[os.write(report_descriptor, data) :]
+
     with open(path, "rb") as file:
         replay = unpack(file.read())
     try:
-        replayer = Replayer(replay, report)
+        replayer = Replayer(replay, report, show if video else None)
     except BaseException:
         traceback.print_exc()
         report({"not_made": traceback.format_exc(limit=0).strip()})

@@ -6,10 +6,14 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from envhub_server.ipc import journal as journals
 from envhub_server.ipc.journal import BY_REQUEST, Journal, JournalLayout, Note
+from envhub_server.worker import journal_writer
+from envhub_server.worker.env_sources import versions_of
+from envhub_server.worker.gym_compat import FourValues
 from envhub_server.worker.journal_writer import CHECKPOINT_TICKS, JournalWriter
 
 from envhub.arena.layout import Layout
@@ -214,3 +218,31 @@ def test_journal_that_an_env_has_overwritten_is_refused(scene: Scene, word: int,
     scene.journal.words[word] = value
     with pytest.raises(ValueError):
         scene.read.history(0)
+
+
+class OldEnv:
+    """An env of gym 0.21, whose random numbers are those of a ``RandomState``."""
+
+    observation_space = action_space = gym.spaces.Discrete(2)
+    spec = None
+    metadata: dict[str, Any] = {}
+
+    def __init__(self) -> None:
+        self.unwrapped = self
+        self.np_random = np.random.RandomState(5)
+
+
+def test_random_numbers_of_an_env_of_an_old_gym_are_known_and_its_versions_too() -> None:
+    env = FourValues(OldEnv())
+    saved = codec.decode(journal_writer._encoded_generator(env)).bit_generator.state
+    drawn = env.env.np_random.random()
+    journal_writer.bit_generator_of(env).state = saved
+    assert env.env.np_random.random() == drawn
+    assert versions_of(env)["numpy"] == np.__version__
+
+
+def test_env_without_known_random_numbers_has_none_noted() -> None:
+    env = FourValues(OldEnv())
+    for odd in (None, 3, np.random.Generator(np.random.PCG64(1)).bit_generator):
+        env.env.np_random = odd
+        assert journal_writer._encoded_generator(env) == b""

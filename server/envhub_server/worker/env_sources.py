@@ -89,7 +89,7 @@ def source_of(factory: Any) -> bytes:
 
 def versions_of(env: Any) -> dict[str, str]:
     """The versions of Python, NumPy, Gymnasium or gym, and the package of the env, as far as it says its own."""
-    packages = ["numpy", api.__name__, type(env.unwrapped).__module__.partition(".")[0]]
+    packages = ["numpy", api.__name__, type(gym_compat.innermost(env)).__module__.partition(".")[0]]
     found = {name: getattr(sys.modules.get(name), "__version__", "") for name in packages}
     return {"python": platform.python_version(), **{name: text for name, text in found.items() if type(text) is str}}
 

@@ -68,6 +68,12 @@ def adapt(env: Any) -> Any:
     return FiveValues(env)
 
 
+def innermost(env: Any) -> Any:
+    """The env without its wrappers, and without what this module put around it."""
+    own = env.env if isinstance(env, FiveValues) else env
+    return getattr(own, "unwrapped", own)
+
+
 def is_wrapped(env: Any, name: str) -> bool:
     """Whether a wrapper of the env is of the class of this name, ``module:Class``; nothing is imported for it."""
     gym = sys.modules.get("gym")

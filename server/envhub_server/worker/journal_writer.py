@@ -23,6 +23,7 @@ from envhub_server.ipc.journal import (
     Journal,
     Note,
 )
+from envhub_server.worker.gym_compat import innermost
 
 CHECKPOINT_TICKS = 1000  # after so many, an env's random number generator is noted at the end of an episode
 
@@ -188,7 +189,15 @@ class _ActionLeaf:
 def _encoded_generator(env: Any) -> bytes:
     """The state of the env's random number generator; empty where it has none of NumPy's that can be carried."""
     try:
-        found = env.unwrapped.np_random
-        return codec.encode(found) if isinstance(found, np.random.Generator) else b""
+        found = bit_generator_of(env)
+        return b"" if found is None else codec.encode(np.random.Generator(found))
     except Exception:  # an attribute of a foreign class may raise anything, and is no part of the env's interface
         return b""
+
+
+def bit_generator_of(env: Any) -> Any:
+    """Where the env's random numbers come from, by NumPy; None if it does not have ``np_random`` as Gymnasium does."""
+    found = innermost(env).np_random
+    if isinstance(found, np.random.RandomState):  # of gym before 0.22
+        return found._bit_generator
+    return found.bit_generator if isinstance(found, np.random.Generator) else None

@@ -29,7 +29,8 @@ from envhub_server.ipc import journal
 from envhub_server.ipc.journal import AGAIN, BESIDE, BY_REQUEST, FIRST, Digester, Journal, JournalLayout, Note
 from envhub_server.ipc.replay_file import Replay, unpack
 from envhub_server.worker.env_sources import factories, runner_class
-from envhub_server.worker.gym_compat import adapt
+from envhub_server.worker.gym_compat import adapt, innermost
+from envhub_server.worker.journal_writer import bit_generator_of
 from envhub_server.worker.row import NotFinite, Row
 
 INFO_BYTES = 2048
@@ -156,7 +157,9 @@ class Replayer:
     def _restore(self, note: Note) -> None:
         """Give the env the random numbers that it had before this reset."""
         if note.generator and note.seed is None:
-            self.row.env.unwrapped.np_random = codec.decode(note.generator)
+            found = bit_generator_of(self.row.env)
+            if found is not None:
+                found.state = codec.decode(note.generator).bit_generator.state
 
     def _differs(self, number: int) -> bool:
         """Whether the observation after this call is another than it was."""
@@ -183,7 +186,7 @@ def _private_bytes() -> int:
 def _debug(debugger: pdb.Pdb, env: Any, is_reset: bool, call: Callable[[], None]) -> None:
     """Make the call in the debugger, which stops where the env's own ``step`` or ``reset`` begins if that is Python."""
     name = "reset" if is_reset else "step"
-    method = getattr(type(env.unwrapped), name, None)
+    method = getattr(type(innermost(env)), name, None)
     try:
         file, line = inspect.getsourcefile(method), inspect.getsourcelines(method)[1]  # type: ignore[arg-type]
     except (TypeError, OSError):

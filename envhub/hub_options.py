@@ -22,6 +22,9 @@ class HubOptions:
     python
         The interpreter of envs that name none of their own: a program, a virtual environment or a conda prefix, of
         Python 3.8 or later with numpy, msgpack and gymnasium or gym. Without it, the hub's own.
+    rendering
+        By what envs draw frames without a screen, for those that name nothing themselves: egl (a GPU, or Mesa's drivers
+        for none) or osmesa (the CPU). Tried at the start.
     vector
         The envs of the command line are vector envs, each of which steps all of its envs in one call: ids with a
         ``vector_entry_point``, or factories that take ``num_envs``. An env's table says so by itself.
@@ -75,6 +78,7 @@ class HubOptions:
 
     bind: list[str] | None = None
     python: str | None = None
+    rendering: Literal["egl", "osmesa"] | None = None
     vector: bool | None = None
     max_envs: int | None = None
     workers: int | Literal["auto"] | None = None

@@ -8,6 +8,7 @@ import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from envhub.arena.spin import configured_spin_us
 from envhub.protocol import validation
@@ -69,6 +70,7 @@ class HubConfig:
         insecure: allow an address that other machines can reach, and other users of this one, without a key.
         keys: the folder of keys, see ``envhub_server.network.key_folder``; every tcp address then wants one. None for
             no keys.
+        rendering: by what envs draw frames whose table says nothing: ``"egl"`` or ``"osmesa"``; empty for no choice.
         vector: whether ``envs`` are vector envs.
         python: the interpreter of envs whose table names none: Python 3.8 or later with NumPy, msgpack and Gymnasium
             (0.26 or later) or gym (0.21 or later), by its program or its virtual environment; empty for the hub's own.
@@ -99,6 +101,7 @@ class HubConfig:
     hosting: Hosting = field(default_factory=Hosting)
     owner: int | None = None
     python: str = ""
+    rendering: Literal["", "egl", "osmesa"] = ""
     vector: bool = False
     step_costs: Path | None = None
     replays: Path | None = None
@@ -127,7 +130,8 @@ class HubConfig:
 
     def registry(self) -> Registry:
         """What the hub offers."""
-        return Registry(self.envs, self.allow_arguments, self.tables, self.python, self.vector)
+        defaults = EnvSettings(python=self.python, rendering=self.rendering)
+        return Registry(self.envs, self.allow_arguments, self.tables, defaults, self.vector)
 
     def replay_folder(self) -> ReplayFolder | None:
         """Where replays are kept; None for nowhere."""

@@ -44,6 +44,7 @@ def config_of(entries: Sequence[str], options: HubOptions, file: Path | None = N
     others = {
         "binds": chosen.bind,
         "python": chosen.python,
+        "rendering": chosen.rendering,
         "vector": chosen.vector,
         "workers": None if chosen.workers == "auto" else chosen.workers,
         "worker_variables": chosen.worker_env,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from envhub.protocol.messages import Hosting, Recycle
 from envhub_server.processes.interpreter import InterpreterKey
@@ -24,6 +24,8 @@ class EnvSettings:
         variables: of its workers' environment, in place of the hub's of these names.
         library_path: folders in which its libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``.
         folder: its workers' working directory, from which they import as well; None for the hub's.
+        rendering: by what its frames are drawn without a screen: ``"egl"`` or ``"osmesa"``, which is the value of
+            ``MUJOCO_GL`` and ``PYOPENGL_PLATFORM`` then; empty for what the hub says, or the env chooses.
         vector: whether it is a vector env, which a worker makes with ``num_envs`` and steps in one call.
         gpus: devices that are dealt to its workers.
         memory_max: bytes of memory that each of its workers may have; 0 for no limit.
@@ -38,6 +40,7 @@ class EnvSettings:
     variables: dict[str, str] = field(default_factory=dict)
     library_path: tuple[Path, ...] = ()
     folder: Path | None = None
+    rendering: Literal["", "egl", "osmesa"] = ""
     vector: bool = False
     gpus: tuple[int, ...] | None = None
     memory_max: int | None = None
@@ -47,7 +50,8 @@ class EnvSettings:
     @property
     def interpreter(self) -> InterpreterKey:
         """What its interpreter starts with."""
-        variables = tuple(sorted(self.variables.items()))
+        drawn = {"MUJOCO_GL": self.rendering, "PYOPENGL_PLATFORM": self.rendering} if self.rendering else {}
+        variables = tuple(sorted({**drawn, **self.variables}.items()))
         libraries = tuple(map(str, self.library_path))
         return InterpreterKey(self.python, variables, libraries, "" if self.folder is None else str(self.folder))
 

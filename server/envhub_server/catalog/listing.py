@@ -9,6 +9,7 @@ import structlog
 from envhub.protocol import messages
 from envhub_server.catalog.registry import FactoryNotFound, Registry
 from envhub_server.ipc import control
+from envhub_server.ipc.packages import here
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import WorkerEvent, WorkerExited, WorkerSaid
@@ -25,6 +26,7 @@ class Listing:
         names: that the hub offers; None before they are known.
         refused: the error for the first factory that does not exist and must.
         unready: why an env cannot be made, by its name, as far as that was found when it was last tried.
+        undrawn: likewise, why envs of an interpreter cannot render as the operator says they do.
     """
 
     def __init__(self, supervisor: Supervisor, registry: Registry) -> None:
@@ -32,6 +34,7 @@ class Listing:
         self.names: list[str] | None = None
         self.refused: FactoryNotFound | None = None
         self.unready: dict[str, str] = {}
+        self.undrawn: dict[InterpreterKey, str] = {}
         self._supervisor = supervisor
         self._registry = registry
         self._keys: Sequence[InterpreterKey] = registry.interpreters  # by the numbers of the workers
@@ -39,6 +42,7 @@ class Listing:
         self._asked: set[int] = set()  # workers that have not said what is registered
         self._running: set[int] = set()
         self._found: dict[int, dict[str, str]] = {}  # what a worker has found to be wrong
+        self._drawing: set[int] = set()  # workers that have tried the rendering
 
     @property
     def asking(self) -> bool:
@@ -67,7 +71,9 @@ class Listing:
     def _start(self, number: int) -> None:
         key = self._keys[number]
         (worker,) = self._supervisor.start(LISTING, [number], key)
-        worker.send(control.ListNames(self._registry.modules(key), self._registry.factories(key)))
+        asked = self._registry.modules(key), self._registry.factories(key), self._registry.rendering(key)
+        worker.send(control.ListNames(*asked))
+        self._drawing.discard(number)
         self._asked.add(number)
         self._running.add(number)
         self._found[number] = {}
@@ -81,6 +87,8 @@ class Listing:
                     self._found[number] = dict.fromkeys(self._registry.names(key), cause.unready)
                 elif number in self._asked:
                     log.warning("names_unknown", why=f"the worker that lists them {cause.how}")
+                elif number not in self._drawing and self._registry.rendering(key):
+                    self._cannot_draw(number, f"the process that tried it {cause.how}")
                 self._asked.discard(number)
                 self._running.discard(number)
                 self._tell(self._registry.names(key), self._found.pop(number))
@@ -91,6 +99,11 @@ class Listing:
                 for entry in self._registry.unmatched(key, names):
                     log.warning("env_unknown", env=entry, why="no such id is registered here; clients cannot make it")
                 self._asked.discard(number)
+            case WorkerSaid(message=control.RenderingTried(why)):
+                self._drawing.add(number)
+                self.undrawn.pop(key, None)
+                if why:
+                    self._cannot_draw(number, why)
             case WorkerSaid(message=control.FactoryFailed() as failed) if failed.entry in self._registry.factories(key):
                 if failed.missing and failed.entry in self._registry.required:
                     self.refused = self.refused or self._registry.not_found(failed.entry, failed.why)
@@ -98,6 +111,13 @@ class Listing:
                 self._found[number].update(dict.fromkeys(self._registry.names(key, failed.entry), why))
         if not self._asked and (self.names is None or self._registered):
             self.names = self._registry.offered(self._registered)
+
+    def _cannot_draw(self, number: int, why: str) -> None:
+        """Note that the envs of this worker's interpreter cannot render; a factory that cannot be made comes first."""
+        key = self._keys[number]
+        text = f"rendering by {self._registry.rendering(key)} does not work{here()}: {why}"
+        self.undrawn[key] = text
+        self._found[number] = {**dict.fromkeys(self._registry.names(key), text), **self._found[number]}
 
     def _tell(self, names: Collection[str], wrong: dict[str, str]) -> None:
         """Log which of these envs are not ready, and which are again."""

@@ -79,7 +79,7 @@ class Registry:
     The operator's file has a table of settings for each other env. An entry comes before a table, and the first that
     matches a name decides. What clients may pass to envs without the right to deploy is declared as
     ``name=argument,argument``, where the name may be a pattern, too. Where no table says otherwise, envs have the
-    interpreter ``python``. ``vector`` says whether the entries are vector envs.
+    interpreter and the rendering of ``defaults``. ``vector`` says whether the entries are vector envs.
 
     Raises:
         ValueError: an entry or a declaration has none of these forms.
@@ -90,16 +90,17 @@ class Registry:
         entries: Sequence[str] = (),
         arguments: Sequence[str] = (),
         tables: Mapping[str, EnvSettings] = MappingProxyType({}),
-        python: str = "",
+        defaults: EnvSettings = NO_SETTINGS,
         vector: bool = False,
     ) -> None:
         self.offers_all = not entries and not tables
-        self._defaults = EnvSettings(python=python) if python else NO_SETTINGS
+        self._defaults = defaults
         said = [_parse(entry) for entry in (("*",) if self.offers_all else entries)]
         settings = replace(self._defaults, vector=vector)
-        self._entries = [replace(entry, settings=settings, required=not python) for entry in said]
+        self._entries = [replace(entry, settings=settings, required=not defaults.python) for entry in said]
         for name, settings in tables.items():
-            self._entries.append(_from_table(name, replace(settings, python=settings.python or python)))
+            python, rendering = settings.python or defaults.python, settings.rendering or defaults.rendering
+            self._entries.append(_from_table(name, replace(settings, python=python, rendering=rendering)))
         self._arguments = [_parse_arguments(text) for text in arguments]
 
     @property
@@ -114,6 +115,10 @@ class Registry:
     def factories(self, key: InterpreterKey) -> list[str]:
         """Every factory of this interpreter, as ``module:factory``."""
         return sorted({entry.factory for entry in self._of(key) if entry.factory})
+
+    def rendering(self, key: InterpreterKey) -> str:
+        """By what envs of this interpreter draw frames; empty where nothing is said."""
+        return next((entry.settings.rendering for entry in self._of(key) if entry.settings.rendering), "")
 
     def names(self, key: InterpreterKey, factory: str = "") -> list[str]:
         """The names and patterns under which envs of this interpreter are offered; with a factory, of that only."""

@@ -631,6 +631,11 @@ class Hub:
             return
         if make.name in self._listing.unready:
             self._listing.try_again(found.settings.interpreter)
+        if why := self._listing.undrawn.get(found.settings.interpreter, ""):
+            self._listing.try_again(found.settings.interpreter)
+            why = without_folders(why) if self._hides_folders(holder) else why
+            self._refuse_make(holder, request, Failure("env_unready", "hub", f"{make.name!r} is not ready: {why}"))
+            return
         self._unread.release()
         machine = self._machine(holder)
         number, name = self._last_number + 1, request.token.hex()[:8]

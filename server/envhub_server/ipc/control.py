@@ -326,11 +326,19 @@ class RowFailed:
 class ListNames:
     """Hub to worker: import ``modules``, send the ids in Gymnasium's registry, then what is wrong with factories.
 
-    Every factory of ``entries`` is written ``module:factory``.
+    Every factory of ``entries`` is written ``module:factory``. With ``rendering`` the worker tries that, too.
     """
 
     modules: List[str]
     entries: List[str] = field(default_factory=list)
+    rendering: str = ""
+
+
+@dataclass(frozen=True)
+class RenderingTried:
+    """Worker to hub: why nothing is drawn by what ``ListNames`` says, and what to do; empty if a context was made."""
+
+    why: str
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ from envhub_server.ipc.channel import (
 )
 from envhub_server.ipc.journal import Journal, JournalLayout, name_of_raised
 from envhub_server.ipc.packages import remedy
+from envhub_server.worker import rendering
 from envhub_server.worker.bootstrap import prctl
 from envhub_server.worker.env_batch import EnvBatch, SubEnv
 from envhub_server.worker.env_family import computes_in_process
@@ -290,6 +291,8 @@ class Worker:
                 self._send_failure(error, None, "factory_failed")
                 text = f"{type(error).__name__}: {error}"[:WHY_CHARS_MAX]
                 self._channel.send(control.FactoryFailed(entry, text, _remedy(error), missing=False))
+        if wanted.rendering:
+            self._channel.send(control.RenderingTried(rendering.why_not(wanted.rendering)))
         return False
 
     def _on_MapArena(self, mapped: Any) -> bool | None:

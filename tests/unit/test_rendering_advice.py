@@ -1,0 +1,30 @@
+"""What is said where a library that draws without a screen is missing or has no device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from envhub_server.worker import rendering
+
+
+def test_missing_library_comes_with_the_packages_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "_library", lambda name, file: None)
+    assert rendering.why_not("egl") == "there is no libEGL: apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri"
+    assert rendering.why_not("osmesa") == "there is no libOSMesa: apt-get install libosmesa6"
+
+
+def test_missing_pyopengl_is_told_where_mujoco_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(name: str) -> Any:
+        return None if name == "OpenGL" else object()
+
+    monkeypatch.setattr(rendering, "find_spec", find)
+    assert rendering.why_not("egl").endswith("pip install PyOpenGL")
+
+
+def test_device_that_this_user_may_not_open_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering.glob, "glob", lambda pattern: ["/dev/dri/renderD129", "/dev/dri/renderD128"])
+    monkeypatch.setattr(rendering.os, "access", lambda path, mode: path.endswith("9"))
+    assert rendering._permissions().startswith("this user may not open /dev/dri/renderD128: add it to the group")
+    monkeypatch.setattr(rendering.os, "access", lambda path, mode: True)
+    assert rendering._permissions() == ""

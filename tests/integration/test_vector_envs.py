@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import sims
 import vector_sims
+from envhub_client.tools.conformance.conformance import examine
 from faulty import EXIT, RAISE, SLEEP
 from gymnasium.vector import AutoresetMode, VectorEnv
 from hubs import kill_worker, serve
@@ -259,6 +260,17 @@ def test_end_of_a_batch_truncates_its_rows_and_it_goes_on(how: Any, cause: str, 
         assert envs.reset(seed=1)[0][:, 1].tolist() == before[:, 1].tolist()
 
 
+def test_number_that_is_not_finite_is_the_batchs() -> None:
+    with closing(envhub.make_vec(vector_sims.failing, 3, vector=True, on_invalid="truncate")) as envs:
+        before, _ = envs.reset(seed=1)
+        envs.call("spoil")
+        observations, _, _, truncations, infos = envs.step(np.zeros(3, np.int64))
+        assert truncations.all() and observations.tolist() == before.tolist()
+        assert infos["env_failure"][2].cause == "nan" and "of envs [0, 1, 2] is not" in infos["env_failure"][2].message
+        observations, _, _, truncations, _ = envs.step(np.zeros(3, np.int64))
+        assert not truncations.any() and observations[:, 0].tolist() == [0, 0, 0]
+
+
 def test_exception_is_raised_for_the_batch_and_a_reset_goes_on() -> None:
     with closing(envhub.make_vec(vector_sims.failing, 3, vector=True)) as envs:
         envs.reset(seed=1)
@@ -352,6 +364,15 @@ def test_operator_says_which_envs_are_vector_envs(tmp_path: Path) -> None:
             envhub.make_vec("single", 4, hub=hub.tcp, vector=True)
         with closing(envhub.make_vec("single", 4, hub=hub.tcp)) as envs:
             assert envs.reset(seed=1)[0].shape == (4, 4)
+
+
+def test_hub_of_vector_envs_keeps_the_contract(tmp_path: Path) -> None:
+    entries = ("chatty=vector_sims:chatty", "CartPole-v1", "--vector")
+    with serve(tmp_path, *entries, binds=["tcp://127.0.0.1:0"]) as hub:
+        verdicts = [*examine(hub.tcp, ["chatty", "CartPole-v1"])]
+    assert not [verdict for verdict in verdicts if not verdict.passed]
+    skipped = {(verdict.env, verdict.check) for verdict in verdicts if verdict.skipped}
+    assert skipped == {("CartPole-v1", "resets can be masked"), ("CartPole-v1", "same-step autoreset")}
 
 
 def test_spare_takes_the_place_of_a_share_of_as_many_envs() -> None:

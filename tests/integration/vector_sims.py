@@ -55,7 +55,14 @@ def chatty(num_envs: int, autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STE
 
 def failing(num_envs: int) -> VectorEnv[Any, Any, Any]:
     """A vector env whose envs fail as their actions say."""
-    return SyncVectorEnv([faulty.Faulty] * num_envs)
+    return SyncVectorEnv([Failing] * num_envs)
+
+
+class Failing(faulty.Faulty):
+    """Fails by an observation that is no number, too."""
+
+    def spoil(self) -> None:
+        self.drawn = float("nan")
 
 
 class Told(VectorEnv[Any, Any, Any]):

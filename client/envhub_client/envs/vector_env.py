@@ -134,6 +134,11 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         return self._session.sizing.num_workers
 
     @property
+    def vector(self) -> bool:
+        """Whether the envs of each worker are one vector env, whose rows step together."""
+        return self._session.vector
+
+    @property
     def compression(self) -> str:
         """How observations are compressed on the wire lane; empty for not at all."""
         return self._session.compression

@@ -164,7 +164,7 @@ def _refused(answer: RawAnswer, code: str, what: str) -> None:
 
 def _check_frames(peer: RawPeer, env: str) -> None:
     with _Session(peer, env) as session:
-        reset = session.ask(Op.RESET, messages.pack(Reset(seeds=[1] * NUM_ENVS)))
+        reset = session.ask(Op.RESET, messages.pack(Reset(seeds=[*range(NUM_ENVS)])))
         found = [len(frame) for frame in reset.frames[: len(session.sizes)]]
         require(found == session.sizes, f"RESET's frames have {found} bytes, not {session.sizes}")
         step = session.step()
@@ -176,7 +176,7 @@ def _check_frames(peer: RawPeer, env: str) -> None:
 
 def _check_exactly_once(peer: RawPeer, env: str) -> None:
     with _Session(peer, env) as session:
-        session.ask(Op.RESET, messages.pack(Reset(seeds=[1] * NUM_ENVS)))
+        session.ask(Op.RESET, messages.pack(Reset(seeds=[*range(NUM_ENVS)])))
         first = session.step()
         again = session.repeat(Op.STEP, session.codes, *session.frames)
         require(again == first, "a request sent twice is not answered by the same reply")

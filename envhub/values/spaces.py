@@ -286,7 +286,7 @@ def check_equivalent(space: Any, wanted: Any, observation_mode: str) -> None:
         RuntimeError: the space differs, or has another structure where spaces may differ.
     """
     if observation_mode == "same":
-        if wanted != space:
+        if not _equal(space, wanted):
             raise RuntimeError(
                 "AsyncVectorEnv(..., observation_mode='same') however some of the sub-environments observation spaces "
                 "are not equivalent. If this is intentional, use `observation_mode='different'` instead."
@@ -304,8 +304,19 @@ def check_action_space(space: Any, wanted: Any) -> None:
     Raises:
         RuntimeError: the space differs.
     """
-    if wanted != space:
+    if not _equal(space, wanted):
         raise RuntimeError(
             f"Some environments have an action space different from `{wanted}`. In order to batch actions, the action "
             "spaces from all environments must be equal."
         )
+
+
+def _equal(space: Any, wanted: Any) -> bool:
+    """Whether an env's space equals one that was built from a description."""
+    if wanted == space:
+        return True
+    try:
+        # gym 0.21 keeps the spaces of a Tuple in the list or tuple that it was given, and tells the two apart.
+        return bool(wanted == build(describe(space)))
+    except UnsupportedSpace:
+        return False

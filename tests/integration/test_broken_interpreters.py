@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import struct
 import subprocess
 import sys
-import venv
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hubs import ServedHub, serve, wait_until
+from interpreters import WORKING, add, environment
 
 import envhub
 
@@ -24,24 +23,6 @@ def script(path: Path, *lines: str) -> Path:
     path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
     path.chmod(0o755)
     return path
-
-
-def environment(folder: Path, *modules: str, **files: str) -> Path:
-    """A virtual environment of this Python with these packages of this one, and these modules."""
-    venv.create(folder, with_pip=False, symlinks=True)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    for module in modules:
-        add(packages, module)
-    for name, text in files.items():
-        (packages / f"{name}.py").write_text(text)
-    return folder
-
-
-def add(packages: Path, module: str) -> None:
-    found = Path(str(importlib.import_module(module).__file__)).parent
-    for place in (found, found.parent / f"{module}.libs"):
-        if place.exists():
-            (packages / place.name).symlink_to(place)
 
 
 def other_processor(path: Path) -> Path:
@@ -161,7 +142,7 @@ def test_each_is_told_to_the_client_and_the_hub_goes_on(served: BrokenHub) -> No
 
 
 def test_mended_interpreter_is_used_without_another_start_of_the_hub(tmp_path: Path) -> None:
-    python = environment(tmp_path / "venv", "numpy", "msgpack")
+    python = environment(tmp_path / "venv", *WORKING[:2])
     (tmp_path / "hub.toml").write_text(f'[envs.pole]\nenv = "CartPole-v1"\npython = "{python}"\n')
     with serve(tmp_path, "--config", str(tmp_path / "hub.toml")) as hub, envhub.connect(hub.ipc) as client:
         assert client.envs() == ["pole"]
@@ -169,9 +150,8 @@ def test_mended_interpreter_is_used_without_another_start_of_the_hub(tmp_path: P
             client.make_vec("pole", 2)
         assert "pip install gymnasium" in client.health()["unready"]["pole"]
         (packages,) = python.glob("lib/python*/site-packages")
-        for module in ("gymnasium", "cloudpickle", "farama_notifications"):
+        for module in WORKING[2:]:
             add(packages, module)
-        (packages / "typing_extensions.py").symlink_to(str(importlib.import_module("typing_extensions").__file__))
         envs = client.make_vec("pole", 2)
         assert envs.reset(seed=1)[0].shape == (2, 4)
         envs.close()

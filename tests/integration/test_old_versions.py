@@ -2,49 +2,29 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import venv
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hubs import wait_until
+from hubs import serve
+from interpreters import FEW, Combination, interpreter
 
 import envhub
 
-PROGRAM = """
-import sys
-from envhub_server.config import HubConfig
-from envhub_server.serve import serve
-
-serve(HubConfig(binds=(sys.argv[1],), envs=("CartPole-v1", "Pendulum-v1"), python=sys.argv[2]))
-"""
-OLD = ["gymnasium==0.26.3", "gymnasium==0.29.1", "gym==0.26.2", "gym==0.21.0"]
+OLD = [*FEW[:3], Combination("3.9", "gymnasium==0.26.3")]
 
 
-@pytest.fixture(params=OLD)
+@pytest.fixture(params=OLD, ids=[each.name for each in OLD])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A hub whose workers run under an interpreter with that package, NumPy and msgpack, and nothing of EnvHub's."""
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = str(tmp_path / "venv" / "bin" / "python")
-    install = [python, "-m", "pip", "install", "--quiet"]
-    subprocess.run([*install, "setuptools<66", "wheel<0.40", "numpy<1.24", "msgpack"], check=True)
-    subprocess.run([*install, "--no-build-isolation", request.param], check=True)
-    socket = tmp_path / "hub.sock"
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, f"ipc://{socket}", python], stderr=subprocess.DEVNULL)
-    try:
-        assert wait_until(socket.exists, 20)
-        yield f"ipc://{socket}"
-    finally:
-        process.terminate()
-        assert process.wait(15) == 0
+    python = interpreter(request.config, request.param)
+    with serve(tmp_path, "CartPole-v1", "Pendulum-v1", "--python", str(python)) as hub:
+        yield hub.ipc
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="those versions have no NumPy for this Python")
 def test_old_env_speaks_todays_contract(address: str) -> None:
     with envhub.connect(address) as client:
         assert client.envs() == ["CartPole-v1", "Pendulum-v1"]

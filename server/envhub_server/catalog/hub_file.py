@@ -96,7 +96,9 @@ def _converted(path: Path, where: str, table: dict[str, Any], kind: type[Table])
     try:
         found = msgspec.convert(table, kind, dec_hook=convert)
         program = found.python or ""
-        return replace(found, python=str(convert(Path, program))) if "/" in program else found
+        beside = convert(Path, program)
+        # Any other is a command.
+        return replace(found, python=str(beside)) if "/" in program or (program and beside.exists()) else found
     except msgspec.ValidationError as error:
         what, _, key = str(error).replace(" | null", "").partition(" - at `$.")
         raise HubFileError(f"{path}: {where}{key.rstrip('`')}: {what}") from error

@@ -112,6 +112,11 @@ class FiveValues:
         """As in Gymnasium."""
         return self.env.step(action)
 
+    @property
+    def unwrapped(self) -> Any:
+        """As in Gymnasium."""
+        return self.env.unwrapped
+
     def get_wrapper_attr(self, name: str) -> Any:
         """As in Gymnasium: the attribute of the nearest wrapper that has it, or of the env."""
         if name == "np_random_seed":  # the env does not store it

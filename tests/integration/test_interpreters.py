@@ -1,0 +1,287 @@
+"""Envs in other interpreters: what today's trainer gets is what the env gives when it is run directly there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from hubs import ServedHub, serve, wait_until
+from interpreters import FEW, MATRIX, WORKING, Combination, environment, interpreter
+
+import envhub
+
+sys.path.insert(0, str(Path(__file__).parent / "old_sims"))
+
+from any_gym import KINDS, Unruly, plain, space_of
+
+FOLDER = Path(__file__).parent / "old_sims"
+NUM_ENVS, STEPS, SEED = 2, 12, 5
+COMBINATIONS = [
+    pytest.param(each, id=each.name, marks=pytest.mark.long if each in FEW else pytest.mark.chaos) for each in MATRIX
+]
+TABLES = """
+[envs."{name}-CartPole"]
+env = "CartPole-v1"
+python = "{python}"
+
+[envs."{name}-Pendulum"]
+env = "Pendulum-v1"
+python = "{python}"
+
+[envs."{name}-kinds"]
+env = "any_gym:kinds"
+python = "{python}"
+folder = "{folder}"
+
+[envs."{name}-unruly"]
+env = "any_gym:unruly"
+python = "{python}"
+folder = "{folder}"
+"""
+
+
+def tables(name: str, python: Path) -> str:
+    return TABLES.format(name=name, python=python, folder=FOLDER)
+
+
+class Hosted:
+    """A combination, its virtual environment, and the hub that has its envs."""
+
+    def __init__(self, combination: Combination, folder: Path, hub: ServedHub) -> None:
+        self.combination = combination
+        self.folder = folder
+        self.hub = hub
+
+    def make(self, env: str, lane: str, num_envs: int = NUM_ENVS, **options: Any) -> Any:
+        return envhub.make_vec(f"{self.combination.name}-{env}", num_envs, hub=self.hub.ipc, lane=lane, **options)
+
+
+@pytest.fixture(scope="module", params=COMBINATIONS)
+def hosted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
+    combination: Combination = request.param
+    folder = interpreter(request.config, combination)
+    place = tmp_path_factory.mktemp(combination.name)
+    (place / "hub.toml").write_text(tables(combination.name, folder))
+    # As in a terminal in which ROS is set up: what is for one Python would break another.
+    (place / "sitecustomize.py").write_text(f"import sys\nassert sys.executable == {sys.executable!r}\n")
+    path = os.pathsep.join([*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(place)])
+    with serve(place, "--config", str(place / "hub.toml"), environ={"PYTHONPATH": path}) as hub:
+        yield Hosted(combination, folder, hub)
+
+
+@pytest.fixture(params=["auto", "wire"])
+def lane(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+Run = tuple[str, dict[str, Any], int, list[Any]]  # of one env: its name and arguments, its seed, its actions
+
+
+def directly(folder: Path, runs: list[Run]) -> list[Any]:
+    """What the envs give in that interpreter, without EnvHub."""
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    command = [str(folder / "bin/python"), str(FOLDER / "any_gym.py")]
+    given = "\n".join(map(json.dumps, runs))
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environ, input=given)
+    assert ran.returncode == 0, ran.stderr
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+def by_hub(hosted: Hosted, env: str, lane: str, name: str, kwargs: dict[str, Any]) -> Iterator[tuple[Run, list[Any]]]:
+    """Of each env what it is to do, and what the trainer gets."""
+    envs = hosted.make(env, lane, env_kwargs=kwargs, num_workers=2)
+    try:
+        observations, actions, steps = envs.observation_space, envs.action_space, []
+        actions.seed(3)
+        found: list[list[Any]] = [[] for _ in range(NUM_ENVS)]
+
+        def note(batch: Any, *others: Any) -> None:
+            for record, one, *rest in zip(found, gym.vector.utils.iterate(observations, batch), *others, strict=True):
+                record.append([plain(envs.single_observation_space, one), *rest])
+
+        note(envs.reset(seed=SEED)[0])
+        for _ in range(STEPS):
+            action = actions.sample()
+            each = gym.vector.utils.iterate(actions, action)
+            steps.append([plain(envs.single_action_space, one) for one in each])
+            observation, rewards, *ends, infos = envs.step(action)
+            there = infos.get("_action", np.zeros(NUM_ENVS, bool))
+            arrived = [int(infos["action"][index]) if there[index] else None for index in range(NUM_ENVS)]
+            note(observation, [float(one).hex() for one in rewards], *(each.tolist() for each in ends), arrived)
+    finally:
+        envs.close()
+    for index, record in enumerate(found):
+        yield (name, kwargs, SEED + index, [step[index] for step in steps]), record
+
+
+def check(hosted: Hosted, lane: str, *chosen: tuple[str, str, dict[str, Any]]) -> None:
+    runs = [pair for env, name, kwargs in chosen for pair in by_hub(hosted, env, lane, name, kwargs)]
+    assert len(runs) == NUM_ENVS * len(chosen)
+    for (run, found), wanted in zip(runs, directly(hosted.folder, [run for run, _ in runs]), strict=True):
+        assert json.loads(json.dumps(found)) == wanted, run
+
+
+def kinds_of(combination: Combination) -> list[str]:
+    package, version = combination.version
+    found = [*KINDS["gym 0.21"]]
+    if package == "gymnasium" or version >= (0, 26):
+        found += KINDS["gym 0.26"]
+    if package == "gymnasium" and version >= (1, 0):
+        found += KINDS["gymnasium 1.0"]
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_registered_envs_give_what_they_give_directly(hosted: Hosted, lane: str) -> None:
+    check(hosted, lane, ("CartPole", "CartPole-v1", {}), ("Pendulum", "Pendulum-v1", {}))
+
+
+@pytest.mark.timeout(300)
+def test_every_kind_of_space_gives_what_it_gives_directly(hosted: Hosted, lane: str) -> None:
+    check(hosted, lane, *(("kinds", "kinds", {"kind": kind}) for kind in kinds_of(hosted.combination)))
+
+
+def test_failures_are_told_and_survived(hosted: Hosted, lane: str) -> None:
+    with_timeout = {"num_workers": 2, "step_timeout": 1.0, "init_timeout": 5.0}
+    envs = hosted.make("unruly", lane, **with_timeout)
+    nothing, deeds = np.zeros(2, int), {name: number for number, name in enumerate(Unruly.DEEDS)}
+    try:
+        envs.reset(seed=1)
+        with pytest.raises(ValueError, match="boom") as caught:
+            envs.step(np.array([deeds["raise"], 0]))
+        assert caught.value.args == ("boom", 3) and "any_gym.py" in str(caught.value.__cause__)
+        for deed, cause in (("crash", "crash"), ("hang", "timeout"), ("exit", "crash")):
+            envs.reset(seed=1)
+            _, _, _, truncations, infos = envs.step(np.array([0, deeds[deed]]))
+            assert truncations.tolist() == [False, True], deed
+            assert infos["_env_failure"].tolist() == [False, True] and cause in repr(infos["env_failure"][1]), deed
+            assert wait_until(lambda: not envs.step(nothing)[4].get("_env_failure", nothing).any(), 20)
+        envs.reset(seed=1)
+        assert envs.step(nothing)[0][:, 0].tolist() == [1, 1]
+    finally:
+        envs.close()
+
+
+def test_what_an_env_does_beside_its_steps_does_no_harm(hosted: Hosted, lane: str) -> None:
+    envs = hosted.make("unruly", lane, num_workers=2)
+    deeds = {name: number for number, name in enumerate(Unruly.DEEDS)}
+    try:
+        first, _ = envs.reset(seed=1)
+        for number, deed in enumerate(("print", "fork", "signals"), 1):
+            observation, _, _, truncations, infos = envs.step(np.array([deeds[deed], 0]))
+            assert observation[:, 0].tolist() == [number, number] and not truncations.any() and not infos, deed
+        envs.reset()
+        observation = envs.step(np.array([deeds["threads"], 0]))[0]
+        assert observation[:, 0].tolist() == [1, 1] and (observation[:, 1] == first[:, 1]).all()  # the same processes
+    finally:
+        envs.close()
+    with envhub.connect(hosted.hub.ipc) as client:
+        assert wait_until(lambda: client.stats()["workers"] == 0, 20)  # signals that are ignored end no close
+
+
+def test_render_and_call(hosted: Hosted, lane: str) -> None:
+    envs = hosted.make("unruly", lane, env_kwargs={"render_mode": "rgb_array"})
+    try:
+        envs.reset(seed=1)
+        envs.step(np.zeros(2, int))
+        frames = envs.render()
+        assert len(frames) == 2 and all(np.array_equal(frame, np.full((4, 6, 3), 1)) for frame in frames)
+        assert envs.call("add", 3, other=4) == (7, 7) and envs.get_attr("count") == (1, 1)
+        envs.set_attr("count", [2, 0])
+        assert envs.step(np.zeros(2, int))[0][:, 0].tolist() == [3, 1]
+        with pytest.raises(AttributeError, match="no_such"):
+            envs.get_attr("no_such")
+    finally:
+        envs.close()
+
+
+def test_each_env_has_its_variables_libraries_and_folder_and_nothing_of_the_hubs_python(tmp_path: Path) -> None:
+    folder = environment(tmp_path / "venv", *WORKING)
+    (tmp_path / "hub.toml").write_text(
+        f"""
+        [envs.plain]
+        env = "any_gym:unruly"
+        python = "venv"
+        folder = "{FOLDER}"
+
+        [envs.own]
+        env = "any_gym:unruly"
+        python = "venv/bin/python"
+        folder = "."
+        library_path = ["lib", "/opt/lib"]
+        variables = {{ PYTHONPATH = "{FOLDER}", OMP_NUM_THREADS = "3", HELLO = "world" }}
+        """
+    )
+    environ = {"PYTHONSTARTUP": "x", "LD_LIBRARY_PATH": "/the/hubs", "CONDA_PREFIX": "/the/hubs"}
+    places = {}
+    with serve(tmp_path, "--config", str(tmp_path / "hub.toml"), environ=environ) as hub:
+        for name in ("plain", "own"):
+            envs = envhub.make_vec(name, 1, hub=hub.ipc)
+            ((prefix, places[name], variables),) = envs.call("place")
+            envs.close()
+            assert prefix == str(folder) == variables["VIRTUAL_ENV"] and "CONDA_PREFIX" not in variables
+            assert variables["PATH"].startswith(f"{folder}/bin:")
+            of_python = {key: value for key, value in variables.items() if key.startswith("PYTHON")}
+            threads, libraries = variables["OMP_NUM_THREADS"], variables["LD_LIBRARY_PATH"]
+            if name == "plain":
+                assert not of_python and (threads, libraries) == ("1", "/the/hubs") and "HELLO" not in variables
+            else:
+                assert of_python == {"PYTHONPATH": str(FOLDER)} and variables["HELLO"] == "world"
+                assert (threads, libraries) == ("3", f"{tmp_path}/lib:/opt/lib")
+    assert places == {"plain": str(FOLDER), "own": str(tmp_path)}
+
+
+def test_python_of_the_command_line_is_that_of_all_envs_without_one(tmp_path: Path) -> None:
+    folder = environment(tmp_path / "venv", *WORKING)
+    with serve(tmp_path, "sim=any_gym:unruly", "--python", str(folder), cwd=FOLDER) as hub:
+        envs = envhub.make_vec("sim", 2, hub=hub.ipc)
+        assert [place[0] for place in envs.call("place")] == [str(folder)] * 2
+        envs.close()
+
+
+def test_kinds_are_those_of_today() -> None:
+    """The spaces that are compared exist, and differ."""
+    found = [repr(space_of(kind)) for kinds in KINDS.values() for kind in kinds]
+    assert len({*found}) == len(found)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_one_trainer_learns_from_four_interpreters_in_one_hub(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    folders = {each.name: interpreter(request.config, each) for each in FEW}
+    (tmp_path / "hub.toml").write_text("\n".join(tables(name, folder) for name, folder in folders.items()))
+    with serve(tmp_path, "--config", str(tmp_path / "hub.toml")) as hub:
+        batches = [envhub.make_vec(f"{name}-CartPole", 16, hub=hub.ipc, num_workers=1) for name in folders]
+        try:
+            assert train(batches) > 150
+        finally:
+            for envs in batches:
+                envs.close()
+
+
+def train(batches: list[Any]) -> float:
+    """The cross-entropy method, with the policies of a generation dealt to the batches; the last mean return."""
+    best, generator, size, returns = np.zeros(4), np.random.default_rng(2), batches[0].num_envs, np.zeros(0)
+    for _ in range(6):
+        weights = best + generator.standard_normal((size * len(batches), 4))
+        returns, alive = np.zeros(len(weights)), np.ones(len(weights), bool)
+        observations = np.concatenate([envs.reset(seed=1)[0] for envs in batches])
+        while alive.any():
+            actions = ((observations * weights).sum(axis=1) > 0).astype(int)
+            for number, envs in enumerate(batches):  # all step at the same time
+                envs.step_async(actions[number * size : (number + 1) * size])
+            results = [envs.step_wait() for envs in batches]
+            observations, rewards, terminations, truncations = (
+                np.concatenate([each[part] for each in results]) for part in range(4)
+            )
+            returns, alive = returns + rewards * alive, alive & ~(terminations | truncations)
+        best = weights[np.argsort(returns)[-8:]].mean(axis=0)
+    return float(returns.mean())

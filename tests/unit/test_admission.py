@@ -7,7 +7,7 @@ from envhub_server.catalog.hosting import granted
 from envhub_server.catalog.registry import Recipe
 from envhub_server.config import HubConfig
 
-from envhub.protocol.messages import Failure, Hosting, Make
+from envhub.protocol.messages import Failure, Hosting, Make, Recycle
 from envhub.protocol.validation import OutOfBounds
 from envhub.values import codec
 
@@ -45,6 +45,14 @@ def test_client_may_have_so_many_spares_and_as_many_as_the_operator_says() -> No
     assert asked(Make(1, "A-v0", hosting=Hosting(spares=9)), HubConfig(hosting=Hosting(spares=20))) == Recipe("A-v0")
     assert granted(Hosting(), Hosting(spares=20), 1).spares == 20
     assert granted(Hosting(spares=0), Hosting(spares=20), 1).spares == 0
+
+
+def test_session_that_recycles_workers_has_a_spare_unless_it_wants_none() -> None:
+    recycle = Recycle(episodes=10)
+    assert granted(Hosting(recycle=recycle), Hosting(), 1) == Hosting(recycle=recycle, spares=1)
+    assert granted(Hosting(), Hosting(recycle=recycle, spares=3), 1).spares == 3
+    assert granted(Hosting(recycle=recycle, spares=0), Hosting(), 1).spares == 0
+    assert granted(Hosting(recycle=recycle), Hosting(recycle=Recycle(age_s=1.0)), 1).recycle == recycle
 
 
 def test_table_of_an_env_says_which_devices_its_workers_may_have() -> None:

@@ -30,8 +30,9 @@ class HostingOptions:
         recycle: when another worker takes over from one: after ``{"episodes": 100}`` of its envs together, after
             ``{"age_s": 3600.0}`` seconds, or with more than ``{"memory_bytes": 2 << 30}``, or any of them; for envs
             that leak. The other worker is made beside it, and takes over as soon as its envs are between episodes: no
-            env is truncated, and no restart is counted. Without ``num_workers`` every env gets a process of its own
-            then; several envs of one worker are taken over when all of them are between episodes at once.
+            env is truncated, and no restart is counted. There is one spare, unless ``spares`` says otherwise. Without
+            ``num_workers`` every env gets a process of its own then; several envs of one worker are taken over when all
+            of them are between episodes at once.
     """
 
     gpus: Sequence[int] = ()

@@ -28,4 +28,7 @@ def granted(wanted: Hosting, allowed: Hosting, session: int) -> Hosting:
     """
     first = session % max(1, len(allowed.gpus))
     asked = {name: value for name, value in vars(wanted).items() if value is not None and value != Recycle()}
-    return replace(allowed, **{**asked, "gpus": wanted.gpus or allowed.gpus[first:] + allowed.gpus[:first]})
+    found = replace(allowed, **{**asked, "gpus": wanted.gpus or allowed.gpus[first:] + allowed.gpus[:first]})
+    if found.spares is None and found.recycle != Recycle():
+        return replace(found, spares=1)  # so that the next worker takes over without a delay, in which envs leak more
+    return found

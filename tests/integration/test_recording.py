@@ -203,6 +203,17 @@ def test_episode_in_which_an_env_raised_ends_with_its_last_result(tmp_path: Path
     assert failure == "exception: ValueError('it broke')"
 
 
+def test_a_wait_for_nothing_does_not_cut_episodes(tmp_path: Path) -> None:
+    envs = envhub.make_vec(lambda: sims.Counter(length=4), 2, record=tmp_path)
+    envs.reset()
+    for _ in range(4):
+        with pytest.raises(envhub.NothingPending):
+            envs.step_wait()
+        envs.step([1, 1])
+    envs.close()
+    assert [len(episode.rewards) for episode in data_set(tmp_path)] == [4, 4]
+
+
 # --- whatever ends ----------------------------------------------------------------------------------------------------
 
 PROGRAM = """
@@ -247,13 +258,15 @@ def test_program_goes_on_when_the_process_that_records_is_killed(
     envs.reset()
     for _ in range(12):
         envs.step([1, 1])
-    recorder_of(envs).kill()
+    recorder = recorder_of(envs)
+    recorder.kill()
     assert wait_until(lambda: bool(envs.recorded.ended), 10)
     assert [message for message in caplog.messages if "nothing more is recorded" in message]
     for _ in range(30):
         assert envs.step([1, 1])[0].shape == (2, 2)
     envs.reset()
     envs.close()
+    assert not recorder.is_running()
     assert data_set(tmp_path).total_episodes == envs.recorded.episodes  # which is what was written before
 
 
@@ -345,6 +358,7 @@ def test_parts_of_a_batch_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="parts of a batch are not recorded"):
         envs.async_reset()
     envs.close()
+    assert not os.listdir(tmp_path)  # for nothing was played
 
 
 def test_space_without_a_fixed_size_is_refused(served: ServedHub, tmp_path: Path) -> None:

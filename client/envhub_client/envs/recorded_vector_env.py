@@ -9,9 +9,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from envhub.errors import EnvRaised, HubTimeout
+from envhub.errors import ConnectionInUse, EnvRaised, HubTimeout
 from envhub.protocol.messages import Make
 from envhub.values import spaces
+from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.envs.arguments import checked_env_ids, seeds_of, split_mask
 from envhub_client.envs.recoverable import environment
 from envhub_client.envs.vector_env import HubVectorEnv, Options, StepReturn
@@ -166,8 +167,8 @@ class RecordedVectorEnv(HubVectorEnv):
             self._recorder.add_frames(self.render(due))
 
     def _break_off(self, error: BaseException) -> NoReturn:
-        """Raise the error again; unless the wait can be repeated, the episodes under way end here."""
-        if not isinstance(error, HubTimeout):
+        """Raise the error again; unless nothing was waited for, or the wait can be repeated, the episodes end here."""
+        if not isinstance(error, (HubTimeout, ConnectionInUse, NothingPending, SessionBusy)):
             raised = error if isinstance(error, EnvRaised) else error.__cause__
             failed = raised.env_index if isinstance(raised, EnvRaised) else None
             self._recorder.broke_off(failed, f"exception: {error!r}")

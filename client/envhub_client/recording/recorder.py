@@ -34,7 +34,8 @@ START_S = 60.0  # for the other process to import what it needs
 CLOSE_S = 60.0  # for it to write what it has
 HANDED_OVER_S = 1.0  # after this long a block is handed over though it is not full
 MESSAGE_BYTES_MAX = 1 << 16
-NOTES_MAX = 4096  # of a block
+NOTES_BYTES_MAX = 1 << 16  # of a block: seeds, and what was said of failures
+NOTE_BYTES = 20  # of the numbers of a note
 NOTE_CHARACTERS = 300
 FEW, MANY = BLOCKS // 4, BLOCKS // 2  # free blocks
 WHOLE_STEP_BYTES = 1 << 16  # up to which copying all envs is quicker than choosing
@@ -117,6 +118,7 @@ class EpisodeRecorder:
         self._number, self._at, self._due = -1, 0, 0.0
         self._free = [*range(BLOCKS)]
         self._notes: list[tuple[int, int, Any]] = []
+        self._note_bytes = 0
         self._counts: dict[str, Any] = {"episodes": 0, "nbytes": 0, "dropped": 0, "ended": ""}
         self._dropped = 0
         self._started = self._closed = False
@@ -227,10 +229,10 @@ class EpisodeRecorder:
 
     def close(self) -> None:
         """Have everything written that is complete, and say what was not."""
-        if self._closed:
+        if self._line.fileno() < 0:
             return
         try:
-            if self._started:
+            if self._started and not self._closed:
                 self._hand_over(close=True)
                 deadline = Deadline(CLOSE_S)
                 while not self._closed and (left_s := deadline.left_s()) > 0:
@@ -243,6 +245,8 @@ class EpisodeRecorder:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+            if not self._started:
+                self._folder.rmdir()  # nothing was reset, and nothing is in it
         found = self.recorded
         level = logging.WARNING if found.dropped or found.ended else logging.INFO
         log.log(
@@ -365,7 +369,9 @@ class EpisodeRecorder:
             array[self._at, place] = part
 
     def _note(self, place: int, note: Any) -> None:
-        if note is not None and len(self._notes) < NOTES_MAX:
+        nbytes = NOTE_BYTES + (len(note.encode()) if isinstance(note, str) else 0)
+        if note is not None and self._note_bytes + nbytes <= NOTES_BYTES_MAX:
+            self._note_bytes += nbytes
             self._notes.append((self._at, place, note))
 
     def _has_room(self) -> bool:
@@ -442,7 +448,7 @@ class EpisodeRecorder:
             "close": close,
             "dropped": self._dropped,
         }
-        self._block, self._notes = None, []
+        self._block, self._notes, self._note_bytes = None, [], 0
         self._tape.begin(None)
         try:
             self._line.send(codec.encode(order), 0 if close else socket.MSG_DONTWAIT)
@@ -484,7 +490,10 @@ def check_packages(films: bool) -> None:
 
     Raises:
         ModuleNotFoundError: Minari, or PyAV for films, is not installed.
+        OSError: this machine does not run Linux.
     """
+    if sys.platform != "linux":
+        raise OSError("record= needs Linux: the process that writes reads memory that has no name")
     missing = [name for name in ("minari", "pyarrow", *(("av",) if films else ())) if find_spec(name) is None]
     if missing:
         raise ModuleNotFoundError(

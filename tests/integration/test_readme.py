@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 from envhub_client.connection import known_hubs
 from hubs import ServedHub
+from interpreters import python_of
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+OLD_SIMULATOR = README.split("## A simulator with another Python")[1].split("\n## ")[0]
 PROGRAMS = [
     program
-    for text in (README, (ROOT / "client/README.md").read_text())
+    for text in (README.replace(OLD_SIMULATOR, ""), (ROOT / "client/README.md").read_text())
     for program in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 ]
 HOMES = {
@@ -79,6 +81,38 @@ def test_commands_of_a_hub_on_another_machine(tmp_path: Path) -> None:
         assert "the hub answers" in run(command(login), key)
         run([sys.executable, "-c", program.replace('"simbox"', '"127.0.0.1"')])
         hub.terminate()
+
+
+@pytest.mark.long
+def test_simulator_with_another_python(tmp_path: Path) -> None:
+    python = python_of("3.8")
+    if python is None:
+        pytest.skip("this machine has no Python 3.8")
+    blocks = re.findall(r"```(?:sh|python)\n(.*?)```", OLD_SIMULATOR, re.DOTALL)
+    prepare, simulator, start, trainer = blocks
+    (tmp_path / "old_sim.py").write_text(simulator)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+    environ = {**os.environ, "HOME": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    own = f"{sys.executable} -m envhub"
+
+    def shell(line: str) -> str:
+        line = line.replace("python3.8", str(python)).replace("envhub serve", f"exec {own} serve")
+        return line.replace("127.0.0.1:5555", place)
+
+    for line in prepare.splitlines():
+        ran = subprocess.run(["sh", "-c", shell(line)], capture_output=True, text=True, timeout=100, env=environ)
+        assert ran.returncode == 0, ran.stderr
+    arguments = {"cwd": tmp_path, "env": environ, "text": True, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(["sh", "-c", shell(start)], stdout=subprocess.PIPE, **arguments) as hub:
+        assert hub.stdout is not None and hub.stdout.readline().startswith("listening")
+        program = [sys.executable, "-c", shell(trainer)]
+        ran = subprocess.run(program, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+        listed = subprocess.run([*own.split(), "envs", f"tcp://{place}"], capture_output=True, text=True, timeout=60)
+        hub.terminate()
+        printed = hub.stdout.read()
+    assert ran.stdout == "(4, 3)\n", ran.stderr
+    assert printed.count("made in Python 3.8") >= 4 and listed.stdout.startswith("old\tBox(")
 
 
 def split(block: str) -> list[str]:

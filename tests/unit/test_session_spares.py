@@ -227,6 +227,7 @@ def test_another_worker_takes_over_without_a_restart_and_the_first_one_ends() ->
     assert handed == HandOver(1, Serve([reseeded(4, 1)]))
     assert session.restarts == 0 and session.recycled == 1 and session.expects_end(2)
     assert session.exited(2, now_s=7.1) == [] and not session.spares
+    assert session.next_deadline_s() == math.inf and len(session.said(0, EpisodesDone(), now_s=7.2)) == 2
     assert session.phase is Phase.READY and session.workers[1].serves_since_s == 7.0
 
 

@@ -1117,11 +1117,11 @@ class SessionState:
         return []
 
     def _on_spare_exited(self, exited: WorkerExited, now_s: float) -> Instructions:
-        spare = self.spares.pop(exited.worker)
-        spare.end()
+        left = self.spares[exited.worker].stage is Stage.LEAVING
+        self.spares.pop(exited.worker).end()
         if self.phase is Phase.CLOSING:
             return self._ended() if not any(each.alive for each in self._processes().values()) else []
-        if self.phase is not Phase.BROKEN and spare.stage is not Stage.LEAVING:
+        if self.phase is not Phase.BROKEN and not left:
             retry_s = min(SPARE_RETRY_MAX_S, SPARE_RETRY_S * 2.0 ** min(self._spares_failed, 64))
             self._spares_failed += 1
             self._spares_at_s = now_s + retry_s

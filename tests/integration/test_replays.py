@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ale_py
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from envhub_server import replay
 from envhub_server.catalog.replay_folder import files_in
 from envhub_server.ipc import replay_file
 from gymnasium.vector import AutoresetMode
-from hubs import serve, wait_until, worker_processes
+from hubs import ServedHub, serve, wait_until, worker_processes
 
 import envhub
 
@@ -248,3 +249,86 @@ def test_film_shows_every_step_of_the_run(tmp_path: Path) -> None:
     assert ran.returncode == 1 and ran.stdout.startswith("did not fail, and every observation was the same"), ran
     with av.open(str(film)) as container:
         assert sum(1 for _ in container.decode(video=0)) == 6
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Blackjack-v1", "HalfCheetah-v5", "ALE/Pong-v5"])
+def test_env_that_was_killed_observes_the_same_again(
+    env: str, address: str | None, request: pytest.FixtureRequest
+) -> None:
+    """Whatever it observes, by several episodes; that it did not fail tells a kill from outside."""
+    gym.register_envs(ale_py)
+    wrapped = gym.spec(env)
+    wrapped.additional_wrappers = (gym.wrappers.TimeLimit.wrapper_spec(max_episode_steps=15),)
+    with contextlib.closing(envhub.make_vec(wrapped, 2, hub=address, num_workers=2)) as envs:
+        envs.reset(seed=3)
+        rng = np.random.default_rng(1)
+        for _ in range(50):
+            envs.step(np.array([rng.integers(0, 2)] * 2) if env != "HalfCheetah-v5" else rng.random((2, 6)))
+        before = set(files_in(FOLDER))
+        hub = private_hub().pid if address is None else request.getfixturevalue("hub").process.pid
+        for worker in worker_processes(hub):
+            worker.kill()
+        assert wait_until(lambda: len(set(files_in(FOLDER)) - before) >= 2, 10)
+    name = "env-" if address is None else env.replace("/", "-")
+    paths = [path for path in set(files_in(FOLDER)) - before if path.name.startswith(name)]
+    for path in paths:
+        assert replay.read(path).calls().begins == "made"
+        assert replay.run(path).text.startswith("did not fail, and every observation was the same")
+
+
+def test_part_of_a_batch_fails_alike(address: str | None) -> None:
+    with made(address, "exception", 4, num_workers=1, rate=0.1) as envs:
+        envs.reset(seed=3)
+        rng = np.random.default_rng(1)
+        found: list[envhub.EnvFailure] = []
+        envs.send(rng.integers(0, 5, 4))
+        while len(found) < 2:
+            *_, infos, env_ids = envs.recv(min_envs=1)
+            found += [failure for failure in infos.get("env_failure", ()) if failure is not None]
+            envs.send(rng.integers(0, 5, len(env_ids)), env_ids)
+        for failure in found:
+            verdict = run(failure)
+            assert verdict.alike, verdict.text
+
+
+def test_env_that_another_client_took_over_fails_alike(hub: ServedHub) -> None:
+    with made(hub.ipc, "exit", 1, rate=0.0, lane="auto") as envs:
+        envs.reset(seed=3)
+        for number in range(5):
+            envs.step(np.array([number]))
+        token = envs.detach()
+    with envhub.connect(hub.tcp) as client, contextlib.closing(client.attach(token)) as envs:
+        for number in range(5):
+            envs.step(np.array([number]))
+        before = set(files_in(FOLDER))
+        envs.set_attr("rate", 1.0)
+        envs.step(np.array([1]))
+        assert wait_until(lambda: set(files_in(FOLDER)) - before, 10)
+        (path,) = [path for path in set(files_in(FOLDER)) - before if "brittle" in path.name]
+    assert len(replay.read(path).calls().kinds) == 12  # the steps before, too
+    assert "(not run again: calls of rate)" in replay.run(path).text
+
+
+def test_id_that_only_the_program_has_registered_is_run_again() -> None:
+    gym.register("Brittle-v3", "brittle:Brittle", kwargs={"cause": "exit"})
+    try:
+        with contextlib.closing(envhub.make_vec("Brittle-v3", 2, num_workers=2, **OPTIONS)) as envs:
+            envs.reset(seed=3)
+            for failure in failures(envs, 2):
+                verdict = run(failure)
+                assert verdict.alike, verdict.text
+    finally:
+        del gym.registry["Brittle-v3"]
+
+
+def test_arguments_that_are_no_data_are_not_kept() -> None:
+    gym.register("Brittle-v4", "brittle:Brittle")
+    try:
+        arguments = {"cause": "exit", "unlike": object()}
+        with contextlib.closing(envhub.make_vec("Brittle-v4", 1, env_kwargs=arguments, **OPTIONS)) as envs:
+            envs.reset(seed=3)
+            (failure,) = failures(envs, 1)
+            with pytest.raises(replay.ReplayError, match="lacks what is no plain data: the arguments of the env"):
+                run(failure)
+    finally:
+        del gym.registry["Brittle-v4"]

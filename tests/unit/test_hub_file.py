@@ -107,3 +107,11 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, why: str) -> None:
 def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(hub_file.HubFileError, match=r"none.toml cannot be read: No such file"):
         hub_file.read(tmp_path / "none.toml")
+
+
+def test_replays_are_kept_where_the_file_says(tmp_path: Path) -> None:
+    file = tmp_path / "hub.toml"
+    file.write_text('replays = "kept"\nreplays_max = 3\nreplays_bytes_max = 1000\n')
+    config = config_of((), HubOptions(), file)
+    assert (config.replays, config.limits.replays_max, config.limits.replays_bytes_max) == (tmp_path / "kept", 3, 1000)
+    assert config_of((), HubOptions(replays_max=0), file).replay_folder() is None

@@ -72,6 +72,7 @@ class ReplayKeeper:
             versions=built.versions,
             failure=_texts(dict(failure)),
             limits={"init": faults.init_s, "reset": faults.reset_s, "step": faults.step_s},
+            spec=built.plain_spec,
             memory_max=wanted.memory_max or 0,
             failed_at=calls if answered else max(0, calls - 1),
             history={**as_map(history), "notes": [list(note) for note in history.notes]},

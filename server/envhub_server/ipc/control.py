@@ -111,6 +111,7 @@ class Built:
     versions: Dict[str, str] = field(default_factory=dict)  # of Python, and of what the first env is made of
     sys_path: List[str] = field(default_factory=list)  # where the worker found it
     cwd: str = ""  # the folder in which it was made
+    plain_spec: bytes = b""  # the spec of the first env as data only; empty where it is none
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class Replay:
         failure: the fields of ``EnvFailure``.
         limits: ``init``, ``reset``, ``step``: how long a call may take, in seconds.
         memory_max: how many bytes of memory its worker was allowed; 0 for no limit.
+        spec: of the env, encoded, for an id that is registered by its program only; empty where it has none.
         failed_at: which call failed; as many as there are calls, if none of them: between them, or in a call that
             is not in the journal, such as ``render``.
         history: what it was asked.
@@ -50,6 +51,7 @@ class Replay:
     limits: Dict[str, float]
     failed_at: int
     memory_max: int = 0
+    spec: bytes = b""
     history: Dict[str, Any] = field(default_factory=dict)
     version: int = VERSION
 
@@ -81,7 +83,7 @@ def plain(build: control.Build, row: int, source: bytes) -> Tuple[control.Build,
         if not entry:
             shown = f" ({kwargs.decode('utf-8', 'replace')})" if kwargs else ""
             lacks.append(f"the factory of the env, which has no name that can be imported{shown}")
-    if not _is_plain(kwargs) and entry != "":
+    if not (lacks or _is_plain(kwargs)):
         lacks.append("the arguments of the env")
     for wrapper, arguments in zip(build.wrappers, build.wrapper_kwargs):
         if not _is_plain(arguments):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import os
 import pickle
 import platform
@@ -75,13 +76,16 @@ def source_of(factory: Any) -> bytes:
     Of one that has no name, such as a lambda, or takes what the codec does not carry, the entry is empty, and in place
     of the arguments is its ``repr``.
     """
-    function, kwargs = factory, {}
+    function, args, kwargs = factory, (), {}
     if isinstance(factory, partial):
-        function, kwargs = factory.func, factory.keywords
+        function, args, kwargs = factory.func, factory.args, factory.keywords
     entry = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
     try:
-        if _load(entry) is function and not entry.startswith("__main__:") and not getattr(factory, "args", ()):
-            return codec.encode([entry, codec.encode(kwargs)])
+        named_args: dict[str, Any] = dict(
+            zip(inspect.signature(function).parameters, args)
+        )  # such as the id or spec of ``make``
+        if _load(entry) is function and not entry.startswith("__main__:"):
+            return codec.encode([entry, codec.encode({**named_args, **kwargs})])
     except Exception:  # a name that leads nowhere, or an argument that has no form in the codec
         pass
     return codec.encode(["", repr(factory).encode()[:256]])

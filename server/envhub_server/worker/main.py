@@ -270,6 +270,7 @@ class Worker:
             versions=versions_of(first),
             sys_path=[place for place in sys.path if isinstance(place, str)],
             cwd=os.getcwd(),
+            plain_spec=b"" if first.spec is None else encode_or_nothing(lambda: first.spec),
         )
 
     def _described(self, space: Any) -> bytes:

@@ -24,6 +24,7 @@ from envhub.arena.layout import Layout
 from envhub.arena.memory import Arena, allocate
 from envhub.arena.stand_in import ENDED, FRESH, REPORT_PENDING
 from envhub.values import actions, codec, spaces
+from envhub.values.gym_api import api
 from envhub.values.leaf import OBJECT, Leaf
 from envhub_server.ipc import journal
 from envhub_server.ipc.journal import AGAIN, BESIDE, BY_REQUEST, FIRST, Digester, Journal, JournalLayout, Note
@@ -57,6 +58,7 @@ class Replayer:
         if build.cwd:
             os.chdir(build.cwd)
         # The variables of the program are not in the file, for some are secrets: those of this process hold.
+        _register(replay.spec)
         build = replace(build, sys_path=[], kwargs=_shown(build.kwargs) if show is not None else build.kwargs)
         env = adapt(factories(build)[replay.row]())
         self.row = Row(0, runner_class(b"")(env), build.autoreset_mode, False)
@@ -169,6 +171,13 @@ class Replayer:
         self._digester.digest(0, number & 1)
         before = self._history.digests[number * width : (number + 1) * width]
         return bytes(self._journal.digests[0, 0].tobytes()) != before
+
+
+def _register(encoded: bytes) -> None:
+    """Register the spec of an env that only its program had registered."""
+    spec = codec.decode(encoded) if encoded else None
+    if spec is not None and spec.id not in api.registry:
+        api.registry[spec.id] = spec
 
 
 def _shown(kwargs: bytes) -> bytes:

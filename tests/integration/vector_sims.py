@@ -7,6 +7,7 @@ from typing import Any
 import faulty
 import gymnasium as gym
 import numpy as np
+import sims
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
@@ -86,3 +87,8 @@ class Told(VectorEnv[Any, Any, Any]):
 
 def told(num_envs: int, mode: Any = AutoresetMode.NEXT_STEP) -> VectorEnv[Any, Any, Any]:
     return Told(num_envs, mode)
+
+
+def counters(num_envs: int, length: int = 5) -> VectorEnv[Any, Any, Any]:
+    """A vector env whose episodes all end together."""
+    return SyncVectorEnv([lambda: sims.Counter(length=length)] * num_envs)

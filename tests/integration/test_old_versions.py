@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 from hubs import serve
@@ -47,3 +48,18 @@ def test_old_env_speaks_todays_contract(address: str) -> None:
     shown = envhub.make_vec("Pendulum-v1", 1, hub=address, render_mode="rgb_array")
     assert shown.render_mode == "rgb_array" and shown.get_attr("render_mode") == ("rgb_array",)
     shown.close()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_vector_env_of_an_old_gymnasium_is_hosted(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    python = interpreter(request.config, Combination("3.8", "gymnasium==1.0.0"))
+    with serve(tmp_path, "CartPole-v1", "--vector", "--python", str(python)) as hub:
+        envs = envhub.make_vec("CartPole-v1", 4, hub=hub.ipc)
+        direct = gymnasium.make_vec("CartPole-v1", 4, vectorization_mode="vector_entry_point")
+        assert envs.vector and np.array_equal(envs.reset(seed=1)[0], direct.reset(seed=1)[0])
+        rewards = [envs.step(np.zeros(4, np.int64))[1] for _ in range(30)]
+        assert not np.all(rewards)  # where an episode has ended, the next step was a reset
+        envs.close()
+        with pytest.raises(ValueError, match="autoreset_mode='Disabled' cannot be had"):
+            envhub.make_vec("CartPole-v1", 4, hub=hub.ipc, autoreset_mode="Disabled")

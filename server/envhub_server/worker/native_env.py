@@ -16,6 +16,8 @@ from envhub_server.worker import batch_infos
 from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP
 
 SEED_MAX = (1 << 31) - 1  # of ALE and EnvPool
+# Gymnasium 1.0 has no other mode than this one, and its envs do not name it.
+_ONLY_MODE = NEXT_STEP if api.__name__ == "gymnasium" and api.__version__.startswith("1.0.") else None
 Seeds = Sequence[Optional[int]]
 Options = Optional[Dict[str, Any]]
 Results = Tuple[Any, Any, Any, Any, Any]  # what ``VectorEnv.step`` returns
@@ -67,7 +69,7 @@ class NativeEnv:
         self.render_mode = made.render_mode
         spec = getattr(made, "spec", None)
         self.spec = spec if isinstance(spec, api.envs.registration.EnvSpec) else None
-        mode = (made.metadata or {}).get("autoreset_mode")
+        mode = (made.metadata or {}).get("autoreset_mode", _ONLY_MODE)
         self.autoreset_mode = getattr(mode, "value", mode)
         self.num_envs = len(share.rows)
         # Gymnasium demands masks where an env resets by nothing else; and one env is all envs.

@@ -16,6 +16,7 @@ from envhub_server.serve import check_config, config_of
 from hubs import ServedHub, serve
 
 from envhub import cli
+from envhub.hub_options import HubOptions
 from envhub.transport import address
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +24,7 @@ DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
 COMPOSE = (ROOT / "docker" / "compose.yaml").read_text()
 README = (ROOT / "docker" / "README.md").read_text()
 IMAGE = re.split(r"^FROM .*$", DOCKERFILE, flags=re.MULTILINE)[-1].replace("\\\n", " ")  # the stage that is the image
+RENDERING = (ROOT / "server/envhub_server/worker/rendering.py").read_text()
 HEALTH = ["envhub", "health", "ipc:///tmp/hub.sock", "--timeout", "3"]
 
 
@@ -91,7 +93,7 @@ def test_default_command_wants_keys_which_a_volume_keeps() -> None:
 
 
 def test_derived_image_of_the_readme_serves_what_it_names() -> None:
-    (derived,) = re.findall(r"```dockerfile\n(.*?)```", README, re.DOTALL)
+    derived, _ = re.findall(r"```dockerfile\n(.*?)```", README, re.DOTALL)
     found = config(command(derived))
     check_config(found)
     recipe = Registry(found.envs).find("name")
@@ -150,3 +152,17 @@ def test_program_of_the_readme_runs(box: ServedHub) -> None:
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == "(16, 210, 160, 3) uint8\n"
+
+
+def test_image_for_envs_that_draw_has_what_the_hub_asks_for(tmp_path: Path) -> None:
+    _, derived = re.findall(r"```dockerfile\n(.*?)```", README, re.DOTALL)
+    (file,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "hub.toml").write_text(file)
+    found = config_of([], HubOptions(), tmp_path / "hub.toml")
+    check_config(found)
+    assert str(found.keys) == "/keys" and HEALTH[2] in found.binds
+    assert [each.rendering for each in found.tables.values()] == ["egl", "osmesa"]
+    assert command(derived) == ["serve", "--config", "/etc/envhub.toml"]
+    installed = re.findall(r"--no-install-recommends (.*?) \\$", derived, re.MULTILINE)[0].split()
+    advised = re.findall(r"apt-get install (lib[^\";]*)", RENDERING)
+    assert advised and {package for line in advised for package in line.split()} <= {*installed}

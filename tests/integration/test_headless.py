@@ -14,7 +14,7 @@ from hubs import ServedHub, serve, wait_until
 import envhub
 
 LIBRARIES = {"egl": ("EGL", "libEGL.so.1"), "osmesa": ("OSMesa", "libOSMesa.so.8")}
-INSTALL = {"egl": "libegl1 libegl-mesa0 libgl1-mesa-dri", "osmesa": "libosmesa6"}
+INSTALL = {"egl": "libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri", "osmesa": "libosmesa6"}
 HUB = """
 [envs.egl]
 env = "HalfCheetah-v5"

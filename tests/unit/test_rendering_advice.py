@@ -10,8 +10,13 @@ from envhub_server.worker import rendering
 
 def test_missing_library_comes_with_the_packages_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendering, "_library", lambda name, file: None)
-    assert rendering.why_not("egl") == "there is no libEGL: apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri"
+    assert rendering.why_not("egl") == "there is no libEGL: apt-get install libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri"
     assert rendering.why_not("osmesa") == "there is no libOSMesa: apt-get install libosmesa6"
+
+
+def test_egl_without_a_library_to_draw_with_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "_library", lambda name, file: object() if name == "EGL" else None)
+    assert rendering.why_not("egl").endswith("apt-get install libgl1")
 
 
 def test_missing_pyopengl_is_told_where_mujoco_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,9 @@ def _library(name: str, file: str) -> ctypes.CDLL | None:
 def _why_no_egl() -> str:
     egl = _library("EGL", "libEGL.so.1")
     if egl is None:
-        return "there is no libEGL: apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri"
+        return "there is no libEGL: apt-get install libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri"
+    if _library("OpenGL", "libOpenGL.so.0") is None and _library("GL", "libGL.so.1") is None:
+        return "there is no libGL, by which a context of EGL is drawn into: apt-get install libgl1"
     egl.eglGetProcAddress.restype = ctypes.c_void_p
     addresses = [egl.eglGetProcAddress(name) for name in (b"eglQueryDevicesEXT", b"eglGetPlatformDisplayEXT")]
     if not all(addresses):

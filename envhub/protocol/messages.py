@@ -177,6 +177,7 @@ class Make:
     hosting: Hosting = field(default_factory=Hosting)
     alike: bool = False  # whether all factories make equal envs
     vector: bool = False  # whether what is made is a vector env; only of a private hub, and of factories
+    python: str = ""  # the client's version, such as 3.12: factories are code of it, and run on no other
 
 
 @dataclass(frozen=True)
@@ -302,6 +303,7 @@ class HeartbeatReply:
     phase: str = ""  # of a MAKE that runs
     built: int = 0  # envs so far
     num_envs: int = 0
+    importing: str = ""  # the modules that a worker imports before it makes its first env
 
 
 @dataclass(frozen=True)

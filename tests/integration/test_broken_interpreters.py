@@ -141,6 +141,22 @@ def test_each_is_told_to_the_client_and_the_hub_goes_on(served: BrokenHub) -> No
         envs.close()
 
 
+@pytest.mark.long
+def test_import_that_does_not_end_is_told_while_it_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "sleepy_sim.py").write_text("import time\ntime.sleep(1000)\n")
+    (tmp_path / "dying_sim.py").write_text("import os\nos.abort()\n")
+    (tmp_path / "hub.toml").write_text(
+        '[envs.sleepy]\nenv = "sleepy_sim:make"\nfolder = "."\n[envs.dying]\nenv = "dying_sim:make"\n'
+    )
+    with serve(tmp_path, "--config", str(tmp_path / "hub.toml"), cwd=tmp_path) as hub:
+        with caplog.at_level("INFO", "envhub"), pytest.raises(envhub.EnvTimeout, match=r"sleepy_sim\.py"):
+            envhub.make_vec("sleepy", 2, hub=hub.ipc, init_timeout=4)
+        assert "0 of 2 envs stand (importing sleepy_sim)" in caplog.text
+        assert wait_until(
+            lambda: "the worker that imported 'dying_sim' was ended by SIGABRT before it was done" in hub.log
+        )
+
+
 def test_mended_interpreter_is_used_without_another_start_of_the_hub(tmp_path: Path) -> None:
     python = environment(tmp_path / "venv", *WORKING[:2])
     (tmp_path / "hub.toml").write_text(f'[envs.pole]\nenv = "CartPole-v1"\npython = "{python}"\n')

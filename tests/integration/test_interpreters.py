@@ -247,6 +247,18 @@ def test_python_of_the_command_line_is_that_of_all_envs_without_one(tmp_path: Pa
         envs.close()
 
 
+@pytest.mark.long
+def test_factories_of_another_python_are_refused_in_a_line(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    folder = interpreter(request.config, FEW[2] if sys.version_info[:2] != (3, 10) else FEW[3])
+    with serve(tmp_path, "CartPole-v1", "--python", str(folder), "--allow-factories") as hub:
+        with pytest.raises(
+            TypeError, match=r"from a trainer with Python 3\.\d+ cannot run in Python 3\.1[03] \(.*"
+        ) as told:
+            envhub.make_vec(lambda: gym.make("CartPole-v1"), 2, hub=hub.ipc)
+        assert f"({folder}/bin/python on " in str(told.value) and "NAME=module:factory" in str(told.value)
+        envhub.make_vec("CartPole-v1", 2, hub=hub.ipc).close()
+
+
 def test_kinds_are_those_of_today() -> None:
     """The spaces that are compared exist, and differ."""
     found = [repr(space_of(kind)) for kinds in KINDS.values() for kind in kinds]

@@ -489,8 +489,11 @@ class Connection:
         if (progress := self.protocol.progress) is not None:
             self.protocol.progress = None
             counts = progress.phase, progress.built, progress.num_envs
-            logger.info("the hub at %s is %s: %d of %d envs stand", self.address, *counts, extra={"progress": counts})
-            self.making_line.show(progress.built, progress.num_envs, (self.heard_ns - self.sent_ns) / 1e9)
+            importing = f" (importing {errors.printable(progress.importing)})" if progress.importing else ""
+            text = "the hub at %s is %s: %d of %d envs stand%s"
+            logger.info(text, self.address, *counts, importing, extra={"progress": counts})
+            waited_s = (self.heard_ns - self.sent_ns) / 1e9
+            self.making_line.show(f"{progress.built} of {progress.num_envs} envs made{importing}", waited_s)
         while self.protocol.notices:
             logger.warning("the hub at %s: %s", self.address, self.protocol.notices.pop(0))
 

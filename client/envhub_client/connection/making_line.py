@@ -19,17 +19,17 @@ class MakingLine:
         self._next_s = SLOW_S
         self._on_terminal = ""
 
-    def show(self, built: int, num_envs: int, waited_s: float) -> None:
+    def show(self, count: str, waited_s: float) -> None:
         """Show the count of a making that takes ``waited_s`` seconds so far, if that is long.
 
         Nothing is shown where the logger "envhub" has been set up: it logs the count, or was told not to.
         """
         if waited_s < self._next_s or _logger.handlers or _logger.level or _logger.isEnabledFor(logging.INFO):
             return
-        text = f"envhub: {built} of {num_envs} envs made"
+        text = f"envhub: {count}"
         if sys.stderr is not None and sys.stderr.isatty():
+            _write(f"\r{text:{len(self._on_terminal)}}")
             self._on_terminal = text
-            _write(f"\r{text}")
         else:
             self._next_s = waited_s + REPEAT_S
             _write(f"{text}\n")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -57,4 +59,6 @@ def make_of_factories(factories: Sequence[object], runner: object = None) -> Mak
         raise TypeError(f"the factories of the envs cannot be pickled for the workers: {error}") from error
     alike = all(factory is factories[0] for factory in factories)
     digest = factories_digest(factories, runner)
-    return Make(len(factories), factories=pickled, runner=pickled_runner, factories_digest=digest, alike=alike)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    asked = Make(len(factories), factories=pickled, runner=pickled_runner, factories_digest=digest, alike=alike)
+    return replace(asked, python=version)

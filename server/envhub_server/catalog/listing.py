@@ -41,6 +41,7 @@ class Listing:
         self._registered: dict[InterpreterKey, list[str]] = {}
         self._asked: set[int] = set()  # workers that have not said what is registered
         self._running: set[int] = set()
+        self._importing: dict[int, str] = {}  # a module with factories, by the worker that imports it
         self._found: dict[int, dict[str, str]] = {}  # what a worker has found to be wrong
         self._drawing: set[int] = set()  # workers that have tried the rendering
 
@@ -85,6 +86,11 @@ class Listing:
             case WorkerExited(cause=cause):
                 if cause.unready:
                     self._found[number] = dict.fromkeys(self._registry.names(key), cause.unready)
+                elif cause.signal and (module := self._importing.pop(number, "")):
+                    for name in self._registry.names_of_module(key, module):
+                        self._found[number][name] = (
+                            f"the worker that imported {module!r} {cause.how} before it was done"
+                        )
                 elif number in self._asked:
                     log.warning("names_unknown", why=f"the worker that lists them {cause.how}")
                 elif number not in self._drawing and self._registry.rendering(key):
@@ -94,6 +100,8 @@ class Listing:
                 self._tell(self._registry.names(key), self._found.pop(number))
             case WorkerSaid(message=control.RowFailed(failure)):
                 log.warning("module_failed", type=failure.type, why=failure.message)
+            case WorkerSaid(message=control.Building(importing=module)):
+                self._importing[number] = module
             case WorkerSaid(message=messages.EnvNames(names)):
                 self._registered[key] = names
                 for entry in self._registry.unmatched(key, names):

@@ -124,6 +124,10 @@ class Registry:
         """The names and patterns under which envs of this interpreter are offered; with a factory, of that only."""
         return [entry.name for entry in self._of(key) if not factory or entry.factory == factory]
 
+    def names_of_module(self, key: InterpreterKey, module: str) -> list[str]:
+        """The names of the factories of this interpreter that are in a module."""
+        return [entry.name for entry in self._of(key) if entry.factory.partition(":")[0] == module]
+
     def _of(self, key: InterpreterKey) -> list[_Entry]:
         return [entry for entry in self._entries if entry.settings.interpreter == key]
 

@@ -72,6 +72,7 @@ class Build:
     modules: List[str]
     autoreset_mode: str
     allow_pickle: bool
+    python: str = ""  # the version that pickled the factories
     sys_path: List[str] = field(default_factory=list)
     registrations: bytes = b""
     observation_mode: str = "same"
@@ -116,9 +117,10 @@ class Built:
 
 @dataclass(frozen=True)
 class Building:
-    """Worker to hub, every half second: how many of its envs are built."""
+    """Worker to hub, before and after it imports modules of envs, and every half second: how many envs are built."""
 
     built: int
+    importing: str = ""  # the modules that it imports now
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ def build(make: Make, recipe: Recipe, rules: WorkerRules, place: Place) -> contr
         kwargs=make.kwargs,
         kwargs_each=_kwargs_each(make, place),
         factories=make.factories,
+        python=make.python,
         entry=recipe.entry,
         modules=list(recipe.modules),
         autoreset_mode=make.autoreset_mode,

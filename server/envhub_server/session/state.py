@@ -154,6 +154,7 @@ class WorkerState:
     detector: HangDetector
     stage: Stage = Stage.ABSENT
     built: int = 0
+    importing: str = ""  # modules, before it makes its first env
     loss: WorkerLoss | None = None
     restart_at_s: float = math.inf
     boot_failure: Failure | None = None
@@ -325,7 +326,8 @@ class SessionState:
     def building(self) -> messages.HeartbeatReply:
         """How many of the envs are made."""
         built = sum(worker.built for worker in self.workers)
-        return messages.HeartbeatReply("running", self.phase.value, built, self.make.num_envs)
+        importing = next((worker.importing for worker in self.workers if worker.importing), "")
+        return messages.HeartbeatReply("running", self.phase.value, built, self.make.num_envs, importing)
 
     # --- the one door -------------------------------------------------------------------------------------------------
 
@@ -485,7 +487,8 @@ class SessionState:
         return instructions
 
     def _on_building(self, said: WorkerSaid, now_s: float) -> Instructions:
-        self.workers[said.worker].built = said.message.built
+        worker = self.workers[said.worker]
+        worker.built, worker.importing = said.message.built, said.message.importing
         return []
 
     def _on_first_built(self, said: WorkerSaid, now_s: float) -> Instructions:

@@ -15,6 +15,7 @@ from typing import Any
 from envhub.values import codec
 from envhub.values.gym_api import api, pickled
 from envhub_server.ipc import process_marks
+from envhub_server.ipc.packages import here
 from envhub_server.worker import gym_compat
 from envhub_server.worker.env_runner import EnvRunner
 from envhub_server.worker.other_interfaces import as_gymnasium
@@ -27,13 +28,23 @@ def factories(build: Any) -> Any:
     if build.sys_path:
         _adopt_environment(build)
     os.environ.update(build.variables)  # before anything is imported that may read them
-    for module in build.modules:
+    for module in modules_of(build):
         importlib.import_module(module)
     if build.registrations:
         _register(build.registrations)
     if build.factories:
+        own = f"{sys.version_info.major}.{sys.version_info.minor}"
+        if build.python not in ("", own):  # a function's bytecode would fail in any way, or crash
+            text = f"factories from a trainer with Python {build.python} cannot run in Python {own} ({sys.executable}"
+            text += f"{here()}): use that Python in the trainer, or have the hub offer the env by name: "
+            raise TypeError(f"{text}NAME=module:factory")
         return pickle.loads(build.factories)  # noqa: S301  only ever sent to workers, never read by the hub
     return named(build)
+
+
+def modules_of(build: Any) -> list[str]:
+    """The modules that must be imported before an env is made."""
+    return [*build.modules, *([build.entry.partition(":")[0]] if build.entry else [])]
 
 
 def named(build: Any) -> Any:

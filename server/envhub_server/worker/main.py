@@ -58,7 +58,15 @@ from envhub_server.worker import rendering
 from envhub_server.worker.bootstrap import prctl
 from envhub_server.worker.env_batch import EnvBatch, SubEnv
 from envhub_server.worker.env_family import computes_in_process
-from envhub_server.worker.env_sources import factories, named, runner_class, source_of, versions_of, why_missing
+from envhub_server.worker.env_sources import (
+    factories,
+    modules_of,
+    named,
+    runner_class,
+    source_of,
+    versions_of,
+    why_missing,
+)
 from envhub_server.worker.exception_report import PendingFailure, describe_failure, encode_or_nothing
 from envhub_server.worker.gym_compat import adapt, is_wrapped
 from envhub_server.worker.journal_writer import JournalWriter
@@ -221,7 +229,12 @@ class Worker:
         build = self._build
         if build.cpu is not None:
             os.sched_setaffinity(0, [build.cpu])
+        importing = ", ".join(module for module in modules_of(build) if module not in sys.modules)
+        if importing:  # which may take long, or never end: the client is told
+            self._channel.send(control.Building(0, importing))
         self._factories = factories(build)
+        if importing:
+            self._channel.send(control.Building(0))
         self._runner = runner_class(build.runner)
         if not build.first_only:
             return self._build_rows(build.rows)
@@ -286,6 +299,7 @@ class Worker:
         signal.alarm(FACTORIES_S)
         for entry in wanted.entries:
             try:
+                self._channel.send(control.Building(0, entry.partition(":")[0]))
                 if missing := why_missing(entry):
                     self._channel.send(control.FactoryFailed(entry, str(missing), _remedy(missing)))
             except BaseException as error:

@@ -220,19 +220,6 @@ def test_journal_that_an_env_has_overwritten_is_refused(scene: Scene, word: int,
         scene.read.history(0)
 
 
-def test_digest_of_a_large_frame_is_of_a_sample_of_it() -> None:
-    scene = Scene(Leaf("|u1", (210, 160, 3)))
-    digests = []
-    for column in (None, 0, 1):  # of words; every seventh is digested
-        scene.arena.observations[0][:] = 0
-        if column is not None:
-            scene.arena.observations[0].reshape(2, 3, -1).view(np.uint64)[:, :, column] = 1
-        scene.writer.begin(scene.rows)
-        scene.writer.end()
-        digests.append(scene.read.history(0).digests[-8:])
-    assert digests[0] != digests[1] and digests[0] == digests[2]
-
-
 class OldEnv:
     """An env of gym 0.21, whose random numbers are those of a ``RandomState``."""
 

@@ -14,8 +14,7 @@ all of its rows, or a reset. The memory is::
 
 The first four are rings: tick ``t`` is at ``t % ticks``. An observation of one leaf and up to ``RAW_BYTES_MAX`` bytes
 is its own digest. Of any other the digest is the sum of its words, modulo 2**64, which costs a fraction of a checksum
-and differs whenever one number does. Of a leaf of more than about 16 KiB, such as a frame of Atari, it is the sum of
-every n-th word: to read all of it would take more time than the rest of the journal.
+and differs whenever one number does.
 
 A worker runs foreign code, which may write anything here: ``Journal.history`` checks what it reads.
 """
@@ -43,7 +42,6 @@ RING_BYTES_MAX = 1 << 22  # of all rings of one worker but the notes
 NOTES_BYTES = 1 << 18
 NOTE_BYTES_MAX = 1 << 15  # a larger note is left out, and with it the ticks before it
 RAW_BYTES_MAX = 64
-DIGEST_WORDS = 2048  # of each row and leaf, about; of more words only every n-th is digested
 
 # Kinds. Below them is the row's ``needs_reset`` (``envhub.arena.stand_in``) before a step, which decides what that is.
 NOTHING, RESET, AUTORESET = 255, 254, 253  # AUTORESET: of an episode that ended in this tick, in mode SAME_STEP
@@ -354,9 +352,7 @@ class Digester:
 
 
 def _words(leaf: np.ndarray, raw: bool) -> np.ndarray:
-    """The leaf as ``(2, rows, words)``: of bytes, or of the largest words that make up a row, or a sample of these."""
+    """The leaf as ``(2, rows, words)``: of bytes, or of the largest words that make up a row."""
     data = leaf.reshape(*leaf.shape[:2], -1).view(np.uint8)
     size = 1 if raw else next(size for size in (8, 4, 2, 1) if not data.shape[2] % size)
-    words = data.view(f"u{size}")
-    # An odd step, so that it does not fall into one column of an image.
-    return words if raw else words[:, :, :: max(1, words.shape[2] // DIGEST_WORDS) | 1]
+    return data.view(f"u{size}")

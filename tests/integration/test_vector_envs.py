@@ -312,6 +312,19 @@ def test_ale_gives_what_it_gives_directly() -> None:
         assert_step(envs.step(actions), direct.step(actions), 4, "after it")
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("lane", ["shared", "wire"])
+def test_sixteen_pongs_of_ale_are_those_of_direct_use_through_a_hub(lane: str, tmp_path: Path) -> None:
+    entries = ("ale_py:ALE/Pong-v5", "--vector")
+    with serve(tmp_path, *entries, binds=["tcp://127.0.0.1:0", f"ipc://{tmp_path}/hub"]) as hub:
+        address = hub.ipc if lane == "shared" else hub.tcp
+        direct = make_vector("ale_py:ALE/Pong-v5", num_envs=16, max_num_frames_per_episode=400)
+        arguments = {"max_num_frames_per_episode": 400}
+        with closing(envhub.make_vec("ALE/Pong-v5", 16, hub=address, env_kwargs=arguments)) as envs:
+            assert envs.lane == lane
+            assert assert_same_run(envs, direct, 400) > 32
+
+
 def test_ale_in_shares_whose_envs_have_the_sessions_numbers() -> None:
     arguments = {"repeat_action_probability": 0.0, **SHORT}
     with closing(envhub.make_vec("ale_py:ALE/Pong-v5", 3, vector=True, num_workers=2, **arguments)) as envs:

@@ -29,21 +29,24 @@ LANES = [{"lane": "auto"}, {"lane": "wire"}, {"num_workers": 0}]
 
 @pytest.mark.parametrize("how", LANES, ids=str)
 def test_envpool_gives_what_it_gives_directly(how: dict[str, Any]) -> None:
-    with closing(envhub.make_vec(pong, 4, vector=True, **how)) as envs:
-        for seed in (7, [3, 9, 4, 4]):
-            seeds = [seed + env for env in range(4)] if isinstance(seed, int) else seed
-            direct = pong(4, seed=seeds)
-            assert_step(envs.reset(seed=seed), direct.reset(), 4, "reset")
+    num_envs = 16
+    with closing(envhub.make_vec(pong, num_envs, vector=True, **how)) as envs:
+        for seed in (7, [3, 9, 4, 4] * 4):
+            seeds = [seed + env for env in range(num_envs)] if isinstance(seed, int) else seed
+            direct = pong(num_envs, seed=seeds)
+            assert_step(envs.reset(seed=seed), direct.reset(), num_envs, "reset")
             for number in range(60):
                 actions = envs.action_space.sample()
-                assert_step(envs.step(actions), direct.step(actions), 4, f"step {number}")
-            mask = np.array([False, True, True, False])
+                assert_step(envs.step(actions), direct.step(actions), num_envs, f"step {number}")
+            mask = np.arange(num_envs) % 3 == 1
             observations, infos = direct.reset(options={"reset_mask": mask})
             found = envs.reset(options={"reset_mask": mask})
             assert_same(found[0][mask], observations, "masked reset")
             assert found[1]["lives"][mask].tolist() == infos["lives"].tolist()
+            actions = envs.action_space.sample()
+            assert_step(envs.step(actions), direct.step(actions), num_envs, "step after it")
         with pytest.raises(ValueError, match="seeded when it is made"):
-            envs.reset(seed=[1, None, 2, 3])
+            envs.reset(seed=[1, None] * 8)
 
 
 def test_envpool_resets_in_the_same_step_by_masks() -> None:

@@ -44,9 +44,10 @@ class TimerDescriptor:
         """The descriptor."""
         return int(self._descriptor)
 
-    def start(self, seconds: int) -> None:
+    def start(self, seconds: float) -> None:
         """Make it readable this many seconds from now; 0 stops it."""
-        no_interval_then_once = (ctypes.c_long * 4)(0, 0, seconds, 0)
+        whole = int(seconds)
+        no_interval_then_once = (ctypes.c_long * 4)(0, 0, whole, int((seconds - whole) * 1e9))
         self._libc.timerfd_settime(self._descriptor, 0, no_interval_then_once, None)
 
     def expired(self) -> bool:

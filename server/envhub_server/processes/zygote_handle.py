@@ -35,8 +35,9 @@ from envhub_server.processes.worker_handle import WorkerHandle
 from envhub_server.processes.worker_output import Streams, TimerDescriptor, WorkerOutput
 
 SAID_READ_BYTES = 4096
-TICK_S = 1  # how often an interpreter that starts is looked at; within 2 s it is told that one hangs
-IDLE_TICKS_MAX = 5  # of CPU time in a tick, of 10 ms each; one that sleeps and takes less waits for something
+LOOK_S = 0.5  # how often an interpreter that starts is looked at; within 2 s it is told that one hangs
+IDLE_LOOKS = 2  # one after the other, in which it sleeps and takes little CPU time, and so waits for something
+IDLE_TICKS_MAX = 3  # of 10 ms of CPU time, from one look to the next
 START_S_MAX = 60  # for one that computes all the while
 DESCRIPTORS_PER_WORKER = 3  # its channel, its standard output and its standard error
 BOOTSTRAP = str(Path(__file__).parents[1] / "worker" / "bootstrap.py")
@@ -111,8 +112,9 @@ class ZygoteHandle:
             self._channel = Channel(ours, descriptors_max=0)
             undo.pop_all()
         self._cpu_ticks = 0
-        self._starting_s = 0
-        self._timer.start(TICK_S)
+        self._idle_looks = 0
+        self._starting_s = 0.0
+        self._timer.start(LOOK_S)
         poller.register(self.pidfd, owner)
         for descriptor in (ours.fileno(), self._said, self._timer.fileno()):
             poller.register(descriptor, self)
@@ -212,19 +214,20 @@ class ZygoteHandle:
             os.close(self._said)
             self._said = -1
 
-    def _on_tick(self) -> None:
+    def _on_look(self) -> None:
         """End an interpreter that waits for something in place of starting, or takes too long."""
         self._hear()
         if self._timer is None or not self._timer.expired():
             return
-        self._starting_s += TICK_S
+        self._starting_s += LOOK_S
         before, (state, self._cpu_ticks) = self._cpu_ticks, _activity(self.pid)
         idle = state == "S" and self._cpu_ticks - before < IDLE_TICKS_MAX
-        if (idle and self.key.is_other) or self._starting_s >= START_S_MAX:
+        self._idle_looks = self._idle_looks + 1 if idle else 0
+        if (self._idle_looks >= IDLE_LOOKS and self.key.is_other) or self._starting_s >= START_S_MAX:
             self.problem = waits(self._program, self._start)
             self.kill()
         else:
-            self._timer.start(TICK_S)
+            self._timer.start(LOOK_S)
 
     def _fail_waiting(self) -> None:
         """End the workers that were to be forked; the process has ended."""
@@ -252,7 +255,7 @@ class ZygoteHandle:
             self._hear()
             return
         if self._timer is not None and descriptor == self._timer.fileno():
-            self._on_tick()
+            self._on_look()
             return
         if self._channel_closed:
             return

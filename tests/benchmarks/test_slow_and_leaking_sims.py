@@ -92,7 +92,7 @@ def _rate(envs: envhub.HubVectorEnv) -> float:
 @pytest.mark.parametrize("lane", ["auto", "wire"])
 def test_workers_of_a_simulator_that_leaks_are_recycled(lane: str) -> None:
     options: dict[str, Any] = {"num_workers": 2, "lane": lane}
-    with contextlib.closing(envhub.make_vec(Leaking, 2, recycle={"episodes": 25}, **options)) as recycled:
+    with contextlib.closing(envhub.make_vec(Leaking, 2, recycle={"episodes": 50}, **options)) as recycled:
         recycled.reset()
 
         def without() -> float:

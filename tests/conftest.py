@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 
 import pytest
 
 # A run starts hundreds of interpreters. Many container images set this variable, and each one compiles every module.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Not among the replays of the user whose hubs these are.
+os.environ["ENVHUB_REPLAYS"] = os.path.join(tempfile.gettempdir(), f"envhub-test-replays-{os.getuid()}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 os.environ["ENVHUB_CACHE"] = "off"  # what other runs of the tests have learned must not decide anything here
-os.environ["ENVHUB_REPLAYS"] = str(Path(tempfile.gettempdir(), f"envhub-test-replays-{os.getuid()}"))  # bounded
 
 from hubs import ServedHub, serve, wait_until, worker_processes
 from sims import OFFERED

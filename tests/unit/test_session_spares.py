@@ -276,6 +276,19 @@ def test_workers_are_recycled_one_after_the_other() -> None:
     assert started == StartProcesses((3,), spare=True) and places([build]) == [(1, [1])]
 
 
+def test_worker_that_has_served_longest_is_recycled_first() -> None:
+    session = ready(**WORN)
+    session.said(0, EpisodesDone())
+    succeeded(session, 0, 2, now_s=5.0)
+    session.said(0, EpisodesDone(), now_s=6.0)
+    session.said(1, EpisodesDone(), now_s=6.0)  # while the first one's next successor is made
+    *_, build = succeeded(session, 0, 3, now_s=7.0)
+    assert places([build]) == [(1, [1])]
+    session.said(0, EpisodesDone(), now_s=8.0)
+    *_, build = succeeded(session, 1, 4, now_s=9.0)
+    assert places([build]) == [(0, [0, 2])]
+
+
 def test_spare_takes_over_at_once_and_another_one_is_made() -> None:
     session = spared(hosting=Hosting(spares=1, recycle=Recycle(episodes=10)))
     told, given, started, build = session.said(1, EpisodesDone())
@@ -365,6 +378,16 @@ def test_worker_that_leaves_while_a_client_takes_over_is_followed_in_the_other_a
     instructions = session.said(1, Mapped())
     assert UseOtherArena() in instructions
     assert [each.worker for each in instructions if isinstance(each, HandOver)] == [1]
+
+
+def test_spare_whose_envs_are_made_when_the_session_is_over_takes_no_place() -> None:
+    session = ready(**WORN)
+    session.said(1, EpisodesDone())
+    session.request(Close())
+    assert session.said(2, built()) == []
+    session = ready(hosting=Hosting(spares=1), faults=Faults(restarts_max=0))
+    session.exited(1)
+    assert session.phase is Phase.BROKEN and session.said(2, built()) == []
 
 
 def test_session_ends_while_a_worker_is_recycled() -> None:

@@ -1103,6 +1103,8 @@ class SessionState:
             return []
         if isinstance(event, WorkerExited):
             return self._on_spare_exited(event, now_s)
+        if self.phase in _OVER:
+            return []
         match event.message:
             case control.Building(built):
                 spare.built = built
@@ -1198,10 +1200,10 @@ class SessionState:
         if any(spare.successor and spare.stage is Stage.BUILDING for spare in self.spares.values()):
             return []
         succeeded = {spare.place for spare in self.spares.values() if spare.successor}
-        worn = (n for n, each in enumerate(self.workers) if each.worn and n not in succeeded and not self._lost(n))
-        number = next(worn, None)
-        if number is None:
+        worn = [n for n, each in enumerate(self.workers) if each.worn and n not in succeeded and not self._lost(n)]
+        if not worn:
             return []
+        number = min(worn, key=lambda n: self.workers[n].serves_since_s)  # so that none waits for ever
         spare = self._fit_spare(number)
         if spare is None:
             return self._make_spare(number, now_s, successor=True)

@@ -28,7 +28,13 @@ from hubs import ServedHub, serve, wait_until, worker_processes
 import envhub
 
 FOLDER = Path(os.environ["ENVHUB_REPLAYS"])
-OPTIONS = {"on_exception": "truncate", "on_invalid": "truncate", "step_timeout": 1.0, "restarts_max": 1000}
+OPTIONS = {
+    "on_exception": "truncate",
+    "on_invalid": "truncate",
+    "step_timeout": 1.0,
+    "init_timeout": 10.0,
+    "restarts_max": 1000,
+}
 
 
 @contextlib.contextmanager
@@ -37,7 +43,7 @@ def made(address: str | None, cause: str, num_envs: int = 2, **options: Any) -> 
     arguments = {name: options.pop(name) for name in ("rate", "length", "width", "unlike") if name in options}
     options = {**OPTIONS, "num_workers": num_envs, **options}
     if cause == "memory":
-        options |= {"memory_max": 600 << 20, "step_timeout": 60.0}
+        options |= {"memory_max": 600 << 20, "step_timeout": 60.0, "init_timeout": 60.0}
     if address is None:
         envs = envhub.make_vec(partial(Brittle, cause=cause, **arguments), num_envs, **options)
     else:

@@ -183,6 +183,47 @@ def test_broken_session_keeps_no_spares() -> None:
     assert session.exited(2) == []
 
 
+def test_spares_that_are_still_made_are_ended_with_the_session() -> None:
+    session = ready(hosting=Hosting(spares=1))
+    assert session.request(Close()) == [Tell(0, CloseEnvs()), Tell(1, CloseEnvs()), Kill(2)]
+    assert session.said(2, built()) == [] and session.exited(2) == []
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_session_that_is_over_makes_no_spares(broken: bool) -> None:
+    session = ready(hosting=Hosting(spares=2), faults=Faults(restarts_max=0 if broken else 5))
+    session.exited(0)
+    if not broken:
+        session.request(Close())
+    assert session.phase is (Phase.BROKEN if broken else Phase.CLOSING)
+    assert session.said(3, built()) == []  # it had done so before it was ended
+    assert session.exited(3) == session.said(2, built()) == []
+
+
+def test_limit_of_memory_is_that_of_the_process_that_has_a_workers_place_now() -> None:
+    session = ready(hosting=Hosting(spares=1, memory_max=MIB))
+    session.exited(0)
+    session.elapsed(0.2)
+    assert Kill(0) in session.elapsed(0.5, memory={0: 2 * MIB})  # while it makes its envs again
+    assert SwapProcesses(0, 2) in session.said(2, built(), now_s=0.5)
+    session.said(0, Mapped(), now_s=0.5)
+    assert session.elapsed(1.0, memory={0: MIB, 2: 2 * MIB}) == []  # that one is about to end
+    assert Kill(0) in session.elapsed(1.5, memory={0: 2 * MIB})
+
+
+def test_process_that_hangs_is_ended_and_not_the_spare_that_has_its_place_now() -> None:
+    session = ready(faults=Faults(init_s=1.0), **SPARES)
+    session.exited(0)
+    session.elapsed(0.2)
+    session.elapsed(0.4)
+    session.said(2, Building(1))  # so that only the lost worker's process hangs
+    session.elapsed(1.5)
+    assert session.workers[0].late is not None
+    assert SwapProcesses(0, 2) in session.said(2, built(), now_s=1.5)
+    session.said(0, Mapped(), now_s=1.5)
+    assert session.elapsed(1.5 + STACKS_S) == [Kill(2)]
+
+
 def test_draining_hub_makes_no_more_spares() -> None:
     session = spared()
     session.request(Call("pid", b"", []))
@@ -280,10 +321,12 @@ def test_worker_that_has_served_longest_is_recycled_first() -> None:
     session = ready(**WORN)
     session.said(0, EpisodesDone())
     succeeded(session, 0, 2, now_s=5.0)
+    session.exited(2, now_s=5.1)
     session.said(0, EpisodesDone(), now_s=6.0)
     session.said(1, EpisodesDone(), now_s=6.0)  # while the first one's next successor is made
     *_, build = succeeded(session, 0, 3, now_s=7.0)
     assert places([build]) == [(1, [1])]
+    session.exited(3, now_s=7.1)
     session.said(0, EpisodesDone(), now_s=8.0)
     *_, build = succeeded(session, 1, 4, now_s=9.0)
     assert places([build]) == [(0, [0, 2])]
@@ -396,3 +439,32 @@ def test_session_ends_while_a_worker_is_recycled() -> None:
     session.request(Close())
     assert session.exited(0) == session.exited(1) == []
     assert any(isinstance(each, End) for each in session.exited(2))
+
+
+def test_successor_that_is_the_first_to_have_made_a_lost_workers_envs_leaves_no_spare_behind() -> None:
+    session = ready(**WORN)
+    session.said(1, EpisodesDone())
+    session.exited(1)
+    session.elapsed(0.2)
+    killed, swapped, *_ = session.said(2, built())
+    assert killed == Kill(1) and swapped == SwapProcesses(1, 2)
+    assert session.exited(2) == [] and not session.spares
+
+
+def test_worker_is_not_recycled_before_its_predecessor_has_ended() -> None:
+    session = ready(**WORN)
+    session.said(1, EpisodesDone())
+    succeeded(session, 1, 2)
+    assert session.said(1, EpisodesDone()) == []
+    started, build = session.exited(2)
+    assert started == StartProcesses((3,), spare=True) and places([build]) == [(1, [1])]
+
+
+def test_worker_that_recycling_swaps_while_it_is_ended_for_its_memory_leaves_its_successor_the_limit() -> None:
+    session = ready(hosting=Hosting(memory_max=MIB, recycle=Recycle(episodes=10)))
+    session.said(1, EpisodesDone())
+    session.said(2, built())
+    session.said(2, Mapped())
+    assert session.elapsed(MEMORY_S, memory={1: 2 * MIB}) == [Kill(1)]
+    session.said(1, Left(), now_s=MEMORY_S)
+    assert Kill(1) in session.elapsed(3 * MEMORY_S, memory={1: 2 * MIB})

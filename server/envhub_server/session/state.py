@@ -191,6 +191,13 @@ class WorkerState:
         self.detector.rest()
         return why
 
+    def as_spare(self, place: int) -> Spare:
+        """The process of this worker, whose place another one takes; what is known of it goes along."""
+        found = Spare(self.rows, self.detector, self.stage, self.built, place=place)
+        found.late, found.kill_at_s, found.overrun = self.late, self.kill_at_s, self.overrun
+        self.late, self.kill_at_s, self.overrun = None, math.inf, None
+        return found
+
 
 @dataclass
 class Spare(WorkerState):
@@ -1126,10 +1133,13 @@ class SessionState:
         self.spares.pop(exited.worker).end()
         if self.phase is Phase.CLOSING:
             return self._ended() if not any(each.alive for each in self._processes().values()) else []
-        if self.phase is not Phase.BROKEN and not left:
-            retry_s = min(SPARE_RETRY_MAX_S, SPARE_RETRY_S * 2.0 ** min(self._spares_failed, 64))
-            self._spares_failed += 1
-            self._spares_at_s = now_s + retry_s
+        if self.phase is Phase.BROKEN:
+            return []
+        if left:
+            return self._recycle(now_s)
+        retry_s = min(SPARE_RETRY_MAX_S, SPARE_RETRY_S * 2.0 ** min(self._spares_failed, 64))
+        self._spares_failed += 1
+        self._spares_at_s = now_s + retry_s
         return []
 
     def _replace_lost(self, now_s: float) -> Instructions:
@@ -1149,8 +1159,11 @@ class SessionState:
                 continue
             del self.spares[chosen]
             if worker.stage is Stage.BUILDING:
-                self.spares[chosen] = Spare(worker.rows, worker.detector, Stage.BUILDING, worker.built, place=number)
+                self.spares[chosen] = left = worker.as_spare(number)
                 worker.detector = HangDetector(self.make.faults)
+                if self._unused_spares() > (self._rules.hosting.spares or 0):  # what took its place was a successor
+                    left.stage = Stage.LEAVING
+                    instructions.append(do.Kill(number))
             worker.stage, worker.built, worker.restart_at_s = Stage.BUILT, len(worker.rows), math.inf
             place = self._place(number)
             order = control.TakePlace(number, worker.rows, variables(self._rules, place))
@@ -1194,12 +1207,16 @@ class SessionState:
                 worker.worn = True
 
     def _recycle(self, now_s: float) -> Instructions:
-        """Have successors of workers made, one at a time, so that the other workers keep the CPUs."""
+        """Have successors of workers made, one at a time, so that the other workers keep the CPUs.
+
+        A worker has none while its predecessor still closes its envs, however long that takes: of a place there are two
+        processes at most.
+        """
         if self._waits_for_spares(now_s):
             return []
         if any(spare.successor and spare.stage is Stage.BUILDING for spare in self.spares.values()):
             return []
-        succeeded = {spare.place for spare in self.spares.values() if spare.successor}
+        succeeded = {spare.place for spare in self.spares.values() if spare.successor or spare.stage is Stage.LEAVING}
         worn = [n for n, each in enumerate(self.workers) if each.worn and n not in succeeded and not self._lost(n)]
         if not worn:
             return []
@@ -1235,11 +1252,12 @@ class SessionState:
         """The successor takes the worker's place; the worker closes its envs and ends, if it has not ended."""
         worker, spare = self.workers[number], self.spares.pop(successor)
         if worker.alive:
-            self.spares[successor] = left = Spare(worker.rows, worker.detector, Stage.LEAVING, place=number)
+            self.spares[successor] = left = worker.as_spare(number)
+            left.stage = Stage.LEAVING
             left.detector.rest()
             left.kill_at_s = now_s + self.make.faults.close_s
         worker.detector, worker.stage, worker.moving = spare.detector, spare.stage, spare.moving
-        worker.late, worker.kill_at_s, worker.restart_at_s = None, math.inf, math.inf
+        worker.restart_at_s = math.inf
         swapped: Instructions = [do.SwapProcesses(number, successor, recycled=worker.loss is None)]
         if successor in self.spares:
             swapped.append(do.Tell(successor, control.CloseEnvs()))
@@ -1452,7 +1470,12 @@ class SessionState:
             return [*instructions, *self._ended()]
         if terminate:
             return [*instructions, *map(do.Kill, alive)]
-        return [*instructions, *[do.Tell(number, control.CloseEnvs()) for number in alive if first]]
+        if not first:
+            return instructions
+        # A spare that makes its envs would read that only afterwards, and nobody has used them.
+        making = [number for number, spare in self.spares.items() if spare.stage is Stage.BUILDING]
+        told = [do.Tell(number, control.CloseEnvs()) for number in alive if number not in making]
+        return [*instructions, *told, *map(do.Kill, making)]
 
     def _ended(self) -> Instructions:
         self.phase = Phase.ENDED

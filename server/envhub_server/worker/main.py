@@ -482,7 +482,8 @@ class Worker:
 
     def _leave(self, ending: bytes) -> None:
         for bell in self._bells:
-            self._poller.unregister(bell)
+            with contextlib.suppress(OSError):  # between two arenas epoll does not know them
+                self._poller.unregister(bell)
         self._spinner = Spinner(0, time.perf_counter_ns)
         self._left, self._rows, self._leaving = self._rows, [], False
         self._channel.send(control.Left(ending))

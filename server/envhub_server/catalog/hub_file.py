@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from envhub.hub_options import HubOptions
+from envhub.protocol.messages import Recycle
 from envhub_server.catalog.env_settings import EnvSettings
 
 if sys.version_info >= (3, 11):
@@ -71,7 +72,10 @@ def read(path: Path) -> HubFile:
     if not isinstance(envs, dict) or not all(isinstance(table, dict) for table in envs.values()):
         raise HubFileError(f"{path}: envs has a table for each environment, such as [envs.NAME]")
     options = _converted(path, "", found, HubOptions)
-    return HubFile(options, {name: _converted(path, f"[envs.{name}] ", envs[name], EnvSettings) for name in envs})
+    tables = {name: _converted(path, f"[envs.{name}] ", envs[name], EnvSettings) for name in envs}
+    for name, settings in tables.items():
+        _check_variables(path, f"[envs.{name}] ", settings.variables)
+    return HubFile(options, tables)
 
 
 def over(options: HubOptions, file: HubOptions) -> HubOptions:
@@ -81,12 +85,9 @@ def over(options: HubOptions, file: HubOptions) -> HubOptions:
 
 def _converted(path: Path, where: str, table: dict[str, Any], kind: type[Table]) -> Table:
     """The table as one of this kind, with the paths in it made absolute."""
-    allowed = [each.name for each in fields(kind)]
-    for key in table:
-        if key not in allowed:
-            near = get_close_matches(key, allowed, 1)
-            question = f", did you mean {near[0]!r}?" if near else "."
-            raise HubFileError(f"{path}: {where}unknown key {key!r}{question} Keys here are: {', '.join(allowed)}")
+    _check_keys(path, where, table, kind)
+    if isinstance(recycle := table.get("recycle"), dict):
+        _check_keys(path, f"{where}recycle: ", recycle, Recycle)
 
     def convert(wanted: type, value: object) -> Path:
         if wanted is not Path or not isinstance(value, str):
@@ -102,3 +103,21 @@ def _converted(path: Path, where: str, table: dict[str, Any], kind: type[Table])
     except msgspec.ValidationError as error:
         what, _, key = str(error).replace(" | null", "").partition(" - at `$.")
         raise HubFileError(f"{path}: {where}{key.rstrip('`')}: {what}") from error
+
+
+def _check_keys(path: Path, where: str, table: dict[str, Any], kind: type) -> None:
+    """Refuse keys that are no fields of this dataclass."""
+    allowed = [each.name for each in fields(kind)]
+    for key in table:
+        if key not in allowed:
+            near = get_close_matches(key, allowed, 1)
+            question = f", did you mean {near[0]!r}?" if near else "."
+            raise HubFileError(f"{path}: {where}unknown key {key!r}{question} Keys here are: {', '.join(allowed)}")
+
+
+def _check_variables(path: Path, where: str, variables: Mapping[str, str]) -> None:
+    """Refuse variables that no process can have."""
+    for name, value in variables.items():
+        if not name or "=" in name or "\0" in name + value:
+            why = f"{name!r}: a name is not empty and has no '=', and neither it nor its value has a null character"
+            raise HubFileError(f"{path}: {where}variables: {why}")

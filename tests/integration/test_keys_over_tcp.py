@@ -187,6 +187,20 @@ def test_quotas_of_a_key(hub: ServedHub, keys: KeyFolder, admit: Admit) -> None:
         envs.step(np.zeros(8, int))
 
 
+def test_spares_count_among_the_workers_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
+    token = admitted(keys, "alice")
+    path = keys.path / "clients/alice.toml"
+    path.write_text(path.read_text() + "[quotas]\nworkers_max = 3")
+    with serve(tmp_path, "CartPole-v1", "counter=sims:counter", "--spares", "1", "--keys", str(keys.path)) as hub:
+        alice = f"envhub://{token}@{hub.tcp.removeprefix('tcp://')}"
+        for options in ({"num_workers": 3}, {"spares": 3}, {"num_workers": 2, "spares": 2}):
+            with pytest.raises(envhub.RequestRefused, match="workers_max=3"):
+                envhub.make_vec("counter", 4, hub=alice, **options)
+        for options in ({}, {"spares": 2}, {"recycle": {"episodes": 9}}):
+            with closing(envhub.make_vec("counter", 4, hub=alice, **options)) as envs:
+                assert envs.num_workers == 3 - options.get("spares", 1)
+
+
 def test_what_a_key_may_have_by_default_and_what_is_counted(tmp_path: Path, keys: KeyFolder) -> None:
     assert msgspec.structs.astuple(Quotas()) == (8, 2048, 256, 1 << 30, 16, 60)
     tokens = {name: admitted(keys, name) for name in ("alice", "bob")}

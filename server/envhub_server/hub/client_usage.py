@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 
@@ -30,15 +31,15 @@ class ClientUsage:
         found.bytes_max = holder.quotas.arena_bytes_max  # which may have changed
         return found
 
-    def refusal(self, holder: Holder, make: Make, sessions: Iterable[SessionRuntime], now_s: float) -> str:
-        """Why the client may not make this session beside those that there are; empty if it may."""
+    def refusal(self, holder: Holder, make: Make, spares: int, sessions: Iterable[SessionRuntime], now_s: float) -> str:
+        """Why the client may not make this session of so many spares beside those that there are; empty if it may."""
         quotas = holder.quotas
         if quotas is None:
             return ""
         times = self._made_s.setdefault(holder.name, deque())
         while times and times[0] <= now_s - MINUTE_S:
             times.popleft()
-        workers = (make.num_workers or 1) + (make.hosting.spares or 0)
+        workers = (make.num_workers or 1) + spares
         states = [each.state for each in sessions if each.owner == holder.name]
         for name, has, wants, limit in (
             ("makes_per_minute", len(times), 1, quotas.makes_per_minute_max),
@@ -51,9 +52,9 @@ class ClientUsage:
         times.append(now_s)
         return ""
 
-    def workers_left(self, holder: Holder, sessions: Iterable[SessionRuntime], of_hub: int) -> int:
-        """The most workers that a new session of the client may have, of those that the hub has left."""
+    def workers_left(self, holder: Holder, spares: int, sessions: Iterable[SessionRuntime]) -> float:
+        """How many workers a new session of the client may have besides its spares; infinity without quotas."""
         if holder.quotas is None:
-            return of_hub
+            return math.inf
         has = sum(each.state.processes for each in sessions if each.owner == holder.name)
-        return min(of_hub, holder.quotas.workers_max - has)
+        return holder.quotas.workers_max - has - spares

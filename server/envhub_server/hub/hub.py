@@ -626,7 +626,10 @@ class Hub:
         if isinstance(found, Failure):
             self._refuse_make(holder, request, found)
             return
-        if why := self._usage.refusal(holder, make, self._sessions.values(), self._clock.now_s()):
+        number, name = self._last_number + 1, request.token.hex()[:8]
+        hosting = granted(make.hosting, found.settings.hosting(self.config.hosting), number)
+        spares = hosting.spares or 0
+        if why := self._usage.refusal(holder, make, spares, self._sessions.values(), self._clock.now_s()):
             self._refuse_make(holder, request, Failure("limit", "hub", why))
             return
         if make.name in self._listing.unready:
@@ -637,9 +640,7 @@ class Hub:
             self._refuse_make(holder, request, Failure("env_unready", "hub", f"{make.name!r} is not ready: {why}"))
             return
         self._unread.release()
-        machine = self._machine(holder)
-        number, name = self._last_number + 1, request.token.hex()[:8]
-        hosting = granted(make.hosting, found.settings.hosting(self.config.hosting), number)
+        machine = self._machine(holder, spares)
         recycled = hosting.recycle != messages.Recycle()
         sizing = self._sizing(make, found, machine, recycled)
         workers = min(machine.cpus, make.num_envs) if sizing is None else sizing.workers
@@ -647,7 +648,7 @@ class Hub:
             why = "recycle with SameStep needs a process per env: num_workers=num_envs"
             self._refuse_make(holder, request, Failure("refused", "request", why))
             return
-        if why := descriptor_guard.lack(workers + (hosting.spares or 0)):
+        if why := descriptor_guard.lack(workers + spares):
             self._refuse_make(holder, request, Failure("limit", "hub", why))
             return
         policy = RestartPolicy(make.faults.restarts_max, all_max=max(10, make.num_envs))
@@ -679,11 +680,12 @@ class Hub:
         )
         runtime.start(request)
 
-    def _machine(self, holder: Holder) -> Machine:
+    def _machine(self, holder: Holder, spares: int) -> Machine:
         affinity = tuple(sorted(os.sched_getaffinity(0)))
-        workers_max = int(SHARE * min(descriptor_guard.workers_left(), processes_left()))
-        workers_max = self._usage.workers_left(holder, self._sessions.values(), workers_max)
-        return Machine(affinity, usable_cpus(), has_quota(), workers_max, memory_available_bytes())
+        left = self._usage.workers_left(holder, spares, self._sessions.values())
+        workers_max = int(min(SHARE * min(descriptor_guard.workers_left(), processes_left()), left))
+        cpus = int(min(usable_cpus(), left))  # since a session may always have a worker for each
+        return Machine(affinity, cpus, has_quota(), workers_max, memory_available_bytes())
 
     def _sizing(self, make: Make, recipe: Recipe, machine: Machine, recycled: bool) -> WorkerCount | None:
         """How many workers a session gets; None where that is to be seen of its first envs."""

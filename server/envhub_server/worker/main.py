@@ -127,6 +127,7 @@ class Worker:
     def run(self) -> None:
         """Serve until the hub says ``CloseEnvs`` or is gone."""
         os.register_at_fork(after_in_child=partial(_detach_fork, self))
+        channel = self._channel.fileno()
         try:
             while True:
                 while self._spinner.spins and self._spinner.spin(self._has_work):
@@ -136,8 +137,10 @@ class Worker:
                         if descriptor == self._bells[0]:
                             self._silence(descriptor)
                         self.serve_rows()
-                    elif not all(self.handle(message) for message in self._channel.receive() or ()):
-                        return
+                    # A bell of an arena that was replaced since the poll is no reason to wait for a message.
+                    elif descriptor == channel:
+                        if not all(self.handle(message) for message in self._channel.receive() or ()):
+                            return
         except ChannelClosed as closed:
             if isinstance(closed.__cause__, OSError) and closed.__cause__.errno in (errno.EBADF, errno.ENOTSOCK):
                 raise  # an env closed the channel; this worker ends like one that crashed

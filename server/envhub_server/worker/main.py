@@ -138,13 +138,16 @@ class Worker:
                             self._silence(descriptor)
                         self.serve_rows()
                     # A bell of an arena that was replaced since the poll is no reason to wait for a message.
-                    elif descriptor == channel:
-                        if not all(self.handle(message) for message in self._channel.receive() or ()):
-                            return
+                    elif descriptor == channel and not self._receive():
+                        return
         except ChannelClosed as closed:
             if isinstance(closed.__cause__, OSError) and closed.__cause__.errno in (errno.EBADF, errno.ENOTSOCK):
                 raise  # an env closed the channel; this worker ends like one that crashed
             # Otherwise the hub has ended, and no client can use the envs any more.
+
+    def _receive(self) -> bool:
+        """Execute the messages of the hub that are here; returns whether the worker continues."""
+        return all(self.handle(message) for message in self._channel.receive() or ())
 
     def _silence(self, bell: int) -> None:
         """Take the rings out of the hub's bell, a pipe, which would become full."""

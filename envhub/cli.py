@@ -17,6 +17,7 @@ import cyclopts
 from cyclopts import Parameter
 from rich.console import Console
 
+from envhub.errors import printable
 from envhub.hub_options import HubOptions
 
 if TYPE_CHECKING:
@@ -449,7 +450,7 @@ def replays(folder: Path | None = None) -> None:
             text = found.failure["message"] if not found.calls().cut else f"{found.failure['message']} (cut)"
         except ReplayError as error:
             text = str(error)
-        console.print(f"{path.stem}: {text}", markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(f"{path.stem}: {text}"), markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command
@@ -477,15 +478,16 @@ def replay(
         An MP4 file to render the env into, if it has the mode rgb_array; needs the extra "record".
     """
     from envhub_server.ipc.replay_file import SUFFIX
-    from envhub_server.replay import ReplayError, run
+    from envhub_server.replay import ReplayError, announced, run
 
     path = file if file.exists() else _replay_folder(None) / f"{file.name.removesuffix(SUFFIX)}{SUFFIX}"
     try:
+        errors.print(announced(path), markup=False, highlight=False, soft_wrap=True)
         with _film_into(video) as show:
             verdict = run(path, until, pdb, show)
     except ReplayError as error:
         _end("replay", error)
-    console.print(verdict.text, markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(verdict.text), markup=False, highlight=False, soft_wrap=True)
     sys.exit(0 if verdict.alike else EXIT_FAILED)
 
 

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from envhub.arena.stand_in import FRESH
-from envhub_server.ipc import journal
+from envhub.errors import printable
+from envhub.values import codec
+from envhub_server.ipc import control, journal
 from envhub_server.ipc.journal import CALL, History
 from envhub_server.ipc.replay_file import FILE_BYTES_MAX, Replay, unpack
 from envhub_server.processes.exit_cause import signal_name
@@ -114,6 +116,30 @@ def read(path: Path) -> Replay:
         raise ReplayError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ReplayError(f"{path}: {error}") from error
+
+
+def announced(path: Path) -> str:
+    """What ``run`` is about to run of this file, for people: a file of somebody else may name any program.
+
+    Raises:
+        ReplayError: it cannot be read, or is none.
+    """
+    replay = read(path)
+    build, key = replay.orders()[0], _interpreter(replay)
+    named = [build.entry or build.name, *build.wrappers]
+    text = f"runs {', '.join(named)} with {key.python} in {build.cwd or os.getcwd()}, {_modules(replay, build)}"
+    variables = [f"{name}={value}" for name, value in (*key.variables, *build.variables.items())]
+    text += f", variables {' '.join(variables)}" if variables else ""
+    text += f", libraries from {os.pathsep.join(key.library_path)}" if key.library_path else ""
+    told: str = printable(text)
+    return told
+
+
+def _modules(replay: Replay, build: control.Build) -> str:
+    spec = codec.decode(replay.spec) if replay.spec else None
+    imported = [*build.modules, *([str(spec.entry_point)] if spec is not None else [])]
+    first = f"imports {', '.join(imported)} " if imported else "modules "
+    return f"{first}from {os.pathsep.join(build.sys_path)}"
 
 
 def run(path: Path, until: int | None = None, use_pdb: bool = False, show: Show | None = None) -> Comparison:

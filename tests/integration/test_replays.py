@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from gymnasium.vector import AutoresetMode
 from hubs import ServedHub, serve, wait_until, worker_processes
 
 import envhub
+from envhub.values import codec
 
 FOLDER = Path(os.environ["ENVHUB_REPLAYS"])
 OPTIONS = {
@@ -197,18 +199,56 @@ def test_file_holds_data_only(address: str | None) -> None:
         assert found.failure["exit_status"] == 3
 
 
+class Touches:
+    """What makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_file_that_no_hub_wrote_runs_no_code_of_its_own(tmp_path: Path) -> None:
+    with made(None, "exit") as envs:
+        envs.reset(seed=3)
+        (failure,) = failures(envs, 1)
+        found = codec.decode(path_of(failure).read_bytes())
+    touched, file = tmp_path / "touched", tmp_path / "foreign.replay"
+    pickled = pickle.dumps(Touches(touched))
+    changes: list[dict[str, Any]] = [
+        {"build": {**found["build"], "factories": pickled}},
+        {"build": {**found["build"], "registrations": pickled}},
+        {"build": {**found["build"], "runner": pickled}},
+        {"build": {**found["build"], "allow_pickle": True}},
+        {"failure": {}},
+        {"failure": {**found["failure"], "message": 3}},
+        {"interpreter": {}},
+        {"history": {**found["history"], "kinds": "abc"}},
+        {"history": {**found["history"], "actions": []}},
+        {"history": {**found["history"], "notes": [[1, 2]]}},
+    ]
+    for change in changes:
+        file.write_bytes(codec.encode({**found, **change}))
+        with pytest.raises(replay.ReplayError, match=r"foreign\.replay"):
+            replay.run(file)
+    assert not touched.exists()
+    assert command("replays", str(tmp_path)).stdout.startswith("foreign: ")
+
+
+def command(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "envhub", *words]
+    return subprocess.run(line, capture_output=True, text=True, input=stdin, timeout=60, check=False)
+
+
 def test_commands_list_replays_and_run_them() -> None:
     with made(None, "exit") as envs:
         envs.reset(seed=3)
         (failure,) = failures(envs, 1)
-
-    def command(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", "envhub", *words]
-        return subprocess.run(line, capture_output=True, text=True, input=stdin, timeout=60, check=False)
-
     assert f"{failure.replay}: worker " in command("replays").stdout
     ran = command("replay", failure.replay)
     assert (ran.returncode, ran.stdout.startswith("failed alike: ended by status 3 at step ")) == (0, True)
+    assert ran.stderr.startswith(f"runs brittle:Brittle with {sys.executable} in {os.getcwd()}, modules from ")
     stopped = command("replay", failure.replay, "--until", "1")
     assert (stopped.returncode, stopped.stdout) == (0, "stopped before step 1\n")
     debugged = command("replay", failure.replay, "--until", "1", "--pdb", stdin="print('here', self.steps)\nquit\n")

@@ -26,7 +26,7 @@ import mmap
 import os
 import struct
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Sequence
+from typing import Any, List, NamedTuple, Sequence
 
 import numpy as np
 
@@ -161,9 +161,9 @@ class History:
     begins: str = ""
     kinds: bytes = b""
     codes: bytes = b""
-    actions: list[bytes] = field(default_factory=list)
+    actions: List[bytes] = field(default_factory=list)
     digests: bytes = b""
-    notes: list[Note] = field(default_factory=list)
+    notes: List[Note] = field(default_factory=list)
     digested: int = 0
 
 
@@ -242,7 +242,7 @@ class Journal:
             at += _LENGTH.size
             if length > NOTE_BYTES_MAX or at + length > len(whole):
                 raise ValueError("the journal's notes are damaged")
-            found.append(_checked(codec.decode(whole[at : at + length])))
+            found.append(checked_note(codec.decode(whole[at : at + length])))
             at += length
         return found
 
@@ -316,8 +316,8 @@ def _beginning(own: Sequence[Note], lowest: int, last: int) -> tuple[int, str]:
     return 0, ""
 
 
-def _checked(found: Any) -> Note:
-    """The note in a decoded record; a record that was too large has no kind.
+def checked_note(found: Any) -> Note:
+    """The note in a decoded record, of a journal or a file; a record that was too large has no kind.
 
     Raises:
         ValueError: it is damaged.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from envhub.protocol.messages import as_map
 from envhub.protocol.messages import build as message_of
 from envhub.values import codec
+from envhub.values.leaf import Leaf
 from envhub_server.ipc import control
-from envhub_server.ipc.journal import BESIDE, BY_REQUEST, History, Note
+from envhub_server.ipc.journal import BESIDE, BY_REQUEST, History, JournalLayout, checked_note
 
 VERSION = 1
 SUFFIX = ".replay"
@@ -61,8 +62,9 @@ class Replay:
         Raises:
             ValueError: the file is damaged.
         """
-        notes = [Note(*note) for note in self.history["notes"]]
-        return History(**{**self.history, "notes": notes})
+        notes = [checked_note(note) for note in self.history["notes"]]
+        found: History = message_of(History, {**self.history, "notes": notes})
+        return found
 
     def orders(self) -> Tuple[control.Build, control.MapArena]:
         """What its worker was told, of this env only.
@@ -71,6 +73,22 @@ class Replay:
             ValueError: the file is damaged.
         """
         return message_of(control.Build, self.build), message_of(control.MapArena, self.mapped)
+
+
+@dataclass(frozen=True)
+class _Interpreter:
+    python: str
+    variables: Dict[str, str]
+    library_path: List[str]
+
+
+@dataclass(frozen=True)
+class _Failure:
+    cause: str
+    message: str
+    exception: str
+    signal: str
+    exit_status: Optional[int]
 
 
 def plain(build: control.Build, row: int, source: bytes) -> Tuple[control.Build, List[str]]:
@@ -138,8 +156,28 @@ def unpack(blob: bytes) -> Replay:
         if not isinstance(found, dict) or found.get("version") != VERSION:
             raise ValueError("this is no replay that this version of EnvHub can read")
         replay: Replay = message_of(Replay, found)
-        replay.calls()
-        replay.orders()
+        _check(replay)
     except (KeyError, TypeError) as error:
         raise ValueError(f"the replay is damaged: {error!r}") from error
     return replay
+
+
+def _check(replay: Replay) -> None:
+    """Refuse what no hub writes, whoever made the file: pickles above all, which would run code of their own.
+
+    Raises:
+        ValueError, KeyError, TypeError: there is such a thing.
+    """
+    build, mapped = replay.orders()
+    foreign = [name for name, nothing in _LEFT_OUT.items() if getattr(build, name) != nothing]
+    if foreign or build.allow_pickle:
+        raise ValueError(f"the replay is not run: it holds what no hub writes: {', '.join(foreign) or 'pickles'}")
+    message_of(_Interpreter, replay.interpreter)
+    message_of(_Failure, replay.failure)
+    history = replay.calls()
+    leaves = [tuple(map(Leaf.from_wire, found)) for found in (mapped.observation_leaves, mapped.action_leaves)]
+    layout, calls = JournalLayout(1, *leaves), len(history.kinds)
+    sizes = len(history.codes), [len(ring) for ring in history.actions], len(history.digests)
+    wanted = calls * len(leaves[1]), [calls * width for width in layout.widths], calls * layout.digest_bytes
+    if not history.cut and not (sizes == wanted and 0 <= replay.failed_at <= calls and build.rows == [replay.row]):
+        raise ValueError("the replay is damaged: its calls have another number than their actions")

@@ -231,6 +231,18 @@ def test_draining_hub_makes_no_more_spares() -> None:
     assert not any(isinstance(each, StartProcesses) for each in session.exited(1, KILLED))
 
 
+@pytest.mark.parametrize("drains_first", [False, True])
+def test_draining_hub_does_not_wake_for_a_spare_that_it_does_not_make(drains_first: bool) -> None:
+    session = ready(**SPARES)
+    session.request(Call("pid", b"", []))
+    if drains_first:
+        session.handle(stimuli.Draining(10.0, 20.0, quiescent=True))
+    session.exited(2)
+    if not drains_first:
+        session.handle(stimuli.Draining(10.0, 20.0, quiescent=True))
+    assert session.elapsed(SPARE_RETRY_S) == [] and session.next_deadline_s() > SPARE_RETRY_S
+
+
 def test_spare_that_no_process_can_be_had_for_is_tried_again_later() -> None:
     session = ready(**SPARES)
     assert session.handle(stimuli.WorkersNotStarted((2,), "no memory")) == []

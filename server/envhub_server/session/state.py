@@ -381,7 +381,9 @@ class SessionState:
             return math.inf
         deadlines = [self._close_by_s, self._drain_by_s]
         if self.phase not in _OVER:
-            deadlines += (self._sample_at_s if self._samples else math.inf, self._memory_at_s, self._spares_at_s)
+            deadlines += (self._sample_at_s if self._samples else math.inf, self._memory_at_s)
+            if self._drain_by_s == math.inf:  # else none are made
+                deadlines.append(self._spares_at_s)
             deadlines.append(self._next_age_s())
             for worker in self._processes().values():
                 deadlines += (worker.restart_at_s, worker.kill_at_s, worker.finish_at_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -268,6 +269,18 @@ def test_program_goes_on_when_the_process_that_records_is_killed(
     envs.close()
     assert not recorder.is_running()
     assert data_set(tmp_path).total_episodes == envs.recorded.episodes  # which is what was written before
+
+
+def test_program_is_told_what_was_recorded_before_the_disk_took_no_more(tmp_path: Path) -> None:
+    with contextlib.closing(envhub.make_vec(lambda: sims.Counter(length=5), 2, record=tmp_path)) as envs:
+        envs.reset()
+        assert wait_until(lambda: bool(envs.step([1, 1]) and envs.recorded.episodes), 10)
+        recorder_of(envs).rlimit(psutil.RLIMIT_FSIZE, (64, 64))  # as on a full disk, a write fails
+        assert wait_until(lambda: bool(envs.step([1, 1]) and envs.recorded.ended), 10)
+        assert "OSError" in envs.recorded.ended
+        found = data_set(tmp_path).total_episodes
+        assert found == envs.recorded.episodes > 0
+        assert not (envs.recorded.folder / ".unfinished").exists()
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------

@@ -63,7 +63,22 @@ class RecorderProcess:
         self._write_about()
 
     def run(self) -> None:
-        """Record until the program closes the recording, or is gone."""
+        """Record until the program closes the recording, or is gone.
+
+        Raises:
+            Exception: such as of a full disk; the program is told, and what is not finished is removed.
+        """
+        try:
+            self._record()
+        except Exception as error:
+            self._counts.ended = f"{type(error).__name__}: {error}"[:1000]
+            self._folder.close()
+            with contextlib.suppress(OSError):  # the disk may be gone; the program is told in any case
+                self._write_about()
+            send_answer(self._line, None, self._counts, closed=True)
+            raise
+
+    def _record(self) -> None:
         send_answer(self._line, None, self._counts, closed=False)
         order = self._order()
         while order is not None:
@@ -155,12 +170,12 @@ def main(descriptor: int) -> None:
     os.close(tape_descriptor)
     try:
         recorder = RecorderProcess(line, setup, tape)
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        recorder.run()
     except Exception as error:  # such as a full disk; the program goes on without recording
         ended = f"{type(error).__name__}: {error}"
         send_answer(line, None, Counts(ended=ended[:1000]), closed=True)
         raise
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    recorder.run()
 
 
 if __name__ == "__main__":

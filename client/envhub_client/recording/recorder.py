@@ -453,7 +453,9 @@ class EpisodeRecorder:
         try:
             self._line.send(codec.encode(order), 0 if close else socket.MSG_DONTWAIT)
         except OSError as error:
-            self._lose(error)
+            self._read_answers()  # the last one says why the process has ended
+            if not self._closed:
+                self._lose(error)
 
     def _read_answers(self, wait_s: float = 0.0) -> None:
         """Take all answers that are there, and the next one for up to ``wait_s``."""

@@ -73,7 +73,7 @@ class HubOptions:
         The bytes of all these files; 256 MiB by default.
     recycle
         When another worker takes over from one, at its envs' episodes' end: after so many EPISODES, seconds of AGE, or
-        with more bytes of MEMORY, as ``--recycle.memory-bytes 2000000000``. Clients may choose otherwise.
+        with more bytes of MEMORY, as ``--recycle.memory-bytes 2000000000``. Clients may have it happen earlier.
     """
 
     bind: list[str] | None = None

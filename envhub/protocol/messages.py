@@ -146,7 +146,7 @@ class Hosting:
     gpus: List[int] = field(default_factory=list)  # devices, dealt to the workers in turn; empty as None
     memory_max: Optional[int] = None  # bytes of each worker; 0 for no limit
     spares: Optional[int] = None  # workers that are made ahead, to take the place of those that end
-    recycle: Recycle = field(default_factory=Recycle)  # without any of these, as None
+    recycle: Recycle = field(default_factory=Recycle)  # these or the operator's, what comes first
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,13 @@ def test_session_that_recycles_workers_has_a_spare_unless_it_wants_none() -> Non
     assert granted(Hosting(recycle=recycle), Hosting(), 1) == Hosting(recycle=recycle, spares=1)
     assert granted(Hosting(), Hosting(recycle=recycle, spares=3), 1).spares == 3
     assert granted(Hosting(recycle=recycle, spares=0), Hosting(), 1).spares == 0
-    assert granted(Hosting(recycle=recycle), Hosting(recycle=Recycle(age_s=1.0)), 1).recycle == recycle
+
+
+def test_worker_is_recycled_by_the_first_of_the_clients_and_the_operators_limits() -> None:
+    of_operator = Hosting(recycle=Recycle(episodes=5, age_s=1.0))
+    assert granted(Hosting(recycle=Recycle(episodes=10)), of_operator, 1).recycle == Recycle(episodes=5, age_s=1.0)
+    assert granted(Hosting(recycle=Recycle(3, 0.0, 9)), of_operator, 1).recycle == Recycle(3, 1.0, 9)
+    assert granted(Hosting(), of_operator, 1).recycle == of_operator.recycle
 
 
 def test_table_of_an_env_says_which_devices_its_workers_may_have() -> None:

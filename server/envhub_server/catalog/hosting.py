@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 from envhub.protocol.messages import Hosting, Recycle
 
@@ -25,10 +25,14 @@ def granted(wanted: Hosting, allowed: Hosting, session: int) -> Hosting:
     """What the workers of the session of this number get.
 
     Each session begins with the next one of the operator's devices, so that sessions of one worker share them all.
+    A worker is recycled by what comes first, the operator's limits or the client's.
     """
     first = session % max(1, len(allowed.gpus))
-    asked = {name: value for name, value in vars(wanted).items() if value is not None and value != Recycle()}
-    found = replace(allowed, **{**asked, "gpus": wanted.gpus or allowed.gpus[first:] + allowed.gpus[:first]})
+    asked = {name: value for name, value in vars(wanted).items() if value is not None}
+    asked["gpus"] = wanted.gpus or allowed.gpus[first:] + allowed.gpus[:first]
+    both = zip(astuple(wanted.recycle), astuple(allowed.recycle), strict=True)
+    asked["recycle"] = Recycle(*(min(filter(None, limits), default=0) for limits in both))
+    found = replace(allowed, **asked)
     if found.spares is None and found.recycle != Recycle():
         return replace(found, spares=1)  # so that the next worker takes over without a delay, in which envs leak more
     return found

@@ -85,7 +85,7 @@ def test_failed_env_fails_alike_when_it_is_run_again(cause: str, address: str | 
             assert "failed alike" in verdict.text
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("cause", CAUSES)
 @pytest.mark.parametrize("lane", ["embedded", "tcp"])

@@ -12,7 +12,8 @@ import pytest
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # Not among the replays of the user whose hubs these are.
-os.environ["ENVHUB_REPLAYS"] = os.path.join(tempfile.gettempdir(), f"envhub-test-replays-{os.getuid()}")
+_RUN = os.environ.get("PYTEST_XDIST_WORKER", "alone")  # each has its own, since the oldest replays give way
+os.environ["ENVHUB_REPLAYS"] = os.path.join(tempfile.gettempdir(), f"envhub-test-replays-{os.getuid()}-{_RUN}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

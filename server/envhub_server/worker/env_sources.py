@@ -90,12 +90,14 @@ def source_of(factory: Any) -> bytes:
     function, args, kwargs = factory, (), {}
     if isinstance(factory, partial):
         function, args, kwargs = factory.func, factory.args, factory.keywords
-    entry = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
+    module = getattr(function, "__module__", "")
+    entry = f"{module}:{getattr(function, '__qualname__', '')}"
     try:
         named_args: dict[str, Any] = dict(
             zip(inspect.signature(function).parameters, args)
         )  # such as the id or spec of ``make``
-        if _load(entry) is function and not entry.startswith("__main__:"):
+        # A module that is not imported yet did not define it: it came by value, and such a module may take long.
+        if module in sys.modules and module != "__main__" and _load(entry) is function:
             return codec.encode([entry, codec.encode({**named_args, **kwargs})])
     except Exception:  # a name that leads nowhere, or an argument that has no form in the codec
         pass

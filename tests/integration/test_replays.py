@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import pickle
 import subprocess
@@ -303,7 +304,7 @@ def test_env_that_was_killed_observes_the_same_again(
 ) -> None:
     """Whatever it observes, by several episodes; that it did not fail tells a kill from outside."""
     gym.register_envs(ale_py)
-    wrapped = gym.spec(env)
+    wrapped = copy.deepcopy(gym.spec(env))  # which is the one that is registered
     wrapped.additional_wrappers = (gym.wrappers.TimeLimit.wrapper_spec(max_episode_steps=15),)
     with contextlib.closing(envhub.make_vec(wrapped, 2, hub=address, num_workers=2)) as envs:
         envs.reset(seed=3)

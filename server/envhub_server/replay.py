@@ -130,7 +130,7 @@ def announced(path: Path) -> str:
     text = f"runs {', '.join(named)} with {key.python} in {build.cwd or os.getcwd()}, {_modules(replay, build)}"
     variables = [f"{name}={value}" for name, value in (*key.variables, *build.variables.items())]
     text += f", variables {' '.join(variables)}" if variables else ""
-    text += f", libraries from {os.pathsep.join(key.library_path)}" if key.library_path else ""
+    text += f", libraries from {os.pathsep.join(key.ld_library_path)}" if key.ld_library_path else ""
     told: str = printable(text)
     return told
 
@@ -194,7 +194,7 @@ def _run(replay: Replay, history: History, path: Path, how: tuple[int | None, bo
 
 def _interpreter(replay: Replay) -> InterpreterKey:
     said = replay.interpreter
-    return InterpreterKey(said["python"], tuple(said["variables"].items()), tuple(said["library_path"]))
+    return InterpreterKey(said["python"], tuple(said["variables"].items()), tuple(said["ld_library_path"]))
 
 
 def _follow(course: Course, replay: Replay, history: History, process: Process, reports: int, use_pdb: bool) -> None:

@@ -216,7 +216,7 @@ def test_each_env_has_its_variables_libraries_and_folder_and_nothing_of_the_hubs
         env = "any_gym:unruly"
         python = "venv/bin/python"
         folder = "."
-        library_path = ["lib", "/opt/lib"]
+        ld_library_path = ["lib", "/opt/lib"]
         variables = {{ PYTHONPATH = "{FOLDER}", OMP_NUM_THREADS = "3", HELLO = "world" }}
         """
     )

@@ -22,7 +22,7 @@ class EnvSettings:
             name itself, which then may be a pattern of ids.
         python: its interpreter: a program, a virtual environment or a conda prefix; empty for that of the hub.
         variables: of its workers' environment, in place of the hub's of these names.
-        library_path: folders in which its libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``.
+        ld_library_path: folders in which its libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``.
         folder: its workers' working directory, from which they import as well; None for the hub's.
         rendering: by what its frames are drawn without a screen: ``"egl"`` or ``"osmesa"``, which is the value of
             ``MUJOCO_GL`` and ``PYOPENGL_PLATFORM`` then; empty for what the hub says, or the env chooses.
@@ -38,7 +38,7 @@ class EnvSettings:
     env: str = ""
     python: str = ""
     variables: dict[str, str] = field(default_factory=dict)
-    library_path: tuple[Path, ...] = ()
+    ld_library_path: tuple[Path, ...] = ()
     folder: Path | None = None
     rendering: Literal["", "egl", "osmesa"] = ""
     vector: bool = False
@@ -52,7 +52,7 @@ class EnvSettings:
         """What its interpreter starts with."""
         drawn = {"MUJOCO_GL": self.rendering, "PYOPENGL_PLATFORM": self.rendering} if self.rendering else {}
         variables = tuple(sorted({**drawn, **self.variables}.items()))
-        libraries = tuple(map(str, self.library_path))
+        libraries = tuple(map(str, self.ld_library_path))
         return InterpreterKey(self.python, variables, libraries, "" if self.folder is None else str(self.folder))
 
     def hosting(self, of_hub: Hosting | None = None) -> Hosting:

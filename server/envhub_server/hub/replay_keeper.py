@@ -83,7 +83,7 @@ class ReplayKeeper:
         return {
             "python": key.python or sys.executable,
             "variables": dict(key.variables),
-            "library_path": list(key.library_path),
+            "ld_library_path": list(key.ld_library_path),
         }
 
 

@@ -29,7 +29,7 @@ class Replay:
         row: its number in the session.
         source: as ``control.Built.sources`` has it, of an env that was made by a factory of a program.
         lacks: what is missing, because it is no plain data, in words; the env cannot be run again without it.
-        interpreter: of the worker: ``python``, its program, ``variables`` by name, and its ``library_path``.
+        interpreter: of the worker: ``python``, its program, ``variables`` by name, and its ``ld_library_path``.
         versions: of what is installed there.
         failure: the fields of ``EnvFailure``.
         limits: ``init``, ``reset``, ``step``: how long a call may take, in seconds.
@@ -79,7 +79,7 @@ class Replay:
 class _Interpreter:
     python: str
     variables: Dict[str, str]
-    library_path: List[str]
+    ld_library_path: List[str]
 
 
 @dataclass(frozen=True)

@@ -51,13 +51,13 @@ class InterpreterKey:
     Attributes:
         python: the interpreter's program, or the folder of a virtual environment or conda prefix; empty for the hub's.
         variables: of its environment, besides those of the hub.
-        library_path: where its libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``.
+        ld_library_path: where its libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``.
         folder: its working directory; empty for the hub's.
     """
 
     python: str = ""
     variables: tuple[tuple[str, str], ...] = ()
-    library_path: tuple[str, ...] = ()
+    ld_library_path: tuple[str, ...] = ()
     folder: str = ""
 
     @property
@@ -183,8 +183,8 @@ def environment_of(key: InterpreterKey, program: str, environ: Environment) -> E
         for variable, mark in (("VIRTUAL_ENV", "pyvenv.cfg"), ("CONDA_PREFIX", "conda-meta")):
             if (bin_folder.parent / mark).exists():
                 found[variable] = str(bin_folder.parent)
-    if key.library_path:
-        found["LD_LIBRARY_PATH"] = os.pathsep.join(key.library_path)
+    if key.ld_library_path:
+        found["LD_LIBRARY_PATH"] = os.pathsep.join(key.ld_library_path)
     return {**found, **dict(key.variables)}
 
 

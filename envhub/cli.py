@@ -65,6 +65,7 @@ def serve(
     """
     from envhub_server.catalog.registry import FactoryNotFound
     from envhub_server.hub.hub import Hub
+    from envhub_server.network.audit import AuditError
     from envhub_server.serve import config_of
     from envhub_server.serve import serve as run
 
@@ -93,7 +94,7 @@ def serve(
         _end("serve", error)
     try:
         run(found, ready)
-    except (AddressError, FactoryNotFound) as error:
+    except (AddressError, AuditError, FactoryNotFound) as error:
         _end("serve", error)
     except KeysError as error:
         _end("serve", error, EXIT_KEYS)
@@ -321,8 +322,9 @@ def record(
     only_failed
         Record only episodes in which the env failed.
     """
-    from envhub_client.recording.options import RecordOptions
     from envhub_client.tools.record import run
+
+    from envhub.recording.options import RecordOptions
 
     with _errors_in_a_line("record"):
         try:
@@ -460,11 +462,15 @@ def replay(
     pdb: Annotated[bool, Parameter(name="--pdb")] = False,
     until: int | None = None,
     video: Path | None = None,
+    trust: Annotated[bool, Parameter(name="--trust")] = False,
 ) -> None:
     """Run an env that failed once more, and say whether it fails alike; exits with 1 if it does not.
 
     It runs in a process of its own, with the interpreter and in the folder of the env that failed, and is asked what
     that was asked. Steps count from 0, resets included.
+
+    A file names the program and the modules that are run, which is said first. A file that is not yours, or not in the
+    folder of your hubs, is run with --trust only.
 
     Parameters
     ----------
@@ -476,13 +482,18 @@ def replay(
         The step to stop before.
     video
         An MP4 file to render the env into, if it has the mode rgb_array; needs the extra "record".
+    trust
+        Run what the file names, wherever it comes from.
     """
+    from envhub_server.catalog.replay_folder import default_path
     from envhub_server.ipc.replay_file import SUFFIX
-    from envhub_server.replay import ReplayError, announced, run
+    from envhub_server.replay import ReplayError, announced, is_own, run
 
     path = file if file.exists() else _replay_folder(None) / f"{file.name.removesuffix(SUFFIX)}{SUFFIX}"
     try:
         errors.print(announced(path), markup=False, highlight=False, soft_wrap=True)
+        if not trust and not is_own(path, default_path(os.environ)):
+            _end("replay", f"{path} is not run, for it is no file of yours in the folder of your hubs; --trust runs it")
         with _film_into(video) as show:
             verdict = run(path, until, pdb, show)
     except ReplayError as error:
@@ -497,7 +508,7 @@ def _film_into(path: Path | None) -> Iterator[Callable[[np.ndarray, float], None
     if path is None:
         yield None
         return
-    from envhub_client.recording.film import Film
+    from envhub.recording.film import Film
 
     films: list[Film] = []
 

@@ -17,7 +17,8 @@ class EnvFailure(Mapping[str, Any]):
     The class is no ``dict``, so that ``VectorEnv._add_info`` makes one object array of several, with an entry per env.
 
     Attributes:
-        cause: ``"crash"``, ``"timeout"``, ``"memory"``, ``"exception"``, ``"nan"`` or ``"hub_lost"``.
+        cause: ``"crash"``, ``"timeout"``, ``"memory"``, ``"recycle"``, ``"exception"``, ``"nan"`` or
+            ``"hub_lost"``.
         message: what happened, for people.
         signal: the name of the signal that ended the env's process, or an empty string.
         exit_status: the status that the env's process exited with, or None.
@@ -26,7 +27,7 @@ class EnvFailure(Mapping[str, Any]):
         restarts: how often the env's worker had ended, or had built an env again, before this failure.
         log_tail: the last output of the env's process.
         replay: the name of the file on the hub's machine with which ``envhub replay`` runs the env to this failure
-            again; empty where the hub keeps none.
+            again, written a moment after the failure is told; empty where the hub keeps none.
     """
 
     cause: str

@@ -35,6 +35,8 @@ class HubOptions:
         what steps took before, or whether it computes in its own process; else every env gets a process.
     lease
         Seconds a session outlives the loss of its client; 60 by default.
+    close_timeout_max
+        The most seconds that a client may give its envs to close; 60 by default.
     worker_memory
         The bytes of memory that each worker may have, so that one session's envs cannot take the machine's; 0, the
         default, for no limit.
@@ -71,6 +73,10 @@ class HubOptions:
         The files kept in that folder, 200 by default; older ones are removed, and with 0 none is kept.
     replays_bytes_max
         The bytes of all these files; 256 MiB by default.
+    recordings_memory_max
+        The bytes of memory that all recordings of sessions, which the file asks for by record, may have together;
+        16 GiB by default. Each is taken to have twice its queue_bytes. A session whose recording does not fit is not
+        recorded.
     recycle
         When another worker takes over from one, at its envs' episodes' end: after so many EPISODES, seconds of AGE, or
         with more bytes of MEMORY, as ``--recycle.memory-bytes 2000000000``. Clients may have it happen earlier.
@@ -83,6 +89,7 @@ class HubOptions:
     max_envs: int | None = None
     workers: int | Literal["auto"] | None = None
     lease: float | None = None
+    close_timeout_max: float | None = None
     worker_memory: int | None = None
     worker_env: list[str] | None = None
     keys: Path | None = None
@@ -97,4 +104,5 @@ class HubOptions:
     replays: Path | None = None
     replays_max: int | None = None
     replays_bytes_max: int | None = None
+    recordings_memory_max: int | None = None
     recycle: Recycle | None = None

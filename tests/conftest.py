@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import sys
 import tempfile
 
@@ -11,9 +13,11 @@ import pytest
 # A run starts hundreds of interpreters. Many container images set this variable, and each one compiles every module.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# Not among the replays of the user whose hubs these are.
-_RUN = os.environ.get("PYTEST_XDIST_WORKER", "alone")  # each has its own, since the oldest replays give way
-os.environ["ENVHUB_REPLAYS"] = os.path.join(tempfile.gettempdir(), f"envhub-test-replays-{os.getuid()}-{_RUN}")
+# A shell has its background jobs ignore it, and what they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+# Not among the replays of the user whose hubs these are. Each process of a run has its own, since tests look for what
+# is new in it, and the oldest replays give way.
+_REPLAYS = os.environ["ENVHUB_REPLAYS"] = tempfile.mkdtemp(prefix="envhub-test-replays-")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,6 +37,10 @@ def pytest_configure(config: pytest.Config) -> None:
         SessionOptions.__init__.__defaults__ = tuple("wire" if value == "auto" else value for value in defaults)
         assert make.make_vec.__kwdefaults__ is not None
         make.make_vec.__kwdefaults__["lane"] = "wire"
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_REPLAYS, ignore_errors=True)
 
 
 def _load_hypothesis_profile() -> None:

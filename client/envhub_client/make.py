@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode
 from envhub.errors import RequestRefused
 from envhub.protocol.messages import Make
 from envhub.protocol.prelude import RECONNECT_S
+from envhub.recording.options import RecordOptions
 from envhub.transport.address import ENVIRONMENT_VARIABLE
 from envhub.values import codec
 from envhub_client.connection.failures import hide_frames
@@ -25,7 +26,6 @@ from envhub_client.envs.recorded_vector_env import RecordedVectorEnv
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.keywords import meant, refused_keyword, split
-from envhub_client.recording.options import RecordOptions
 from envhub_client.session import faults, hosting
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
 from envhub_client.session.options import ObservationMode, SessionOptions, checked_autoreset_mode

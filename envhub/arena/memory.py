@@ -15,7 +15,6 @@ The arena has no name, so nothing is left behind whichever process dies; its sea
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import sys
@@ -25,6 +24,7 @@ from typing import Any, cast
 import numpy as np
 
 from envhub.arena.layout import HEADER_WORDS, MAGIC, VERSION, Layout, split_results
+from envhub.sealing import check_sealed, seal
 from envhub.values.info_columns import Rows
 
 # What a row is to do. A message on the worker's channel brings the arguments of a reset, and the actions of a step that
@@ -43,10 +43,6 @@ REVOKED, WINDING_UP = 1, 2  # of the header word ``revoked``
 
 _EPOCH, _DRIVER, _REVOKED = (HEADER_WORDS.index(name) for name in ("epoch", "driver", "revoked"))
 
-# From linux/fcntl.h; Python's fcntl module names them only on some builds.
-F_ADD_SEALS, F_GET_SEALS = 1033, 1034
-F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
-
 
 def allocate(layout: Layout) -> int:
     """A sealed memfd large enough for ``layout``, its pages reserved; the caller owns the descriptor.
@@ -57,7 +53,7 @@ def allocate(layout: Layout) -> int:
     fd = os.memfd_create("envhub-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.posix_fallocate(fd, 0, layout.nbytes())
-        fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW)
+        seal(fd)
     except BaseException:
         os.close(fd)
         raise
@@ -87,8 +83,7 @@ class Arena:
             OSError: this is no memfd.
             ValueError: it is too small, or whoever gave it could make it smaller: reading what is gone is SIGBUS.
         """
-        if not fcntl.fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK:
-            raise ValueError("the memory is not sealed against shrinking")
+        check_sealed(fd)
         self.layout = layout
         self._memory = mmap.mmap(fd, layout.nbytes())
         self._epoch = 0
@@ -153,12 +148,11 @@ class Arena:
         return int(self._slot_words[0]) & 1
 
     def move_from(self, other: Arena) -> None:
-        """Take the place of another arena of the same layout, which no worker serves any more."""
+        """Take the place of another arena of the same layout, which no worker serves any more.
+
+        Rows that are pending there are pending here: their workers step them once they serve.
+        """
         self._memory[:] = memoryview(other._memory)
-        # Rows that a client posted there since then were never begun.
-        late = self.request != self.done
-        self.request[late] = self.done[late]
-        self.slot[late] = 1 - (self.slot[late] & 1)
         self._posts = other._posts
         self.format(other._epoch + 1)
 

@@ -304,6 +304,7 @@ class HeartbeatReply:
     built: int = 0  # envs so far
     num_envs: int = 0
     importing: str = ""  # the modules that a worker imports before it makes its first env
+    starting: str = ""  # how far its interpreter is, which does not fork workers yet
 
 
 @dataclass(frozen=True)

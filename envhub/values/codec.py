@@ -34,6 +34,7 @@ DEPTH_MAX = 64
 DECODED_DEPTH_MAX = DEPTH_MAX + 2  # the outermost value itself, and an array inside the innermost container
 ITEMS_MAX = 1 << 20
 CHECKED_BYTES_MIN = 1 << 12  # fewer bytes can announce only lists for which msgpack allocates little
+WALKED_MAX = 64  # items, which cost less than a copy of so many bytes
 HEADER_BYTES_MAX = 1 << 16  # without the bin values, which the hub passes on unread
 HEADER_ITEMS_MAX = 1 << 13  # of all its lists and maps together
 KNOWN_HEADER_ITEMS_MAX = 1 << 18  # the same, of a trusted sender
@@ -375,6 +376,7 @@ class _Decoder:
         self._extensions = _HEADER_EXTENSIONS if header else _EXTENSIONS
         self._lenient = lenient
         self._depth_max = 1 if header else DECODED_DEPTH_MAX
+        self._is_checked = header
         self._items_max = items_max
         self._depth = 0
         self._spaces_bytes = 0
@@ -387,7 +389,7 @@ class _Decoder:
         try:
             nbytes = memoryview(blob).nbytes
             items_max = min(self._items_max, nbytes)  # msgpack allocates what a list announces
-            if nbytes >= CHECKED_BYTES_MIN:
+            if nbytes >= CHECKED_BYTES_MIN and not self._is_checked and not _has_few_items(blob):
                 _check_complete(blob, nbytes)
             return msgpack.unpackb(
                 blob,
@@ -453,6 +455,23 @@ class _Decoder:
         found = Represented(text)
         self.represented.append(found)
         return found
+
+
+def _has_few_items(blob: Any) -> bool:
+    """Whether the message is a complete value of few items, such as a large array; does not look at every byte."""
+    view, at, left = memoryview(blob).cast("B"), 0, 1
+    for _ in range(WALKED_MAX):
+        if not left or at >= len(view):
+            break
+        kind, length, width = _HEADS[view[at]]
+        at += 1 + width
+        length += int.from_bytes(view[at - width : at], "big") if width else 0
+        left -= 1
+        if kind in (_LIST, _MAP):
+            left += length * kind
+        else:
+            at += length
+    return not left and at == len(view)
 
 
 def _check_complete(blob: Any, nbytes: int) -> None:

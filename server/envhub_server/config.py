@@ -15,8 +15,10 @@ from envhub.protocol import validation
 from envhub.protocol.messages import Hosting
 from envhub.protocol.validation import SECONDS_MAX
 from envhub_server.catalog.env_settings import EnvSettings
+from envhub_server.catalog.record_settings import RecordSettings
 from envhub_server.catalog.registry import Registry
 from envhub_server.catalog.replay_folder import ReplayFolder
+from envhub_server.operator_bounds import BOUNDS
 from envhub_server.processes.interpreter import INTERPRETERS_MAX
 
 MIB = 1 << 20
@@ -38,9 +40,11 @@ class Limits:
     arena_bytes_max: int = 2048 * MIB  # of all sessions together
     message_bytes_max: int = 64 * MIB  # one frame from a client; fixed once a socket is bound
     worker_memory_bytes_max: int = 0  # of each worker (RLIMIT_DATA), besides arenas and files; 0 for no limit
+    close_s_max: float = 60.0  # that a client may give its envs to close
     spares_max: int = 8  # of one session, unless its operator says more
     replays_max: int = 200  # files in the folder of replays; 0 keeps none
     replays_bytes_max: int = 256 * MIB  # of them together
+    recordings_memory_bytes_max: int = 16384 * MIB  # of all recordings together
     info_bytes: int = 2048  # room for an info in the arena, per row; a larger info travels by the slower channel
 
 
@@ -75,6 +79,7 @@ class HubConfig:
         python: the interpreter of envs whose table names none: Python 3.8 or later with NumPy, msgpack and Gymnasium
             (0.26 or later) or gym (0.21 or later), by its program or its virtual environment; empty for the hub's own.
         replays: the folder for what envs were asked that failed, for ``envhub replay``; None keeps none.
+        record: which episodes of the sessions of envs whose table says nothing are recorded; None for none.
         step_costs: the file that keeps the costs of steps for later hubs; None for no file.
         audit: a file to which who connects, is refused, and has sessions is written; None for none.
         allow_factories: make envs also by factories that clients send, for the hub's own user and clients that may
@@ -105,6 +110,7 @@ class HubConfig:
     vector: bool = False
     step_costs: Path | None = None
     replays: Path | None = None
+    record: RecordSettings | None = None
     limits: Limits = Limits()
     timing: Timing = Timing()
     tables: Mapping[str, EnvSettings] = field(default_factory=dict)
@@ -119,18 +125,26 @@ class HubConfig:
             raise ValueError(f"{text} used by one hub")
         for said in (self.hosting, *(table.hosting() for table in self.tables.values())):
             validation.check(said)
+            if said.spares is not None and not BOUNDS["spares"].admits(said.spares):
+                raise ValueError(f"spares must be {BOUNDS['spares']} of a session, got {said.spares}")
+            if len(set(said.gpus)) < len(said.gpus):
+                raise ValueError(f"a device is given twice: gpus={said.gpus}")
+        if self.vector and self.record is not None:
+            raise ValueError("--vector: a vector env is not recorded, and the file has all envs recorded")
         if len(set(self.binds)) < len(self.binds):
             raise ValueError(f"an address is given twice: {', '.join(self.binds)}")
         if self.limits.worker_memory_bytes_max < 0:
             raise ValueError(f"--worker-memory must be at least 0 bytes, got {self.limits.worker_memory_bytes_max}")
         if self.limits.replays_max < 0 or self.limits.replays_bytes_max < 0:
             raise ValueError("--replays-max and --replays-bytes-max must be at least 0")
+        if not 0 <= self.limits.close_s_max <= SECONDS_MAX:
+            raise ValueError(f"close_s_max must be between 0 and {SECONDS_MAX} seconds, got {self.limits.close_s_max}")
         if self.limits.envs_max < 1:
             raise ValueError(f"--max-envs must be at least 1, got {self.limits.envs_max}")
 
     def registry(self) -> Registry:
         """What the hub offers."""
-        defaults = EnvSettings(python=self.python, rendering=self.rendering)
+        defaults = EnvSettings(python=self.python, rendering=self.rendering, record=self.record)
         return Registry(self.envs, self.allow_arguments, self.tables, defaults, self.vector)
 
     def replay_folder(self) -> ReplayFolder | None:

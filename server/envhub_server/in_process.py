@@ -13,7 +13,7 @@ import random
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -249,3 +249,7 @@ class _InProcessWorkers:
     ) -> list[_WorkerInThread]:
         """The workers of these numbers."""
         return [_WorkerInThread(session, number, self._events) for number in numbers]
+
+    def orphans(self) -> Mapping[int, Sequence[int]]:
+        """None are known: what the envs start is the program's."""
+        return {}

@@ -34,6 +34,7 @@ _REPEATED = {
     "client_refused": ("why", "host"),
     "connection_ended": ("client", "why"),
     "replay_not_kept": ("why",),
+    "env_not_recorded": ("session", "env"),
     "answer_dropped": ("session", "worker", "message"),
 }
 _repeats = Repeats()

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 
+from envhub.protocol.validation import SECONDS_MAX
 from envhub_server import log
 from envhub_server.catalog.replay_folder import default_path
 from envhub_server.catalog.step_cost_file import cache_path
@@ -40,6 +41,7 @@ def main(address: str, owner: int, ready_fd: int) -> None:
         envs_per_session_max=1 << 16,
         arena_bytes_max=1 << 50,
         message_bytes_max=1024 * MIB,
+        close_s_max=SECONDS_MAX,
     )
     timing = Timing(lease_s=3600.0)  # the hub ends with the program, which a debugger may stop for long
     costs = cache_path(os.environ)

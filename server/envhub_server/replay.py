@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from envhub.arena.stand_in import FRESH
+from envhub.arena.stand_in import ENDED, FRESH
 from envhub.errors import printable
 from envhub.values import codec
 from envhub_server.ipc import control, journal
@@ -116,6 +116,15 @@ def read(path: Path) -> Replay:
         raise ReplayError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ReplayError(f"{path}: {error}") from error
+
+
+def is_own(path: Path, folder: Path | None) -> bool:
+    """Whether a hub of this user has written the file: it is the user's, and lies in this folder of the user's hubs."""
+    try:
+        owner, folders = path.stat().st_uid, (path.resolve().parent, folder and folder.resolve())
+    except OSError:
+        return False
+    return owner == os.geteuid() and folders[0] == folders[1]
 
 
 def announced(path: Path) -> str:
@@ -221,9 +230,9 @@ def _follow(course: Course, replay: Replay, history: History, process: Process, 
 
 def _limit_s(replay: Replay, history: History, course: Course) -> float:
     """For how long the call that runs may take."""
-    if not 0 <= course.call < len(history.kinds):
+    if not 0 <= course.call < history.calls:
         return MAKE_S
-    kind = history.kinds[course.call]
+    kind = history.kind(course.call)
     name = "reset" if kind in (journal.RESET, journal.AUTORESET) else "init" if kind == FRESH else "step"
     return float(replay.limits.get(name, math.inf))
 
@@ -233,23 +242,23 @@ def _verdict(replay: Replay, history: History, course: Course) -> Comparison:
     if "not_made" in end:
         return Comparison(False, f"the env could not be made: {end['not_made']}")
     if "stopped" in end:
-        return Comparison(True, f"stopped before {_named(history, end['stopped'])}")
+        return Comparison(True, f"stopped before {_named(replay, history, end['stopped'])}")
     now, recorded = _happened(end), _recorded(failure)
     # A hub measures memory now and then, and may find that there is too much of it some steps later.
     late = now == ("memory",) and course.call < replay.failed_at
     same = now == recorded and (course.call == replay.failed_at or late)
     if course.differs is not None:
-        text = f"non-deterministic simulator: observation differs first at {_named(history, course.differs)}; "
-        now_text = "it did not fail" if not now else f"it {_told(now)} at {_named(history, course.call)}"
+        text = f"non-deterministic simulator: observation differs first at {_named(replay, history, course.differs)}; "
+        now_text = "it did not fail" if not now else f"it {_told(now)} at {_named(replay, history, course.call)}"
         return Comparison(
-            False, f"{text}{now_text}, and {_told(recorded)} at {_named(history, replay.failed_at)} before"
+            False, f"{text}{now_text}, and {_told(recorded)} at {_named(replay, history, replay.failed_at)} before"
         )
     if same:
-        return Comparison(True, f"failed alike: {_told(now)} at {_named(history, course.call)}")
-    before = f"it {_told(recorded)} at {_named(history, replay.failed_at)} before"
+        return Comparison(True, f"failed alike: {_told(now)} at {_named(replay, history, course.call)}")
+    before = f"it {_told(recorded)} at {_named(replay, history, replay.failed_at)} before"
     if not now:
         return Comparison(False, f"did not fail, and every observation was the same; {before}{_remarks(history)}")
-    return Comparison(False, f"failed otherwise: {_told(now)} at {_named(history, course.call)}; {before}")
+    return Comparison(False, f"failed otherwise: {_told(now)} at {_named(replay, history, course.call)}; {before}")
 
 
 def _happened(end: dict[str, Any]) -> tuple[str, ...]:
@@ -284,13 +293,16 @@ def _told(happened: tuple[str, ...]) -> str:
     return f"ended by {rest[0]}"
 
 
-def _named(history: History, call: int) -> str:
+def _named(replay: Replay, history: History, call: int) -> str:
     """A call, by its number and its place in the episode."""
-    if call >= len(history.kinds):
+    if call >= history.calls:
         return f"step {call}, after the last that is known"
-    resets = (journal.RESET, journal.AUTORESET, FRESH)
-    since = next((back for back in range(call + 1) if history.kinds[call - back] in resets), call)
-    return f"step {call}" if since == call else f"step {call} ({since} of its episode)"
+    autoreset = (ENDED,) if replay.build["autoreset_mode"] == "NextStep" else ()
+    resets = (journal.RESET, journal.AUTORESET, FRESH, *autoreset)
+    since = next((back for back in range(call + 1) if history.kind(call - back) in resets), call)
+    if since == call or history.rows > 1:  # each env of a vector env has episodes of its own
+        return f"step {call}"
+    return f"step {call} ({since} of its episode)"
 
 
 def _remarks(history: History) -> str:

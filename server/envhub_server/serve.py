@@ -20,6 +20,8 @@ from envhub_server.catalog import hub_file
 from envhub_server.catalog.replay_folder import default_path
 from envhub_server.config import HubConfig, Limits, Timing
 from envhub_server.hub.hub import Hub
+from envhub_server.ipc.freed_memory import keep_freed_memory
+from envhub_server.table_check import check_options
 
 
 def config_of(entries: Sequence[str], options: HubOptions, file: Path | None = None) -> HubConfig:
@@ -33,12 +35,15 @@ def config_of(entries: Sequence[str], options: HubOptions, file: Path | None = N
     Raises:
         ValueError: the file cannot be used, or a value is out of bounds.
     """
+    check_options(options, lambda name: f"--{name.replace('_', '-')}")
     said = hub_file.read(file) if file is not None else hub_file.HubFile()
     chosen = hub_file.over(options, said.options)
     limits = {
         "envs_max": chosen.max_envs,
+        "close_s_max": chosen.close_timeout_max,
         "worker_memory_bytes_max": chosen.worker_memory,
         "replays_max": chosen.replays_max,
+        "recordings_memory_bytes_max": chosen.recordings_memory_max,
         "replays_bytes_max": chosen.replays_bytes_max,
     }
     others = {
@@ -61,6 +66,7 @@ def config_of(entries: Sequence[str], options: HubOptions, file: Path | None = N
             envs=tuple(entries),
             hosting=Hosting(**_given({name: getattr(chosen, name) for name in vars(Hosting())}, list)),
             tables=said.envs,
+            record=said.record,
             limits=Limits(**_given(limits)),
             timing=Timing(**_given({"lease_s": chosen.lease})),
             **_given(others),
@@ -113,6 +119,7 @@ def serve(config: HubConfig, ready: Callable[[Hub], None] = lambda hub: None) ->
 
     Raises:
         AddressError: an address is malformed, in use, or open to other machines without ``insecure``.
+        AuditError: the file of ``config.audit`` cannot be opened.
         FactoryNotFound: ``config.envs`` has a factory that does not exist.
     """
     if not config.binds:
@@ -129,6 +136,7 @@ def run_hub(config: HubConfig, ready: Callable[[Hub], None]) -> None:
     # As many descriptors as the system allows: libzmq ends the process when it cannot accept a connection.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    keep_freed_memory()
     hub = Hub(config)
     with hub.opened():
         ready(hub)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from chaos.chain_env import ChainEnv
-from integration.unruly import ACTS, FORKS
+from support.unruly import ACTS, FORKS
 
 
 class ForkingEnv(ChainEnv):

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import zstandard
-from codec_attacks import ATTACKS
-from codec_values import packed
 from envhub_server.ipc import control
-from integration.zmtp import command, frame
+from support.codec_attacks import ATTACKS
+from support.codec_values import packed
+from support.zmtp import command, frame
 
 from envhub.errors import RemoteProtocolError
 from envhub.protocol import messages

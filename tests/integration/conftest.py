@@ -1,14 +1,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import cloudpickle
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 os.environ["ENVHUB_CACHE"] = "off"  # what other runs of the tests have learned must not decide anything here
 

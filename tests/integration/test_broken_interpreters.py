@@ -6,6 +6,7 @@ import re
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import envhub
 
 AARCH64 = 183  # where these tests run, it is another processor
 AT_MACHINE = 18  # in the header of an ELF file
+TOLD_S = 10.0  # promised within 2 s; this machine may be slow, and what is told lasts
 
 
 def script(path: Path, *lines: str) -> Path:
@@ -139,6 +141,68 @@ def test_each_is_told_to_the_client_and_the_hub_goes_on(served: BrokenHub) -> No
         envs = envhub.make_vec(name, 2, hub=hub.ipc)
         assert envs.reset(seed=1)[0].shape == (2, 4)
         envs.close()
+
+
+def lines_of(log: str, event: str, why: str = "") -> list[str]:
+    return [line for line in log.splitlines() if f'"{event}"' in line and why in line]
+
+
+@pytest.mark.long
+def test_interpreter_that_computes_without_end_is_told_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    python = environment(
+        tmp_path / "venv", "numpy", msgpack="import os\nwhile not os.path.exists(os.environ['STOP']): 0"
+    )
+    (tmp_path / "hub.toml").write_text(
+        f'[envs.busy]\nenv = "CartPole-v1"\npython = "{python}"\nvariables.STOP = "{tmp_path}/stop"\n'
+    )
+    told = rf"{python}/bin/python on \S+ \(Python 3\S+\) still starts: it imports msgpack"
+    with serve(tmp_path, "--config", str(tmp_path / "hub.toml")) as hub, envhub.connect(hub.ipc) as client:
+        # On a slow machine there are lines of what was before the import, too.
+        assert wait_until(lambda: bool(lines_of(hub.log, "env_starting", "imports msgpack")), TOLD_S), hub.log
+        (line,) = lines_of(hub.log, "env_starting", "imports msgpack")
+        assert '"env": "busy"' in line and re.search(told, line)
+        assert re.fullmatch(told, client.health()["unready"]["busy"])
+        waits = rf"0 of 2 envs stand \({told}\)"
+
+        def stop() -> None:
+            wait_until(lambda: re.search(waits, caplog.text) is not None)
+            (tmp_path / "stop").touch()
+
+        stopping = threading.Thread(target=stop)
+        with (
+            caplog.at_level("INFO", "envhub"),
+            pytest.raises(envhub.RequestRefused, match="has no package 'gymnasium'"),
+        ):
+            stopping.start()
+            client.make_vec("busy", 2)
+        stopping.join()
+        assert re.search(waits, caplog.text)
+        assert wait_until(lambda: "has no package 'gymnasium'" in client.health()["unready"]["busy"])
+        (line,) = lines_of(hub.log, "env_unready")
+        assert "has no package 'gymnasium'" in line
+        assert len(lines_of(hub.log, "env_starting", "imports msgpack")) == 1
+
+
+@pytest.mark.long
+def test_import_that_hangs_is_told_at_the_hub_at_once(tmp_path: Path) -> None:
+    for name in ("factory", "ids"):
+        (tmp_path / f"sleepy_{name}.py").write_text("import time\ntime.sleep(1000)\n")
+    (tmp_path / "hub.toml").write_text(
+        '[envs.sleepy]\nenv = "sleepy_factory:make"\nfolder = "."\n'
+        '[envs.drowsy]\nenv = "sleepy_ids:Drowsy-v0"\nvariables = { A = "1" }\n[envs."CartPole-v1"]\n'
+    )
+    with (
+        serve(tmp_path, "--config", str(tmp_path / "hub.toml"), cwd=tmp_path) as hub,
+        envhub.connect(hub.ipc) as client,
+    ):
+        told = {"sleepy": "a worker still imports sleepy_factory", "drowsy": "a worker still imports sleepy_ids"}
+        for name, why in told.items():  # on a slow machine there are lines of what was before the import, too
+            starts = f'"env": "{name}", "why": "{why}"'
+            assert wait_until(lambda: bool(lines_of(hub.log, "env_starting", starts)), TOLD_S), hub.log  # noqa: B023
+        assert wait_until(lambda: client.health()["unready"] == told)
+        client.make_vec("CartPole-v1", 2).close()
 
 
 @pytest.mark.long

@@ -44,6 +44,7 @@ def test_hub_conforms_with_other_envs(hub: ServedHub, lane: str) -> None:
     assert conformance(getattr(hub, lane), "nested", "Blackjack-v1", "counter") == (0, {}, {"counter"})
 
 
+@pytest.mark.long
 def test_table_shows_whatever_an_env_says(hub: ServedHub) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "envhub", "conformance", hub.tcp, "--env", "unwell"],

@@ -116,9 +116,8 @@ def test_what_no_codec_carries_arrives_as_its_repr_and_is_listed(
             1,
         ]
     assert list(envs.represented) == ["infos['held']['lock']", "infos['held']['all'][1]"]
-    assert [record.message.split(" cannot")[0] for record in caplog.records] == [
-        f"{place} of env 0" for place in envs.represented
-    ]
+    told = [record.message.split(" cannot")[0] for record in caplog.records if " cannot" in record.message]
+    assert told == [f"{place} of env 0" for place in envs.represented]
     *_, infos = envs.step([0, 0])
     if mode == AutoresetMode.SAME_STEP:
         infos = infos["final_info"]

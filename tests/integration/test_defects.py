@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -23,7 +22,7 @@ import sims
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
-from hubs import lives, stopped, wait_until
+from hubs import HERE, lives, stopped, wait_until
 
 import envhub
 
@@ -136,7 +135,7 @@ envs.close()
 
 def test_5_exception_that_cannot_be_pickled_is_told(vectorizer: Vectorizer) -> None:
     module = "gymnasium.vector" if vectorizer is UPSTREAM else "envhub"
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environ = {**os.environ, "PYTHONPATH": str(HERE)}
     program = [sys.executable, "-c", SEALED.format(module=module)]
     process = subprocess.Popen(program, env=environ, stderr=subprocess.PIPE, start_new_session=True)
     try:

@@ -62,7 +62,7 @@ def test_second_signal_does_not_wait_for_steps(tmp_path: Path, lane: str) -> Non
         begun_s = time.monotonic()
         hub.process.terminate()
         assert hub.process.wait(GONE_S) == 0
-        assert time.monotonic() - begun_s < 2
+        assert time.monotonic() - begun_s < 4.5  # after one signal a step has 5 s
         assert not any(map(lives, workers))
         with pytest.raises(envhub.HubLost):
             envs.step_wait(timeout=10)

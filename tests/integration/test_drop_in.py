@@ -274,8 +274,9 @@ envs.close()
 """
 
 
+@pytest.mark.long
 def test_workers_start_from_the_programs_world_and_print_where_it_prints(tmp_path: Path) -> None:
-    program = PROGRAM.format(folder=str(tmp_path), place=str(Path(__file__).parent))
+    program = PROGRAM.format(folder=str(tmp_path), place=str(Path(sims.__file__).parent))
     ran = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
@@ -349,6 +350,7 @@ def test_single_env_is_the_env_itself(address: str | None) -> None:
     nested.close()
 
 
+@pytest.mark.long
 def test_program_without_standard_streams_has_a_hub_too() -> None:
     program = "import envhub; envs = envhub.make_vec('CartPole-v1', 2); envs.reset(); envs.step([0, 1]); envs.close()"
     ran = subprocess.run(["sh", "-c", f'exec {sys.executable} -c "{program}" <&- >&- 2>&-'], timeout=60)
@@ -375,6 +377,7 @@ def test_big_endian_observations_arrive_as_they_are(address: str | None) -> None
     envs.close()
 
 
+@pytest.mark.long
 def test_module_that_makes_its_envs_at_import_ends_in_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "rash.py").write_text(
         "import sims, envhub\nclass Mine(sims.Counter): pass\nenvs = envhub.AsyncVectorEnv([Mine] * 2)\n"

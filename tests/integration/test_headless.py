@@ -71,7 +71,7 @@ def test_frames_of_half_cheetah(served: ServedHub, backend: str) -> None:
 def test_rendering_that_does_not_work_is_told_with_what_to_do(served: ServedHub) -> None:
     needs("egl")
     assert wait_until(lambda: '"env": "hidden"' in served.log, 30)
-    (line,) = (line for line in served.log.splitlines() if '"env_unready"' in line)
+    (line,) = (line for line in served.log.splitlines() if '"env_unready"' in line and '"hidden"' in line)
     assert "rendering by egl does not work" in line
     with pytest.raises(envhub.RequestRefused) as caught:
         envhub.make_vec("hidden", 1, hub=served.tcp)
@@ -82,6 +82,7 @@ def test_rendering_that_does_not_work_is_told_with_what_to_do(served: ServedHub)
     envs.close()
 
 
+@pytest.mark.long
 def test_option_of_the_hub_holds_for_envs_that_say_nothing(tmp_path: Path) -> None:
     needs("osmesa")
     with serve(tmp_path, "HalfCheetah-v5", "--rendering", "osmesa", environ={"MUJOCO_GL": "disabled"}) as hub:

@@ -90,6 +90,7 @@ def test_large_info_that_a_worker_forges_reaches_nobody(plagued: ServedHub, mebi
 # --- bells ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_worker_that_fills_its_bells_holds_up_nobody_else(plagued: ServedHub) -> None:
     with contextlib.closing(envhub.make_vec("wordy", 2, num_workers=2, hub=plagued.ipc, lane="wire")) as envs:
         envs.reset()
@@ -120,6 +121,7 @@ def test_client_that_fills_its_bell_holds_up_nobody_else(plagued: ServedHub) -> 
 # --- memory and rights ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_make_that_exhausts_memory_fails_alone(tmp_path: Path) -> None:
     offered = ["counter=sims:counter", "stacked=odd_sims:stacked", "--worker-memory", str(1 << 30)]
     with serve(tmp_path, *offered) as hub, contextlib.closing(envhub.make_vec("counter", 2, hub=hub.tcp)) as envs:

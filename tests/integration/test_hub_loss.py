@@ -256,6 +256,7 @@ class Fragile(sims.Counter):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_worker_that_dies_while_the_envs_are_made_anew_is_no_reason_to_give_up(tmp_path: Path) -> None:
     place = tmp_path / "dies"
     with closing(envhub.make_vec([lambda: Fragile(place)] * 2, num_workers=2, on_hub_loss="recreate")) as envs:
@@ -267,6 +268,7 @@ def test_worker_that_dies_while_the_envs_are_made_anew_is_no_reason_to_give_up(t
         assert not place.exists() and envs.reset()[0][:, 0].tolist() == [0, 0]
 
 
+@pytest.mark.long
 def test_reset_under_way_is_done_again() -> None:
     with closing(envhub.make_vec([sims.Counter] * 2, on_hub_loss="recreate")) as envs:
         envs.reset()
@@ -277,6 +279,7 @@ def test_reset_under_way_is_done_again() -> None:
         assert envs.step([0, 0])[0][:, 0].tolist() == [1, 1]
 
 
+@pytest.mark.long
 def test_envs_that_a_reset_leaves_out_are_truncated_by_the_next_step() -> None:
     with closing(envhub.make_vec([Spelling] * 3, autoreset_mode="Disabled", on_hub_loss="recreate")) as envs:
         envs.reset()

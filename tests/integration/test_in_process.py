@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ import psutil
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
 from gymnasium.vector import AutoresetMode
+from hubs import wait_until
 from same import assert_same
 
 import envhub
@@ -102,7 +104,7 @@ def test_envs_are_in_this_process_which_has_no_child() -> None:
     with made() as envs:
         envs.reset(seed=1)
         assert envs.call("pid") == (os.getpid(),) * NUM_ENVS
-        assert {child.pid for child in psutil.Process().children(recursive=True)} == before
+        assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
         assert (envs.num_workers, envs.lane) == (0, "in-process")
         assert "own process" in envs.sizing.reason
 
@@ -167,13 +169,15 @@ def test_interrupt_in_a_step_is_the_programs_and_reset_goes_on() -> None:
 def test_nothing_is_left() -> None:
     with made() as envs:
         envs.reset()
+    gc.collect()
     descriptors = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         with made() as envs:
             envs.reset()
     envs = envhub.make_vec([Strict], num_workers=0)  # is dropped without being closed
     del envs
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    gc.collect()
+    assert wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
 
 
 def test_every_maker_takes_it_and_a_hub_excludes_it() -> None:
@@ -212,6 +216,7 @@ def test_debugger_stops_in_an_env(tmp_path: Path) -> None:
     assert "(Pdb) 42" in ended.stdout and "went on" in ended.stdout
 
 
+@pytest.mark.long
 def test_profiler_sees_the_envs(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

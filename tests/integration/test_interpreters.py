@@ -13,16 +13,16 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from hubs import ServedHub, serve, wait_until
+from hubs import HERE, ServedHub, serve, wait_until
 from interpreters import FEW, MATRIX, WORKING, Combination, environment, interpreter
 
 import envhub
 
-sys.path.insert(0, str(Path(__file__).parent / "old_sims"))
+sys.path.insert(0, str(HERE / "old_sims"))
 
 from any_gym import KINDS, Unruly, plain, space_of
 
-FOLDER = Path(__file__).parent / "old_sims"
+FOLDER = HERE / "old_sims"
 NUM_ENVS, STEPS, SEED = 2, 12, 5
 COMBINATIONS = [
     pytest.param(each, id=each.name, marks=pytest.mark.long if each in FEW else pytest.mark.chaos) for each in MATRIX
@@ -150,8 +150,7 @@ def test_every_kind_of_space_gives_what_it_gives_directly(hosted: Hosted, lane: 
 
 
 def test_failures_are_told_and_survived(hosted: Hosted, lane: str) -> None:
-    with_timeout = {"num_workers": 2, "step_timeout": 1.0, "init_timeout": 5.0}
-    envs = hosted.make("unruly", lane, **with_timeout)
+    envs = hosted.make("unruly", lane, num_workers=2, step_timeout=5.0)
     nothing, deeds = np.zeros(2, int), {name: number for number, name in enumerate(Unruly.DEEDS)}
     try:
         envs.reset(seed=1)
@@ -160,6 +159,7 @@ def test_failures_are_told_and_survived(hosted: Hosted, lane: str) -> None:
         assert caught.value.args == ("boom", 3) and "any_gym.py" in str(caught.value.__cause__)
         for deed, cause in (("crash", "crash"), ("hang", "timeout"), ("exit", "crash")):
             envs.reset(seed=1)
+            envs.step(nothing)  # the first step of an env has the time of its making
             _, _, _, truncations, infos = envs.step(np.array([0, deeds[deed]]))
             assert truncations.tolist() == [False, True], deed
             assert infos["_env_failure"].tolist() == [False, True] and cause in repr(infos["env_failure"][1]), deed
@@ -168,6 +168,35 @@ def test_failures_are_told_and_survived(hosted: Hosted, lane: str) -> None:
         assert envs.step(nothing)[0][:, 0].tolist() == [1, 1]
     finally:
         envs.close()
+
+
+@pytest.mark.timeout(300)
+def test_failure_is_run_again_in_the_interpreter_of_its_env(hosted: Hosted, lane: str) -> None:
+    options = {"num_workers": 2, "step_timeout": 5.0, "on_exception": "truncate"}
+    envs = hosted.make("unruly", lane, env_kwargs={"seeded": True}, **options)
+    nothing, found = np.zeros(2, int), {}
+    try:
+        for deed in ("raise", "crash", "exit", "hang"):
+            envs.reset(seed=1)
+            envs.step(nothing)
+            infos = envs.step(np.array([0, Unruly.DEEDS.index(deed)]))[4]
+            found[deed] = infos["env_failure"][1].replay
+            assert wait_until(lambda: not envs.step(nothing)[4].get("_env_failure", nothing).any(), 20)
+    finally:
+        envs.close()
+    ends = {"raise": "raised builtins.ValueError: ('boom', 3)", "crash": "ended by SIGSEGV"}
+    for deed, name in found.items():
+        ran = again(name)
+        told = ends.get(deed, "hung" if deed == "hang" else "ended by status 3")
+        assert (ran.returncode, ran.stdout.startswith(f"failed alike: {told} at step ")) == (0, True), ran
+        assert ran.stderr.startswith(f"runs any_gym:unruly with {hosted.folder} in {FOLDER}, "), ran.stderr
+
+
+def again(name: str) -> subprocess.CompletedProcess[str]:
+    """``envhub replay`` of the replay of this name, which the hub may still be writing."""
+    assert wait_until((Path(os.environ["ENVHUB_REPLAYS"]) / f"{name}.replay").exists, 10)
+    command = [sys.executable, "-m", "envhub", "replay", name]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 def test_what_an_env_does_beside_its_steps_does_no_harm(hosted: Hosted, lane: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -17,7 +18,7 @@ import sims
 from chaos.chaos_proxy import proxy
 from chaos.interrupts import Interrupt, Places
 from envhub_client.connection.connection import Connection
-from hubs import ServedHub, stopped, wait_until, worker_processes
+from hubs import ServedHub, signalled_in_a_wait, stopped, wait_until, worker_processes
 
 import envhub
 from envhub.errors import LocalProtocolError
@@ -79,8 +80,7 @@ def test_vector_env_that_a_signal_handler_closes_in_a_wait_says_so(lasts_s: floa
     before = signal.signal(signal.SIGALRM, close)
     try:
         envs.step_async(np.full(2, 8))
-        signal.setitimer(signal.ITIMER_REAL, 0.3)  # by then the wait has begun, and it has not ended
-        with pytest.raises(LocalProtocolError):
+        with pytest.raises(LocalProtocolError), signalled_in_a_wait(signal.SIGALRM):
             envs.step_wait()
     finally:
         signal.signal(signal.SIGALRM, before)
@@ -91,7 +91,7 @@ class Slow(sims.Counter):
 
     def act(self, action: int) -> None:
         if action in (6, 8):
-            time.sleep(0.03 if action == 6 else 5.0)
+            time.sleep(0.03 if action == 6 else 60.0)
 
 
 def interrupted(envs: envhub.HubVectorEnv, dice: random.Random) -> bool:
@@ -144,7 +144,7 @@ def test_interrupt_at_any_moment_leaves_a_session_that_goes_on(lane: str, count:
         assert raised > count / 2
         interrupted(envs, dice)
         begun = time.monotonic()
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < 4.5  # an env has 5 s to close
 
 
 def test_request_after_one_that_was_given_up_waits_for_its_end() -> None:
@@ -173,11 +173,9 @@ def interrupted_by(error: type[BaseException]) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with pytest.raises(error):
-            signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with pytest.raises(error), signalled_in_a_wait(signal.SIGALRM):
             yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 
@@ -281,6 +279,7 @@ def test_interrupt_anywhere_in_connecting_leaves_no_descriptor(hub: ServedHub) -
     places = Places()
     pidfd = os.pidfd_open(hub.process.pid)
     places.during(lambda: Connection(hub.ipc, hub_pidfd=pidfd)).close()
+    gc.collect()
     before = descriptors()
     for place in places.found:
         interrupt = Interrupt(1, place)
@@ -288,7 +287,9 @@ def test_interrupt_anywhere_in_connecting_leaves_no_descriptor(hub: ServedHub) -
         if connection is not None:
             connection.close()
         del connection
-        assert wait_until(lambda: descriptors() == before), place
+        if descriptors() > before:  # a collection takes a second in a process that has run many tests
+            gc.collect()
+        assert wait_until(lambda: descriptors() <= before), place
     os.close(pidfd)
 
 

@@ -14,14 +14,13 @@ from contextlib import closing
 from pathlib import Path
 
 import gymnasium as gym
-import msgspec
 import numpy as np
 import pytest
 import zmq
 from envhub_client.tools.bench.served_hub import served_hub
 from envhub_server.network.key_folder import KeyFolder
 from envhub_server.network.rights import Quotas
-from hubs import ServedHub, listening, serve, wait_until
+from hubs import HERE, ServedHub, free_port, listening, serve, wait_until
 from zmq.utils.monitor import recv_monitor_message
 
 import envhub
@@ -96,6 +95,7 @@ def with_server(address: str, server: bytes) -> str:
     return f"envhub://{text_of(server + key_of(token, 2)[KEY_BYTES:])}@{place}"
 
 
+@pytest.mark.long
 def test_address_without_keys_refuses_a_client_that_has_one(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", binds=["tcp://127.0.0.1:0"]) as hub:
         token = text_of(sockets.new_key_pair()[0] + sockets.new_key_pair()[1])
@@ -117,7 +117,7 @@ def test_key_that_is_removed_ends_the_training_of_its_client_alone(
         with pytest.raises(envhub.AccessDenied, match="does not know this key"):
             while True:
                 envs.step(np.zeros(2, int))
-        assert time.monotonic() - begun < 3.0  # it counts within a second
+        assert time.monotonic() - begun < 10.0  # it counts within a second
         others.step(np.zeros(2, int))
         assert "its key was removed" in hub.log
 
@@ -167,6 +167,7 @@ def test_observer_sees_and_makes_nothing(hub: ServedHub, admit: Admit) -> None:
             client.make_vec("CartPole-v1", 2)
 
 
+@pytest.mark.long
 def test_quotas_of_a_key(hub: ServedHub, keys: KeyFolder, admit: Admit) -> None:
     alice = admit("alice")
     path = keys.path / "clients/alice.toml"
@@ -187,6 +188,7 @@ def test_quotas_of_a_key(hub: ServedHub, keys: KeyFolder, admit: Admit) -> None:
         envs.step(np.zeros(8, int))
 
 
+@pytest.mark.long
 def test_spares_count_among_the_workers_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
     token = admitted(keys, "alice")
     path = keys.path / "clients/alice.toml"
@@ -201,8 +203,9 @@ def test_spares_count_among_the_workers_of_a_key(tmp_path: Path, keys: KeyFolder
                 assert envs.num_workers == 3 - options.get("spares", 1)
 
 
+@pytest.mark.long
 def test_what_a_key_may_have_by_default_and_what_is_counted(tmp_path: Path, keys: KeyFolder) -> None:
-    assert msgspec.structs.astuple(Quotas()) == (8, 2048, 256, 1 << 30, 16, 60)
+    assert tuple(vars(Quotas()).values()) == (8, 2048, 256, 1 << 30, 16, 60)
     tokens = {name: admitted(keys, name) for name in ("alice", "bob")}
     path = keys.path / "clients/bob.toml"
     path.write_text(path.read_text() + "[quotas]\nworkers_max = 2\narena_bytes_max = 65536\nmakes_per_minute_max = 2")
@@ -243,6 +246,7 @@ def test_arguments_of_a_key_name_no_file_and_no_module(hub: ServedHub, admit: Ad
         envhub.make_vec("CartPole-v1", 2, hub=dave, nonsense="/etc/passwd")
 
 
+@pytest.mark.long
 def test_arguments_that_the_operator_declares_have_any_value(tmp_path: Path, keys: KeyFolder) -> None:
     address = f"envhub://{admitted(keys, 'alice')}@"
     arguments = ["CartPole-v1", "Pendulum-v1", "--keys", str(keys.path), "--allow-arguments", "Cart*=nonsense,other"]
@@ -267,10 +271,10 @@ def test_errors_name_no_folder_of_the_hub_to_its_remote_clients(tmp_path: Path, 
                     envs.step(np.array([0, 1]))
                 told = str(found.value) + str(found.value.__cause__)
                 assert "odd_sims.py" in told and str(found.value.filename).endswith("hub")
-                assert ("/no/such/folder" in told) == (str(Path(__file__).parent) in told) == tells
+                assert ("/no/such/folder" in told) == (str(HERE) in told) == tells
                 infos = envs.step(np.array([0, 2]))[4]
                 tail = infos["env_failure"][1].log_tail
-                assert "odd_sims.py" in tail and (str(Path(__file__).parent) in tail) == tells
+                assert "odd_sims.py" in tail and (str(HERE) in tail) == tells
             with closing(envhub.make_vec("missing", 2, hub=place, on_exception="truncate")) as envs:
                 envs.reset()
                 failure = envs.step(np.array([0, 1]))[4]["env_failure"][1]
@@ -278,6 +282,32 @@ def test_errors_name_no_folder_of_the_hub_to_its_remote_clients(tmp_path: Path, 
                 assert "odd_sims.py" in told and ("/no/such/folder" in told) == tells
 
 
+@pytest.mark.parametrize("verbose", [False, True])
+def test_health_names_no_folder_of_the_hub_to_its_remote_clients(
+    tmp_path: Path, keys: KeyFolder, verbose: bool
+) -> None:
+    address = f"envhub://{admitted(keys, 'alice')}@"
+    (tmp_path / "hub.toml").write_text(
+        f'[envs.lost]\nenv = "CartPole-v1"\npython = "{tmp_path}/no/python3.8"\n'
+        f'[envs.gone]\nenv = "CartPole-v1"\nfolder = "{tmp_path}/nowhere"\n'
+    )
+    arguments = ["--config", str(tmp_path / "hub.toml"), "--keys", str(keys.path)]
+    with serve(tmp_path, *arguments, *(["--verbose-errors"] if verbose else [])) as hub:
+        for place, tells in ((address + hub.tcp.removeprefix("tcp://"), verbose), (hub.ipc, True)):
+            with envhub.connect(place) as client:
+                assert wait_until(lambda: len(client.health()["unready"]) == 2)
+                told = client.health()["unready"]
+                assert "python3.8" in told["lost"] and told["lost"].endswith("no such file")
+                assert "nowhere" in told["gone"] and told["gone"].endswith("does not exist")
+                assert client.stats()["unready"] == told
+                for name, why in told.items():
+                    assert (str(tmp_path) in why) == tells
+                    with pytest.raises(envhub.RequestRefused, match="is not ready") as refused:
+                        client.make_vec(name, 2)
+                    assert (str(tmp_path) in str(refused.value).replace(place, "")) == tells
+
+
+@pytest.mark.long
 def test_factories_are_for_those_who_may_deploy_where_the_hub_takes_them(tmp_path: Path, keys: KeyFolder) -> None:
     addresses = {may: admitted(keys, may, may) for may in ("use", "deploy")}
     arguments = ["CartPole-v1", "--keys", str(keys.path)]
@@ -293,6 +323,7 @@ def test_factories_are_for_those_who_may_deploy_where_the_hub_takes_them(tmp_pat
         assert hub.log.count('"factories": "') == 2 and "factories: workers run code of its own user" in hub.log
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 def test_other_users_of_an_insecure_hub_send_no_code(tmp_path: Path) -> None:
     program = """
@@ -313,7 +344,9 @@ envhub.make_vec("CartPole-v1", 1, hub=sys.argv[1]).close()
         assert found.returncode == 0 and found.stdout.count("refused") == 2, found.stderr
 
 
-@pytest.mark.parametrize("guarded_by", ["keys", "user", "nothing"])
+@pytest.mark.parametrize(
+    "guarded_by", ["keys", *(pytest.param(guard, marks=pytest.mark.long) for guard in ("user", "nothing"))]
+)
 def test_old_and_foreign_handshakes_get_nowhere(tmp_path: Path, keys: KeyFolder, guarded_by: str) -> None:
     """ZMTP 1.0 and 2.0, HTTP, which a web page can send, PLAIN, and where there are keys also NULL."""
     arguments = {"keys": ["--keys", str(keys.path)], "user": [], "nothing": ["--insecure"]}[guarded_by]
@@ -397,6 +430,7 @@ def test_loopback_without_keys_admits_the_hubs_user_only(tmp_path: Path) -> None
         envhub.connect(hub.tcp).close()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 def test_ipc_admits_the_hubs_user_only() -> None:
     """Also where the modes of the folder and the sockets would let others in."""
@@ -422,6 +456,7 @@ def test_ipc_admits_the_hubs_user_only() -> None:
             assert hub.log.count("side_refused") == 2
 
 
+@pytest.mark.long
 def test_address_for_other_machines_needs_keys(tmp_path: Path, keys: KeyFolder) -> None:
     arguments = [sys.executable, "-m", "envhub", "serve", "CartPole-v1", "--bind", "tcp://0.0.0.0:0"]
     found = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
@@ -445,6 +480,7 @@ def test_no_secret_is_in_an_argument_an_environment_or_a_worker(hub: ServedHub, 
             assert not any("server.key" in os.readlink(link) for link in Path(f"/proc/{worker.pid}/fd").iterdir())
 
 
+@pytest.mark.long
 def test_silent_connection_is_ended(tmp_path: Path) -> None:
     with (
         serve(tmp_path, "CartPole-v1", binds=["tcp://127.0.0.1:0"]) as hub,
@@ -520,6 +556,7 @@ def test_connection_whose_messages_cannot_be_read_is_ended(tmp_path: Path) -> No
         monitor.close()
 
 
+@pytest.mark.long
 def test_every_way_to_start_a_hub_listens_where_it_says_and_nowhere_else(tmp_path: Path, keys: KeyFolder) -> None:
     environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
     default = tmp_path / "envhub/hub.sock"
@@ -554,6 +591,7 @@ def check_places(process: int, tcp: str, ipc: str) -> None:
         assert listening(process) == {tcp.removeprefix("tcp://"), path, f"{path}.side"}
 
 
+@pytest.mark.long
 def test_command_line_from_key_to_training(tmp_path: Path) -> None:
     environ = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), "COLUMNS": "300"}
 
@@ -564,8 +602,7 @@ def test_command_line_from_key_to_training(tmp_path: Path) -> None:
         return found.stdout.strip()
 
     keys = str(tmp_path / "keys")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     address = command("keys", "add", "alice", "--keys", keys, "--at", f"127.0.0.1:{port}")
     with serve(tmp_path, "CartPole-v1", "--keys", keys, binds=[f"tcp://127.0.0.1:{port}"]) as hub:
         assert "the hub answers" in command("login", "simbox", given=address)

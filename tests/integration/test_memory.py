@@ -71,6 +71,7 @@ def test_first_large_observation_needs_no_thread(hungry_hub: ServedHub) -> None:
         assert envs.step(np.zeros(1, int))[0].shape == (1, MIB // 8)
 
 
+@pytest.mark.long
 def test_sessions_share_what_memory_the_hub_may_give(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/hub.sock"
     with subprocess.Popen([sys.executable, "small_hub.py", address], cwd=HERE, stderr=subprocess.DEVNULL) as hub:

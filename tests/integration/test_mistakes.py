@@ -155,6 +155,7 @@ def announced(caplog: pytest.LogCaptureFixture) -> str:
     return next(message for message in caplog.messages if "out of reach" in message)
 
 
+@pytest.mark.long
 def test_hub_that_is_down_is_announced_with_the_time_it_is_tried(caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as taken:  # bound, and nobody listens
         taken.bind(("127.0.0.1", 0))

@@ -35,7 +35,9 @@ class Talking(gym.Env):
         print("an env steps", file=sys.stderr)
         if action:
             open(ENTERED, "w").close()
-            time.sleep(3)
+            end_s = time.monotonic() + 30
+            while not os.path.exists(ENTERED + "-left") and time.monotonic() < end_s:
+                time.sleep(0.01)
         return 1, 0.0, False, False, {}
 """
 MAKE = """
@@ -138,6 +140,7 @@ def test_interrupted_step_is_followed_by_a_reset(notebook: Notebook, tmp_path: P
     before = notebook.workers()
     cell = notebook.run_interrupted("envs.step([1, 1])", (tmp_path / "entered").exists)
     assert cell.status == "error" and cell.text["error"].startswith("KeyboardInterrupt"), cell.text
+    (tmp_path / "entered-left").touch()
     assert notebook.run("envs.reset()[0].tolist(), envs.step([0, 0])[0].tolist()").text["result"] == "([0, 0], [1, 1])"
     assert {each.pid for each in notebook.workers()} == {each.pid for each in before}
     assert notebook.run("envs.close()").status == "ok"

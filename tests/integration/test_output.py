@@ -16,11 +16,10 @@ from typing import Any
 import psutil
 import pytest
 import sims
-from hubs import below, serve, wait_until
+from hubs import HERE, below, serve, wait_until
 
 import envhub
 
-HERE = Path(__file__).parent
 MIB = 1 << 20
 OFFERED = [
     "counter=sims:counter",
@@ -29,6 +28,7 @@ OFFERED = [
 ]
 
 
+@pytest.mark.long
 def test_prints_of_a_served_hubs_workers_go_to_its_own_streams(tmp_path: Path) -> None:
     with serve(tmp_path, *OFFERED) as hub:
         with closing(envhub.make_vec("counter", 2, hub=hub.ipc, num_workers=2)) as envs:
@@ -39,6 +39,7 @@ def test_prints_of_a_served_hubs_workers_go_to_its_own_streams(tmp_path: Path) -
             heard += os.read(hub.process.stdout.fileno(), 4096)
 
 
+@pytest.mark.long
 def test_env_whose_output_has_no_reader_delays_no_session(tmp_path: Path) -> None:
     flood(tmp_path, 50)
 
@@ -72,6 +73,7 @@ def flood(tmp_path: Path, megabytes: int) -> None:
         assert loud.step([0])[0][:, 0].tolist() == [2]
 
 
+@pytest.mark.long
 def test_dropped_output_is_logged_once_a_reader_reads_again(tmp_path: Path) -> None:
     with serve(tmp_path, *OFFERED) as hub, closing(envhub.make_vec("loud", 1, hub=hub.ipc)) as envs:
         envs.reset()
@@ -94,6 +96,7 @@ envs.close()
 """
 
 
+@pytest.mark.long
 def test_slow_reader_of_a_programs_output_gets_all_of_it() -> None:
     program = subprocess.Popen([sys.executable, "-c", PRINTING], cwd=HERE, stdout=subprocess.PIPE)
     assert program.stdout is not None
@@ -104,6 +107,7 @@ def test_slow_reader_of_a_programs_output_gets_all_of_it() -> None:
     assert program.wait(10) == 0 and heard == 6_000_000
 
 
+@pytest.mark.long
 def test_worker_without_standard_streams_whose_env_forks_does_its_work(tmp_path: Path) -> None:
     with serve(tmp_path, *OFFERED) as hub:
         with closing(envhub.make_vec("shut", 2, hub=hub.ipc, num_workers=1)) as envs:
@@ -114,6 +118,7 @@ def test_worker_without_standard_streams_whose_env_forks_does_its_work(tmp_path:
         assert wait_until(lambda: [name for _, name in below(hub_process, "")] == ["envhub-zygote"])
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
 def test_env_that_hangs_with_the_interpreters_lock_dumps_its_stack(tmp_path: Path) -> None:
     with serve(tmp_path, *OFFERED) as hub:
@@ -141,6 +146,7 @@ def ended(env: str, how: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_log_tail_of_a_worker_that_is_killed_for_hanging_ends_in_its_stack() -> None:
     ending = ended("launchers:made_stuck", "dump")
     assert (ending["how"], ending["signal"], ending["status"]) == ("was ended by SIGKILL", "SIGKILL", None)
@@ -148,6 +154,7 @@ def test_log_tail_of_a_worker_that_is_killed_for_hanging_ends_in_its_stack() -> 
     assert before == "" and stack.startswith("Current thread") and "in sleep_with_the_lock" in stack
 
 
+@pytest.mark.long
 def test_exit_cause_has_signal_status_and_the_last_output() -> None:
     ending = ended("launchers:segfault", "wait")
     assert (ending["how"], ending["signal"], ending["status"]) == ("was ended by SIGSEGV", "SIGSEGV", None)

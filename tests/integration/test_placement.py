@@ -12,20 +12,9 @@ import numpy as np
 import pytest
 import sims
 from hubs import ServedHub, kill_worker, serve
+from odd_sims import DEVICE, Placed
 
 import envhub
-
-PLACE = ("ENVHUB_SESSION", "ENVHUB_WORKER_INDEX", "ENVHUB_NUM_WORKERS", "ENVHUB_ENV_INDICES")
-DEVICE = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID", "EGL_DEVICE_ID")
-
-
-class Placed(sims.Counter):
-    """Knows the variables that it was made with."""
-
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__()
-        self.place = [os.environ.get(name) for name in PLACE]
-        self.device = [os.environ.get(name) for name in DEVICE]
 
 
 def test_workers_know_their_place_and_keep_it_when_they_are_restarted() -> None:
@@ -45,6 +34,7 @@ def test_place_is_known_to_later_envs_where_the_first_decide_how_many_workers_th
         assert envs.call("environment", "ENVHUB_ENV_INDICES") == tuple(map(str, range(7)))
 
 
+@pytest.mark.long
 def test_devices_are_dealt_and_a_worker_keeps_its_own_when_it_is_restarted() -> None:
     with closing(envhub.make_vec(Placed, 4, num_workers=4, gpus=[0, 1])) as envs:
         assert envs.call("device") == (["0"] * 3, ["1"] * 3, ["0"] * 3, ["1"] * 3)
@@ -56,8 +46,9 @@ def test_devices_are_dealt_and_a_worker_keeps_its_own_when_it_is_restarted() -> 
         assert envs.call("device") == ([os.environ.get(name) for name in DEVICE],)
 
 
+@pytest.mark.long
 def test_operators_devices_are_dealt_to_sessions_in_turn_and_are_the_only_ones(tmp_path: Path) -> None:
-    with serve(tmp_path, "placed=test_placement:Placed", "--gpus", "4", "--gpus", "6") as hub:
+    with serve(tmp_path, "placed=odd_sims:Placed", "--gpus", "4", "--gpus", "6") as hub:
         first, second = (envhub.make_vec("placed", 1, hub=hub.ipc) for _ in range(2))
         with closing(first), closing(second):
             assert {envs.call("device")[0][0] for envs in (first, second)} == {"4", "6"}

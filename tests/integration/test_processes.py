@@ -83,7 +83,8 @@ def test_variable_that_any_process_may_change_needs_no_new_zygote(monkeypatch: p
         before = zygotes_of_ours()
     monkeypatch.setenv("ENVHUB_TEST_WORLD", "changed")
     with closing(envhub.make_vec([sims.Counter], 1)):
-        assert zygotes_of_ours() == before
+        after = zygotes_of_ours()
+    assert after and after <= before  # of which one of an earlier test may have been about to end
 
 
 def test_workers_outlive_the_change_to_another_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +119,7 @@ def test_process_that_an_env_leaves_behind_is_reaped(hub: ServedHub) -> None:
         assert wait_until(lambda: not psutil.pid_exists(pid))
 
 
+@pytest.mark.long
 def test_session_that_finds_too_few_descriptors_is_refused_and_leaves_none(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter") as hub, closing(envhub.make_vec("counter", 1, hub=hub.ipc)) as envs:
         process = psutil.Process(hub.process.pid)
@@ -132,6 +134,7 @@ def test_session_that_finds_too_few_descriptors_is_refused_and_leaves_none(tmp_p
         assert envs.step([0])[0][:, 0].tolist() == [1]
 
 
+@pytest.mark.long
 def test_number_of_workers_that_descriptors_allow_suits_envs_that_are_made_by_name(tmp_path: Path) -> None:
     cpus = len(os.sched_getaffinity(0))
     num_envs, wanted = 2 * cpus + 3, cpus + 1
@@ -149,6 +152,7 @@ def test_number_of_workers_that_descriptors_allow_suits_envs_that_are_made_by_na
             assert envs.step([0] * num_envs)[0][:, 0].tolist() == [1] * num_envs
 
 
+@pytest.mark.long
 def test_hub_ends_while_its_zygote_hangs(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter") as hub:
         with closing(envhub.make_vec("counter", 1, hub=hub.ipc)) as envs:

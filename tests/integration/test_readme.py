@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from envhub_client.connection import known_hubs
-from hubs import ServedHub
+from hubs import ServedHub, free_port
 from interpreters import python_of
 
 ROOT = Path(__file__).parents[2]
@@ -62,8 +61,7 @@ def test_commands_of_a_hub_on_another_machine(tmp_path: Path) -> None:
     add, serve, login, program = (
         line for block in re.findall(r"```(?:sh|python)\n(.*?)```", section, re.DOTALL) for line in split(block)
     )
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        place = f"127.0.0.1:{taken.getsockname()[1]}"
+    place = f"127.0.0.1:{free_port()}"
     environ = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), "PYTHONUNBUFFERED": "1"}
 
     def command(line: str) -> list[str]:
@@ -91,8 +89,7 @@ def test_simulator_with_another_python(tmp_path: Path) -> None:
     blocks = re.findall(r"```(?:sh|python)\n(.*?)```", OLD_SIMULATOR, re.DOTALL)
     prepare, simulator, start, trainer = blocks
     (tmp_path / "old_sim.py").write_text(simulator)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        place = f"127.0.0.1:{taken.getsockname()[1]}"
+    place = f"127.0.0.1:{free_port()}"
     environ = {**os.environ, "HOME": str(tmp_path), "PYTHONUNBUFFERED": "1"}
     own = f"{sys.executable} -m envhub"
 

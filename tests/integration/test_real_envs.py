@@ -12,6 +12,7 @@ import sims
 from gymnasium import spaces, wrappers
 from gymnasium.vector import SyncVectorEnv
 from hubs import ServedHub, serve
+from odd_sims import minigrid, told_in_words
 from same import assert_same
 
 import envhub
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def real_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
-    offered = ["ALE/*", "mission=test_real_envs:told_in_words", *MUJOCO, *TOYS, "anything=sims:anything"]
+    offered = ["ALE/*", "mission=odd_sims:told_in_words", *MUJOCO, *TOYS, "anything=sims:anything"]
     with serve(tmp_path_factory.mktemp("real"), *offered) as served:
         yield served
 
@@ -50,21 +51,6 @@ def test_env_is_the_same_for_a_thousand_steps(real_hub: ServedHub, name: str) ->
         envhub.make_vec(name, NUM_ENVS, hub=real_hub.tcp, num_workers=2, env_kwargs=kwargs),
         functools.partial(gym.make, name, **kwargs),
     )
-
-
-def minigrid() -> gym.Env[Any, Any]:
-    import minigrid as package
-
-    gym.register_envs(package)
-    return gym.make("MiniGrid-Empty-5x5-v0")
-
-
-def told_in_words() -> gym.Env[Any, Any]:
-    """Its mission is of a space of its own, which no network carries: as text it travels."""
-    env = minigrid()
-    parts = dict(env.observation_space.spaces)  # type: ignore[attr-defined]
-    parts["mission"] = spaces.Text(99, charset="abcdefghijklmnopqrstuvwxyz ")
-    return wrappers.TransformObservation(env, lambda seen: seen, spaces.Dict(parts))
 
 
 def test_minigrid_with_its_mission_in_words_is_the_same(real_hub: ServedHub) -> None:

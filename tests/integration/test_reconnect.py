@@ -22,7 +22,7 @@ from hubs import HERE, ServedHub, serve, wait_until
 import envhub
 
 NOTICE_S = 4.0  # within which a connection that is black-holed is noticed, on both sides
-SLOW_S = 1.5  # more of it for a slow machine
+SLOW_S = 10.0  # more of it for a slow machine
 
 CLIENT = """
 import sys, time, envhub
@@ -113,6 +113,7 @@ def test_session_whose_lease_ran_out_is_told_so(tmp_path: Path) -> None:
 # --- a connection that is silent --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_black_hole_is_noticed_on_both_sides_and_the_step_is_answered_after_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -126,7 +127,7 @@ def test_black_hole_is_noticed_on_both_sides_and_the_step_is_answered_after_it(
         envs.step_async([1, 1])
         with pytest.raises(envhub.HubTimeout):
             envs.step_wait(timeout=NOTICE_S)
-        assert warned(caplog, "out of reach")
+        assert wait_until(lambda: warned(caplog, "out of reach"), 20)
         assert wait_until(lambda: leased(client), begun + NOTICE_S + SLOW_S - time.monotonic())
         wire.hold(False)
         assert envs.step_wait(timeout=20)[0][:, 0].tolist() == [4, 4]
@@ -222,7 +223,7 @@ def test_client_that_is_busy_elsewhere_while_its_connection_is_cut_keeps_its_ses
         wire.cut()
         with envhub.connect(hub.ipc) as client:
             assert wait_until(lambda: "client_lost" in hub.log)
-            assert wait_until(lambda: not leased(client), 1.5)  # a thread of the library says that it is back
+            assert wait_until(lambda: not leased(client), 4.5)  # a thread of the library says that it is back
             time.sleep(5.5)
             assert not leased(client)
         assert envs.step([0, 0])[0][:, 0].tolist() == [2, 2]
@@ -315,7 +316,7 @@ with serve(Path(sys.argv[2]), "counter=sims:counter") as hub:
         time.sleep(0.5)
         firewall("-I")
         dropped.append(time.monotonic())
-        time.sleep(5)
+        time.sleep(10)
         firewall("-D")
         dropped.append(time.monotonic())
     thread = threading.Thread(target=nemesis)
@@ -325,7 +326,7 @@ with serve(Path(sys.argv[2]), "counter=sims:counter") as hub:
         count += 1
         assert envs.step([0, 0])[0][:, 0].tolist() == [count, count]
     lost = [at_s for at_s, text in told if "out of reach" in text]
-    assert lost and lost[0] - dropped[0] < 5.5, (told, dropped)
+    assert lost and lost[0] - dropped[0] < 9.5, (told, dropped)
     assert "client_lost" in hub.log and "client_back" in hub.log
     envs.close()
 print("steps", count)
@@ -342,7 +343,7 @@ def _may_drop() -> bool:
 
 @pytest.mark.long
 @pytest.mark.skipif(not _may_drop(), reason="needs root, a network namespace and iptables")
-def test_steps_go_on_after_a_firewall_dropped_everything_for_five_seconds(tmp_path: Path) -> None:
+def test_steps_go_on_after_a_firewall_dropped_everything_for_ten_seconds(tmp_path: Path) -> None:
     script = f'ip link set lo up && exec {sys.executable} -c "$0" {HERE} {tmp_path}'
     ran = subprocess.run(["unshare", "-n", "sh", "-c", script, DROPPING], capture_output=True, text=True, timeout=90)
     assert ran.returncode == 0 and "steps" in ran.stdout, ran.stderr

@@ -15,16 +15,17 @@ from typing import Any
 
 import av
 import gymnasium
-import minari
 import numpy as np
 import psutil
 import pytest
 import recorded_sims
 import sims
-from hubs import ServedHub, kill_worker, serve, wait_until, worker_processes
+from hubs import HERE, ServedHub, at_rest, serve, wait_until, worker_processes
 from same import assert_same
+from witness import about_each, assert_parts_recorded, data_set, play_until_one_crashed
 
 import envhub
+from envhub.recording.process import BATCH_BYTES
 
 NUM_ENVS, STEPS = 3, 60
 
@@ -35,67 +36,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
         yield hub
 
 
-def data_set(folder: Path, number: int = 0) -> Any:
-    return minari.MinariDataset(folder / f"recording-v{number}" / "data")
-
-
-def about_each(found: Any) -> list[dict[str, Any]]:
-    return list(found.storage.get_episode_metadata(range(found.total_episodes)))
-
-
-def own_episodes(seed: int, actions: list[Any], mode: str) -> list[Any]:
-    """What one env gives when it is stepped as in a vector env, as (observations, actions, rewards, flags)."""
-    env = recorded_sims.Parts()
-    episodes: list[Any] = []
-
-    def begin(**kwargs: Any) -> None:
-        episodes.append(([env.reset(**kwargs)[0]], [], [], [], []))
-
-    begin(seed=seed)
-    ended = False
-    for action in actions:
-        if ended:
-            begin()
-            ended = False
-            continue
-        for column, value in zip(episodes[-1], (None, action), strict=False):
-            if value is not None:
-                column.append(value)
-        observation, reward, terminated, truncated, _ = env.step(action)
-        episodes[-1][0].append(observation)
-        for column, value in zip(episodes[-1][2:], (reward, terminated, truncated), strict=True):
-            column.append(value)
-        ended = terminated or truncated
-        if ended and mode != "NextStep":
-            begin()
-            ended = False
-    return [episode for episode in episodes if episode[1]]
-
-
-def assert_recorded(found: Any, seeds: list[int], actions: list[Any], mode: str) -> None:
-    """Every env's episodes are there in order, and equal to those of the env itself, the last ones cut."""
-    metadata = about_each(found)
-    for env, seed in enumerate(seeds):
-        own = own_episodes(seed, [(batch[0][env], batch[1][env]) for batch in actions], mode)
-        mine = [number for number, about in enumerate(metadata) if about["env_id"] == env]
-        assert len(own) == len(mine) > 5
-        assert [metadata[number].get("seed") for number in mine] == [seed, *[None] * (len(own) - 1)]
-        for number, (observations, acted, rewards, terminations, truncations) in zip(mine, own, strict=True):
-            episode = found[number]
-            assert set(episode.observations) == {"image", "at", "x"}
-            for key, column in episode.observations.items():
-                assert_same(column, np.array([each[key] for each in observations]), key)
-            for part, column in enumerate(episode.actions):
-                assert_same(column, np.array([each[part] for each in acted]), f"action {part}")
-            assert_same(episode.rewards, np.array(rewards, np.float64), "rewards")
-            cut = not (terminations[-1] or truncations[-1])
-            assert_same(episode.terminations, np.array(terminations), "terminations")
-            assert_same(episode.truncations, np.array([*truncations[:-1], truncations[-1] or cut]), "truncations")
-            ended = "cut" if cut else "terminated" if terminations[-1] else "truncated"
-            assert metadata[number]["ended"] == ended
-
-
-@pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep"), pytest.param("Disabled")])
+@pytest.mark.parametrize(
+    "mode", ["NextStep", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("SameStep", "Disabled"))]
+)
 @pytest.mark.parametrize("lane", ["embedded", pytest.param("tcp", marks=pytest.mark.long)])
 def test_data_read_back_is_what_the_envs_gave(served: ServedHub, tmp_path: Path, lane: str, mode: str) -> None:
     options: dict[str, Any] = {"autoreset_mode": mode, "record": tmp_path}
@@ -113,7 +56,7 @@ def test_data_read_back_is_what_the_envs_gave(served: ServedHub, tmp_path: Path,
             envs.reset(options={"reset_mask": ended})
     envs.close()
     assert envs.recorded.dropped == 0 and not envs.recorded.ended
-    assert_recorded(data_set(tmp_path), seeds, actions, mode)
+    assert_parts_recorded(data_set(tmp_path), seeds, actions, mode)
     folder = envs.recorded.folder
     assert sorted(path.name for path in folder.iterdir()) == ["data", "films", "recording.json"]
     about = json.loads((folder / "recording.json").read_text())
@@ -171,15 +114,7 @@ def test_only_the_episodes_in_which_an_env_failed(tmp_path: Path) -> None:
     options = envhub.RecordOptions(tmp_path, only="failed")
     with_worker_each = {"num_workers": 2, "record": options}
     envs = envhub.make_vec(lambda: sims.Counter(length=5), 2, **with_worker_each)  # type: ignore[arg-type]
-    envs.reset()
-    for _ in range(8):  # the first episode ends with the fifth step, and the sixth is a reset
-        envs.step([1, 2])
-    kill_worker(int(envs.call("pid")[1]))
-    *_, truncations, infos = envs.step([3, 4])
-    assert truncations.tolist() == [False, True] and infos["env_failure"][1].cause == "crash"
-    for _ in range(9):
-        envs.step([5, 6])
-    envs.close()
+    play_until_one_crashed(envs)
     (about,) = about_each(found := data_set(tmp_path))
     assert (about["env_id"], about["ended"]) == (1, "failed") and about["failure"].startswith("crash: worker 1")
     assert found[0].rewards.tolist() == [2, 2, 0] and found[0].actions.tolist() == [2, 2, 4]
@@ -231,8 +166,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.parametrize("steps", [13, pytest.param(2003, marks=pytest.mark.long)])
 def test_killed_programs_episodes_are_all_there(tmp_path: Path, steps: int) -> None:
-    here = Path(__file__).parent
-    ran = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), str(steps)], cwd=here, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), str(steps)], cwd=HERE, timeout=60)
     assert ran.returncode == -signal.SIGKILL
     folder = tmp_path / "recording-v0"
     assert wait_until(lambda: not (folder / ".unfinished").exists(), 30)
@@ -245,9 +179,7 @@ def test_killed_programs_episodes_are_all_there(tmp_path: Path, steps: int) -> N
 
 def recorder_of(envs: Any) -> psutil.Process:
     (found,) = (
-        process
-        for process in psutil.Process().children()
-        if "envhub_client.recording.process" in " ".join(process.cmdline())
+        process for process in psutil.Process().children() if "envhub.recording.process" in " ".join(process.cmdline())
     )
     return found
 
@@ -257,8 +189,8 @@ def test_program_goes_on_when_the_process_that_records_is_killed(
 ) -> None:
     envs = envhub.make_vec(lambda: sims.Counter(length=5), 2, record=tmp_path, autoreset_mode="SameStep")
     envs.reset()
-    for _ in range(12):
-        envs.step([1, 1])
+    assert wait_until(lambda: bool(envs.step([1, 1]) and envs.recorded.episodes))
+    at_rest(lambda: envs.recorded.episodes)  # a kill in between could leave an episode that is not counted
     recorder = recorder_of(envs)
     recorder.kill()
     assert wait_until(lambda: bool(envs.recorded.ended), 10)
@@ -271,6 +203,44 @@ def test_program_goes_on_when_the_process_that_records_is_killed(
     assert data_set(tmp_path).total_episodes == envs.recorded.episodes  # which is what was written before
 
 
+KILLED_AFTER_WRITING = """
+import os, signal, sys
+
+if "envhub.recording.process" in " ".join(sys.orig_argv):
+    from envhub.recording.folder import RecordingFolder
+
+    add = RecordingFolder.add
+
+    def add_and_die(self, episodes):
+        add(self, episodes)
+        if episodes:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    RecordingFolder.add = add_and_die
+"""
+
+
+@pytest.mark.parametrize("closes", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_episodes_count_of_which_a_killed_process_could_not_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closes: bool
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(KILLED_AFTER_WRITING)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = envhub.RecordOptions(tmp_path, film=[0])
+    envs = envhub.make_vec("CartPole-v1", 2, record=options, render_mode="rgb_array")
+    envs.reset()
+    for _ in range(60):
+        envs.step([1, 1])
+    if not closes:
+        assert wait_until(lambda: bool(envs.step([1, 1]) and envs.recorded.ended), 20)
+    envs.close()
+    found, folder = data_set(tmp_path), envs.recorded.folder
+    assert envs.recorded.episodes == found.total_episodes > 0 and envs.recorded.ended
+    written = [*folder.glob("data/*/*"), *folder.glob("films/*")]
+    assert envs.recorded.nbytes == sum(path.stat().st_size for path in written)
+
+
+@pytest.mark.long
 def test_program_is_told_what_was_recorded_before_the_disk_took_no_more(tmp_path: Path) -> None:
     with contextlib.closing(envhub.make_vec(lambda: sims.Counter(length=5), 2, record=tmp_path)) as envs:
         envs.reset()
@@ -296,6 +266,69 @@ def test_recording_ends_at_its_limit_of_episodes(tmp_path: Path, caplog: pytest.
     assert data_set(tmp_path).total_episodes == envs.recorded.episodes == 3
     assert envs.recorded.ended == "episodes_max=3 is reached"
     assert "episodes_max=3 is reached" in caplog.text
+
+
+def test_nothing_is_recorded_into_a_folder_that_is_full(tmp_path: Path) -> None:
+    (tmp_path / "recording-v3/data").mkdir(parents=True)
+    with (tmp_path / "recording-v3/data/main_data.hdf5").open("wb") as file:
+        file.truncate(1 << 20)
+    options = envhub.RecordOptions(tmp_path, folder_bytes_max=1 << 20)
+    with contextlib.closing(envhub.make_vec(lambda: sims.Counter(length=2), 2, record=options)) as envs:
+        envs.reset()
+        for _ in range(20):
+            envs.step([1, 1])
+    assert (envs.recorded.episodes, envs.recorded.ended) == (0, "folder_bytes_max=1048576 is reached")
+
+
+@pytest.mark.long
+def test_recording_ends_at_its_limit_of_bytes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    limit, episode_bytes = 200_000, 9 * 1100  # of at most so many observations and actions
+    options = envhub.RecordOptions(tmp_path, bytes_max=limit)
+    envs = envhub.make_vec(recorded_sims.Parts, 2, record=options, autoreset_mode="SameStep")
+    envs.reset(seed=1)
+    while not envs.recorded.ended:
+        for _ in range(50):
+            envs.step(envs.action_space.sample())
+    at_limit = envs.recorded.episodes
+    for _ in range(50):  # which are not recorded any more, and harm nothing
+        envs.step(envs.action_space.sample())
+    envs.close()
+    recorded = envs.recorded
+    assert recorded.ended == f"bytes_max={limit} is reached" and recorded.ended in caplog.text
+    assert data_set(tmp_path).total_episodes == recorded.episodes == at_limit
+    assert limit <= recorded.nbytes < limit + BATCH_BYTES + episode_bytes
+    kept = sum(path.stat().st_size for path in recorded.folder.rglob("*") if path.is_file())
+    assert kept < 2 * (limit + BATCH_BYTES)
+    for episode, about in zip(data_set(tmp_path), about_each(data_set(tmp_path)), strict=True):
+        assert len(episode.observations["at"]) == about["total_steps"] + 1 and about["ended"] != "cut"
+
+
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_vector_env_is_recorded_as_its_envs_are_used_directly(tmp_path: Path, lane: str) -> None:
+    options: dict[str, Any] = {"vector": True, "num_workers": 2, "lane": lane}
+    envs = envhub.make_vec("CartPole-v1", 4, record=tmp_path, **options)
+    seen, actions = [envs.reset(seed=3)[0]], []
+    envs.action_space.seed(1)
+    ends = []
+    for _ in range(120):
+        actions.append(envs.action_space.sample())
+        observations, _, terminations, truncations, _ = envs.step(actions[-1])
+        seen.append(observations)
+        ends.append(terminations | truncations)
+    envs.close()
+    found = data_set(tmp_path)
+    abouts = about_each(found)
+    assert found.total_episodes == envs.recorded.episodes > 8 and envs.recorded.dropped == 0
+    for env in range(4):
+        step = 0
+        for number in (n for n, about in enumerate(abouts) if about["env_id"] == env):
+            episode = found[number]
+            steps = range(step, step + len(episode.rewards))
+            assert_same(episode.observations, np.array([seen[step][env], *(seen[s + 1][env] for s in steps)]), "seen")
+            assert_same(episode.actions, np.array([actions[s][env] for s in steps]), "actions")
+            assert all(bool(ends[s][env]) == (s == steps[-1]) for s in steps) or abouts[number]["ended"] == "cut"
+            step = steps[-1] + 2  # the one between is the reset
+        assert step >= 120
 
 
 def test_what_cannot_be_kept_up_with_is_dropped_in_whole_episodes_and_counted(
@@ -391,6 +424,7 @@ def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(whole, capture_output=True, text=True, timeout=60, cwd=cwd, env=environ)
 
 
+@pytest.mark.long
 def test_command_records_what_a_policy_plays(served: ServedHub, tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text("def act(observations):\n    return (observations[:, 2] > 0).astype(int)\n")
     ran = command("CartPole-v1", "runs", "--episodes", "3", "-n", "2", "--policy", "agent:act", cwd=tmp_path)

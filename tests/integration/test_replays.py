@@ -34,10 +34,11 @@ FOLDER = Path(os.environ["ENVHUB_REPLAYS"])
 OPTIONS = {
     "on_exception": "truncate",
     "on_invalid": "truncate",
-    "step_timeout": 1.0,
-    "init_timeout": 10.0,
+    "step_timeout": 60.0,
+    "init_timeout": 60.0,
     "restarts_max": 1000,
 }
+HANG_S = 3.0  # for envs that hang, and no others: a slow machine may stall
 
 
 @contextlib.contextmanager
@@ -46,7 +47,9 @@ def made(address: str | None, cause: str, num_envs: int = 2, **options: Any) -> 
     arguments = {name: options.pop(name) for name in ("rate", "length", "width", "unlike") if name in options}
     options = {**OPTIONS, "num_workers": num_envs, **options}
     if cause == "memory":
-        options |= {"memory_max": 600 << 20, "step_timeout": 60.0, "init_timeout": 60.0}
+        options |= {"memory_max": 600 << 20}
+    if cause == "hang":
+        options |= {"step_timeout": HANG_S, "init_timeout": 10.0}  # which an env's first step has, too
     if address is None:
         envs = envhub.make_vec(partial(Brittle, cause=cause, **arguments), num_envs, **options)
     else:
@@ -64,18 +67,18 @@ def failures(envs: envhub.HubVectorEnv, count: int) -> list[envhub.EnvFailure]:
     return found[:count]
 
 
-def path_of(failure: envhub.EnvFailure) -> Path:
+def path_of(failure: envhub.EnvFailure | envhub.EnvRaised) -> Path:
     path = FOLDER / f"{failure.replay}.replay"
-    assert failure.replay and wait_until(path.exists, 10)  # on the shared lane the trainer may be ahead of the hub
+    assert failure.replay and wait_until(path.exists, 10)  # the hub writes it a moment after it tells of the failure
     return path
 
 
-def run(failure: envhub.EnvFailure) -> replay.Comparison:
+def run(failure: envhub.EnvFailure | envhub.EnvRaised) -> replay.Comparison:
     return replay.run(path_of(failure))
 
 
 @pytest.mark.parametrize(
-    "cause", [pytest.param(cause, marks=pytest.mark.long if cause in ("hang", "memory") else ()) for cause in CAUSES]
+    "cause", [pytest.param(cause, marks=() if cause in ("exception", "exit") else pytest.mark.long) for cause in CAUSES]
 )
 def test_failed_env_fails_alike_when_it_is_run_again(cause: str, address: str | None) -> None:
     with made(address, cause) as envs:
@@ -92,6 +95,8 @@ def test_failed_env_fails_alike_when_it_is_run_again(cause: str, address: str | 
 @pytest.mark.parametrize("lane", ["embedded", "tcp"])
 def test_hundred_failures_of_a_cause_are_run_again_alike(cause: str, lane: str, request: pytest.FixtureRequest) -> None:
     address = lane_address(request, lane)
+    for path in files_in(FOLDER):  # one session has a hundred only where others want no room
+        path.unlink()
     # Several envs, since one that fails again and again is restarted later and later.
     with made(address, cause, 8 if cause == "memory" else 16, rate=0.03, length=30) as envs:
         envs.reset(seed=3)
@@ -101,7 +106,9 @@ def test_hundred_failures_of_a_cause_are_run_again_alike(cause: str, lane: str, 
     assert len(alike) == 100
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+@pytest.mark.parametrize(
+    "mode", [AutoresetMode.SAME_STEP, pytest.param(AutoresetMode.DISABLED, marks=pytest.mark.long)]
+)
 def test_failed_env_fails_alike_in_every_autoreset_mode(mode: AutoresetMode, address: str | None) -> None:
     with made(address, "exception", 3, num_workers=1, autoreset_mode=mode, rate=0.02) as envs:
         envs.reset(seed=3)
@@ -125,6 +132,7 @@ def test_reset_that_fails_is_run_after_the_episode_before_it(address: str | None
         before = set(files_in(FOLDER))
         with pytest.raises(envhub.RestartsExhausted):  # for it is reset again, and again
             envs.reset(seed=4, options={"fail": True})
+        assert wait_until(lambda: set(files_in(FOLDER)) - before, 10)
         (path, *_) = [path for path in files_in(FOLDER) if path not in before][-1:]
         found = replay.read(path)
         assert (found.failed_at, len(found.calls().kinds)) == (2, 3)
@@ -139,8 +147,36 @@ def test_exception_that_is_raised_names_its_replay(address: str | None) -> None:
             envs.step(np.array([1, 2]))
         remote = caught.value.__cause__
         assert isinstance(remote, envhub.EnvRaised)
-        verdict = replay.run(FOLDER / f"{remote.replay}.replay")
+        verdict = run(remote)
         assert verdict.alike, verdict.text
+
+
+def test_exceptions_that_the_env_outlived_are_run_again_before_the_one_that_is_told(address: str | None) -> None:
+    with made(address, "exception", num_workers=1, on_exception="raise", rate=0.05) as envs:
+        envs.reset(seed=3)
+        rng, found = np.random.default_rng(1), list[envhub.EnvRaised]()
+        while len(found) < 3:
+            try:
+                envs.step(rng.integers(0, 5, 2))
+            except ValueError as error:
+                assert isinstance(error.__cause__, envhub.EnvRaised)
+                found.append(error.__cause__)
+                envs.reset(seed=None if len(found) == 2 else 4)
+    for each in found:
+        verdict = run(each)
+        assert verdict.alike, verdict.text
+
+
+def test_steps_are_counted_from_the_last_reset_whoever_asked_for_it(address: str | None) -> None:
+    with made(address, "exit", 1, rate=0.0) as envs:
+        envs.reset(seed=3)
+        for _ in range(12):  # seven steps, the reset after them, four steps
+            envs.step(np.zeros(1, int))
+        envs.set_attr("rate", 1.0)
+        (failure,) = failures(envs, 1)
+    assert run(failure).text.endswith(
+        "ended by status 3 at step 13 (5 of its episode) before (not run again: calls of rate)"
+    )
 
 
 def test_simulator_that_is_not_deterministic_is_told_as_such(address: str | None) -> None:
@@ -257,6 +293,36 @@ def test_commands_list_replays_and_run_them() -> None:
     assert command("replay", "nothing-1").returncode == 2
 
 
+@pytest.mark.long
+def test_file_from_elsewhere_is_run_only_if_it_is_trusted(tmp_path: Path) -> None:
+    with made(None, "exit") as envs:
+        envs.reset(seed=3)
+        (failure,) = failures(envs, 1)
+    own, elsewhere, linked = path_of(failure), tmp_path / "sent.replay", FOLDER / "linked.replay"
+    elsewhere.write_bytes(own.read_bytes())
+    linked.symlink_to(elsewhere)
+    try:
+        for path in (elsewhere, linked):
+            refused = command("replay", str(path))
+            assert (refused.returncode, refused.stdout) == (2, "")
+            announced, why = refused.stderr.splitlines()
+            assert announced.startswith(f"runs brittle:Brittle with {sys.executable} in ")
+            no_own = "it is no file of yours in the folder of your hubs"
+            assert why == f"envhub replay: {path} is not run, for {no_own}; --trust runs it"
+            trusted = command("replay", str(path), "--trust")
+            assert (trusted.returncode, trusted.stdout.startswith("failed alike: ended by status 3")) == (0, True)
+    finally:
+        linked.unlink()
+
+
+def test_file_of_another_user_is_not_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path := tmp_path / "a.replay").touch()
+    assert replay.is_own(path, tmp_path)
+    assert not replay.is_own(path, None) and not replay.is_own(tmp_path / "b.replay", tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    assert not replay.is_own(path, tmp_path)
+
+
 def test_hub_that_keeps_none_names_none(tmp_path: Path) -> None:
     options = "--replays", str(tmp_path / "kept"), "--replays-max", "0"
     with serve(tmp_path, "brittle=brittle:Brittle", *options) as hub, made(hub.tcp, "exit") as envs:
@@ -298,7 +364,14 @@ def test_film_shows_every_step_of_the_run(tmp_path: Path) -> None:
         assert sum(1 for _ in container.decode(video=0)) == 6
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", "Blackjack-v1", "HalfCheetah-v5", "ALE/Pong-v5"])
+@pytest.mark.parametrize(
+    "env",
+    [
+        "CartPole-v1",
+        "Blackjack-v1",
+        *(pytest.param(env, marks=pytest.mark.long) for env in ("HalfCheetah-v5", "ALE/Pong-v5")),
+    ],
+)
 def test_env_that_was_killed_observes_the_same_again(
     env: str, address: str | None, request: pytest.FixtureRequest
 ) -> None:
@@ -352,6 +425,7 @@ def test_env_that_another_client_took_over_fails_alike(hub: ServedHub) -> None:
         envs.step(np.array([1]))
         assert wait_until(lambda: set(files_in(FOLDER)) - before, 10)
         (path,) = [path for path in set(files_in(FOLDER)) - before if "brittle" in path.name]
+    assert token[:8] not in path.name  # for who knows the token has the session
     assert len(replay.read(path).calls().kinds) == 12  # the steps before, too
     assert "(not run again: calls of rate)" in replay.run(path).text
 

@@ -38,7 +38,7 @@ def test_signal_ends_a_hub_with_an_idle_session_at_once_with_0_and_nothing_is_le
         assert tree and (tmp_path / "hub.sock").exists()
         begun = time.monotonic()
         assert hub.stop(number) == 0
-        assert time.monotonic() - begun < 2.5  # the session is idle; the drain of a busy one takes up to 5 s
+        assert time.monotonic() - begun < 4.5  # the session is idle; the drain of a busy one takes up to 5 s
         assert not any(map(lives, tree))
         assert not (tmp_path / "hub.sock").exists() and not (tmp_path / "hub.sock.lock").exists()
         with pytest.raises(envhub.HubLost):
@@ -65,6 +65,7 @@ def test_signals_until_the_very_end_change_nothing(tmp_path: Path, number: int) 
         assert [path.suffix for path in tmp_path.iterdir()] == [".log"]
 
 
+@pytest.mark.long
 def test_hub_outlives_the_reader_of_its_log(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     address = f"ipc://{tmp_path}/hub.sock"
@@ -87,7 +88,7 @@ def test_what_an_env_started_ends_with_the_hub(tmp_path: Path) -> None:
         (child,) = envs.call("start_child_of_its_own_session")
         assert psutil.pid_exists(child)
         assert hub.stop() == 0
-        assert wait_until(lambda: not psutil.pid_exists(child) or not lives(psutil.Process(child)), 1)
+        assert wait_until(lambda: not psutil.pid_exists(child) or not lives(psutil.Process(child)), 10)
         envs.close()
 
 
@@ -117,6 +118,7 @@ def test_factory_that_does_not_exist_ends_the_hub_with_2(tmp_path: Path, entry: 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_factory_whose_module_fails_is_logged_and_the_hub_serves(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", "needy=needy:factory") as hub:
         assert wait_until(lambda: "no_such_module" in hub.log, 20)
@@ -125,6 +127,7 @@ def test_factory_whose_module_fails_is_logged_and_the_hub_serves(tmp_path: Path)
         assert hub.stop() == 0
 
 
+@pytest.mark.long
 def test_factories_are_found_from_the_working_directory_and_never_imported_into_the_hub(tmp_path: Path) -> None:
     folder = tmp_path / "package"
     folder.mkdir()
@@ -138,6 +141,7 @@ def test_factories_are_found_from_the_working_directory_and_never_imported_into_
         assert "imported by" in printed and f"imported by {hub.process.pid}\n" not in printed
 
 
+@pytest.mark.long
 def test_running_step_is_answered_before_the_hub_ends(tmp_path: Path) -> None:
     with serve(tmp_path, "naughty=sims:naughty") as hub:
         envs = envhub.make_vec("naughty", 2, hub=hub.tcp)
@@ -157,16 +161,17 @@ def _phase(hub: ServedHub) -> str:
         return str(client.sessions()[0]["phase"])
 
 
+@pytest.mark.long
 def test_second_signal_does_not_wait_for_slow_envs(tmp_path: Path) -> None:
     with serve(tmp_path, "slow_close=sims:slow_close") as hub:
-        envs = envhub.make_vec("slow_close", 1, hub=hub.tcp)
+        envs = envhub.make_vec("slow_close", 1, hub=hub.tcp, close_timeout=60)
         envs.reset()
         hub.process.terminate()
         assert wait_until(lambda: '"event": "stopping"' in hub.log)
         begun = time.monotonic()
         hub.process.terminate()
-        assert hub.process.wait(8) == 0
-        assert time.monotonic() - begun < 2
+        assert hub.process.wait(15) == 0
+        assert time.monotonic() - begun < 5.5  # after one signal the envs have 7 s
         envs.close()
 
 
@@ -185,6 +190,7 @@ def test_env_that_hangs_does_not_hold_up_the_end_of_the_hub(tmp_path: Path) -> N
         envs.close()
 
 
+@pytest.mark.long
 def test_log_has_one_structured_line_per_change(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter") as hub:
         envs = envhub.make_vec("counter", 2, hub=hub.tcp, num_workers=2)
@@ -194,7 +200,9 @@ def test_log_has_one_structured_line_per_change(tmp_path: Path) -> None:
         assert wait_until(lambda: not envs.step([0, 0])[3].any())  # it was started again
         envs.close()
         hub.stop()
-        lines = [json.loads(line) for line in hub.log.splitlines() if "session_making" not in line]  # every second
+        # What comes every second, and what a machine that stalls adds.
+        others = {"session_making", "hub_was_stopped", "client_lost", "client_back"}
+        lines = [line for line in map(json.loads, hub.log.splitlines()) if line["event"] not in others]
     made, first, second, ready, died, anew, *exited, ended, stopping = lines
     assert made["event"] == "session_made" and made["num_envs"] == 2
     assert {line["event"] for line in (first, second, anew)} == {"worker_started"}
@@ -205,6 +213,7 @@ def test_log_has_one_structured_line_per_change(tmp_path: Path) -> None:
     assert {line["worker"] for line in exited} == {0, 1} and len(exited) == 2
 
 
+@pytest.mark.long
 def test_log_says_once_in_a_while_what_a_client_repeats(tmp_path: Path) -> None:
     """A client whose calls fail could write gigabytes an hour into the log."""
     with serve(tmp_path, "counter=sims:counter") as hub:
@@ -245,8 +254,8 @@ BAD_ARGUMENTS = [
     (["name=module"], "name=module:factory"),
     (["CartPole-v1", "--workers", "0"], "--workers"),
     (["CartPole-v1", "--max-envs", "0"], "--max-envs"),
-    (["CartPole-v1", "--lease", "nan"], "lease_s must be between"),
-    (["CartPole-v1", "--lease", "1e12"], "lease_s must be between"),
+    (["CartPole-v1", "--lease", "nan"], "a number from 0 to 604800 seconds"),
+    (["CartPole-v1", "--lease", "1e12"], "a number from 0 to 604800 seconds"),
     (["CartPole-v1", "--bind", "tcp://127.0.0.1:0", "--bind", "tcp://127.0.0.1:0"], "given twice"),
     (["CartPole-v1", "--bind", "ipc:///tmp"], "is no socket"),
 ]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hubs import serve
 
 import envhub
@@ -45,9 +46,16 @@ def test_file_of_the_readme_serves(tmp_path: Path) -> None:
         envs.close()
 
 
-def test_file_that_cannot_be_used_ends_the_hub_with_2_and_a_line(tmp_path: Path) -> None:
-    (tmp_path / "hub.toml").write_text("lese = 3")
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("lese = 3", "hub.toml: unknown key 'lese', did you mean 'lease'?"),
+        ('audit = "/nowhere/audit"', "audit /nowhere/audit: No such file or directory"),
+    ],
+)
+def test_file_that_cannot_be_used_ends_the_hub_with_2_and_a_line(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "hub.toml").write_text(text)
     command = [sys.executable, "-m", "envhub", "serve", "--config", str(tmp_path / "hub.toml")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2 and len(ended.stderr.splitlines()) == 1
-    assert "hub.toml: unknown key 'lese', did you mean 'lease'?" in ended.stderr
+    assert why in ended.stderr

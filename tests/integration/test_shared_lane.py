@@ -203,7 +203,7 @@ def test_killed_worker_is_reported_at_once_and_the_other_sessions_step_on(hub: S
     begun = time.monotonic()
     with pytest.raises(envhub.WorkerDied, match="worker 1"):
         envs.step([0, 8])  # for ever
-    assert time.monotonic() - begun < 1.5
+    assert time.monotonic() - begun < 5
     assert envs.step([0, 7])[1].tolist() == [0, 0] and envs.lane == "shared"
     assert envs.step([0, 7])[1].tolist() == [0, 7]
     assert other.step([0, 7])[1].tolist() == [0, 7]
@@ -240,8 +240,8 @@ def test_killed_client_leaves_nothing(brief_hub: ServedHub, action: int) -> None
     client.wait()
     client.stdout.close()
     with envhub.connect(brief_hub.ipc) as found:
-        assert wait_until(lambda: found.stats()["sessions"] == 0, 10)
-    assert wait_until(lambda: not brief_hub.workers(), 5)
+        assert wait_until(lambda: found.stats()["sessions"] == 0)
+    assert wait_until(lambda: not brief_hub.workers())
 
 
 @pytest.mark.long

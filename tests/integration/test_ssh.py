@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hubs import ServedHub, listening, serve, wait_until
+from hubs import ServedHub, free_port, listening, serve, wait_until
 
 import envhub
 
@@ -30,8 +30,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
     (folder / "authorized").write_text((folder / "user.pub").read_text())
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        number = taken.getsockname()[1]
+    number = free_port()
     Path("/run/sshd").mkdir(exist_ok=True)
     options = {
         "ListenAddress": f"127.0.0.1:{number}",

@@ -305,6 +305,7 @@ def is_ended(peer: ZmtpPeer) -> bool:
         return True
 
 
+@pytest.mark.long
 def test_health_reports_how_long_the_handling_of_a_message_took(tmp_path_factory: pytest.TempPathFactory) -> None:
     with serve(tmp_path_factory.mktemp("lag"), "counter=sims:counter") as hub, envhub.connect(hub.tcp) as client:
         with ZmtpPeer(hub.tcp) as peer:

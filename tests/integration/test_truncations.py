@@ -21,7 +21,8 @@ from hubs import ServedHub, kill_worker, wait_until
 
 import envhub
 
-AT_ONCE_S = 5.0  # with room for a slow machine; the figures are in tests/benchmarks
+AT_ONCE_S = 10.0  # with room for a slow machine; the figures are in tests/benchmarks
+HANG_S = 2.0  # after which an env is taken for one that hangs: an env that does not may be stalled for so long
 MODES = ["NextStep", "SameStep", "Disabled"]
 
 
@@ -311,23 +312,22 @@ def test_options_that_make_no_sense_are_refused_here(options: dict[str, Any], er
 
 @pytest.mark.parametrize("action", [SLEEP, HOLD_GIL])
 def test_env_that_hangs_is_ended_at_its_deadline_and_its_stack_is_shown(address: str | None, action: int) -> None:
-    with made(address, step_timeout=0.7) as envs:
+    with made(address, step_timeout=HANG_S) as envs:
         envs.reset()
         step(envs, 0, 0, 0)
         begun = time.monotonic()
         seen, _, _, truncations, infos = step(envs, 0, 0, action)
-        assert 0.6 < time.monotonic() - begun < 0.7 + 1 + AT_ONCE_S
+        assert HANG_S - 0.1 < time.monotonic() - begun < HANG_S + AT_ONCE_S
         assert seen[:, 0].tolist() == [2, 2, 1] and truncations.tolist() == [False, False, True]
         failure = infos["env_failure"][2]
-        assert (
-            failure.cause == "timeout" and "env 2 did not finish its step within step_timeout=0.7 s" in failure.message
-        )
+        assert failure.cause == "timeout"
+        assert f"env 2 did not finish its step within step_timeout={HANG_S:g} s" in failure.message
         assert "faulty.py" in failure.traceback and "in act" in failure.traceback
         assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [3, 3, 0]
 
 
 def test_hang_can_be_raised_with_the_stack(address: str | None) -> None:
-    with made(address, step_timeout=0.7, on_timeout="raise") as envs:
+    with made(address, step_timeout=HANG_S, on_timeout="raise") as envs:
         envs.reset()
         step(envs, 0, 0, 0)
         with pytest.raises(envhub.EnvTimeout, match=r"(?s)env 1 did not finish its step.*faulty\.py"):
@@ -344,12 +344,12 @@ def test_worker_of_many_slow_envs_is_not_stuck(address: str | None) -> None:
 
 
 def test_first_step_has_the_time_of_the_making(address: str | None) -> None:
-    with made(address, step_timeout=0.3, init_timeout=1.5) as envs:
+    with made(address, step_timeout=0.3, init_timeout=3.0) as envs:
         envs.reset()
         begun = time.monotonic()
         _, _, _, truncations, infos = step(envs, 0, 0, SLEEP)
-        assert time.monotonic() - begun > 1.4 and truncations[2]
-        assert "init_timeout=1.5" in infos["env_failure"][2].message
+        assert time.monotonic() - begun > 2.9 and truncations[2]
+        assert "init_timeout=3" in infos["env_failure"][2].message
 
 
 def test_call_that_hangs_fails_and_the_session_goes_on(address: str | None) -> None:
@@ -387,17 +387,19 @@ def test_making_that_hangs_fails_and_names_the_env(tmp_path: Path) -> None:
         made(None, build_s=60, init_timeout=0.7),
     ):
         pass
-    assert time.monotonic() - begun < 0.7 + 1 + AT_ONCE_S
+    assert time.monotonic() - begun < 0.7 + AT_ONCE_S
 
 
+@pytest.mark.long
 def test_many_envs_that_are_slow_to_make_are_not_stuck() -> None:
-    with made(None, 4, num_workers=1, build_s=0.5, init_timeout=1.5) as envs:
+    with made(None, 4, num_workers=1, build_s=2.0, init_timeout=5.0) as envs:
         envs.reset()
 
 
+@pytest.mark.long
 def test_worker_that_has_made_its_envs_is_not_stuck_while_it_waits_for_another() -> None:
-    slow = [functools.partial(faulty.faulty, build_s=0.6 if number % 2 else 0.0) for number in range(6)]
-    with contextlib.closing(envhub.make_vec(slow, num_workers=2, init_timeout=1.5)) as envs:
+    slow = [functools.partial(faulty.faulty, build_s=2.0 if number % 2 else 0.0) for number in range(6)]
+    with contextlib.closing(envhub.make_vec(slow, num_workers=2, init_timeout=5.0)) as envs:
         envs.reset()
 
 
@@ -428,15 +430,15 @@ def test_env_that_dies_at_every_step_ends_in_one_clear_error_and_the_hub_lives(a
 
 @pytest.mark.long
 def test_step_waits_for_the_new_env_only_so_long_and_is_then_truncated_again(tmp_path: Path) -> None:
-    with made(None, 2, marks=str(tmp_path), build_s=3.0, restart_wait=0.4, restarts_max=1) as envs:
+    with made(None, 2, marks=str(tmp_path), build_s=10.0, restart_wait=0.4, restarts_max=1) as envs:
         envs.reset()
         step(envs, KILL, 0)
         begun = time.monotonic()
         seen, rewards, _, truncations, infos = step(envs, 0, 0)
-        assert 0.3 < time.monotonic() - begun < 2.9
+        assert 0.3 < time.monotonic() - begun < 9
         assert seen[:, 0].tolist() == [0, 2] and rewards.tolist() == [0, 1] and truncations.tolist() == [True, False]
         assert infos["invalid_transition"].tolist() == [True, False]
-        assert wait_until(lambda: step(envs, 0, 0)[3].tolist() == [False, False], 20)
+        assert wait_until(lambda: step(envs, 0, 0)[3].tolist() == [False, False], 60)
         assert step(envs, 0, 0)[0][0, 0] == 1
 
 
@@ -465,5 +467,5 @@ def test_killed_worker_is_replaced_and_counted(hub: ServedHub) -> None:
         before = set(client.sessions()[-1]["workers"])
         (killed,) = [pid for pid in before if pid == envs.call("pid")[0]]
         os.kill(killed, signal.SIGKILL)
-        assert wait_until(lambda: len(set(client.sessions()[-1]["workers"]) - before) == 1, 5)
+        assert wait_until(lambda: len(set(client.sessions()[-1]["workers"]) - before) == 1)
         assert client.sessions()[-1]["restarts"] == 1 and not psutil.pid_exists(killed)

@@ -199,14 +199,65 @@ def test_parts_of_a_batch_are_whole_shares(lane: str) -> None:
                 *found, env_ids = envs.recv()
                 assert env_ids.tolist() == ids
                 assert_step(found, direct[share].step(actions), 2, f"share {share}")
-        actions = direct[0].action_space.sample()
-        with pytest.raises(
-            ValueError, match=r"send those of whole workers, of \[\[0, 2\], \[1, 3\]\]; no env has moved"
-        ):
-            envs.send(actions, [0, 1])
-        envs.send(actions, [0, 2])
-        envs.send(actions, [1, 3])
+        envs.send(direct[0].action_space.sample(), [0, 2])
+        envs.send(direct[0].action_space.sample(), [1, 3])
         assert envs.recv(min_envs=4)[5].tolist() == [0, 1, 2, 3]
+
+
+def part(actions: tuple[np.ndarray, ...], *rows: int) -> tuple[np.ndarray, ...]:
+    """The actions of these rows."""
+    return tuple(column[list(rows)] for column in actions)
+
+
+@pytest.mark.parametrize("how", LANES, ids=str)
+def test_part_of_a_share_is_held_until_the_share_is_sent(how: dict[str, Any]) -> None:
+    direct = vector_sims.chatty(4)
+    with closing(envhub.make_vec(vector_sims.chatty, 4, vector=True, **how)) as envs:
+        envs.reset(seed=[1, 2, 3, 4])
+        direct.reset(seed=[1, 2, 3, 4])
+        for _ in range(12):
+            actions = direct.action_space.sample()
+            envs.send(part(actions, 3, 0), [3, 0])
+            with pytest.raises(
+                envhub.NothingPending, match=r"envs \[0, 3\] of a vector env wait for envs \[1, 2\] of their"
+            ):
+                envs.recv()
+            with pytest.raises(ValueError, match=r"envs \[0\] are sent already, and wait for envs \[1, 2\]"):
+                envs.send(part(actions, 0), [0])
+            some = {"reset_mask": np.array([True, False, False, False])}
+            for refused in (
+                lambda actions=actions: envs.step(actions),
+                lambda some=some: envs.reset(options=some),
+                lambda: envs.call("double", 1),
+            ):
+                with pytest.raises(envhub.SessionBusy, match=r"while envs \[0, 3\] wait for envs \[1, 2\]"):
+                    refused()
+            envs.send(part(actions, 1), [1])
+            envs.send(part(actions, 2), [2])
+            with pytest.raises(ValueError, match=r"envs \[1\] are under way; receive them first"):
+                envs.send(part(actions, 1), [1])
+            *found, env_ids = envs.recv()
+            assert env_ids.tolist() == [0, 1, 2, 3]
+            assert_step(found, direct.step(actions), 4, "share")
+        envs.send(part(actions, 0), [0])
+        envs.reset(seed=[5, 6, 7, 8])  # which gives up what is held
+        direct.reset(seed=[5, 6, 7, 8])
+        assert_step(envs.step(actions), direct.step(actions), 4, "after a reset")
+        envs.send(part(actions, 0), [0])  # which is dropped at the end
+
+
+def test_shares_of_which_one_is_complete_are_told_apart() -> None:
+    factory = functools.partial(shares_of_chatty, 2)
+    with closing(envhub.make_vec(factory, 4, vector=True, num_workers=2)) as envs:
+        envs.reset(seed=1)
+        actions = envs.action_space.sample()
+        envs.send(part(actions, 0, 1, 2), [0, 1, 2])
+        assert envs.recv()[5].tolist() == [0, 2]
+        envs.send(part(actions, 3, 0), [3, 0])
+        assert envs.recv(min_envs=3)[5].tolist() == [1, 3]
+        envs.send(part(actions, 2), [2])
+        assert envs.recv()[5].tolist() == [0, 2]
+        envs.step(actions)
 
 
 def test_calls_reach_the_envs_and_a_method_of_the_vector_env_is_called_once() -> None:
@@ -233,12 +284,14 @@ def test_calls_reach_the_envs_and_a_method_of_the_vector_env_is_called_once() ->
 # --- failures -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lane", ["auto", "wire"])
+@pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("how", "cause"), [("kill", "crash"), (EXIT, "crash"), (SLEEP, "timeout"), (RAISE, "exception")]
 )
 def test_end_of_a_batch_truncates_its_rows_and_it_goes_on(how: Any, cause: str, lane: str) -> None:
-    options = {"num_workers": 2, "lane": lane, "step_timeout": 1.0, "on_exception": "truncate"}
+    options = {"num_workers": 2, "lane": lane, "on_exception": "truncate"}
+    if how == SLEEP:
+        options["step_timeout"] = 3.0
     with closing(envhub.make_vec(vector_sims.failing, 4, vector=True, **options)) as envs:
         envs.reset(seed=1)
         nothing = np.zeros(4, np.int64)
@@ -299,6 +352,7 @@ def test_rows_that_a_masked_reset_leaves_out_are_reset_by_the_next_one() -> None
 SHORT = {"max_num_frames_per_episode": 60}
 
 
+@pytest.mark.long
 def test_ale_gives_what_it_gives_directly() -> None:
     arguments = {"noop_max": 5, **SHORT}
     with closing(envhub.make_vec("ale_py:ALE/Pong-v5", 4, vector=True, **arguments)) as envs:
@@ -332,6 +386,7 @@ def test_ale_in_shares_whose_envs_have_the_sessions_numbers() -> None:
         assert_same_run(envs, direct, 20)
 
 
+@pytest.mark.long
 def test_ale_in_the_same_step_and_disabled_modes() -> None:
     direct = make_vector("ale_py:ALE/Pong-v5", num_envs=3, autoreset_mode="SameStep", **SHORT)
     nothing = np.zeros(3, np.int64)

@@ -6,13 +6,12 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from faulty import KILL, RAISE, FaultyParts
-from gymnasium import spaces
+from faulty import KILL, RAISE
 from hubs import ServedHub, serve, wait_until
 
 import envhub
@@ -22,26 +21,9 @@ SHORT, LONG = 1, 600  # the longer text has no room in the arena
 STEP = 0
 
 
-class Unfinished(FaultyParts):
-    """Shows a last part that is wrong, when it is told to."""
-
-    observation_space = spaces.Dict({**FaultyParts.observation_space.spaces, "well": spaces.Discrete(2)})  # type: ignore[attr-defined]
-
-    def seen(self) -> Any:
-        return {**super().seen(), "well": 1}
-
-    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        observation, *rest = super().step(0)
-        return ({**observation, "well": "no"} if action == RAISE else observation), *rest  # type: ignore[return-value]
-
-
-def unfinished(**kwargs: Any) -> gym.Env[Any, Any]:
-    return Unfinished(**kwargs)
-
-
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
-    offered = ["parts=faulty:faulty_parts", "unfinished=test_whole_observations:unfinished"]
+    offered = ["parts=faulty:faulty_parts", "unfinished=faulty:unfinished"]
     with serve(tmp_path_factory.mktemp("hub"), *offered) as served:
         yield served
 
@@ -102,13 +84,16 @@ def test_truncation_after_a_step_that_raised_is_of_one_step(
 
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("repeats", [SHORT, LONG])
-def test_env_that_is_down_for_a_while_shows_one_step(parts: ServedHub, lane: str, repeats: int) -> None:
-    with closing(make(parts, lane, repeats, restart_wait=0.0)) as envs:
+def test_env_that_is_down_for_a_while_shows_one_step(parts: ServedHub, lane: str, repeats: int, tmp_path: Path) -> None:
+    held_by = tmp_path / "held"
+    with closing(make(parts, lane, repeats, restart_wait=0.0, held_by=str(held_by))) as envs:
         envs.reset()
         envs.step(np.full(3, STEP))
         failed(envs, RAISE, STEP, STEP)
+        held_by.touch()  # until the next but one has failed; else that could be the new env's reset, which none is told
         failed(envs, RAISE, KILL, STEP)
         failed(envs, RAISE, STEP, STEP)
+        held_by.unlink()
         while True:
             observations, _, _, truncations, _ = envs.step(np.full(3, STEP))
             seen = steps_of(observations, repeats)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -11,11 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hubs import ServedHub, serve
+from hubs import HERE, ServedHub, serve
 
 import envhub
 
-HERE = Path(__file__).parent
 IN_ALL_LINES = 25
 
 
@@ -46,6 +46,7 @@ def refusal(address: str, name: str) -> str:
     return ran.stderr.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_id_that_a_hub_does_not_offer_is_answered_by_the_nearest(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", "Pendulum-v1", "ALE/P*", "counter=sims:counter") as hub:
         with envhub.connect(hub.tcp) as client:
@@ -61,6 +62,7 @@ def test_id_that_a_hub_does_not_offer_is_answered_by_the_nearest(tmp_path: Path)
         )
 
 
+@pytest.mark.long
 def test_id_that_a_private_hub_does_not_find_is_answered_by_the_nearest(tmp_path: Path) -> None:
     ran = program(tmp_path, "import envhub\nenvhub.make_vec('CartPoll-v1', 2)\n")
     assert ran.stderr.splitlines()[-1].endswith("Environment `CartPoll` doesn't exist. Did you mean: `CartPole`?")
@@ -92,6 +94,7 @@ class Slow(sims.Counter):
         super().__init__()
 
 {}
+envhub.make_vec("CartPole-v1", 1).close()  # the making of the others waits for no start of a hub
 envhub.make_vec(Slow, 3, num_workers=1).close()
 print("made")
 """
@@ -101,9 +104,12 @@ def test_slow_making_is_counted_on_stderr(tmp_path: Path) -> None:
     ran = program(tmp_path, SLOW.format(""), PYTHONPATH=with_here())
     assert ran.stdout == "made\n"
     lines = ran.stderr.splitlines()
-    assert lines and all(line in {f"envhub: {count} of 3 envs made" for count in range(4)} for line in lines), lines
+    # On a slow machine the first one is counted, too, and what is waited for is said.
+    assert all(re.fullmatch(r"envhub: [0-3] of [13] envs made( \(.*\))?", line) for line in lines), lines
+    assert any(" of 3 " in line for line in lines)
 
 
+@pytest.mark.long
 def test_slow_making_is_counted_in_place_on_a_terminal(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(SLOW.format(""))
     ours, theirs = pty.openpty()
@@ -124,6 +130,7 @@ def test_slow_making_is_counted_in_place_on_a_terminal(tmp_path: Path) -> None:
     assert blank == b" " * len("envhub: 0 of 3 envs made") and after == b"made\r\n", printed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("setup", "told"),
     [
@@ -226,6 +233,7 @@ def test_connect_line_names_an_env_that_is_offered(tmp_path: Path, offered: list
             hub.terminate()
 
 
+@pytest.mark.long
 def test_envs_lists_what_a_hub_offers_with_the_spaces(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", "Pendulum-v1", "broken=faulty:disconnected") as hub:
         listed = envs_of(hub)
@@ -241,6 +249,7 @@ def test_envs_lists_what_a_hub_offers_with_the_spaces(tmp_path: Path) -> None:
             assert client.sessions() == []
 
 
+@pytest.mark.long
 def test_envs_lists_many_without_their_spaces(tmp_path: Path) -> None:
     with serve(tmp_path, "ALE/*") as hub:
         listed = envs_of(hub)

@@ -15,9 +15,9 @@ from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import stimuli
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.hang_detector import Progress
-from envhub_server.session.instructions import Instructions
+from envhub_server.session.instructions import Instruction, Instructions
 from envhub_server.session.restarts import RestartPolicy, Restarts
-from envhub_server.session.state import TABLE, Phase, SessionState
+from envhub_server.session.state import SAMPLE_S, TABLE, Phase, SessionState
 from envhub_server.session.worker_count import Machine, WorkerCount
 
 from envhub.protocol.messages import Failure, Make
@@ -73,6 +73,16 @@ class Session(SessionState):
         found = progress or (None,) * len(self.workers)
         return self.handle(stimuli.Elapsed(quiescent, found, memory), now_s)
 
+    def sampled(
+        self, begin_s: float, end_s: float, *progress: Progress | None, quiescent: bool = True
+    ) -> list[Instruction]:
+        """What is done in the samples after ``begin_s``, which are as often as planned, up to ``end_s``."""
+        instructions: list[Instruction] = []
+        for number in range(round((end_s - begin_s) / SAMPLE_S)):
+            now_s = begin_s + (number + 1) * SAMPLE_S
+            instructions += self.elapsed(now_s, *progress, quiescent=quiescent)
+        return instructions
+
 
 def restarts(**policy: Any) -> Restarts:
     return Restarts(RestartPolicy(jitter=0.0, **policy), random.Random(0))
@@ -113,3 +123,9 @@ def shared(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
     session = ready(num_envs, workers, **make)
     session.handle(stimuli.SideConnected(quiescent=True))
     return session
+
+
+def attached(session: Session, now_s: float = 0.0) -> Instructions:
+    """What is done once another client has taken over a session whose client drove and has nothing under way."""
+    session.handle(stimuli.Attached(quiescent=True), now_s)
+    return session.elapsed(now_s)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import select
 import socket
 
 import pytest
+import zmq
 from envhub_server.network import network_peer
-from envhub_server.network.access import Access
+from envhub_server.network.access import OTHERS_S, Access
 from envhub_server.network.audit import Audit
 from envhub_server.network.connections import (
     GONE_S,
@@ -21,10 +24,15 @@ from envhub_server.network.connections import (
     KnownConnection,
 )
 from envhub_server.network.rights import ANYBODY, OWN_USER, Holder, Quotas
+from hubs import wait_until
+from zmq.utils.monitor import recv_monitor_message
 
 from envhub.protocol.messages import Op
+from envhub.transport import sockets
 
 ALICE = Holder("alice", quotas=Quotas(connections_max=2))
+NO_SOCKET = 1 << 20  # a descriptor; of whose connection that would be nobody knows
+_HANDSHAKES = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 KEY, OTHER = b"a" * 32, b"b" * 32
 
 
@@ -163,6 +171,51 @@ def test_own_user_is_admitted_while_there_is_no_connection_of_another() -> None:
     assert known.others
     known.ended(6, 102.0)
     assert not known.others
+
+
+@pytest.mark.parametrize("goes", [True, False])
+def test_own_user_waits_for_connections_of_others_to_end(goes: bool) -> None:
+    access = Access(None, False, Audit(None), 100)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as client:
+        access.guard(context, router)
+        assert not access.asked() and not access.answer(100.0)
+        client.setsockopt(zmq.LINGER, 0)
+        with sockets.open_monitor(client, _HANDSHAKES) as monitor:
+            client.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+            access.accepted(NO_SOCKET, 100.0)
+            assert wait_until(access.asked)
+            assert not access.answer(100.0) and not access.answer(100.0 + OTHERS_S / 2)
+            assert access.asked() and access.check(100.6, ()) == [] and access.next_s() == 100.0 + OTHERS_S
+            if goes:
+                access.ended(NO_SOCKET, 100.6)
+            assert access.answer(100.6 if goes else 100.0 + OTHERS_S)
+            found = recv_monitor_message(monitor)["event"]
+            assert found == (zmq.EVENT_HANDSHAKE_SUCCEEDED if goes else zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+            assert access.handshakes_refused == (not goes) and access.next_s() > 100.0 + OTHERS_S and not access.asked()
+            client.monitor(None, 0)
+        access.close()
+
+
+def test_asks_that_wait_keep_the_hub_from_no_sleep() -> None:
+    access = Access(None, False, Audit(None), 100)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router, contextlib.ExitStack() as clients:
+        access.guard(context, router)
+        assert access.authenticator is not None
+        access.accepted(NO_SOCKET, 100.0)
+        address = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
+        for _ in range(3):
+            client = clients.enter_context(context.socket(zmq.DEALER))
+            client.setsockopt(zmq.LINGER, 0)
+            client.connect(address)
+            assert select.select([access.authenticator.descriptor], [], [], 20)[0]
+            assert access.asked() and not access.answer(100.0)
+            assert not select.select([access.authenticator.descriptor], [], [], 0)[0]
+        access.ended(NO_SOCKET, 100.5)
+        assert access.next_s() <= 100.5 and access.answer(100.5)
+        for _ in range(2):  # those that asked meanwhile
+            assert wait_until(access.asked) and access.answer(100.6)
+        assert access.handshakes_refused == 0
+        access.close()
 
 
 def test_looking_for_a_user_leaves_no_descriptor() -> None:

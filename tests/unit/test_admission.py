@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from envhub_server.catalog.admission import admitted
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.hosting import granted
 from envhub_server.catalog.registry import Recipe
-from envhub_server.config import HubConfig
+from envhub_server.config import HubConfig, Limits
 
-from envhub.protocol.messages import Failure, Hosting, Make, Recycle
+from envhub.protocol.messages import Failure, Faults, Hosting, Make, Recycle
 from envhub.protocol.validation import OutOfBounds
 from envhub.values import codec
 
@@ -45,6 +47,24 @@ def test_client_may_have_so_many_spares_and_as_many_as_the_operator_says() -> No
     assert asked(Make(1, "A-v0", hosting=Hosting(spares=9)), HubConfig(hosting=Hosting(spares=20))) == Recipe("A-v0")
     assert granted(Hosting(), Hosting(spares=20), 1).spares == 20
     assert granted(Hosting(spares=0), Hosting(spares=20), 1).spares == 0
+
+
+@pytest.mark.parametrize("wrong", [{"spares": 1_000_000}, {"gpus": [0, 0]}, {"gpus": [-1]}])
+def test_operator_says_numbers_within_bounds(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        HubConfig(hosting=Hosting(**wrong))
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        HubConfig(tables={"a": EnvSettings("b:c", **wrong)})
+
+
+def test_client_may_not_keep_workers_for_long_by_closing() -> None:
+    assert asked(Make(1, "A-v0", faults=Faults(close_s=60.0))) == Recipe("A-v0")
+    refused = asked(Make(1, "A-v0", faults=Faults(close_s=61.0)))
+    assert isinstance(refused, Failure) and refused.code == "limit"
+    assert "close_timeout=61 is more than close_timeout_max=60 s of this hub" in refused.message
+    assert asked(Make(1, "A-v0", faults=Faults(close_s=61.0)), HubConfig(limits=Limits(close_s_max=90.0))) == Recipe(
+        "A-v0"
+    )
 
 
 def test_session_that_recycles_workers_has_a_spare_unless_it_wants_none() -> None:

@@ -32,6 +32,7 @@ PURE = [
     "envhub/values/spaces.py",
     "envhub/protocol/validation.py",
     "server/envhub_server/catalog/registry.py",
+    "server/envhub_server/catalog/replay_shares.py",
     "server/envhub_server/session/state.py",
 ]
 STEP_PATH = [
@@ -106,6 +107,7 @@ ROOMS = {
     "envhub": {
         "arena": {"values"},
         "protocol": {"arena", "values"},
+        "recording": {"values"},
         "transport": set(),
         "values": set(),
     },
@@ -122,17 +124,16 @@ ROOMS = {
     },
     "envhub_client": {
         "connection": {"envhub.protocol", "envhub.transport", "envhub.values"},
-        "envs": {"envhub.protocol", "envhub.values", "recording", "results", "session"},
+        "envs": {"envhub.protocol", "envhub.recording", "envhub.values", "results", "session"},
         "frameworks": {"envs"},
         "lanes": {"connection", "envhub.arena", "envhub.protocol", "envhub.transport", "envhub.values"},
         "private_hub": {"connection", "envhub.protocol", "envhub.transport", "envhub.values"},
-        "recording": {"envhub.values"},
         "results": {"envhub.values"},
         "session": {
-            *("connection", "lanes", "private_hub", "recording"),
-            *("envhub.arena", "envhub.protocol", "envhub.transport", "envhub.values"),
+            *("connection", "lanes", "private_hub"),
+            *("envhub.arena", "envhub.protocol", "envhub.recording", "envhub.transport", "envhub.values"),
         },
-        "tools": {"envhub.arena", "envhub.protocol", "envhub.values", "envs", "private_hub", "recording"},
+        "tools": {"envhub.arena", "envhub.protocol", "envhub.recording", "envhub.values", "envs", "private_hub"},
     },
 }
 

@@ -88,10 +88,10 @@ def test_client_on_another_connection_is_not_probed_on_the_old_one(client: Fixtu
 
 def test_kernel_reports_how_long_a_connection_was_silent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        begun = time.monotonic()
         peer = socket.create_connection(listener.getsockname())
         accepted, _ = listener.accept()
     with peer, accepted:
-        begun = time.monotonic()
         assert wait_until(lambda: silent_s(accepted.fileno()) > 0.3)
         assert silent_s(accepted.fileno()) < time.monotonic() - begun + 0.1
 

@@ -8,8 +8,8 @@ import msgpack
 import msgpack_numpy
 import numpy as np
 import pytest
-from codec_values import QUICK, Opaque, arrays, round_trip, same, scalars, text_and_time, values
 from hypothesis import given
+from support.codec_values import QUICK, Opaque, arrays, round_trip, same, scalars, text_and_time, values
 
 from envhub.values import codec
 

@@ -13,11 +13,11 @@ import msgpack
 import msgpack_numpy
 import numpy as np
 import pytest
-from codec_attacks import ATTACKS, PICKLED
-from codec_values import Opaque, packed, values
 from gymnasium import spaces as gym_spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.codec_attacks import ATTACKS, PICKLED
+from support.codec_values import Opaque, packed, values
 
 from envhub.values import codec
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from envhub_client.recording.episodes import Episode, EpisodeCutter
-from envhub_client.recording.tape import BLOCKS, StepMark, Tape, TapeShape, new_tape, steps_of, tape_bytes
+
+from envhub.recording.episodes import Episode, EpisodeCutter
+from envhub.recording.tape import BLOCKS, StepMark, Tape, TapeShape, new_tape, steps_of, tape_bytes
 
 FLOAT = ["<f8", []]
 STEPS = 6
@@ -91,12 +93,48 @@ def test_failures_have_what_was_said_of_them(tape: Tape) -> None:
     assert (second.ended, second.failure, second.steps) == ("failed", "exception: it raised", 2)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_failed_episodes_are_the_same_where_no_others_are_cut_out(tape: Tape, seed: int) -> None:
+    """Marks as both autoreset modes have them; whatever an episode ends by, the next one begins with it or after it."""
+    chance, runs = random.Random(seed), [False, False]
+    every, failing = cutter(), EpisodeCutter(shape(), [4, 7], {}, lambda episode, frames: None, failed_only=True)
+    found: list[list[Any]] = [[], []]
+    for number in range(40):
+        marks, notes = [], {}
+        for step in range(STEPS):
+            row = []
+            for place, running in enumerate(runs):
+                mark = chance.choice([S, S, T, U, X, C, A, T | F, 0]) if running else StepMark(0)
+                if mark & C and chance.random() < 0.5:
+                    notes[step, place] = f"exception: it raised in step {step}"
+                elif mark & (C | A) or not mark & S:
+                    mark |= chance.choice([B, StepMark(0)]) if mark or not running else StepMark(0)
+                elif mark & F:
+                    mark |= B
+                runs[place] = bool(mark & B or (running and mark in (0, S)))
+                row.append(int(mark))
+            marks.append(row)
+        for kept, one in zip(found, (every, failing), strict=True):
+            kept += cut(tape, one, marks, notes.items(), first=number * STEPS)
+    wanted, others = ([*map(vars, filter(lambda each: each.ended == "failed", kept))] for kept in found)
+    assert len(wanted) > 5 and len(found[1]) < len(found[0]) / 1.2 and repr(others) == repr(wanted)
+
+
 def test_aborted_episodes_are_dropped_and_what_is_not_begun_is_none(tape: Tape) -> None:
     one = cutter()
     found = cut(tape, one, [[B, S], [S, T], [A | B, 0], [T, 0]])
     assert [(each.ended, each.steps) for each in found] == [("dropped", 1), ("terminated", 1)]
     cut(tape, one, [[B, B], [S, 0]])
     assert one.drop_largest().env_id == 4 and [each.env_id for each in one.running] == [7]
+
+
+def test_mark_of_a_final_observation_is_nonsense_on_a_tape_without_any() -> None:
+    plain = TapeShape(1, STEPS, [FLOAT], [FLOAT], finals=False)
+    made, descriptor = new_tape(plain)
+    os.close(descriptor)
+    made.blocks[0].marks[:4, 0] = [B, S | F, F, T | F]
+    (found,) = EpisodeCutter(plain, [0], {}, lambda episode, frames: None).take(made.blocks[0], 4, {})
+    assert found.ended == "terminated" and found.steps == 2
 
 
 def test_blocks_share_the_memory_that_the_queue_may_have() -> None:

@@ -12,7 +12,7 @@ FAULTS = Faults(step_s=60.0, reset_s=10.0, init_s=100.0, call_s=20.0)
 
 def test_env_that_stays_at_the_same_turn_is_reported_as_slow_and_then_as_over() -> None:
     detector = HangDetector(FAULTS)
-    found = [detector.sample(float(now_s), "step", 3, turn=7) for now_s in range(0, 61, 10)]
+    found = [detector.sample(float(now_s), 10.0, "step", 3, turn=7) for now_s in range(0, 61, 10)]
     assert found[:3] == [None] * 3
     assert found[3] == Late("step", 3, 30.0, 60.0) and not found[3].over
     assert found[4:6] == [None] * 2
@@ -21,23 +21,38 @@ def test_env_that_stays_at_the_same_turn_is_reported_as_slow_and_then_as_over() 
 
 def test_worker_that_goes_on_is_never_late_however_long_its_batch_takes() -> None:
     detector = HangDetector(FAULTS)
-    assert not any(detector.sample(50.0 * turn, "step", turn % 16, turn) for turn in range(1000))
+    assert not any(detector.sample(50.0 * turn, 50.0, "step", turn % 16, turn) for turn in range(1000))
 
 
 def test_rest_between_two_steps_does_not_count() -> None:
     detector = HangDetector(FAULTS)
-    assert detector.sample(0.0, "step", 0, 1) is None
+    assert detector.sample(0.0, 59.0, "step", 0, 1) is None
     detector.rest()
-    assert detector.sample(1000.0, "step", 0, 1) is None
-    assert detector.sample(1059.0, "step", 0, 1) is not None  # slow
+    assert detector.sample(1000.0, 59.0, "step", 0, 1) is None
+    assert detector.sample(1059.0, 59.0, "step", 0, 1) == Late("step", 0, 59.0, 60.0)  # slow
 
 
 def test_each_kind_has_its_own_time() -> None:
     for kind, limit_s in {"init": 100.0, "reset": 10.0, "step": 60.0, "call": 20.0}.items():
         detector = HangDetector(FAULTS)
-        detector.sample(0.0, kind, 0, 1)
-        early, late = detector.sample(limit_s - 0.1, kind, 0, 1), detector.sample(limit_s, kind, 0, 1)
+        detector.sample(0.0, limit_s, kind, 0, 1)
+        early, late = (detector.sample(at_s, limit_s, kind, 0, 1) for at_s in (limit_s - 0.1, limit_s))
         assert (early is None or not early.over) and late is not None and late.over
+
+
+def test_late_sample_counts_for_twice_the_planned_interval() -> None:
+    detector = HangDetector(Faults(step_s=0.7))
+    assert detector.sample(0.0, 0.1, "step", 0, 1) is None
+    assert detector.sample(1.9, 0.1, "step", 0, 1) is None  # hub and worker were frozen together
+    assert detector.sample(3.8, 0.1, "step", 0, 1) is None
+    assert detector.sample(3.9, 0.1, "step", 0, 1) is None
+    late = detector.sample(5.0, 0.1, "step", 0, 1)
+    assert late is not None and late.over and math.isclose(late.waited_s, 0.7)
+
+
+def test_sample_after_a_pause_finds_a_worker_that_went_on() -> None:
+    detector = HangDetector(Faults(step_s=0.3))
+    assert not any(detector.sample(1.9 * number, 0.1, "step", 0, number // 2) for number in range(100))
 
 
 def test_no_time_passes_while_the_hub_is_stopped() -> None:

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+import math
 import os
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from envhub_server.catalog import hub_file
 from envhub_server.catalog.env_settings import EnvSettings
+from envhub_server.catalog.record_settings import RecordSettings
 from envhub_server.catalog.registry import Recipe
 from envhub_server.catalog.replay_folder import default_path
 from envhub_server.processes.interpreter import OWN
 from envhub_server.serve import config_of
 
 from envhub.hub_options import HubOptions
+from envhub.protocol.messages import Recycle
+from envhub.recording.options import RecordOptions
 
 FILE = """
 bind = ["tcp://127.0.0.1:5555"]
@@ -50,7 +55,7 @@ def test_devices_are_those_of_the_command_line_of_the_file_or_of_an_env(path: Pa
     assert EnvSettings().hosting(config.hosting).gpus == [0, 1]
     assert config_of((), HubOptions(gpus=[3]), path).hosting.gpus == [3]
     path.write_text("[envs.arm]\ngpus = [-1]")
-    with pytest.raises(ValueError, match=r"Hosting\.gpus is -1"):
+    with pytest.raises(ValueError, match=r"\[envs\.arm\] gpus\[0\] = -1: expected a whole number from 0 to 1023"):
         config_of((), HubOptions(), path)
 
 
@@ -85,20 +90,91 @@ def test_without_a_file_the_hub_has_its_defaults() -> None:
     [
         ("lease = ", "hub.toml is no TOML"),
         ("lese = 3", "hub.toml: unknown key 'lese', did you mean 'lease'? Keys here are: bind, python"),
-        ("lease = '3'", "hub.toml: lease: Expected `float`, got `str`"),
-        ("bind = ['a', 3]", "hub.toml: bind[1]: Expected `str`, got `int`"),
-        ("keys = 3", "hub.toml: keys: Expected `str`, got `int`"),
-        ("lease = -1", "lease_s must be between 0 and"),
-        ("workers = 0", "--workers must be at least 1"),
+        ("lease = '3'", 'hub.toml: lease = "3": expected a number from 0 to 604800 seconds'),
+        ("bind = ['ipc://a', 3]", "hub.toml: bind[1] = 3: expected a string"),
+        ("keys = 3", "hub.toml: keys = 3: expected a path in quotes"),
+        ("lease = -1", "hub.toml: lease = -1: expected a number from 0 to 604800 seconds"),
+        ("workers = 0", 'hub.toml: workers = 0: expected a whole number from 1 to 1024 workers, or "auto"'),
         ("envs = 3", "hub.toml: envs has a table for each environment, such as [envs.NAME]"),
         ("[envs.arm]\nenf = 3", "hub.toml: [envs.arm] unknown key 'enf', did you mean 'env'? Keys here are: env"),
-        ("[envs.arm]\nenv = 3", "hub.toml: [envs.arm] env: Expected `str`, got `int`"),
+        ("[envs.arm]\nenv = 3", "hub.toml: [envs.arm] env = 3: expected a string"),
         ("[envs.arm]\nrecycle = {episode = 3}", "[envs.arm] recycle: unknown key 'episode', did you mean 'episodes'?"),
+        ("record = {every = 3}", "hub.toml: record: folder is missing. Keys here are: folder, env_ids"),
+        ("record = 3", "hub.toml: record = 3: expected a string, or a table of folder, env_ids, every, only, film"),
+        (
+            "[envs.arm]\nrecord = {folder = 'a', ever = 3}",
+            "[envs.arm] record: unknown key 'ever', did you mean 'every'? Keys here are: folder, env_ids, every",
+        ),
+        (
+            "[envs.arm]\nrecord = {folder = 'a', every = 0}",
+            "record.every = 0: expected a whole number from 1 to",
+        ),
+        ("[envs.arm]\nrecord = {folder = 'a', only = 'fail'}", 'record.only = "fail": expected "all" or "failed"'),
+        ("[envs.arm]\nrecord = {folder = 'a', env_ids = [-1]}", "record.env_ids[0] = -1: expected a whole number"),
+        (
+            "[envs.arm]\nrecord = {folder = 'a', env_ids = [0], film = [1]}",
+            "record.film = [1]: 1 is not among env_ids, which are recorded",
+        ),
+        (
+            "[envs.arm]\nvector = true\nrecord = 'a'",
+            "[envs.arm] vector = true: it steps all envs in one call",
+        ),
+        (
+            "record = 'a'\n[envs.arm]\nvector = true",
+            "[envs.arm] vector = true: it steps all envs in one call",
+        ),
+        ("record = 'a'\nvector = true", "--vector: a vector env is not recorded"),
         ("recycle = {memory = 3}", "hub.toml: recycle: unknown key 'memory', did you mean 'memory_bytes'?"),
-        ("[envs.arm.variables]\n'A=B' = ''", "hub.toml: [envs.arm] variables: 'A=B': a name is not empty and has no"),
-        ('[envs.arm.variables]\nA = "\\u0000"', "hub.toml: [envs.arm] variables: 'A': a name is not empty and"),
-        ("[envs.arm]\nenv = 'A*'", "[envs.arm] env='A*' is neither an id, module:id nor module:factory"),
-        ("[envs.'a:b']\nenv = 'CartPole-v1'", "[envs.a:b] has an env, and should have no colon in its name"),
+        (
+            "[envs.arm.variables]\n'A=B' = ''",
+            'hub.toml: [envs.arm] variables."A=B" = "": a name is not empty and has no',
+        ),
+        (
+            '[envs.arm.variables]\nA = "\\u0000"',
+            'hub.toml: [envs.arm] variables.A = "\\u0000": a name is not empty and',
+        ),
+        ("[envs.arm]\nenv = 'A*'", 'hub.toml: [envs.arm] env = "A*": expected an id, module:id or module:factory'),
+        (
+            "[envs.'a:b']\nenv = 'CartPole-v1'",
+            'hub.toml: [envs."a:b"] has an env, and should have no colon in its name',
+        ),
+        ("GPUS = [0]", "hub.toml: unknown key 'GPUS', did you mean 'gpus'?"),
+        ("max-envs = 3", "hub.toml: unknown key 'max-envs', did you mean 'max_envs'?"),
+        ("recrod = 'a'", "hub.toml: unknown key 'recrod', did you mean 'record'?"),
+        (
+            "[env.arm]",
+            "hub.toml: unknown key 'env', did you mean 'envs'? An environment has a table such as [envs.NAME].",
+        ),
+        ("['A-v0']", "hub.toml: unknown key 'A-v0'; the table of an environment is [envs.\"A-v0\"]."),
+        ("[envs.arm]\nlease = 3", "[envs.arm] unknown key 'lease'; it is one of the hub, and stands before the first"),
+        ("folder = 'a'", "unknown key 'folder'; it is one of an environment's table, such as [envs.NAME]."),
+        ("[envs.my.sim]\nenv = 'a:b'", "[envs.my] unknown key 'sim'; a name with a dot is written in quotes."),
+        ("[envs.ALE/*]", "(at line 1, column 10) (a name such as ALE/* is written in quotes)"),
+        ("bind = ['here']", "hub.toml: bind[0]: 'here' is no address; write tcp://HOST:PORT or ipc://PATH"),
+        ("bind = ['ipc://a', 'ipc://a']", 'hub.toml: bind = ["ipc://a", "ipc://a"]: "ipc://a" is given twice'),
+        ("allow_arguments = ['a']", "hub.toml: allow_arguments[0]: 'a' should read name=argument,argument"),
+        ("rendering = 'EGL'", 'hub.toml: rendering = "EGL": expected "egl" or "osmesa"; did you mean "egl"?'),
+        ("[envs.a]\nrendering = 3", 'hub.toml: [envs.a] rendering = 3: expected "egl" or "osmesa"'),
+        ("[envs.a]\nvector = 1", "hub.toml: [envs.a] vector = 1: expected true or false"),
+        ("[envs.a]\nvariables = 3", "hub.toml: [envs.a] variables = 3: expected a table of strings"),
+        ("[envs.a]\nld_library_path = '/a'", 'ld_library_path = "/a": expected a list of paths in quotes'),
+        ("recycle = 3", "hub.toml: recycle = 3: expected a table of episodes, age_s, memory_bytes"),
+        ("recycle = {age_s = nan}", "hub.toml: recycle.age_s = NaN: expected a number from 0 to 604800 seconds"),
+        (
+            "[envs.'A-v1']\nspares = 1000000",
+            'hub.toml: [envs."A-v1"] spares = 1000000: expected a whole number from 0 to',
+        ),
+        ("spares = true", "hub.toml: spares = true: expected a whole number from 0 to 1024 workers"),
+        ("gpus = [0, 0]", "hub.toml: gpus = [0, 0]: 0 is given twice"),
+        ("memory_max = 5", "memory_max = 5: expected a whole number from 16777216 to 1125899906842624 bytes, or 0 for"),
+        ("keys = '~nobody-here/x'", "hub.toml: keys: '~nobody-here/x' begins with no known home folder"),
+        ("python = '~nobody-here/x'", "hub.toml: python: '~nobody-here/x' begins with no known home folder"),
+        ("[envs.arm]\nrecord = '~nobody-here'", "[envs.arm] record: '~nobody-here' begins with no known home folder"),
+        ("record = {folder = '~nobody-here'}", "hub.toml: record.folder: '~nobody-here' begins with no known home"),
+        ('python = "a\\u0000"', r"hub.toml: python: 'a\x00' has a null character"),
+        ('record = "a\\u0000"', r"hub.toml: record: 'a\x00' has a null character"),
+        ('[envs.a]\nld_library_path = ["\\u0000"]', r"[envs.a] ld_library_path[0]: '\x00' has a null character"),
+        ("replays_max = -1", "hub.toml: replays_max = -1: expected a whole number from 0 to 1000000 files"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, why: str) -> None:
@@ -106,6 +182,57 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(ValueError) as caught:
         config_of((), HubOptions(), tmp_path / "hub.toml")
     assert why in str(caught.value) and "hub.toml" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_command_may_be_longer_than_a_name_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "hub.toml").write_text(f"python = '{'x' * 5000}'")
+    assert hub_file.read(tmp_path / "hub.toml").options.python == "x" * 5000
+
+
+def test_variable_may_have_the_name_of_a_key(tmp_path: Path) -> None:
+    (tmp_path / "hub.toml").write_text("[envs.arm]\nenv = 'a:b'\nvariables = { bind = 'here', spares = '-1' }")
+    assert hub_file.read(tmp_path / "hub.toml").envs["arm"].variables == {"bind": "here", "spares": "-1"}
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (HubOptions(spares=1_000_000), "--spares = 1000000: expected a whole number from 0 to 1024 workers"),
+        (HubOptions(close_timeout_max=-1), "--close-timeout-max = -1: expected a number from 0 to 604800 seconds"),
+        (HubOptions(max_envs=0), "--max-envs = 0: expected a whole number from 1 to"),
+        (HubOptions(lease=math.nan), "--lease = NaN: expected a number from 0 to 604800 seconds"),
+        (HubOptions(gpus=[0, 0]), "--gpus = [0, 0]: 0 is given twice"),
+        (HubOptions(gpus=[0, -1]), "--gpus = -1: expected a whole number from 0 to 1023"),
+        (HubOptions(bind=["here"]), "--bind: 'here' is no address"),
+        (HubOptions(recycle=Recycle(memory_bytes=5)), "--recycle.memory-bytes = 5: expected a whole number from"),
+    ],
+)
+def test_option_that_is_out_of_bounds_is_named(options: HubOptions, why: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        config_of((), options)
+    assert str(caught.value).startswith(why)
+
+
+def test_recording_is_that_of_the_table_or_else_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "hub.toml"
+    file.write_text(
+        "record = 'kept'\n[envs.arm]\nrecord = {folder = '/data', env_ids = [0, 9], film = [9], every = 3}\n"
+        "[envs.pole]\n[envs.quiet]\nrecord = ''\n"
+    )
+    registry = config_of(["CartPole-v1"], HubOptions(), file).registry()
+    recorded = {name: registry.find(name).settings.recorded for name in ("CartPole-v1", "arm", "pole", "quiet")}  # type: ignore[union-attr]
+    kept = RecordSettings(tmp_path / "kept")
+    arm = RecordSettings(Path("/data"), env_ids=(0, 9), film=(9,), every=3)
+    assert recorded == {"CartPole-v1": kept, "arm": arm, "pole": kept, "quiet": None}
+    assert arm.of_session(4) == RecordOptions(Path("/data"), env_ids=[0], every=3, film=[])  # it has no env 9
+    assert kept.of_session(2) == RecordOptions(tmp_path / "kept", env_ids=[0, 1], film=[])
+    assert RecordSettings(Path("/data"), env_ids=(4,)).of_session(4) is None
+
+
+def test_recording_of_the_file_has_the_keys_and_defaults_of_a_programs() -> None:
+    said = {each.name: each.default for each in fields(RecordSettings)}
+    assert said == {each.name: each.default for each in fields(RecordOptions)}
 
 
 def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from envhub_server.ipc import journal as journals
-from envhub_server.ipc.journal import BY_REQUEST, Journal, JournalLayout, Note
+from envhub_server.ipc.journal import BY_REQUEST, History, Journal, JournalLayout, Note
 from envhub_server.worker import journal_writer
 from envhub_server.worker.env_sources import versions_of
 from envhub_server.worker.gym_compat import FourValues
@@ -37,7 +37,7 @@ class OneRow:
     """What the writer asks of a row."""
 
     def __init__(self, index: int) -> None:
-        self.index, self.env = index, Env()
+        self.index, self.indices, self.env = index, [index], Env()
 
 
 class Scene:
@@ -60,6 +60,9 @@ class Scene:
     def reset(self, seed: int | None = None, options: bytes = b"") -> None:
         self.writer.begin_reset({0: seed, 2: seed}, lambda row: options)
         self.writer.end()
+
+    def history(self, positions: list[int], last: int | None = None) -> History:
+        return self.read.copied(range(positions[0], positions[-1] + 1)).history(last)
 
     def step(self, *values: int, rows: tuple[int, ...] = (0, 2), code: int = INT64, op: int = OP_STEP) -> None:
         """Post these actions for all three rows, and have the worker step those of ``rows``."""
@@ -91,7 +94,7 @@ def test_steps_since_the_making_are_found_of_each_row(scene: Scene) -> None:
     for number in range(3):
         scene.step(number, -1, 10 + number)
     for position, first in enumerate((0, 10)):
-        found = scene.read.history(position)
+        found = scene.history([position])
         assert (found.cut, found.begins, found.digested) == ("", "made", 4)
         assert [*found.kinds] == [journals.RESET, 0, 0, 0]
         assert np.frombuffer(found.actions[0], np.int64)[1:].tolist() == [first, first + 1, first + 2]
@@ -100,10 +103,44 @@ def test_steps_since_the_making_are_found_of_each_row(scene: Scene) -> None:
         assert [(note.kind, note.seed, note.tick) for note in found.notes] == [(BY_REQUEST, 7, 0)]
 
 
+def test_rows_of_a_vector_env_are_found_together() -> None:
+    scene = Scene(Leaf("<f8", (2,)))
+    batch: Any = OneRow(0)
+    batch.indices = [0, 2]
+    scene.rows = [batch]
+    scene.writer = JournalWriter(scene.journal, scene.arena, scene.rows, is_batch=True)
+    scene.reset(7)
+    scene.step(1, -1, 2)
+    scene.writer.begin_reset({2: 9}, lambda row: b"")
+    scene.writer.end()
+    scene.step(3, -1, 4, op=OP_PART)
+    found = scene.history([0, 1])
+    assert (found.begins, found.rows, found.calls, found.digested) == ("made", 2, 4, 4)
+    kinds = [[journals.RESET, journals.RESET], [0, 0], [journals.NOTHING, journals.RESET], [0, 0]]
+    assert np.frombuffer(found.kinds, np.uint8).reshape(4, 2).tolist() == kinds
+    assert [found.kind(call) for call in range(4)] == [journals.RESET, 0, journals.RESET, 0]
+    assert np.frombuffer(found.actions[0], np.int64).reshape(4, 2)[[1, 3]].tolist() == [[1, 2], [3, 4]]
+    notes = [(note.tick, note.position, note.seed, note.generator) for note in found.notes]
+    assert notes == [(0, 0, 7, b""), (0, 1, 7, b""), (2, 1, 9, b"")]
+
+
+def test_vector_env_is_run_again_from_a_reset_of_all_its_envs_by_seeds_only() -> None:
+    scene = Scene(Leaf("<f8", (2,)))
+    scene.reset(7)
+    for _ in range(scene.layout.ticks):
+        scene.step(0, 0, 0)
+    scene.writer.begin_reset({2: 9}, lambda row: b"")
+    assert "longer than the journal" in scene.history([0, 1]).cut
+    scene.reset(8)
+    scene.step(1, 1, 1)
+    found = scene.history([0, 1])
+    assert (found.begins, found.calls) == ("seed", 2)
+
+
 def test_step_that_has_no_end_has_no_digest(scene: Scene) -> None:
     scene.reset(7)
     scene.writer.begin(scene.rows)
-    found = scene.read.history(0)
+    found = scene.history([0])
     assert (len(found.kinds), found.digested) == (2, 1)
 
 
@@ -112,15 +149,15 @@ def test_parts_of_a_batch_concern_their_rows_only(scene: Scene) -> None:
     scene.step(1, -1, 2, rows=(0,), op=OP_PART)
     scene.step(3, -1, 4, rows=(2,), op=OP_PART)
     scene.step(5, -1, 6, op=OP_PART)
-    assert np.frombuffer(scene.read.history(0).actions[0], np.int64)[1:].tolist() == [1, 5]
-    assert np.frombuffer(scene.read.history(1).actions[0], np.int64)[1:].tolist() == [4, 6]
+    assert np.frombuffer(scene.history([0]).actions[0], np.int64)[1:].tolist() == [1, 5]
+    assert np.frombuffer(scene.history([1]).actions[0], np.int64)[1:].tolist() == [4, 6]
 
 
 def test_actions_of_another_dtype_are_read_by_theirs(scene: Scene) -> None:
     scene.reset(7)
     scene.step(1, 2, 3)
     scene.step(4, 5, 6, code=INT8)
-    found = scene.read.history(1)
+    found = scene.history([1])
     assert [*found.codes[1:]] == [INT64, INT8]
     assert found.actions[0][2 * 8] == 6
 
@@ -129,17 +166,17 @@ def test_rows_with_actions_of_several_dtypes_at_one_time_are_cut(scene: Scene) -
     scene.reset(7)
     scene.arena.action_codes[0][:] = [INT64, INT64, INT8]
     scene.writer.begin(scene.rows)
-    assert "several kinds" in scene.read.history(0).cut
+    assert "several kinds" in scene.history([0]).cut
 
 
 def test_last_reset_with_a_seed_is_the_beginning_once_the_making_is_forgotten(scene: Scene) -> None:
     for _ in range(scene.layout.ticks):
         scene.step(0, 0, 0)
     assert scene.layout.ticks == journals.TICKS_MAX
-    assert "longer than the journal, which holds 16384 batches" in scene.read.history(0).cut
+    assert "longer than the journal, which holds 16384 batches" in scene.history([0]).cut
     scene.reset(8)
     scene.step(1, 1, 1)
-    found = scene.read.history(0)
+    found = scene.history([0])
     assert (found.begins, [*found.kinds]) == ("seed", [journals.RESET, 0])
 
 
@@ -148,14 +185,14 @@ def test_random_numbers_are_noted_now_and_then_at_the_end_of_an_episode(scene: S
     for number in range(scene.layout.ticks + CHECKPOINT_TICKS):
         scene.arena.needs_reset[:] = number % 50 == 0
         scene.step(0, 0, 0)
-        if number % 50 == 0:
+        ends += number % 50 == 0
+        if number % 50 == 0 and scene.rows[0].checkpoint_due:
             scene.writer.again(scene.rows[0])
-            ends += 1
-    found = scene.read.history(0)
+    found = scene.history([0])
     assert (found.cut, found.begins, found.kinds[0]) == ("", "generator", 1)
     assert len(found.kinds) <= CHECKPOINT_TICKS + 50
     assert codec.decode(found.notes[0].generator).random() == np.random.default_rng(5).random()
-    assert len(scene.read.notes()) < ends / 10
+    assert len(scene.read.copied(range(2)).notes()) < ends / 10
 
 
 def test_history_ends_with_the_tick_that_is_asked_for(scene: Scene) -> None:
@@ -164,9 +201,9 @@ def test_history_ends_with_the_tick_that_is_asked_for(scene: Scene) -> None:
     tick = scene.writer.tick
     scene.writer.made(scene.rows[0])  # of the env that takes the place of the one that failed then
     scene.step(2, 2, 2)
-    found = scene.read.history(0, tick)
+    found = scene.history([0], tick)
     assert (found.begins, len(found.kinds)) == ("made", 2)
-    assert len(scene.read.history(0).kinds) == 1
+    assert len(scene.history([0]).kinds) == 1
 
 
 def test_reset_that_fails_is_found_with_what_came_before_it(scene: Scene) -> None:
@@ -175,21 +212,21 @@ def test_reset_that_fails_is_found_with_what_came_before_it(scene: Scene) -> Non
     scene.reset(8)
     scene.step(1, 1, 1)
     scene.reset(9)
-    assert [*scene.read.history(0).kinds] == [journals.RESET, 0, journals.RESET]
+    assert [*scene.history([0]).kinds] == [journals.RESET, 0, journals.RESET]
 
 
 def test_notes_are_bounded_and_the_oldest_give_way(scene: Scene) -> None:
     for number in range(300):
         scene.reset(number, codec.encode(b"x" * 1000))
-    notes = scene.read.notes()
+    notes = scene.read.copied(range(2)).notes()
     assert 0 < len(notes) < 300
     assert [note.seed for note in notes[-2:]] == [299, 299]
-    assert scene.read.history(0).begins == "seed"
+    assert scene.history([0]).begins == "seed"
 
 
 def test_note_that_is_too_large_leaves_its_place_only(scene: Scene) -> None:
     scene.reset(1, codec.encode(b"x" * journals.NOTE_BYTES_MAX))
-    assert scene.read.notes()[-1] == Note(0, 1, None, None, b"", b"")  # type: ignore[arg-type]
+    assert scene.read.copied(range(2)).notes()[-1] == Note(0, 1, None, None, b"", b"")  # type: ignore[arg-type]
 
 
 def test_journal_fits_its_bounds_whatever_the_actions() -> None:
@@ -207,8 +244,52 @@ def test_digests_tell_one_changed_number(shape: tuple[int, ...]) -> None:
     scene.arena.observations[0][0] = 1
     scene.writer.begin(scene.rows)
     scene.writer.end()
-    digests = np.frombuffer(scene.read.history(0).digests, np.uint8).reshape(3, -1)
+    digests = np.frombuffer(scene.history([0]).digests, np.uint8).reshape(3, -1)
     assert digests[0].tolist() == digests[2].tolist() != digests[1].tolist()
+
+
+class Copied:
+    """A ring of which a copy takes long."""
+
+    def __init__(self, ring: Any, meanwhile: Callable[[], None]) -> None:
+        self.ring, self.meanwhile = ring, meanwhile
+
+    def __getitem__(self, key: Any) -> Any:
+        self.meanwhile()
+        return self.ring[key]
+
+
+@pytest.mark.parametrize("room", [0, 199, 200])
+def test_history_has_nothing_that_the_worker_has_written_over_while_it_was_copied(scene: Scene, room: int) -> None:
+    def go_on() -> None:
+        for _ in range(200):
+            scene.step(-1, -1, -1)
+
+    scene.reset(7)
+    asked = range(scene.layout.ticks - 2 - room)
+    for number in asked:
+        scene.step(number, -1, number)
+    reader: Any = scene.read
+    reader.kinds = Copied(reader.kinds, go_on)
+    found = scene.history([0], scene.writer.tick)
+    if room < 200:
+        assert found.cut.startswith("its episode is longer than the journal")
+    else:
+        assert np.frombuffer(found.actions[0], np.int64)[1:].tolist() == [*asked]
+
+
+def test_notes_have_nothing_that_the_worker_has_written_over_while_they_were_copied(scene: Scene) -> None:
+    def go_on() -> None:
+        for number in range(300, 350):
+            scene.reset(number, codec.encode(b"x" * 1000))
+
+    for number in range(300):
+        scene.reset(number, codec.encode(b"x" * 1000))
+    before = scene.read.copied(range(2)).notes()
+    reader: Any = scene.read
+    reader.kinds = Copied(reader.kinds, go_on)
+    found = reader.copied(range(2)).notes()
+    assert 0 < len(found) < len(before) and found == before[-len(found) :]
 
 
 @pytest.mark.parametrize(("word", "value"), [(0, 5), (1, -1), (3, -5), (4, 1 << 40), (3, 3)])
@@ -217,7 +298,7 @@ def test_journal_that_an_env_has_overwritten_is_refused(scene: Scene, word: int,
     scene.step(1, 1, 1)
     scene.journal.words[word] = value
     with pytest.raises(ValueError):
-        scene.read.history(0)
+        scene.history([0])
 
 
 class OldEnv:

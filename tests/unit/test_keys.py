@@ -155,6 +155,32 @@ def test_unreadable_file_is_named_and_the_old_list_stays(tmp_path: Path, text: s
     assert folder.refresh() and [*folder.holders] == [A, C]
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("may = 'use'", "bob.toml: keys is a list of 1 or 2 keys"),
+        ("keys = 3", "bob.toml: keys = 3: expected a list of strings"),
+        ('keys = ["{key}"]\nmya = "use"', "bob.toml: unknown key 'mya', did you mean 'may'? Keys here are: keys, may,"),
+        ('keys = ["{key}"]\nmay = "all"', 'bob.toml: may = "all": expected "observe" or "use" or "deploy" or "admin"'),
+        ('keys = ["{key}"]\n[quotas]\nsession_max = 3', "bob.toml: quotas: unknown key 'session_max', did you mean"),
+        (
+            'keys = ["{key}"]\n[quotas]\nsessions_max = -1',
+            "bob.toml: quotas.sessions_max = -1: expected a whole number from 0 to 1125899906842624",
+        ),
+        (
+            'keys = ["{key}"]\n[quotas]\nenvs_max = 2000000000000000',
+            "bob.toml: quotas.envs_max = 2000000000000000: expected a whole number from 0 to 1125899906842624",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told_by_its_key(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "clients").mkdir()
+    write_secret(tmp_path / "clients/bob.toml", text.replace("{key}", text_of(B)))
+    with pytest.raises(KeysError) as caught:
+        KeyFolder(tmp_path).load()
+    assert why in str(caught.value)
+
+
 def test_key_of_two_clients_is_refused(tmp_path: Path) -> None:
     folder = KeyFolder(tmp_path)
     folder.add("alice", A, "use")

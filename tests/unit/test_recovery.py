@@ -157,6 +157,62 @@ def test_step_under_way_is_a_truncation_and_the_next_one_is_a_step() -> None:
     assert seen(after) == [101, 101, 101] and truncated(after) == []
 
 
+def test_loss_whose_truncation_was_dropped_is_told_by_the_next_step() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    assert seen(hubs.step()) == [1, 1, 1]
+    hubs.now.lost = True
+    assert truncated(hubs.step()) == [0, 1, 2]
+    hubs.lane.give_up()  # too late: the truncation was returned
+    assert seen(hubs.step()) == [101, 101, 101]
+    hubs.post()
+    hubs.now.lost = True
+    hubs.lane._wait(lambda lane: lane.wait(None))  # and then came an interrupt
+    hubs.lane.give_up()
+    batch = hubs.step()
+    assert truncated(batch) == [0, 1, 2] and seen(batch) == [101, 101, 101]
+    assert truncated(hubs.step()) == []
+
+
+def test_loss_that_a_reset_or_parts_have_told_is_not_told_again() -> None:
+    hubs = Hubs()
+    hubs.now.lost = True
+    hubs.reset()
+    hubs.post()
+    hubs.lane.give_up()
+    assert truncated(hubs.step()) == []
+    hubs.now.lost = True
+    hubs.send(0, 1, 2)
+    assert truncated(hubs.receive(3)) == [0, 1, 2]
+    hubs.post()
+    hubs.lane.give_up()
+    assert truncated(hubs.step()) == [] and len(hubs.left) == 6
+
+
+def test_call_that_fails_after_parts_were_sent_leaves_the_session() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    hubs.post()
+    hubs.lane.give_up()
+    hubs.now.lost = True
+    hubs.send(0)
+    assert truncated(hubs.receive(1)) == [0]
+    hubs.lane.give_up()
+    assert truncated(hubs.step()) == [1, 2] and len(hubs.left) == 7
+
+
+def test_reset_that_was_dropped_after_a_loss_leaves_the_session() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    hubs.now.lost = True
+    hubs.lane.begin_reset(Reset(mask=[False, True, False]))
+    hubs.lane._wait(lambda lane: lane.wait(None))
+    hubs.lane.give_up()
+    left = len(hubs.left)
+    assert truncated(hubs.step()) == [0, 2]
+    assert len(hubs.left) == left
+
+
 def test_loss_that_something_else_found_is_told_by_the_next_step() -> None:
     hubs = Hubs()
     hubs.reset()

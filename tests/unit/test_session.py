@@ -75,6 +75,7 @@ from sessions import (
     SHUTTING_DOWN,
     WIDER,
     Session,
+    attached,
     begun,
     built,
     ready,
@@ -803,37 +804,58 @@ def test_takeover_waits_for_the_request_under_way() -> None:
 
 def test_workers_leave_memory_that_a_client_has_had() -> None:
     session = shared()
-    assert session.handle(stimuli.Attached(quiescent=True)) == [Revoke(), CloseSide(), MakeOtherArena()]
+    assert attached(session) == [TakeDrive(), MakeOtherArena()]
     assert session.phase is Phase.HANDING_OVER
     given = session.handle(stimuli.OtherArenaMade())
     assert [(type(each), each.worker) for each in given] == [(GiveArena, 0), (GiveArena, 1)]  # type: ignore[union-attr]
     assert session.said(1, Mapped()) == []
     moved = session.said(0, Mapped())
     serve = Serve(moved=True)
-    assert moved == [UseOtherArena(), Tell(0, serve), Tell(1, serve), TakeDrive(), AnswerAttach()]
+    assert moved == [UseOtherArena(), Tell(0, serve), Tell(1, serve)]
     assert session.phase is Phase.READY and session.driver is Driver.HUB
+    assert session.elapsed(0.0) == [TakeDrive(), AnswerAttach()]
+
+
+def test_rows_count_as_done_only_once_the_client_that_steps_them_has_lost_the_session() -> None:
+    session = shared()
+    assert session.handle(stimuli.Attached(quiescent=True), 1.0) == [Revoke(), CloseSide()]
+    assert session.next_deadline_s() == 1.0
+    assert session.elapsed(1.0, quiescent=False) == []
+    assert session.elapsed(session.next_deadline_s()) == [TakeDrive(), MakeOtherArena()]
+
+
+def test_takeover_waits_for_rows_that_were_posted_while_the_workers_moved() -> None:
+    session = shared()
+    attached(session)
+    session.handle(stimuli.OtherArenaMade())
+    session.said(0, Mapped())
+    session.said(1, Mapped(), 2.0)
+    assert session.next_deadline_s() == 2.0
+    assert session.elapsed(2.0, quiescent=False) == []
+    assert [type(each) for each in session.exited(0, now_s=2.0)] == [TakeRows]
+    assert session.handle(stimuli.SideConnected(quiescent=True)) == [RefuseSide()]
+    assert session.elapsed(session.next_deadline_s())[:2] == [TakeDrive(), AnswerAttach()]
 
 
 def test_takeover_goes_on_without_a_worker_that_ends_meanwhile() -> None:
     session = shared()
-    session.handle(stimuli.Attached(quiescent=True))
+    attached(session)
     session.handle(stimuli.OtherArenaMade())
     session.said(1, Mapped())
     moved = session.exited(0)
-    kinds = [type(each) for each in moved]
-    assert kinds == [UseOtherArena, Tell, TakeDrive, AnswerAttach, TakeRows]
+    assert [type(each) for each in moved] == [UseOtherArena, Tell, TakeRows]
+    assert session.elapsed(0.0) == [TakeDrive(), AnswerAttach()]
 
 
 def test_worker_that_is_made_during_a_takeover_gets_its_rows_after_it() -> None:
     session = shared()
     session.exited(0, now_s=0.0)
     session.elapsed(1.0)
-    session.handle(stimuli.Attached(quiescent=True))
+    attached(session, 1.0)
     session.handle(stimuli.OtherArenaMade())
     assert [type(each) for each in session.said(0, built())] == [GiveArena]
     assert session.said(0, Mapped()) == []
-    kinds = [type(each) for each in session.said(1, Mapped())]
-    assert kinds == [UseOtherArena, HandOver, Tell, TakeDrive, AnswerAttach]
+    assert [type(each) for each in session.said(1, Mapped())] == [UseOtherArena, HandOver, Tell]
 
 
 def test_worker_that_mapped_the_first_arena_late_is_given_the_second_one() -> None:
@@ -841,26 +863,25 @@ def test_worker_that_mapped_the_first_arena_late_is_given_the_second_one() -> No
     session.exited(0)
     session.elapsed(1.0)
     session.said(0, built())
-    session.handle(stimuli.Attached(quiescent=True))
+    attached(session, 1.0)
     assert session.said(0, Mapped()) == []  # before the second arena is reported
     given = session.handle(stimuli.OtherArenaMade())
     assert [each.worker for each in given] == [0, 1]  # type: ignore[union-attr]
     session.said(1, Mapped())
-    kinds = [type(each) for each in session.said(0, Mapped())]
-    assert kinds == [UseOtherArena, HandOver, Tell, TakeDrive, AnswerAttach]
+    assert [type(each) for each in session.said(0, Mapped())] == [UseOtherArena, HandOver, Tell]
 
 
 def test_takeover_without_memory_leaves_the_session_as_it_was() -> None:
     session = shared()
-    session.handle(stimuli.Attached(quiescent=True))
+    attached(session)
     (fail,) = session.handle(stimuli.OtherArenaRefused("no room"))
     assert isinstance(fail, FailAttach) and fail.failure.code == "limit" and session.phase is Phase.READY
-    assert session.request(Step(b"\x04")) == [TakeDrive(), PostStep()]
+    assert session.request(Step(b"\x04")) == [PostStep()]
 
 
 def test_takeover_of_a_session_that_breaks_or_closes_is_told() -> None:
     session = shared(faults=Faults(restarts_max=0))
-    session.handle(stimuli.Attached(quiescent=True))
+    attached(session)
     session.handle(stimuli.OtherArenaMade())
     dropped, fail = session.exited(0)
     assert dropped == DropOtherArena() and isinstance(fail, FailAttach) and session.phase is Phase.BROKEN

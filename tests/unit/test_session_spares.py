@@ -34,9 +34,10 @@ from envhub_server.session.instructions import (
     UseOtherArena,
 )
 from envhub_server.session.state import MEMORY_S, SPARE_RETRY_S, STACKS_S, Phase, Stage
-from sessions import KILLED, RAISED, Session, built, ready, session_of, shared
+from sessions import KILLED, RAISED, Session, attached, built, ready, session_of, shared
 
 from envhub.protocol.messages import Call, Close, Faults, Hosting, Make, Recycle, Reset, Step
+from envhub.values import codec
 
 SPARES = {"hosting": Hosting(spares=1)}
 MIB = 1 << 20
@@ -154,7 +155,7 @@ def test_spare_that_ends_is_made_again_later_each_time() -> None:
 def test_spare_that_hangs_or_has_too_much_memory_is_ended() -> None:
     session = ready(faults=Faults(init_s=1.0), **SPARES)
     session.elapsed(1.0)
-    (late,) = session.elapsed(2.5)
+    (late,) = session.sampled(1.0, 2.1)
     assert isinstance(late, ReportLate) and late.worker == 2
     assert session.elapsed(2.5 + STACKS_S) == [Kill(2)]
     session = spared(hosting=Hosting(spares=1, memory_max=MIB))
@@ -215,9 +216,9 @@ def test_process_that_hangs_is_ended_and_not_the_spare_that_has_its_place_now() 
     session = ready(faults=Faults(init_s=1.0), **SPARES)
     session.exited(0)
     session.elapsed(0.2)
-    session.elapsed(0.4)
+    session.sampled(0.2, 1.0)
     session.said(2, Building(1))  # so that only the lost worker's process hangs
-    session.elapsed(1.5)
+    session.sampled(1.0, 1.4)
     assert session.workers[0].late is not None
     assert SwapProcesses(0, 2) in session.said(2, built(), now_s=1.5)
     session.said(0, Mapped(), now_s=1.5)
@@ -322,6 +323,67 @@ def test_worker_with_too_much_memory_is_recycled_and_not_ended() -> None:
     assert started == StartProcesses((2,), spare=True) and places([build]) == [(1, [1])]
 
 
+def leaving(session: Session, now_s: float = 0.0) -> None:
+    """Worker 0, of two envs, is worn, its successor ready, and it was told to leave between episodes."""
+    session.said(0, EpisodesDone(), now_s)
+    session.said(2, built(), now_s)
+    assert session.said(2, Mapped(), now_s) == [Tell(0, Leave())]
+
+
+def test_worker_whose_envs_are_never_between_episodes_at_one_time_is_left_in_the_middle_of_them() -> None:
+    session = ready(**WORN)
+    leaving(session)
+    assert session.said(0, EpisodesDone()) == []  # which it said before it knew
+    assert session.said(0, EpisodesDone(leaving=True)) == [Tell(0, Leave(cut=True))]
+    assert session.said(0, EpisodesDone(leaving=True)) == []
+    *_, handed = session.said(0, Left())
+    assert isinstance(handed, HandOver) and handed.message.failure is None
+    told = codec.decode(handed.message.info)["env_failure"]
+    assert told["cause"] == "recycle" and told["message"].startswith("worker 0 (envs 0, 2) was recycled: its envs were")
+    assert session.workers[0].recycled == 1 and session.workers[0].loss is None and session.restarts == 0
+    session.said(0, EpisodesDone())
+    assert session.workers[0].worn and not session.workers[0].overdue
+
+
+def test_worker_of_one_env_is_never_left_in_the_middle_of_an_episode() -> None:
+    session = ready(**WORN)
+    session.said(1, EpisodesDone())
+    session.said(2, built())
+    session.said(2, Mapped())
+    assert session.said(1, EpisodesDone(leaving=True)) == []
+    *_, handed = session.said(1, Left())
+    assert isinstance(handed, HandOver) and handed.message.info == b""
+
+
+def test_worker_that_is_too_old_twice_is_left_in_the_middle_of_episodes() -> None:
+    session = ready(hosting=Hosting(recycle=Recycle(age_s=30.0)))
+    session.elapsed(30.0)
+    session.said(2, built(), now_s=50.0)
+    assert session.said(2, Mapped(), now_s=50.0) == [Tell(0, Leave())]
+    cut = Tell(0, Leave(cut=True))
+    assert session.next_deadline_s() == 80.0 and cut not in session.elapsed(79.0)
+    assert cut in session.elapsed(80.0) and cut not in session.elapsed(200.0)
+
+
+def test_worker_with_too_much_memory_twice_is_left_in_the_middle_of_episodes() -> None:
+    session = ready(hosting=Hosting(recycle=Recycle(memory_bytes=MIB)))
+    session.elapsed(MEMORY_S, memory={0: 5 * MIB, 1: 0})
+    session.said(2, built(), now_s=MEMORY_S)
+    session.said(2, Mapped(), now_s=MEMORY_S)
+    assert session.elapsed(2 * MEMORY_S, memory={0: 6 * MIB, 1: 0}) == []
+    assert session.elapsed(3 * MEMORY_S, memory={0: 6 * MIB + 1, 1: 0}) == [Tell(0, Leave(cut=True))]
+
+
+def test_worker_is_not_left_in_the_middle_of_episodes_for_a_successor_that_has_ended() -> None:
+    session = ready(hosting=Hosting(recycle=Recycle(age_s=30.0)))
+    session.elapsed(30.0)
+    session.said(2, built(), now_s=30.0)
+    session.said(2, Mapped(), now_s=30.0)
+    session.exited(2, now_s=40.0)
+    assert not any(isinstance(each, Tell) and each.message == Leave(cut=True) for each in session.elapsed(60.0))
+    assert session.next_deadline_s() > 60.0
+
+
 def test_workers_are_recycled_one_after_the_other() -> None:
     session = ready(**WORN)
     assert len(session.said(0, EpisodesDone())) == 2 and session.said(1, EpisodesDone()) == []
@@ -410,7 +472,7 @@ def test_client_that_takes_over_waits_for_a_successor_that_maps_the_other_arena(
     session.said(1, EpisodesDone())
     session.said(2, built())
     session.said(2, Mapped())
-    session.handle(stimuli.Attached(quiescent=True))
+    attached(session)
     given = session.handle(stimuli.OtherArenaMade())
     assert [(each.worker, each.place) for each in given if isinstance(each, GiveArena)] == [
         (0, None),
@@ -426,7 +488,7 @@ def test_worker_that_leaves_while_a_client_takes_over_is_followed_in_the_other_a
     session.said(1, EpisodesDone())
     session.said(2, built())
     session.said(2, Mapped())
-    session.handle(stimuli.Attached(quiescent=True))
+    attached(session)
     session.handle(stimuli.OtherArenaMade())
     assert SwapProcesses(1, 2, recycled=True) in session.said(1, Left())
     session.said(0, Mapped())

@@ -164,12 +164,13 @@ def late(session: Session) -> float:
     session.request(Step(b"\x04"))
     at = Progress(turn=7, row=2, kind="step")
     limit_s = session.make.faults.step_s
+    end_s = limit_s + SAMPLE_S
     assert session.elapsed(0.0, at, None, quiescent=False) == []
-    (report,) = session.elapsed(limit_s, at, None, quiescent=False)
+    *_, report = session.sampled(0.0, end_s, at, None, quiescent=False)
     assert isinstance(report, ReportLate) and report.worker == 0 and report.late.over
-    assert session.next_deadline_s() <= limit_s + STACKS_S
-    assert session.elapsed(limit_s + STACKS_S, at, None, quiescent=False) == [Kill(0)]
-    return limit_s + STACKS_S
+    assert session.next_deadline_s() <= end_s + STACKS_S
+    assert session.elapsed(end_s + STACKS_S, at, None, quiescent=False) == [Kill(0)]
+    return end_s + STACKS_S
 
 
 def test_env_that_was_late_is_named_and_so_is_what_it_was_to_do() -> None:
@@ -190,25 +191,46 @@ def test_deadline_is_of_what_the_env_is_called_for(kind: str) -> None:
     limit_s = {"reset": 1.0, "init": 2.0, "call": 3.0}[kind]
     session.request(Call("x", b"") if kind == "call" else Step(b"\x04"))
     at = Progress(turn=7, row=1, kind="" if kind == "call" else kind)
-    assert session.elapsed(0.0, None, at) == [] and session.elapsed(limit_s - 0.1, None, at) == []
-    (report,) = session.elapsed(limit_s, None, at)
+    before_s = limit_s - SAMPLE_S
+    assert session.elapsed(0.0, None, at) == [] and session.sampled(0.0, before_s, None, at) == []
+    (report,) = session.sampled(before_s, limit_s + SAMPLE_S, None, at)
     assert isinstance(report, ReportLate) and (report.late.kind, report.late.row) == (kind, 1)
+
+
+def test_pause_of_the_machine_is_not_the_time_of_an_env() -> None:
+    session = ready(faults=Faults(step_s=0.5))
+    session.request(Step(b"\x04"))
+    at = Progress(turn=7, row=2, kind="step")
+    assert session.elapsed(0.1, at, None, quiescent=False) == []
+    assert session.elapsed(2.0, at, None, quiescent=False) == []  # planned for 0.2
+    assert session.elapsed(2.1, at, None, quiescent=False) == []
+    (report,) = session.elapsed(4.0, at, None, quiescent=False)  # it has not returned between two pauses either
+    assert isinstance(report, ReportLate) and report.late.over
+
+
+def test_pause_while_the_client_paused_is_not_the_time_of_an_env() -> None:
+    """The hub samples rarely then, and a worker makes its env again."""
+    session = shared(faults=Faults(init_s=2.0))
+    session.exited(0)
+    session.sampled(0.0, 1.5)
+    session.said(0, Building(1), now_s=1.5)
+    for pause_s in (0.0, 1.9):
+        assert session.elapsed(session.next_deadline_s() + pause_s) == []
 
 
 def test_worker_that_makes_its_envs_has_the_time_for_one_for_each() -> None:
     session = begun(4, 2, faults=Faults(init_s=10.0))
-    assert session.elapsed(0.0) == []
+    assert session.elapsed(0.0) == session.sampled(0.0, 5.0) == []
     session.said(0, Building(1))
-    (report,) = session.elapsed(10.0)  # worker 0 is at its second env by now
+    (report,) = session.sampled(5.0, 10.1)  # worker 0 is at its second env by now
     assert isinstance(report, ReportLate) and (report.worker, report.late.row) == (1, 1)
 
 
 def test_worker_that_waits_for_the_others_is_not_late() -> None:
     session = begun(4, 2, faults=Faults(init_s=10.0))
     session.said(0, built())
-    for now_s in (0.0, 5.0):
-        assert session.elapsed(now_s) == []
-    assert [report.worker for report in session.elapsed(20.0)] == [1]  # type: ignore[union-attr]
+    assert session.elapsed(0.0) == []
+    assert [report.worker for report in session.sampled(0.0, 10.1)] == [1]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -552,9 +574,7 @@ class FakeHub:
             self.others += 1
             self.queue.append(stimuli.OtherArenaMade())
             return
-        self.others -= 1
-        if isinstance(instruction, UseOtherArena):
-            self.posted.clear()  # what the client before has posted in the first arena is begun by no worker
+        self.others -= 1  # what is pending in the first arena is pending in the second one, too
 
     def reply_to(self, worker: int, message: Any) -> list[Any]:
         match message:
@@ -617,7 +637,7 @@ class FakeHub:
                 self.deliver(stimuli.SideClosed(self.quiescent))
             case "drive" if state.driver is Driver.CLIENT and self.serving:
                 self.posted = set(self.serving)
-            case "done" if state.driver is Driver.CLIENT:
+            case "done" if state.driver is Driver.CLIENT or state.phase is Phase.READY:
                 self.posted.clear()
             case "attach" if state.attachable:
                 self.heirs += self.session._takeover is Takeover.NONE  # the last of several is told

@@ -180,6 +180,7 @@ LIMITS = {
     "a REPR": codec.REPR_CHARS_MAX,
     "lease": Timing().lease_s,
     "envs to close": messages.Faults().close_s,
+    "that a client may give envs to close": Limits().close_s_max,
     "requests to end when the hub stops": Timing().drain_s,
     "heartbeat": prelude.HEARTBEAT_S,
     "beats that do not come": prelude.BEATS_MAX,

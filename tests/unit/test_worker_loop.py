@@ -529,11 +529,15 @@ def test_worker_that_moved_serves_the_other_arena_and_the_old_no_more() -> None:
         assert hub.call("length") == [1] * ROWS
         hub.arena.move_from(old)
         hub.tell(control.Serve(moved=True))
-        assert hub.call("length") == [1] * ROWS  # what was begun by nobody is forgotten
+        hub.await_rows()
         hub.slot = int(hub.arena.slot[0]) & 1
-        os.write(old_bells[0], RING)  # which the worker no longer watches
-        hub.step()
         assert hub.observed() == [[1, 2], [2, 0], [1, 2], [1, 2]]  # needs_reset has moved, too
+        old.post(OP_STEP, hub.slot)
+        for bell in old_bells:  # which the worker no longer watches
+            os.write(bell, RING)
+        assert hub.call("length") == [2, 0, 2, 2]
+        hub.step()
+        assert hub.observed() == [[1, 3], [2, 1], [1, 3], [1, 3]]
 
 
 def test_move_keeps_the_seed_that_an_env_was_to_begin_with() -> None:

@@ -47,6 +47,9 @@ class Starter:
         self.started += found
         return found
 
+    def orphans(self) -> Mapping[int, Sequence[int]]:
+        return {}
+
 
 def pool_of(workers: int, *spares: int) -> tuple[WorkerPool, list[Process]]:
     starter = Starter()

@@ -489,11 +489,12 @@ class Connection:
         if (progress := self.protocol.progress) is not None:
             self.protocol.progress = None
             counts = progress.phase, progress.built, progress.num_envs
-            importing = f" (importing {errors.printable(progress.importing)})" if progress.importing else ""
+            doing = f"importing {progress.importing}" if progress.importing else progress.starting
+            doing = f" ({errors.printable(doing)})" if doing else ""
             text = "the hub at %s is %s: %d of %d envs stand%s"
-            logger.info(text, self.address, *counts, importing, extra={"progress": counts})
+            logger.info(text, self.address, *counts, doing, extra={"progress": counts})
             waited_s = (self.heard_ns - self.sent_ns) / 1e9
-            self.making_line.show(f"{progress.built} of {progress.num_envs} envs made{importing}", waited_s)
+            self.making_line.show(f"{progress.built} of {progress.num_envs} envs made{doing}", waited_s)
         while self.protocol.notices:
             logger.warning("the hub at %s: %s", self.address, self.protocol.notices.pop(0))
 
@@ -523,6 +524,8 @@ class Connection:
         keys, why = self._target.keys, ""
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             why = "does not know this key: it was removed, or never added; ask its operator for `envhub keys add`"
+            if keys is None:
+                why = "lets in its own user only, and not while others are connected; serve with --keys for others"
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
             why = "lets nobody in without a key: connect with the envhub:// address that its operator gives you"
             if keys is not None:

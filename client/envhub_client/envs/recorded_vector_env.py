@@ -11,17 +11,16 @@ import numpy as np
 
 from envhub.errors import ConnectionInUse, EnvRaised, HubTimeout
 from envhub.protocol.messages import Make
+from envhub.recording.options import RecordOptions
+from envhub.recording.program_recorder import ProgramRecorder, Recorded, check_packages
 from envhub.values import spaces
 from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.envs.arguments import checked_env_ids, seeds_of, split_mask
 from envhub_client.envs.recoverable import environment
 from envhub_client.envs.vector_env import HubVectorEnv, Options, StepReturn
-from envhub_client.recording.options import RecordOptions
-from envhub_client.recording.recorder import EpisodeRecorder, Recorded, check_packages
 from envhub_client.session.options import SessionOptions
 
 PACKAGES = ("envhub-rl", "gymnasium", "numpy", "minari")
-FPS = 30.0  # of films of an env that does not say
 
 
 class RecordedVectorEnv(HubVectorEnv):
@@ -65,10 +64,9 @@ class RecordedVectorEnv(HubVectorEnv):
                 "versions": {"python": platform.python_version(), **dict(_versions())},
             }
             spaces_of_one = self.single_observation_space, self.single_action_space
-            fps = float(self.metadata.get("render_fps") or FPS)
-            self._recorder = EpisodeRecorder(
-                self._record, self.num_envs, *spaces_of_one, self.autoreset_mode, about, _spec(self), fps
-            )
+            fps = float(self.metadata.get("render_fps") or 0.0)
+            mode = self.autoreset_mode.value
+            self._recorder = ProgramRecorder(self._record, self.num_envs, spaces_of_one, mode, about, _spec(self), fps)
         except BaseException:
             self.close(terminate=True)
             raise

@@ -27,7 +27,7 @@ from envhub.protocol.client import Reply
 from envhub.protocol.messages import Attach, Call, Make, Observe, Op, Reset, SetAttr, pack_rows, unpack_rows
 from envhub.values import spaces
 from envhub.values.actions import pack
-from envhub.vector_errors import NothingPending, SessionBusy
+from envhub.vector_errors import SessionBusy
 from envhub_client.batch import Batch
 from envhub_client.envs.arguments import checked_env_ids, options_of, seeds_of, split_mask
 from envhub_client.observer import Seen, seen
@@ -202,7 +202,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             SessionBusy: another request is pending.
             SessionClosed: after ``close``.
         """
-        self._session.check_free("reset_async")
+        resets_all = env_ids is None and not (masked and isinstance(options, dict) and "reset_mask" in options)
+        self._session.check_free("reset_async", resets_all=resets_all)
         seeds = seeds_of(seed, self.num_envs)
         if isinstance(options, (list, tuple)):
             if env_ids is not None:
@@ -216,7 +217,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         else:
             mask, passed_on = split_mask(options, self.num_envs) if masked else ([], options)
             reset = Reset(seeds, mask, self._options(passed_on))
-        self._session.begin(AsyncState.WAITING_RESET, self._session.lane.begin_reset, reset)
+        self._session.begin_reset(reset, resets_all)
 
     def _options(self, options: dict[str, Any] | None) -> bytes:
         return b"" if options is None else self._session.encode(options)
@@ -343,12 +344,14 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def send(self, actions: Any, env_ids: Any = None) -> None:
         """Begin a step of some envs, while others may be under way.
 
+        Envs of one share of a vector env begin once all of them are sent; until then they are not under way.
+
         Args:
             actions: a batch of actions, one per entry of ``env_ids``, of numbers in arrays.
             env_ids: different numbers of envs; None is every env.
 
         Raises:
-            ValueError: an env is under way, or is none of these, or only a part of a vector env's; no env has moved.
+            ValueError: an env is under way, or is none of these; no env has moved.
             SpaceMismatch: actions of the wrong count, shape or kind; no env has moved.
             SessionBusy: another request is pending; on the wire lane also a ``recv`` that timed out.
             SessionClosed: after ``close``.
@@ -358,12 +361,11 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             text = "Calling `send` after a `recv` that timed out, which is to be called again first."
             raise SessionBusy(text, "recv")
         rows = checked_env_ids(env_ids, self.num_envs)
-        self._session.check_part(rows.tolist())
         flat = spaces.flatten(self.single_action_space, actions)
         codes, arrays, elements = pack(flat, self._session.action_leaves, len(rows))
         if elements:
             raise SpaceMismatch("a part of a batch takes actions of numbers in arrays only; no env has moved")
-        self._session.lane.begin_rows(rows, codes, arrays)
+        self._session.begin_rows(rows, codes, arrays)
 
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> PartReturn:
         """Wait for some of the envs that are under way, and take every one that is done.
@@ -395,10 +397,10 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             return observations, np.zeros(self.num_envs), flags, flags.copy(), infos, np.arange(self.num_envs)
         self._session.check_free("recv", among_others=True)
         lane = self._session.lane
-        if not (outstanding := lane.outstanding):
-            raise NothingPending("Calling `recv` without any prior call to `send` or `async_reset`.", "recv")
+        self._session.check_received()
         if min_envs is not None and min_envs < 1:
             raise ValueError(f"min_envs must be at least 1, got {min_envs}")
+        outstanding = lane.outstanding
         batch = lane.wait_rows(min(min_envs or outstanding, outstanding), timeout)
         arrays, rewards, terminations, truncations, _, _, env_ids = batch
         assert rewards is not None and terminations is not None and truncations is not None and env_ids is not None

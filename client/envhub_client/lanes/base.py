@@ -51,6 +51,10 @@ class Lane(Protocol):
     def outstanding(self) -> int:
         """How many envs were begun by ``begin_rows`` and not taken."""
 
+    @property
+    def moving(self) -> np.ndarray:
+        """Whether each env is outstanding."""
+
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs only, with an array per action leaf.
 

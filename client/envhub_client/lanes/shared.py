@@ -139,6 +139,11 @@ class SharedLane:
         """How many envs were begun by ``begin_rows`` and not taken."""
         return self._driver.outstanding
 
+    @property
+    def moving(self) -> np.ndarray:
+        """Whether each env is outstanding."""
+        return np.frombuffer(self._driver.sent, np.bool_)
+
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs only; errors as for ``Lane.begin_rows``."""
         with self._connection.in_use:

@@ -92,6 +92,11 @@ class WireLane:
         """How many envs were begun by ``begin_rows`` and not taken."""
         return self._sent_bytes.count(1)
 
+    @property
+    def moving(self) -> np.ndarray:
+        """Whether each env is outstanding."""
+        return self._sent
+
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs only; errors as for ``Lane.begin_rows``."""
         if self._sent[env_ids].any():

@@ -12,8 +12,8 @@ from gymnasium.vector import AutoresetMode
 from envhub.arena.spin import checked_spin_us
 from envhub.protocol.prelude import RECONNECT_S
 from envhub.protocol.validation import SECONDS_MAX
+from envhub.recording.options import RecordOptions
 from envhub.values.compression import METHODS
-from envhub_client.recording.options import RecordOptions
 from envhub_client.session.faults import FaultOptions
 from envhub_client.session.hosting import HostingOptions
 

@@ -38,6 +38,9 @@ class RecoveringLane:
         self._under_way = np.zeros(lane.num_envs, bool)  # by ``begin_rows``
         self._again: Begin | None = None  # begins on another lane what is under way
         self._loss: HubLost | None = None  # while it is set, nothing is under way on ``_lane``
+        self._last_loss: HubLost | None = None  # after which this session was made
+        self._untold = np.zeros(lane.num_envs, bool)  # whether the truncation by it has not reached the caller yet
+        self._stepping = False  # whether a step of all envs is under way
 
     @property
     def name(self) -> str:
@@ -66,13 +69,23 @@ class RecoveringLane:
         try:
             if self._again is not None:
                 self._again(self._lane)
-            self._loss = None  # last: after an interrupt it is all done again, in a session that has reported nothing
+            # Last: after an interrupt it is all done again, in a session that has reported nothing.
+            self._last_loss, self._loss = loss, None
         except HubLost as error:
             self._loss = error
 
     def _adopt(self, lane: Lane) -> None:
-        self._unseen[:] = True
+        self._unseen[:] = self._untold[:] = True
         self._lane = lane
+
+    def give_up(self) -> None:
+        """Note that the result of what is under way is dropped; a loss that it tells is told by the next step.
+
+        That is in another session, for this one tells it once.
+        """
+        if self._loss is None and self._stepping and self._untold.any():
+            self._loss, self._again = self._last_loss, None
+        self._stepping = False
 
     def settle(self) -> bool:
         """Wait for the end of a step that was begun and given up; returns whether some envs are outstanding."""
@@ -115,19 +128,22 @@ class RecoveringLane:
 
     def begin_reset(self, reset: Reset) -> None:
         """Begin a reset."""
+        self._stepping = False
         self._mask = np.array(reset.mask or [True] * self.num_envs)
         self._begin(lambda lane: lane.begin_reset(reset))
 
     def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
         """Begin a step."""
-        self._mask = None
+        self._mask, self._stepping = None, True
         # Begun again, it is a truncation whatever the actions.
         self._begin(lambda lane: lane.begin_step(codes, arrays, out_of_band))
 
     def wait(self, timeout: float | None) -> Batch:
         """The results of what was begun, again if asked again; errors as for any lane, and ``_wait``."""
         batch = self._wait(lambda lane: lane.wait(timeout))
-        return self._with_last(batch, None if self._mask is None else ~self._mask)
+        batch = self._with_last(batch, None if self._mask is None else ~self._mask)
+        self._untold[slice(None) if self._mask is None else self._mask] = self._stepping = False
+        return batch
 
     def _with_last(self, batch: Batch, repeats: np.ndarray | None) -> Batch:
         """The batch; where an env has shown nothing in this session, with its last observation of the one before.
@@ -153,6 +169,11 @@ class RecoveringLane:
         """How many envs were begun by ``begin_rows`` and not taken."""
         return int(self._under_way.sum())
 
+    @property
+    def moving(self) -> np.ndarray:
+        """Whether each env is outstanding."""
+        return self._under_way
+
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs only; errors as for ``Lane.begin_rows``."""
         if self._under_way[env_ids].any():
@@ -162,6 +183,7 @@ class RecoveringLane:
             rows = np.flatnonzero(self._under_way)  # also those of other parts; a truncation whatever the actions
             lane.begin_rows(rows, codes, [np.repeat(batch[:1], len(rows), axis=0) for batch in arrays])
 
+        self._stepping = False
         self._under_way[env_ids] = True  # before it is known: at an interrupt, they may be
         try:
             self._begin(lambda lane: lane.begin_rows(env_ids, codes, arrays), again)
@@ -175,7 +197,7 @@ class RecoveringLane:
 
     def taken(self, env_ids: np.ndarray) -> None:
         """Note that the results of these envs have reached the caller: they are outstanding no more."""
-        self._under_way[env_ids] = False
+        self._under_way[env_ids] = self._untold[env_ids] = False
         self._lane.taken(env_ids)
 
     def close(self) -> None:

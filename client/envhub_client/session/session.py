@@ -7,22 +7,22 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import gymnasium
+import numpy as np
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 
 from envhub import errors
-from envhub.arena.layout import split_share, whole_shares
 from envhub.env_failure import EnvFailure, failure_info
 from envhub.protocol.client import Reply
-from envhub.protocol.messages import Attach, Call, Close, Failure, Made, Make, Op, World
+from envhub.protocol.messages import Attach, Call, Close, Failure, Made, Make, Op, Reset, World
 from envhub.transport.address import parse
 from envhub.values import codec, spaces
 from envhub.values.compression import available
@@ -40,6 +40,7 @@ from envhub_client.session import hosting
 from envhub_client.session.hosting import HostingOptions
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.recovery import RecoveringLane
+from envhub_client.session.shares import Shares
 
 CLOSE_TIMEOUT_S = 30.0  # for the hub's own budget for closing envs, and a slow connection
 KILL_TIMEOUT_S = 2.0
@@ -178,9 +179,10 @@ class Session:
             _require(connection, 2, "vector=True")
         if options.hosting != HostingOptions():
             _require(connection, 2, f"any of {', '.join(hosting.FIELDS)}")
+        num_workers = None if options.num_workers in ("auto", 0) else options.num_workers
         return replace(
             make,
-            num_workers=None if options.num_workers in ("auto", 0) else options.num_workers,  # type: ignore[arg-type]
+            num_workers=self.sizing.num_workers if lost and self.vector else num_workers,  # type: ignore[arg-type]
             autoreset_mode=options.autoreset_mode.value,
             observation_mode="same" if options.observation_mode == "same" else "different",
             world=environment,
@@ -222,6 +224,7 @@ class Session:
         except (ValueError, TypeError) as error:
             address = self.connection.address
             raise errors.RemoteProtocolError(f"the hub at {address} describes no session: {error}") from error
+        self._shares = Shares(self.num_envs, max(1, self.sizing.num_workers))
         self.lane = self._open_lane(self.connection, made)
         if self.options.on_hub_loss == "recreate":
             self.lane = RecoveringLane(self.lane, self._renew)
@@ -306,6 +309,8 @@ class Session:
         new = [self._space(blob) for blob in (made.action_space, made.observation_spaces[0])]
         if [*map(spaces.structure, new)] != [*map(spaces.structure, wanted)]:
             raise errors.HubLost(f"{loss}; the hub that took its place makes envs of other spaces: {new}, not {wanted}")
+        if self.vector and made.num_workers != self.sizing.num_workers:
+            raise errors.HubLost(f"{loss}; the hub that took its place divides the vector env among other workers")
 
     @contextmanager
     def _noticing_loss(self) -> Iterator[None]:
@@ -349,8 +354,10 @@ class Session:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def check_free(self, what: str, among_others: bool = False) -> None:
+    def check_free(self, what: str, among_others: bool = False, resets_all: bool = False) -> None:
         """Check that ``what`` may be begun; with ``among_others`` also while some envs are outstanding.
+
+        ``resets_all``: it is a reset of all envs, which may be begun while some wait for others of their share.
 
         Raises:
             SessionBusy: another request is pending, or envs are outstanding.
@@ -361,18 +368,44 @@ class Session:
         if self.state is not AsyncState.DEFAULT:
             name = str(self.state.value)
             raise SessionBusy(f"Calling `{what}` while waiting for a pending call to `{name}` to complete.", name)
+        if self._shares.held and not among_others and not resets_all:
+            text = f"while envs {self._shares.held} wait for envs {self._shares.missing} of their share to be sent."
+            raise SessionBusy(f"Calling `{what}` {text}", "send")
         if self.lane.settle() and not among_others:
             raise SessionBusy(f"Calling `{what}` while envs are under way that `recv` has not returned.", "recv")
 
-    def check_part(self, env_ids: list[int]) -> None:
-        """Check that these envs can be stepped without the others.
+    def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Begin a step of these envs; those of a vector env wait for the others of their share.
 
         Raises:
-            ValueError: they are only a part of a vector env's.
+            ValueError: one of them is under way, or waits already; no env has moved.
         """
-        shares = self.num_envs, max(1, self.sizing.num_workers)
-        if self.vector and not whole_shares(env_ids, *shares):
-            raise ValueError(f"{split_share(*shares)}; no env has moved")
+        if not self.vector:
+            self.lane.begin_rows(env_ids, codes, arrays)
+            return
+        moving = self.lane.moving[env_ids]
+        if moving.any():
+            raise ValueError(f"envs {env_ids[moving].tolist()} are under way; receive them first")
+        self._shares.send(env_ids, codes, arrays, self.lane.begin_rows)
+
+    def begin_reset(self, reset: Reset, resets_all: bool) -> None:
+        """Begin a reset; one of all envs gives up those that wait for others of their share."""
+        if resets_all:
+            self._shares.give_up()
+        self.begin(AsyncState.WAITING_RESET, self.lane.begin_reset, reset)
+
+    def check_received(self) -> None:
+        """Check that some env is under way.
+
+        Raises:
+            NothingPending: none is.
+        """
+        if self.lane.outstanding:
+            return
+        why = "without any prior call to `send` or `async_reset`."
+        if held := self._shares.held:
+            why = f"while envs {held} of a vector env wait for envs {self._shares.missing} of their share to be sent."
+        raise NothingPending(f"Calling `recv` {why}", "recv")
 
     def require(self, minor: int, what: str) -> None:
         """Check that the hub speaks this minor version of the protocol, which ``what`` came with.
@@ -427,6 +460,8 @@ class Session:
         A failed request is pending no more, unless the error is not its own: a signal handler may raise anything.
         """
         self.connection.give_up()
+        if isinstance(self.lane, RecoveringLane):
+            self.lane.give_up()
         self.state = AsyncState.DEFAULT
 
     def forget_pending(self, error: BaseException) -> None:

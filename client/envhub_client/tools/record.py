@@ -12,10 +12,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from envhub.errors import RequestRefused
+from envhub.recording.options import RecordOptions
+from envhub.recording.program_recorder import Recorded
 from envhub_client.envs.recorded_vector_env import RecordedVectorEnv
 from envhub_client.make import make_vec
-from envhub_client.recording.options import RecordOptions
-from envhub_client.recording.recorder import Recorded
 
 Policy = Callable[[Any], Any]
 

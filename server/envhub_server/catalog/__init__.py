@@ -1,1 +1,1 @@
-"""The environments that a hub may make, and the costs of their steps."""
+"""The environments that a hub may make: what is said of them, what steps cost, what those that failed were asked."""

@@ -51,6 +51,11 @@ def admitted(
     if envs + make.num_envs > limits.envs_max:
         text = f"{make.num_envs} more envs would exceed the hub's envs_max={limits.envs_max}; {envs} are in use"
         return Failure("limit", "hub", text)
+    if make.faults.close_s > limits.close_s_max:
+        text = (
+            f"close_timeout={make.faults.close_s:g} is more than close_timeout_max={limits.close_s_max:g} s of this hub"
+        )
+        return Failure("limit", "hub", f"{text}, for as long as a session that closes keeps its workers")
     if make.num_workers is not None and make.num_workers > make.num_envs:
         return Failure("refused", "request", f"num_workers={make.num_workers} is more than num_envs")
     if make.autoreset_mode not in AUTORESET_MODES or make.observation_mode not in OBSERVATION_MODES:

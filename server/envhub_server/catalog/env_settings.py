@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from envhub.protocol.messages import Hosting, Recycle
+from envhub_server.catalog.record_settings import RecordSettings
 from envhub_server.processes.interpreter import InterpreterKey
 
 
@@ -31,6 +32,7 @@ class EnvSettings:
         memory_max: bytes of memory that each of its workers may have; 0 for no limit.
         spares: how many workers are made ahead.
         recycle: when another worker takes over from one.
+        record: which episodes of its sessions are recorded on the hub's machine, or a folder for all; empty for none.
 
     None is what the hub's options say.
     """
@@ -46,6 +48,14 @@ class EnvSettings:
     memory_max: int | None = None
     spares: int | None = None
     recycle: Recycle | None = None
+    record: str | RecordSettings | None = None
+
+    @property
+    def recorded(self) -> RecordSettings | None:
+        """Which episodes of its sessions are recorded; None for none."""
+        if isinstance(self.record, str):
+            return RecordSettings(Path(self.record)) if self.record else None
+        return self.record
 
     @property
     def interpreter(self) -> InterpreterKey:

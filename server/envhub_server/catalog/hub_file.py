@@ -12,8 +12,9 @@ A path that is not absolute is one in the folder of the file.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,8 +23,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from envhub.hub_options import HubOptions
-from envhub.protocol.messages import Recycle
 from envhub_server.catalog.env_settings import EnvSettings
+from envhub_server.catalog.record_settings import RecordSettings
+from envhub_server.catalog.registry import Registry
+from envhub_server.table_check import Spot, TableError, check_table, expanded
+from envhub_server.toml_text import heading
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -46,10 +50,12 @@ class HubFile:
     Attributes:
         options: of the hub.
         envs: the settings of each environment, by the name under which it is offered.
+        record: what is recorded of environments whose table does not say.
     """
 
     options: HubOptions = field(default_factory=HubOptions)
     envs: Mapping[str, EnvSettings] = field(default_factory=dict)
+    record: RecordSettings | None = None
 
 
 def read(path: Path) -> HubFile:
@@ -67,15 +73,27 @@ def read(path: Path) -> HubFile:
     except OSError as error:
         raise HubFileError(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise HubFileError(f"{path} is no TOML: {error}") from error
+        quotes = " (a name such as ALE/* is written in quotes)" if "table declaration" in str(error) else ""
+        raise HubFileError(f"{path} is no TOML: {error}{quotes}") from error
     envs = found.pop("envs", {})
     if not isinstance(envs, dict) or not all(isinstance(table, dict) for table in envs.values()):
         raise HubFileError(f"{path}: envs has a table for each environment, such as [envs.NAME]")
-    options = _converted(path, "", found, HubOptions)
-    tables = {name: _converted(path, f"[envs.{name}] ", envs[name], EnvSettings) for name in envs}
-    for name, settings in tables.items():
-        _check_variables(path, f"[envs.{name}] ", settings.variables)
-    return HubFile(options, tables)
+    try:
+        said = {"record": found.pop("record")} if "record" in found else {}  # which the command line cannot say
+        record = _converted(path, Spot(f"{path}: "), said, EnvSettings, _hint_of_env).recorded
+        options = _converted(path, Spot(f"{path}: "), found, HubOptions, _hint_of_hub)
+        tables = {name: _converted(path, _spot(path, name), envs[name], EnvSettings, _hint_of_env) for name in envs}
+        for name, settings in tables.items():
+            _check_variables(_spot(path, name).of_key("variables"), settings.variables)
+            _check_entry(path, name, settings)
+            _check_recorded(path, name, settings, record)
+    except TableError as error:
+        raise HubFileError(str(error)) from error
+    return HubFile(options, tables, record)
+
+
+def _spot(path: Path, name: str) -> Spot:
+    return Spot(f"{path}: {heading(name)} ")
 
 
 def over(options: HubOptions, file: HubOptions) -> HubOptions:
@@ -83,41 +101,76 @@ def over(options: HubOptions, file: HubOptions) -> HubOptions:
     return replace(file, **{name: value for name, value in vars(options).items() if value is not None})
 
 
-def _converted(path: Path, where: str, table: dict[str, Any], kind: type[Table]) -> Table:
+def _converted(
+    path: Path, spot: Spot, table: dict[str, Any], kind: type[Table], hint: Callable[[str, Any], str]
+) -> Table:
     """The table as one of this kind, with the paths in it made absolute."""
-    _check_keys(path, where, table, kind)
-    if isinstance(recycle := table.get("recycle"), dict):
-        _check_keys(path, f"{where}recycle: ", recycle, Recycle)
+    check_table(table, kind, spot, hint)
+    if isinstance(record := table.get("record"), dict):
+        _check_record(spot.of_key("record"), record)
 
-    def convert(wanted: type, value: object) -> Path:
-        if wanted is not Path or not isinstance(value, str):
-            raise ValueError(f"Expected `str`, got `{type(value).__name__}`")
-        return path.absolute().parent / Path(value).expanduser()
+    def convert(wanted: type, value: str) -> Path:
+        return path.absolute().parent / expanded(value)
 
-    try:
-        found = msgspec.convert(table, kind, dec_hook=convert)
-        program = found.python or ""
-        beside = convert(Path, program)
-        # Any other is a command.
-        return replace(found, python=str(beside)) if "/" in program or (program and beside.exists()) else found
-    except msgspec.ValidationError as error:
-        what, _, key = str(error).replace(" | null", "").partition(" - at `$.")
-        raise HubFileError(f"{path}: {where}{key.rstrip('`')}: {what}") from error
+    if isinstance(record, str) and record:
+        table = {**table, "record": {"folder": record}}
+    found = msgspec.convert(table, kind, dec_hook=convert)
+    program = found.python or ""
+    beside = str(convert(Path, program))
+    # Any other is a command.
+    return replace(found, python=beside) if "/" in program or (program and os.path.exists(beside)) else found
 
 
-def _check_keys(path: Path, where: str, table: dict[str, Any], kind: type) -> None:
-    """Refuse keys that are no fields of this dataclass."""
-    allowed = [each.name for each in fields(kind)]
-    for key in table:
-        if key not in allowed:
-            near = get_close_matches(key, allowed, 1)
-            question = f", did you mean {near[0]!r}?" if near else "."
-            raise HubFileError(f"{path}: {where}unknown key {key!r}{question} Keys here are: {', '.join(allowed)}")
+def _hint_of_hub(name: str, value: Any) -> str:
+    """What to say of a key outside the tables of envs that is unknown."""
+    if get_close_matches(name, ["record", *vars(HubOptions())], 1) == ["record"]:
+        return ", did you mean 'record'?"
+    if get_close_matches(name, ["envs"], 1) and isinstance(value, dict):
+        return ", did you mean 'envs'? An environment has a table such as [envs.NAME]."
+    if isinstance(value, dict) and not get_close_matches(name, vars(HubOptions())):
+        return f"; the table of an environment is {heading(name)}."
+    if name in vars(EnvSettings()):
+        return "; it is one of an environment's table, such as [envs.NAME]."
+    return ""
 
 
-def _check_variables(path: Path, where: str, variables: Mapping[str, str]) -> None:
+def _hint_of_env(name: str, value: Any) -> str:
+    """What to say of a key in a table of an env that is unknown."""
+    if isinstance(value, dict) and not get_close_matches(name, vars(EnvSettings())):
+        return "; a name with a dot is written in quotes."
+    if name in vars(HubOptions()):
+        return "; it is one of the hub, and stands before the first table."
+    return ""
+
+
+def _check_variables(spot: Spot, variables: Mapping[str, str]) -> None:
     """Refuse variables that no process can have."""
     for name, value in variables.items():
         if not name or "=" in name or "\0" in name + value:
-            why = f"{name!r}: a name is not empty and has no '=', and neither it nor its value has a null character"
-            raise HubFileError(f"{path}: {where}variables: {why}")
+            text = "a name is not empty and has no '=', and neither it nor its value has a null character"
+            raise spot.of_key(name).refuse(value, text)
+
+
+def _check_record(spot: Spot, record: Mapping[str, Any]) -> None:
+    """Refuse a recording without a folder, or with films of envs that it leaves out."""
+    if not record.get("folder"):
+        keys = ", ".join(each.name for each in fields(RecordSettings))
+        raise TableError(f"{spot.table}{spot.key}: folder is missing. Keys here are: {keys}")
+    if strange := {*record.get("film", ())} - {*record.get("env_ids", record.get("film", ()))}:
+        raise spot.of_key("film").refuse(record["film"], f"{min(strange)} is not among env_ids, which are recorded")
+
+
+def _check_recorded(path: Path, name: str, settings: EnvSettings, default: RecordSettings | None) -> None:
+    """Refuse to record a vector env."""
+    record = settings.record if settings.record is not None else default
+    if settings.vector and record:
+        text = 'it steps all envs in one call, which is not recorded; write record = ""'
+        raise _spot(path, name).of_key("vector").refuse(True, text)
+
+
+def _check_entry(path: Path, name: str, settings: EnvSettings) -> None:
+    """Refuse a table whose name or ``env`` offers nothing."""
+    try:
+        Registry(tables={name: settings})
+    except ValueError as error:
+        raise TableError(f"{path}: {error}") from error

@@ -14,6 +14,8 @@ from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import WorkerEvent, WorkerExited, WorkerSaid
 
+SLOW_S = 1.0  # for the start of an interpreter, or an import: then the log says where it is
+LOOK_S = 0.25  # how often that is looked at, while something starts
 LISTING = -1  # in place of a session's number, in events of workers that list names
 
 log = structlog.get_logger("envhub.listing")
@@ -26,6 +28,7 @@ class Listing:
         names: that the hub offers; None before they are known.
         refused: the error for the first factory that does not exist and must.
         unready: why an env cannot be made, by its name, as far as that was found when it was last tried.
+        starting: what an interpreter or a module is at that takes long to start, by the names of its envs.
         undrawn: likewise, why envs of an interpreter cannot render as the operator says they do.
     """
 
@@ -34,6 +37,7 @@ class Listing:
         self.names: list[str] | None = None
         self.refused: FactoryNotFound | None = None
         self.unready: dict[str, str] = {}
+        self.starting: dict[str, str] = {}
         self.undrawn: dict[InterpreterKey, str] = {}
         self._supervisor = supervisor
         self._registry = registry
@@ -42,6 +46,7 @@ class Listing:
         self._asked: set[int] = set()  # workers that have not said what is registered
         self._running: set[int] = set()
         self._importing: dict[int, str] = {}  # a module with factories, by the worker that imports it
+        self._stages: dict[int, tuple[str, float]] = {}  # what each worker is at, and since when
         self._found: dict[int, dict[str, str]] = {}  # what a worker has found to be wrong
         self._drawing: set[int] = set()  # workers that have tried the rendering
 
@@ -79,6 +84,37 @@ class Listing:
         self._running.add(number)
         self._found[number] = {}
 
+    @property
+    def running(self) -> bool:
+        """Whether a worker finds names, or tries what is offered, so that ``look`` is due every ``LOOK_S``."""
+        return bool(self._running)
+
+    def look(self, now_s: float) -> None:
+        """Log which envs wait for an interpreter that starts, or for an import, for longer than usual."""
+        for number in self._running:
+            stage, names = self._stage(number)
+            if stage != self._stages.get(number, ("", 0.0))[0]:
+                self._forget_stage(number)
+                self._stages[number] = stage, now_s
+            elif stage and now_s >= self._stages[number][1] + SLOW_S:
+                for name in names:
+                    if self.starting.get(name) != stage:
+                        self.starting[name] = stage
+                        log.info("env_starting", env=name, why=stage)
+
+    def _stage(self, number: int) -> tuple[str, Collection[str]]:
+        """What a worker is at, as far as that may take long, and the names of the envs that wait for it."""
+        key = self._keys[number]
+        if at := self._supervisor.starting(key):
+            return at, self._registry.names(key)
+        module = self._importing.get(number, "")
+        return (f"a worker still imports {module}" if module else ""), self._registry.names_of_module(key, module)
+
+    def _forget_stage(self, number: int) -> None:
+        self._stages.pop(number, None)
+        for name in self._registry.names(self._keys[number]):
+            self.starting.pop(name, None)
+
     def handle(self, event: WorkerEvent) -> None:
         """Handle an event of a worker; when the last has said or ended, the names are known as far as they can be."""
         number, key = event.worker, self._keys[event.worker]
@@ -97,7 +133,10 @@ class Listing:
                     self._cannot_draw(number, f"the process that tried it {cause.how}")
                 self._asked.discard(number)
                 self._running.discard(number)
-                self._tell(self._registry.names(key), self._found.pop(number))
+                self._importing.pop(number, None)
+                self._forget_stage(number)
+                unrecorded = self._registry.unrecorded(key)
+                self._tell(self._registry.names(key), {**unrecorded, **self._found.pop(number)})
             case WorkerSaid(message=control.RowFailed(failure)):
                 log.warning("module_failed", type=failure.type, why=failure.message)
             case WorkerSaid(message=control.Building(importing=module)):

@@ -12,8 +12,11 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 
+from envhub.recording.recorder_handle import missing_packages
 from envhub_server.catalog.env_settings import NO_SETTINGS, EnvSettings
 from envhub_server.processes.interpreter import InterpreterKey
+from envhub_server.table_check import parse_arguments
+from envhub_server.toml_text import heading, value_text
 
 # Packages whose ids are not known to Gymnasium until the package is imported, by the namespace of their ids.
 NAMESPACES = {"ALE": "ale_py", "dm_control": "shimmy"}
@@ -79,7 +82,7 @@ class Registry:
     The operator's file has a table of settings for each other env. An entry comes before a table, and the first that
     matches a name decides. What clients may pass to envs without the right to deploy is declared as
     ``name=argument,argument``, where the name may be a pattern, too. Where no table says otherwise, envs have the
-    interpreter and the rendering of ``defaults``. ``vector`` says whether the entries are vector envs.
+    interpreter, the rendering and the recording of ``defaults``. ``vector`` says whether the entries are vector envs.
 
     Raises:
         ValueError: an entry or a declaration has none of these forms.
@@ -100,8 +103,10 @@ class Registry:
         self._entries = [replace(entry, settings=settings, required=not defaults.python) for entry in said]
         for name, settings in tables.items():
             python, rendering = settings.python or defaults.python, settings.rendering or defaults.rendering
-            self._entries.append(_from_table(name, replace(settings, python=python, rendering=rendering)))
-        self._arguments = [_parse_arguments(text) for text in arguments]
+            record = defaults.record if settings.record is None else settings.record
+            found = replace(settings, python=python, rendering=rendering, record=record)
+            self._entries.append(_from_table(name, found))
+        self._arguments = [parse_arguments(text) for text in arguments]
 
     @property
     def interpreters(self) -> list[InterpreterKey]:
@@ -120,13 +125,20 @@ class Registry:
         """By what envs of this interpreter draw frames; empty where nothing is said."""
         return next((entry.settings.rendering for entry in self._of(key) if entry.settings.rendering), "")
 
+    def unrecorded(self, key: InterpreterKey) -> dict[str, str]:
+        """Which envs of this interpreter cannot be recorded as the operator wants, by their names, and what to do."""
+        recorded = {entry.name: entry.settings.recorded for entry in self._of(key) if entry.settings.recorded}
+        found = {name: missing_packages(bool(each.film)) for name, each in recorded.items() if each is not None}
+        return {name: why for name, why in found.items() if why}
+
     def names(self, key: InterpreterKey, factory: str = "") -> list[str]:
         """The names and patterns under which envs of this interpreter are offered; with a factory, of that only."""
         return [entry.name for entry in self._of(key) if not factory or entry.factory == factory]
 
     def names_of_module(self, key: InterpreterKey, module: str) -> list[str]:
-        """The names of the factories of this interpreter that are in a module."""
-        return [entry.name for entry in self._of(key) if entry.factory.partition(":")[0] == module]
+        """The names of the envs of this interpreter that need a module: that their factory is in, or registers ids."""
+        of_each = ((entry, entry.factory.partition(":")[0]) for entry in self._of(key))
+        return [entry.name for entry, own in of_each if module in (own, *entry.modules)]
 
     def _of(self, key: InterpreterKey) -> list[_Entry]:
         return [entry for entry in self._entries if entry.settings.interpreter == key]
@@ -231,19 +243,12 @@ def _from_table(name: str, settings: EnvSettings) -> _Entry:
     if not settings.env:
         return replace(_parse(name), settings=settings)
     if ":" in name:
-        raise ValueError(f"[envs.{name}] has an env, and should have no colon in its name")
+        raise ValueError(f"{heading(name)} has an env, and should have no colon in its name")
     module, _, attribute = settings.env.rpartition(":")
     if module and all(map(str.isidentifier, attribute.split("."))):
         return _Entry(name, factory=settings.env, settings=settings)
     made = _parse(settings.env)
     if made.factory or not made.literal:
-        raise ValueError(f"[envs.{name}] env={settings.env!r} is neither an id, module:id nor module:factory")
+        text = f"{heading(name)} env = {value_text(settings.env)}: expected an id, module:id or module:factory"
+        raise ValueError(text)
     return _Entry(name, made.name, made.modules, settings=settings)
-
-
-def _parse_arguments(text: str) -> tuple[str, frozenset[str]]:
-    pattern, _, listed = text.rpartition("=")
-    names = frozenset(listed.split(","))
-    if not pattern or not all(map(str.isidentifier, names)):
-        raise ValueError(f"{text!r} should read name=argument,argument")
-    return pattern, names

@@ -1,19 +1,19 @@
-"""The folder of replays: files of envs that failed, the oldest of which give way."""
+"""The folder of replays: files of envs that failed, of which some give way once it is full."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from envhub_server.catalog.replay_shares import Kept, giving_way
 from envhub_server.ipc.replay_file import SUFFIX
 
 ENVIRONMENT_VARIABLE = "ENVHUB_REPLAYS"
-NAME_CHARS_MAX = 60  # of an env, in the name of a file
-_OTHER = re.compile(r"[^A-Za-z0-9._-]+")
+UNFINISHED = f"{SUFFIX}.part"
 
 
 def default_path(environ: Mapping[str, str]) -> Path | None:
@@ -27,11 +27,6 @@ def default_path(environ: Mapping[str, str]) -> Path | None:
     return Path(state) / "envhub" / "replays"
 
 
-def name_beginning(env: str, session: str) -> str:
-    """What the names of the replays of this session begin with."""
-    return f"{_OTHER.sub('-', env).strip('-.')[:NAME_CHARS_MAX] or 'env'}-{session}"
-
-
 class ReplayFolder:
     """A bounded folder of files."""
 
@@ -39,47 +34,75 @@ class ReplayFolder:
         """Of at most so many files and bytes; the folder is made when the first file is kept."""
         self.path = path
         self._count_max, self._bytes_max = count_max, bytes_max
+        self._known: dict[str, Kept] = {}  # by file name; a finished file never changes
 
     def keep(self, name: str, blob: bytes) -> Path:
-        """Write a file under this name, whole or not at all, and remove the oldest that are too many.
+        """Write a file under this name, whole or not at all, and remove those that are too many.
 
         Raises:
-            OSError: it cannot be written, or is larger than the folder may be.
+            OSError: it cannot be written, or there is no room for it.
         """
         if len(blob) > self._bytes_max:
             raise OSError(f"{len(blob)} bytes are more than replays_bytes_max={self._bytes_max}")
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.path / f"{name}{SUFFIX}"
-        descriptor, written = tempfile.mkstemp(dir=self.path, prefix=".")
+        descriptor, written = tempfile.mkstemp(dir=self.path, prefix=".", suffix=UNFINISHED)
         try:
             with open(descriptor, "wb") as file:
+                with contextlib.suppress(OSError):  # where files cannot be locked, leftovers stay
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 file.write(blob)
-            os.replace(written, path)
+                file.flush()
+                os.fsync(descriptor)  # else the file may be empty after a loss of power
+                os.replace(written, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(written)
             raise
-        self._prune()
+        self._known.pop(path.name, None)
+        self._look()
+        unfinished = sum(size for _, size in _unfinished(self.path))
+        bytes_max = max(self._bytes_max - unfinished, len(blob))  # the new file stays, whatever others are writing
+        for each in giving_way(self._known.values(), self._count_max, bytes_max):
+            (self.path / f"{each}{SUFFIX}").unlink(missing_ok=True)
         return path
 
-    def _prune(self) -> None:
-        nbytes = 0
-        for number, (_, path, size) in enumerate(_found(self.path)):
-            nbytes += size
-            if number >= self._count_max or nbytes > self._bytes_max:
-                path.unlink(missing_ok=True)
+    def _look(self) -> None:
+        """Learn which replays there are; only those that are new are asked for their size, for there may be many."""
+        names = {name for name in os.listdir(self.path) if name.endswith(SUFFIX)}
+        for name in self._known.keys() - names:
+            del self._known[name]
+        self._known |= _kept(self.path, names - self._known.keys())
+
+    def remove_leftovers(self) -> None:
+        """Remove what hubs were writing when they were killed; what another hub is writing is locked by it."""
+        for path, _ in _unfinished(self.path):
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
 
 
 def files_in(folder: Path) -> list[Path]:
     """All replays in this folder, the newest first."""
-    return [path for _, path, _ in _found(folder)]
+    names = [path.name for path in folder.glob(f"*{SUFFIX}")]
+    return [folder / f"{file.name}{SUFFIX}" for file in sorted(_kept(folder, names).values(), reverse=True)]
 
 
-def _found(folder: Path) -> list[tuple[int, Path, int]]:
-    """When each replay was written, its path and its size, the newest first."""
-    found = []
-    for path in folder.glob(f"*{SUFFIX}"):
+def _kept(folder: Path, names: Iterable[str]) -> dict[str, Kept]:
+    """The replays in the files of these names."""
+    found = {}
+    for name in names:
         with contextlib.suppress(FileNotFoundError):  # another hub has removed it
-            status = path.stat()
-            found.append((status.st_mtime_ns, path, status.st_size))
-    return sorted(found, reverse=True)
+            status = os.stat(folder / name)
+            found[name] = Kept(status.st_mtime_ns, name.removesuffix(SUFFIX), status.st_size)
+    return found
+
+
+def _unfinished(folder: Path) -> list[tuple[Path, int]]:
+    """The files that are being written, or were when their hub was killed, and their sizes."""
+    found = []
+    for name in os.listdir(folder) if folder.exists() else ():
+        if name.startswith(".") and name.endswith(UNFINISHED):
+            with contextlib.suppress(FileNotFoundError):  # it is finished
+                found.append((folder / name, os.stat(folder / name).st_size))
+    return found

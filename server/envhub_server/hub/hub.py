@@ -22,6 +22,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from operator import attrgetter
 from typing import Any
@@ -37,17 +38,20 @@ from envhub.protocol import messages, prelude
 from envhub.protocol.hub import FIRST_OPS, HubProtocol, Incoming
 from envhub.protocol.messages import SESSION_OPS, Failure, HeartbeatReply, Make, Op
 from envhub.protocol.prelude import Prelude
+from envhub.recording.recorder_handle import missing_packages
 from envhub.transport import address, sockets
 from envhub.values import codec, compression
 from envhub_server.catalog.admission import admitted
 from envhub_server.catalog.hosting import granted
-from envhub_server.catalog.listing import LISTING, Listing
+from envhub_server.catalog.listing import LISTING, LOOK_S, Listing
 from envhub_server.catalog.registry import Recipe
-from envhub_server.catalog.replay_folder import name_beginning
+from envhub_server.catalog.replay_shares import name_beginning
 from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import stats
 from envhub_server.hub.client_usage import ClientUsage
+from envhub_server.hub.recordings import WRITE_AT_ONCE_S, WRITE_S, Recordings
+from envhub_server.hub.replay_writer import ReplayWriter
 from envhub_server.hub.runtime import ROWS_DONE, STEP_REQUESTED, Services, SessionRuntime
 from envhub_server.loop import signals
 from envhub_server.loop.clock import LAG_MIN_S, Clock
@@ -63,7 +67,7 @@ from envhub_server.network.descriptor_guard import DescriptorGuard
 from envhub_server.network.listener import Listener, seed_routing_ids
 from envhub_server.network.rights import OWN_USER, Holder
 from envhub_server.network.side_socket import SideSocket
-from envhub_server.processes.interpreter import clean_environment
+from envhub_server.processes.interpreter import InterpreterKey, clean_environment
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import Events
 from envhub_server.session import stimuli
@@ -85,7 +89,7 @@ _HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
 
 # Timers besides those of the sessions, whose keys are their numbers.
 _GUARD, _LIVENESS, _LEASES, _ACCESS = "descriptor guard", "client liveness", "leases", "access"
-_UNREAD = "unread memory"
+_UNREAD, _LISTING = "unread memory", "listing"
 
 log = structlog.get_logger("envhub.hub")
 
@@ -133,7 +137,10 @@ class Hub:
         self._usage = ClientUsage(ArenaBudget(config.limits.arena_bytes_max))
         self._unread = UnreadMemory()
         parts = self._poller, self._supervisor, self._protocol, self._clock, self._events, self._costs, self._unread
-        self._services = Services(*parts, config.replay_folder())
+        folder = config.replay_folder()
+        self._recordings = Recordings(self._poller, config.limits.recordings_memory_bytes_max)
+        self._replays = None if folder is None else ReplayWriter(folder, self._poller)
+        self._services = Services(*parts, self._replays)
         self._started_s = time.monotonic()
         self._service = Service.SERVING
         self._requests = 0
@@ -156,12 +163,15 @@ class Hub:
             AddressError: an address is malformed, in use, or open to other machines without keys or ``insecure``.
             KeysError: the keys cannot be used, or let strangers in.
         """
-        with contextlib.closing(self._poller), signals.handled(self._poller, self.stop, self._supervisor.reap_orphans):
+        with (
+            contextlib.closing(self._poller),
+            signals.handled(self._poller, self.stop, self._supervisor.reap_orphans) as heard,
+        ):
             try:
                 self._open()
                 yield
             finally:
-                self._close()
+                self._close(heard)
 
     def _open(self) -> None:
         self._context = zmq.Context()
@@ -189,10 +199,12 @@ class Hub:
         for descriptor in (self._router_descriptor, self._monitor_descriptor):
             self._poller.wake_on(descriptor)
         self._on_monitor()  # libzmq signals only what comes after the socket was found to be empty
+        if self._replays is not None:
+            self._replays.begin()
         if self.config.owner is not None:
             self._poller.register(self.config.owner, self)
         else:
-            self._listing.start()  # also so that the first client finds a zygote; a program's has its own environment
+            self._start_listing()  # also so that the first client finds a zygote; a program's has its own environment
 
     def _bind(self, listener: Listener) -> None:
         """Bind every address: those of ipc first, since only what is bound later wants a key."""
@@ -209,9 +221,13 @@ class Hub:
         self.addresses = [bound[text] for text in self.config.binds]
         self._set_timer(_ACCESS, self._access.next_s())
 
-    def _close(self) -> None:
+    def _close(self, heard: signals.Signals) -> None:
         self._abandon_all()
+        # Before the supervisor, which ends all children.
+        self._recordings.close(lambda: self._write_s(heard))
         self._supervisor.close()
+        if self._replays is not None:
+            self._replays.close()
         self._side_socket.close()
         if self._listener is not None:
             self._router.monitor(None, 0)
@@ -222,6 +238,11 @@ class Hub:
             self._access.close()
             self._audit.close()
             self._context.term()
+
+    def _write_s(self, heard: signals.Signals) -> float:
+        """For how many seconds recordings may write from the end of the loop on, also if it is told to stop anew."""
+        heard.look()
+        return WRITE_AT_ONCE_S if self._service is Service.KILLING else WRITE_S
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -304,12 +325,16 @@ class Hub:
                 self._expire(now_s)
             elif key == _ACCESS:
                 self._end_connections(self._access.check(now_s, self._heard_since()))
+                self._admit_clients()
                 self._timers.set(_ACCESS, self._access.next_s())
             elif key == _UNREAD:
                 why = f"it has not read the replies of a session that ended {UNREAD_S:g} s ago"
                 late = map(self._access.connection, self._unread.check(now_s))
                 self._end_connections([(known, why) for known in late if known is not None])
                 self._timers.set(_UNREAD, self._unread.next_s)
+            elif key == _LISTING:
+                self._listing.look(now_s)
+                self._plan_look()
             elif key in self._sessions:
                 self._sessions[key].elapse()
         self._pump()
@@ -383,6 +408,17 @@ class Hub:
         self._costs.write()
         log.info("session_ended", session=runtime.token.hex()[:8])
 
+    def _start_listing(self) -> None:
+        self._listing.start()
+        self._plan_look()
+
+    def _try_again(self, key: InterpreterKey) -> None:
+        self._listing.try_again(key)
+        self._plan_look()
+
+    def _plan_look(self) -> None:
+        self._set_timer(_LISTING, self._clock.now_s() + LOOK_S if self._listing.running else math.inf)
+
     def _on_listing(self, event: Any) -> None:
         self._listing.handle(event)
         if self._listing.refused is not None and self._service is Service.SERVING:
@@ -418,9 +454,7 @@ class Hub:
         """Answer whether a connection is admitted; or the program that the hub belongs to has ended."""
         authenticator = self._access.authenticator
         if authenticator is not None and descriptor == authenticator.descriptor:
-            while (asked := authenticator.asked()) is not None:
-                self._on_monitor()
-                self._access.answer(asked, self._clock.now_s())
+            self._admit_clients()
             return
         self._poller.unregister(descriptor)  # no client is left to answer, so there is nothing to drain
         self._service = Service.DRAINING
@@ -505,8 +539,17 @@ class Hub:
         why = f"one of its messages has more than {prelude.FRAMES_MAX} frames"
         self._end_connections(self._access.ends(peer, sockets.connection_of(frames), why, self._handled_s))
 
+    def _admit_clients(self) -> None:
+        """Answer libzmq whether clients are admitted, who wait in their handshakes."""
+        while self._access.asked():
+            self._end_connections(self._read_monitor())
+            if not self._access.answer(self._clock.now_s()):
+                break
+        self._set_timer(_ACCESS, self._access.next_s())
+
     def _on_monitor(self) -> None:
         self._end_connections(self._read_monitor())
+        self._admit_clients()
 
     def _read_monitor(self) -> Ends:
         """Note the connections that have come and gone; returns those that are to be ended."""
@@ -610,7 +653,7 @@ class Hub:
             return
         try:
             if not self._listing.asking:
-                self._listing.start()
+                self._start_listing()
         except OSError as error:
             self._fail(request, Failure("limit", "hub", f"a worker cannot be started: {error.strerror}"))
         else:
@@ -633,13 +676,16 @@ class Hub:
             self._refuse_make(holder, request, Failure("limit", "hub", why))
             return
         if make.name in self._listing.unready:
-            self._listing.try_again(found.settings.interpreter)
+            self._try_again(found.settings.interpreter)
         if why := self._listing.undrawn.get(found.settings.interpreter, ""):
-            self._listing.try_again(found.settings.interpreter)
+            self._try_again(found.settings.interpreter)
             why = without_folders(why) if self._hides_folders(holder) else why
             self._refuse_make(holder, request, Failure("env_unready", "hub", f"{make.name!r} is not ready: {why}"))
             return
         self._unread.release()
+        if why := self._cannot_record(found):
+            self._refuse_make(holder, request, Failure("env_unready", "hub", f"{make.name!r} is not ready: {why}"))
+            return
         machine = self._machine(holder, spares)
         recycled = hosting.recycle != messages.Recycle()
         sizing = self._sizing(make, found, machine, recycled)
@@ -654,8 +700,8 @@ class Hub:
         policy = RestartPolicy(make.faults.restarts_max, all_max=max(10, make.num_envs))
         restarts = Restarts(policy, random.Random())
         limits = self.config.limits
-        kept = self._services.replays is not None and not found.settings.vector  # what envs share cannot be run by env
-        replays = name_beginning(make.name, name) if kept else ""
+        kept = self._services.replays is not None
+        replays = name_beginning(make.name, holder.name, secrets.token_hex(8)) if kept else ""
         rules = WorkerRules(limits.worker_memory_bytes_max, self._hides_folders(holder), name, hosting, replays)
         state = SessionState(make, found, sizing, limits.info_bytes, machine, restarts, rules)
         try:
@@ -665,7 +711,14 @@ class Hub:
             self._refuse_make(holder, request, Failure("limit", "hub", f"a session cannot be made: {error.strerror}"))
             return
         self._last_number = number
-        self._sessions[number] = self._by_token[request.token] = runtime
+        if found.settings.recorded is not None:
+            runtime.recording = self._recordings.begin(found.settings, make, name)
+        self._begin(runtime, request, holder)
+
+    def _begin(self, runtime: SessionRuntime, request: Incoming, holder: Holder) -> None:
+        """Enter a session that was just made into the hub's tables and start its workers."""
+        make: Make = request.message
+        self._sessions[self._last_number] = self._by_token[request.token] = runtime
         self._liveness.check_soon(self._clock.now_s())
         self._set_timer(_LIVENESS, self._liveness.next_s)
         factories = {"factories": sha256(make.factories).hexdigest()} if make.factories else {}
@@ -679,6 +732,12 @@ class Hub:
             **factories,
         )
         runtime.start(request)
+
+    @staticmethod
+    def _cannot_record(recipe: Recipe) -> str:
+        """What is missing to record sessions of this env as its operator wants, and what to do; empty if nothing is."""
+        recorded = recipe.settings.recorded
+        return "" if recorded is None or recipe.settings.vector else missing_packages(bool(recorded.film))
 
     def _machine(self, holder: Holder, spares: int) -> Machine:
         affinity = tuple(sorted(os.sched_getaffinity(0)))
@@ -758,8 +817,11 @@ class Hub:
         if runtime is None or not runtime.state.making:
             return HeartbeatReply("running")
         found = runtime.state.building
-        runtime.log.info("session_making", phase=found.phase, built=found.built, num_envs=found.num_envs)
-        return found
+        starting = self._supervisor.starting(runtime.state.interpreter)
+        doing = f"importing {found.importing}" if found.importing else starting
+        told = {"doing": doing} if doing else {}
+        runtime.log.info("session_making", phase=found.phase, built=found.built, num_envs=found.num_envs, **told)
+        return replace(found, starting=without_folders(starting) if runtime.state.hides_folders else starting)
 
     def _answer(self, request: Incoming, message: Any, frames: Sequence[Any]) -> None:
         self._protocol.answer(request, message, frames)
@@ -788,7 +850,7 @@ class Hub:
         return holder is not OWN_USER and not self.config.verbose_errors
 
     def _health(self, holder: Holder) -> dict[str, Any]:
-        unready = self._listing.unready
+        unready = {**self._listing.unready, **self._listing.starting}
         up_s = time.monotonic() - self._started_s
         return stats.health(
             self.id,

@@ -1,17 +1,22 @@
-"""Keeps what an env was asked until it failed, in a file."""
+"""Keeps what an env was asked until it failed, in a file.
+
+The hub's loop copies what will be gone in a moment; ``ReplayWriter`` reads it, and writes the file.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import structlog
 
 from envhub.protocol.messages import Faults, as_map
-from envhub_server.catalog.replay_folder import ReplayFolder
+from envhub_server.hub.replay_writer import ReplayWriter
 from envhub_server.ipc import control, replay_file
+from envhub_server.ipc.journal import History, JournalCopy
 from envhub_server.ipc.replay_file import Replay
 from envhub_server.memory.journals import Journals
 from envhub_server.memory.session_memory import SessionMemory
@@ -21,52 +26,94 @@ from envhub_server.session.instructions import KeepReplay
 log = structlog.get_logger("envhub.hub")
 
 
-@dataclass
-class ReplayKeeper:
-    """Writes the replays of one session.
+class _Found(NamedTuple):
+    """What the hub's loop knows of a failure.
 
     Attributes:
-        folder: where to.
+        wanted: the failure.
+        row: of the env; the first of a vector env.
+        journal: of it, or of all envs of a vector env.
+        at_work: whether the worker was executing a call of it.
+        built: what the worker said of its envs.
+        faults: the session's.
+        output: of the worker.
+    """
+
+    wanted: KeepReplay
+    row: int
+    journal: JournalCopy
+    at_work: bool
+    built: control.Built
+    faults: Faults
+    output: str
+
+
+@dataclass
+class ReplayKeeper:
+    """Has the replays of one session written.
+
+    Attributes:
+        writer: the hub's.
+        session: its number.
         interpreter: of its workers.
         journals: of its workers.
         built: what each worker said of its envs last, by worker.
     """
 
-    folder: ReplayFolder
+    writer: ReplayWriter
+    session: int
     interpreter: InterpreterKey
     journals: Journals
     built: dict[int, control.Built]
 
     def keep(self, wanted: KeepReplay, rows: Sequence[int], memory: SessionMemory, faults: Faults, output: str) -> None:
-        """Write the file of an env of this worker, which has these rows; logs why if it cannot."""
-        name = wanted.failure.replay
-        try:
-            self.folder.keep(name, replay_file.pack(self._made(wanted, rows, memory, faults, output)))
-        except (OSError, ValueError, TypeError) as error:
-            log.warning("replay_not_kept", replay=name, why=str(error))
-
-    def _made(
-        self, wanted: KeepReplay, rows: Sequence[int], memory: SessionMemory, faults: Faults, output: str
-    ) -> Replay:
+        """Have the file of an env of this worker, which has these rows, written soon; what is not is logged."""
         row, at_work = wanted.row, True
         if row is None:
             progress = memory.progress(wanted.worker)
             row, at_work = progress.row, bool(progress.kind)
-        history = self.journals.history(wanted.worker, rows, row, wanted.tick)
-        history, lacking = replay_file.without_pickles(history)
-        position = list(rows).index(row)
+        journal = self.journals.of(wanted.worker)
+        if journal is None:
+            return self._log_not_kept(wanted, "its worker had no journal")
+        row = rows[0] if wanted.build.shares else row
+        first = list(rows).index(row)
+        positions = range(first, first + (len(rows) if wanted.build.shares else 1))
+        nbytes, nbytes_max = journal.layout.row_bytes * len(positions), replay_file.HISTORY_BYTES_MAX
+        if nbytes > nbytes_max:
+            why = f"the journal has {nbytes} bytes of the env; a file holds at most {nbytes_max}"
+            return self._log_not_kept(wanted, why)
+        copy = journal.copied(positions)
         built = self.built[wanted.worker]  # it had a journal, so it had made its envs
-        sources = built.sources
-        build, lacks = replay_file.plain(wanted.build, row, sources[position] if position < len(sources) else b"")
+        packed = partial(self._packed, _Found(wanted, row, copy, at_work, built, faults, output))
+        return self.writer.write(self.session, wanted.failure.replay, copy.nbytes, packed)
+
+    def _log_not_kept(self, wanted: KeepReplay, why: str) -> None:
+        log.warning("replay_not_kept", replay=wanted.failure.replay, why=why)
+
+    def _packed(self, found: _Found) -> bytes:
+        """The bytes of the file; runs in the writer's thread.
+
+        Raises:
+            ValueError: the journal is damaged, or has more of the env than a file can hold.
+        """
+        tick = found.wanted.tick
+        return replay_file.pack(self._made(found, found.journal.history(None if tick < 0 else tick)))
+
+    def _made(self, found: _Found, history: History) -> Replay:
+        wanted, row, journal, at_work, built, faults, output = found
+        history, lacking = replay_file.without_pickles(history)
+        position = journal.positions[0]
+        source = built.sources[position] if position < len(built.sources) else b""
+        build, lacks = replay_file.plain(wanted.build, row, source)
         build = replace(build, sys_path=built.sys_path, cwd=built.cwd)
-        calls = len(history.kinds)
+        calls = history.calls
         answered = wanted.row is None and (not at_work or history.digested == calls)
         failure = wanted.failure if wanted.failure.log_tail else replace(wanted.failure, log_tail=output)
         return Replay(
             build=as_map(build),
             mapped=as_map(wanted.mapped),
             row=row,
-            source=sources[position] if position < len(sources) else b"",
+            source=source,
             lacks=[*lacks, *lacking],
             interpreter=self._interpreter(),
             versions=built.versions,

@@ -26,9 +26,10 @@ from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure, Op, Step
 from envhub.protocol.prelude import FRAME_BYTES_MAX
 from envhub.values import codec
-from envhub_server.catalog.replay_folder import ReplayFolder
 from envhub_server.catalog.step_cost_file import KnownCosts
+from envhub_server.hub.recordings import SessionRecording, unrecordable
 from envhub_server.hub.replay_keeper import ReplayKeeper
+from envhub_server.hub.replay_writer import ReplayWriter
 from envhub_server.hub.worker_pool import WorkerPool, WorkerStarter
 from envhub_server.ipc import control
 from envhub_server.loop.clock import Clock
@@ -67,7 +68,7 @@ class Services:
     events: Events
     costs: KnownCosts
     unread: UnreadMemory
-    replays: ReplayFolder | None = None
+    replays: ReplayWriter | None = None
 
 
 class SessionRuntime:
@@ -81,6 +82,7 @@ class SessionRuntime:
         ticket: for the side socket, once; empty where there is none.
         heard_ns: when the request under way arrived.
         deadline_s: when the hub calls ``elapse``.
+        recording: of its episodes; None if nothing is recorded.
         connections: by which replies were sent under an earlier token, or were before the session ended.
     """
 
@@ -115,6 +117,7 @@ class SessionRuntime:
         self.heard_ns = 0
         self.deadline_s = math.inf
         self.connections: set[int] = set()
+        self.recording: SessionRecording | None = None
         self._services = services
         self._budget = budget
         self._events = services.events
@@ -139,7 +142,7 @@ class SessionRuntime:
         self._journals = Journals()
         self._replays: ReplayKeeper | None = None
         if services.replays is not None and state.keeps_replays:
-            self._replays = ReplayKeeper(services.replays, state.interpreter, self._journals, {})
+            self._replays = ReplayKeeper(services.replays, number, state.interpreter, self._journals, {})
         self._client_ringer = Ringer()
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # The bell is never read. By edges each ring is reported once, with a system call less.
@@ -296,11 +299,23 @@ class SessionRuntime:
         stand_ins = self._stand_ins
         if stand_ins is not None and stand_ins.copies is not None and isinstance(stimulus, _KEEPING):
             stand_ins.keep_objects()
+        recorded = self._line_of(stimulus) if isinstance(stimulus, WorkerExited) else None
         for instruction in self.state.handle(stimulus, self._services.clock.now_s()):
             _CARRIED_OUT[type(instruction)](self, instruction)
+        if recorded is not None and self.recording is not None:
+            self.recording.line_ended(*recorded)
+
+    def _line_of(self, exited: WorkerExited) -> tuple[int | None, str] | None:
+        """The line of a worker that has ended, by which it recorded, and why its episodes failed, if they did."""
+        if self.recording is None:
+            return None
+        expected = self.state.expects_end(exited.worker)
+        return self.recording.line_of(exited.worker), "" if expected else f"its worker {exited.cause.how}"
 
     def _heard(self, said: WorkerSaid) -> WorkerSaid:
         """Log and note what a worker said; returns it with what the arena knows of it."""
+        if self.recording is not None and isinstance(said.message, control.Built):
+            self.recording.built(said.message)
         match said.message:
             case control.Suspicious(row, what):
                 self.log.warning("env_suspicious", env=row, why=what)
@@ -343,6 +358,8 @@ class SessionRuntime:
     def _on_SwapProcesses(self, instruction: instructions.SwapProcesses) -> None:
         self._pool.swap(instruction.worker, instruction.spare)
         self._journals.swap(instruction.worker, instruction.spare)
+        if self.recording is not None:
+            self.recording.swap(instruction.worker, instruction.spare)
         if self._replays is not None:
             self._replays.built[instruction.worker] = self._replays.built.pop(instruction.spare)
         self.log.info("worker_recycled" if instruction.recycled else "spare_used", worker=instruction.worker)
@@ -357,11 +374,20 @@ class SessionRuntime:
             place = instruction.worker if instruction.place is None else instruction.place
             bell = bells[place]
             journal = self._journal_for(instruction.worker, place, memory.arena.layout)
-            message = replace(instruction.message, journal=bool(journal))
-            given = (memory.descriptor, bell, self._done_bell, client_bell, *journal)
+            recording, line = self._recording_for(instruction, place)
+            message = replace(instruction.message, journal=bool(journal), recording=recording)
+            given = (memory.descriptor, bell, self._done_bell, client_bell, *journal, *line)
             self._pool.map_arena(instruction.worker, message, *given)
-            for descriptor in journal:
+            for descriptor in (*journal, *line):
                 os.close(descriptor)
+
+    def _recording_for(self, instruction: instructions.GiveArena, place: int) -> tuple[dict[str, Any], list[int]]:
+        """What the worker is told of its recording, at this place, and descriptors, which are the caller's."""
+        if self.recording is None:
+            return {}, []
+        workers, message = self.state.workers, instruction.message
+        args = instruction.worker, workers[place].rows, message, len(workers), self.state.making
+        return self.recording.for_worker(*args)
 
     def _journal_for(self, worker: int, place: int, layout: Layout) -> list[int]:
         """The memory of a new journal, if the worker, at this place, is to begin one: at most one, the caller's."""
@@ -412,6 +438,11 @@ class SessionRuntime:
 
     def _on_MakeArena(self, instruction: instructions.MakeArena) -> None:
         layout = instruction.layout
+        if self.recording is not None and self.recording.not_filmed:
+            self._report(stimuli.ArenaRefused(self.recording.not_filmed))
+            return
+        if self.recording is not None and (why := unrecordable(instruction.loose, layout)):
+            self.recording.refuse(why)
         batch = max((layout.batch_bytes(leaf) for leaf in layout.observations), default=0)
         if batch > FRAME_BYTES_MAX:
             text = f"{batch} bytes of observations in a frame of each reply; at most {FRAME_BYTES_MAX} are sent"
@@ -504,6 +535,9 @@ class SessionRuntime:
 
     def _on_TakeRows(self, instruction: instructions.TakeRows) -> None:
         self._journals.forget(instruction.worker)
+        if self.recording is not None:
+            line = self.recording.line_of(instruction.worker)
+            self.recording.line_ended(line, instruction.loss.failure.message)
         worker, stand_ins = instruction.worker, self._stand_ins
         assert stand_ins is not None
         if worker not in stand_ins.losses:
@@ -667,6 +701,8 @@ class SessionRuntime:
         self._services.poller.unregister(self._done_bell)
         os.close(self._done_bell)
         self._journals.clear()
+        if self.recording is not None:
+            self.recording.close()
         self._on_DropOtherArena(instructions.DropOtherArena())
         if self._memory is not None:
             memory, self._memory, self._stand_ins = self._memory, None, None

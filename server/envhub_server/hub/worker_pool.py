@@ -37,6 +37,8 @@ class WorkerStarter(Protocol):
     ) -> Sequence[StartedWorker]:
         """Start the workers of these numbers; errors as for ``Supervisor.start``."""
 
+    def orphans(self) -> Mapping[int, Sequence[int]]: ...  # noqa: D102
+
 
 class WorkerPool:
     """The processes; what they say and how they end is reported by the hub's events.
@@ -98,7 +100,9 @@ class WorkerPool:
 
     def memory(self) -> Mapping[int, int]:
         """How many bytes of memory each worker has that has a process, with what it started."""
-        return {number: memory_bytes(each.pid) for number, each in self._handles.items() if each.pid is not None}
+        pids = {number: each.pid for number, each in self._handles.items() if each.pid is not None}
+        orphans = self._supervisor.orphans()
+        return {number: memory_bytes(pid, *orphans.get(pid, ())) for number, pid in pids.items()}
 
     def output(self, worker: int) -> str:
         """The last output of a process; empty once it has ended."""

@@ -151,7 +151,8 @@ class Channel:
                 raise codec.DecodeError(f"a message of {length} bytes, of at most {self.received_bytes_max}")
             if end > len(self._incoming):
                 break
-            messages.append(control.unpack(bytes(self._incoming[start + _LENGTH.size : end])))
+            with memoryview(self._incoming) as incoming:
+                messages.append(control.unpack(bytes(incoming[start + _LENGTH.size : end])))
             start = end
         del self._incoming[:start]
         return messages

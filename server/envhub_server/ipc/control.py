@@ -161,11 +161,13 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class MapArena:
-    """Hub to worker, with five descriptors, or with ``journal`` six: map this arena, and begin that journal.
+    """Hub to worker, with descriptors: map this arena, and begin a journal and a recording, where they are told of.
 
-    The descriptors are the arena, the bells by which the hub (a pipe) and the client wake the worker, and the bells by
-    which the worker wakes them. The spaces are those of the session's first env; the spaces of the worker's envs must
-    match them.
+    The first five descriptors are the arena, the bells by which the hub (a pipe) and the client wake the worker, and
+    the bells by which the worker wakes them. Then comes the memory of the ``journal``, then the line of the
+    ``recording`` and the memory that counts its episodes. What is recorded is said in ``recording``, which is empty
+    for nothing (see ``envhub_server.worker.episode_writer``). The spaces are those of the session's first env; the
+    spaces of the worker's envs must match them.
     """
 
     num_envs: int
@@ -177,6 +179,7 @@ class MapArena:
     observation_mode: str
     spin_us: int
     journal: bool = False
+    recording: Dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -203,12 +206,19 @@ class Serve:
 
 @dataclass(frozen=True)
 class EpisodesDone:
-    """Worker to hub, once: its envs have ended as many episodes as it is to serve."""
+    """Worker to hub: its envs have ended as many episodes as it is to serve; ``leaving``: as many since ``Leave``."""
+
+    leaving: bool = False
 
 
 @dataclass(frozen=True)
 class Leave:
-    """Hub to worker: serve no rows any more as soon as all envs are between episodes, and send ``Left`` then."""
+    """Hub to worker: serve no rows any more as soon as all envs are between episodes, and send ``Left`` then.
+
+    With ``cut`` it does so at once; the next step of each env that is in an episode is a truncation.
+    """
+
+    cut: bool = False
 
 
 @dataclass(frozen=True)

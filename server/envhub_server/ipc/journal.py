@@ -16,12 +16,11 @@ The first four are rings: tick ``t`` is at ``t % ticks``. An observation of one 
 is its own digest. Of any other the digest is the sum of its words, modulo 2**64, which costs a fraction of a checksum
 and differs whenever one number does.
 
-A worker runs foreign code, which may write anything here: ``Journal.history`` checks what it reads.
+A worker runs foreign code, which may write anything here: ``JournalCopy`` checks what it reads.
 """
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import struct
@@ -31,8 +30,8 @@ from typing import Any, List, NamedTuple, Sequence
 import numpy as np
 
 from envhub.arena.layout import ACTION_ITEM_BYTES
-from envhub.arena.memory import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK
 from envhub.arena.stand_in import ONGOING
+from envhub.sealing import seal
 from envhub.values import codec
 from envhub.values.leaf import OBJECT, Leaf
 
@@ -115,6 +114,16 @@ class JournalLayout:
         tick_bytes = self.rows * (1 + sum(self.widths) + self.digest_bytes) + len(self.actions)
         return max(2, min(TICKS_MAX, RING_BYTES_MAX // tick_bytes))
 
+    @property
+    def row_bytes(self) -> int:
+        """How much of one row is kept, besides notes."""
+        return self.ticks * (1 + sum(self.widths) + self.digest_bytes + len(self.actions))
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the memory."""
+        return self.fields()[1]
+
     def fields(self) -> tuple[list[tuple[int, tuple[int, ...]]], int]:
         """Offset and shape of each ring of bytes, the notes last, and the size of it all."""
         ticks, rows = self.ticks, self.rows
@@ -136,8 +145,8 @@ def allocate(layout: JournalLayout) -> int:
     """
     descriptor = os.memfd_create("envhub-journal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.ftruncate(descriptor, layout.fields()[1])
-        fcntl.fcntl(descriptor, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW)
+        os.ftruncate(descriptor, layout.nbytes)
+        seal(descriptor)
     except BaseException:
         os.close(descriptor)
         raise
@@ -146,15 +155,16 @@ def allocate(layout: JournalLayout) -> int:
 
 @dataclass(frozen=True)
 class History:
-    """What one env was asked, from a point from which it can be asked again.
+    """What one env, or all envs of a vector env, were asked, from a point from which they can be asked again.
 
     Attributes:
         cut: why it cannot be run again from there, or empty.
         begins: "made" (from the env's making), "seed" (from a reset with a seed) or "generator" (from a reset whose
             random numbers are known).
         kinds, codes, actions, digests: as in the journal, one per call; ``actions`` per leaf.
-        notes: of these calls; the ticks count from the first call.
+        notes: of these calls; the ticks count from the first call, and the positions from the first of these envs.
         digested: how many of the calls have a digest.
+        rows: how many envs these are.
     """
 
     cut: str = ""
@@ -165,6 +175,17 @@ class History:
     digests: bytes = b""
     notes: List[Note] = field(default_factory=list)
     digested: int = 0
+    rows: int = 1
+
+    @property
+    def calls(self) -> int:
+        """How many calls there were."""
+        return len(self.kinds) // self.rows
+
+    def kind(self, call: int) -> int:
+        """What was asked in this call, of the first env that was asked anything."""
+        kinds = self.kinds[call * self.rows : (call + 1) * self.rows]
+        return next((kind for kind in kinds if kind != NOTHING), NOTHING)
 
 
 class Journal:
@@ -194,11 +215,6 @@ class Journal:
         self._lengths: list[int] = []  # of the notes that are kept; the writer's
         self._first = 0  # in ``_lengths``
 
-    @property
-    def begun(self) -> int:
-        """How many ticks have begun."""
-        return self.words[1]
-
     def format(self) -> None:
         """Begin an empty journal."""
         self.words[0] = MAGIC
@@ -226,16 +242,67 @@ class Journal:
         self._notes[: max(0, len(record) - room)] = data[room:]
         self.words[4] = end + len(record)
 
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def copied(self, positions: range) -> JournalCopy:
+        """What it has now of the rows at these positions; its worker may go on meanwhile."""
+        words, ticks = [*self.words], self.layout.ticks
+        held, rows = slice(words[1]), slice(positions.start, positions.stop)
+        return JournalCopy(
+            ticks=ticks,
+            positions=positions,
+            words=words,
+            kinds=self.kinds[held, rows].copy(),
+            codes=self.codes[held].copy(),
+            actions=[ring[held, rows].copy() for ring in self.actions],
+            digests=self.digests[held, rows].copy(),
+            notes_ring=self._notes[: words[4]].tobytes(),
+            # Read after the copies: what comes before them the worker may have been writing over.
+            notes_begin=self.words[3],
+            lowest=max(0, max(words[1], self.words[1]) - ticks + 1),
+        )
+
+
+@dataclass(frozen=True)
+class JournalCopy:
+    """What a journal had of some rows.
+
+    Attributes:
+        ticks: how many are kept.
+        positions: of the rows among the worker's.
+        words: of the header, before anything else was copied.
+        kinds, codes, actions, digests: the rings.
+        notes_ring: the notes of all rows.
+        notes_begin, lowest: the first note, and the first tick, that are whole.
+    """
+
+    ticks: int
+    positions: range
+    words: List[int]
+    kinds: np.ndarray
+    codes: np.ndarray
+    actions: List[np.ndarray]
+    digests: np.ndarray
+    notes_ring: bytes
+    notes_begin: int
+    lowest: int
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the copy."""
+        rings = [self.kinds, self.codes, *self.actions, self.digests]
+        return len(self.notes_ring) + sum(ring.nbytes for ring in rings)
+
     def notes(self) -> list[Note]:
-        """The notes that are kept, in order.
+        """The notes that were kept, in order.
 
         Raises:
             ValueError: they are damaged.
         """
-        begin, end = self.words[3], self.words[4]
+        begin, end = self.notes_begin, self.words[4]
         if not 0 <= begin <= end <= begin + NOTES_BYTES:
             raise ValueError("the journal's notes have no valid place")
-        whole = np.concatenate([self._notes, self._notes]).tobytes()[begin % NOTES_BYTES :][: end - begin]
+        whole = (self.notes_ring * 2)[begin % NOTES_BYTES :][: end - begin]
         found, at = [], 0
         while at < len(whole):
             (length,) = _LENGTH.unpack_from(whole.ljust(at + _LENGTH.size), at)
@@ -246,10 +313,8 @@ class Journal:
             at += length
         return found
 
-    # --- reading ------------------------------------------------------------------------------------------------------
-
-    def history(self, position: int, last: int | None = None) -> History:
-        """What the env at this position of the worker was asked, up to this tick, or all.
+    def history(self, last: int | None = None) -> History:
+        """What the env of these rows was asked, up to this tick, or all.
 
         It begins with the env's making if the journal still has that, else with the last reset by a seed, else with a
         reset whose random numbers are known; before the last call in any case, so that a reset that fails is run
@@ -258,62 +323,72 @@ class Journal:
         Raises:
             ValueError: the journal is damaged.
         """
-        begun, kept = self.begun, self.layout.ticks
-        if self.words[0] != MAGIC or not 0 <= begun < 1 << 62:
+        (magic, begun, digested, *_), rows = self.words, len(self.positions)
+        if magic != MAGIC or not 0 <= begun < 1 << 62:
             raise ValueError("the memory is no journal")
         last = begun - 1 if last is None else last
-        lowest = 0 if begun < kept else begun - kept + 1  # the worker may be writing over the oldest
-        if not lowest <= last + 1 <= begun:
-            return History(cut="the journal has moved on")
+        if not self.lowest <= last + 1 <= begun:
+            return History(cut="the journal has moved on", rows=rows)
         notes = self.notes()
-        complete_since = 0 if not self.words[3] else notes[0].tick + 1 if notes else begun
-        own = [note for note in notes if note.position == position and note.tick <= last + 1]
-        first, begins = _beginning(own, max(lowest, complete_since), last)
+        complete_since = 0 if not self.notes_begin else notes[0].tick + 1 if notes else begun
+        own = [note for note in notes if note.position in self.positions and note.tick <= last + 1]
+        first, begins = _beginning(own, max(self.lowest, complete_since), last, rows)
         if not begins:
-            return History(cut=f"its episode is longer than the journal, which holds {kept} batches of its worker")
-        ticks = np.arange(first, last + 1) % kept
-        codes = self.codes[ticks]
-        asked = self.kinds[ticks, position] != NOTHING
-        if (codes[asked & (self.kinds[ticks, position] < AUTORESET)] == MIXED).any():
-            return History(cut="the actions of its worker's envs were of several kinds at one time")
+            text = f"its episode is longer than the journal, which holds {self.ticks} batches of its worker"
+            return History(cut=text, rows=rows)
+        ticks = np.arange(first, last + 1) % self.ticks
+        codes, kinds = self.codes[ticks], self.kinds[ticks]
+        asked = (kinds != NOTHING).any(1)
+        if (codes[asked & (kinds < AUTORESET).any(1)] == MIXED).any():
+            text = "the actions of its worker's envs were of several kinds at one time"
+            return History(cut=text, rows=rows)
         chosen = ticks[asked]
         number = np.cumsum(asked) - 1  # of the call, by tick
         calls = {first + at: int(call) for at, (call, is_asked) in enumerate(zip(number, asked)) if is_asked}
         after = int(asked.sum())
         kept_notes = [
-            note._replace(tick=calls.get(note.tick, after), position=0)
+            note._replace(tick=calls.get(note.tick, after), position=self.positions.index(note.position))
             for note in own
             if first <= note.tick and (note.kind == CALL or note.tick in calls) and note.kind != MADE
         ]
-        kinds = self.kinds[chosen, position]
-        if begins == "generator" and kinds.size and kinds[0] == ONGOING:
+        kinds = kinds[asked]
+        if begins == "generator" and kinds.size and kinds[0, 0] == ONGOING:
             kinds[0] = AUTORESET  # in mode SAME_STEP it followed a step, which is left out
         return History(
             begins=begins,
             kinds=kinds.tobytes(),
-            codes=self.codes[chosen].tobytes(),
-            actions=[ring[chosen, position].tobytes() for ring in self.actions],
-            digests=self.digests[chosen, position].tobytes(),
+            codes=codes[asked].tobytes(),
+            actions=[ring[chosen].tobytes() for ring in self.actions],
+            digests=self.digests[chosen].tobytes(),
             notes=kept_notes,
-            digested=int((asked[: max(0, min(self.words[2], last + 1) - first)]).sum()),
+            digested=int((asked[: max(0, min(digested, last + 1) - first)]).sum()),
+            rows=rows,
         )
 
 
-def _beginning(own: Sequence[Note], lowest: int, last: int) -> tuple[int, str]:
-    """The tick from which the env can be run again, and why; no reason where there is none."""
+def _beginning(own: Sequence[Note], lowest: int, last: int, rows: int) -> tuple[int, str]:
+    """The tick from which so many envs can be run again together, and why; no reason where there is none."""
     # The env may have been made again since: after this failure, and before the hub reads of it.
     made = [note.tick for note in own if note.kind == MADE and note.tick <= last]
     if made and made[-1] >= lowest:
         return made[-1], "made"
     resets = [note for note in own if note.kind in (BY_REQUEST, FIRST, AGAIN) and lowest <= note.tick <= last]
     for begins, usable in (
-        ("seed", [note.tick for note in resets if note.seed is not None]),
-        ("generator", [note.tick for note in resets if note.generator]),
+        ("seed", _ticks_of_all([note for note in resets if note.seed is not None], rows)),
+        ("generator", _ticks_of_all([note for note in resets if note.generator], rows)),
     ):
         before = [tick for tick in usable if tick < last] or usable
         if before:
             return before[-1], begins
     return 0, ""
+
+
+def _ticks_of_all(notes: Sequence[Note], rows: int) -> list[int]:
+    """The ticks in which each of so many envs has a note, in order."""
+    positions: dict[int, set[int]] = {}
+    for note in notes:
+        positions.setdefault(note.tick, set()).add(note.position)
+    return [tick for tick, found in positions.items() if len(found) == rows]
 
 
 def checked_note(found: Any) -> Note:
@@ -336,7 +411,9 @@ class Digester:
         self._raw, leaves = journal.layout.raw, [leaf for leaf in observations if leaf.size]
         batches = [_words(leaf, self._raw)[:, mine] for leaf in leaves]
         self._slots = [[batch[slot] for batch in batches] for slot in range(2)]
-        self._digests = journal.digests if self._raw or not batches else journal.digests.view(np.uint64)[:, :, 0]
+        has_words = bool(batches) and not self._raw
+        digests, nbytes = journal.digests, journal.layout.digest_bytes
+        self._digests = digests.view(np.uint64)[:, :, 0] if has_words else in_items(digests, nbytes)
 
     def digest(self, place: int, slot: int) -> None:
         """Digest each row's observation in this slot, into this place of the ring."""
@@ -352,7 +429,17 @@ class Digester:
 
 
 def _words(leaf: np.ndarray, raw: bool) -> np.ndarray:
-    """The leaf as ``(2, rows, words)``: of bytes, or of the largest words that make up a row."""
+    """The leaf as ``(2, rows)`` items, or as ``(2, rows, words)`` of the largest words that make up a row."""
     data = leaf.reshape(*leaf.shape[:2], -1).view(np.uint8)
-    size = 1 if raw else next(size for size in (8, 4, 2, 1) if not data.shape[2] % size)
+    if raw:
+        return in_items(data, data.shape[2])
+    size = next(size for size in (8, 4, 2, 1) if not data.shape[2] % size)
     return data.view(f"u{size}")
+
+
+def in_items(data: np.ndarray, nbytes: int) -> np.ndarray:
+    """The first bytes of the last axis as one item, which NumPy copies in half the time; ``data`` is contiguous."""
+    if not nbytes:
+        return data[..., :0]
+    item = {"names": ["head"], "formats": [f"V{nbytes}"], "offsets": [0], "itemsize": data.shape[-1]}
+    return data.view(np.dtype(item))[..., 0]["head"]  # type: ignore[call-overload]

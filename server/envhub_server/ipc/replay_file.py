@@ -15,6 +15,7 @@ from envhub_server.ipc.journal import BESIDE, BY_REQUEST, History, JournalLayout
 VERSION = 1
 SUFFIX = ".replay"
 FILE_BYTES_MAX = 1 << 26
+HISTORY_BYTES_MAX = 1 << 25  # of what the env was asked, besides notes: a journal of huge actions has more
 
 # What is sent to workers only: pickles, and what may be secret.
 _LEFT_OUT: Dict[str, Any] = {"factories": b"", "registrations": b"", "environ": {}, "authkey": b"", "runner": b""}
@@ -26,7 +27,7 @@ class Replay:
 
     Attributes:
         build, mapped: what its worker was told; without what is no plain data.
-        row: its number in the session.
+        row: its number in the session; of a vector env, that of its first env.
         source: as ``control.Built.sources`` has it, of an env that was made by a factory of a program.
         lacks: what is missing, because it is no plain data, in words; the env cannot be run again without it.
         interpreter: of the worker: ``python``, its program, ``variables`` by name, and its ``ld_library_path``.
@@ -92,7 +93,7 @@ class _Failure:
 
 
 def plain(build: control.Build, row: int, source: bytes) -> Tuple[control.Build, List[str]]:
-    """The message for this row alone without what is no plain data, and what of that is needed, in words."""
+    """The message for this row, or vector env, without what is no plain data, and what of that is needed, in words."""
     lacks = ["the class that runs the env (worker=)"] if build.runner else []
     kwargs = dict(zip(build.rows, build.kwargs_each)).get(row, build.kwargs)
     entry = build.entry
@@ -107,8 +108,10 @@ def plain(build: control.Build, row: int, source: bytes) -> Tuple[control.Build,
         if not _is_plain(arguments):
             lacks.append(f"the arguments of the wrapper {wrapper}")
     found = replace(
-        build, rows=[row], kwargs=b"" if lacks else kwargs, kwargs_each=[], entry=entry, allow_pickle=False, **_LEFT_OUT
+        build, kwargs=b"" if lacks else kwargs, kwargs_each=[], entry=entry, allow_pickle=False, **_LEFT_OUT
     )
+    if not build.shares:
+        found = replace(found, rows=[row])
     return replace(found, wrapper_kwargs=[] if lacks else found.wrapper_kwargs, cpu=None, first_only=False), lacks
 
 
@@ -141,8 +144,15 @@ def _is_plain(blob: bytes) -> bool:
 
 
 def pack(replay: Replay) -> bytes:
-    """The bytes of the file."""
-    return codec.encode(as_map(replay))
+    """The bytes of the file.
+
+    Raises:
+        ValueError: they are more than a file holds.
+    """
+    blob = codec.encode(as_map(replay))
+    if len(blob) > FILE_BYTES_MAX:
+        raise ValueError(f"{len(blob)} bytes; a file holds at most {FILE_BYTES_MAX}")
+    return blob
 
 
 def unpack(blob: bytes) -> Replay:
@@ -176,8 +186,12 @@ def _check(replay: Replay) -> None:
     message_of(_Failure, replay.failure)
     history = replay.calls()
     leaves = [tuple(map(Leaf.from_wire, found)) for found in (mapped.observation_leaves, mapped.action_leaves)]
-    layout, calls = JournalLayout(1, *leaves), len(history.kinds)
-    sizes = len(history.codes), [len(ring) for ring in history.actions], len(history.digests)
-    wanted = calls * len(leaves[1]), [calls * width for width in layout.widths], calls * layout.digest_bytes
-    if not history.cut and not (sizes == wanted and 0 <= replay.failed_at <= calls and build.rows == [replay.row]):
+    rows = history.rows
+    if rows < 1 or (rows > 1 and not build.shares) or len({*build.rows}) != rows or replay.row != build.rows[0]:
+        raise ValueError("the replay is damaged: its rows are not those of one env, or vector env")
+    layout, calls = JournalLayout(rows, *leaves), history.calls
+    sizes = len(history.kinds), len(history.codes), [len(ring) for ring in history.actions], len(history.digests)
+    each = calls * rows
+    wanted = each, calls * len(leaves[1]), [each * width for width in layout.widths], each * layout.digest_bytes
+    if not history.cut and not (sizes == wanted and 0 <= replay.failed_at <= calls):
         raise ValueError("the replay is damaged: its calls have another number than their actions")

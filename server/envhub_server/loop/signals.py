@@ -21,6 +21,11 @@ class Signals:
         self._on_stop = on_stop
         self._on_child = on_child
 
+    def look(self) -> None:
+        """Handle the signals that have come, if any have, while the loop does not run."""
+        with contextlib.suppress(BlockingIOError):
+            self.on_ready(self._ours.fileno())
+
     def on_ready(self, descriptor: int) -> None:
         """Handle the signals that have come."""
         for number in self._ours.recv(64):
@@ -32,7 +37,7 @@ class Signals:
 
 
 @contextlib.contextmanager
-def handled(poller: Poller, on_stop: Callable[[str], None], on_child: Callable[[], None]) -> Iterator[None]:
+def handled(poller: Poller, on_stop: Callable[[str], None], on_child: Callable[[], None]) -> Iterator[Signals]:
     """Within the context, call ``on_stop`` with a signal's name, and ``on_child`` when a child process has ended.
 
     A process that got a signal to stop is about to end by itself: after the context it ignores these signals.
@@ -48,7 +53,7 @@ def handled(poller: Poller, on_stop: Callable[[str], None], on_child: Callable[[
         wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         before = [signal.signal(number, lambda *_: None) for number in numbers]
         try:
-            yield
+            yield source
         finally:
             for number, handler in zip(numbers, before, strict=True):
                 signal.signal(number, signal.SIG_IGN if source.stopped and number in STOPPING else handler)

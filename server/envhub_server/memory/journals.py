@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 from envhub.arena.layout import Layout
-from envhub_server.ipc.journal import History, Journal, JournalLayout, allocate
+from envhub_server.ipc.journal import Journal, JournalLayout, allocate
 
 
 class Journals:
@@ -34,15 +33,9 @@ class Journals:
             raise
         return descriptor
 
-    def history(self, worker: int, rows: Sequence[int], row: int, tick: int) -> History:
-        """What this row of the worker was asked up to this tick of its journal, or all of it, if that is -1.
-
-        Raises:
-            ValueError: the worker has no journal, or it is damaged.
-        """
-        if worker not in self._journals:
-            raise ValueError("its worker had no journal")
-        return self._journals[worker].history(rows.index(row), None if tick < 0 else tick)
+    def of(self, worker: int) -> Journal | None:
+        """The journal of this worker; None if it has none."""
+        return self._journals.get(worker)
 
     def swap(self, worker: int, spare: int) -> None:
         """Make the journal of a spare's process this worker's; that of the worker, if it has one, is over."""

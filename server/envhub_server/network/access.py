@@ -22,6 +22,7 @@ UNKNOWN_KEY_S = 0.1  # the same where a client comes with a key that is not know
 REMOVED = "its key was removed"
 CHANGED = "its key was removed, or has another right"
 REFUSED_S = 1.0  # for a client that was refused to read why, and to go
+OTHERS_S = 1.0  # for libzmq to end the connections of others, before who asks is refused for them
 IPC_ORIGIN = "localhost:"  # libzmq has seen that the peer is the hub's own user
 
 Ends = list[tuple[KnownConnection, str]]  # connections that are to be ended, each with the reason
@@ -42,6 +43,8 @@ class Access:
         self._keys = KeyFolder(keys) if keys is not None else None
         self._insecure = insecure
         self.authenticator: Authenticator | None = None
+        self._asked: list[bytes] | None = None  # by libzmq, and not answered yet
+        self._refuse_s = math.inf  # when it is answered though others are connected
         self._server_key = b""
         self.connections_ended = 0
         self._connections = Connections()
@@ -61,7 +64,7 @@ class Access:
 
     @property
     def handshakes_refused(self) -> int:
-        """How many clients were not let in: they had no key that is known, or were other users'."""
+        """How many clients were not let in: they had no key that is known, or others' connections did not end."""
         return 0 if self.authenticator is None else self.authenticator.refused
 
     def guard(self, context: Any, router: Any) -> None:
@@ -97,14 +100,33 @@ class Access:
         if self.authenticator is not None:
             self.authenticator.close()
 
-    def answer(self, asked: list[bytes], now_s: float) -> None:
-        """Answer what libzmq has asked; all connections that it has accepted by now must have been noted."""
-        if self.authenticator is None:
-            return
-        if now_s >= self._unknown_key_s and self.authenticator.is_unknown(asked):
+    def asked(self) -> bool:
+        """Whether libzmq asks for an answer."""
+        if self.authenticator is not None:
+            if self._asked is None:
+                self._asked = self.authenticator.asked()
+            else:
+                self.authenticator.note_asks()
+        return self._asked is not None
+
+    def answer(self, now_s: float) -> bool:
+        """Answer what libzmq has asked; all connections that it has accepted by now must have been noted.
+
+        Returns False, and answers nothing yet, while there are connections of others, which the hub has shut down; and
+        where nothing was asked.
+        """
+        if self.authenticator is None or self._asked is None:
+            return False
+        others = self._connections.others
+        if others and now_s < self._refuse_s:
+            self._refuse_s = min(self._refuse_s, now_s + OTHERS_S)
+            return False
+        if now_s >= self._unknown_key_s and self.authenticator.is_unknown(self._asked):
             self._unknown_key_s = now_s + UNKNOWN_KEY_S
             self._read_keys()
-        self.authenticator.answer(asked, self._connections.others)
+        self.authenticator.answer(self._asked, others)
+        self._asked, self._refuse_s = None, math.inf
+        return True
 
     def _read_keys(self) -> None:
         """Read the keys again if they have changed."""
@@ -199,4 +221,6 @@ class Access:
 
     def next_s(self) -> float:
         """When ``check`` is to be called next; infinity where nothing depends on time."""
-        return min(self._connections.next_s(), self._check_keys_s)
+        if self._asked is not None and not self._connections.others:
+            return 0.0  # who asks can be answered
+        return min(self._connections.next_s(), self._check_keys_s, self._refuse_s)

@@ -16,6 +16,10 @@ log = structlog.get_logger("envhub.hub")
 _stamp = structlog.processors.TimeStamper(fmt="iso", utc=True, key="time")
 
 
+class AuditError(ValueError):
+    """The file cannot be opened."""
+
+
 class Audit:
     """Appends one JSON object a line to a file, if there is one; has no secret in it."""
 
@@ -23,10 +27,13 @@ class Audit:
         """Open the file, of mode 0600 if it is new.
 
         Raises:
-            OSError: it cannot be opened.
+            AuditError: it cannot be opened.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._descriptor = -1 if path is None else os.open(path, flags, 0o600)
+        try:
+            self._descriptor = -1 if path is None else os.open(path, flags, 0o600)
+        except OSError as error:
+            raise AuditError(f"audit {path}: {error.strerror}") from error
         self._repeats = Repeats()
 
     def write(self, event: str, client: str, origin: str = "", **fields: str | int) -> None:

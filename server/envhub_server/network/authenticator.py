@@ -57,6 +57,10 @@ class Authenticator:
         except zmq.Again:
             return None
 
+    def note_asks(self) -> None:
+        """Take in what libzmq has signalled while an ask waits for its answer; else ``descriptor`` stays ready."""
+        self._asked.getsockopt(zmq.EVENTS)
+
     def is_unknown(self, frames: list[bytes]) -> bool:
         """Whether libzmq asks for a client whose key is not known, and is not the one by which the hub tests itself."""
         if self._folder is None or len(frames) != 7:

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -23,7 +23,8 @@ import structlog
 from envhub.errors import KeysError
 from envhub.transport import sockets
 from envhub.transport.keys import key_of, read_secret, text_of, write_secret
-from envhub_server.network.rights import RIGHTS, Holder, Quotas
+from envhub_server.network.rights import RIGHTS, Holder, Quotas, Right
+from envhub_server.table_check import Spot, TableError, check_table
 
 KEYS_PER_CLIENT_MAX = 2
 CLIENTS_MAX = 1024
@@ -202,9 +203,7 @@ class KeyFolder:
         if right not in RIGHTS:
             raise KeysError(f"{right!r} is no right; there are {', '.join(RIGHTS)}")
         lines = [f"keys = [{', '.join(f'{chr(34)}{text_of(key)}{chr(34)}' for key in keys)}]", f'may = "{right}"']
-        if changed := {
-            name: most for name, most in msgspec.structs.asdict(quotas).items() if most != getattr(Quotas(), name)
-        }:
+        if changed := {name: most for name, most in vars(quotas).items() if most != getattr(Quotas(), name)}:
             lines += ["", "[quotas]", *(f"{name} = {most}" for name, most in changed.items())]
         write_secret(self._file(name), "\n".join(lines), replace=True)
 
@@ -218,19 +217,24 @@ class _File:
     keys: list[bytes]
 
 
-class _ClientFile(msgspec.Struct, forbid_unknown_fields=True):
-    keys: list[str]
-    may: str = "use"
-    quotas: Quotas = Quotas()
+@dataclass(frozen=True)
+class _ClientFile:
+    keys: list[str] = field(default_factory=list)
+    may: Right = "use"
+    quotas: Quotas = field(default_factory=Quotas)
 
 
 def _read_client(path: Path) -> tuple[Holder, list[bytes]]:
     text = read_secret(path)
     try:
-        found = msgspec.convert(tomllib.loads(text), _ClientFile)
+        table = tomllib.loads(text)
+        check_table(table, _ClientFile, Spot(f"{path}: "))
+        found = msgspec.convert(table, _ClientFile)
         keys = [key_of(each) for each in found.keys]
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError, KeysError) as error:
+    except TableError as error:
+        raise KeysError(str(error)) from error
+    except (tomllib.TOMLDecodeError, KeysError) as error:
         raise KeysError(f"{path}: {error}") from error
-    if not 0 < len(keys) <= KEYS_PER_CLIENT_MAX or found.may not in RIGHTS:
-        raise KeysError(f"{path}: 1 or {KEYS_PER_CLIENT_MAX} keys are wanted, and may = one of {', '.join(RIGHTS)}")
+    if not 0 < len(keys) <= KEYS_PER_CLIENT_MAX:
+        raise KeysError(f"{path}: keys is a list of 1 or {KEYS_PER_CLIENT_MAX} keys")
     return Holder(path.stem, found.may, found.quotas), keys

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
-
-import msgspec
+from typing import Literal, get_args
 
 from envhub.protocol.messages import Op
 
-RIGHTS = ("observe", "use", "deploy", "admin")  # each has those before it
+Right = Literal["observe", "use", "deploy", "admin"]  # each has those before it
+RIGHTS = get_args(Right)
 
 _OBSERVERS = frozenset([Op.HELLO, Op.HEARTBEAT, Op.LIST, Op.STATS, Op.HEALTH, Op.SESSIONS, Op.OBSERVE])
 
 
-Limit = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class Quotas(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+@dataclass(frozen=True)
+class Quotas:
     """The most that one client may have of a hub at a time."""
 
-    sessions_max: Limit = 8
-    envs_max: Limit = 2048
-    workers_max: Limit = 256
-    arena_bytes_max: Limit = 1 << 30
-    connections_max: Limit = 16
-    makes_per_minute_max: Limit = 60
+    sessions_max: int = 8
+    envs_max: int = 2048
+    workers_max: int = 256
+    arena_bytes_max: int = 1 << 30
+    connections_max: int = 16
+    makes_per_minute_max: int = 60
 
 
 @dataclass(frozen=True)

@@ -235,6 +235,13 @@ def what_is_wrong(program: str, start: Start, ending: str, output: str) -> str:
     return f"{named}{python} {ending} {start.at()}{said}"
 
 
+def starting(program: str, start: Start) -> str:
+    """What to tell of an interpreter that is not ready yet."""
+    python = f" (Python {start.python})" if start.python else ""
+    at = f"it imports {start.last.importing}" if start.last.importing else "it has not run a line of Python"
+    return f"{program}{here()}{python} still starts: {at}"
+
+
 def waits(program: str, start: Start) -> str:
     """What to tell of an interpreter that neither computes nor says anything."""
     python = f" (Python {start.python})" if start.python else ""

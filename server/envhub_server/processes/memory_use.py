@@ -11,23 +11,23 @@ PROCESSES_MAX = 1000  # of one worker that are looked at
 PROC = Path("/proc")
 
 
-def memory_bytes(pid: int) -> int:
-    """The resident memory of this process and its descendants, without files and shared memory such as the arena.
+def memory_bytes(*pids: int) -> int:
+    """The resident memory of these processes and their descendants, without files and shared memory such as the arena.
 
-    Pages that it has in common with its zygote count, some tens of megabytes. A process that has ended counts as 0.
+    Pages that one has in common with its zygote count, some tens of megabytes. A process that has ended counts as 0.
     """
-    total, found = 0, [pid]
+    total, found = 0, [*pids]
     for each in found:  # which grows
         with contextlib.suppress(OSError, ValueError, IndexError):
             _, resident, shared = (PROC / str(each) / "statm").read_bytes().split()[:3]
             total += (int(resident) - int(shared)) * PAGE_BYTES
             if len(found) < PROCESSES_MAX:
-                found += _children(each)
+                found += children(each)
     return total
 
 
-def _children(pid: int) -> list[int]:
-    """The processes that this one has started; empty where the kernel does not say."""
+def children(pid: int) -> list[int]:
+    """The children of this process; empty where the kernel does not list them, which costs a look at every process."""
     with contextlib.suppress(OSError, ValueError):
         tasks = os.listdir(PROC / str(pid) / "task")
         return [

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 from envhub_server.ipc import process_marks
 from envhub_server.ipc.process_marks import NO_WORKER
+from envhub_server.processes.memory_use import children
 
 REMEMBERED_S = 10.0  # for an ended worker: its grandchildren become the hub's children only when their parents end
 CLOSE_TIMEOUT_S = 1.0
@@ -52,6 +53,22 @@ class OrphanReaper:
             # A new worker may have orphans before the hub knows its pid.
             if worker in self._ended or not (births or worker in workers or worker in (NO_WORKER, pid)):
                 process_marks.kill_tree(pid)
+
+    def by_worker(self, known: Collection[int]) -> Mapping[int, Sequence[int]]:
+        """The orphans by the pid of the worker that started them, as far as the kernel lists children.
+
+        Args:
+            known: pids of children that are no orphans.
+        """
+        found: dict[int, list[int]] = {}
+        for pid in children(os.getpid()):
+            if pid in known:
+                continue
+            worker = self._adopted.get(pid) or process_marks.worker_of(pid, self._hub) or NO_WORKER
+            if worker not in (NO_WORKER, pid):  # else it is about to be a worker, or to execute a program
+                self._adopted[pid] = worker
+                found.setdefault(worker, []).append(pid)
+        return found
 
     def end_all(self) -> None:
         """End all descendants of this process but the children from before, and wait until they have ended."""

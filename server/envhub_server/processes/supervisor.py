@@ -13,7 +13,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -93,6 +93,11 @@ class Supervisor:
         self._workers.update(workers)
         return workers
 
+    def starting(self, key: InterpreterKey) -> str:
+        """How far the start of this interpreter is, if workers wait for it; else empty."""
+        zygote = self._in_use.get(key)
+        return "" if zygote is None else zygote.starting
+
     # --- zygotes ----------------------------------------------------------------------------------------------------
 
     def _zygotes(self) -> list[ZygoteHandle]:
@@ -164,6 +169,10 @@ class Supervisor:
         return self._memory_kills.explain()
 
     # --- orphans ----------------------------------------------------------------------------------------------------
+
+    def orphans(self) -> Mapping[int, Sequence[int]]:
+        """The processes that left their worker's tree, by the pid of the worker."""
+        return self._orphan_reaper.by_worker({*self._pids(), *(zygote.pid for zygote in self._zygotes())})
 
     def reap_orphans(self) -> None:
         """Sweep orphans in the next turn of the loop: once, however many workers end in this turn."""

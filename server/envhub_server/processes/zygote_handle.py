@@ -28,6 +28,7 @@ from envhub_server.processes.interpreter import (
     find,
     not_executed,
     started,
+    starting,
     waits,
     what_is_wrong,
 )
@@ -144,6 +145,11 @@ class ZygoteHandle:
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
+
+    @property
+    def starting(self) -> str:
+        """How far it is, if it has taken long to start and is not ready yet; else empty."""
+        return starting(self._program, self._start) if self._starting_s and not self.ready else ""
 
     @property
     def alive(self) -> bool:

@@ -91,6 +91,12 @@ def env_failure(told: Failure, ending: ExitCause, why: Late | Overrun | None, re
     )
 
 
+def cut(worker: int, rows: Sequence[int]) -> bytes:
+    """The info of the envs of a worker that is recycled in the middle of their episodes."""
+    text = f"{named(worker, rows)} was recycled: its envs were not between episodes at one time"
+    return failure_info(EnvFailure("recycle", text))
+
+
 def loss(told: Failure, found: EnvFailure, faults: Faults) -> WorkerLoss:
     """What the worker's rows are told, by the session's policy."""
     timed_out = told.code == "env_timeout"

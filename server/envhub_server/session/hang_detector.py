@@ -2,7 +2,8 @@
 
 Deadlines are of envs, not of workers. A worker stores which env it is at, and the hub samples that: for as long as it
 finds the same env at the same call, that env has not returned. So a worker of many slow envs never hangs, and an env
-pays for no time but its own.
+pays for no time but its own. No sample counts for more than twice the planned interval: after a pause of the whole
+machine the hub may be the first to go on.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from envhub.protocol.messages import Faults
 
 SLOW_S = 30.0  # from here on the operator is told, once
+INTERVALS_MAX = 2.0  # for how many planned intervals one sample counts at most
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Late:
     Attributes:
         kind: what it was to do: ``init``, ``reset``, ``step`` or ``call``.
         row: which env.
-        waited_s: for how long.
+        waited_s: for how long, without what late samples do not count for.
         limit_s: its deadline.
     """
 
@@ -61,15 +63,20 @@ class HangDetector:
     def rest(self) -> None:
         """No env is called."""
         self._turn: tuple[str, int] | None = None
-        self._since_s = 0.0
+        self._sampled_s = self._waited_s = 0.0
         self._reported = False
 
-    def sample(self, now_s: float, kind: str, row: int, turn: int) -> Late | None:
-        """Note where the worker is; returns what is to be reported, once when it is slow, and when its time is over."""
+    def sample(self, now_s: float, planned_s: float, kind: str, row: int, turn: int) -> Late | None:
+        """Note where the worker is; returns what is to be reported, once when it is slow, and when its time is over.
+
+        The sample was planned for ``planned_s`` after the last one.
+        """
+        passed_s, self._sampled_s = now_s - self._sampled_s, now_s
         if (kind, turn) != self._turn:
-            self._turn, self._since_s, self._reported = (kind, turn), now_s, False
+            self._turn, self._waited_s, self._reported = (kind, turn), 0.0, False
             return None
-        late = Late(kind, row, now_s - self._since_s, self._limits_s[kind])
+        self._waited_s += min(passed_s, INTERVALS_MAX * planned_s)
+        late = Late(kind, row, self._waited_s, self._limits_s[kind])
         if late.over or (late.waited_s >= SLOW_S and not self._reported):
             self._reported = True
             return late

@@ -145,6 +145,9 @@ class WorkerState:
         serves_since_s: when it began to serve.
         recycled: how often another worker took over.
         worn: whether another worker is to take over once its envs are between episodes.
+        overdue: whether it is to take over in the middle of their episodes, too.
+        nbytes: how much memory it had, when that was measured last.
+        leaves_since_s, leaves_bytes: when it was told to leave between episodes, and how much memory it had then.
         finish_at_s: when steps that wait for its next process have waited for long enough.
         moving: whether it was given the second arena and has not mapped it yet.
         first, made, times: what it said of its first env, of all its envs, and of their steps.
@@ -167,6 +170,10 @@ class WorkerState:
     serves_since_s: float = math.inf
     recycled: int = 0
     worn: bool = False
+    overdue: bool = False
+    nbytes: int = 0
+    leaves_since_s: float = math.inf
+    leaves_bytes: float = math.inf
     finish_at_s: float = math.inf
     moving: bool = False
     first: control.FirstBuilt | None = None
@@ -272,6 +279,7 @@ class SessionState:
         self._lent = False  # whether a client has ever had the arena's memory
         self._close_by_s = self._drain_by_s = self._end_by_s = math.inf  # the last two once the hub shuts down
         self._sample_at_s = math.inf
+        self._planned_s = SAMPLE_S  # after the last sample, for the next one
         self._memory_at_s = math.inf  # when the workers' memory is measured again
         self._idle_samples = 0
         self._quiescent = True  # whether every row was done, as far as was reported last while the client drove
@@ -313,6 +321,11 @@ class SessionState:
     def keeps_replays(self) -> bool:
         """Whether a file is kept of each env that fails."""
         return bool(self._rules.replays)
+
+    @property
+    def hides_folders(self) -> bool:
+        """Whether its client is told of no folder of this machine."""
+        return self._rules.hide_folders
 
     @property
     def interpreter(self) -> InterpreterKey:
@@ -1003,7 +1016,10 @@ class SessionState:
         return [do.KeepReplay(number, row, tick, failure, made, self._map_message, limit)]
 
     def _keep_raised(self, number: int, row: int, request: int, tick: int, failure: EnvFailure) -> Instructions:
-        if tick < 0 or not self._rules.replays or row not in self.workers[number].rows:
+        rows = self.workers[number].rows
+        if tick < 0 or not self._rules.replays or row not in rows:
+            return []
+        if self._recipe.settings.vector and row != rows[0]:  # one replay is that of all envs of a vector env
             return []
         name = name_of_raised(self._rules.replays, row, request)
         return self._keep_replay(number, row, tick, replace(failure, replay=name))
@@ -1047,11 +1063,13 @@ class SessionState:
         worker = self.workers[number]
         loss = worker.loss
         worker.stage, worker.loss, worker.boot_failure, worker.finish_at_s = Stage.SERVING, None, None, math.inf
-        worker.serves_since_s, worker.worn = now_s, False
+        cut = failure_text.cut(number, worker.rows) if worker.overdue else b""
+        worker.serves_since_s, worker.worn, worker.overdue = now_s, False, False
+        worker.nbytes, worker.leaves_since_s, worker.leaves_bytes = 0, math.inf, math.inf
         worker.detector.rest()
         count = self._restarts.count(number) + worker.recycled
         seeds = [reseeded(self._seeds[row], count) for row in worker.rows]
-        failure, info = (loss.failure if loss.raises else None, loss.info) if loss is not None else (None, b"")
+        failure, info = (loss.failure if loss.raises else None, loss.info) if loss is not None else (None, cut)
         return do.HandOver(number, control.Serve(seeds, failure, info, ending=ending), worker.pending)
 
     def _on_rows_waiting(self, waiting: stimuli.RowsWaiting, now_s: float) -> Instructions:
@@ -1126,8 +1144,7 @@ class SessionState:
             case control.Mapped() if spare.stage is Stage.MAPPING:
                 spare.stage = Stage.MAPPED
                 spare.detector.rest()
-                serving = self.workers[spare.place].stage is Stage.SERVING
-                return [do.Tell(spare.place, control.Leave())] if serving else self._replace_lost(now_s)
+                return self._have_leave(spare.place, now_s)
         return []
 
     def _on_spare_exited(self, exited: WorkerExited, now_s: float) -> Instructions:
@@ -1184,29 +1201,62 @@ class SessionState:
     # --- workers that are recycled ------------------------------------------------------------------------------------
 
     def _next_age_s(self) -> float:
-        """When a worker is too old."""
+        """When a worker is too old, or has been so for as long."""
         age_s = self._rules.hosting.recycle.age_s
         if not age_s:
             return math.inf
-        return min((w.serves_since_s + age_s for w in self.workers if self._may_wear(w)), default=math.inf)
+        return min((self._wears_since(worker)[0] + age_s for worker in self.workers), default=math.inf)
 
-    def _may_wear(self, worker: WorkerState) -> bool:
-        return worker.stage is Stage.SERVING and not worker.worn
+    @staticmethod
+    def _wears_since(worker: WorkerState) -> tuple[float, float]:
+        """Since when, and from how much memory on, its next limit counts; infinity where it has none.
+
+        The first one is that of its serving. The envs of a worker that has several may never be between episodes at one
+        time: so there is another one from when its successor is ready, after which their episodes are cut.
+        """
+        if worker.stage is not Stage.SERVING or worker.overdue or (worker.worn and len(worker.rows) == 1):
+            return math.inf, math.inf
+        return (worker.leaves_since_s, worker.leaves_bytes) if worker.worn else (worker.serves_since_s, 0)
 
     def _on_episodes_done(self, said: WorkerSaid, now_s: float) -> Instructions:
-        """A worker has ended as many episodes as it is to."""
-        worker = self.workers[said.worker]
-        worker.worn = worker.stage is Stage.SERVING
-        return self._recycle(now_s)
+        """A worker has ended as many episodes as it is to, or as many again."""
+        since_s, _ = self._wears_since(self.workers[said.worker])
+        due = since_s < math.inf and said.message.leaving == self.workers[said.worker].worn
+        return [*(self._wear(said.worker) if due else ()), *self._recycle(now_s)]
 
-    def _note_worn(self, memory: Mapping[int, int], now_s: float) -> None:
+    def _note_worn(self, memory: Mapping[int, int], now_s: float) -> Instructions:
         """Note which workers are too old or have too much memory."""
         recycle = self._rules.hosting.recycle
+        instructions: Instructions = []
         for number, worker in enumerate(self.workers):
-            old = recycle.age_s and now_s >= worker.serves_since_s + recycle.age_s
-            large = recycle.memory_bytes and memory.get(number, 0) > recycle.memory_bytes
-            if (old or large) and self._may_wear(worker):
-                worker.worn = True
+            worker.nbytes = memory.get(number, worker.nbytes)
+            since_s, nbytes = self._wears_since(worker)
+            old = recycle.age_s and now_s >= since_s + recycle.age_s
+            large = recycle.memory_bytes and worker.nbytes > nbytes + recycle.memory_bytes
+            if old or large:
+                instructions += self._wear(number)
+        return instructions
+
+    def _wear(self, number: int) -> Instructions:
+        """Have a worker recycled between episodes; if that is so already, in the middle of them."""
+        worker = self.workers[number]
+        if not worker.worn:
+            worker.worn = True
+            return []
+        ready = any(s.successor and s.place == number and s.stage is Stage.MAPPED for s in self.spares.values())
+        if not ready:  # it has ended since, and the next limit counts from when there is another
+            worker.leaves_since_s = worker.leaves_bytes = math.inf
+            return []
+        worker.overdue = True
+        return [do.Tell(number, control.Leave(cut=True))]
+
+    def _have_leave(self, number: int, now_s: float) -> Instructions:
+        """Tell a worker whose successor is ready to leave between episodes; the successor of a lost one takes over."""
+        worker = self.workers[number]
+        if worker.stage is not Stage.SERVING:
+            return self._replace_lost(now_s)
+        worker.leaves_since_s, worker.leaves_bytes = now_s, worker.nbytes
+        return [do.Tell(number, control.Leave())]
 
     def _recycle(self, now_s: float) -> Instructions:
         """Have successors of workers made, one at a time, so that the other workers keep the CPUs.
@@ -1272,7 +1322,6 @@ class SessionState:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def _on_elapsed(self, elapsed: stimuli.Elapsed, now_s: float) -> Instructions:
-        self._plan_next_sample(elapsed, now_s)
         instructions: Instructions = []
         for number, worker in enumerate(self.workers):
             instructions += self._judge(number, worker, elapsed, now_s)
@@ -1282,6 +1331,7 @@ class SessionState:
                 instructions.append(do.FinishSteps(number, worker.loss))
         for number, spare in self.spares.items():
             instructions += self._judge(number, spare, elapsed, now_s)
+        self._plan_next_sample(elapsed, now_s)
         instructions += self._limit_memory(elapsed.memory, now_s)
         self._quiescent = elapsed.quiescent
         if self.lane is LaneName.WIRE and elapsed.quiescent:
@@ -1291,7 +1341,7 @@ class SessionState:
         instructions += self._start(due, now_s)
         if now_s >= self._spares_at_s:
             instructions += self._make_spares(now_s)
-        self._note_worn(elapsed.memory, now_s)
+        instructions += self._note_worn(elapsed.memory, now_s)
         return [*instructions, *self._recycle(now_s)]
 
     def _limit_memory(self, memory: Mapping[int, int], now_s: float) -> Instructions:
@@ -1317,8 +1367,9 @@ class SessionState:
         idle = self.driver is Driver.CLIENT and elapsed.quiescent and self._takeover is Takeover.NONE
         self._idle_samples = self._idle_samples + 1 if idle else 0
         faults = self.make.faults
-        longest_s = min(SAMPLE_IDLE_S, faults.step_s / 4, faults.reset_s / 4)
-        self._sample_at_s = now_s + max(SAMPLE_S, min(longest_s, SAMPLE_S * self._idle_samples))
+        longest_s = min(SAMPLE_IDLE_S, faults.init_s / 4, faults.step_s / 4, faults.reset_s / 4)
+        self._planned_s = max(SAMPLE_S, min(longest_s, SAMPLE_S * self._idle_samples))
+        self._sample_at_s = now_s + self._planned_s
 
     def _judge(self, number: int, worker: WorkerState, elapsed: stimuli.Elapsed, now_s: float) -> Instructions:
         """Report an env that does not return, and end its worker once its time is over."""
@@ -1341,15 +1392,15 @@ class SessionState:
         return [do.ReportLate(number, late)]
 
     def _sample(self, worker: WorkerState, progress: Progress | None, now_s: float) -> Late | None:
-        detector, rows = worker.detector, worker.rows
+        detector, rows, planned_s = worker.detector, worker.rows, self._planned_s
         if worker.moving or worker.stage is Stage.MAPPING:
-            return detector.sample(now_s, "init", rows[0], NO_TURN)
+            return detector.sample(now_s, planned_s, "init", rows[0], NO_TURN)
         if worker.stage is Stage.BUILDING:
-            return detector.sample(now_s, "init", rows[min(worker.built, len(rows) - 1)], worker.built)
+            return detector.sample(now_s, planned_s, "init", rows[min(worker.built, len(rows) - 1)], worker.built)
         if progress is not None and isinstance(worker.pending, _CALLS):
-            return detector.sample(now_s, "call", progress.row, progress.turn)
+            return detector.sample(now_s, planned_s, "call", progress.row, progress.turn)
         if progress is not None and progress.kind:
-            return detector.sample(now_s, progress.kind, progress.row, progress.turn)
+            return detector.sample(now_s, planned_s, progress.kind, progress.row, progress.turn)
         detector.rest()  # it waits for the others, or for a request
         return None
 
@@ -1388,10 +1439,14 @@ class SessionState:
         if first:
             self._takeover = Takeover.WAITING
         self._plan_sample(now_s)
+        shared = self.lane is LaneName.SHARED
         revoked = [*self._revoked(), do.CloseSide()]
         self.lane = LaneName.WIRE
         if self.phase in _OVER:
             return [*revoked, *self._fail_takeover()]
+        if shared:  # its client may have posted rows until now
+            self._sample_at_s = now_s
+            return revoked
         return [*revoked, *(self._advance_takeover(attached.quiescent, now_s) if first else [])]
 
     def _advance_takeover(self, quiescent: bool, now_s: float) -> Instructions:
@@ -1428,15 +1483,20 @@ class SessionState:
         return [do.DropOtherArena()]
 
     def _moved(self, now_s: float) -> Instructions:
-        """No worker uses the first arena any more, whatever its client may still post there."""
+        """No worker uses the first arena any more, whatever its client may still post there.
+
+        The client may have posted rows while some of the workers still used it. Those that are pending are pending in
+        the second arena, too, so that no batch is left half done; the takeover waits for them.
+        """
         self.phase, self._lent, self._other_made = Phase.READY, False, False
+        self._takeover, self.driver, self._sample_at_s = Takeover.WAITING, Driver.HUB, now_s
         instructions: Instructions = [do.UseOtherArena()]
         for number, worker in enumerate(self.workers):
             if worker.stage is Stage.SERVING:
                 instructions.append(do.Tell(number, control.Serve(moved=True)))
             elif worker.stage is Stage.MAPPED:
                 instructions.append(self._hand_over(number, now_s))
-        return [*instructions, *self._taken_over()]
+        return instructions
 
     def _taken_over(self) -> Instructions:
         self._takeover, self.driver = Takeover.NONE, Driver.HUB

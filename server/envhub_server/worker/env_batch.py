@@ -21,6 +21,7 @@ from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker import batch_infos
 from envhub_server.worker.info_place import NO_INFO, InfoPlace
+from envhub_server.worker.journal_writer import JournalWriter
 from envhub_server.worker.native_env import SEED_MAX, NativeEnv
 from envhub_server.worker.row import DISABLED, SAME_STEP, STEPS_CHECKED_FIRST, STEPS_PER_CHECK, NotFinite
 
@@ -55,6 +56,8 @@ class EnvBatch:
         self._checks = 0
         self._pending_failure: Exception | None = None
         self._pending_info = b""
+        self.journal: JournalWriter | None = None
+        self.checkpoint_due = False  # as of a ``Row``; a vector env's random numbers are not noted
 
     def _be(self, rows: Sequence[int]) -> None:
         self.indices, self.index = list(rows), rows[0]
@@ -74,6 +77,12 @@ class EnvBatch:
         self._rebuilds += 1
         self.turn = self.index | TURN_FIRST
         self._first_seeds = self._reseeded([reseeded(seed, self._rebuilds) for seed in self._seeds])
+        if self.journal is not None:
+            self.journal.made(self)
+
+    def begin_by(self, seeds: Sequence[int | None]) -> None:
+        """Begin with a reset by exactly these seeds, one per row."""
+        self._first_seeds = list(seeds)
 
     @staticmethod
     def _reseeded(seeds: Sequence[int | None]) -> list[int | None]:
@@ -193,7 +202,12 @@ class EnvBatch:
     def _none(self) -> list[int | None]:
         return [None] * len(self.indices)
 
+    def _note_first_seeds(self) -> None:
+        if self.journal is not None:
+            self.journal.first_reset(self, self._first_seeds)
+
     def _reset_new(self) -> None:
+        self._note_first_seeds()
         found = self.env.reset(self._first_seeds, self._arena.layout.rows, None, anew=True)
         self._new = False
         self._first_seeds = self._none()
@@ -272,6 +286,8 @@ class EnvBatch:
             return
         wanted, options = [seeds.get(row) for row in self.indices], options_of(self.index)
         if chosen.all() or (self._new and self.env.takes_masks):
+            if self._new:
+                self._note_first_seeds()
             given = [seed if named else first for seed, named, first in zip(wanted, chosen, self._first_seeds)]
             found = self.env.reset(given, self._arena.layout.rows, options, anew=False)
             self._new = False

@@ -93,10 +93,9 @@ def source_of(factory: Any) -> bytes:
     module = getattr(function, "__module__", "")
     entry = f"{module}:{getattr(function, '__qualname__', '')}"
     try:
-        named_args: dict[str, Any] = dict(
-            zip(inspect.signature(function).parameters, args)
-        )  # such as the id or spec of ``make``
-        # A module that is not imported yet did not define it: it came by value, and such a module may take long.
+        # Positional arguments by name, such as the id or spec of ``make``.
+        named_args: dict[str, Any] = dict(zip(inspect.signature(function).parameters, args))
+        # A factory of a module that is not imported came by value; importing the module may take long.
         if module in sys.modules and module != "__main__" and _load(entry) is function:
             return codec.encode([entry, codec.encode({**named_args, **kwargs})])
     except Exception:  # a name that leads nowhere, or an argument that has no form in the codec

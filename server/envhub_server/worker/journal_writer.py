@@ -22,6 +22,7 @@ from envhub_server.ipc.journal import (
     Digester,
     Journal,
     Note,
+    in_items,
 )
 from envhub_server.worker.gym_compat import innermost
 
@@ -29,23 +30,24 @@ CHECKPOINT_TICKS = 1000  # after so many, an env's random number generator is no
 
 
 class JournalWriter:
-    """Writes the journal of one worker, whose parts have one row each."""
+    """Writes the journal of one worker."""
 
-    def __init__(self, journal: Journal, arena: Arena, rows: Sequence[Any]) -> None:
-        """Write what these rows of ``arena`` are asked."""
+    def __init__(self, journal: Journal, arena: Arena, parts: Sequence[Any], is_batch: bool = False) -> None:
+        """Write what these parts are asked, whose rows are in ``arena``; ``is_batch`` if one is a vector env."""
         self._journal = journal
         self._words, self._kinds = journal.words, journal.kinds
         self._ticks = journal.layout.ticks
-        self._rows = rows
-        self._positions = {row.index: position for position, row in enumerate(rows)}
-        self._noted = [-CHECKPOINT_TICKS] * len(rows)  # the last tick from which each env can be run again
+        self._parts, self._is_batch = parts, is_batch
+        self._rows = [(index, part) for part in parts for index in part.indices]
+        self._positions = {index: position for position, (index, _) in enumerate(self._rows)}
+        self._checkpoint_tick = 0  # from which on the random numbers of every env are to be noted again
         self.attach(arena)
-        for row in rows:
-            self.made(row)
+        for part in parts:
+            self.made(part)
 
     def attach(self, arena: Arena) -> None:
         """Go on with these rows of another arena of the same layout."""
-        indices = [row.index for row in self._rows]
+        indices = [index for index, _ in self._rows]
         mine = slice(indices[0], indices[-1] + 1, indices[1] - indices[0] if len(indices) > 1 else 1)
         self._first = indices[0]
         self._slots, self._ops = arena.slot[mine], arena.words(arena.op)
@@ -68,17 +70,21 @@ class JournalWriter:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def begin(self, rows: Sequence[Any]) -> None:
-        """Note what these rows are about to be asked."""
+    def begin(self, parts: Sequence[Any]) -> None:
+        """Note what these parts are about to be asked."""
         tick = self._words[1]
         place = tick % self._ticks
-        if len(rows) == len(self._rows) and self._ops[self._first] != OP_PART:
+        if tick >= self._checkpoint_tick:
+            self._checkpoint_tick = tick + CHECKPOINT_TICKS
+            for part in self._parts:
+                part.checkpoint_due = True
+        if len(parts) == len(self._parts) and self._ops[self._first] != OP_PART:
             self._kinds[place] = self._needs_reset
             for leaf in self._leaves:
                 leaf.take(place)
             self._slot = self._slot_words[self._first]
         else:
-            chosen = [self._positions[row.index] for row in rows]
+            chosen = [self._positions[index] for part in parts for index in part.indices]
             self._kinds[place] = NOTHING
             self._kinds[place, chosen] = self._needs_reset[chosen]
             for leaf in self._leaves:
@@ -122,27 +128,29 @@ class JournalWriter:
         self._some = self._slots.copy()
         self._words[1] = tick + 1
 
-    def first_reset(self, row: Any, seed: Any) -> None:
-        """Note that the new env of this row is about to be reset by this seed."""
-        self._note_reset(self.tick, self._positions[row.index], FIRST, seed)
+    def first_reset(self, part: Any, seeds: Sequence[Any]) -> None:
+        """Note that the new env of this part is about to be reset by these seeds, one per row."""
+        for index, seed in zip(part.indices, seeds):
+            self._note_reset(self.tick, self._positions[index], FIRST, seed)
 
     def again(self, row: Any) -> None:
-        """Note, now and then, the random numbers that the env has left at the end of an episode."""
-        position = self._positions[row.index]
-        if self.tick - self._noted[position] >= CHECKPOINT_TICKS:
-            self._note_reset(self.tick, position, AGAIN, None)
+        """Note the random numbers that the env has left at the end of an episode, as ``row.checkpoint_due`` asks."""
+        self._note_reset(self.tick, self._positions[row.index], AGAIN, None)
 
     def _note_reset(self, tick: int, position: int, kind: int, seed: Any, options: bytes = b"") -> None:
-        known = None if seed is None else int(seed)
-        generator = b"" if known is not None else _encoded_generator(self._rows[position].env)
-        self._noted[position] = tick
+        known, (_, part) = None if seed is None else int(seed), self._rows[position]
+        # A vector env may have a generator for each of its envs, or others.
+        wanted = known is None and not self._is_batch
+        generator = _encoded_generator(part.env) if wanted else b""
+        part.checkpoint_due = False
         self._journal.note(Note(tick, position, kind, known, options, generator))
 
     # --- what else happens --------------------------------------------------------------------------------------------
 
-    def made(self, row: Any) -> None:
-        """Note that the row has a new env."""
-        self._journal.note(Note(self._words[1], self._positions[row.index], MADE))
+    def made(self, part: Any) -> None:
+        """Note that the part has a new env."""
+        for index in part.indices:
+            self._journal.note(Note(self._words[1], self._positions[index], MADE))
 
     def called(self, row: Any, name: str) -> None:
         """Note a call of a method, or a change of an attribute, which is not run again."""
@@ -157,7 +165,7 @@ class _ActionLeaf:
         self._column = arena.action_codes[number][mine]
         self._codes, self._ring = journal.codes[:, number].data, journal.actions[number]
         self._known = b""  # the codes of all rows in the last batch
-        self._code, self._source, self._target = MIXED, self._ring[0], self._ring
+        self._code, self._source, self._target = MIXED, self._ring[0, :, :0], self._ring[:, :, :0]
 
     def take(self, place: int) -> None:
         """Copy the actions of all rows."""
@@ -182,8 +190,8 @@ class _ActionLeaf:
         self._code, nbytes = code, 0
         if code & ~actions.PYTHON < len(actions.DTYPES):
             nbytes = self._items * actions.DTYPES[code & ~actions.PYTHON].itemsize
-        self._source = self._buffer[: self._rows * nbytes].reshape(self._rows, nbytes)[self._mine]
-        self._target = self._ring[:, :, :nbytes]
+        self._source = in_items(self._buffer[: self._rows * nbytes].reshape(self._rows, nbytes), nbytes)[self._mine]
+        self._target = in_items(self._ring, nbytes)
 
 
 def _encoded_generator(env: Any) -> bytes:

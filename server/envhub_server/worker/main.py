@@ -22,7 +22,7 @@ import time
 import traceback
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Sequence, Union
+from typing import Any, Callable, Iterator, Sequence, Union
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import (
@@ -36,7 +36,7 @@ from envhub.arena.memory import (
     Arena,
 )
 from envhub.arena.spin import HAS_FENCE, Spinner, fence
-from envhub.arena.stand_in import ENDED, FRESH
+from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING
 from envhub.env_failure import EnvFailure, failure_info
 from envhub.protocol import messages
 from envhub.values import codec, spaces
@@ -67,6 +67,7 @@ from envhub_server.worker.env_sources import (
     versions_of,
     why_missing,
 )
+from envhub_server.worker.episode_writer import EpisodeWriter
 from envhub_server.worker.exception_report import PendingFailure, describe_failure, encode_or_nothing
 from envhub_server.worker.gym_compat import adapt, is_wrapped
 from envhub_server.worker.journal_writer import JournalWriter
@@ -118,9 +119,11 @@ class Worker:
         self._broken: list[Part] = []  # whose env raised and must be built again
         self._episodes_left = 0  # until the hub is told that there were enough; 0 where it need not know
         self._leaving = False  # whether another worker takes over once all envs are between episodes
+        self._cutting = False  # whether it does so in the middle of episodes
         self._left: list[Part] = []  # that another worker serves now
         self._rebuilds = 0
         self._journal: JournalWriter | None = None
+        self._episodes: EpisodeWriter | None = None  # where they are recorded
         self._poller = _moved_up_epoll()
         self._poller.register(channel.fileno(), select.EPOLLIN)
 
@@ -260,11 +263,11 @@ class Worker:
         return made_by(self._factories[rows[0]], share, self._build.autoreset_mode)
 
     def _build_rows(self, rows: Sequence[int]) -> control.Built:
-        sent_s = time.monotonic()
+        sent_s, sources = time.monotonic(), rows
         if self._build.shares:
             batch, mode = self._make_batch(rows), self._build.autoreset_mode
             self._rows.append(EnvBatch(rows, batch, mode, self._allow_pickle))
-            rows = ()
+            rows, sources = (), rows[:1]  # which is that of all
         for row in rows:
             self._build_row(row)
             if time.monotonic() > sent_s + PROGRESS_S:
@@ -285,7 +288,7 @@ class Worker:
             render_mode=first.render_mode,
             spec=encode_or_nothing(lambda: first.spec, self._exact) if has_first and first.spec is not None else b"",
             loose=OBJECT in leaves,
-            sources=[source_of(self._factories[row]) for row in rows] if self._build.factories else [],
+            sources=[source_of(self._factories[row]) for row in sources] if self._build.factories else [],
             versions=versions_of(first),
             sys_path=[place for place in sys.path if isinstance(place, str)],
             cwd=os.getcwd(),
@@ -297,10 +300,12 @@ class Worker:
 
     def _on_ListNames(self, wanted: Any) -> bool:
         for module in wanted.modules:
+            self._channel.send(control.Building(0, module))
             try:
                 importlib.import_module(module)
             except BaseException as error:
                 self._send_failure(error, None, "factory_failed")
+        self._channel.send(control.Building(0))
         self._channel.send(messages.EnvNames(registered()))
         signal.alarm(FACTORIES_S)
         for entry in wanted.entries:
@@ -312,6 +317,7 @@ class Worker:
                 self._send_failure(error, None, "factory_failed")
                 text = f"{type(error).__name__}: {error}"[:WHY_CHARS_MAX]
                 self._channel.send(control.FactoryFailed(entry, text, _remedy(error), missing=False))
+        self._channel.send(control.Building(0))
         if wanted.rendering:
             self._channel.send(control.RenderingTried(rendering.why_not(wanted.rendering)))
         return False
@@ -319,6 +325,7 @@ class Worker:
     def _on_MapArena(self, mapped: Any) -> bool | None:
         memory, *bells = self._channel.take_descriptors(5)
         journals = self._channel.take_descriptors(1) if mapped.journal else []
+        lines = self._channel.take_descriptors(2) if mapped.recording else []
         for bell in (*self._bells, *self._done_bells.values()):  # of the arena that the new one replaces
             with contextlib.suppress(OSError):  # epoll does not know the done bells
                 self._poller.unregister(bell)
@@ -354,6 +361,7 @@ class Worker:
                 self._send_failure(error, row.index, "factory_failed")
                 return False
         self._open_journal(layout, journals)
+        self._open_recording(mapped.recording, lines)
         self._turn_at = self._rows[0].index
         self._turn = self._turns[self._turn_at] & ~(TURN_ONE - 1)
         self._channel.send(control.Mapped())
@@ -361,16 +369,35 @@ class Worker:
 
     def _open_journal(self, layout: Layout, descriptors: list[int]) -> None:
         """Begin the journal in this memory, if any was given; else go on with the one that was begun."""
-        rows = [part for part in self._rows if isinstance(part, Row)]
+        rows = len(self._indices())
         for descriptor in descriptors:
-            journal = Journal(JournalLayout(len(rows), layout.observations, layout.actions), descriptor)
+            journal = Journal(JournalLayout(rows, layout.observations, layout.actions), descriptor)
             os.close(descriptor)
             journal.format()
-            self._journal = JournalWriter(journal, self._arena, rows)
-            for row in rows:
+            self._journal = JournalWriter(journal, self._arena, self._rows, is_batch=bool(self._build.shares))
+            for row in self._rows:
                 row.journal = self._journal
         if self._journal is not None and not descriptors:
             self._journal.attach(self._arena)
+
+    def _open_recording(self, wanted: dict[str, Any], descriptors: list[int]) -> None:
+        """Begin to record, if that is wanted; else go on with what was begun."""
+        if wanted:
+            rows = [part for part in self._rows if isinstance(part, Row)]
+            mode, spaces_of_one = self._build.autoreset_mode, self._spaces[:2]
+            self._episodes = EpisodeWriter(descriptors, wanted, rows, spaces_of_one, mode)
+        if self._episodes is not None:
+            self._record(self._episodes.attach, self._arena)
+
+    def _record(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Do this work of the recording; if it cannot be done, the envs go on unrecorded, and the hub is told."""
+        try:
+            work(*arguments)
+        except BaseException as error:  # such as a full memory, or whatever an env raises when it is rendered
+            traceback.print_exc()  # into the worker's log
+            self._close_recording()
+            why = f"its worker records no more: {self._told(error)}"
+            self._channel.send(control.Suspicious(self._indices()[0], why))
 
     def _indices(self) -> list[int]:
         """All rows of this worker."""
@@ -422,6 +449,13 @@ class Worker:
         self._turn += TURN_ONE
         self._turns[self._turn_at] = self._turn | row.turn
 
+    @contextlib.contextmanager
+    def _rendering(self, row: Part | Target) -> Iterator[None]:
+        """Within the context, the worker is at this row, between its steps."""
+        self._begin(row)
+        yield
+        self._turns[self._turn_at] = self._turn
+
     def serve_rows(self) -> None:
         """Step the envs of the rows that the driver has posted."""
         if posted := self._posted():
@@ -438,6 +472,8 @@ class Worker:
         journal = self._journal
         if journal is not None:
             journal.begin(rows)
+        if self._episodes is not None:
+            self._record(self._episodes.begin, rows)
         for row in rows:
             self._finish(row, row.step if run is None else partial(run, row), steps=True)
             if self._op[row.index] == OP_PART:
@@ -452,6 +488,8 @@ class Worker:
             self._ring_at_end()
         if journal is not None:
             journal.end()  # the driver need not wait for it
+        if self._episodes is not None:
+            self._record(self._episodes.end, self._rendering)
         if report_due:
             self._channel.send(replace(timer.times, env_bytes=private_bytes() // len(self._rows)))
         if self._broken:
@@ -469,21 +507,24 @@ class Worker:
         self._episodes_left -= sum(int(ended[index]) for row in rows for index in row.indices)
         if self._episodes_left <= 0:
             self._episodes_left = 0
-            self._channel.send(control.EpisodesDone())
+            self._channel.send(control.EpisodesDone(self._leaving))
 
     def _on_Leave(self, leave: Any) -> None:
-        self._leaving = True
+        self._leaving, self._cutting = True, leave.cut
+        self._episodes_left = self._build.episodes_max
         if self._build.autoreset_mode != SAME_STEP:
             self._leave_between_episodes()
         elif len(self._rows) == 1 and isinstance(self._rows[0], Row):
             self._rows[0].leaving = True  # such an env is between episodes in the middle of a step only
 
     def _leave_between_episodes(self) -> None:
-        """Leave the rows to another worker if every env's next step is a reset."""
-        needs_reset = self._arena.words(self._arena.needs_reset)
-        if all(needs_reset[index] in (ENDED, FRESH) for index in self._indices()):
-            for index in self._indices():
-                needs_reset[index] = FRESH
+        """Leave the rows to another worker if every env's next step is a reset, or is to be a truncation."""
+        needs_reset, indices = self._arena.words(self._arena.needs_reset), self._indices()
+        ongoing = [index for index in indices if needs_reset[index] == ONGOING]
+        reported = all(needs_reset[index] != REPORT_PENDING for index in indices)
+        if reported and (self._cutting or not ongoing):
+            for index in indices:
+                needs_reset[index] = REPORT_PENDING if index in ongoing else FRESH
             self._leave(b"")
 
     def _leave(self, ending: bytes) -> None:
@@ -492,7 +533,13 @@ class Worker:
                 self._poller.unregister(bell)
         self._spinner = Spinner(0, time.perf_counter_ns)
         self._left, self._rows, self._leaving = self._rows, [], False
+        self._close_recording()
         self._channel.send(control.Left(ending))
+
+    def _close_recording(self) -> None:
+        if self._episodes is not None:
+            self._episodes.close()
+            self._episodes = None
 
     def _ring_at_end(self) -> None:
         """Wake the driver, unless another worker has pending rows: the last worker sees that all rows are done."""
@@ -516,6 +563,9 @@ class Worker:
 
         if self._journal is not None:
             self._journal.beside(out_of_band)
+        if self._episodes is not None:
+            decoded = {row: codec.decode(parts, self._allow_pickle) for row, parts in out_of_band.items()}
+            self._record(self._episodes.out_of_band, decoded)
         # The hub completed the other rows before this worker served.
         self._step_rows([row for row in self._rows if self._request[row.index] != self._done[row.index]], run)
 
@@ -530,11 +580,15 @@ class Worker:
 
         if self._journal is not None:
             self._journal.begin_reset(seeds, lambda row: each.get(row, reset.options))
+        if self._episodes is not None:
+            self._record(self._episodes.begin_reset)
         for row in self._rows:
             self._finish(row, partial(row.reset_by, seeds, options_of))
         self._ring_at_end()
         if self._journal is not None:
             self._journal.end()
+        if self._episodes is not None:
+            self._record(self._episodes.end_reset, seeds, self._rendering)
 
     def _finish(self, row: Any, run: Callable[[], None], steps: bool = False) -> None:
         """Run a part's step or reset, which stores its status, and store ``done`` last."""
@@ -544,6 +598,9 @@ class Worker:
             run()
         except LeftWithEnding as left:
             self._arena.words(self._arena.needs_reset)[row.index] = FRESH
+            if self._episodes is not None:
+                ending = codec.decode(left.ending, self._allow_pickle)
+                self._record(self._episodes.left, row, ending)
             self._leave(left.ending)
             return  # the other worker completes the row
         except BaseException as error:
@@ -553,6 +610,8 @@ class Worker:
             else:
                 row.repeat_last()
                 for index in row.indices:
+                    if self._episodes is not None:
+                        self._episodes.raised(index, f"exception: {self._told(error)}")
                     # Sent after ``repeat_last``, because an info that comes later would replace the failure in the hub.
                     self._send_failure(error, index, "env_raised")
                     self._status[index] = STATUS_RAISED
@@ -567,6 +626,8 @@ class Worker:
         raised["replay"] = name_of_raised(self._build.replays, row.index, number) if tick >= 0 else ""
         failure = EnvFailure(cause, described.message, restarts=self._rebuilds, **raised)
         row.truncate(failure_info(failure))
+        if self._episodes is not None:
+            self._episodes.truncated(row, failure)
         text = f"{described.type}: {described.message[:1024]}"
         reported = dict(failure, message=failure.message[:REPORTED_CHARS_MAX])  # the hub reads short headers only
         self._channel.send(control.Faulted(row.index, text, number, tick, reported))
@@ -662,6 +723,7 @@ class Worker:
     # --- ending ---------------------------------------------------------------------------------------------------
 
     def _on_CloseEnvs(self, message: Any) -> bool:
+        self._close_recording()  # before an env can hang
         for row in self._rows or self._left:
             try:
                 row.env.close()
@@ -672,6 +734,11 @@ class Worker:
     def _failure_of(self, error: BaseException, row: int | None, code: str = "env_raised") -> Any:
         hide_folders = self._build is not None and self._build.hide_folders
         return describe_failure(error, code, row, self._number, hide_folders)
+
+    def _told(self, error: BaseException) -> str:
+        """The error in a line; its own ``repr`` may raise, or take megabytes."""
+        described = error.args[0] if isinstance(error, PendingFailure) else self._failure_of(error, None)
+        return f"{described.type}: {described.message[:1024]}"
 
     def _send_failure(self, error: BaseException, row: int | None, code: str) -> None:
         if isinstance(error, PendingFailure):

@@ -1,6 +1,7 @@
 """Runs an env once more through all that it was asked until it failed, in this process; ``bootstrap.py`` starts it.
 
-The env is made and stepped by the code of a worker, in memory of its own with one row. The program that started this
+The env is made and stepped by the code of a worker, in memory of its own with one row; a vector env with the rows of
+its session. The program that started this
 process reads from a pipe which call is running and how it ended, for a simulator may end this process.
 """
 
@@ -27,11 +28,14 @@ from envhub.values import actions, codec, spaces
 from envhub.values.gym_api import api
 from envhub.values.leaf import OBJECT, Leaf
 from envhub_server.ipc import journal
+from envhub_server.ipc.control import Build
 from envhub_server.ipc.journal import AGAIN, BESIDE, BY_REQUEST, FIRST, Digester, Journal, JournalLayout, Note
 from envhub_server.ipc.replay_file import Replay, unpack
+from envhub_server.worker.env_batch import EnvBatch
 from envhub_server.worker.env_sources import factories, runner_class
 from envhub_server.worker.gym_compat import adapt, innermost
 from envhub_server.worker.journal_writer import bit_generator_of
+from envhub_server.worker.native_env import NativeEnv, Share, made_by
 from envhub_server.worker.row import NotFinite, Row
 
 INFO_BYTES = 2048
@@ -40,7 +44,7 @@ Show = Callable[[Any], None]
 
 
 class Replayer:
-    """The env of a replay, and its row in memory of its own."""
+    """The env of a replay, and its row, or rows, in memory of its own."""
 
     def __init__(self, replay: Replay, report: Callable[[dict[str, Any]], None], show: Show | None) -> None:
         """Make the env; ``report`` takes what happens, and ``show`` each frame, if it is to be rendered.
@@ -60,24 +64,31 @@ class Replayer:
         # The variables of the program are not in the file, for some are secrets: those of this process hold.
         _register(replay.spec)
         build = replace(build, sys_path=[], kwargs=_shown(build.kwargs) if show is not None else build.kwargs)
-        env = adapt(factories(build)[replay.row]())
-        self.row = Row(0, runner_class(b"")(env), build.autoreset_mode, False)
+        self.part, self._is_batch = _part(replay.row, build), bool(build.shares)
+        self._rows = mapped.num_envs if self._is_batch else 1
+        self._place = self.part.place if isinstance(self.part, EnvBatch) else slice(0, 1)
         observations, acting = (
             tuple(map(Leaf.from_wire, found)) for found in (mapped.observation_leaves, mapped.action_leaves)
         )
-        descriptor = allocate(Layout(1, observations, acting, INFO_BYTES))
-        self._arena = Arena(Layout(1, observations, acting, INFO_BYTES), descriptor)
+        descriptor = allocate(Layout(self._rows, observations, acting, INFO_BYTES))
+        self._arena = Arena(Layout(self._rows, observations, acting, INFO_BYTES), descriptor)
         os.close(descriptor)
         self._arena.format(1)
         observed, acted = (spaces.build(codec.decode(blob)) for blob in (mapped.observation_space, mapped.action_space))
-        self.row.attach(self._arena, observed, acted, lambda message: None, None, build.on_invalid != "pass")
-        layout = JournalLayout(1, observations, acting)
+        self.part.attach(self._arena, observed, acted, lambda message: None, None, build.on_invalid != "pass")
+        layout = JournalLayout(self._history.rows, observations, acting)
         descriptor = journal.allocate(layout)
         self._journal = Journal(layout, descriptor)
         os.close(descriptor)
-        self._digester = Digester(self._journal, self._arena.observations, slice(0, 1))
-        self._widths = layout.widths
+        self._digester = Digester(self._journal, self._arena.observations, self._place)
         self._leaves = acting
+        shape = self._history.calls, self._history.rows
+        self._kinds = np.frombuffer(self._history.kinds, np.uint8).reshape(shape)
+        self._actions = [
+            np.frombuffer(found, np.uint8).reshape(*shape, width)
+            for found, width in zip(self._history.actions, layout.widths)
+        ]
+        self._digests = np.frombuffer(self._history.digests, np.uint8).reshape(*shape, layout.digest_bytes)
         self._notes: dict[int, list[Note]] = {}
         for note in self._history.notes:
             self._notes.setdefault(note.tick, []).append(note)
@@ -94,40 +105,73 @@ class Replayer:
         """
         differs = False
         stop = self._replay.failed_at if until is None and debugger is not None and not self._raises else until
-        for number in range(len(self._history.kinds)):
+        for number in range(self._history.calls):
             if number == stop and debugger is None:
                 return {"stopped": number}
             self._report({"call": number})
             call = self._prepared(number)
             if number == stop and debugger is not None:
-                _debug(debugger, self.row.env, self._is_reset(number), call)
+                _debug(debugger, self.part.env, self._is_reset(number), call)
             else:
-                call()
+                self._make(call, number)
             if self._show is not None:
-                self._show(self.row.env)
+                self._show(self.part.env)
             if self._replay.memory_max and _private_bytes() > self._replay.memory_max:
                 return {"overrun": number}
             if not differs and self._differs(number):
                 differs = True
                 self._report({"differs": number})
-        self._report({"call": len(self._history.kinds)})
+        self._report({"call": self._history.calls})
         return {"survived": True}
+
+    def _make(self, call: Callable[[], None], number: int) -> None:
+        """Make the call; go on, as the worker did, where it raises and the env was not made again.
+
+        Raises:
+            BaseException: what the env raises, where it did not go on.
+        """
+        try:
+            call()
+        except BaseException as error:
+            build = self._replay.build
+            policy = build["on_invalid"] if isinstance(error, NotFinite) else build["on_exception"]
+            is_step = not (self._kinds[number] == journal.RESET).any()
+            if number >= self._replay.failed_at or (is_step and policy == "truncate"):
+                raise
+            self.part.repeat_last()
 
     @property
     def _raises(self) -> bool:
         return self._replay.failure.get("cause") in ("exception", "nan")
 
     def _is_reset(self, number: int) -> bool:
-        kind = self._history.kinds[number]
-        return kind in (journal.RESET, journal.AUTORESET, FRESH) or (
-            kind == ENDED and self._replay.build["autoreset_mode"] == "NextStep"
-        )
+        kind, mode = self._history.kind(number), self._replay.build["autoreset_mode"]
+        ended = kind == ENDED and mode == "NextStep" and not self._is_batch
+        return ended or kind in (journal.RESET, journal.AUTORESET, FRESH)
 
     def _prepared(self, number: int) -> Callable[[], None]:
         """The call, ready to be made."""
-        kind, row = self._history.kinds[number], self.row
+        self._arena.slot[self._place] = number & 1
+        if isinstance(self.part, EnvBatch):
+            return self._prepared_batch(number, self.part)
+        return self._prepared_row(number, self.part)
+
+    def _prepared_batch(self, number: int, batch: EnvBatch) -> Callable[[], None]:
+        notes = self._notes.get(number, ())
+        if first := {note.position: note.seed for note in notes if note.kind == FIRST}:
+            batch.begin_by([first.get(position) for position in range(self._history.rows)])
+        if (self._kinds[number] == journal.RESET).any():
+            asked = [note for note in notes if note.kind == BY_REQUEST]
+            seeds = {batch.indices[note.position]: note.seed for note in asked}
+            options = asked[0].options
+            return lambda: batch.reset_by(seeds, lambda row: codec.decode(options) if options else None)
+        self._arena.needs_reset[self._place] = self._kinds[number]
+        self._put_actions(number)
+        return batch.step
+
+    def _prepared_row(self, number: int, row: Row) -> Callable[[], None]:
+        kind = int(self._kinds[number, 0])
         notes = {note.kind: note for note in self._notes.get(number, ())}
-        self._arena.slot[0] = number & 1
         if kind == journal.RESET:
             note = notes[BY_REQUEST]
             self._restore(note)
@@ -150,27 +194,36 @@ class Replayer:
     def _put_actions(self, number: int) -> None:
         leaves = len(self._leaves)
         codes = self._history.codes[number * leaves : (number + 1) * leaves]
-        for at, (leaf, code, width) in enumerate(zip(self._leaves, codes, self._widths)):
-            self._arena.action_codes[at][0] = code
-            if leaf != OBJECT and code != actions.BESIDE:
-                raw = self._history.actions[at][number * width : (number + 1) * width]
-                self._arena.actions[at][:width] = np.frombuffer(raw, np.uint8)
+        for at, (leaf, code) in enumerate(zip(self._leaves, codes)):
+            self._arena.action_codes[at][self._place] = code
+            if leaf != OBJECT and code & ~actions.PYTHON < len(actions.DTYPES):
+                nbytes = leaf.items * actions.DTYPES[code & ~actions.PYTHON].itemsize
+                batch = self._arena.actions[at][: self._rows * nbytes].reshape(self._rows, nbytes)
+                batch[self._place] = self._actions[at][number, :, :nbytes]
 
     def _restore(self, note: Note) -> None:
         """Give the env the random numbers that it had before this reset."""
         if note.generator and note.seed is None:
-            found = bit_generator_of(self.row.env)
+            found = bit_generator_of(self.part.env)
             if found is not None:
                 found.state = codec.decode(note.generator).bit_generator.state
 
     def _differs(self, number: int) -> bool:
         """Whether the observation after this call is another than it was."""
-        width = self._journal.layout.digest_bytes
-        if number >= self._history.digested or self._history.kinds[number] == REPORT_PENDING or not width:
+        if number >= self._history.digested:
             return False
         self._digester.digest(0, number & 1)
-        before = self._history.digests[number * width : (number + 1) * width]
-        return bytes(self._journal.digests[0, 0].tobytes()) != before
+        kinds = self._kinds[number]
+        asked = (kinds != REPORT_PENDING) & (kinds != journal.NOTHING)
+        return bool((self._journal.digests[0] != self._digests[number])[asked].any())
+
+
+def _part(row: int, build: Build) -> Row | EnvBatch:
+    """The env of this row, newly made, or the vector env."""
+    factory, mode = factories(build)[row], build.autoreset_mode
+    if build.shares:
+        return EnvBatch(build.rows, made_by(factory, Share(build.rows, build.shares), mode), mode, False)
+    return Row(0, runner_class(b"")(adapt(factory())), mode, False)
 
 
 def _register(encoded: bytes) -> None:
@@ -218,9 +271,10 @@ def main(path: str, report_descriptor: int, until: str, use_pdb: bool, video: bo
         os.write(report_descriptor, json.dumps(what).encode() + b"\n")
 
     def show(env: Any) -> None:
-        frame = np.ascontiguousarray(env.render(), np.uint8)
+        found = env.call("render", (), {})[0] if isinstance(env, NativeEnv) else env.render()
+        frame = np.ascontiguousarray(found, np.uint8)
         if frame.ndim != 3:
-            raise TypeError(f"the env shows no frame in the mode rgb_array, but {frame!r:.100}")
+            raise TypeError(f"the env shows no frame in the mode rgb_array, but {found!r:.100}")
         report({"frame": frame.shape, "fps": float((env.metadata or {}).get("render_fps", 30))})
         data = frame.data.cast("B")
         while data:

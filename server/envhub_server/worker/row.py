@@ -74,7 +74,9 @@ class Row:
         self._pending_failure: Exception | None = None
         self._pending_info = b""
         self.journal: JournalWriter | None = None
+        self.checkpoint_due = False  # the journal is to note the random numbers before the next episode
         self.leaving = False  # whether another worker is to complete the step that ends the episode
+        self.final_observation: Any = None  # of the last episode that ended, with SAME_STEP
 
     def move(self, index: int) -> None:
         """Be another row of the session; only before ``attach``."""
@@ -189,10 +191,11 @@ class Row:
         if (terminated or truncated) and self._mode == SAME_STEP:
             # The env may write its next observation into the same array, so the final one is copied before the reset.
             final = {"final_obs": copy.deepcopy(observation), "final_info": _copied(info)}
+            self.final_observation = final["final_obs"]
             if self.leaving:
                 ended = {"terminated": bool(terminated), "truncated": bool(truncated)}
                 raise LeftWithEnding(codec.encode({"reward": float(reward), **ended, "final": final}, self._lenient))
-            if self.journal is not None:
+            if self.checkpoint_due and self.journal is not None:
                 self.journal.again(self)
             observation, info = self._runner.autoreset()
             self._store(observation, reward, terminated, truncated, {**final, **_as_dict(info)})
@@ -202,7 +205,7 @@ class Row:
 
     def autoreset(self) -> None:
         """Reset the env because its episode has ended, and store its first observation."""
-        if self.journal is not None:
+        if self.checkpoint_due and self.journal is not None:
             self.journal.again(self)
         observation, info = self._runner.autoreset()
         self._store(observation, 0.0, False, False, info)
@@ -210,7 +213,7 @@ class Row:
     def end_for_another(self, ending: dict[str, Any]) -> None:
         """Complete the step that ended an episode of another worker's env, by a reset of this one (SAME_STEP)."""
         if self.journal is not None:
-            self.journal.first_reset(self, self.first_seed)
+            self.journal.first_reset(self, [self.first_seed])
         observation, info = self._runner.reset(self.first_seed, None)
         self.first_seed = None
         ended = ending["terminated"], ending["truncated"]
@@ -228,7 +231,7 @@ class Row:
             self.truncate(codec.encode({"invalid_transition": True}))
         else:
             if self.journal is not None:
-                self.journal.first_reset(self, self.first_seed)
+                self.journal.first_reset(self, [self.first_seed])
             observation, info = self._runner.reset(self.first_seed, None)
             self.first_seed = None
             self._store(observation, 0.0, False, False, info)

@@ -27,6 +27,7 @@ import numpy as np
 
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
+from envhub_server.ipc.freed_memory import keep_freed_memory
 from envhub_server.worker import main as worker
 from envhub_server.worker.bootstrap import PR_SET_PDEATHSIG, die_with_hub, prctl
 from envhub_server.worker.stack_dumps import StackDumps
@@ -41,6 +42,7 @@ PR_SET_NAME = 15
 
 def main(descriptor: int, hub: int, ready: Callable[[], None]) -> None:
     """Call ``ready``, and fork workers until the hub sends ``Retire`` or is killed."""
+    keep_freed_memory()
     warm_up()
     # From now on the zygote outlives the hub. If it was stopped, the end of the hub must continue it.
     prctl(PR_SET_PDEATHSIG, signal.SIGCONT)

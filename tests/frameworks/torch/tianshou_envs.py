@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -76,6 +77,20 @@ class Sleeps(gymnasium.Env[Any, Any]):
         time.sleep(float(action) / 1e3)
         self.steps += 1
         return self._observed(), 1.0, self.steps == 4, False, {}
+
+
+class Blocks(Sleeps):
+    """Its action is whether it waits in the step until a file is there, for a minute at most."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def step(self, action: Any) -> Any:
+        end_s = time.monotonic() + 60
+        while action and not self.file.exists() and time.monotonic() < end_s:
+            time.sleep(0.01)
+        return super().step(0)
 
 
 class Counts(gymnasium.Env[Any, Any]):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from envhub_client.recording.film import Film
-from envhub_client.recording.tape import LAST, Block, StepMark, TapeShape
+from envhub.recording.film import Film
+from envhub.recording.tape import LAST, Block, StepMark, TapeShape
 
 
 @dataclass
@@ -58,6 +59,7 @@ class EpisodeCutter:
         env_ids: the env of each place.
         films: the place in ``frames`` of each place that is filmed.
         on_frames: called with an episode and its next frames, as long as it is under way.
+        failed_only: leaves out, as far as possible, episodes that do not fail.
     """
 
     def __init__(
@@ -66,11 +68,15 @@ class EpisodeCutter:
         env_ids: list[int],
         films: Mapping[int, int],
         on_frames: Callable[[Episode, np.ndarray], None],
+        failed_only: bool = False,
     ) -> None:
         self._shape = shape
         self._env_ids = env_ids
         self._films = films
         self._on_frames = on_frames
+        self._failed_only = failed_only
+        # Whatever the code of an env has made of the marks of its worker's tape.
+        self._known = np.uint8(0xFF if shape.finals else 0xFF & ~StepMark.FINAL)
         self._running: list[Episode | None] = [None] * shape.places
 
     @property
@@ -91,14 +97,32 @@ class EpisodeCutter:
 
         ``notes`` has by step and place the seed of an episode that begins there, or what was said of a failure.
         """
-        marks = block.marks[:steps]
+        marks = block.marks[:steps] & self._known
         for place in np.flatnonzero(marks.any(axis=0)).tolist():
             at = 0
-            for step in np.flatnonzero(marks[:, place] & ~np.uint8(StepMark.STEP)).tolist():
+            for step, mark, note in self._events(marks[:, place], place, notes):
                 self._extend(block, place, _steps(marks[:, place], at, step))
-                yield from self._event(block, place, step, StepMark(int(marks[step, place])), notes.get((step, place)))
+                yield from self._event(block, place, step, StepMark(mark), note)
                 at = step + 1
             self._extend(block, place, _steps(marks[:, place], at, steps))
+
+    def _events(
+        self, marks: np.ndarray, place: int, notes: Mapping[tuple[int, int], Any]
+    ) -> Iterator[tuple[int, int, Any]]:
+        """Each step with which an episode begins or ends, its mark, and what was said of it."""
+        steps = np.flatnonzero(marks & ~np.uint8(StepMark.STEP))
+        found = [(step, mark, notes.get((step, place))) for step, mark in zip(steps.tolist(), marks[steps].tolist())]
+        if not self._failed_only:
+            yield from found
+            return
+        runs = self._running[place] is not None
+        for (step, mark, note), following in zip_longest(found, found[1:]):
+            ends, runs = runs, False
+            if mark & StepMark.BEGIN:
+                runs = following is None or bool(following[1] & StepMark.FAILED) or isinstance(following[2], str)
+                mark = mark if runs else mark & ~StepMark.BEGIN
+            if ends or runs:
+                yield step, mark, note
 
     def _event(self, block: Block, place: int, step: int, mark: StepMark, note: Any) -> Iterator[Episode]:
         if self._running[place] is not None:
@@ -146,11 +170,11 @@ class EpisodeCutter:
         if place in self._films:
             self._on_frames(episode, block.frames[steps, self._films[place]])
 
-    def cut_all(self) -> Iterator[Episode]:
-        """Every episode under way, which ends here."""
+    def cut_all(self, failure: str = "") -> Iterator[Episode]:
+        """Every episode under way, which ends here, by this failure if there is one."""
         for place, episode in enumerate(self._running):
             if episode is not None:
-                yield self._end(place, "cut")
+                yield self._end(place, "failed" if failure else "cut", failure)
 
     def _end(self, place: int, how: str, failure: str = "") -> Episode:
         episode, self._running[place] = self._running[place], None

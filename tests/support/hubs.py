@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import envhub_client
 import psutil
+
+import envhub
 
 HERE = Path(__file__).parent
 START_TIMEOUT_S = 60.0
 _ACCEPTS = 0x10000  # a flag of /proc/net/unix
+_FOLDERS = tuple(str(Path(package.__file__ or "").parent) for package in (envhub, envhub_client))
 
 
 class ServedHub:
@@ -147,6 +154,54 @@ def stopped(*pids: int) -> Iterator[None]:
             process.resume()
 
 
+@contextlib.contextmanager
+def signalled_in_a_wait(number: int) -> Iterator[None]:
+    """Send the main thread this signal once it waits in EnvHub's code, for something that cannot happen meanwhile."""
+    main, ended = threading.main_thread().ident, threading.Event()
+    assert main is not None
+
+    def waits() -> bool:
+        found = {_place(main)}
+        for _ in range(3):
+            if ended.wait(0.01):
+                return True
+            found.add(_place(main))
+        return len(found) == 1 and None not in found
+
+    def send() -> None:
+        wait_until(waits)
+        while not ended.is_set():
+            signal.pthread_kill(main, number)
+            ended.wait(10)  # what a handler raises in a destructor is lost
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        sending.join()
+
+
+def _place(thread: int) -> tuple[int, int] | None:
+    """Where a thread is, if EnvHub was called there."""
+    frame = innermost = sys._current_frames()[thread]
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_FOLDERS):
+            return id(innermost), innermost.f_lasti
+        frame = frame.f_back
+    return None
+
+
+def free_port() -> int:
+    """A port that is free, and that the kernel gives to nobody who has not asked for this one."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(first // 2, first)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
 def listening(process: int) -> set[str]:
     """The addresses on which this process and all below it listen."""
     found = set()
@@ -175,7 +230,17 @@ def kill_worker(pid: int) -> None:
     assert wait_until(lambda: not psutil.pid_exists(pid))
 
 
-def wait_until(condition: Callable[[], bool], timeout: float = 5.0) -> bool:
+def at_rest(count: Callable[[], int]) -> int:
+    """What this gives once it has been the same for half a second."""
+    found, since_s = count(), time.monotonic()
+    while time.monotonic() < since_s + 0.5:
+        time.sleep(0.05)
+        if (now := count()) != found:
+            found, since_s = now, time.monotonic()
+    return found
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 30.0) -> bool:
     """Whether the condition came true in time."""
     end, late = time.monotonic() + timeout, False
     while not condition():

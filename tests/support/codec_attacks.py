@@ -8,7 +8,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
-from codec_values import extension, packed
+from support.codec_values import extension, packed
 
 from envhub.values import codec
 

@@ -18,11 +18,13 @@ import psutil
 import sims
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel
-from gymnasium import spaces
+from gymnasium import spaces, wrappers
 
 from envhub.values.leaf import Leaf
 
 MIB = 1 << 20
+PLACE = ("ENVHUB_SESSION", "ENVHUB_WORKER_INDEX", "ENVHUB_NUM_WORKERS", "ENVHUB_ENV_INDICES")
+DEVICE = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID", "EGL_DEVICE_ID")
 
 
 def fill_bell(bell: int) -> None:
@@ -220,6 +222,30 @@ class Mutant(gym.Env[Any, int]):
         self.steps += 1
         observation = self.observation_space.sample() if self.steps % 2 else self.mutation
         return observation, 1.0, False, False, {}
+
+
+class Placed(sims.Counter):
+    """Knows the variables that it was made with."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__()
+        self.place = [os.environ.get(name) for name in PLACE]
+        self.device = [os.environ.get(name) for name in DEVICE]
+
+
+def minigrid() -> gym.Env[Any, Any]:
+    import minigrid as package
+
+    gym.register_envs(package)
+    return gym.make("MiniGrid-Empty-5x5-v0")
+
+
+def told_in_words() -> gym.Env[Any, Any]:
+    """Its mission is of a space of its own, which no network carries: as text it travels."""
+    env = minigrid()
+    parts = dict(env.observation_space.spaces)  # type: ignore[attr-defined]
+    parts["mission"] = spaces.Text(99, charset="abcdefghijklmnopqrstuvwxyz ")
+    return wrappers.TransformObservation(env, lambda seen: seen, spaces.Dict(parts))
 
 
 ILLNESSES: dict[str, Callable[[np.ndarray], Any]] = {

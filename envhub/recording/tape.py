@@ -13,16 +13,18 @@ import mmap
 import os
 from dataclasses import asdict, dataclass
 from enum import IntFlag
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 
+from envhub.sealing import check_sealed, seal
 from envhub.values.leaf import Leaf
 
 ALIGN = 64
 HEADER_BYTES = 64
 BLOCKS = 8
 STEPS_MAX = 1024  # of a block
+SIDE_MAX = 1 << 13  # pixels of a frame
 
 _NO_BLOCK = -1
 _MADV_POPULATE_WRITE = 23  # of linux/mman.h; Python has no name for it
@@ -74,10 +76,15 @@ class TapeShape:
         """The shape of these values."""
         return cls(**{**found, "frame": tuple(found["frame"])})
 
+    def leaves(self) -> tuple[list[Leaf], list[Leaf]]:
+        """The leaves of an observation and of an action."""
+        observations, actions = ([Leaf.from_wire(leaf) for leaf in kind] for kind in (self.observations, self.actions))
+        return observations, actions
+
     def arrays(self) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
         """Name, dtype and shape of every array of a block."""
         cell = (self.steps, self.places)
-        observations, actions = ([Leaf.from_wire(leaf) for leaf in kind] for kind in (self.observations, self.actions))
+        observations, actions = self.leaves()
         found = [("observations", np.dtype(leaf.dtype), (*cell, *leaf.shape)) for leaf in observations]
         if self.finals:
             found += [("finals", np.dtype(leaf.dtype), (*cell, *leaf.shape)) for leaf in observations]
@@ -91,6 +98,11 @@ class TapeShape:
     def block_bytes(self) -> int:
         """The size of a block."""
         return sum(_aligned(dtype.itemsize * int(np.prod(shape))) for _, dtype, shape in self.arrays())
+
+
+def is_frame(shape: Sequence[int]) -> bool:
+    """Whether arrays of this shape can be the frames of a film."""
+    return len(shape) == 3 and shape[2] == 3 and all(1 <= side <= SIDE_MAX for side in shape[:2])
 
 
 def steps_of(shape: TapeShape, queue_bytes: int) -> int:
@@ -130,12 +142,19 @@ class Block:
 class Tape:
     """The memory behind a descriptor, as blocks."""
 
-    def __init__(self, shape: TapeShape, descriptor: int) -> None:
+    def __init__(self, shape: TapeShape, descriptor: int, writes: bool = False) -> None:
+        """Map it; with ``writes`` its pages are taken at once.
+
+        Raises:
+            OSError: this is no memfd.
+            ValueError: it is too small, or whoever gave it could make it smaller.
+        """
+        check_sealed(descriptor)
         self.shape = shape
         self._map = mmap.mmap(descriptor, tape_bytes(shape))
         with contextlib.suppress(OSError):  # of a kernel before 5.14
-            # Else a step takes ten times as long where it is the first to write into a page.
-            self._map.madvise(_MADV_POPULATE_WRITE)
+            if writes:  # else a step takes ten times as long where it is the first to write into a page
+                self._map.madvise(_MADV_POPULATE_WRITE)
         memory = memoryview(self._map)
         self._words = memory[:HEADER_BYTES].cast("q")
         size = shape.block_bytes()
@@ -164,9 +183,14 @@ def tape_bytes(shape: TapeShape) -> int:
 
 def new_tape(shape: TapeShape) -> tuple[Tape, int]:
     """An empty tape and its descriptor. Its memory has no name."""
-    descriptor = os.memfd_create("envhub-recording")
-    os.ftruncate(descriptor, tape_bytes(shape))
-    tape = Tape(shape, descriptor)
+    descriptor = os.memfd_create("envhub-recording", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, tape_bytes(shape))
+        seal(descriptor)
+        tape = Tape(shape, descriptor, writes=True)
+    except BaseException:
+        os.close(descriptor)
+        raise
     tape.begin(None)
     return tape, descriptor
 

@@ -23,9 +23,21 @@ class Faulty(gym.Env[np.ndarray, int]):
     observation_space = spaces.Box(-1e9, 1e9, (3,), np.float64)
     action_space = spaces.Discrete(10)
 
-    def __init__(self, marks: str = "", build_s: float = 0.0, fail_from: int = 10**9, wider_from: int = 10**9) -> None:
-        """Leave a file in ``marks`` for each time one is made; from some on, making fails or has another space."""
+    def __init__(
+        self,
+        marks: str = "",
+        build_s: float = 0.0,
+        fail_from: int = 10**9,
+        wider_from: int = 10**9,
+        held_by: str = "",
+    ) -> None:
+        """Leave a file in ``marks`` for each time one is made; from some on, making fails or has another space.
+
+        While there is a file ``held_by``, none is made.
+        """
         self.steps, self.drawn = 0, 0.0
+        while held_by and Path(held_by).exists():
+            time.sleep(0.01)
         if marks:
             made = len(list(Path(marks).iterdir()))
             (Path(marks) / f"{made}-{os.getpid()}-{time.monotonic_ns()}").touch()
@@ -125,6 +137,23 @@ class FaultyParts(Faulty):
 
 def faulty_parts(**kwargs: Any) -> gym.Env[Any, Any]:
     return FaultyParts(**kwargs)
+
+
+class Unfinished(FaultyParts):
+    """Shows a last part that is wrong, when it is told to."""
+
+    observation_space = spaces.Dict({**FaultyParts.observation_space.spaces, "well": spaces.Discrete(2)})  # type: ignore[attr-defined]
+
+    def seen(self) -> Any:
+        return {**super().seen(), "well": 1}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, *rest = super().step(0)
+        return ({**observation, "well": "no"} if action == RAISE else observation), *rest  # type: ignore[return-value]
+
+
+def unfinished(**kwargs: Any) -> gym.Env[Any, Any]:
+    return Unfinished(**kwargs)
 
 
 def disconnected() -> gym.Env[Any, Any]:

@@ -85,16 +85,22 @@ class Counter(gym.Env[np.ndarray, int]):
 
 
 class Hoarder(Counter):
-    """Keeps as many MiB of memory as its action says, or has a process that it starts keep them."""
+    """Keeps as many MiB of memory as its action says, or has a process keep them: a child, or a daemon."""
 
-    def __init__(self, length: int = 10**6, by_child: bool = False) -> None:
+    def __init__(self, length: int = 10**6, by_child: bool = False, by_daemon: bool = False) -> None:
         super().__init__(length)
         self.kept: list[Any] = []
         self.by_child = by_child
+        self.by_daemon = by_daemon
 
     def act(self, action: int) -> None:
-        if self.by_child and action:
-            code = f"kept = bytearray({action} << 20); kept[::4096] = b'1' * len(kept[::4096]); input()"
+        hoard = f"kept = bytearray({action} << 20); kept[::4096] = b'1' * len(kept[::4096])"
+        if self.by_daemon and action:
+            # Its parent ends, and it has a session of its own and an empty environment.
+            daemon = ["setsid", "-f", "env", "-i", sys.executable, "-c", f"{hoard}; import time; time.sleep(60)"]
+            subprocess.run(daemon, check=True)
+        elif self.by_child and action:
+            code = f"{hoard}; input()"
             self.kept.append(subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE))
         else:
             self.kept.append(np.ones(action << 20, np.uint8))

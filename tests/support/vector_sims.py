@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import brittle
 import faulty
 import gymnasium as gym
 import numpy as np
@@ -92,3 +93,10 @@ def told(num_envs: int, mode: Any = AutoresetMode.NEXT_STEP) -> VectorEnv[Any, A
 def counters(num_envs: int, length: int = 5) -> VectorEnv[Any, Any, Any]:
     """A vector env whose episodes all end together."""
     return SyncVectorEnv([lambda: sims.Counter(length=length)] * num_envs)
+
+
+def brittles(
+    num_envs: int, autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP, **arguments: Any
+) -> VectorEnv[Any, Any, Any]:
+    """A vector env whose envs fail by chance."""
+    return SyncVectorEnv([lambda: brittle.Brittle(**arguments)] * num_envs, autoreset_mode=autoreset_mode)

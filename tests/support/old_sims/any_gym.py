@@ -161,17 +161,22 @@ class Kinds(Sim):
 
 
 class Unruly(Sim):
-    """Observes its count and its process; an action says what to do."""
+    """Observes its count and its process, or what its seed gives; an action says what to do."""
 
     DEEDS = ("nothing", "raise", "crash", "hang", "exit", "print", "fork", "signals", "threads")
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, seeded: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.seeded = seeded
         self.observation_space = spaces.Box(-1e9, 1e9, (2,), np.float64)
         self.action_space = spaces.Discrete(len(self.DEEDS))
 
+    def start(self, seed: int | None) -> None:
+        self.observation_space.seed(seed)
+
     def observe(self) -> Any:
-        return np.array([self.count, os.getpid()], np.float64)
+        number = self.observation_space.sample()[1] if self.seeded else os.getpid()
+        return np.array([self.count, number], np.float64)
 
     def act(self, action: Any) -> dict[str, Any]:
         deed = self.DEEDS[int(action)]

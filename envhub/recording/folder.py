@@ -7,7 +7,9 @@ episodes the data set has.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import shutil
@@ -19,32 +21,57 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.envs.registration import EnvSpec
 
+from envhub.recording.episodes import Episode
+from envhub.recording.film import Film
 from envhub.values import spaces
-from envhub_client.recording.episodes import Episode
-from envhub_client.recording.film import Film
 
 STAGING = ".unfinished"
 FILMS = "films"
 ABOUT = "recording.json"
 
 
-def claim(folder: Path) -> Path:
-    """A new folder in ``folder`` for a recording, which nobody else gets.
+BEGINS = "recording-v"  # the names of recordings, before their numbers
+
+
+def bytes_of_all(folder: Path) -> int:
+    """The bytes of all recordings in ``folder``, as far as their files are still there."""
+    found = 0
+    for path in folder.glob(f"{BEGINS}*/**/*"):
+        with contextlib.suppress(FileNotFoundError):
+            found += path.lstat().st_size
+    return found
+
+
+def claim(folder: Path, mode: int = 0o777) -> Path:
+    """A new folder in ``folder`` for a recording, which nobody else gets; both with ``mode`` if they are made here.
 
     Raises:
         OSError: it cannot be made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    number = 0
+    folder.mkdir(mode, parents=True, exist_ok=True)
+    taken = [each.name[len(BEGINS) :] for each in folder.glob(f"{BEGINS}*")]
+    number = max((int(each) + 1 for each in taken if each.isdecimal()), default=0)
     while True:
         try:
-            (made := folder / f"recording-v{number}").mkdir()
+            (made := folder / f"{BEGINS}{number}").mkdir(mode)
         except FileExistsError:
             number += 1
         else:
             return made
+
+
+def recorded_in(folder: Path) -> tuple[int, int]:
+    """How many episodes the folder of a recording has, and their bytes with their films; nobody writes to it any more.
+
+    Raises:
+        OSError: it was not begun.
+    """
+    data = folder / "data"
+    episodes = int(json.loads((data / "metadata.json").read_text())["total_episodes"])
+    files = [file for number in range(episodes) for file in (data / str(number)).iterdir()]
+    films = [folder / FILMS / f"episode-{number:06}.mp4" for number in range(episodes)]
+    return episodes, sum(file.stat().st_size for file in [*files, *films] if file.exists())
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -68,7 +95,7 @@ class RecordingFolder:
     def __init__(
         self, path: Path, spec: str, observation_space: Space[Any], action_space: Space[Any], fps: float
     ) -> None:
-        """Begin with an empty data set, by which ``spec``, in JSON, can be made again; empty for none.
+        """Begin with an empty data set, from which ``spec``, in JSON, can be made again; empty for none.
 
         Raises:
             OSError: the folder cannot be written.
@@ -76,18 +103,24 @@ class RecordingFolder:
         """
         from minari.data_collector import EpisodeBuffer
 
-        from envhub_client.recording.staging import StagingStorage
+        from envhub.recording.staging import StagingStorage
 
         self.path, self.episodes, self.nbytes, self._fps = path, 0, 0, fps
         self._steps = 0
         self._spaces = observation_space, action_space
         self._buffer = EpisodeBuffer
         self._staging = path / STAGING
+        self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # for ``remove_leftovers``
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._staging.mkdir()
+        remove_leftovers(path.parent)
         (path / FILMS).mkdir()
         with self._making_of(path.name) as made:
-            made(observation_space, action_space, spec)
+            made(observation_space, action_space)
         self._metadata = json.loads((path / "data" / "metadata.json").read_text())
+        if spec and not _is_of_vector_env(spec):
+            self._metadata["env_spec"] = spec  # given to Minari, it would make the env here
+            write_json(path / "data" / "metadata.json", self._metadata)
         self._storage = StagingStorage(self._staging / "episodes", *self._spaces, jpeg_encoding=False)
 
     @contextmanager
@@ -95,13 +128,12 @@ class RecordingFolder:
         """A function that makes an empty data set, which is moved to its place at the end."""
         from minari import create_dataset_from_buffers
 
-        def make(observation_space: Space[Any], action_space: Space[Any], spec: str) -> None:
+        def make(observation_space: Space[Any], action_space: Space[Any]) -> None:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", category=UserWarning)  # of what nobody was asked for, such as authors
                 create_dataset_from_buffers(
                     name,
                     [],
-                    env=EnvSpec.from_json(spec) if spec else None,
                     observation_space=observation_space,
                     action_space=action_space,
                     data_format="arrow",
@@ -168,6 +200,26 @@ class RecordingFolder:
     def close(self) -> None:
         """Remove what is not finished."""
         shutil.rmtree(self._staging, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what recordings in this folder did not finish whose processes have ended."""
+    for staging in folder.glob(f"{BEGINS}*/{STAGING}"):
+        with contextlib.suppress(OSError):  # a process writes it, or it is another user's
+            lock = os.open(staging.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(staging, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _is_of_vector_env(spec: str) -> bool:
+    """Whether a spec, in JSON, makes a vector env, and so none whose episodes a data set has."""
+    return "vectorization_mode" in json.loads(spec).get("kwargs", {})
 
 
 def _column(space: Space[Any], leaves: list[list[np.ndarray]]) -> Any:

@@ -22,6 +22,7 @@ class RecordOptions:
         film: the envs, among those that are recorded, whose episodes are also filmed; each step then renders them.
         bytes_max: of everything in the recording; nothing is recorded once it is reached.
         episodes_max: likewise.
+        folder_bytes_max: of all recordings in ``folder`` together, whichever sessions made them; likewise.
         queue_bytes: the memory between the program and the process that writes, and as much for episodes that have
             not ended. Where both are full, whole episodes are dropped, and counted.
     """
@@ -33,6 +34,7 @@ class RecordOptions:
     film: Sequence[int] = ()
     bytes_max: int = 16 * GIB
     episodes_max: int = 100_000
+    folder_bytes_max: int = 64 * GIB
     queue_bytes: int = GIB // 2
 
     def __post_init__(self) -> None:
@@ -43,9 +45,14 @@ class RecordOptions:
         """
         if self.only not in ("all", "failed"):
             raise ValueError(f"only must be 'all' or 'failed', got {self.only!r}")
-        for name in ("every", "bytes_max", "episodes_max", "queue_bytes"):
+        for name in ("every", "bytes_max", "episodes_max", "folder_bytes_max", "queue_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def memory_bytes(self) -> int:
+        """Room for what waits for the process that writes, and for episodes under way; 8 steps are kept in any case."""
+        return 2 * self.queue_bytes
 
     def chosen(self, num_envs: int) -> list[int]:
         """The envs that are recorded, ascending.

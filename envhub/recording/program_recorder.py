@@ -1,0 +1,169 @@
+"""The recording of a program that writes the only tape itself, and waits at the end until everything is written."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from envhub.errors import UnsupportedSpace
+from envhub.recording.folder import claim, recorded_in
+from envhub.recording.options import RecordOptions
+from envhub.recording.recorder import EpisodeRecorder, Selection
+from envhub.recording.recorder_handle import RecorderHandle, described, missing_packages, setup_of
+from envhub.values import spaces
+from envhub.values.leaf import OBJECT
+
+WRITE_S = 60.0  # for the process that writes to write what it has
+END_S = 5.0  # for it to end then
+
+log = logging.getLogger("envhub")
+
+
+class Recorded(NamedTuple):
+    """What a session has recorded so far.
+
+    Attributes:
+        folder: where.
+        episodes: how many are written.
+        nbytes: their size.
+        dropped: how many were begun, or were to begin, and are not recorded, as the disk and the CPU did not keep up.
+        ended: why nothing more is recorded; empty as long as something is.
+    """
+
+    folder: Path
+    episodes: int
+    nbytes: int
+    dropped: int
+    ended: str
+
+
+class ProgramRecorder(EpisodeRecorder):
+    """Records one vector env.
+
+    Args:
+        options: what is recorded.
+        num_envs: of the vector env.
+        spaces_of_one: of observations and of actions, of one env.
+        mode: its autoreset mode.
+        about: what is written beside the episodes: env, kwargs, versions.
+        spec: of the env, in JSON; empty for none.
+        fps: of films; 0 where the env does not say.
+
+    Raises:
+        UnsupportedSpace: a space has parts that are no arrays.
+        ValueError: the options do not fit the envs.
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        options: RecordOptions,
+        num_envs: int,
+        spaces_of_one: tuple[Any, Any],
+        mode: str,
+        about: Mapping[str, Any],
+        spec: str,
+        fps: float,
+    ) -> None:
+        for space in spaces_of_one:
+            if OBJECT in spaces.leaves(space):
+                raise UnsupportedSpace(f"{space} cannot be recorded: it has parts that are no arrays of a fixed size")
+        chosen, film = options.chosen(num_envs), sorted(options.film)
+        self._folder = claim(Path(options.folder).expanduser().absolute())
+        self._handle = RecorderHandle()
+        setup = setup_of(
+            options, str(self._folder), True, [*map(described, spaces_of_one)], {**about, "env_ids": chosen}
+        )
+        self._handle.set_up({**setup, "spec": spec, "fps": fps})
+        line = self._handle.add_line(0, chosen, film, options.queue_bytes)
+        super().__init__(
+            line, Selection(num_envs, chosen, film, options.every), spaces_of_one, mode, options.queue_bytes
+        )
+
+    @property
+    def recorded(self) -> Recorded:
+        """What is recorded so far."""
+        if not self.closed:
+            self.read_answers()
+        counts = self.counts
+        return Recorded(
+            self._folder, counts["episodes"], counts["nbytes"], counts["dropped"] + self.dropped, counts["ended"]
+        )
+
+    def _lose(self, error: OSError) -> None:
+        super()._lose(error)
+        self._count_written()
+        log.warning("nothing more is recorded in %s: %s", self._folder, self.counts["ended"])
+
+    def _count_written(self) -> None:
+        """Count what the process that writes has written, but may not have told before it ended."""
+        with contextlib.suppress(OSError):  # it has not begun
+            episodes, nbytes = recorded_in(self._folder)
+            self.counts = {**self.counts, "episodes": episodes, "nbytes": nbytes}
+
+    def close(self) -> None:
+        """Have everything written that is complete, and say what was not."""
+        if self._handle.control.fileno() < 0:
+            return
+        try:
+            super().close()
+            told = self._wait_until_written()
+        finally:
+            self._handle.control.close()
+            try:
+                self._handle.process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                self._handle.process.kill()
+                self._handle.process.wait()
+            if not self.opened:
+                self._folder.rmdir()  # nothing was reset, and nothing is in it
+        if not told:
+            self._count_written()
+            self.counts["ended"] = self.counts["ended"] or "its process has ended"
+        found = self.recorded
+        level = logging.WARNING if found.dropped or found.ended else logging.INFO
+        log.log(
+            level,
+            "%d episodes (%.1f MB) are recorded in %s; %d were dropped%s",
+            *(found.episodes, found.nbytes / 1e6, found.folder, found.dropped),
+            f"; {found.ended}" if found.ended else "",
+        )
+
+    def _wait_until_written(self) -> bool:
+        """Whether the process that writes has said that it has written everything."""
+        end_s = time.monotonic() + WRITE_S
+        try:
+            self._handle.close()
+            while (left_s := end_s - time.monotonic()) > 0:
+                self._handle.control.settimeout(left_s)
+                found = self._handle.answer()
+                if found is None:
+                    return False
+                kept = {"episodes": found["episodes"], "nbytes": found["nbytes"]}
+                kept["ended"] = found["ended"] or self.counts["ended"]
+                # Its count includes those that were dropped here.
+                self.counts = {**self.counts, **kept, "dropped": max(0, found["dropped"] - self.dropped)}
+                if found["closed"]:
+                    return True
+        except (TimeoutError, BrokenPipeError):
+            pass
+        return False
+
+
+def check_packages(films: bool) -> None:
+    """Refuse to record without what it needs.
+
+    Raises:
+        ModuleNotFoundError: Minari, or PyAV for films, is not installed.
+        OSError: this machine does not run Linux.
+    """
+    if sys.platform != "linux":
+        raise OSError("record= needs Linux: the process that writes reads memory that has no name")
+    if why := missing_packages(films):
+        raise ModuleNotFoundError(why, name=why.split()[2].rstrip(":"))

@@ -1,0 +1,344 @@
+"""The recordings of a hub's sessions: for each a process that writes, and a line from every worker to it.
+
+The process is told what to record once the session's first envs are made. Nothing here waits for it: it writes while
+the session runs, and after that until everything is written, or the hub ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import structlog
+
+import envhub
+from envhub.arena.layout import Layout
+from envhub.protocol.messages import Make
+from envhub.recording.options import RecordOptions
+from envhub.recording.recorder_handle import RecorderHandle, setup_of
+from envhub.sealing import seal
+from envhub.values.leaf import OBJECT
+from envhub_server.catalog.env_settings import EnvSettings
+from envhub_server.ipc import control
+from envhub_server.loop.poller import Poller
+
+START_S = 20.0  # for which a worker of a new session waits for the process
+WRITE_S = 20.0  # for what is complete, once the hub stops
+WRITE_AT_ONCE_S = 2.0  # likewise, once it is told so twice
+SLICE_S = 0.05  # after which a hub that waits for what is written looks at everything else
+RECORDINGS_MAX = 64  # whose processes run, of all sessions of a hub and of those that have ended
+
+log = structlog.get_logger("envhub.recording")
+
+
+class Recordings:
+    """The recordings whose processes have not ended, with ``memory_bytes`` of at most ``memory_bytes_max`` together."""
+
+    def __init__(self, poller: Poller, memory_bytes_max: int) -> None:
+        self.poller, self._memory_bytes_max = poller, memory_bytes_max
+        self.running: dict[int, SessionRecording] = {}  # by the descriptors that the poller watches
+
+    def begin(self, settings: EnvSettings, make: Make, session: str) -> SessionRecording | None:
+        """Start the process for a session of this name; None if nothing is recorded; why is logged."""
+        options = None if settings.recorded is None else settings.recorded.of_session(make.num_envs)
+        if settings.vector:  # which a client has sent
+            log.warning("not_recorded", session=session, why="a vector env steps all envs in one call")
+            return None
+        if options is None:
+            log.info("not_recorded", session=session, why=f"it has none of env_ids, with {make.num_envs} envs")
+            return None
+        if why := self._lack(options):
+            log.warning("not_recorded", session=session, why=why)
+            return None
+        try:
+            return SessionRecording(self, options, make, session)
+        except OSError as error:
+            log.warning("not_recorded", session=session, why=f"no process can be started: {error.strerror}")
+            return None
+
+    def _lack(self, options: RecordOptions) -> str:
+        """Why no recording is begun while those run that do; empty if one is."""
+        running = {*self.running.values()}
+        if len(running) >= RECORDINGS_MAX:
+            return f"{RECORDINGS_MAX} recordings are being written"
+        used, most = sum(each.options.memory_bytes for each in running), self._memory_bytes_max
+        if used + options.memory_bytes <= most:
+            return ""
+        wanted = f"it takes {options.memory_bytes}, twice its queue_bytes"
+        return f"{used} of recordings_memory_max={most} bytes are in use, and {wanted}"
+
+    def close(self, wait_s: Callable[[], float]) -> None:
+        """Wait for up to so many seconds, asked again and again, until everything is written; sessions have ended."""
+        began_s, recordings = time.monotonic(), {*self.running.values()}
+        for recording in recordings:
+            recording.close()
+        for recording in recordings:
+            while recording.runs and time.monotonic() < began_s + wait_s():
+                for each in recordings:
+                    each.flush()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    recording.handle.process.wait(SLICE_S)
+            recording.finish()
+
+
+@dataclass
+class Lines:
+    """Which line each worker's process has, by numbers that are used once."""
+
+    of_worker: dict[int, int] = field(default_factory=dict)
+    made: int = 0
+
+    def add(self, worker: int) -> int:
+        """The number for the line of this worker's process."""
+        self.of_worker[worker] = self.made
+        self.made += 1
+        return self.made - 1
+
+    def swap(self, worker: int, spare: int) -> None:
+        """The spare's process is the worker's from now on, and the worker's the spare's."""
+        new = {worker: spare, spare: worker}
+        self.of_worker = {new.get(number, number): line for number, line in self.of_worker.items()}
+
+
+class SessionRecording:
+    """The recording of one session.
+
+    Attributes:
+        handle: the process.
+        options: what is recorded.
+        refused: why nothing is recorded; empty as long as something is.
+    """
+
+    def __init__(self, recordings: Recordings, options: RecordOptions, make: Make, session: str) -> None:
+        """Start the process.
+
+        Raises:
+            OSError: there is no process, memory or descriptor left.
+        """
+        self._recordings, self.options, self._make = recordings, options, make
+        self.refused = ""
+        self._log = log.bind(session=session)
+        self._about = {"env": make.name, "hub": platform.node(), "session": session}
+        self._built: control.Built | None = None
+        self._set_up = self._closed = self._told = False
+        self._lines = Lines()
+        self._found: dict[str, Any] = {}  # the last answer
+        with contextlib.ExitStack() as undo:
+            self._counted = os.memfd_create("envhub-recorded-episodes", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            undo.callback(os.close, self._counted)
+            os.ftruncate(self._counted, make.num_envs * np.dtype(np.int64).itemsize)
+            seal(self._counted)  # all workers of the session map it
+            self.handle = RecorderHandle()
+            undo.callback(self._end_process)
+            self.handle.control.setblocking(False)
+            self._pidfd = os.pidfd_open(self.handle.process.pid)
+            undo.callback(os.close, self._pidfd)
+            for descriptor in (self.handle.control.fileno(), self._pidfd):
+                recordings.poller.register(descriptor, self)
+                undo.callback(recordings.poller.unregister, descriptor)
+            undo.pop_all()
+        for descriptor in (self.handle.control.fileno(), self._pidfd):
+            recordings.running[descriptor] = self
+
+    def _end_process(self) -> None:
+        self.handle.control.close()
+        self.handle.process.kill()
+        self.handle.process.wait()
+
+    # --- workers ------------------------------------------------------------------------------------------------------
+
+    def built(self, built: control.Built) -> None:
+        """Note what the session's first worker says of its envs."""
+        if built.action_space:
+            self._built = built
+
+    @property
+    def not_filmed(self) -> str:
+        """Why the session's envs cannot be filmed as the operator wants; empty if they can."""
+        if not self.options.film or self._built is None or self._built.render_mode == "rgb_array":
+            return ""
+        found = self._built.render_mode
+        return f'the operator has this env filmed, which needs render_mode="rgb_array"; it has {found!r}'
+
+    def refuse(self, why: str) -> None:
+        """Record nothing more, and log why."""
+        if not self.refused:
+            self.refused = why
+            self._log.warning("not_recorded", why=why)
+            self._closed = True
+            self.handle.give_up()
+
+    def for_worker(
+        self, worker: int, rows: Sequence[int], message: control.MapArena, share: int, wait: bool
+    ) -> tuple[dict[str, Any], list[int]]:
+        """What this worker, of these rows, is told besides of its arena, and descriptors, which the caller owns.
+
+        Nothing for one that knows already. ``share`` is by how many the memory is divided; with ``wait`` the worker
+        waits until the process is ready.
+        """
+        if self.refused or self._closed or worker in self._lines.of_worker:
+            return {}, []
+        positions = [position for position, row in enumerate(rows) if row in (self.options.env_ids or ())]
+        if not positions:
+            return {}, []
+        try:
+            self._tell(message)
+            numbers = [rows[position] for position in positions]
+            film = [row for row in numbers if row in self.options.film]
+            queue_bytes = max(1, self.options.queue_bytes // share)
+            counted = os.dup(self._counted)
+            try:
+                line = self.handle.add_line(self._lines.made, numbers, film, queue_bytes)
+            except BaseException:
+                os.close(counted)
+                raise
+        except OSError as error:
+            self.refuse(f"{error.strerror or error}")
+            return {}, []
+        self._watch()
+        self._lines.add(worker)
+        wanted = {
+            "recorded": positions,
+            "filmed": [list(rows).index(row) for row in film],
+            "every": self.options.every,
+            "env_ids": numbers,
+            "queue_bytes": queue_bytes,
+            "wait_s": START_S if wait else 0.0,
+        }
+        return wanted, [line.detach(), counted]
+
+    def _tell(self, message: control.MapArena) -> None:
+        """Tell the process, once, what is recorded."""
+        if self._set_up:
+            return
+        built, make = self._built, self._make
+        assert built is not None
+        blobs = [message.observation_space, message.action_space]
+        about = {
+            **self._about,
+            "num_envs": make.num_envs,
+            "wrappers": make.wrappers,
+            "autoreset_mode": make.autoreset_mode,
+            "env_ids": [*(self.options.env_ids or ())],
+            "versions": {**built.versions, "envhub-rl": envhub.__version__},
+        }
+        setup = setup_of(self.options, str(self.options.folder), False, blobs, about)
+        kwargs = [each or make.kwargs for each in make.kwargs_each] or [make.kwargs]
+        blobs_of = {"kwargs": kwargs, "wrapper_kwargs": make.wrapper_kwargs}
+        self.handle.set_up({**setup, "plain_spec": built.plain_spec, "metadata": built.metadata, "blobs": blobs_of})
+        self._set_up = True
+
+    def line_of(self, worker: int) -> int | None:
+        """The line of this worker's process."""
+        return self._lines.of_worker.get(worker)
+
+    def swap(self, worker: int, spare: int) -> None:
+        """The spare's process is the worker's from now on, and the worker's the spare's."""
+        self._lines.swap(worker, spare)
+        self._say(self.handle.line_next, self.line_of(worker))
+
+    def line_ended(self, line: int | None, why: str) -> None:
+        """The process at this line has ended; its episodes under way failed so, or are cut if it is empty."""
+        self._lines.of_worker = {worker: own for worker, own in self._lines.of_worker.items() if own != line}
+        self._say(self.handle.line_ended, line, why)
+
+    def _say(self, what: Callable[..., None], line: int | None, *arguments: Any) -> None:
+        """Tell the process this of a line, if there is one."""
+        if line is not None and not self._closed:
+            try:
+                what(line, *arguments)
+            except OSError as error:
+                self._lose(error)
+            self._watch()
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Have everything written; the process ends then by itself."""
+        if not self._closed:
+            self._closed = True
+            try:
+                self.handle.close()
+            except OSError:  # it has ended, which is reported by itself
+                self.handle.give_up()
+            self._watch()
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process has not ended."""
+        return self.handle.process.poll() is None
+
+    def flush(self) -> None:
+        """Tell the process what it could not yet be told."""
+        if not self.handle.is_waiting:
+            return
+        try:
+            self.handle.flush()
+        except OSError as error:
+            self._lose(error)
+        self._watch()
+
+    def _lose(self, error: OSError) -> None:
+        """The process takes no more orders: it has ended, which is reported by itself, or leaves too many unread."""
+        if isinstance(error, (BrokenPipeError, ConnectionResetError)):
+            self.handle.give_up()
+        else:
+            self.refuse(f"{error.strerror or error}")
+
+    def _watch(self) -> None:
+        """Be called once there is room for orders that wait."""
+        self._recordings.poller.want_writable(self.handle.control.fileno(), self.handle.is_waiting)
+
+    def on_ready(self, descriptor: int) -> None:
+        """Read what the process says, or note that it has ended."""
+        if descriptor == self._pidfd:
+            self.handle.process.wait()
+            self.finish()
+        else:
+            self.flush()
+            self._read()
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while (found := self.handle.answer()) is not None:
+                self._found = found
+                if refused := found["refused"]:
+                    self._log.warning("env_not_recorded", **refused)
+                if found["ended"] and not self._told:
+                    self._told = True
+                    self._log.warning("recording_ended", folder=found["folder"], why=found["ended"])
+            self._recordings.poller.unregister(self.handle.control.fileno())  # at its end
+
+    def finish(self) -> None:
+        """Say what was recorded, and free everything; the process has ended, or is waited for no longer."""
+        if self.handle.control.fileno() < 0:
+            return
+        self._read()
+        self.handle.give_up()
+        for descriptor in (self.handle.control.fileno(), self._pidfd):
+            self._recordings.poller.unregister(descriptor)
+            self._recordings.running.pop(descriptor, None)
+        self.handle.control.close()
+        os.close(self._pidfd)
+        os.close(self._counted)
+        found = self._found
+        if not found.get("closed"):
+            why = "the hub ends while it is written" if self.runs else "its process has ended"
+            self._log.warning("recording_ended", folder=found.get("folder", ""), why=why)
+        elif found["folder"]:
+            told = {"nbytes": found["nbytes"], "dropped": found["dropped"]}
+            self._log.info("recorded", folder=found["folder"], episodes=found["episodes"], **told)
+
+
+def unrecordable(loose: bool, layout: Layout) -> str:
+    """Why envs of these spaces cannot be recorded; empty if they can. ``loose``: observations have object leaves."""
+    if loose or OBJECT in layout.actions:
+        return "a space has parts that are no arrays of a fixed size"
+    return ""

@@ -1,0 +1,23 @@
+"""Has the C library keep freed memory for the next message, instead of giving it back to the kernel each time."""
+
+from __future__ import annotations
+
+import ctypes
+
+# The largest values that glibc reaches by itself are 32 MiB and 64 MiB, but only after it has freed such blocks.
+MAPPED_FROM_BYTES = 32 << 20  # a larger block is mapped for itself, and given back when it is freed
+KEPT_BYTES_MAX = 32 << 20  # at the end of the heap
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def keep_freed_memory() -> None:
+    """Keep up to ``KEPT_BYTES_MAX`` that this process, and those that it forks, have used and freed.
+
+    A message of an image or a frame takes several blocks of its size. Of memory that is new, the kernel makes and
+    clears each page at the first access, which takes ten times as long as to copy a message. A C library without
+    ``mallopt`` is left as it is.
+    """
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        mallopt(_M_MMAP_THRESHOLD, MAPPED_FROM_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES_MAX)

@@ -1,0 +1,202 @@
+"""Episodes as a client sees them, to be compared with those that were recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import minari
+import numpy as np
+import recorded_sims
+from envhub_server.ipc.reseeding import reseeded
+from hubs import kill_worker
+from same import assert_same
+
+
+def data_set(folder: Path, number: int = 0) -> Any:
+    return minari.MinariDataset(folder / f"recording-v{number}" / "data")
+
+
+def about_each(found: Any) -> list[dict[str, Any]]:
+    return list(found.storage.get_episode_metadata(range(found.total_episodes)))
+
+
+@dataclass
+class Seen:
+    """One episode of one env, whose observations and actions are arrays.
+
+    Attributes:
+        seed: that the program gave for its reset.
+        last_seed: that the program gave last, for this reset or one before.
+        new: whether the hub had made the env anew after a failure, and reset it.
+    """
+
+    seed: int | None
+    last_seed: int | None
+    new: bool
+    observations: list[Any]
+    actions: list[Any] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    terminations: list[bool] = field(default_factory=list)
+    truncations: list[bool] = field(default_factory=list)
+    failed: bool = False
+
+
+class Witness:
+    """Steps a vector env of array spaces and keeps every env's episodes, to be compared with what the hub recorded."""
+
+    def __init__(self, envs: Any) -> None:
+        self.envs, self.mode = envs, envs.autoreset_mode.value
+        self.episodes: list[list[Seen]] = [[] for _ in range(envs.num_envs)]
+        self._ended, self._new = np.zeros(envs.num_envs, bool), np.zeros(envs.num_envs, bool)
+        self._seeds: list[int | None] = [None] * envs.num_envs
+
+    def reset(self, seeds: Sequence[int | None] | None = None, mask: Any = None) -> None:
+        options = None if mask is None else {"reset_mask": mask}
+        observations, _ = self.envs.reset(seed=seeds, options=options)
+        for env in np.flatnonzero(np.ones(self.envs.num_envs, bool) if mask is None else mask).tolist():
+            self._begin(env, observations[env], None if seeds is None else seeds[env])
+
+    def _begin(self, env: int, observation: Any, seed: int | None = None, new: bool = False) -> None:
+        self._seeds[env] = self._seeds[env] if seed is None else seed
+        self.episodes[env].append(Seen(seed, self._seeds[env], new, [observation.copy()]))
+        self._ended[env] = self._new[env] = False
+
+    def play(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step(self.envs.action_space.sample())
+
+    def step(self, actions: Any) -> Any:
+        result = self.envs.step(actions)
+        self.saw(range(self.envs.num_envs), actions, *result)
+        if self.mode == "Disabled" and self._ended.any():
+            self.reset(mask=self._ended.copy())
+        return result
+
+    def saw(self, numbers: Any, actions: Any, *result: Any) -> None:
+        observations, rewards, terminations, truncations, infos = result
+        for place, env in enumerate(numbers):
+            resets = self._new[env] or (self._ended[env] and self.mode == "NextStep")
+            if infos.get("invalid_transition", self._new * False)[place]:
+                self.episodes[env][-1].failed |= not resets  # the env gave nothing
+                self._new[env] = True
+                continue
+            if resets:
+                self._begin(env, observations[place], new=bool(self._new[env]))
+                continue
+            seen, ended = self.episodes[env][-1], bool(terminations[place] or truncations[place])
+            same_step = ended and self.mode == "SameStep"
+            seen.observations.append((infos["final_obs"] if same_step else observations)[place].copy())
+            seen.actions.append(actions[place])
+            seen.rewards.append(float(rewards[place]))
+            seen.terminations.append(bool(terminations[place]))
+            seen.truncations.append(bool(truncations[place]))
+            self._ended[env] = ended
+            if same_step:
+                self._begin(env, observations[place])
+
+    def assert_recorded(self, found: Any, env_ids: Sequence[int] | None = None) -> None:
+        """Every episode of these envs, and of no other, is in this data set, bit for bit; the last ones are cut."""
+        metadata = about_each(found)
+        chosen = range(self.envs.num_envs) if env_ids is None else env_ids
+        assert {about["env_id"] for about in metadata} == {*chosen}
+        for env in chosen:
+            own = [seen for seen in self.episodes[env] if seen.rewards]
+            mine = [number for number, about in enumerate(metadata) if about["env_id"] == env]
+            assert len(own) == len(mine) > 0
+            for number, seen in zip(mine, own, strict=True):
+                self._assert_same(found[number], metadata[number], seen)
+            self._assert_seeded([metadata[number].get("seed") for number in mine], own)
+
+    @staticmethod
+    def _assert_same(episode: Any, about: dict[str, Any], seen: Seen) -> None:
+        cut = not (seen.terminations[-1] or seen.truncations[-1])
+        assert_same(episode.observations, np.array(seen.observations), "observations")
+        assert_same(episode.actions, np.array(seen.actions), "actions")
+        assert_same(episode.rewards, np.array(seen.rewards, np.float64), "rewards")
+        assert_same(episode.terminations, np.array(seen.terminations), "terminations")
+        assert_same(episode.truncations, np.array([*seen.truncations[:-1], seen.truncations[-1] or cut]), "truncations")
+        ended = "cut" if cut else "terminated" if seen.terminations[-1] else "truncated"
+        ended = "failed" if seen.failed else ended
+        assert about["ended"] == ended
+
+    @staticmethod
+    def _assert_seeded(recorded: list[int | None], own: list[Seen]) -> None:
+        """The seeds are the program's, or those that the hub made of them for envs that it made anew."""
+        made_anew = []
+        for seed, seen in zip(recorded, own, strict=True):
+            if seen.seed is None and seed is not None:
+                made_anew.append([reseeded(seen.last_seed, number) for number in range(100)].index(seed, 1))
+            else:
+                assert seed == seen.seed and (not seen.new or seen.last_seed is None)
+        assert made_anew == sorted({*made_anew})
+
+
+def play_until_one_crashed(envs: Any) -> None:
+    """Play two envs of five steps, each on a worker of its own; env 1 crashes in its second episode, and plays on."""
+    envs.reset(seed=1)
+    for _ in range(8):  # the first episode ends with the fifth step, and the sixth is a reset
+        envs.step([1, 2])
+    kill_worker(int(envs.call("pid")[1]))
+    *_, truncations, infos = envs.step([3, 4])
+    assert truncations.tolist() == [False, True] and infos["env_failure"][1].cause == "crash"
+    for _ in range(9):
+        envs.step([5, 6])
+    envs.close()
+
+
+# --- episodes of ``recorded_sims.Parts`` ------------------------------------------------------------------------------
+
+
+def _own_episodes(seed: int, actions: list[Any], mode: str) -> list[Any]:
+    """What one env gives when it is stepped as in a vector env, as (observations, actions, rewards, flags)."""
+    env = recorded_sims.Parts()
+    episodes: list[Any] = []
+
+    def begin(**kwargs: Any) -> None:
+        episodes.append(([env.reset(**kwargs)[0]], [], [], [], []))
+
+    begin(seed=seed)
+    ended = False
+    for action in actions:
+        if ended:
+            begin()
+            ended = False
+            continue
+        for column, value in zip(episodes[-1], (None, action), strict=False):
+            if value is not None:
+                column.append(value)
+        observation, reward, terminated, truncated, _ = env.step(action)
+        episodes[-1][0].append(observation)
+        for column, value in zip(episodes[-1][2:], (reward, terminated, truncated), strict=True):
+            column.append(value)
+        ended = terminated or truncated
+        if ended and mode != "NextStep":
+            begin()
+            ended = False
+    return [episode for episode in episodes if episode[1]]
+
+
+def assert_parts_recorded(found: Any, seeds: list[int], actions: list[Any], mode: str) -> None:
+    """Every env's episodes are there in order, and equal to those of the env itself, the last ones cut."""
+    metadata = about_each(found)
+    for env, seed in enumerate(seeds):
+        own = _own_episodes(seed, [(batch[0][env], batch[1][env]) for batch in actions], mode)
+        mine = [number for number, about in enumerate(metadata) if about["env_id"] == env]
+        assert len(own) == len(mine) > 5
+        assert [metadata[number].get("seed") for number in mine] == [seed, *[None] * (len(own) - 1)]
+        for number, (observations, acted, rewards, terminations, truncations) in zip(mine, own, strict=True):
+            episode = found[number]
+            assert set(episode.observations) == {"image", "at", "x"}
+            for key, column in episode.observations.items():
+                assert_same(column, np.array([each[key] for each in observations]), key)
+            for part, column in enumerate(episode.actions):
+                assert_same(column, np.array([each[part] for each in acted]), f"action {part}")
+            assert_same(episode.rewards, np.array(rewards, np.float64), "rewards")
+            cut = not (terminations[-1] or truncations[-1])
+            assert_same(episode.terminations, np.array(terminations), "terminations")
+            assert_same(episode.truncations, np.array([*truncations[:-1], truncations[-1] or cut]), "truncations")
+            ended = "cut" if cut else "terminated" if terminations[-1] else "truncated"
+            assert metadata[number]["ended"] == ended

@@ -500,6 +500,7 @@ def test_killed_hubs_episodes_are_all_there(tmp_path: Path) -> None:
         witness = Witness(envs)
         witness.reset([1, 2, 3])
         witness.play(150)
+        envs.call("get_wrapper_attr", "spec")  # workers answer a step before they record it, and a call after that
         hub.stop(signal.SIGKILL)
         folder = tmp_path / "kept/recording-v0"
         assert wait_until(lambda: not (folder / ".unfinished").exists(), 30)

@@ -102,10 +102,10 @@ def as_pickle(value: Any) -> msgpack.ExtType:
     Raises:
         EncodeError: it cannot be pickled.
     """
-    import cloudpickle
+    from envhub.values import code_pickler
 
     try:
-        return msgpack.ExtType(PICKLE, cloudpickle.dumps(value))
+        return msgpack.ExtType(PICKLE, code_pickler.dumps(value))
     except Exception as error:  # a foreign __reduce__ may raise anything
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise EncodeError(f"a {kind} cannot be pickled: {error}") from error

@@ -65,7 +65,9 @@ def pickled(spec: Any) -> bytes:
         Exception: what a foreign object raises when it is pickled.
     """
     if not isinstance(spec.entry_point, str):
-        return bytes(import_module("cloudpickle").dumps(spec))
+        from envhub.values import code_pickler
+
+        return code_pickler.dumps(spec)
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer)
     pickler.fast = True  # no references to equal parts, because some processes have one object there and others two

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
 from envhub.protocol.messages import Make
+from envhub.values import code_pickler
 from envhub.values.gym_api import unfit
 from envhub_client.session.factory_digest import factories_digest
 
@@ -53,8 +53,8 @@ def make_of_factories(factories: Sequence[object], runner: object = None) -> Mak
         TypeError: the factories hold something that cannot be pickled.
     """
     try:
-        pickled = bytes(cloudpickle.dumps(list(factories)))
-        pickled_runner = b"" if runner is None else bytes(cloudpickle.dumps(runner))
+        pickled = code_pickler.dumps(list(factories))
+        pickled_runner = b"" if runner is None else code_pickler.dumps(runner)
     except Exception as error:  # whatever a foreign object raises when it is pickled
         raise TypeError(f"the factories of the envs cannot be pickled for the workers: {error}") from error
     alike = all(factory is factories[0] for factory in factories)

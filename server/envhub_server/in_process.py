@@ -245,7 +245,12 @@ class _InProcessWorkers:
         self._events = events
 
     def start(
-        self, session: int, numbers: Collection[int], key: InterpreterKey, environ: Mapping[str, str] | None
+        self,
+        session: int,
+        numbers: Collection[int],
+        key: InterpreterKey,
+        environ: Mapping[str, str] | None,
+        libraries: Sequence[str],
     ) -> list[_WorkerInThread]:
         """The workers of these numbers."""
         return [_WorkerInThread(session, number, self._events) for number in numbers]

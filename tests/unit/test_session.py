@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -161,6 +162,16 @@ def test_first_envs_decide_how_many_workers_make_the_others(first: list[FirstBui
         answers = [session.said(worker, event) for worker in range(workers)]
     answer = answers[-1][-1]
     assert isinstance(answer, Answer) and answer.message.num_workers == workers and why in answer.message.sizing
+
+
+def test_libraries_that_first_envs_imported_are_shared_with_the_other_workers_and_noted() -> None:
+    session = undecided()
+    for worker in (0, 1, 2):
+        session.said(worker, replace(UNKNOWN, libraries=["torch", "os"][: 2 * (worker == 1)]))
+    started = session.said(3, replace(UNKNOWN, libraries=["scipy.stats", "torch"]))[0]
+    assert started == StartProcesses(tuple(range(4, 16)), libraries=("torch", "scipy.stats"))
+    learned, *_ = session.said(0, StepTimes(64, 0, 0))
+    assert learned == LearnCost(StepCost(0.0, 0.0, libraries=("torch", "scipy.stats")))
 
 
 def test_progress_counts_the_first_envs() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,17 @@ def test_average_is_that_of_all_workers_steps() -> None:
 @pytest.mark.parametrize("times", [[], [StepTimes(23, 1, 1)], [StepTimes(64, -1, 0)], [StepTimes(64, 0, 10**30)]])
 def test_too_few_steps_or_impossible_ones_say_nothing(times: list[StepTimes]) -> None:
     assert average(times) is None
+
+
+# --- libraries --------------------------------------------------------------------------------------------------------
+
+
+def test_libraries_of_an_env_remain_noted_and_others_are_left_out() -> None:
+    costs = StepCosts()
+    for libraries in (("torch",), (), ("os", "scipy.stats", "torch")):
+        costs.note(A, replace(COST, libraries=libraries))
+    read_back = StepCosts.of_text(costs.text()).find(A)
+    assert costs.find(A) == read_back == replace(COST, libraries=("torch", "scipy.stats"))
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -103,19 +115,20 @@ def test_any_other_text_is_nothing_known(text: str) -> None:
     [
         None,
         [],
-        {"format": 1},
-        {"format": 2, "costs": {A: [1, 1, 0]}},
-        {"format": 1, "costs": [1]},
-        {"format": 1, "costs": {A: 3}},
-        {"format": 1, "costs": {A: [1]}},
-        {"format": 1, "costs": {A: ["x", 1, 0]}},
-        {"format": 1, "costs": {A: [-1, 0, 0]}},
-        {"format": 1, "costs": {A: [float("nan"), 0, 0]}},
-        {"format": 1, "costs": {A: [0, float("inf"), 0]}},
-        {"format": 1, "costs": {"short": [0, 0, 0]}},
-        {"format": 1, "costs": {A: [10**400, 0, 0]}},
-        {"format": 1, "costs": {A: [0, 0, -1]}},
-        {"format": 1, "costs": {A: [0, 0, 10**400]}},
+        {"format": 2},
+        {"format": 1, "costs": {A: [1, 1, 0]}},
+        {"format": 2, "costs": [1]},
+        {"format": 2, "costs": {A: 3}},
+        {"format": 2, "costs": {A: [1]}},
+        {"format": 2, "costs": {A: ["x", 1, 0]}},
+        {"format": 2, "costs": {A: [-1, 0, 0]}},
+        {"format": 2, "costs": {A: [float("nan"), 0, 0]}},
+        {"format": 2, "costs": {A: [0, float("inf"), 0]}},
+        {"format": 2, "costs": {"short": [0, 0, 0]}},
+        {"format": 2, "costs": {A: [10**400, 0, 0]}},
+        {"format": 2, "costs": {A: [0, 0, -1]}},
+        {"format": 2, "costs": {A: [0, 0, 10**400]}},
+        {"format": 2, "costs": {A: [0, 0, 0, ["torch"]]}},
     ],
 )
 def test_impossible_tables_are_nothing_known(found: object) -> None:
@@ -135,7 +148,7 @@ def test_file_keeps_what_programs_wrote_one_after_the_other(tmp_path: Path) -> N
     assert [file.name for file in path.parent.iterdir()] == ["costs.json"]  # and no temporary one
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"format": 1, "costs": {}}' * 2])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"format": 2, "costs": {}}' * 2])
 def test_broken_file_is_harmless_and_replaced(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "costs.json"
     path.write_bytes(content)

@@ -41,7 +41,12 @@ class Starter:
         self.started: list[Process] = []
 
     def start(
-        self, session: int, numbers: Sequence[int], key: InterpreterKey, environ: Mapping[str, str] | None
+        self,
+        session: int,
+        numbers: Sequence[int],
+        key: InterpreterKey,
+        environ: Mapping[str, str] | None,
+        libraries: Sequence[str],
     ) -> list[Process]:
         found = [Process(number) for number in numbers]
         self.started += found

@@ -6,17 +6,18 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from envhub.protocol.messages import Make
 from envhub_server.ipc.control import StepTimes
+from envhub_server.ipc.shared_libraries import shared
 
 ENVIRONMENTS_MAX = 512  # in the table; the one used longest ago is removed for a new one
 STEPS_MIN = 24  # fewer give no useful average; one env times as many between its first two reports
 STEP_S_MAX = 3600.0
 ENV_BYTES_MAX = 1 << 50
 KEY_CHARACTERS = 32
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,13 @@ class StepCost:
         cpu_s: seconds of CPU time, of all threads of its process.
         wait_s: seconds in which its process neither ran nor was ready to run: it slept, or waited for another process.
         env_bytes: the memory of a worker with one env.
+        libraries: shared ones that were imported for the env.
     """
 
     cpu_s: float
     wait_s: float
     env_bytes: int = 0
+    libraries: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Text such as ``0.01 ms of CPU and 10.1 ms of waiting``."""
@@ -74,15 +77,15 @@ class StepCosts:
         return cost
 
     def note(self, key: str, cost: StepCost) -> None:
-        """Note the cost of a step of this environment."""
-        self._costs.pop(key, None)
-        self._costs[key] = cost
+        """Note the cost of a step of this environment; libraries that it has once imported remain."""
+        before = self._costs.pop(key, cost).libraries
+        self._costs[key] = replace(cost, libraries=tuple(shared([*before, *cost.libraries])))
         while len(self._costs) > ENVIRONMENTS_MAX:
             del self._costs[next(iter(self._costs))]
 
     def text(self) -> str:
         """The table as text for a file."""
-        costs = {key: [cost.cpu_s, cost.wait_s, cost.env_bytes] for key, cost in self._costs.items()}
+        costs = {key: [cost.cpu_s, cost.wait_s, cost.env_bytes, *cost.libraries] for key, cost in self._costs.items()}
         return json.dumps({"format": FORMAT, "costs": costs}, indent=1)
 
     @classmethod
@@ -92,8 +95,8 @@ class StepCosts:
         try:
             read = json.loads(text)
             costs = read["costs"] if read["format"] == FORMAT else {}
-            for key, (cpu_s, wait_s, env_bytes) in costs.items():
-                cost = _checked(cpu_s, wait_s, env_bytes)
+            for key, (cpu_s, wait_s, env_bytes, *libraries) in costs.items():
+                cost = _checked(cpu_s, wait_s, env_bytes, libraries)
                 if cost is not None and len(key) == KEY_CHARACTERS:
                     table.note(key, cost)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
@@ -101,10 +104,10 @@ class StepCosts:
         return table
 
 
-def _checked(cpu_s: float, wait_s: float, env_bytes: int) -> StepCost | None:
+def _checked(cpu_s: float, wait_s: float, env_bytes: int, libraries: Iterable[str] = ()) -> StepCost | None:
     """The cost of these numbers; None if a step cannot have them."""
     if not all(math.isfinite(value) and 0 <= value <= STEP_S_MAX for value in (cpu_s, wait_s)):
         return None
     if not 0 <= env_bytes <= ENV_BYTES_MAX:
         return None
-    return StepCost(float(cpu_s), float(wait_s), int(env_bytes))
+    return StepCost(float(cpu_s), float(wait_s), int(env_bytes), tuple(shared(libraries)))

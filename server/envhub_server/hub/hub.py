@@ -47,6 +47,7 @@ from envhub_server.catalog.listing import LISTING, LOOK_S, Listing
 from envhub_server.catalog.registry import Recipe
 from envhub_server.catalog.replay_shares import name_beginning
 from envhub_server.catalog.step_cost_file import KnownCosts
+from envhub_server.catalog.step_costs import StepCost
 from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import stats
 from envhub_server.hub.client_usage import ClientUsage
@@ -688,7 +689,8 @@ class Hub:
             return
         machine = self._machine(holder, spares)
         recycled = hosting.recycle != messages.Recycle()
-        sizing = self._sizing(make, found, machine, recycled)
+        cost = self._costs.find(make)
+        sizing = self._sizing(make, found, machine, recycled, cost)
         workers = min(machine.cpus, make.num_envs) if sizing is None else sizing.workers
         if recycled and make.autoreset_mode == "SameStep" and workers < make.num_envs:
             why = "recycle with SameStep needs a process per env: num_workers=num_envs"
@@ -702,7 +704,9 @@ class Hub:
         limits = self.config.limits
         kept = self._services.replays is not None
         replays = name_beginning(make.name, holder.name, secrets.token_hex(8)) if kept else ""
-        rules = WorkerRules(limits.worker_memory_bytes_max, self._hides_folders(holder), name, hosting, replays)
+        memory_max, hides_folders = limits.worker_memory_bytes_max, self._hides_folders(holder)
+        libraries = () if cost is None else cost.libraries
+        rules = WorkerRules(memory_max, hides_folders, name, hosting, replays, libraries)
         state = SessionState(make, found, sizing, limits.info_bytes, machine, restarts, rules)
         try:
             tickets, budget = self._side_socket.open, self._usage.budget(holder)
@@ -746,7 +750,9 @@ class Hub:
         cpus = int(min(usable_cpus(), left))  # since a session may always have a worker for each
         return Machine(affinity, cpus, has_quota(), workers_max, memory_available_bytes())
 
-    def _sizing(self, make: Make, recipe: Recipe, machine: Machine, recycled: bool) -> WorkerCount | None:
+    def _sizing(
+        self, make: Make, recipe: Recipe, machine: Machine, recycled: bool, cost: StepCost | None
+    ) -> WorkerCount | None:
         """How many workers a session gets; None where that is to be seen of its first envs."""
         if make.num_workers:
             return told(make.num_envs, make.num_workers, f"num_workers={make.num_workers}")
@@ -758,7 +764,7 @@ class Hub:
         if recycled:
             workers = min(make.num_envs, max(1, machine.workers_max))
             return told(make.num_envs, workers, "a process per env, which is recycled by itself")
-        return known(make.num_envs, self._costs.find(make), machine)
+        return known(make.num_envs, cost, machine)
 
     def _attach(self, request: Incoming, holder: Holder) -> None:
         runtime = self._found(request.message.session, holder)

@@ -349,7 +349,7 @@ class SessionRuntime:
 
     def _on_StartProcesses(self, instruction: instructions.StartProcesses) -> None:
         try:
-            self._pool.start(instruction.workers, instruction.spare)
+            self._pool.start(instruction.workers, instruction.spare, instruction.libraries)
         except OSError as error:
             for worker in instruction.workers:
                 self.log.warning("worker_exited", worker=worker, how=f"cannot be started: {error}")

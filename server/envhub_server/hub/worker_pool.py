@@ -33,7 +33,12 @@ class WorkerStarter(Protocol):
     """What starts workers: a hub's ``Supervisor``, as processes."""
 
     def start(
-        self, session: int, numbers: Sequence[int], key: InterpreterKey, environ: Mapping[str, str] | None
+        self,
+        session: int,
+        numbers: Sequence[int],
+        key: InterpreterKey,
+        environ: Mapping[str, str] | None,
+        libraries: Sequence[str],
     ) -> Sequence[StartedWorker]:
         """Start the workers of these numbers; errors as for ``Supervisor.start``."""
 
@@ -60,14 +65,14 @@ class WorkerPool:
         self._workers: dict[int, int] = {}  # whose each process is, which has a number that is used once
         self._started = 0
 
-    def start(self, workers: Collection[int], spares: bool = False) -> None:
-        """Ask for the processes of these workers, or of spares, which nobody rings.
+    def start(self, workers: Collection[int], spares: bool = False, libraries: Sequence[str] = ()) -> None:
+        """Ask for the processes of these workers, or of spares, which nobody rings, with these libraries.
 
         Raises:
             OSError: there are no descriptors or processes left; none was started.
         """
         processes = range(self._started, self._started + len(workers))
-        started = self._supervisor.start(self._session, processes, self._key, self._environ)
+        started = self._supervisor.start(self._session, processes, self._key, self._environ, libraries)
         self._started += len(workers)
         handles = dict(zip(workers, started, strict=True))
         self._handles.update(handles)

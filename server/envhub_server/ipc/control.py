@@ -21,9 +21,13 @@ INFO_DROPPED = "info_dropped"  # the key that an info leaves which is larger
 
 @dataclass(frozen=True)
 class StartWorkers:
-    """Hub to zygote: fork ``count`` workers; with descriptors of their channels, standard outputs and errors."""
+    """Hub to zygote: fork ``count`` workers; with descriptors of their channels, standard outputs and errors.
+
+    Import these shared libraries before, unless they are imported.
+    """
 
     count: int
+    libraries: List[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,7 @@ class Built:
     sys_path: List[str] = field(default_factory=list)  # where the worker found it
     cwd: str = ""  # the folder in which it was made
     plain_spec: bytes = b""  # the spec of the first env as data only; empty where it is none
+    libraries: List[str] = field(default_factory=list)  # shared ones that were imported for the envs
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,7 @@ class FirstBuilt:
 
     in_process: bool  # whether the env is known to compute in its own process
     private_bytes: int  # memory that this worker shares with no other process
+    libraries: List[str] = field(default_factory=list)  # as of ``Built``
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from envhub_server.ipc import shared_libraries
 from envhub_server.ipc.packages import here, install, package_of
 
 Environment = Mapping[str, str]  # variables, by name
@@ -26,17 +27,18 @@ INTERPRETERS_MAX = 64  # that one hub uses: each has a process that waits
 
 # Variables that are read when a process starts, or by the modules that the zygote imports: these cannot be changed in a
 # fork. Each worker sets the other variables of a program's environment itself.
-START_VARIABLES = (
+_READ_BY_EVERY_ZYGOTE = (
     *("LD_", "GLIBC_", "MALLOC_", "LANG", "LC_", "PYTHON"),
     *("NPY_", "NUMPY_", "OMP_", "KMP_", "GOMP_", "OPENBLAS_", "GOTO_", "MKL_", "BLIS_", "VECLIB_", "NUMEXPR_"),
 )
+START_VARIABLES = (*_READ_BY_EVERY_ZYGOTE, *shared_libraries.VARIABLES)
 # What workers of a public hub get besides, for the programs and libraries that envs use. Others may be secrets.
 KEPT_VARIABLES = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "HOSTNAME", "TZ", "TERM", "TMPDIR", "TEMP", "TMP", "VIRTUAL_ENV"),
     *("CONDA_PREFIX", "DISPLAY", "XAUTHORITY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"),
 )
 KEPT_PREFIXES = (
-    *START_VARIABLES,
+    *_READ_BY_EVERY_ZYGOTE,
     *("CUDA_", "NVIDIA_", "ROCR_", "HIP_", "JAX_PLATFORM", "XLA_", "TORCH_", "TF_"),
     *("MUJOCO_", "PYOPENGL_", "EGL_", "MESA_", "LIBGL_", "GALLIUM_", "VK_", "SDL_", "PYGAME_", "QT_"),
 )

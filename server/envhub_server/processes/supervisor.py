@@ -61,7 +61,12 @@ class Supervisor:
         poller.register(self._sweep_bell, self)
 
     def start(
-        self, session: int, numbers: Sequence[int], key: InterpreterKey = OWN, environ: Environment | None = None
+        self,
+        session: int,
+        numbers: Sequence[int],
+        key: InterpreterKey = OWN,
+        environ: Environment | None = None,
+        libraries: Sequence[str] = (),
     ) -> list[WorkerHandle]:
         """Start these workers of a session under this interpreter, or report soon why it cannot be used.
 
@@ -70,6 +75,7 @@ class Supervisor:
             numbers: of its workers.
             key: its interpreter.
             environ: of the session's program, if it has one.
+            libraries: shared ones that its envs import, which the zygote imports first.
 
         Raises:
             OSError: there are no descriptors or processes left; then no worker was started.
@@ -81,7 +87,7 @@ class Supervisor:
                 made = WorkerHandle(self.poller, self.streams, (session, number), self._events, self)
                 made.limit_messages(self._message_bytes_max)
                 workers.append(made)
-            self._zygote(key, self._environ if environ is None else environ).fork(workers)
+            self._zygote(key, self._environ if environ is None else environ).fork(workers, libraries)
         except InterpreterUnusable as error:
             for worker in workers:
                 worker.never_born("its interpreter does not start", str(error))

@@ -85,6 +85,7 @@ class ZygoteHandle:
         self._channel_closed = False
         self._retiring = False
         self._waiting: list[WorkerHandle] = []  # to be forked once it is ready
+        self._libraries: set[str] = set()  # to be imported before
         self._start = started()
         self._program = find(key.python)
         if key.folder and not os.path.isdir(key.folder):
@@ -157,22 +158,26 @@ class ZygoteHandle:
         self.on_ready(-1)
         return not self._channel_closed and self._process.poll() is None
 
-    def fork(self, workers: Sequence[WorkerHandle]) -> None:
+    def fork(self, workers: Sequence[WorkerHandle], libraries: Sequence[str] = ()) -> None:
         """Request the processes of these workers, now or once it is ready, and close the hub's copies of descriptors.
 
-        If it never becomes ready, the workers end, and ``problem`` is the cause.
+        It imports these shared libraries before. If it never becomes ready, the workers end, and ``problem`` is the
+        cause.
 
         Raises:
             OSError: the zygote does not take the request, because it has ended or is stopped.
         """
+        self._libraries.update(libraries)
         if not self.ready:
             self._waiting += workers
             return
+        wanted, self._libraries = sorted(self._libraries), set()
         at_once = DESCRIPTORS_MAX // DESCRIPTORS_PER_WORKER
         try:
             for start in range(0, len(workers), at_once):
                 part = workers[start : start + at_once]
-                self._channel.send(control.StartWorkers(len(part)), [end for worker in part for end in worker.far_ends])
+                ends = [end for worker in part for end in worker.far_ends]
+                self._channel.send(control.StartWorkers(len(part), wanted), ends)
         except (ChannelClosed, RuntimeError) as error:
             raise OSError(f"the zygote does not answer: {error}") from error
         finally:

@@ -24,6 +24,7 @@ class WorkerRules:
         session: the session's name for its envs; empty for envs that get no variables.
         hosting: what it gets besides its envs.
         replays: what the names of the session's replays begin with; empty where none are kept.
+        libraries: shared ones that its envs are known to import.
     """
 
     memory_bytes_max: int = 0
@@ -31,6 +32,7 @@ class WorkerRules:
     session: str = ""
     hosting: Hosting = field(default_factory=Hosting)
     replays: str = ""
+    libraries: tuple[str, ...] = ()
 
 
 NO_RULES = WorkerRules()

@@ -23,10 +23,14 @@ class Instruction:
 
 @dataclass(frozen=True)
 class StartProcesses(Instruction):
-    """Start the processes of these workers, or of spares; ``WorkersNotStarted`` reports that none can be had."""
+    """Start the processes of these workers, or of spares; ``WorkersNotStarted`` reports that none can be had.
+
+    Their zygote imports these libraries for them.
+    """
 
     workers: tuple[int, ...]
     spare: bool = False
+    libraries: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ from envhub_server.catalog.step_costs import average
 from envhub_server.ipc import control
 from envhub_server.ipc.journal import name_of_raised
 from envhub_server.ipc.reseeding import reseeded
+from envhub_server.ipc.shared_libraries import shared
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
@@ -484,7 +485,8 @@ class SessionState:
         self._plan_sample(now_s)
         for number in numbers:
             self.workers[number].start()
-        return [do.StartProcesses(tuple(numbers)), *map(self._build, numbers)]
+        processes = do.StartProcesses(tuple(numbers), libraries=self._rules.libraries)
+        return [processes, *map(self._build, numbers)]
 
     def _build(self, number: int) -> do.Tell:
         return do.Tell(number, build(self.make, self._recipe, self._rules, self._place(number)))
@@ -519,6 +521,7 @@ class SessionState:
             return []
         worker = self.workers[said.worker]
         worker.first, worker.built, worker.stage = said.message, 1, Stage.BUILT
+        self._note_libraries(said.message.libraries)
         first = [each.first for each in self.workers if each.first is not None]
         if len(first) < len(self.workers):
             return []
@@ -532,10 +535,15 @@ class SessionState:
         started = self._start(range(begun, len(self.workers)), now_s)
         return [*started[:1], *rest, *started[1:]]
 
+    def _note_libraries(self, imported: Sequence[str]) -> None:
+        libraries = tuple(shared([*self._rules.libraries, *imported]))
+        self._rules = replace(self._rules, libraries=libraries)
+
     def _on_built(self, said: WorkerSaid, now_s: float) -> Instructions:
         worker = self.workers[said.worker]
         worker.made, worker.waiting = said.message, False
         worker.stage, worker.built = Stage.BUILT, len(worker.rows)
+        self._note_libraries(said.message.libraries)
         if any(each.waiting for each in self.workers):
             return []
         first = self.workers[0].made
@@ -950,7 +958,7 @@ class SessionState:
         cost = average(worker.times for worker in self.workers if worker.times is not None)
         if cost is None or self.sizing is None:
             return []
-        learned: Instructions = [do.LearnCost(cost)]
+        learned: Instructions = [do.LearnCost(replace(cost, libraries=self._rules.libraries))]
         count, num_envs = len(self.workers), self.make.num_envs
         better = None if self._warned or self.sizing.told else better_count(num_envs, count, cost, self._machine)
         if better is None:
@@ -1105,7 +1113,7 @@ class SessionState:
         spare.start()
         self._plan_sample(now_s)
         order = build(self.make, self._recipe, self._rules, self._place(place))
-        return [do.StartProcesses((number,), spare=True), do.Tell(number, order)]
+        return [do.StartProcesses((number,), True, self._rules.libraries), do.Tell(number, order)]
 
     def _group(self, number: int) -> tuple[int, int]:
         """Workers of one group have equal envs and the same device, so that they may have each other's spares."""

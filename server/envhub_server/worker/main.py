@@ -71,6 +71,7 @@ from envhub_server.worker.episode_writer import EpisodeWriter
 from envhub_server.worker.exception_report import PendingFailure, describe_failure, encode_or_nothing
 from envhub_server.worker.gym_compat import adapt, is_wrapped
 from envhub_server.worker.journal_writer import JournalWriter
+from envhub_server.worker.library_sharing import LibraryUse
 from envhub_server.worker.native_env import NativeEnv, Share, made_by
 from envhub_server.worker.other_interfaces import as_gymnasium
 from envhub_server.worker.row import SAME_STEP, LeftWithEnding, NotFinite, Row
@@ -116,6 +117,7 @@ class Worker:
         self._build: Any = None
         self._row_built = -1
         self._timer = StepTimer()
+        self._library_use = LibraryUse()
         self._broken: list[Part] = []  # whose env raised and must be built again
         self._episodes_left = 0  # until the hub is told that there were enough; 0 where it need not know
         self._leaving = False  # whether another worker takes over once all envs are between episodes
@@ -248,7 +250,8 @@ class Worker:
         if not build.first_only:
             return self._build_rows(build.rows)
         self._build_row(build.rows[0])
-        return control.FirstBuilt(computes_in_process(self._rows[0].env, self._runner), private_bytes())
+        in_process = computes_in_process(self._rows[0].env, self._runner)
+        return control.FirstBuilt(in_process, private_bytes(), self._library_use.imported())
 
     def _build_row(self, row: int) -> None:
         self._row_built = row
@@ -293,6 +296,7 @@ class Worker:
             sys_path=[place for place in sys.path if isinstance(place, str)],
             cwd=os.getcwd(),
             plain_spec=b"" if first.spec is None else encode_or_nothing(lambda: first.spec),
+            libraries=self._library_use.imported(),
         )
 
     def _described(self, space: Any) -> bytes:

@@ -23,19 +23,17 @@ import time
 import traceback
 from typing import Any, Callable
 
-import numpy as np
-
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.ipc.freed_memory import keep_freed_memory
 from envhub_server.worker import main as worker
 from envhub_server.worker.bootstrap import PR_SET_PDEATHSIG, die_with_hub, prctl
+from envhub_server.worker.library_sharing import reseed, share
 from envhub_server.worker.stack_dumps import StackDumps
 from envhub_server.worker.warm_up import warm_up
 
 ADOPTION_POLL_S = 0.0002
 FORKED_AT_ONCE = 8  # workers by one process in between; the first of them wait for the last, others not
-SEED_BYTES = 16
 OOM_SCORE = 500  # more than the hub's: of the two a worker is the one to end when memory is short
 PR_SET_NAME = 15
 
@@ -72,6 +70,7 @@ class Zygote:
 
     def _handle(self, message: Any) -> bool:
         if isinstance(message, control.StartWorkers):
+            share(message.libraries)
             for start in range(0, message.count, FORKED_AT_ONCE):
                 count = min(FORKED_AT_ONCE, message.count - start)
                 self._fork_workers([self._channel.take_descriptors(3) for _ in range(count)])
@@ -131,8 +130,7 @@ class Zygote:
         self._mark.renew(os.getpid())
         name_process("envhub-worker")
         stack_dumps = StackDumps(*ends[1:])
-        # Envs of two workers must not draw the same numbers. Python's ``random`` seeds itself after a fork.
-        np.random.seed(np.frombuffer(os.urandom(SEED_BYTES), np.uint32))
+        reseed()
         channel = Channel(socket.socket(fileno=ends[0]))
         while os.getppid() == parent:
             time.sleep(ADOPTION_POLL_S)

@@ -75,10 +75,15 @@ def test_first_workers_import_a_library_and_the_others_have_it(folder: Path) -> 
     assert shared(folder, None, NUM_ENVS) == [OTHERS, ALL]
 
 
+def test_number_that_is_told_makes_no_difference(folder: Path) -> None:
+    written(folder)
+    assert shared(folder, NUM_ENVS, None) == [OTHERS, ALL]
+
+
 def test_later_program_has_it_for_all_workers(folder: Path) -> None:
     written(folder)
     cache = {"XDG_CACHE_HOME": str(folder), "ENVHUB_CACHE": ""}
-    assert shared(folder, NUM_ENVS, steps=100, **cache) == [NONE]
+    assert shared(folder, NUM_ENVS, steps=100, **cache) == [OTHERS]
     assert shared(folder, NUM_ENVS, **cache) == [ALL]
 
 
@@ -96,7 +101,7 @@ def test_library_that_is_not_listed_is_imported_by_each_worker(folder: Path) -> 
 
 def test_program_that_changes_what_libraries_read_gets_a_zygote_without_them(folder: Path) -> None:
     written(folder)
-    assert shared(folder, None, NUM_ENVS, between="os.environ['SCIPY_ARRAY_API'] = '0'") == [OTHERS, NONE]
+    assert shared(folder, None, NUM_ENVS, between="os.environ['SCIPY_ARRAY_API'] = '0'") == [OTHERS, OTHERS]
 
 
 @pytest.mark.parametrize(

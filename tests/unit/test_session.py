@@ -17,6 +17,7 @@ from envhub_server.ipc.control import (
     CallRows,
     CloseEnvs,
     FirstBuilt,
+    Imported,
     MapArena,
     Mapped,
     ResetRows,
@@ -29,6 +30,7 @@ from envhub_server.ipc.control import (
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import state, stimuli
+from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.instructions import (
     Answer,
     AnswerAttach,
@@ -172,6 +174,19 @@ def test_libraries_that_first_envs_imported_are_shared_with_the_other_workers_an
     assert started == StartProcesses(tuple(range(4, 16)), libraries=("torch", "scipy.stats"))
     learned, *_ = session.said(0, StepTimes(64, 0, 0))
     assert learned == LearnCost(StepCost(0.0, 0.0, libraries=("torch", "scipy.stats")))
+
+
+def test_workers_of_a_number_that_is_told_start_once_the_first_have_imported_what_they_share() -> None:
+    rules = WorkerRules(libraries=None)
+    session = Session(Make(16), RECIPE, WorkerCount(16, "told", True), INFO_BYTES, MACHINE, restarts(), rules)
+    started, *builds = session.handle(stimuli.SessionMade())
+    assert started == StartProcesses((0, 1, 2, 3))
+    assert all(isinstance(told, Tell) and told.message.says_imported for told in builds)
+    assert [session.said(worker, Imported(["torch"])) for worker in (0, 1, 2, 1)] == [[]] * 4
+    started, *builds = session.said(3, Imported())
+    assert started == StartProcesses(tuple(range(4, 16)), libraries=("torch",))
+    assert [told.worker for told in builds if isinstance(told, Tell)] == [*range(4, 16)]
+    assert session.said(3, Imported()) == []
 
 
 def test_progress_counts_the_first_envs() -> None:

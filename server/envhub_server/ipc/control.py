@@ -88,6 +88,7 @@ class Build:
     authkey: bytes = b""
     columns: bool = False
     first_only: bool = False  # make the first env, send FirstBuilt, and wait for BuildRest
+    says_imported: bool = False  # send Imported before the first env is made
     cpu: Optional[int] = None  # the only CPU to run on
     on_exception: str = "raise"
     on_invalid: str = "pass"
@@ -126,6 +127,13 @@ class Building:
 
     built: int
     importing: str = ""  # the modules that it imports now
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Worker to hub: what makes its envs is loaded; the workers that start from now on can share ``libraries``."""
+
+    libraries: List[str] = field(default_factory=list)  # as of ``Built``
 
 
 @dataclass(frozen=True)

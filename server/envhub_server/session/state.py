@@ -267,6 +267,8 @@ class SessionState:
         self._rules = rules
         self._machine = machine
         self._restarts = restarts
+        self._importing: set[int] = set()  # the first workers that have not loaded what makes their envs
+        self._later = range(0)  # the workers that start after that
         self._warned = False  # that another number of workers would be better
         self._map_message: control.MapArena | None = None  # what a worker is told with the arena
         self._templates: dict[int, bytes] = {}
@@ -473,7 +475,11 @@ class SessionState:
         self._wait_for_all()
         if self._rules.hosting.memory_max or self._rules.hosting.recycle.memory_bytes:
             self._memory_at_s = now_s + MEMORY_S
-        return self._start(range(len(self.workers)), now_s)
+        count = len(self.workers)
+        if self._rules.libraries is None:
+            count = min(count, self._machine.cpus)  # the others start when it is known which libraries they can share
+        self._importing, self._later = set(range(count)), range(count, len(self.workers))
+        return self._start(range(count), now_s)
 
     def _wait_for_all(self) -> None:
         for worker in self.workers:
@@ -485,7 +491,7 @@ class SessionState:
         self._plan_sample(now_s)
         for number in numbers:
             self.workers[number].start()
-        processes = do.StartProcesses(tuple(numbers), libraries=self._rules.libraries)
+        processes = do.StartProcesses(tuple(numbers), libraries=self._rules.libraries or ())
         return [processes, *map(self._build, numbers)]
 
     def _build(self, number: int) -> do.Tell:
@@ -536,8 +542,17 @@ class SessionState:
         return [*started[:1], *rest, *started[1:]]
 
     def _note_libraries(self, imported: Sequence[str]) -> None:
-        libraries = tuple(shared([*self._rules.libraries, *imported]))
+        libraries = tuple(shared([*(self._rules.libraries or ()), *imported]))
         self._rules = replace(self._rules, libraries=libraries)
+
+    def _on_imported(self, said: WorkerSaid, now_s: float) -> Instructions:
+        """Start the other workers, once each of the first has loaded what makes its envs."""
+        self._note_libraries(said.message.libraries)
+        self._importing.discard(said.worker)
+        if self._importing:
+            return []
+        later, self._later = self._later, range(0)
+        return self._start(later, now_s)
 
     def _on_built(self, said: WorkerSaid, now_s: float) -> Instructions:
         worker = self.workers[said.worker]
@@ -958,7 +973,7 @@ class SessionState:
         cost = average(worker.times for worker in self.workers if worker.times is not None)
         if cost is None or self.sizing is None:
             return []
-        learned: Instructions = [do.LearnCost(replace(cost, libraries=self._rules.libraries))]
+        learned: Instructions = [do.LearnCost(replace(cost, libraries=self._rules.libraries or ()))]
         count, num_envs = len(self.workers), self.make.num_envs
         better = None if self._warned or self.sizing.told else better_count(num_envs, count, cost, self._machine)
         if better is None:
@@ -1113,7 +1128,7 @@ class SessionState:
         spare.start()
         self._plan_sample(now_s)
         order = build(self.make, self._recipe, self._rules, self._place(place))
-        return [do.StartProcesses((number,), True, self._rules.libraries), do.Tell(number, order)]
+        return [do.StartProcesses((number,), True, self._rules.libraries or ()), do.Tell(number, order)]
 
     def _group(self, number: int) -> tuple[int, int]:
         """Workers of one group have equal envs and the same device, so that they may have each other's spares."""
@@ -1672,6 +1687,7 @@ TABLE: Mapping[type, Mapping[Phase, Rule]] = {
     | _in([_P.BROKEN], _S._on_exited)
     | _in([_P.CLOSING], _S._on_exited, _P.ENDED),
     control.Building: _in([_P.BUILDING, *_SERVING], _S._on_building),
+    control.Imported: _in([_P.BUILDING], _S._on_imported),
     control.FirstBuilt: _in([_P.BUILDING], _S._on_first_built),
     control.Built: _in(_SERVING, _S._on_built_again) | _in([_P.BUILDING], _S._on_built, _P.MAPPING, _P.CLOSING),
     control.Mapped: _in(_SERVING, _S._on_mapped)

@@ -247,6 +247,8 @@ class Worker:
         if importing:
             self._channel.send(control.Building(0))
         self._runner = runner_class(build.runner)
+        if build.says_imported:
+            self._channel.send(control.Imported(self._library_use.imported()))
         if not build.first_only:
             return self._build_rows(build.rows)
         self._build_row(build.rows[0])

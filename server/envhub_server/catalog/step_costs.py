@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 
 from envhub.protocol.messages import Make
@@ -104,7 +104,7 @@ class StepCosts:
         return table
 
 
-def _checked(cpu_s: float, wait_s: float, env_bytes: int, libraries: Iterable[str] = ()) -> StepCost | None:
+def _checked(cpu_s: float, wait_s: float, env_bytes: int, libraries: Container[str] = ()) -> StepCost | None:
     """The cost of these numbers; None if a step cannot have them."""
     if not all(math.isfinite(value) and 0 <= value <= STEP_S_MAX for value in (cpu_s, wait_s)):
         return None

@@ -12,7 +12,7 @@ zygote that has imported one for an env would have it for envs that want another
 
 from __future__ import annotations
 
-from typing import Iterable
+from typing import Container
 
 LIBRARIES = (
     *("networkx", "pandas", "sklearn", "sympy", "tensordict", "torch", "torchvision"),
@@ -25,7 +25,7 @@ VARIABLES = (
 )
 
 
-def shared(names: Iterable[str]) -> list[str]:
+def shared(names: Container[str]) -> list[str]:
     """Those of the names that are shared libraries, each once, in the order in which they are imported."""
-    given = frozenset(names)
-    return [name for name in LIBRARIES if name in given]
+    # Not by a set of the names: of all modules, that would write to the pages of all their names in each worker.
+    return [name for name in LIBRARIES if name in names]

@@ -17,7 +17,7 @@ import numpy as np
 
 from envhub_server.ipc.shared_libraries import VARIABLES, shared
 
-SEED_BYTES = 16
+PID_BITS = 22  # at most, on Linux
 # Those that shared libraries make when they are imported, by their modules; ``seed`` takes a random one.
 GENERATORS = (("torch", "default_generator"), ("sympy.core.random", "rng"))
 
@@ -49,7 +49,8 @@ def reseed() -> None:
 
     Python's ``random`` seeds itself after a fork.
     """
-    np.random.seed(np.frombuffer(os.urandom(SEED_BYTES), np.uint32))
+    # A seed of 128 bits takes NumPy 0.4 ms more, and 350 KB. The number of the process differs between living ones.
+    np.random.seed((int.from_bytes(os.urandom(4), "little") << PID_BITS | os.getpid()) & 0xFFFFFFFF)
     for module, generator in GENERATORS:
         if module in sys.modules:
             getattr(sys.modules[module], generator).seed()

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 import traces
-from hubs import serve
+from hubs import ServedHub, serve
 
 import envhub
 
 CPUS = len(os.sched_getaffinity(0))
 NUM_ENVS = 2 * CPUS + 1
+LEARNED = 100  # steps, after which the hub knows the env
 SIM = """
 import os, sys, threading
 import gymnasium as gym, numpy as np
@@ -31,7 +32,7 @@ class Sim(gym.Env):
     def step(self, action): return 0, 0.0, False, False, {{}}
 """
 PROGRAM = """
-import os, envhub, fit_sim
+import envhub, fit_sim
 for num_workers in {sessions}:
     envs = envhub.AsyncVectorEnv([fit_sim.Sim] * {num_envs}, num_workers=num_workers)
     envs.reset()
@@ -39,7 +40,6 @@ for num_workers in {sessions}:
         envs.step([0] * {num_envs})
     print(*envs.get_attr("shared"))
     envs.close()
-    {between}
 """
 NONE, ALL = [False] * NUM_ENVS, [True] * NUM_ENVS
 OTHERS = [row >= CPUS for row in range(NUM_ENVS)]
@@ -55,9 +55,9 @@ def written(folder: Path, library: str = "scipy.special", before: str = "") -> N
     (folder / "sims" / "fit_sim.py").write_text(SIM.format(library=library, before=before))
 
 
-def shared(folder: Path, *sessions: int | None, steps: int = 1, between: str = "", **environ: str) -> list[list[bool]]:
+def shared(folder: Path, *sessions: int | None, steps: int = 1, **environ: str) -> list[list[bool]]:
     """For each session of a program, of each env, whether its worker had the library before it imported it itself."""
-    program = PROGRAM.format(sessions=sessions, num_envs=NUM_ENVS, steps=steps, between=between)
+    program = PROGRAM.format(sessions=sessions, num_envs=NUM_ENVS, steps=steps)
     found = subprocess.run(
         [sys.executable, "-c", program],
         cwd=folder / "sims",
@@ -72,54 +72,79 @@ def shared(folder: Path, *sessions: int | None, steps: int = 1, between: str = "
 
 def test_first_workers_import_a_library_and_the_others_have_it(folder: Path) -> None:
     written(folder)
-    assert shared(folder, None, NUM_ENVS) == [OTHERS, ALL]
+    assert shared(folder, None, NUM_ENVS, steps=LEARNED) == [OTHERS, ALL]
 
 
 def test_number_that_is_told_makes_no_difference(folder: Path) -> None:
     written(folder)
-    assert shared(folder, NUM_ENVS, None) == [OTHERS, ALL]
+    assert shared(folder, NUM_ENVS, None) == [OTHERS, OTHERS]
 
 
 def test_later_program_has_it_for_all_workers(folder: Path) -> None:
     written(folder)
     cache = {"XDG_CACHE_HOME": str(folder), "ENVHUB_CACHE": ""}
-    assert shared(folder, NUM_ENVS, steps=100, **cache) == [OTHERS]
+    assert shared(folder, NUM_ENVS, steps=LEARNED, **cache) == [OTHERS]
     assert shared(folder, NUM_ENVS, **cache) == [ALL]
 
 
 def test_library_of_the_program_itself_is_not_taken_for_an_installed_one(folder: Path) -> None:
-    (folder / "sims" / "networkx.py").write_text("")
-    written(folder, library="networkx")
-    assert shared(folder, None, NUM_ENVS) == [NONE, NONE]
+    (folder / "sims" / "scipy").mkdir()
+    (folder / "sims" / "scipy" / "__init__.py").write_text("")
+    (folder / "sims" / "scipy" / "special.py").write_text("")
+    written(folder)
+    assert shared(folder, None, NUM_ENVS, steps=LEARNED) == [NONE, NONE]
 
 
 def test_library_that_is_not_listed_is_imported_by_each_worker(folder: Path) -> None:
     (folder / "sims" / "needed.py").write_text("import random\nDRAWN = random.random()\n")
     written(folder, library="needed")
-    assert shared(folder, None, NUM_ENVS) == [NONE, NONE]
+    assert shared(folder, None, NUM_ENVS, steps=LEARNED) == [NONE, NONE]
 
 
-def test_program_that_changes_what_libraries_read_gets_a_zygote_without_them(folder: Path) -> None:
+def test_env_that_must_load_something_before_a_library_is_made_without(folder: Path) -> None:
+    written(folder, before="if SHARED: raise ImportError('it has to be imported after the simulator')")
+    assert shared(folder, None, NUM_ENVS, steps=LEARNED) == [NONE, NONE]
+
+
+def seen(hub: ServedHub, env: str) -> list[bool]:
+    """As ``shared``, of a session of a served hub."""
+    with closing(envhub.make_vec(env, NUM_ENVS, hub=hub.tcp)) as envs:
+        envs.reset()
+        for _ in range(LEARNED):
+            envs.step([0] * NUM_ENVS)
+        return list(envs.get_attr("shared"))
+
+
+def test_sessions_of_another_env_have_no_library_of_it(folder: Path) -> None:
     written(folder)
-    assert shared(folder, None, NUM_ENVS, between="os.environ['SCIPY_ARRAY_API'] = '0'") == [OTHERS, OTHERS]
+    text = SIM.format(library="scipy.special", before="").replace("import scipy.special\n", "")
+    (folder / "sims" / "plain_sim.py").write_text(text)
+    with serve(folder, "fit=fit_sim:Sim", "plain=plain_sim:Sim", cwd=folder / "sims") as hub:
+        assert [seen(hub, env) for env in ("fit", "plain", "fit", "plain")] == [OTHERS, NONE, ALL, NONE]
 
 
 @pytest.mark.parametrize(
-    ("before", "expected"),
+    "before",
     [
-        ("", [OTHERS, ALL]),
-        ("os.environ['SCIPY_ARRAY_API'] = '0'", [NONE, NONE]),  # the zygote would read another value
-        ("threading.Thread(target=threading.Event().wait, daemon=True).start()", [NONE, NONE]),  # no fork has threads
+        "os.environ['ANY_VARIABLE'] = '1'",  # a library may read it, and the zygote would not have it
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()",  # what has threads is not forked
     ],
 )
-def test_served_hub_shares_them_where_that_makes_no_difference(
-    folder: Path, before: str, expected: list[list[bool]]
-) -> None:
+def test_nothing_is_shared_where_that_could_make_a_difference(folder: Path, before: str) -> None:
     written(folder, before=before)
     with serve(folder, "fit=fit_sim:Sim", cwd=folder / "sims") as hub:
-        for each in expected:
-            with closing(envhub.make_vec("fit", NUM_ENVS, hub=hub.tcp)) as envs:
-                assert list(envs.get_attr("shared")) == each
+        assert [seen(hub, "fit"), seen(hub, "fit")] == [NONE, NONE]
+
+
+@pytest.mark.parametrize("trouble", ["time.sleep(600)", "os._exit(3)", "os.kill(os.getpid(), 9)"])
+def test_library_that_no_zygote_can_import_is_imported_by_each_worker(folder: Path, trouble: str) -> None:
+    (folder / "lib").mkdir()
+    is_worker = "open('/proc/self/comm').read() == 'envhub-worker\\n'"
+    (folder / "lib" / "networkx.py").write_text(f"import os, time\nif not {is_worker}: {trouble}\n")
+    written(folder, library="networkx")
+    with serve(folder, "fit=fit_sim:Sim", cwd=folder / "sims", environ={"PYTHONPATH": str(folder / "lib")}) as hub:
+        assert [seen(hub, "fit"), seen(hub, "fit")] == [NONE, NONE]
+        assert hub.log.count("libraries_not_shared") == 1
 
 
 def test_importing_a_shared_library_leaves_nothing_that_envs_must_not_share() -> None:

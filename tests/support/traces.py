@@ -16,10 +16,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 from envhub_server.ipc import control
-from envhub_server.ipc.shared_libraries import LIBRARIES, VARIABLES
+from envhub_server.ipc.shared_libraries import LIBRARIES
 from envhub_server.worker.library_sharing import GENERATORS
-
-NEVER_DRAWN = {"sympy.core.random._assumptions_rng"}  # shuffles the order in which SymPy tries rules
 
 
 def state() -> dict[str, Any]:
@@ -30,7 +28,7 @@ def state() -> dict[str, Any]:
         "children": Path(f"/proc/self/task/{os.getpid()}/children").read_text(),
         "handlers": {number: repr(signal.getsignal(number)) for number in signal.valid_signals()},
         "registry": sorted(gymnasium.registry),
-        "variables": {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)},
+        "variables": dict(os.environ),
         "random": repr(random.getstate()),
         "numpy.random": repr(np.random.get_state()),
         "folder": os.getcwd(),
@@ -48,7 +46,7 @@ def generators() -> set[str]:
         for name, value in [*getattr(module, "__dict__", {}).items()]:
             if isinstance(value, kinds) and not any(value is each for each in seeded):
                 found.add(f"{module.__name__}.{name}")
-    return found - NEVER_DRAWN
+    return found
 
 
 def of_shared_libraries() -> dict[str, list[str]]:

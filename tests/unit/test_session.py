@@ -31,6 +31,7 @@ from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import state, stimuli
 from envhub_server.session.build_order import WorkerRules
+from envhub_server.session.hang_detector import Late
 from envhub_server.session.instructions import (
     Answer,
     AnswerAttach,
@@ -132,8 +133,9 @@ IN_PROCESS, UNKNOWN = FirstBuilt(True, 1 << 20), FirstBuilt(False, 1 << 20)
 
 
 def undecided(num_envs: int = 16) -> Session:
-    """A session whose first envs are being made, to decide how many workers it gets."""
-    session = session_of(Make(num_envs, "CartPole-v1", pin=True), None)
+    """A session whose first envs are being made, to decide how many workers it gets, and what they share."""
+    make = Make(num_envs, "CartPole-v1", pin=True)
+    session = Session(make, RECIPE, None, INFO_BYTES, MACHINE, restarts(), WorkerRules(libraries=None))
     started, *builds = session.handle(stimuli.SessionMade())
     assert started == StartProcesses((0, 1, 2, 3)) and len(builds) == 4  # one for each CPU
     for cpu, build in enumerate(builds):
@@ -187,6 +189,43 @@ def test_workers_of_a_number_that_is_told_start_once_the_first_have_imported_wha
     assert started == StartProcesses(tuple(range(4, 16)), libraries=("torch",))
     assert [told.worker for told in builds if isinstance(told, Tell)] == [*range(4, 16)]
     assert session.said(3, Imported()) == []
+
+
+def sharing() -> Session:
+    """A session of two workers that have PyTorch from their zygote, and make their envs."""
+    rules = WorkerRules(libraries=("torch",))
+    session = Session(Make(4), RECIPE, WorkerCount(2, "told", True), INFO_BYTES, MACHINE, restarts(), rules)
+    assert session.handle(stimuli.SessionMade())[0] == StartProcesses((0, 1), libraries=("torch",))
+    return session
+
+
+@pytest.mark.parametrize("exits", [False, True])
+def test_worker_that_cannot_make_its_envs_with_libraries_makes_them_without(exits: bool) -> None:
+    session = sharing()
+    if not exits:
+        assert session.said(1, RowFailed(RAISED)) == [Kill(1)]
+    started, build = session.exited(1)
+    assert started == StartProcesses((1,)) and isinstance(build, Tell) and build.worker == 1
+    assert session.said(0, built()) == []
+    assert session.phase is Phase.BUILDING
+    session.said(1, replace(built(), libraries=["torch"]))
+    assert session.phase is Phase.MAPPING
+    (learned, *_) = session.said(0, StepTimes(64, 0, 0))
+    assert learned == LearnCost(StepCost(0.0, 0.0))  # later sessions do without from the start
+
+
+def test_worker_that_cannot_make_its_envs_without_libraries_either_is_not_tried_again() -> None:
+    session = sharing()
+    session.said(1, RowFailed(RAISED))
+    session.exited(1)
+    answer, *kills = session.said(1, RowFailed(RAISED))
+    assert answer == Fail(RAISED) and kills == [Kill(0), Kill(1)]
+
+
+def test_worker_whose_env_hangs_while_it_is_made_is_not_tried_again_without_libraries() -> None:
+    session = sharing()
+    session.workers[1].late = Late("init", 1, 61.0, 60.0)
+    assert isinstance(session.exited(1)[0], Fail)
 
 
 def test_progress_counts_the_first_envs() -> None:

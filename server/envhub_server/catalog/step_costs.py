@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from envhub.protocol.messages import Make
 from envhub_server.ipc.control import StepTimes
@@ -28,7 +28,7 @@ class StepCost:
         cpu_s: seconds of CPU time, of all threads of its process.
         wait_s: seconds in which its process neither ran nor was ready to run: it slept, or waited for another process.
         env_bytes: the memory of a worker with one env.
-        libraries: shared ones that were imported for the env.
+        libraries: shared ones that its workers have.
     """
 
     cpu_s: float
@@ -77,9 +77,9 @@ class StepCosts:
         return cost
 
     def note(self, key: str, cost: StepCost) -> None:
-        """Note the cost of a step of this environment; libraries that it has once imported remain."""
-        before = self._costs.pop(key, cost).libraries
-        self._costs[key] = replace(cost, libraries=tuple(shared([*before, *cost.libraries])))
+        """Note the cost of a step of this environment."""
+        self._costs.pop(key, None)
+        self._costs[key] = cost
         while len(self._costs) > ENVIRONMENTS_MAX:
             del self._costs[next(iter(self._costs))]
 

@@ -21,13 +21,9 @@ INFO_DROPPED = "info_dropped"  # the key that an info leaves which is larger
 
 @dataclass(frozen=True)
 class StartWorkers:
-    """Hub to zygote: fork ``count`` workers; with descriptors of their channels, standard outputs and errors.
-
-    Import these shared libraries before, unless they are imported.
-    """
+    """Hub to zygote: fork ``count`` workers; with descriptors of their channels, standard outputs and errors."""
 
     count: int
-    libraries: List[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -118,7 +114,7 @@ class Built:
     sys_path: List[str] = field(default_factory=list)  # where the worker found it
     cwd: str = ""  # the folder in which it was made
     plain_spec: bytes = b""  # the spec of the first env as data only; empty where it is none
-    libraries: List[str] = field(default_factory=list)  # shared ones that were imported for the envs
+    libraries: List[str] = field(default_factory=list)  # that other workers of these envs can share
 
 
 @dataclass(frozen=True)
@@ -131,7 +127,7 @@ class Building:
 
 @dataclass(frozen=True)
 class Imported:
-    """Worker to hub: what makes its envs is loaded; the workers that start from now on can share ``libraries``."""
+    """Worker to hub: what makes its envs is loaded."""
 
     libraries: List[str] = field(default_factory=list)  # as of ``Built``
 

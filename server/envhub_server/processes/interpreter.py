@@ -16,7 +16,6 @@ from pathlib import Path
 
 import msgspec
 
-from envhub_server.ipc import shared_libraries
 from envhub_server.ipc.packages import here, install, package_of
 
 Environment = Mapping[str, str]  # variables, by name
@@ -27,18 +26,17 @@ INTERPRETERS_MAX = 64  # that one hub uses: each has a process that waits
 
 # Variables that are read when a process starts, or by the modules that the zygote imports: these cannot be changed in a
 # fork. Each worker sets the other variables of a program's environment itself.
-_READ_BY_EVERY_ZYGOTE = (
+START_VARIABLES = (
     *("LD_", "GLIBC_", "MALLOC_", "LANG", "LC_", "PYTHON"),
     *("NPY_", "NUMPY_", "OMP_", "KMP_", "GOMP_", "OPENBLAS_", "GOTO_", "MKL_", "BLIS_", "VECLIB_", "NUMEXPR_"),
 )
-START_VARIABLES = (*_READ_BY_EVERY_ZYGOTE, *shared_libraries.VARIABLES)
 # What workers of a public hub get besides, for the programs and libraries that envs use. Others may be secrets.
 KEPT_VARIABLES = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "HOSTNAME", "TZ", "TERM", "TMPDIR", "TEMP", "TMP", "VIRTUAL_ENV"),
     *("CONDA_PREFIX", "DISPLAY", "XAUTHORITY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"),
 )
 KEPT_PREFIXES = (
-    *_READ_BY_EVERY_ZYGOTE,
+    *START_VARIABLES,
     *("CUDA_", "NVIDIA_", "ROCR_", "HIP_", "JAX_PLATFORM", "XLA_", "TORCH_", "TF_"),
     *("MUJOCO_", "PYOPENGL_", "EGL_", "MESA_", "LIBGL_", "GALLIUM_", "VK_", "SDL_", "PYGAME_", "QT_"),
 )
@@ -55,12 +53,14 @@ class InterpreterKey:
         variables: of its environment, besides those of the hub.
         ld_library_path: where its libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``.
         folder: its working directory; empty for the hub's.
+        libraries: that it imports for all workers that it forks (``ipc.shared_libraries``).
     """
 
     python: str = ""
     variables: tuple[tuple[str, str], ...] = ()
     ld_library_path: tuple[str, ...] = ()
     folder: str = ""
+    libraries: tuple[str, ...] = ()
 
     @property
     def is_other(self) -> bool:

@@ -14,6 +14,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -31,6 +32,8 @@ from envhub_server.processes.zygote_handle import ZygoteHandle
 PR_SET_CHILD_SUBREAPER = 36
 ZYGOTES_MAX = 3  # started in place of ended ones within ZYGOTES_WINDOW_S
 ZYGOTES_WINDOW_S = 60.0
+LIBRARY_ZYGOTES_MAX = 4  # each for other libraries; the one used longest ago ends for another
+BARRED_MAX = 64
 
 log = structlog.get_logger("envhub.supervisor")
 
@@ -54,6 +57,7 @@ class Supervisor:
         self._memory_kills = MemoryKills(own_counters())
         self._in_use: dict[InterpreterKey, ZygoteHandle] = {}
         self._retired: list[ZygoteHandle] = []  # about to end
+        self._barred: deque[InterpreterKey] = deque(maxlen=BARRED_MAX)  # whose libraries could not be imported
         self._replaced_s: deque[float] = deque(maxlen=ZYGOTES_MAX)  # when a zygote was started in place of an ended one
         self._workers: set[WorkerHandle] = set()
         self._unswept: list[int] = []  # pids of workers that ended since the last sweep
@@ -75,7 +79,7 @@ class Supervisor:
             numbers: of its workers.
             key: its interpreter.
             environ: of the session's program, if it has one.
-            libraries: shared ones that its envs import, which the zygote imports first.
+            libraries: shared ones that its envs import: the workers have them from their zygote.
 
         Raises:
             OSError: there are no descriptors or processes left; then no worker was started.
@@ -87,7 +91,9 @@ class Supervisor:
                 made = WorkerHandle(self.poller, self.streams, (session, number), self._events, self)
                 made.limit_messages(self._message_bytes_max)
                 workers.append(made)
-            self._zygote(key, self._environ if environ is None else environ).fork(workers, libraries)
+            shared = replace(key, libraries=tuple(libraries))
+            wanted = key if shared in self._barred else shared
+            self._zygote(wanted, self._environ if environ is None else environ).fork(workers)
         except InterpreterUnusable as error:
             for worker in workers:
                 worker.never_born("its interpreter does not start", str(error))
@@ -101,8 +107,8 @@ class Supervisor:
 
     def starting(self, key: InterpreterKey) -> str:
         """How far the start of this interpreter is, if workers wait for it; else empty."""
-        zygote = self._in_use.get(key)
-        return "" if zygote is None else zygote.starting
+        own = (each for each in self._in_use.values() if replace(each.key, libraries=()) == key)
+        return next(filter(None, (zygote.starting for zygote in own)), "")
 
     # --- zygotes ----------------------------------------------------------------------------------------------------
 
@@ -111,15 +117,22 @@ class Supervisor:
 
     def _zygote(self, key: InterpreterKey, environ: Environment) -> ZygoteHandle:
         """The zygote with this start environment, which a fork cannot change: so another environment needs another."""
-        current = self._in_use.get(key)
-        if current is not None and current.alive and start_environment(current.environ) == start_environment(environ):
+        current = self._in_use.pop(key, None)
+        if current is not None and current.alive and _start_alike(key, current.environ, environ):
+            self._in_use[key] = current  # as the one used last
             return current
-        zygote = ZygoteHandle(self, key, environ, self._pids())
-        self._in_use[key] = zygote
         if current is not None:
-            self._retired.append(current)
-            current.retire()
+            self._retire(current)
+        shared = [zygote for zygote in self._in_use.values() if zygote.key.libraries]
+        if key.libraries and len(shared) == LIBRARY_ZYGOTES_MAX:
+            self._retire(self._in_use.pop(shared[0].key))
+        zygote = self._in_use[key] = ZygoteHandle(self, key, environ, self._pids())
         return zygote
+
+    def _retire(self, zygote: ZygoteHandle) -> None:
+        """Let a zygote end that no worker is asked of any more; it is in no table but that of ended ones."""
+        self._retired.append(zygote)
+        zygote.retire()
 
     def on_ready(self, descriptor: int) -> None:
         """Sweep orphans, or reap a zygote that has ended."""
@@ -132,10 +145,25 @@ class Supervisor:
             del self._in_use[zygote.key]
         else:
             self._retired.remove(zygote)
-        zygote.reap()
+        waiting = zygote.reap()
         self.reap_orphans()
+        if zygote.key.libraries and not zygote.ready:
+            self._fork_without_libraries(zygote, waiting)
+        else:
+            for worker in waiting:
+                worker.never_born("its interpreter does not start", zygote.problem)
         if in_use and not zygote.problem and self._pids():
             self._replace(zygote)
+
+    def _fork_without_libraries(self, zygote: ZygoteHandle, workers: Sequence[WorkerHandle]) -> None:
+        """Fork these workers, and all later ones of their kind, from a zygote that has no library; this one ended."""
+        self._barred.append(zygote.key)
+        log.warning("libraries_not_shared", libraries=list(zygote.key.libraries), why=zygote.problem)
+        try:
+            self._zygote(replace(zygote.key, libraries=()), zygote.environ).fork(workers)
+        except (OSError, InterpreterUnusable) as error:
+            for worker in workers:
+                worker.never_born("its zygote cannot be started", str(error))
 
     def _replace(self, zygote: ZygoteHandle) -> None:
         """Start another zygote, since it ends the orphans of workers if the hub is killed."""
@@ -212,3 +240,8 @@ class Supervisor:
             stream.close()
         self.poller.unregister(self._sweep_bell)
         os.close(self._sweep_bell)
+
+
+def _start_alike(key: InterpreterKey, started: Environment, wanted: Environment) -> bool:
+    """Whether a zygote with the one environment serves for the other; a library may read any variable."""
+    return started == wanted if key.libraries else start_environment(started) == start_environment(wanted)

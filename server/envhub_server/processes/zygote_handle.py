@@ -85,7 +85,6 @@ class ZygoteHandle:
         self._channel_closed = False
         self._retiring = False
         self._waiting: list[WorkerHandle] = []  # to be forked once it is ready
-        self._libraries: set[str] = set()  # to be imported before
         self._start = started()
         self._program = find(key.python)
         if key.folder and not os.path.isdir(key.folder):
@@ -128,7 +127,7 @@ class ZygoteHandle:
         numbers = map(str, (control_end, said, os.getpid(), guarded))
         try:
             return subprocess.Popen(
-                [self._program, BOOTSTRAP, *numbers, *FILES],
+                [self._program, BOOTSTRAP, *numbers, ",".join(self.key.libraries), *FILES],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -158,26 +157,22 @@ class ZygoteHandle:
         self.on_ready(-1)
         return not self._channel_closed and self._process.poll() is None
 
-    def fork(self, workers: Sequence[WorkerHandle], libraries: Sequence[str] = ()) -> None:
+    def fork(self, workers: Sequence[WorkerHandle]) -> None:
         """Request the processes of these workers, now or once it is ready, and close the hub's copies of descriptors.
 
-        It imports these shared libraries before. If it never becomes ready, the workers end, and ``problem`` is the
-        cause.
+        If it never becomes ready, ``problem`` says why, and ``reap`` returns the workers.
 
         Raises:
             OSError: the zygote does not take the request, because it has ended or is stopped.
         """
-        self._libraries.update(libraries)
         if not self.ready:
             self._waiting += workers
             return
-        wanted, self._libraries = sorted(self._libraries), set()
         at_once = DESCRIPTORS_MAX // DESCRIPTORS_PER_WORKER
         try:
             for start in range(0, len(workers), at_once):
                 part = workers[start : start + at_once]
-                ends = [end for worker in part for end in worker.far_ends]
-                self._channel.send(control.StartWorkers(len(part), wanted), ends)
+                self._channel.send(control.StartWorkers(len(part)), [end for worker in part for end in worker.far_ends])
         except (ChannelClosed, RuntimeError) as error:
             raise OSError(f"the zygote does not answer: {error}") from error
         finally:
@@ -234,18 +229,12 @@ class ZygoteHandle:
         before, (state, self._cpu_ticks) = self._cpu_ticks, _activity(self.pid)
         idle = state == "S" and self._cpu_ticks - before < IDLE_TICKS_MAX
         self._idle_looks = self._idle_looks + 1 if idle else 0
-        if (self._idle_looks >= IDLE_LOOKS and self.key.is_other) or self._starting_s >= START_S_MAX:
+        may_hang = self.key.is_other or self.key.libraries
+        if (self._idle_looks >= IDLE_LOOKS and may_hang) or self._starting_s >= START_S_MAX:
             self.problem = waits(self._program, self._start)
             self.kill()
         else:
             self._timer.start(LOOK_S)
-
-    def _fail_waiting(self) -> None:
-        """End the workers that were to be forked; the process has ended."""
-        waiting, self._waiting = self._waiting, []
-        for worker in waiting:
-            if not worker.ended:
-                worker.never_born("its interpreter does not start", self.problem)
 
     def guard(self, pids: Iterable[int]) -> None:
         """Have it end these workers and their descendants if the hub is killed."""
@@ -294,8 +283,8 @@ class ZygoteHandle:
         """End it at once."""
         self._process.kill()
 
-    def reap(self) -> None:
-        """Wait until its process has ended, free its descriptors, and end the workers that it was to fork."""
+    def reap(self) -> list[WorkerHandle]:
+        """Wait until its process has ended, and free its descriptors; returns the workers that it was to fork."""
         code = self._process.wait()
         self._hear()
         if not self.ready:
@@ -306,7 +295,8 @@ class ZygoteHandle:
         os.close(self.pidfd)
         self._close_channel()
         self._output.close()
-        self._fail_waiting()
+        waiting, self._waiting = self._waiting, []
+        return [worker for worker in waiting if not worker.ended]
 
     def _close_channel(self) -> None:
         if self._channel.fileno() >= 0:

@@ -151,6 +151,8 @@ class WorkerState:
         leaves_since_s, leaves_bytes: when it was told to leave between episodes, and how much memory it had then.
         finish_at_s: when steps that wait for its next process have waited for long enough.
         moving: whether it was given the second arena and has not mapped it yet.
+        shares: whether its process has the session's libraries from its zygote.
+        again: whether it makes its envs once more, without these, when its process has ended.
         first, made, times: what it said of its first env, of all its envs, and of their steps.
     """
 
@@ -177,6 +179,8 @@ class WorkerState:
     leaves_bytes: float = math.inf
     finish_at_s: float = math.inf
     moving: bool = False
+    shares: bool = False
+    again: bool = False
     first: control.FirstBuilt | None = None
     made: control.Built | None = None
     times: control.StepTimes | None = None
@@ -267,6 +271,7 @@ class SessionState:
         self._rules = rules
         self._machine = machine
         self._restarts = restarts
+        self._learns_libraries = rules.libraries is None
         self._importing: set[int] = set()  # the first workers that have not loaded what makes their envs
         self._later = range(0)  # the workers that start after that
         self._warned = False  # that another number of workers would be better
@@ -489,9 +494,11 @@ class SessionState:
         if not numbers:
             return []
         self._plan_sample(now_s)
+        libraries = self._rules.libraries or ()
         for number in numbers:
             self.workers[number].start()
-        processes = do.StartProcesses(tuple(numbers), libraries=self._rules.libraries or ())
+            self.workers[number].shares = bool(libraries)
+        processes = do.StartProcesses(tuple(numbers), libraries=libraries)
         return [processes, *map(self._build, numbers)]
 
     def _build(self, number: int) -> do.Tell:
@@ -541,9 +548,16 @@ class SessionState:
         started = self._start(range(begun, len(self.workers)), now_s)
         return [*started[:1], *rest, *started[1:]]
 
-    def _note_libraries(self, imported: Sequence[str]) -> None:
-        libraries = tuple(shared([*(self._rules.libraries or ()), *imported]))
-        self._rules = replace(self._rules, libraries=libraries)
+    def _note_libraries(self, found: Sequence[str]) -> None:
+        """Have the workers that start from now on share these, too."""
+        if self._learns_libraries:
+            libraries = tuple(shared([*(self._rules.libraries or ()), *found]))
+            self._rules = replace(self._rules, libraries=libraries)
+
+    def _share_no_libraries(self) -> None:
+        """Start workers without libraries from now on: something that makes the envs has to be loaded before one."""
+        self._learns_libraries = False
+        self._rules = replace(self._rules, libraries=())
 
     def _on_imported(self, said: WorkerSaid, now_s: float) -> Instructions:
         """Start the other workers, once each of the first has loaded what makes its envs."""
@@ -634,6 +648,10 @@ class SessionState:
         )
 
     def _on_making_failed(self, said: WorkerSaid, now_s: float) -> Instructions:
+        worker = self.workers[said.worker]
+        if worker.shares and self.phase is Phase.BUILDING:
+            worker.again = True
+            return [do.Kill(said.worker)]
         return self._make_failed(said.message.failure, now_s)
 
     def _make_failed(self, failure: Failure, now_s: float) -> Instructions:
@@ -992,6 +1010,10 @@ class SessionState:
         if self.phase is Phase.BROKEN:
             return []
         failure = failure_text.failure(number, worker.rows, exited.cause, why, self._rules.hide_folders)
+        if self.phase is Phase.BUILDING and worker.shares and (worker.again or why is None):
+            worker.again = False
+            self._share_no_libraries()
+            return self._start([number], now_s)
         if self.making and exited.cause.unready:
             return self._make_failed(failure_text.unready(self.make, exited.cause.unready, self._rules), now_s)
         if self.making:

@@ -1,6 +1,7 @@
-"""The first lines of a zygote: ``python bootstrap.py CONTROL_FD SAID_FD HUB_PID WORKERS NAME=FILE ...``.
+"""The first lines of a zygote: ``python bootstrap.py CONTROL_FD SAID_FD HUB_PID WORKERS LIBRARIES NAME=FILE ...``.
 
-``WORKERS`` is the number of running workers that the zygote guards. ``python bootstrap.py replay FILE REPORT_FD UNTIL
+``WORKERS`` is the number of running workers that the zygote guards, and ``LIBRARIES`` are the shared libraries that it
+imports for its own, with commas between them. ``python bootstrap.py replay FILE REPORT_FD UNTIL
 PDB VIDEO NAME=FILE …`` runs a replay in the same surroundings. Each file is that of a package or module that the
 workers import. Nothing else of the hub's installation comes into the envs' ``sys.path``, because an interpreter of
 another version must not find the hub's NumPy.
@@ -121,8 +122,11 @@ if __name__ == "__main__":
     sys.path[0] = ""  # Python put this file's folder there, whose module names envs must not find
     report.check()
     report.say(importing="envhub")
-    for place in sys.argv[5:]:
+    for place in sys.argv[6:]:
         expose(*place.split("=", 1))
-    from envhub_server.worker import zygote
+    from envhub_server.worker import library_sharing, zygote
 
+    for library in filter(None, sys.argv[5].split(",")):
+        report.say(importing=library)
+        library_sharing.load(library)
     zygote.main(control, hub_pid, report.ready)

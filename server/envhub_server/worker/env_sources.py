@@ -23,11 +23,15 @@ from envhub_server.worker.other_interfaces import as_gymnasium
 _known_registrations: set[bytes] = set()  # the pickled entries of this process's registry, and the pickled list of them
 
 
-def factories(build: Any) -> Any:
-    """The factories of the session's envs by row, after this process has adopted the program's environment."""
+def adopt_environment(build: Any) -> None:
+    """Take over the paths, folder and variables of the program and the session, before anything is imported."""
     if build.sys_path:
-        _adopt_environment(build)
-    os.environ.update(build.variables)  # before anything is imported that may read them
+        _adopt_program(build)
+    os.environ.update(build.variables)
+
+
+def factories(build: Any) -> Any:
+    """The factories of the session's envs by row; this process has adopted their environment."""
     for module in modules_of(build):
         importlib.import_module(module)
     if build.registrations:
@@ -131,7 +135,7 @@ def _load(entry: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _adopt_environment(build: Any) -> None:
+def _adopt_program(build: Any) -> None:
     """Take over the program's paths, folder and variables, as far as a started process can."""
     sys.path[:] = build.sys_path
     wanted = {**build.environ, process_marks.VARIABLE: os.environ[process_marks.VARIABLE]}

@@ -59,6 +59,7 @@ from envhub_server.worker.bootstrap import prctl
 from envhub_server.worker.env_batch import EnvBatch, SubEnv
 from envhub_server.worker.env_family import computes_in_process
 from envhub_server.worker.env_sources import (
+    adopt_environment,
     factories,
     modules_of,
     named,
@@ -117,7 +118,6 @@ class Worker:
         self._build: Any = None
         self._row_built = -1
         self._timer = StepTimer()
-        self._library_use = LibraryUse()
         self._broken: list[Part] = []  # whose env raised and must be built again
         self._episodes_left = 0  # until the hub is told that there were enough; 0 where it need not know
         self._leaving = False  # whether another worker takes over once all envs are between episodes
@@ -243,17 +243,19 @@ class Worker:
         importing = ", ".join(module for module in modules_of(build) if module not in sys.modules)
         if importing:  # which may take long, or never end: the client is told
             self._channel.send(control.Building(0, importing))
+        adopt_environment(build)
+        self._library_use = LibraryUse()
         self._factories = factories(build)
         if importing:
             self._channel.send(control.Building(0))
         self._runner = runner_class(build.runner)
         if build.says_imported:
-            self._channel.send(control.Imported(self._library_use.imported()))
+            self._channel.send(control.Imported(self._library_use.shareable()))
         if not build.first_only:
             return self._build_rows(build.rows)
         self._build_row(build.rows[0])
         in_process = computes_in_process(self._rows[0].env, self._runner)
-        return control.FirstBuilt(in_process, private_bytes(), self._library_use.imported())
+        return control.FirstBuilt(in_process, private_bytes(), self._library_use.shareable())
 
     def _build_row(self, row: int) -> None:
         self._row_built = row
@@ -298,7 +300,7 @@ class Worker:
             sys_path=[place for place in sys.path if isinstance(place, str)],
             cwd=os.getcwd(),
             plain_spec=b"" if first.spec is None else encode_or_nothing(lambda: first.spec),
-            libraries=self._library_use.imported(),
+            libraries=self._library_use.shareable(),
         )
 
     def _described(self, space: Any) -> bytes:

@@ -28,7 +28,7 @@ from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.ipc.freed_memory import keep_freed_memory
 from envhub_server.worker import main as worker
 from envhub_server.worker.bootstrap import PR_SET_PDEATHSIG, die_with_hub, prctl
-from envhub_server.worker.library_sharing import reseed, share
+from envhub_server.worker.library_sharing import reseed
 from envhub_server.worker.stack_dumps import StackDumps
 from envhub_server.worker.warm_up import warm_up
 
@@ -70,7 +70,6 @@ class Zygote:
 
     def _handle(self, message: Any) -> bool:
         if isinstance(message, control.StartWorkers):
-            share(message.libraries)
             for start in range(0, message.count, FORKED_AT_ONCE):
                 count = min(FORKED_AT_ONCE, message.count - start)
                 self._fork_workers([self._channel.take_descriptors(3) for _ in range(count)])

@@ -75,6 +75,7 @@ def test_first_workers_import_a_library_and_the_others_have_it(folder: Path) -> 
     assert shared(folder, None, NUM_ENVS, steps=LEARNED) == [OTHERS, ALL]
 
 
+@pytest.mark.long
 def test_number_that_is_told_makes_no_difference(folder: Path) -> None:
     written(folder)
     assert shared(folder, NUM_ENVS, None) == [OTHERS, OTHERS]
@@ -95,6 +96,7 @@ def test_library_of_the_program_itself_is_not_taken_for_an_installed_one(folder:
     assert shared(folder, None, NUM_ENVS, steps=LEARNED) == [NONE, NONE]
 
 
+@pytest.mark.long
 def test_library_that_is_not_listed_is_imported_by_each_worker(folder: Path) -> None:
     (folder / "sims" / "needed.py").write_text("import random\nDRAWN = random.random()\n")
     written(folder, library="needed")
@@ -127,7 +129,8 @@ def test_sessions_of_another_env_have_no_library_of_it(folder: Path) -> None:
     "before",
     [
         "os.environ['ANY_VARIABLE'] = '1'",  # a library may read it, and the zygote would not have it
-        "threading.Thread(target=threading.Event().wait, daemon=True).start()",  # what has threads is not forked
+        # What has threads is not forked.
+        pytest.param("threading.Thread(target=threading.Event().wait, daemon=True).start()", marks=pytest.mark.long),
     ],
 )
 def test_nothing_is_shared_where_that_could_make_a_difference(folder: Path, before: str) -> None:
@@ -136,7 +139,10 @@ def test_nothing_is_shared_where_that_could_make_a_difference(folder: Path, befo
         assert [seen(hub, "fit"), seen(hub, "fit")] == [NONE, NONE]
 
 
-@pytest.mark.parametrize("trouble", ["time.sleep(600)", "os._exit(3)", "os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize(
+    "trouble",
+    ["time.sleep(600)", *(pytest.param(text, marks=pytest.mark.long) for text in ("os._exit(3)", "os.abort()"))],
+)
 def test_library_that_no_zygote_can_import_is_imported_by_each_worker(folder: Path, trouble: str) -> None:
     (folder / "lib").mkdir()
     is_worker = "open('/proc/self/comm').read() == 'envhub-worker\\n'"

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import traces
+from envhub_server.config import usable_cpus
 from hubs import ServedHub, serve
 
 import envhub
 
-CPUS = len(os.sched_getaffinity(0))
+CPUS = usable_cpus()
 NUM_ENVS = 2 * CPUS + 1
 LEARNED = 100  # steps, after which the hub knows the env
 SIM = """
@@ -123,6 +124,14 @@ def test_sessions_of_another_env_have_no_library_of_it(folder: Path) -> None:
     (folder / "sims" / "plain_sim.py").write_text(text)
     with serve(folder, "fit=fit_sim:Sim", "plain=plain_sim:Sim", cwd=folder / "sims") as hub:
         assert [seen(hub, env) for env in ("fit", "plain", "fit", "plain")] == [OTHERS, NONE, ALL, NONE]
+
+
+def test_env_that_sets_a_variable_since_it_was_noted_shares_nothing(folder: Path) -> None:
+    written(folder)
+    with serve(folder, "fit=fit_sim:Sim", cwd=folder / "sims") as hub:
+        assert seen(hub, "fit") == OTHERS
+        written(folder, before="os.environ['ANY_VARIABLE'] = '1'")
+        assert [seen(hub, "fit"), seen(hub, "fit")] == [NONE, NONE]
 
 
 @pytest.mark.parametrize(

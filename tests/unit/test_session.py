@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -100,6 +101,7 @@ from envhub.protocol.messages import (
     EnvNames,
     Failure,
     Faults,
+    Hosting,
     Made,
     Make,
     Receive,
@@ -129,7 +131,7 @@ def test_blocks_hold_every_env_once_in_turn_and_differ_by_at_most_one(num_envs: 
 
 # --- how many workers -------------------------------------------------------------------------------------------------
 
-IN_PROCESS, UNKNOWN = FirstBuilt(True, 1 << 20), FirstBuilt(False, 1 << 20)
+IN_PROCESS, UNKNOWN = FirstBuilt(True, 1 << 20, []), FirstBuilt(False, 1 << 20, [])
 
 
 def undecided(num_envs: int = 16) -> Session:
@@ -178,40 +180,77 @@ def test_libraries_that_first_envs_imported_are_shared_with_the_other_workers_an
     assert learned == LearnCost(StepCost(0.0, 0.0, libraries=("torch", "scipy.stats")))
 
 
+def told_to_share(libraries: tuple[str, ...] | None, workers: int = 2, gpus: Sequence[int] = ()) -> Session:
+    """A session of 16 envs, whose workers share these libraries, which is about to make its envs."""
+    rules = WorkerRules(libraries=libraries, hosting=Hosting(gpus=list(gpus)))
+    count = WorkerCount(workers, "told", True)
+    return Session(Make(16), RECIPE, count, INFO_BYTES, MACHINE, restarts(), rules)
+
+
 def test_workers_of_a_number_that_is_told_start_once_the_first_have_imported_what_they_share() -> None:
-    rules = WorkerRules(libraries=None)
-    session = Session(Make(16), RECIPE, WorkerCount(16, "told", True), INFO_BYTES, MACHINE, restarts(), rules)
+    session = told_to_share(None, workers=16)
     started, *builds = session.handle(stimuli.SessionMade())
     assert started == StartProcesses((0, 1, 2, 3))
     assert all(isinstance(told, Tell) and told.message.says_imported for told in builds)
     assert [session.said(worker, Imported(["torch"])) for worker in (0, 1, 2, 1)] == [[]] * 4
-    started, *builds = session.said(3, Imported())
+    started, *builds = session.said(3, Imported([]))
     assert started == StartProcesses(tuple(range(4, 16)), libraries=("torch",))
     assert [told.worker for told in builds if isinstance(told, Tell)] == [*range(4, 16)]
-    assert session.said(3, Imported()) == []
+    assert session.said(3, Imported([])) == []
+
+
+def test_one_worker_that_must_share_nothing_decides_for_all() -> None:
+    session = told_to_share(None, workers=16)
+    session.handle(stimuli.SessionMade())
+    for worker, found in enumerate([["torch"], None, ["torch"]]):
+        assert session.said(worker, Imported(found)) == []
+    assert session.said(3, Imported(["torch"]))[0] == StartProcesses(tuple(range(4, 16)))
+
+
+def test_workers_with_gpus_share_nothing_and_tell_what_others_can_share() -> None:
+    session = told_to_share(None, workers=16, gpus=[0])
+    session.handle(stimuli.SessionMade())
+    started = [session.said(worker, Imported(["torch"])) for worker in range(4)][-1][0]
+    assert started == StartProcesses(tuple(range(4, 16)))
+    learned, *_ = session.said(0, StepTimes(64, 0, 0))
+    assert learned == LearnCost(StepCost(0.0, 0.0, libraries=("torch",)))
 
 
 def sharing() -> Session:
     """A session of two workers that have PyTorch from their zygote, and make their envs."""
-    rules = WorkerRules(libraries=("torch",))
-    session = Session(Make(4), RECIPE, WorkerCount(2, "told", True), INFO_BYTES, MACHINE, restarts(), rules)
+    session = told_to_share(("torch",))
     assert session.handle(stimuli.SessionMade())[0] == StartProcesses((0, 1), libraries=("torch",))
     return session
 
 
-@pytest.mark.parametrize("exits", [False, True])
-def test_worker_that_cannot_make_its_envs_with_libraries_makes_them_without(exits: bool) -> None:
+@pytest.mark.parametrize("trouble", ["exits", "raises", "changes a variable", "finds another copy", "late"])
+def test_worker_that_cannot_make_its_envs_with_libraries_makes_them_without(trouble: str) -> None:
     session = sharing()
-    if not exits:
+    if trouble == "raises":
         assert session.said(1, RowFailed(RAISED)) == [Kill(1)]
+    elif trouble == "changes a variable":
+        assert session.said(1, Imported(None)) == [Kill(1)]
+    elif trouble == "finds another copy":
+        assert session.said(1, Imported([])) == [Kill(1)]
+    elif trouble == "late":  # its zygote takes too long to import them
+        session.workers[1].late = Late("init", 1, 61.0, 60.0)
     started, build = session.exited(1)
     assert started == StartProcesses((1,)) and isinstance(build, Tell) and build.worker == 1
     assert session.said(0, built()) == []
     assert session.phase is Phase.BUILDING
     session.said(1, replace(built(), libraries=["torch"]))
     assert session.phase is Phase.MAPPING
-    (learned, *_) = session.said(0, StepTimes(64, 0, 0))
-    assert learned == LearnCost(StepCost(0.0, 0.0))  # later sessions do without from the start
+    learned, *_ = session.said(0, StepTimes(64, 0, 0))
+    assert learned == LearnCost(StepCost(0.0, 0.0, libraries=()))  # later sessions do without from the start
+
+
+def test_worker_that_had_built_waits_again_when_it_makes_its_envs_without_libraries() -> None:
+    session = sharing()
+    session.said(1, built())
+    session.exited(1)
+    assert session.said(0, built()) == [] and session.phase is Phase.BUILDING
+    session.said(1, built())
+    assert session.phase is Phase.MAPPING
 
 
 def test_worker_that_cannot_make_its_envs_without_libraries_either_is_not_tried_again() -> None:
@@ -224,8 +263,22 @@ def test_worker_that_cannot_make_its_envs_without_libraries_either_is_not_tried_
 
 def test_worker_whose_env_hangs_while_it_is_made_is_not_tried_again_without_libraries() -> None:
     session = sharing()
+    session.said(1, Imported(["torch"]))
     session.workers[1].late = Late("init", 1, 61.0, 60.0)
     assert isinstance(session.exited(1)[0], Fail)
+
+
+@pytest.mark.parametrize("tried", [False, True])
+def test_worker_that_is_restarted_has_libraries_only_if_another_has_made_its_envs_with_them(tried: bool) -> None:
+    session = told_to_share(("torch",) if tried else None)
+    session.handle(stimuli.SessionMade())
+    for message in (Imported(["torch"]), replace(built(), libraries=["torch"]), Mapped()):
+        for worker in (0, 1):
+            session.said(worker, message)
+    assert session.phase is Phase.READY
+    session.exited(1)
+    restarted = [told for told in session.elapsed(60.0) if isinstance(told, StartProcesses)]
+    assert restarted == [StartProcesses((1,), libraries=("torch",) if tried else ())]
 
 
 def test_progress_counts_the_first_envs() -> None:
@@ -262,7 +315,7 @@ def sized(workers: int, told: bool = False) -> Session:
 def test_cost_of_a_step_is_learned_from_all_workers_together() -> None:
     session = sized(2, told=True)
     assert session.said(0, StepTimes(20, 20_000_000, 0)) == []  # too few steps to say anything
-    assert session.said(1, StepTimes(20, 20_000_000, 80_000_000)) == [LearnCost(StepCost(0.001, 0.002))]
+    assert session.said(1, StepTimes(20, 20_000_000, 80_000_000)) == [LearnCost(StepCost(0.001, 0.002, libraries=()))]
 
 
 def test_user_is_told_once_that_another_number_of_workers_is_better() -> None:
@@ -275,7 +328,7 @@ def test_user_is_told_once_that_another_number_of_workers_is_better() -> None:
 
 
 def test_user_who_chose_the_number_of_workers_is_told_nothing() -> None:
-    assert sized(1, told=True).said(0, StepTimes(64, 0, 640_000_000)) == [LearnCost(StepCost(0.0, 0.01))]
+    assert sized(1, told=True).said(0, StepTimes(64, 0, 640_000_000)) == [LearnCost(StepCost(0.0, 0.01, libraries=()))]
 
 
 def test_worker_that_tells_nonsense_of_its_steps_is_not_believed() -> None:

@@ -40,15 +40,16 @@ def test_too_few_steps_or_impossible_ones_say_nothing(times: list[StepTimes]) ->
 
 
 def test_libraries_of_an_env_are_kept_with_its_cost() -> None:
-    costs, cost = StepCosts(), replace(COST, libraries=("torch", "scipy.stats"))
-    costs.note(A, cost)
-    assert costs.find(A) == StepCosts.of_text(costs.text()).find(A) == cost
+    costs = StepCosts()
+    for at, libraries in ((A, ("torch", "scipy.stats")), (B, ()), (named(1), None)):
+        costs.note(at, cost := replace(COST, libraries=libraries))
+        assert costs.find(at) == StepCosts.of_text(costs.text()).find(at) == cost
 
 
 @pytest.mark.parametrize("libraries", [["os"], [["torch"]], [{"torch": 1}], [None, 3], ["torch" * 10_000]])
 def test_libraries_of_a_file_that_are_none_are_left_out(libraries: list[object]) -> None:
-    read_back = StepCosts.of_text(json.dumps({"format": 2, "costs": {A: [0.001, 0, 0, *libraries]}}))
-    assert read_back.find(A) == COST
+    read_back = StepCosts.of_text(json.dumps({"format": 2, "costs": {A: [0.001, 0, 0, libraries]}}))
+    assert read_back.find(A) == replace(COST, libraries=())
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -120,18 +121,20 @@ def test_any_other_text_is_nothing_known(text: str) -> None:
         None,
         [],
         {"format": 2},
-        {"format": 1, "costs": {A: [1, 1, 0]}},
+        {"format": 1, "costs": {A: [1, 1, 0, None]}},
         {"format": 2, "costs": [1]},
         {"format": 2, "costs": {A: 3}},
         {"format": 2, "costs": {A: [1]}},
-        {"format": 2, "costs": {A: ["x", 1, 0]}},
-        {"format": 2, "costs": {A: [-1, 0, 0]}},
-        {"format": 2, "costs": {A: [float("nan"), 0, 0]}},
-        {"format": 2, "costs": {A: [0, float("inf"), 0]}},
-        {"format": 2, "costs": {"short": [0, 0, 0]}},
-        {"format": 2, "costs": {A: [10**400, 0, 0]}},
-        {"format": 2, "costs": {A: [0, 0, -1]}},
-        {"format": 2, "costs": {A: [0, 0, 10**400]}},
+        {"format": 2, "costs": {A: ["x", 1, 0, None]}},
+        {"format": 2, "costs": {A: [-1, 0, 0, None]}},
+        {"format": 2, "costs": {A: [float("nan"), 0, 0, None]}},
+        {"format": 2, "costs": {A: [0, float("inf"), 0, None]}},
+        {"format": 2, "costs": {"short": [0, 0, 0, None]}},
+        {"format": 2, "costs": {A: [10**400, 0, 0, None]}},
+        {"format": 2, "costs": {A: [0, 0, -1, None]}},
+        {"format": 2, "costs": {A: [0, 0, 10**400, None]}},
+        {"format": 2, "costs": {A: [0, 0, 0]}},
+        {"format": 2, "costs": {A: [0, 0, 0, 3]}},
     ],
 )
 def test_impossible_tables_are_nothing_known(found: object) -> None:

@@ -28,13 +28,13 @@ class StepCost:
         cpu_s: seconds of CPU time, of all threads of its process.
         wait_s: seconds in which its process neither ran nor was ready to run: it slept, or waited for another process.
         env_bytes: the memory of a worker with one env.
-        libraries: shared ones that its workers have.
+        libraries: shared ones that its workers have; None where that is not known.
     """
 
     cpu_s: float
     wait_s: float
     env_bytes: int = 0
-    libraries: tuple[str, ...] = ()
+    libraries: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
         """Text such as ``0.01 ms of CPU and 10.1 ms of waiting``."""
@@ -85,7 +85,7 @@ class StepCosts:
 
     def text(self) -> str:
         """The table as text for a file."""
-        costs = {key: [cost.cpu_s, cost.wait_s, cost.env_bytes, *cost.libraries] for key, cost in self._costs.items()}
+        costs = {key: [cost.cpu_s, cost.wait_s, cost.env_bytes, cost.libraries] for key, cost in self._costs.items()}
         return json.dumps({"format": FORMAT, "costs": costs}, indent=1)
 
     @classmethod
@@ -95,7 +95,7 @@ class StepCosts:
         try:
             read = json.loads(text)
             costs = read["costs"] if read["format"] == FORMAT else {}
-            for key, (cpu_s, wait_s, env_bytes, *libraries) in costs.items():
+            for key, (cpu_s, wait_s, env_bytes, libraries) in costs.items():
                 cost = _checked(cpu_s, wait_s, env_bytes, libraries)
                 if cost is not None and len(key) == KEY_CHARACTERS:
                     table.note(key, cost)
@@ -104,10 +104,12 @@ class StepCosts:
         return table
 
 
-def _checked(cpu_s: float, wait_s: float, env_bytes: int, libraries: Container[str] = ()) -> StepCost | None:
+def _checked(cpu_s: float, wait_s: float, env_bytes: int, libraries: Container[str] | None = None) -> StepCost | None:
     """The cost of these numbers; None if a step cannot have them."""
     if not all(math.isfinite(value) and 0 <= value <= STEP_S_MAX for value in (cpu_s, wait_s)):
         return None
     if not 0 <= env_bytes <= ENV_BYTES_MAX:
         return None
-    return StepCost(float(cpu_s), float(wait_s), int(env_bytes), tuple(shared(libraries)))
+    return StepCost(
+        float(cpu_s), float(wait_s), int(env_bytes), None if libraries is None else tuple(shared(libraries))
+    )

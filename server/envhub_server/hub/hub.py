@@ -705,9 +705,7 @@ class Hub:
         kept = self._services.replays is not None
         replays = name_beginning(make.name, holder.name, secrets.token_hex(8)) if kept else ""
         memory_max, hides_folders = limits.worker_memory_bytes_max, self._hides_folders(holder)
-        known_libraries = None if cost is None else cost.libraries
-        # With GPUs, each worker has variables of its own, which a library may read.
-        libraries = () if hosting.gpus else known_libraries
+        libraries = None if cost is None else cost.libraries
         rules = WorkerRules(memory_max, hides_folders, name, hosting, replays, libraries)
         state = SessionState(make, found, sizing, limits.info_bytes, machine, restarts, rules)
         try:

@@ -114,7 +114,7 @@ class Built:
     sys_path: List[str] = field(default_factory=list)  # where the worker found it
     cwd: str = ""  # the folder in which it was made
     plain_spec: bytes = b""  # the spec of the first env as data only; empty where it is none
-    libraries: List[str] = field(default_factory=list)  # that other workers of these envs can share
+    libraries: Optional[List[str]] = None  # that other workers of these envs can share; None if they must share none
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Building:
 class Imported:
     """Worker to hub: what makes its envs is loaded."""
 
-    libraries: List[str] = field(default_factory=list)  # as of ``Built``
+    libraries: Optional[List[str]] = None  # as of ``Built``
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class FirstBuilt:
 
     in_process: bool  # whether the env is known to compute in its own process
     private_bytes: int  # memory that this worker shares with no other process
-    libraries: List[str] = field(default_factory=list)  # as of ``Built``
+    libraries: Optional[List[str]] = None  # as of ``Built``
 
 
 @dataclass(frozen=True)

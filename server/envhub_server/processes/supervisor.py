@@ -117,20 +117,24 @@ class Supervisor:
 
     def _zygote(self, key: InterpreterKey, environ: Environment) -> ZygoteHandle:
         """The zygote with this start environment, which a fork cannot change: so another environment needs another."""
-        current = self._in_use.pop(key, None)
+        current = self._in_use.get(key)
         if current is not None and current.alive and _start_alike(key, current.environ, environ):
-            self._in_use[key] = current  # as the one used last
+            self._in_use[key] = self._in_use.pop(key)  # as the one used last
             return current
+        if key.libraries:  # while it imports them, another one guards the workers
+            self._zygote(replace(key, libraries=()), environ)
+        zygote = ZygoteHandle(self, key, environ, self._pids())
         if current is not None:
             self._retire(current)
-        shared = [zygote for zygote in self._in_use.values() if zygote.key.libraries]
+        shared = [each for each in self._in_use.values() if each.key.libraries]
         if key.libraries and len(shared) == LIBRARY_ZYGOTES_MAX:
-            self._retire(self._in_use.pop(shared[0].key))
-        zygote = self._in_use[key] = ZygoteHandle(self, key, environ, self._pids())
+            self._retire(shared[0])
+        self._in_use[key] = zygote
         return zygote
 
     def _retire(self, zygote: ZygoteHandle) -> None:
-        """Let a zygote end that no worker is asked of any more; it is in no table but that of ended ones."""
+        """Let a zygote end of which no more workers are asked."""
+        del self._in_use[zygote.key]
         self._retired.append(zygote)
         zygote.retire()
 
@@ -147,7 +151,7 @@ class Supervisor:
             self._retired.remove(zygote)
         waiting = zygote.reap()
         self.reap_orphans()
-        if zygote.key.libraries and not zygote.ready:
+        if zygote.key.libraries and not zygote.ready and (in_use or waiting):
             self._fork_without_libraries(zygote, waiting)
         else:
             for worker in waiting:

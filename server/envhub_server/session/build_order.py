@@ -24,7 +24,7 @@ class WorkerRules:
         session: the session's name for its envs; empty for envs that get no variables.
         hosting: what it gets besides its envs.
         replays: what the names of the session's replays begin with; empty where none are kept.
-        libraries: shared ones that its envs are known to import; None where that is to be seen of the first workers.
+        libraries: shared ones that its workers have from their zygote; None where the first workers are to tell.
     """
 
     memory_bytes_max: int = 0
@@ -94,7 +94,7 @@ def build(make: Make, recipe: Recipe, rules: WorkerRules, place: Place) -> contr
         allow_pickle=make.world is not None,
         columns=make.columns,
         first_only=place.workers is None,
-        says_imported=rules.libraries is None,
+        says_imported=rules.libraries != (),
         cpu=place.cpu,
         on_exception=make.faults.on_exception,
         on_invalid=make.faults.on_invalid,

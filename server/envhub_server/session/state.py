@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -152,7 +152,8 @@ class WorkerState:
         finish_at_s: when steps that wait for its next process have waited for long enough.
         moving: whether it was given the second arena and has not mapped it yet.
         shares: whether its process has the session's libraries from its zygote.
-        again: whether it makes its envs once more, without these, when its process has ended.
+        imported: whether it has loaded what makes its envs.
+        again: whether it makes its envs once more, without libraries, when its process has ended.
         first, made, times: what it said of its first env, of all its envs, and of their steps.
     """
 
@@ -180,6 +181,7 @@ class WorkerState:
     finish_at_s: float = math.inf
     moving: bool = False
     shares: bool = False
+    imported: bool = False
     again: bool = False
     first: control.FirstBuilt | None = None
     made: control.Built | None = None
@@ -192,7 +194,7 @@ class WorkerState:
 
     def start(self) -> None:
         """Note that a process is asked for."""
-        self.stage, self.built, self.restart_at_s = Stage.BUILDING, 0, math.inf
+        self.stage, self.built, self.restart_at_s, self.imported = Stage.BUILDING, 0, math.inf, False
         self.detector.rest()
 
     def end(self) -> Late | Overrun | None:
@@ -271,9 +273,7 @@ class SessionState:
         self._rules = rules
         self._machine = machine
         self._restarts = restarts
-        self._learns_libraries = rules.libraries is None
-        self._importing: set[int] = set()  # the first workers that have not loaded what makes their envs
-        self._later = range(0)  # the workers that start after that
+        self._sharing_tried = False  # whether a worker that shares libraries has made its envs
         self._warned = False  # that another number of workers would be better
         self._map_message: control.MapArena | None = None  # what a worker is told with the arena
         self._templates: dict[int, bytes] = {}
@@ -483,7 +483,6 @@ class SessionState:
         count = len(self.workers)
         if self._rules.libraries is None:
             count = min(count, self._machine.cpus)  # the others start when it is known which libraries they can share
-        self._importing, self._later = set(range(count)), range(count, len(self.workers))
         return self._start(range(count), now_s)
 
     def _wait_for_all(self) -> None:
@@ -494,7 +493,7 @@ class SessionState:
         if not numbers:
             return []
         self._plan_sample(now_s)
-        libraries = self._rules.libraries or ()
+        libraries = self._libraries
         for number in numbers:
             self.workers[number].start()
             self.workers[number].shares = bool(libraries)
@@ -534,7 +533,7 @@ class SessionState:
             return []
         worker = self.workers[said.worker]
         worker.first, worker.built, worker.stage = said.message, 1, Stage.BUILT
-        self._note_libraries(said.message.libraries)
+        self._note_libraries(worker, said.message.libraries)
         first = [each.first for each in self.workers if each.first is not None]
         if len(first) < len(self.workers):
             return []
@@ -548,33 +547,53 @@ class SessionState:
         started = self._start(range(begun, len(self.workers)), now_s)
         return [*started[:1], *rest, *started[1:]]
 
-    def _note_libraries(self, found: Sequence[str]) -> None:
-        """Have the workers that start from now on share these, too."""
-        if self._learns_libraries:
-            libraries = tuple(shared([*(self._rules.libraries or ()), *found]))
-            self._rules = replace(self._rules, libraries=libraries)
+    @property
+    def _libraries(self) -> tuple[str, ...]:
+        """What workers that start now have from their zygote.
 
-    def _share_no_libraries(self) -> None:
-        """Start workers without libraries from now on: something that makes the envs has to be loaded before one."""
-        self._learns_libraries = False
-        self._rules = replace(self._rules, libraries=())
+        Once the session is made, they have what others of its workers had when they made their envs. With GPUs, each
+        worker has variables of its own, which a library may read.
+        """
+        tried = self.phase is Phase.BUILDING or self._sharing_tried
+        return self._rules.libraries or () if tried and not self._rules.hosting.gpus else ()
+
+    def _note_libraries(self, worker: WorkerState, found: Sequence[str] | None) -> None:
+        """Have the workers that start from now on share what this one has imported, too; none if they must not."""
+        if found is None:
+            self._share(())
+        elif found and self._rules.libraries != () and not worker.shares:
+            self._share(shared([*(self._rules.libraries or ()), *found]))
+
+    def _share(self, libraries: Iterable[str]) -> None:
+        self._rules = replace(self._rules, libraries=tuple(libraries))
 
     def _on_imported(self, said: WorkerSaid, now_s: float) -> Instructions:
         """Start the other workers, once each of the first has loaded what makes its envs."""
-        self._note_libraries(said.message.libraries)
-        self._importing.discard(said.worker)
-        if self._importing:
+        worker, found = self.workers[said.worker], said.message.libraries
+        if worker.shares and (found is None or not set(self._rules.libraries or ()) <= set(found)):
+            return self._make_again(said.worker)  # the env, or its program, is not as it was when they were noted
+        worker.imported = True
+        self._note_libraries(worker, found)
+        if not all(each.imported for each in self.workers if each.alive):
             return []
-        later, self._later = self._later, range(0)
-        return self._start(later, now_s)
+        return self._start([number for number, each in enumerate(self.workers) if not each.alive], now_s)
+
+    def _make_again(self, number: int) -> Instructions:
+        """Have a worker make its envs once more, without libraries, as all that start from now on."""
+        self.workers[number].again = True
+        self._share(())
+        return [do.Kill(number)]
 
     def _on_built(self, said: WorkerSaid, now_s: float) -> Instructions:
         worker = self.workers[said.worker]
         worker.made, worker.waiting = said.message, False
         worker.stage, worker.built = Stage.BUILT, len(worker.rows)
-        self._note_libraries(said.message.libraries)
+        self._sharing_tried |= worker.shares
+        if not worker.shares:
+            self._note_libraries(worker, said.message.libraries)
         if any(each.waiting for each in self.workers):
             return []
+        self._share(self._rules.libraries or ())
         first = self.workers[0].made
         assert first is not None
         try:
@@ -648,10 +667,8 @@ class SessionState:
         )
 
     def _on_making_failed(self, said: WorkerSaid, now_s: float) -> Instructions:
-        worker = self.workers[said.worker]
-        if worker.shares and self.phase is Phase.BUILDING:
-            worker.again = True
-            return [do.Kill(said.worker)]
+        if self.workers[said.worker].shares and self.phase is Phase.BUILDING:
+            return self._make_again(said.worker)
         return self._make_failed(said.message.failure, now_s)
 
     def _make_failed(self, failure: Failure, now_s: float) -> Instructions:
@@ -991,7 +1008,7 @@ class SessionState:
         cost = average(worker.times for worker in self.workers if worker.times is not None)
         if cost is None or self.sizing is None:
             return []
-        learned: Instructions = [do.LearnCost(replace(cost, libraries=self._rules.libraries or ()))]
+        learned: Instructions = [do.LearnCost(replace(cost, libraries=self._rules.libraries))]
         count, num_envs = len(self.workers), self.make.num_envs
         better = None if self._warned or self.sizing.told else better_count(num_envs, count, cost, self._machine)
         if better is None:
@@ -1010,9 +1027,9 @@ class SessionState:
         if self.phase is Phase.BROKEN:
             return []
         failure = failure_text.failure(number, worker.rows, exited.cause, why, self._rules.hide_folders)
-        if self.phase is Phase.BUILDING and worker.shares and (worker.again or why is None):
-            worker.again = False
-            self._share_no_libraries()
+        if self.phase is Phase.BUILDING and worker.shares and (worker.again or why is None or not worker.imported):
+            self._share(())
+            worker.again, worker.waiting, worker.made = False, True, None
             return self._start([number], now_s)
         if self.making and exited.cause.unready:
             return self._make_failed(failure_text.unready(self.make, exited.cause.unready, self._rules), now_s)
@@ -1150,7 +1167,7 @@ class SessionState:
         spare.start()
         self._plan_sample(now_s)
         order = build(self.make, self._recipe, self._rules, self._place(place))
-        return [do.StartProcesses((number,), True, self._rules.libraries or ()), do.Tell(number, order)]
+        return [do.StartProcesses((number,), True, self._libraries), do.Tell(number, order)]
 
     def _group(self, number: int) -> tuple[int, int]:
         """Workers of one group have equal envs and the same device, so that they may have each other's spares."""

@@ -15,7 +15,6 @@ import numpy as np
 
 from envhub_server.ipc.shared_libraries import shared
 
-PID_BITS = 22  # at most, on Linux
 # The random generators that shared libraries make when they are imported, by their modules.
 GENERATORS = (("torch", "default_generator"), ("sympy.core.random", "rng"), ("sympy.core.random", "_assumptions_rng"))
 # The dynamic loader reads it when a process starts, and only then; OpenCV changes it when it is imported.
@@ -43,8 +42,7 @@ def reseed() -> None:
 
     Python's ``random`` seeds itself after a fork.
     """
-    # A seed of 128 bits takes NumPy 0.4 ms more, and 350 KB. The number of the process differs between living ones.
-    np.random.seed((int.from_bytes(os.urandom(4), "little") << PID_BITS | os.getpid()) & 0xFFFFFFFF)
+    np.random.seed(int.from_bytes(os.urandom(4), "little"))  # an array of more bits takes 0.4 ms more, and 350 KB
     for module, generator in GENERATORS:
         if module in sys.modules:
             with contextlib.suppress(AttributeError):  # in another version
@@ -57,23 +55,27 @@ class LibraryUse:
     def __init__(self) -> None:
         self._environ = _environ()
 
-    def shareable(self) -> list[str]:
-        """The libraries that a zygote can import for other workers of the same envs.
+    def shareable(self) -> list[str] | None:
+        """The libraries in this process that a zygote can import for other workers of the same envs.
 
-        None where it could make a difference: if the envs have changed a variable, which a library may read, or if
-        this process has more than one thread, for a zygote that has threads cannot fork. Those do not count that a
-        zygote would find elsewhere.
+        None if workers of these envs must share none, because that could make a difference: the envs have changed a
+        variable, which a library may read; or this process has threads, and a zygote that has threads cannot fork; or
+        a library would be found elsewhere, by a zygote or by this process.
         """
         found = shared(sys.modules)
-        if not found or _environ() != self._environ or len(os.listdir("/proc/self/task")) > 1:
+        if not found:
             return []
-        return [name for name in found if _is_the_zygotes(name.partition(".")[0])]
+        threads = len(os.listdir("/proc/self/task"))
+        same = all(_is_found_in(path, name.partition(".")[0]) for path in (_PLACES, sys.path) for name in found)
+        return found if same and threads == 1 and _environ() == self._environ else None
 
 
-def _is_the_zygotes(package: str) -> bool:
-    spec = importlib.machinery.PathFinder.find_spec(package, _PLACES)
+def _is_found_in(path: list[str], package: str) -> bool:
+    spec = importlib.machinery.PathFinder.find_spec(package, path)
     return spec is not None and spec.origin == getattr(sys.modules[package], "__file__", None)
 
 
 def _environ() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != READ_BY_THE_LOADER}
+    """The variables that a library may read; those of EnvHub say where the worker is."""
+    found = os.environ.items()
+    return {name: value for name, value in found if name != READ_BY_THE_LOADER and not name.startswith("ENVHUB_")}

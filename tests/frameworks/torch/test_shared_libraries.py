@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -11,10 +10,11 @@ import numpy as np
 import psutil
 import pytest
 import traces
+from envhub_server.config import usable_cpus
 
 import envhub
 
-CPUS = len(os.sched_getaffinity(0))
+CPUS = usable_cpus()
 NUM_ENVS = 2 * CPUS + 1
 OWN_BYTES_MAX = 50 << 20  # of a worker that has PyTorch from the zygote; an import of its own takes 150 MB
 SIM = """
@@ -42,6 +42,7 @@ def test_importing_a_shared_library_leaves_nothing_that_envs_must_not_share() ->
 def test_envs_that_use_torch_share_it_but_no_random_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch_sim.py").write_text(SIM)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch_sim", raising=False)
     import torch_sim
 
     with closing(envhub.AsyncVectorEnv([torch_sim.Sim] * NUM_ENVS)) as envs:
@@ -51,4 +52,3 @@ def test_envs_that_use_torch_share_it_but_no_random_numbers(tmp_path: Path, monk
         assert np.allclose(envs.step([0] * NUM_ENVS)[0], np.tanh(observations))
         others = [psutil.Process(pid).memory_full_info().uss for pid in envs.call("pid")[CPUS:]]
     assert max(others) < OWN_BYTES_MAX, others
-    del sys.modules["torch_sim"]

@@ -104,6 +104,7 @@ def test_library_that_is_not_listed_is_imported_by_each_worker(folder: Path) -> 
     assert shared(folder, None, NUM_ENVS, steps=LEARNED) == [NONE, NONE]
 
 
+@pytest.mark.long
 def test_env_that_must_load_something_before_a_library_is_made_without(folder: Path) -> None:
     written(folder, before="if SHARED: raise ImportError('it has to be imported after the simulator')")
     assert shared(folder, None, NUM_ENVS, steps=LEARNED) == [NONE, NONE]
@@ -126,6 +127,7 @@ def test_sessions_of_another_env_have_no_library_of_it(folder: Path) -> None:
         assert [seen(hub, env) for env in ("fit", "plain", "fit", "plain")] == [OTHERS, NONE, ALL, NONE]
 
 
+@pytest.mark.long
 def test_env_that_sets_a_variable_since_it_was_noted_shares_nothing(folder: Path) -> None:
     written(folder)
     with serve(folder, "fit=fit_sim:Sim", cwd=folder / "sims") as hub:

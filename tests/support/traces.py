@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 from envhub_server.ipc import control
 from envhub_server.ipc.shared_libraries import LIBRARIES
-from envhub_server.worker.library_sharing import GENERATORS
+from envhub_server.worker.shared_imports import GENERATORS
 
 
 def state() -> dict[str, Any]:

@@ -124,9 +124,9 @@ if __name__ == "__main__":
     report.say(importing="envhub")
     for place in sys.argv[6:]:
         expose(*place.split("=", 1))
-    from envhub_server.worker import library_sharing, zygote
+    from envhub_server.worker import shared_imports, zygote
 
     for library in filter(None, sys.argv[5].split(",")):
         report.say(importing=library)
-        library_sharing.load(library)
+        shared_imports.load(library)
     zygote.main(control, hub_pid, report.ready)

@@ -72,10 +72,10 @@ from envhub_server.worker.episode_writer import EpisodeWriter
 from envhub_server.worker.exception_report import PendingFailure, describe_failure, encode_or_nothing
 from envhub_server.worker.gym_compat import adapt, is_wrapped
 from envhub_server.worker.journal_writer import JournalWriter
-from envhub_server.worker.library_sharing import LibraryUse
 from envhub_server.worker.native_env import NativeEnv, Share, made_by
 from envhub_server.worker.other_interfaces import as_gymnasium
 from envhub_server.worker.row import SAME_STEP, LeftWithEnding, NotFinite, Row
+from envhub_server.worker.shared_imports import LibraryUse
 from envhub_server.worker.stack_dumps import StackDumps
 from envhub_server.worker.step_timer import StepTimer
 

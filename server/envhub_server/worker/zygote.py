@@ -28,7 +28,7 @@ from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.ipc.freed_memory import keep_freed_memory
 from envhub_server.worker import main as worker
 from envhub_server.worker.bootstrap import PR_SET_PDEATHSIG, die_with_hub, prctl
-from envhub_server.worker.library_sharing import reseed
+from envhub_server.worker.shared_imports import reseed
 from envhub_server.worker.stack_dumps import StackDumps
 from envhub_server.worker.warm_up import warm_up
 

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from importlib.abc import Loader, MetaPathFinder
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from envhub.errors import RequestRefused
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader, MetaPathFinder
+else:  # they import zipfile and tempfile, and every program pays for that
+    Loader = MetaPathFinder = object
 
 REMOTE = "EnvHub/Remote-v0"
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any, Dict, Iterable, List, Optional, Tuple, Type, TypeVar, Union, cast, get_type_hints
 
+from envhub.frozen import Frozen
 from envhub.values import codec
 
 M = TypeVar("M")
@@ -55,55 +56,46 @@ SESSION_OPS = frozenset(op for op in Op if Op.MAKE <= op < Op.PING)
 # --- requests ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Hello:
+class Hello(Frozen):
     """The first request on a connection; the hub answers with ``Welcome`` or refuses the version."""
 
     client: str = ""
 
 
-@dataclass(frozen=True)
-class ListEnvs:
+class ListEnvs(Frozen):
     """Asks for the names of the envs that the hub makes."""
 
 
-@dataclass(frozen=True)
-class StatsRequest:
+class StatsRequest(Frozen):
     """Asks for the hub's counters."""
 
 
-@dataclass(frozen=True)
-class HealthRequest:
+class HealthRequest(Frozen):
     """Asks whether the hub takes new sessions."""
 
 
-@dataclass(frozen=True)
-class SessionsRequest:
+class SessionsRequest(Frozen):
     """Asks for a description of each session."""
 
 
-@dataclass(frozen=True)
-class HeartbeatRequest:
+class HeartbeatRequest(Frozen):
     """Asks about the state of request ``seq`` of the prelude's session; the hub sends the reply to this sender."""
 
 
-@dataclass(frozen=True)
-class Observe:
+class Observe(Frozen):
     """Asks for the last observations of a session, without an effect on the session."""
 
     session: bytes  # its token
     described: bool = False  # whether the client knows the spaces
 
 
-@dataclass(frozen=True)
-class Attach:
+class Attach(Frozen):
     """Take a session over: it continues under the prelude's token, and its former client loses it."""
 
     session: bytes  # the token it had
 
 
-@dataclass(frozen=True)
-class World:
+class World(Frozen):
     """The environment of the program that owns a private hub, which the hub's workers adopt."""
 
     sys_path: List[str]
@@ -113,8 +105,7 @@ class World:
     authkey: bytes = b""  # the program's key of multiprocessing, if the program uses that
 
 
-@dataclass(frozen=True)
-class Faults:
+class Faults(Frozen):
     """The policies for envs that fail, and the times after which an env counts as hanging."""
 
     on_crash: str = "truncate"  # or "raise": when the env's worker ends
@@ -130,8 +121,7 @@ class Faults:
     close_s: float = 5.0  # of all envs together
 
 
-@dataclass(frozen=True)
-class Recycle:
+class Recycle(Frozen):
     """When another worker takes over from one, at its envs' episodes' end; 0 for never."""
 
     episodes: int = 0  # of all its envs together
@@ -139,8 +129,7 @@ class Recycle:
     memory_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Hosting:
+class Hosting(Frozen):
     """What the workers of a session get besides their envs; None is what the hub's operator says."""
 
     gpus: List[int] = field(default_factory=list)  # devices, dealt to the workers in turn; empty as None
@@ -149,8 +138,7 @@ class Hosting:
     recycle: Recycle = field(default_factory=Recycle)  # these or the operator's, what comes first
 
 
-@dataclass(frozen=True)
-class Make:
+class Make(Frozen):
     """A new session of ``num_envs`` envs: by name, or, where the hub allows it, by a pickled list of factories."""
 
     num_envs: int
@@ -180,8 +168,7 @@ class Make:
     python: str = ""  # the client's version, such as 3.12: factories are code of it, and run on no other
 
 
-@dataclass(frozen=True)
-class Reset:
+class Reset(Frozen):
     """Reset the rows of ``mask`` (all where it is empty) with one seed per row and shared options."""
 
     seeds: List[Optional[int]] = field(default_factory=list)
@@ -190,49 +177,42 @@ class Reset:
     options_each: List[bytes] = field(default_factory=list)  # in place of ``options``, one per env; empty for none
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(Frozen):
     """One batched step; ``codes`` has, per action leaf, the action code of its frame."""
 
     codes: bytes
 
 
-@dataclass(frozen=True)
-class Collect:
+class Collect(Frozen):
     """Asks for what these rows left with the hub in steps that the client drove: a failure, or large infos."""
 
     rows: List[int]
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(Frozen):
     """Begin a step of these rows, a part of the batch; ``codes`` as in ``Step``."""
 
     rows: List[int]
     codes: bytes
 
 
-@dataclass(frozen=True)
-class Receive:
+class Receive(Frozen):
     """Asks for the results of the sent rows that are done, once there are ``min_envs`` of them."""
 
     min_envs: int
 
 
-@dataclass(frozen=True)
-class TemplatesRequest:
+class TemplatesRequest(Frozen):
     """Asks for the templates of infos that have these numbers."""
 
     numbers: List[int]
 
 
-@dataclass(frozen=True)
-class HopsRequest:
+class HopsRequest(Frozen):
     """Asks when the last step passed the hub and the workers."""
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(Frozen):
     """Call a method of every env, or of those of ``rows``, or read an attribute.
 
     With ``only_kind`` nothing is called; the result of each env is whether the attribute can be called. With
@@ -249,8 +229,7 @@ class Call:
     question: str = ""
 
 
-@dataclass(frozen=True)
-class SetAttr:
+class SetAttr(Frozen):
     """Set an attribute of every env, or of those of ``rows``; ``values`` holds one encoded value, or one per env."""
 
     name: str
@@ -258,8 +237,7 @@ class SetAttr:
     rows: List[int] = field(default_factory=list)  # ascending; empty for all
 
 
-@dataclass(frozen=True)
-class Close:
+class Close(Frozen):
     """End the session: close its envs within ``close_s``, or with ``terminate`` kill its workers at once."""
 
     terminate: bool = False
@@ -268,8 +246,7 @@ class Close:
 # --- replies ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Welcome:
+class Welcome(Frozen):
     """A description of the hub; ``limits`` are in the units that their names end with."""
 
     hub: str
@@ -281,22 +258,19 @@ class Welcome:
     compressions: List[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class EnvNames:
+class EnvNames(Frozen):
     """The names that ``Make`` accepts."""
 
     names: List[str]
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(Frozen):
     """Counters or descriptions, by name."""
 
     rows: List[Dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class HeartbeatReply:
+class HeartbeatReply(Frozen):
     """``state`` of the request: ``unknown`` (send it again), ``running``, or ``answered`` (send it again)."""
 
     state: str
@@ -307,8 +281,7 @@ class HeartbeatReply:
     starting: str = ""  # how far its interpreter is, which does not fork workers yet
 
 
-@dataclass(frozen=True)
-class Made:
+class Made(Frozen):
     """The session is ready. Spaces are encoded values in the wire form of ``envhub.values.spaces``."""
 
     num_envs: int
@@ -327,8 +300,7 @@ class Made:
     vector: bool = False  # whether each worker's envs are one vector env, whose rows step together
 
 
-@dataclass(frozen=True)
-class Observed:
+class Observed(Frozen):
     """The last observations of a session: per row, its number of steps and resets, and whether it is in the frames."""
 
     num_envs: int
@@ -337,8 +309,7 @@ class Observed:
     observation_spaces: List[bytes] = field(default_factory=list)  # as in Made; empty if the client knows them
 
 
-@dataclass(frozen=True)
-class Shared:
+class Shared(Frozen):
     """Sent through the side socket, with the descriptors of the arena, the client's bell and every worker's bell."""
 
     info_bytes: int
@@ -346,16 +317,14 @@ class Shared:
     spin_us: int
 
 
-@dataclass(frozen=True)
-class Templates:
+class Templates(Frozen):
     """An encoded example of each wanted template that the session's infos have used."""
 
     numbers: List[int]
     examples: List[bytes]
 
 
-@dataclass(frozen=True)
-class Hops:
+class Hops(Frozen):
     """When the last step passed the hub and the workers, in nanoseconds of the hub machine's monotonic clock.
 
     The first four are of the last STEP, and 0 where there was none. The lists have an item per worker.
@@ -369,20 +338,17 @@ class Hops:
     ended: List[int]
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(Frozen):
     """The request was executed; its results are in the frames that follow."""
 
 
-@dataclass(frozen=True)
-class Notice:
+class Notice(Frozen):
     """A text for the user of a session, such as that another number of workers would step its envs faster."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(Frozen):
     """Why a request failed. ``code`` is one of PROTOCOL.md's, ``scope`` is request, env, session or hub."""
 
     code: str

@@ -15,8 +15,8 @@ from envhub.errors import UnsupportedSpace
 from envhub.recording.folder import claim, recorded_in
 from envhub.recording.options import RecordOptions
 from envhub.recording.recorder import EpisodeRecorder, Selection
-from envhub.recording.recorder_handle import RecorderHandle, described, missing_packages, setup_of
-from envhub.values import spaces
+from envhub.recording.recorder_handle import RecorderHandle, missing_packages, setup_of
+from envhub.values import codec, spaces
 from envhub.values.leaf import OBJECT
 
 WRITE_S = 60.0  # for the process that writes to write what it has
@@ -77,9 +77,8 @@ class ProgramRecorder(EpisodeRecorder):
         chosen, film = options.chosen(num_envs), sorted(options.film)
         self._folder = claim(Path(options.folder).expanduser().absolute())
         self._handle = RecorderHandle()
-        setup = setup_of(
-            options, str(self._folder), True, [*map(described, spaces_of_one)], {**about, "env_ids": chosen}
-        )
+        described = [codec.encode(spaces.describe(space)) for space in spaces_of_one]
+        setup = setup_of(options, str(self._folder), True, described, {**about, "env_ids": chosen})
         self._handle.set_up({**setup, "spec": spec, "fps": fps})
         line = self._handle.add_line(0, chosen, film, options.queue_bytes)
         super().__init__(

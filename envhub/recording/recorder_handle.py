@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from envhub.recording.options import RecordOptions
-from envhub.values import codec, spaces
+from envhub.values import codec
 
 MESSAGE_BYTES_MAX = 1 << 16
 ORDER_BYTES_MAX = 1 << 17  # of what the process is told in one message
@@ -212,11 +212,6 @@ def setup_of(
 def _close_all(descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-def described(space: Any) -> bytes:
-    """The encoded description of a space."""
-    return codec.encode(spaces.describe(space))
 
 
 def missing_packages(films: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ if zmq.zmq_version_info() < LIBZMQ_MIN:
     raise ImportError(f"EnvHub needs libzmq {'.'.join(map(str, LIBZMQ_MIN))} or later, this is {zmq.zmq_version()}")
 
 _monitors = itertools.count()
+_MONITOR_EVENT = struct.Struct("=Hi")  # of zmq_socket_monitor(3)
 
 
 def open_socket(context: zmq.Context[Any], kind: int, message_bytes_max: int, receive_queue_messages_max: int) -> Any:
@@ -105,6 +107,18 @@ def open_monitor(socket: zmq.Socket[Any], events: int) -> Any:
     monitor.setsockopt(zmq.LINGER, 0)
     monitor.connect(address)
     return monitor
+
+
+def read_monitor(monitor: Any, flags: int = 0) -> tuple[int, int]:
+    """The next event of a monitor, and its value.
+
+    ``zmq.utils.monitor`` reads it, too, and imports asyncio, which takes each program 30 ms.
+
+    Raises:
+        zmq.Again: there is none, and ``flags`` are ``zmq.NOBLOCK``.
+    """
+    event, value = _MONITOR_EVENT.unpack(monitor.recv_multipart(flags)[0])
+    return event, value
 
 
 def send(socket: zmq.Socket[Any], frames: Sequence[Any]) -> None:

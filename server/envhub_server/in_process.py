@@ -16,8 +16,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import structlog
-
 import envhub
 from envhub.protocol import prelude
 from envhub.protocol.hub import HubProtocol, Incoming
@@ -57,7 +55,7 @@ class InProcessHub:
     """
 
     def __init__(self) -> None:
-        if not structlog.is_configured():
+        if not log.is_configured():
             log.configure(logging.ERROR)  # the terminal is the program's
         self.protocol = HubProtocol(secrets.randbits(63) or 1, header_limits=codec.KNOWN)
         self._events: Events = deque()

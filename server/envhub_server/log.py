@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import sys
 import time
 from collections.abc import MutableMapping
 from typing import Any
-
-import structlog
 
 from envhub_server.processes.nonblocking_writer import NonblockingWriter
 from envhub_server.repeats import Repeats
@@ -47,22 +47,92 @@ def _without_repeats(_: Any, __: str, line: MutableMapping[str, Any]) -> Mutable
     kind = (line["event"], *(line.get(name) for name in _REPEATED[line["event"]]))
     left_out = _repeats.left_out(kind, time.monotonic())
     if left_out is None:
-        raise structlog.DropEvent
+        raise _structlog().DropEvent
     return {**line, "repeats": left_out} if left_out else line
+
+
+_level: int | None = None  # below which nothing is logged, once that is configured
 
 
 def configure(level: int = logging.INFO) -> None:
     """Log from this level on: for people on a terminal, else as JSON, one object a line."""
-    processors = structlog.processors
-    json = [processors.format_exc_info, processors.JSONRenderer()]
-    rendering = [structlog.dev.ConsoleRenderer()] if os.isatty(2) else json
-    structlog.configure(
-        processors=[
-            _without_repeats,
-            processors.add_log_level,
-            processors.TimeStamper(fmt="iso", utc=True),
-            *rendering,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(Stderr()),  # type: ignore[arg-type]
-    )
+    global _level
+    _level = level
+    if level < logging.ERROR:
+        _structlog()
+
+
+def is_configured() -> bool:
+    """Whether the log is configured, by ``configure`` or by a program that configures structlog for itself."""
+    return _level is not None or ("structlog" in sys.modules and sys.modules["structlog"].is_configured())
+
+
+@functools.cache
+def _structlog() -> Any:
+    """structlog, configured; a hub that logs errors only imports it when there is one, since that takes 0.1 s."""
+    import structlog
+
+    if _level is not None:
+        processors = structlog.processors
+        json = [processors.format_exc_info, processors.JSONRenderer()]
+        structlog.configure(
+            processors=[
+                _without_repeats,
+                processors.add_log_level,
+                processors.TimeStamper(fmt="iso", utc=True),
+                *([structlog.dev.ConsoleRenderer()] if os.isatty(2) else json),
+            ],
+            logger_factory=structlog.WriteLoggerFactory(Stderr()),  # type: ignore[arg-type]
+        )
+    return structlog
+
+
+@functools.cache
+def _stamper() -> Any:
+    return _structlog().processors.TimeStamper(fmt="iso", utc=True, key="time")
+
+
+def stamped(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of the audit file, with its ``time``."""
+    return _stamper()(None, "", line)  # type: ignore[no-any-return]
+
+
+class Logger:
+    """Logs by structlog, with these fields in each line."""
+
+    def __init__(self, **fields: Any) -> None:
+        self._fields = fields
+
+    def bind(self, **fields: Any) -> Logger:
+        """A logger with these fields, too."""
+        return Logger(**self._fields, **fields)
+
+    def debug(self, event: str, **fields: Any) -> None:
+        """Log what helps to find a defect."""
+        self._log(logging.DEBUG, event, fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        """Log a change that is expected."""
+        self._log(logging.INFO, event, fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        """Log what an operator may want to change."""
+        self._log(logging.WARNING, event, fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        """Log what has failed."""
+        self._log(logging.ERROR, event, fields)
+
+    def exception(self, event: str, **fields: Any) -> None:
+        """Log what has failed, with the exception that is being handled."""
+        self._log(logging.ERROR, event, {**fields, "exc_info": True})
+
+    def _log(self, level: int, event: str, fields: dict[str, Any]) -> None:
+        if level < (_level or logging.NOTSET):
+            return
+        try:
+            structlog = _structlog()
+        except OSError:  # no descriptor is left to import it with
+            Stderr().write(f"{event} {self._fields} {fields}\n")
+        else:
+            structlog.get_logger().log(level, event, **self._fields, **fields)

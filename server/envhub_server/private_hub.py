@@ -7,24 +7,41 @@ once it listens.
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import signal
+import sys
+from typing import TYPE_CHECKING
 
-from envhub.protocol.validation import SECONDS_MAX
-from envhub_server import log
-from envhub_server.catalog.replay_folder import default_path
-from envhub_server.catalog.step_cost_file import cache_path
-from envhub_server.config import MIB, HubConfig, Limits, Timing
-from envhub_server.hub.hub import Hub
-from envhub_server.serve import run_hub
+from envhub_server.ipc import process_marks
+from envhub_server.processes import hub_process
+from envhub_server.processes.interpreter import OWN, environment_of
+from envhub_server.processes.zygote_process import ZygoteProcess
 from envhub_server.worker.bootstrap import PR_SET_PDEATHSIG
+
+if TYPE_CHECKING:
+    from envhub_server.hub.hub import Hub
 
 
 def main(address: str, owner: int, ready_fd: int) -> None:
     """Serve the program behind the pidfd ``owner`` on this address until it ends."""
     # If this process is stopped when its program ends, it must continue, to end itself.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
+    hub_process.prepare()
+    # The zygote and this process import side by side what each needs: a program waits for its first envs half as long.
+    environ = environment_of(OWN, sys.executable, os.environ)
+    _serve(address, owner, ready_fd, ZygoteProcess(process_marks.new_hub(), sys.executable, environ))
+
+
+def _serve(address: str, owner: int, ready_fd: int, zygote: ZygoteProcess) -> None:
+    import logging
+
+    from envhub.protocol.validation import SECONDS_MAX
+    from envhub_server import log
+    from envhub_server.catalog.replay_folder import default_path
+    from envhub_server.catalog.step_cost_file import cache_path
+    from envhub_server.config import MIB, HubConfig, Limits, Timing
+    from envhub_server.serve import run_hub
+
     log.configure(logging.ERROR)  # the terminal is the program's: write only errors
 
     def ready(hub: Hub) -> None:
@@ -47,4 +64,4 @@ def main(address: str, owner: int, ready_fd: int) -> None:
     costs = cache_path(os.environ)
     replays = default_path(os.environ)
     config = HubConfig((address,), owner=owner, limits=limits, timing=timing, step_costs=costs, replays=replays)
-    run_hub(config, ready)
+    run_hub(config, ready, zygote)

@@ -31,7 +31,7 @@ from envhub_server.processes.interpreter import (
     not_executed,
 )
 from envhub_server.processes.memory_use import memory_bytes
-from envhub_server.processes.zygote_handle import BOOTSTRAP, FILES
+from envhub_server.processes.zygote_process import BOOTSTRAP, exposed
 
 STACKS_S = 0.5  # for a process that hangs to write its stacks, before it is killed
 SAMPLE_S = 0.05
@@ -182,7 +182,7 @@ def _run(replay: Replay, history: History, path: Path, how: tuple[int | None, bo
         try:
             key = _interpreter(replay)
             program = find(key.python)
-            command = [program, BOOTSTRAP, "replay", *arguments, *FILES]
+            command = [program, BOOTSTRAP, "replay", *arguments, *exposed()]
             process = subprocess.Popen(command, env=environment_of(key, program, os.environ), pass_fds=[theirs])
         except InterpreterUnusable as error:
             raise ReplayError(f"the interpreter of {path.name}: {error}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import PathFinder
@@ -20,7 +19,8 @@ from envhub_server.catalog import hub_file
 from envhub_server.catalog.replay_folder import default_path
 from envhub_server.config import HubConfig, Limits, Timing
 from envhub_server.hub.hub import Hub
-from envhub_server.ipc.freed_memory import keep_freed_memory
+from envhub_server.processes import hub_process
+from envhub_server.processes.zygote_process import ZygoteProcess
 from envhub_server.table_check import check_options
 
 
@@ -127,24 +127,16 @@ def serve(config: HubConfig, ready: Callable[[Hub], None] = lambda hub: None) ->
     check_config(config)
     check_packages(config)
     log.configure()
+    hub_process.prepare()
     run_hub(config, ready)
 
 
-def run_hub(config: HubConfig, ready: Callable[[Hub], None]) -> None:
-    """Open a hub, call ``ready``, serve until the hub is stopped, and leave nothing behind; raises as ``serve``."""
-    _open_standard_streams()
-    # As many descriptors as the system allows: libzmq ends the process when it cannot accept a connection.
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    keep_freed_memory()
-    hub = Hub(config)
+def run_hub(config: HubConfig, ready: Callable[[Hub], None], zygote: ZygoteProcess | None = None) -> None:
+    """Open a hub, call ``ready``, serve until the hub is stopped, and leave nothing behind; raises as ``serve``.
+
+    The process must be prepared. A zygote that was started before is the hub's first.
+    """
+    hub = Hub(config, zygote)
     with hub.opened():
         ready(hub)
         hub.run()
-
-
-def _open_standard_streams() -> None:
-    """Open closed standard streams: else a socket would get the number of one, and prints would go into it."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)

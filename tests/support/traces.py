@@ -15,8 +15,8 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from envhub_server.ipc import control
 from envhub_server.ipc.shared_libraries import LIBRARIES
+from envhub_server.processes.interpreter import ONE_THREAD
 from envhub_server.worker.shared_imports import GENERATORS
 
 
@@ -51,7 +51,7 @@ def generators() -> set[str]:
 
 def of_shared_libraries() -> dict[str, list[str]]:
     """By the name of the library, the parts of ``state`` that its import changed, in a process of its own."""
-    environ = {**os.environ, **control.ONE_THREAD}
+    environ = {**os.environ, **ONE_THREAD}
     found = subprocess.run([sys.executable, __file__], env=environ, stdout=subprocess.PIPE, check=True, timeout=100)
     return json.loads(found.stdout)  # type: ignore[no-any-return]
 

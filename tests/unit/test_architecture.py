@@ -374,7 +374,14 @@ def test_import_of_envhub_loads_nothing_until_it_is_used() -> None:
     assert not loaded & {*SERVER_LIBRARIES, "zmq", "numpy", "msgpack", "cloudpickle", "envhub_server", "envhub_client"}
 
 
+def test_private_hub_loads_nothing_that_it_seldom_needs_and_starts_its_zygote_before_the_rest() -> None:
+    assert not loaded_by("import envhub_server.private_hub") & {*SERVER_LIBRARIES, "numpy", "zmq", "msgpack"}
+    loaded = loaded_by("import envhub_server.private_hub, envhub_server.serve")
+    assert "zmq" in loaded
+    assert not loaded & {"structlog", "cyclopts", "rich", "psutil", "asyncio"}
+
+
 def test_connection_needs_neither_gymnasium_nor_a_server_library() -> None:
     loaded = loaded_by("import envhub.protocol.prelude, envhub_client.connection.connection")
     assert "zmq" in loaded
-    assert not loaded & {*SERVER_LIBRARIES, "envhub_server"}
+    assert not loaded & {*SERVER_LIBRARIES, "envhub_server", "asyncio"}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from envhub_server.ipc.packages import here
 from envhub_server.processes.interpreter import (
+    ONE_THREAD,
     OWN,
     SAID_BYTES_MAX,
     InterpreterKey,
@@ -37,13 +38,14 @@ def start(*lines: bytes) -> Start:
 
 
 def test_what_is_about_the_hubs_python_reaches_no_other_interpreter() -> None:
-    assert environment_of(OWN, sys.executable, OF_THE_HUB) == OF_THE_HUB
+    assert environment_of(OWN, sys.executable, OF_THE_HUB) == {**OF_THE_HUB, **ONE_THREAD}
     other = InterpreterKey("/old/bin/python", (("PYTHONPATH", "/mine"), ("A", "b")), ("/a", "/b"))
     assert environment_of(other, "/old/bin/python", OF_THE_HUB) == {
         "PATH": "/old/bin:/bin",
         "LD_LIBRARY_PATH": "/a:/b",
         "PYTHONPATH": "/mine",
         "A": "b",
+        **ONE_THREAD,
     }
     plain = InterpreterKey("/old/bin/python")
     assert environment_of(plain, "/old/bin/python", OF_THE_HUB)["LD_LIBRARY_PATH"] == "/l"

@@ -28,12 +28,13 @@ import envhub
 from envhub.protocol.messages import Make
 from envhub.recording.process import FPS, Line, RecorderProcess, _fps_of, check_shape
 from envhub.recording.recorder import EpisodeRecorder, Selection
-from envhub.recording.recorder_handle import RecorderHandle, described, setup_of
+from envhub.recording.recorder_handle import RecorderHandle, setup_of
 from envhub.recording.tape import Tape, TapeShape, new_tape
 from envhub.values import codec, spaces
 
 LINES = 300
 SPACES = Box(-9, 9, (1,)), Discrete(2)
+DESCRIBED = [codec.encode(spaces.describe(space)) for space in SPACES]
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def play_one_step(line: socket.socket, number: int) -> None:
 def test_lines_that_the_socket_has_no_room_for_are_recorded(handle: RecorderHandle, tmp_path: Path) -> None:
     options = envhub.RecordOptions(tmp_path)
     about = {"num_envs": LINES}
-    handle.set_up(setup_of(options, str(tmp_path), False, [*map(described, SPACES)], about))
+    handle.set_up(setup_of(options, str(tmp_path), False, DESCRIBED, about))
     lines = [handle.add_line(number, [number], [], 4096) for number in range(LINES)]
     assert handle.is_waiting
     go_on(handle)
@@ -86,7 +87,7 @@ def test_lines_that_the_socket_has_no_room_for_are_recorded(handle: RecorderHand
 def test_process_that_is_told_to_end_with_its_program_writes_everything_first(
     handle: RecorderHandle, tmp_path: Path
 ) -> None:
-    handle.set_up(setup_of(envhub.RecordOptions(tmp_path), str(tmp_path), False, [*map(described, SPACES)], {}))
+    handle.set_up(setup_of(envhub.RecordOptions(tmp_path), str(tmp_path), False, DESCRIBED, {}))
     lines = [handle.add_line(number, [number], [], 4096) for number in range(2)]
     go_on(handle)
     for number, line in enumerate(lines):
@@ -135,7 +136,7 @@ MALFORMED: list[Any] = [
 
 
 def test_line_by_which_nonsense_comes_ends_alone(handle: RecorderHandle, tmp_path: Path) -> None:
-    setup = setup_of(envhub.RecordOptions(tmp_path), str(tmp_path), False, [*map(described, SPACES)], {})
+    setup = setup_of(envhub.RecordOptions(tmp_path), str(tmp_path), False, DESCRIBED, {})
     handle.set_up(setup)
     lines = [handle.add_line(number, [number], [], 4096) for number in range(2 * len(MALFORMED) + 3)]
     go_on(handle)

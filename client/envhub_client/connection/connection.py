@@ -19,7 +19,6 @@ from operator import attrgetter
 from typing import Any, NoReturn
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 import envhub
 from envhub import errors
@@ -503,16 +502,15 @@ class Connection:
         self._whole = False  # libzmq signals nothing more of a socket that was read and not emptied
         while self._monitor.poll(0):
             try:
-                found = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+                event, value = sockets.read_monitor(self._monitor, zmq.NOBLOCK)
             except zmq.Again:  # a signal handler that used the connection has taken it
                 continue
-            event = found["event"]
             closed = event == zmq.EVENT_CLOSED
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._broken_handshakes = 0
                 self.protocol.connected()
             elif event & _REFUSALS:
-                self._on_refusal(event, found["value"])
+                self._on_refusal(event, value)
             elif event == zmq.EVENT_DISCONNECTED:
                 self.protocol.disconnected(time.monotonic())
         self._whole = True

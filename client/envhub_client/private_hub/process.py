@@ -20,8 +20,9 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 1.0
 _WORKER = "envhub_server.worker.zygote"  # only ever imported by the process that workers are forked from
 
-# The program's folder and the empty entry come first in its path; the hub must not find a zmq.py of theirs.
-_BOOT = "import sys; sys.path[:] = filter(None, sys.path); from envhub_server.private_hub import main; main({})"
+# The program's folder and the empty entry come first in its path; the hub must not find a zmq.py of theirs. The hub has
+# the program's variables, PYTHONPATH too, since the first workers' zygote has them from it.
+_BOOT = "import sys; sys.path[:] = filter(None, {} + sys.path); from envhub_server.private_hub import main; main{}"
 
 
 class PrivateHub:
@@ -59,7 +60,7 @@ class PrivateHub:
             held += os.pipe()
             held.append(os.pidfd_open(self.owner_pid))
             held[:] = map(above_stdio, held)
-            self._spawn(*held)
+            self._spawn(owner=held[2], ready=held[1])
             os.close(held.pop(1))
             self._await(held[0])
             _close(held)
@@ -71,13 +72,12 @@ class PrivateHub:
             _close(held)
             raise
 
-    def _spawn(self, ready: int, theirs: int, owner: int) -> None:
+    def _spawn(self, owner: int, ready: int) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT.format(f"{self.address!r}, {owner}, {theirs}")],
+            [sys.executable, "-c", _BOOT.format(_places(), (self.address, owner, ready))],
             stdin=subprocess.DEVNULL,
             cwd="/",
-            env={**os.environ, "PYTHONPATH": _search_path()},
-            pass_fds=[owner, theirs],
+            pass_fds=[owner, ready],
             start_new_session=True,  # Ctrl-C on the terminal is the program's, not the hub's
         )
 
@@ -150,11 +150,12 @@ def private_hub() -> PrivateHub:
         return _hub
 
 
-def _search_path() -> str:
+def _places() -> list[str]:
+    """The folders that have the hub's packages."""
     places = []
     for name in ("envhub", "envhub_server"):
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:
             raise HubUnreachable(f"the package {name} is not installed beside this client; pass the address of a hub")
         places.append(str(Path(found.origin).parent.parent))
-    return os.pathsep.join(filter(None, [*places, os.environ.get("PYTHONPATH")]))
+    return places

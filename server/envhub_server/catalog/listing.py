@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-import structlog
-
 from envhub.protocol import messages
 from envhub_server.catalog.registry import FactoryNotFound, Registry
 from envhub_server.ipc import control
 from envhub_server.ipc.packages import here
+from envhub_server.log import Logger
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import WorkerEvent, WorkerExited, WorkerSaid
@@ -18,7 +17,7 @@ SLOW_S = 1.0  # for the start of an interpreter, or an import: then the log says
 LOOK_S = 0.25  # how often that is looked at, while something starts
 LISTING = -1  # in place of a session's number, in events of workers that list names
 
-log = structlog.get_logger("envhub.listing")
+log = Logger()
 
 
 class Listing:

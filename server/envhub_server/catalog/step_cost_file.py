@@ -12,15 +12,14 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import structlog
-
 from envhub.protocol.messages import Make
 from envhub_server.catalog.step_costs import StepCost, StepCosts, key
+from envhub_server.log import Logger
 
 ENVIRONMENT_VARIABLE = "ENVHUB_CACHE"
 FILE_BYTES_MAX = 1 << 20
 
-log = structlog.get_logger("envhub.hub")
+log = Logger()
 
 
 def read(path: Path | None) -> StepCosts:

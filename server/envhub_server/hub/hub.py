@@ -27,9 +27,7 @@ from hashlib import sha256
 from operator import attrgetter
 from typing import Any
 
-import structlog
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 import envhub
 from envhub.arena.spin import Spinner, spin_us
@@ -54,6 +52,7 @@ from envhub_server.hub.client_usage import ClientUsage
 from envhub_server.hub.recordings import WRITE_AT_ONCE_S, WRITE_S, Recordings
 from envhub_server.hub.replay_writer import ReplayWriter
 from envhub_server.hub.runtime import ROWS_DONE, STEP_REQUESTED, Services, SessionRuntime
+from envhub_server.log import Logger
 from envhub_server.loop import signals
 from envhub_server.loop.clock import LAG_MIN_S, Clock
 from envhub_server.loop.poller import Poller, Ready
@@ -71,6 +70,7 @@ from envhub_server.network.side_socket import SideSocket
 from envhub_server.processes.interpreter import InterpreterKey, clean_environment
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import Events
+from envhub_server.processes.zygote_process import ZygoteProcess
 from envhub_server.session import stimuli
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.restarts import RestartPolicy, Restarts
@@ -92,7 +92,7 @@ _HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
 _GUARD, _LIVENESS, _LEASES, _ACCESS = "descriptor guard", "client liveness", "leases", "access"
 _UNREAD, _LISTING = "unread memory", "listing"
 
-log = structlog.get_logger("envhub.hub")
+log = Logger()
 
 
 class Service(enum.Enum):
@@ -106,7 +106,8 @@ class Service(enum.Enum):
 class Hub:
     """One hub: ``run`` it, within ``opened``, until it is told to stop."""
 
-    def __init__(self, config: HubConfig) -> None:
+    def __init__(self, config: HubConfig, zygote: ZygoteProcess | None = None) -> None:
+        """Make a hub with this configuration; it has a zygote already, or starts one when it first needs one."""
         self.config = config
         self.id = secrets.randbits(64) or 1
         self.addresses: list[str] = []
@@ -131,7 +132,7 @@ class Hub:
         self._next_spinner: Spinner | None = None  # the one for what comes after the step's end
         self._events: Events = deque()
         environ = os.environ if config.private else clean_environment(os.environ, config.worker_variables)
-        self._supervisor = Supervisor(self._poller, self._events, environ, config.private)
+        self._supervisor = Supervisor(self._poller, self._events, environ, config.private, zygote)
         self._listing = Listing(self._supervisor, self._registry)
         self._listed_for: list[Incoming] = []  # LIST requests that wait for the listing
         self._costs = KnownCosts(config.step_costs)
@@ -556,17 +557,17 @@ class Hub:
         """Note the connections that have come and gone; returns those that are to be ended."""
         now_s, ends = self._clock.now_s(), Ends()
         while self._monitor.poll(0):
-            found = recv_monitor_message(self._monitor, zmq.NOBLOCK)
-            match found["event"]:
+            event, value = sockets.read_monitor(self._monitor, zmq.NOBLOCK)
+            match event:
                 case zmq.Event.LISTENING:
-                    self._guard.listens(found["value"])
+                    self._guard.listens(value)
                 case zmq.Event.ACCEPTED:
-                    self._guard.accepted(found["value"], now_s)
-                    ends += self._access.accepted(found["value"], now_s)
+                    self._guard.accepted(value, now_s)
+                    ends += self._access.accepted(value, now_s)
                 case _:
-                    self._access.ended(found["value"], now_s)
-                    self._unread.connection_ended(found["value"])
-                    self._liveness.ended(found["value"], now_s)
+                    self._access.ended(value, now_s)
+                    self._unread.connection_ended(value)
+                    self._liveness.ended(value, now_s)
         self._set_timer(_ACCESS, self._access.next_s())
         self._set_timer(_LIVENESS, self._liveness.next_s)
         self._set_timer(_GUARD, self._guard.check_s)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import structlog
 
 import envhub
 from envhub.arena.layout import Layout
@@ -27,6 +26,7 @@ from envhub.sealing import seal
 from envhub.values.leaf import OBJECT
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.ipc import control
+from envhub_server.log import Logger
 from envhub_server.loop.poller import Poller
 
 START_S = 20.0  # for which a worker of a new session waits for the process
@@ -35,7 +35,7 @@ WRITE_AT_ONCE_S = 2.0  # likewise, once it is told so twice
 SLICE_S = 0.05  # after which a hub that waits for what is written looks at everything else
 RECORDINGS_MAX = 64  # whose processes run, of all sessions of a hub and of those that have ended
 
-log = structlog.get_logger("envhub.recording")
+log = Logger()
 
 
 class Recordings:

@@ -11,19 +11,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import structlog
-
 from envhub.protocol.messages import Faults, as_map
 from envhub_server.hub.replay_writer import ReplayWriter
 from envhub_server.ipc import control, replay_file
 from envhub_server.ipc.journal import History, JournalCopy
 from envhub_server.ipc.replay_file import Replay
+from envhub_server.log import Logger
 from envhub_server.memory.journals import Journals
 from envhub_server.memory.session_memory import SessionMemory
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.session.instructions import KeepReplay
 
-log = structlog.get_logger("envhub.hub")
+log = Logger()
 
 
 class _Found(NamedTuple):

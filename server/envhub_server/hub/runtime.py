@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import structlog
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, OP_OUT_OF_BAND, OP_RESET, OP_STEP, Arena
@@ -32,6 +31,7 @@ from envhub_server.hub.replay_keeper import ReplayKeeper
 from envhub_server.hub.replay_writer import ReplayWriter
 from envhub_server.hub.worker_pool import WorkerPool, WorkerStarter
 from envhub_server.ipc import control
+from envhub_server.log import Logger
 from envhub_server.loop.clock import Clock
 from envhub_server.loop.poller import Poller
 from envhub_server.loop.ringer import Ringer
@@ -54,7 +54,7 @@ STEP_REQUESTED = Requested(Step(b""))  # the state machine does not look at the 
 ROWS_DONE = stimuli.RowsDone()
 _ROWS_STOOD_IN = stimuli.RowsDone()  # in place of a ring; the words in the arena say whether all are done
 
-log = structlog.get_logger("envhub.hub")
+log = Logger()
 
 
 @dataclass(frozen=True)
@@ -341,7 +341,7 @@ class SessionRuntime:
         return replace(info, info=codec.encode({control.INFO_DROPPED: True}))
 
     @property
-    def log(self) -> Any:
+    def log(self) -> Logger:
         """The log, with the session's name."""
         return log.bind(session=self.token.hex()[:8])
 

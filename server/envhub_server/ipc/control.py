@@ -5,62 +5,52 @@ A control message is a list of two: its class's name, and a map of its fields as
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import field, is_dataclass
 from typing import Any, Dict, List, Optional, Type
 
+from envhub.frozen import Frozen
 from envhub.protocol.messages import EnvNames, Failure, as_map, build
 from envhub.values import codec
-
-# If each worker started a thread per core, all workers would be slower. So each gets one thread.
-_THREADS = "OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS NUMEXPR_NUM_THREADS BLIS_NUM_THREADS"
-ONE_THREAD = dict.fromkeys([*_THREADS.split(), "VECLIB_MAXIMUM_THREADS"], "1")
 
 INFO_BYTES_MAX = 1 << 20  # of one row's info, besides the observation in it, unless the hub is private
 INFO_DROPPED = "info_dropped"  # the key that an info leaves which is larger
 
 
-@dataclass(frozen=True)
-class StartWorkers:
+class StartWorkers(Frozen):
     """Hub to zygote: fork ``count`` workers; with descriptors of their channels, standard outputs and errors."""
 
     count: int
 
 
-@dataclass(frozen=True)
-class Guard:
+class Guard(Frozen):
     """Hub to zygote: these workers run; if the hub is killed, end them and every process that they started."""
 
     pids: List[int]
 
 
-@dataclass(frozen=True)
-class Reaped:
+class Reaped(Frozen):
     """Hub to zygote: this worker has ended, and its pid may become another process's."""
 
     pid: int
 
 
-@dataclass(frozen=True)
-class Retire:
+class Retire(Frozen):
     """Hub to zygote: end, after forking all requested workers; the workers continue."""
 
 
-@dataclass(frozen=True)
-class Born:
+class Born(Frozen):
     """Worker to hub, its first message: this process is the worker, and is now a child of the hub."""
 
     pid: int
 
 
-@dataclass(frozen=True)
-class NotBorn:
+class NotBorn(Frozen):
     """Zygote to hub, on the channel of a worker that could not be forked."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class Build:
+class Build(Frozen):
     """Hub to worker: make the envs of ``rows``; by name, or by unpickling ``factories`` (in the worker only)."""
 
     worker: int
@@ -97,8 +87,7 @@ class Build:
     episodes_max: int = 0  # after which the worker sends EpisodesDone; 0 for no limit
 
 
-@dataclass(frozen=True)
-class Built:
+class Built(Frozen):
     """Worker to hub: all envs are built. Spaces are encoded descriptions; the leaves are those of the first env."""
 
     observation_spaces: List[bytes]  # of the first env, or of every one if they may differ
@@ -117,23 +106,20 @@ class Built:
     libraries: Optional[List[str]] = None  # that other workers of these envs can share; None if they must share none
 
 
-@dataclass(frozen=True)
-class Building:
+class Building(Frozen):
     """Worker to hub, before and after it imports modules of envs, and every half second: how many envs are built."""
 
     built: int
     importing: str = ""  # the modules that it imports now
 
 
-@dataclass(frozen=True)
-class Imported:
+class Imported(Frozen):
     """Worker to hub: what makes its envs is loaded."""
 
     libraries: Optional[List[str]] = None  # as of ``Built``
 
 
-@dataclass(frozen=True)
-class FirstBuilt:
+class FirstBuilt(Frozen):
     """Worker to hub: its first env is built; the hub derives the number of workers from this."""
 
     in_process: bool  # whether the env is known to compute in its own process
@@ -141,8 +127,7 @@ class FirstBuilt:
     libraries: Optional[List[str]] = None  # as of ``Built``
 
 
-@dataclass(frozen=True)
-class BuildRest:
+class BuildRest(Frozen):
     """Hub to worker: these are its rows; the first is built, build the others; fields as in ``Build``."""
 
     rows: List[int]
@@ -150,8 +135,7 @@ class BuildRest:
     variables: Dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class TakePlace:
+class TakePlace(Frozen):
     """Hub to a spare, whose envs are built: be this worker, with these rows; close the envs that are too many."""
 
     worker: int
@@ -159,8 +143,7 @@ class TakePlace:
     variables: Dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class StepTimes:
+class StepTimes(Frozen):
     """Worker to hub, sometimes: what the timed steps took in all, resets included."""
 
     steps: int
@@ -169,8 +152,7 @@ class StepTimes:
     env_bytes: int = 0  # per env, of the memory that this worker shares with no other process
 
 
-@dataclass(frozen=True)
-class MapArena:
+class MapArena(Frozen):
     """Hub to worker, with descriptors: map this arena, and begin a journal and a recording, where they are told of.
 
     The first five descriptors are the arena, the bells by which the hub (a pipe) and the client wake the worker, and
@@ -192,13 +174,11 @@ class MapArena:
     recording: Dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Mapped:
+class Mapped(Frozen):
     """Worker to hub: the arena is mapped."""
 
 
-@dataclass(frozen=True)
-class Serve:
+class Serve(Frozen):
     """Hub to worker: serve your rows from now on, from their present words in the arena.
 
     If another worker served the rows before, ``seeds`` has the seed of each row's first reset. A row whose
@@ -214,15 +194,13 @@ class Serve:
     ending: bytes = b""  # of ``Left``: complete the only row's step, whose episode the other worker has ended
 
 
-@dataclass(frozen=True)
-class EpisodesDone:
+class EpisodesDone(Frozen):
     """Worker to hub: its envs have ended as many episodes as it is to serve; ``leaving``: as many since ``Leave``."""
 
     leaving: bool = False
 
 
-@dataclass(frozen=True)
-class Leave:
+class Leave(Frozen):
     """Hub to worker: serve no rows any more as soon as all envs are between episodes, and send ``Left`` then.
 
     With ``cut`` it does so at once; the next step of each env that is in an episode is a truncation.
@@ -231,8 +209,7 @@ class Leave:
     cut: bool = False
 
 
-@dataclass(frozen=True)
-class Left:
+class Left(Frozen):
     """Worker to hub: it serves its rows no more; another worker may.
 
     With SAME_STEP, ``ending`` is what is left of the step that ended the only row's episode: encoded, a map of
@@ -242,8 +219,7 @@ class Left:
     ending: bytes = b""
 
 
-@dataclass(frozen=True)
-class Faulted:
+class Faulted(Frozen):
     """Worker to hub: an env raised and its row was truncated; the env is built again in the same process."""
 
     row: int
@@ -253,16 +229,14 @@ class Faulted:
     failure: Dict[str, Any] = field(default_factory=dict)  # as in the row's info
 
 
-@dataclass(frozen=True)
-class Suspicious:
+class Suspicious(Frozen):
     """Worker to hub, once per env for each: an observation is not in its space, or an info is dropped."""
 
     row: int
     what: str
 
 
-@dataclass(frozen=True)
-class ResetRows:
+class ResetRows(Frozen):
     """Hub to worker: reset these rows; the worker's other rows repeat their last observations."""
 
     rows: List[int]
@@ -271,15 +245,13 @@ class ResetRows:
     options_each: List[bytes] = field(default_factory=list)  # in place of ``options``, one per row; empty for none
 
 
-@dataclass(frozen=True)
-class StepRows:
+class StepRows(Frozen):
     """Hub to worker, instead of a ring: step; ``beside`` has the parts of the actions that travel out of band."""
 
     beside: bytes
 
 
-@dataclass(frozen=True)
-class CallRows:
+class CallRows(Frozen):
     """Hub to worker: ``envhub.protocol.messages.Call`` on these rows, of which the worker has all."""
 
     rows: List[int]
@@ -291,8 +263,7 @@ class CallRows:
     number: int = 0  # of the call; the answer repeats it
 
 
-@dataclass(frozen=True)
-class SetAttrRows:
+class SetAttrRows(Frozen):
     """Hub to worker: set an attribute of these rows to ``value``, or to one value per row if ``each`` has any."""
 
     rows: List[int]
@@ -302,24 +273,21 @@ class SetAttrRows:
     number: int = 0  # as of ``CallRows``
 
 
-@dataclass(frozen=True)
-class CallResults:
+class CallResults(Frozen):
     """Worker to hub: one encoded result per row of the call."""
 
     values: List[bytes]
     number: int = 0  # of the call
 
 
-@dataclass(frozen=True)
-class CallFailed:
+class CallFailed(Frozen):
     """Worker to hub: an env raised in a call."""
 
     failure: Failure
     number: int = 0  # of the call
 
 
-@dataclass(frozen=True)
-class RowInfo:
+class RowInfo(Frozen):
     """Worker to hub, before the row's ``done``: the info of a row, if it is too large for the arena."""
 
     row: int
@@ -327,16 +295,14 @@ class RowInfo:
     number: int = 0  # the row's ``request``
 
 
-@dataclass(frozen=True)
-class InfoTemplate:
+class InfoTemplate(Frozen):
     """Worker to hub, before the first such info: an encoded example of the infos of this template."""
 
     number: int
     example: bytes
 
 
-@dataclass(frozen=True)
-class RowFailed:
+class RowFailed(Frozen):
     """Worker to hub, before the row's ``done`` in a step or reset: an env raised, not in a call."""
 
     failure: Failure
@@ -345,8 +311,7 @@ class RowFailed:
     invalid: bool = False  # whether the env gave what is not finite
 
 
-@dataclass(frozen=True)
-class ListNames:
+class ListNames(Frozen):
     """Hub to worker: import ``modules``, send the ids in Gymnasium's registry, then what is wrong with factories.
 
     Every factory of ``entries`` is written ``module:factory``. With ``rendering`` the worker tries that, too.
@@ -357,15 +322,13 @@ class ListNames:
     rendering: str = ""
 
 
-@dataclass(frozen=True)
-class RenderingTried:
+class RenderingTried(Frozen):
     """Worker to hub: why nothing is drawn by what ``ListNames`` says, and what to do; empty if a context was made."""
 
     why: str
 
 
-@dataclass(frozen=True)
-class FactoryFailed:
+class FactoryFailed(Frozen):
     """Worker to hub: a factory or its module does not exist, or the module cannot be imported (``missing`` is False).
 
     ``remedy`` says, after ``why``, where a package is missing and how to install it.
@@ -377,8 +340,7 @@ class FactoryFailed:
     missing: bool = True
 
 
-@dataclass(frozen=True)
-class CloseEnvs:
+class CloseEnvs(Frozen):
     """Hub to worker: close the envs and end."""
 
 

@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import os
 import resource
+import secrets
 import signal
 import time
 from dataclasses import dataclass
@@ -29,6 +30,11 @@ END_POLL_S = 0.005
 PIDS = 1 << 32  # more than there are process ids
 
 _PID_DIGITS = 10
+
+
+def new_hub() -> str:
+    """A name for a hub in the marks of its processes."""
+    return secrets.token_hex(8)
 
 
 def mark(hub: str, worker: int) -> str:

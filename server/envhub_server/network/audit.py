@@ -7,13 +7,10 @@ import os
 import time
 from pathlib import Path
 
-import structlog
-
+from envhub_server.log import Logger, stamped
 from envhub_server.repeats import Repeats
 
-log = structlog.get_logger("envhub.hub")
-
-_stamp = structlog.processors.TimeStamper(fmt="iso", utc=True, key="time")
+log = Logger()
 
 
 class AuditError(ValueError):
@@ -48,7 +45,7 @@ class Audit:
         if left_out is None:
             return
         repeats = {"repeats": left_out} if left_out else {}
-        line = _stamp(None, "", {"event": event, "client": client, "from": origin, **fields, **repeats})
+        line = stamped({"event": event, "client": client, "from": origin, **fields, **repeats})
         try:
             os.write(self._descriptor, json.dumps(line).encode() + b"\n")
         except OSError as error:

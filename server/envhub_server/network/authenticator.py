@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import time
 
-import structlog
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from envhub.errors import KeysError
 from envhub.transport import address as addresses
 from envhub.transport import sockets
 from envhub.transport.keys import HubKeys, text_of
+from envhub_server.log import Logger
 from envhub_server.network.audit import Audit
 from envhub_server.network.key_folder import KeyFolder
 
@@ -28,7 +27,7 @@ OWN = "own user"
 ANYONE = "anyone"
 PROVE_S = 5.0
 
-log = structlog.get_logger("envhub.hub")
+log = Logger()
 
 
 class Authenticator:
@@ -119,7 +118,7 @@ class Authenticator:
                     while (asked := self.asked()) is not None:
                         self.answer(asked, others_connected=False)
                     if monitor.poll(0):
-                        if recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                        if sockets.read_monitor(monitor)[0] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                             return
                         raise KeysError(f"a client with an unknown key got in at {address}: no hub is run like this")
                 raise KeysError(f"a client with an unknown key was not refused at {address} within {PROVE_S:g} s")

@@ -15,10 +15,9 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import structlog
-
 from envhub.protocol.hub import HubProtocol
 from envhub.protocol.prelude import BEATS_MAX
+from envhub_server.log import Logger
 
 CHECK_S = 0.3  # how often the kernel is asked
 
@@ -29,7 +28,7 @@ SUSPICION_S = (0.0, 0.02, 0.1, 1.0)
 _LAST_DATA_RECV = struct.Struct("=52xI")  # of Linux's struct tcp_info, in milliseconds
 _UCRED = struct.Struct("3i")
 
-log = structlog.get_logger("envhub.hub")
+log = Logger()
 
 
 def silent_s(descriptor: int) -> float:

@@ -15,8 +15,7 @@ import resource
 import socket
 import struct
 
-import structlog
-
+from envhub_server.log import Logger
 from envhub_server.network.listener import Listener
 
 # The reserve is a fifth of the limit, and at least RESERVE_MIN (but never more than half of the limit): connections may
@@ -32,7 +31,7 @@ PER_WORKER, PER_SESSION = 10, 7
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # of Linux; Python's socket module does not name them
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of the kernel's packet filter: drop every packet
 
-log = structlog.get_logger("envhub.hub")
+log = Logger()
 
 
 class DescriptorGuard:

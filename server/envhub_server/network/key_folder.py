@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from envhub.errors import KeysError
 from envhub.transport import sockets
 from envhub.transport.keys import key_of, read_secret, text_of, write_secret
+from envhub_server.log import Logger
 from envhub_server.network.rights import RIGHTS, Holder, Quotas, Right
 from envhub_server.table_check import Spot, TableError, check_table
 
@@ -35,7 +35,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-log = structlog.get_logger("envhub.hub")
+log = Logger()
 
 
 class KeyFolder:

@@ -11,18 +11,18 @@ import socket
 import stat
 from pathlib import Path
 
-import structlog
 import zmq
 
 from envhub.errors import AddressError
 from envhub.transport import address, sockets
 from envhub.transport.address import Address
+from envhub_server.log import Logger
 
 # The most connections that wait for libzmq to accept them, which it does even when the address is shut. An ipc client
 # that finds the queue full tries again at once, a tcp client after a second; ipc must not run out of descriptors.
 IPC_BACKLOG, TCP_BACKLOG = 16, 100
 
-log = structlog.get_logger("envhub.hub")
+log = Logger()
 
 
 def seed_routing_ids() -> None:

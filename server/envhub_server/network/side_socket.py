@@ -14,9 +14,8 @@ import struct
 from collections import OrderedDict, deque
 from pathlib import Path
 
-import structlog
-
 from envhub.transport.address import parse, side_path, socket_name
+from envhub_server.log import Logger
 from envhub_server.loop.poller import Poller
 from envhub_server.network import descriptor_guard
 
@@ -26,7 +25,7 @@ BACKLOG = 64
 
 _UCRED = struct.Struct("3i")
 
-log = structlog.get_logger("envhub.hub")
+log = Logger()
 
 
 class SideSocket:

@@ -40,6 +40,9 @@ KEPT_PREFIXES = (
     *("CUDA_", "NVIDIA_", "ROCR_", "HIP_", "JAX_PLATFORM", "XLA_", "TORCH_", "TF_"),
     *("MUJOCO_", "PYOPENGL_", "EGL_", "MESA_", "LIBGL_", "GALLIUM_", "VK_", "SDL_", "PYGAME_", "QT_"),
 )
+# If each worker started a thread per core, all workers would be slower. So each gets one thread.
+_THREADS = "OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS NUMEXPR_NUM_THREADS BLIS_NUM_THREADS"
+ONE_THREAD = dict.fromkeys([*_THREADS.split(), "VECLIB_MAXIMUM_THREADS"], "1")
 # What is about the hub's own interpreter, and would break another one.
 OF_THE_HUB = ("PYTHON", "VIRTUAL_ENV", "CONDA_")
 
@@ -177,7 +180,7 @@ def start_environment(environ: Environment) -> Environment:
 
 def environment_of(key: InterpreterKey, program: str, environ: Environment) -> Environment:
     """The environment in which this program starts, given that of the hub's own interpreter."""
-    found = dict(environ)
+    found = {**environ, **ONE_THREAD}
     if key.is_other:
         found = {name: value for name, value in found.items() if not name.startswith(OF_THE_HUB)}
         bin_folder = Path(program).parent

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import ctypes
 import os
-import secrets
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import structlog
-
 from envhub.arena.spin import RING
+from envhub_server.ipc import process_marks
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_MESSAGE_BYTES_MAX
+from envhub_server.log import Logger
 from envhub_server.loop.poller import Poller
 from envhub_server.processes.exit_cause import MemoryKills, OutOfMemory, own_counters
 from envhub_server.processes.interpreter import OWN, Environment, InterpreterKey, InterpreterUnusable, start_environment
@@ -28,6 +27,7 @@ from envhub_server.processes.worker_events import Events
 from envhub_server.processes.worker_handle import WorkerHandle
 from envhub_server.processes.worker_output import OutputStream
 from envhub_server.processes.zygote_handle import ZygoteHandle
+from envhub_server.processes.zygote_process import ZygoteProcess
 
 PR_SET_CHILD_SUBREAPER = 36
 ZYGOTES_MAX = 3  # started in place of ended ones within ZYGOTES_WINDOW_S
@@ -35,21 +35,29 @@ ZYGOTES_WINDOW_S = 60.0
 LIBRARY_ZYGOTES_MAX = 4  # each for other libraries; the one used longest ago ends for another
 BARRED_MAX = 64
 
-log = structlog.get_logger("envhub.supervisor")
+log = Logger()
 
 
 class Supervisor:
     """Starts the zygotes and the workers, and ends all processes that they leave behind."""
 
-    def __init__(self, poller: Poller, events: Events, environ: Environment, private: bool = False) -> None:
+    def __init__(
+        self,
+        poller: Poller,
+        events: Events,
+        environ: Environment,
+        private: bool = False,
+        zygote: ZygoteProcess | None = None,
+    ) -> None:
         """Make this process the subreaper of its descendants; workers have this environment, and report to ``events``.
 
-        The envs of a ``private`` hub are its own program's, and may say more at once.
+        The envs of a ``private`` hub are its own program's, and may say more at once. A zygote that was started before
+        is the first of its own interpreter.
         """
         self._message_bytes_max = MESSAGE_BYTES_MAX if private else WORKER_MESSAGE_BYTES_MAX
         self._events = events
         self._environ = environ
-        self.hub = secrets.token_hex(8)  # in the marks of its processes
+        self.hub = process_marks.new_hub() if zygote is None else zygote.hub  # in the marks of its processes
         self._orphan_reaper = OrphanReaper(self.hub)
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.poller = poller
@@ -63,6 +71,8 @@ class Supervisor:
         self._unswept: list[int] = []  # pids of workers that ended since the last sweep
         self._sweep_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         poller.register(self._sweep_bell, self)
+        if zygote is not None:
+            self._in_use[OWN] = ZygoteHandle(self, OWN, environ, (), zygote)
 
     def start(
         self,

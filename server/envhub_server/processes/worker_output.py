@@ -12,9 +12,9 @@ import ctypes
 import os
 import select
 import time
+from collections.abc import Sequence
 
-import structlog
-
+from envhub_server.log import Logger
 from envhub_server.loop.poller import Poller
 from envhub_server.processes.nonblocking_writer import NonblockingWriter
 
@@ -26,7 +26,7 @@ HELD_BYTES_MAX = 1 << 18
 PATIENCE_S = 1  # for a reader that reads nothing
 LAST_S = 0.5  # for a slow reader when the hub ends
 
-log = structlog.get_logger("envhub.output")
+log = Logger()
 
 
 class TimerDescriptor:
@@ -189,23 +189,24 @@ class WorkerOutput:
         far_ends: the worker's ends of the two pipes; closed by ``close_far_ends``.
     """
 
-    def __init__(self, streams: Streams) -> None:
-        """Make a pipe to each of the hub's two streams.
+    def __init__(self, streams: Streams, pipes: Sequence[int] = ()) -> None:
+        """Read these pipes, whose owner this is from now on, or make one to each of the hub's two streams.
 
         Raises:
             OSError: there are no descriptors left; nothing is left behind.
         """
         self._tails = bytearray(), bytearray()
-        self._readers: list[tuple[OutputStream, int]] = []
+        self._readers: list[tuple[OutputStream, int]] = [*zip(streams, pipes, strict=False)]
         self.far_ends: list[int] = []
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            for stream, tail in zip(streams, self._tails, strict=True):
+            for stream in streams if not pipes else ():
                 ours, theirs = os.pipe()
                 self.far_ends.append(theirs)
                 self._readers.append((stream, ours))
                 os.set_blocking(ours, False)
-                stream.add(ours, tail)
+            for (stream, pipe), tail in zip(self._readers, self._tails, strict=True):
+                stream.add(pipe, tail)
             undo.pop_all()
 
     @property

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
-import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import msgpack_numpy
-
-import envhub
-import envhub_server
 from envhub.transport.fd_passing import DESCRIPTORS_MAX
-from envhub_server.ipc import control, process_marks
+from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.ipc.packages import here
 from envhub_server.loop.poller import Poller
@@ -34,6 +28,7 @@ from envhub_server.processes.interpreter import (
 )
 from envhub_server.processes.worker_handle import WorkerHandle
 from envhub_server.processes.worker_output import Streams, TimerDescriptor, WorkerOutput
+from envhub_server.processes.zygote_process import ZygoteProcess
 
 SAID_READ_BYTES = 4096
 LOOK_S = 0.5  # how often an interpreter that starts is looked at; within 2 s it is told that one hangs
@@ -41,8 +36,6 @@ IDLE_LOOKS = 2  # one after the other, in which it sleeps and takes little CPU t
 IDLE_TICKS_MAX = 3  # of 10 ms of CPU time, from one look to the next
 START_S_MAX = 60  # for one that computes all the while
 DESCRIPTORS_PER_WORKER = 3  # its channel, its standard output and its standard error
-BOOTSTRAP = str(Path(__file__).parents[1] / "worker" / "bootstrap.py")
-FILES = [f"{module.__name__}={module.__file__}" for module in (envhub, envhub_server, msgpack_numpy)]
 
 
 class ZygoteOwner(Protocol):
@@ -70,8 +63,15 @@ class ZygoteHandle:
         problem: why it cannot be used, to be told in a line, as far as that is known.
     """
 
-    def __init__(self, owner: ZygoteOwner, key: InterpreterKey, environ: Environment, guarded: Sequence[int]) -> None:
-        """Start the process; it guards these workers, and ``owner`` must ``reap`` it.
+    def __init__(
+        self,
+        owner: ZygoteOwner,
+        key: InterpreterKey,
+        environ: Environment,
+        guarded: Sequence[int],
+        process: ZygoteProcess | None = None,
+    ) -> None:
+        """Start the process, unless it is given; it guards these workers, and ``owner`` must ``reap`` it.
 
         Raises:
             InterpreterUnusable: there is no such interpreter.
@@ -89,53 +89,30 @@ class ZygoteHandle:
         self._program = find(key.python)
         if key.folder and not os.path.isdir(key.folder):
             raise InterpreterUnusable(f"the folder {key.folder}{here()}, which its environment wants, does not exist")
-        marked = {process_marks.VARIABLE: process_marks.mark(owner.hub, process_marks.NO_WORKER)}
         with contextlib.ExitStack() as undo:
-            self._output = WorkerOutput(owner.streams)
-            undo.callback(self._output.close)
             self._timer: TimerDescriptor | None = TimerDescriptor()
             undo.callback(self._timer.close)
-            self._said, said = os.pipe()
-            undo.callback(os.close, self._said)
-            ours, theirs = socket.socketpair()
-            undo.callback(ours.close)
-            ours.setblocking(False)
-            os.set_blocking(self._said, False)
-            with theirs:
-                try:
-                    self._process = self._execute(theirs.fileno(), said, {**environ, **marked}, len(guarded))
-                finally:
-                    os.close(said)
-                    self._output.close_far_ends()
-            undo.callback(self._process.wait)
-            undo.callback(self._process.kill)
-            self.pidfd = os.pidfd_open(self._process.pid)
-            self._channel = Channel(ours, descriptors_max=0)
+            executed = process or self._execute(owner.hub, environ, len(guarded))
+            undo.callback(executed.discard)
+            self._output = WorkerOutput(owner.streams, executed.outputs)
             undo.pop_all()
+        self._process, self._said, self.pidfd = executed.process, executed.said, executed.pidfd
+        self._channel = Channel(executed.control, descriptors_max=0)
         self._cpu_ticks = 0
         self._idle_looks = 0
         self._starting_s = 0.0
         self._timer.start(LOOK_S)
         poller.register(self.pidfd, owner)
-        for descriptor in (ours.fileno(), self._said, self._timer.fileno()):
+        for descriptor in (self._channel.fileno(), self._said, self._timer.fileno()):
             poller.register(descriptor, self)
         self.guard(guarded)
 
-    def _execute(self, control_end: int, said: int, environ: Environment, guarded: int) -> subprocess.Popen[bytes]:
+    def _execute(self, hub: str, environ: Environment, guarded: int) -> ZygoteProcess:
         """The process, executing the bootstrap."""
-        stdout, stderr = self._output.far_ends
-        numbers = map(str, (control_end, said, os.getpid(), guarded))
+        key = self.key
+        variables = environment_of(key, self._program, environ)
         try:
-            return subprocess.Popen(
-                [self._program, BOOTSTRAP, *numbers, ",".join(self.key.libraries), *FILES],
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                env=environment_of(self.key, self._program, {**environ, **control.ONE_THREAD}),
-                cwd=self.key.folder or None,
-                pass_fds=[control_end, said],
-                start_new_session=True,
-            )
+            return ZygoteProcess(hub, self._program, variables, key.folder, key.libraries, guarded)
         except OSError as error:
             if error.filename is None:  # no process or descriptor is left; of a program the error has the name
                 raise

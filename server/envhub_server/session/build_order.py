@@ -9,6 +9,7 @@ from typing import Any
 from envhub.protocol.messages import Hosting, Make, World
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc import control
+from envhub_server.processes.interpreter import ONE_THREAD
 
 # By which libraries choose a device: CUDA shows a process these devices only, MuJoCo and others render on this one.
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID", "EGL_DEVICE_ID")
@@ -123,7 +124,7 @@ def _program_environment(world: World | None) -> dict[str, Any]:
     return {
         "sys_path": world.sys_path,
         "registrations": world.registrations,
-        "environ": {**world.environ, **control.ONE_THREAD},
+        "environ": {**world.environ, **ONE_THREAD},
         "cwd": world.cwd,
         "authkey": world.authkey,
     }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from envhub.arena.layout import Layout
 from envhub.env_failure import EnvFailure
+from envhub.frozen import Frozen
 from envhub.protocol.messages import Failure
 from envhub_server.catalog.step_costs import StepCost
 from envhub_server.ipc import control
@@ -14,14 +14,13 @@ from envhub_server.session.failure_text import WorkerLoss
 from envhub_server.session.hang_detector import Late
 
 
-class Instruction:
+class Instruction(Frozen):
     """One thing to do for a session."""
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class StartProcesses(Instruction):
     """Start the processes of these workers, or of spares; ``WorkersNotStarted`` reports that none can be had.
 
@@ -33,7 +32,6 @@ class StartProcesses(Instruction):
     libraries: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
 class SwapProcesses(Instruction):
     """The spare's process is the worker's from now on, and the worker's, if it has one, the spare's.
 
@@ -45,7 +43,6 @@ class SwapProcesses(Instruction):
     recycled: bool = False
 
 
-@dataclass(frozen=True)
 class Tell(Instruction):
     """Send a control message to a worker."""
 
@@ -53,7 +50,6 @@ class Tell(Instruction):
     message: Any
 
 
-@dataclass(frozen=True)
 class GiveArena(Instruction):
     """Hand the session's arena to a worker, with this message: the second one while workers move there.
 
@@ -65,7 +61,6 @@ class GiveArena(Instruction):
     place: int | None = None
 
 
-@dataclass(frozen=True)
 class HandOver(Instruction):
     """A worker's rows are its own from now on; ``pending`` is its part of the request under way, if that has one."""
 
@@ -74,7 +69,6 @@ class HandOver(Instruction):
     pending: Any = None
 
 
-@dataclass(frozen=True)
 class ReportLate(Instruction):
     """An env has not returned: log it, and have its worker write its stacks if it is about to be killed."""
 
@@ -82,14 +76,12 @@ class ReportLate(Instruction):
     late: Late
 
 
-@dataclass(frozen=True)
 class Kill(Instruction):
     """End a worker at once."""
 
     worker: int
 
 
-@dataclass(frozen=True)
 class ReportDropped(Instruction):
     """A worker has answered what is no longer asked for: log it."""
 
@@ -97,7 +89,6 @@ class ReportDropped(Instruction):
     message: Any
 
 
-@dataclass(frozen=True)
 class KeepReplay(Instruction):
     """Keep in a file what an env of this worker was asked until it failed.
 
@@ -122,7 +113,6 @@ class KeepReplay(Instruction):
 # --- the arena --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class MakeArena(Instruction):
     """Allocate the session's memory; ``ArenaRefused`` reports that there is none. ``GiveArena`` follows."""
 
@@ -130,27 +120,22 @@ class MakeArena(Instruction):
     loose: bool  # whether observations have leaves beside it
 
 
-@dataclass(frozen=True)
 class MakeOtherArena(Instruction):
     """Allocate a second arena of the same layout; ``OtherArenaMade`` or ``OtherArenaRefused`` reports it."""
 
 
-@dataclass(frozen=True)
 class DropOtherArena(Instruction):
     """The session does not move to the second arena."""
 
 
-@dataclass(frozen=True)
 class UseOtherArena(Instruction):
     """No worker uses the first arena any more: go on in the second one, from the state of the first."""
 
 
-@dataclass(frozen=True)
 class PostReset(Instruction):
     """Hand all rows to their workers for a reset; what each resets is told by the channels."""
 
 
-@dataclass(frozen=True)
 class PostStep(Instruction):
     """Put the actions of the request into the arena and hand all rows to their workers.
 
@@ -158,19 +143,16 @@ class PostStep(Instruction):
     """
 
 
-@dataclass(frozen=True)
 class PostPart(Instruction):
     """The same for the rows of SEND; ``PartPosted`` or ``ActionsRefused`` reports it."""
 
 
-@dataclass(frozen=True)
 class TakePart(Instruction):
     """Report by ``PartDone`` once so many rows of those posted by parts are done."""
 
     rows: int
 
 
-@dataclass(frozen=True)
 class TakeRows(Instruction):
     """The rows of a worker that ended are the hub's: complete its step, so that no driver waits for it.
 
@@ -182,14 +164,12 @@ class TakeRows(Instruction):
     resetting: tuple[int, ...] | None
 
 
-@dataclass(frozen=True)
 class KeepRows(Instruction):
     """Complete the rows of a worker that ended unchanged: the reset leaves all of them out."""
 
     worker: int
 
 
-@dataclass(frozen=True)
 class FinishSteps(Instruction):
     """Complete the steps of a worker that ended, which have waited for the next one for long enough."""
 
@@ -200,37 +180,30 @@ class FinishSteps(Instruction):
 # --- who drives -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Grant(Instruction):
     """Give the client at the side socket what it needs to drive; ``SideClosed`` reports that it has gone."""
 
 
-@dataclass(frozen=True)
 class RefuseSide(Instruction):
     """Close the connection to the side socket: its client uses the wire."""
 
 
-@dataclass(frozen=True)
 class GiveDrive(Instruction):
     """Have the client drive."""
 
 
-@dataclass(frozen=True)
 class TakeDrive(Instruction):
     """Have the hub drive."""
 
 
-@dataclass(frozen=True)
 class CloseSide(Instruction):
     """Close the client's side socket."""
 
 
-@dataclass(frozen=True)
 class Revoke(Instruction):
     """Send a client that drives to ask what became of its session."""
 
 
-@dataclass(frozen=True)
 class WindUp(Instruction):
     """Have a client that drives begin no other step."""
 
@@ -238,7 +211,6 @@ class WindUp(Instruction):
 # --- the client -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Answer(Instruction):
     """Answer the request with this message and these rows of blobs.
 
@@ -251,57 +223,48 @@ class Answer(Instruction):
     part: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True)
 class Fail(Instruction):
     """Answer the request with a failure."""
 
     failure: Failure
 
 
-@dataclass(frozen=True)
 class AnswerHops(Instruction):
     """Answer the request with the times at which the last step passed."""
 
 
-@dataclass(frozen=True)
 class AnswerAttach(Instruction):
     """Answer the client that takes the session over."""
 
 
-@dataclass(frozen=True)
 class FailAttach(Instruction):
     """Tell the client that takes the session over why it does not get it."""
 
     failure: Failure
 
 
-@dataclass(frozen=True)
 class Goodbye(Instruction):
     """Tell the client, without being asked, that the hub ends the session."""
 
     why: Failure
 
 
-@dataclass(frozen=True)
 class Notify(Instruction):
     """Tell the session's client and the log something that it did not ask for."""
 
     text: str
 
 
-@dataclass(frozen=True)
 class LearnCost(Instruction):
     """Keep for later sessions what a step of the session's envs takes."""
 
     cost: StepCost
 
 
-@dataclass(frozen=True)
 class ReportKilled(Instruction):
     """The envs did not close in time: log it."""
 
 
-@dataclass(frozen=True)
 class End(Instruction):
     """The session is over: free what it holds."""
 

@@ -8,9 +8,10 @@ reads no memory. ``quiescent`` says that every row is done.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from envhub.frozen import Frozen
 from envhub.protocol.messages import Failure
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session.hang_detector import Progress
@@ -18,49 +19,42 @@ from envhub_server.session.hang_detector import Progress
 # --- of the client and the hub ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SessionMade:
+class SessionMade(Frozen):
     """The session was made: start its workers."""
 
 
-@dataclass(frozen=True)
-class Requested:
+class Requested(Frozen):
     """The client's next request."""
 
     message: Any
     quiescent: bool = True
 
 
-@dataclass(frozen=True)
-class Attached:
+class Attached(Frozen):
     """Another client takes the session over; the one before is locked out."""
 
     quiescent: bool
 
 
-@dataclass(frozen=True)
-class SideConnected:
+class SideConnected(Frozen):
     """The client has connected to the side socket with the session's ticket."""
 
     quiescent: bool
 
 
-@dataclass(frozen=True)
-class SideClosed:
+class SideClosed(Frozen):
     """The client has closed its side socket, or has ended."""
 
     quiescent: bool
 
 
-@dataclass(frozen=True)
-class LeaseExpired:
+class LeaseExpired(Frozen):
     """The client was away for longer than its lease."""
 
     quiescent: bool
 
 
-@dataclass(frozen=True)
-class Draining:
+class Draining(Frozen):
     """The hub shuts down: begin nothing, and end when the request under way is answered, or at ``by_s``.
 
     From ``end_by_s`` on no env gets more time to close.
@@ -71,8 +65,7 @@ class Draining:
     quiescent: bool
 
 
-@dataclass(frozen=True)
-class Abandoned:
+class Abandoned(Frozen):
     """The hub ends the session at once."""
 
     why: Failure
@@ -81,49 +74,42 @@ class Abandoned:
 # --- what came of an instruction --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class WorkersNotStarted:
+class WorkersNotStarted(Frozen):
     """No process could be asked for, for none of these workers."""
 
     workers: tuple[int, ...]
     reason: str
 
 
-@dataclass(frozen=True)
-class ArenaRefused:
+class ArenaRefused(Frozen):
     """The shared memory that the session needs is not available."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class OtherArenaMade:
+class OtherArenaMade(Frozen):
     """There is a second arena, for the client that takes the session over."""
 
 
-@dataclass(frozen=True)
-class OtherArenaRefused:
+class OtherArenaRefused(Frozen):
     """There is no memory for a second arena."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class ActionsRefused:
+class ActionsRefused(Frozen):
     """The actions do not fit the arena; no env has moved."""
 
     problem: str
 
 
-@dataclass(frozen=True)
-class PartPosted:
+class PartPosted(Frozen):
     """A part of the batch, of this many rows, is with its workers."""
 
     rows: int
 
 
-@dataclass(frozen=True)
-class PartDone:
+class PartDone(Frozen):
     """As many rows are done as RECEIVE waits for; or one of them ``raised``, and no other is taken.
 
     ``small`` are the encoded infos that are in the arena, ``large`` the rows whose infos came by the channel.
@@ -135,23 +121,20 @@ class PartDone:
     raised: int | None = None
 
 
-@dataclass(frozen=True)
-class StandInFailed:
+class StandInFailed(Frozen):
     """A row was completed in place of its worker, as one that raised this."""
 
     failure: Failure
 
 
-@dataclass(frozen=True)
-class StandInInfo:
+class StandInInfo(Frozen):
     """A row was completed in place of its worker, with an info that is too large for the arena."""
 
     row: int
     info: bytes
 
 
-@dataclass(frozen=True)
-class RowsWaiting:
+class RowsWaiting(Frozen):
     """Steps were posted to a worker that has ended; its rows wait for the next one."""
 
     worker: int
@@ -160,13 +143,11 @@ class RowsWaiting:
 # --- of the arena and of time -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class RowsDone:
+class RowsDone(Frozen):
     """Every row is done."""
 
 
-@dataclass(frozen=True)
-class Elapsed:
+class Elapsed(Frozen):
     """The time of ``next_deadline_s`` has come; ``progress`` is what each worker is at, None where that is nothing.
 
     ``memory`` is how many bytes each worker with a process has, if the state machine ``measures`` that now.

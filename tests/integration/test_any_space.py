@@ -172,13 +172,15 @@ def test_any_space_and_info_arrive_as_from_sync_vector_env(
     check_random_ones(lane_address(request, lane), mode, EXAMPLES)
 
 
-@pytest.mark.long
+@pytest.mark.parametrize(
+    "examples", [pytest.param(30, marks=pytest.mark.long), pytest.param(300, marks=pytest.mark.chaos)]
+)
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("lane", LANES)
 def test_many_spaces_and_infos_arrive_as_from_sync_vector_env(
-    request: pytest.FixtureRequest, lane: str, mode: AutoresetMode
+    request: pytest.FixtureRequest, lane: str, mode: AutoresetMode, examples: int
 ) -> None:
-    check_random_ones(lane_address(request, lane), mode, settings(EXAMPLES, max_examples=100))
+    check_random_ones(lane_address(request, lane), mode, settings(EXAMPLES, max_examples=examples))
 
 
 def test_space_of_ones_own_works_within_a_program() -> None:

@@ -51,6 +51,7 @@ def equal(batched: Any, index: int, single: Any) -> bool:
     return bool(batched[index].shape == expected.shape and batched[index].tobytes() == expected.tobytes())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "seeded"),
     [("swing", lambda env: env.task.random), pytest.param("sphero", None, marks=pytest.mark.long)],

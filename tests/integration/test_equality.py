@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import sims
+from combinations import every_pair
 from conftest import LANES, lane_address
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from same import assert_same
@@ -103,11 +104,7 @@ def test_hub_returns_what_sync_vector_env_returns(
     check(name, lane_address(request, lane), workers, mode, STEPS_SHORT)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize(("name", "lane", "workers", "mode"), every_pair(ENVS, LANES, [1, 2, 3], list(AutoresetMode)))
 def test_hub_returns_what_sync_vector_env_returns_everywhere(
     request: pytest.FixtureRequest, name: str, lane: str, workers: int, mode: AutoresetMode
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import random
 import signal
@@ -21,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 import sims
+from combinations import every_pair
 from envhub_client.private_hub.process import private_hub
 from gymnasium import spaces
 from hubs import ServedHub, lives, serve, wait_until, worker_processes
@@ -388,17 +388,10 @@ def step_on(envs: envhub.HubVectorEnv, states: list[int], mode: str) -> None:
 WHERES = ["private", "private, wire", "ipc", "ipc, stopped", "tcp", "tcp, stopped"]
 
 
-def every_pair() -> Iterator[Any]:
-    """Every place, request and mode. A third of them has each pair of two; the others are left to chaos."""
-    for found in itertools.product(*map(enumerate, (WHERES, REQUESTS, MODES))):
-        (_, where), (_, request), _ = found
-        marks = pytest.mark.chaos if sum(number for number, _ in found) % len(MODES) else pytest.mark.long
-        if not where.startswith("private") or request != "detach":
-            yield pytest.param(*(value for _, value in found), marks=marks)
-
-
-@pytest.mark.parametrize(("where", "request_", "mode"), every_pair())
+@pytest.mark.parametrize(("where", "request_", "mode"), every_pair(WHERES, REQUESTS, MODES))
 def test_hub_loss_before_every_request(tmp_path: Path, where: str, request_: str, mode: str) -> None:
+    if where.startswith("private") and request_ == "detach":
+        pytest.skip("only sessions of served hubs can be detached")
     kind, _, how = where.partition(", ")
     lane = "wire" if how == "wire" else "auto"
     options: dict[str, Any] = {"autoreset_mode": mode, "on_hub_loss": "recreate", "num_workers": 2, "lane": lane}

@@ -149,7 +149,7 @@ def test_data_read_back_is_what_clients_of_every_lane_saw(hub: ServedHub, tmp_pa
     assert data_set(tmp_path / "kept").recover_environment().spec.id == "CartPole-v1"
 
 
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=pytest.mark.long)])
 def test_observations_and_actions_of_parts_are_recorded(hub: ServedHub, tmp_path: Path, mode: str) -> None:
     envs = make(hub, "parts", 3, num_workers=2, autoreset_mode=mode)
     envs.action_space.seed(1)
@@ -204,7 +204,7 @@ def test_parts_of_a_batch_are_recorded(hub: ServedHub, tmp_path: Path) -> None:
     witness.assert_recorded(written(hub, tmp_path))
 
 
-@pytest.mark.parametrize("lane", ["shared", "wire"])
+@pytest.mark.parametrize("lane", ["shared", pytest.param("wire", marks=pytest.mark.long)])
 def test_session_that_another_client_takes_over_goes_on_in_the_same_episodes(
     hub: ServedHub, tmp_path: Path, lane: str
 ) -> None:
@@ -250,7 +250,7 @@ def test_film_has_a_frame_of_every_observation(hub: ServedHub, tmp_path: Path) -
         assert [round(frame.mean() / 20) for frame in frames] == [*range(len(frames))]
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_envs_are_recorded_and_filmed_on_after_their_worker_has_ended(
     hub: ServedHub, tmp_path: Path, num_workers: int
 ) -> None:
@@ -302,6 +302,7 @@ def frames_of(film: Path) -> int:
         return len([*container.decode(video=0)])
 
 
+@pytest.mark.long
 def test_env_that_does_not_render_cannot_be_filmed_and_the_client_is_told(hub: ServedHub, tmp_path: Path) -> None:
     with pytest.raises(envhub.RequestRefused, match='has this env filmed, which needs render_mode="rgb_array"'):
         make(hub, "filmed", 2)
@@ -370,7 +371,7 @@ def test_only_the_episodes_in_which_an_env_failed(hub: ServedHub, tmp_path: Path
     assert found[0].truncations.tolist() == [False, True]
 
 
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=pytest.mark.long)])
 @pytest.mark.parametrize("spares", [0, 1])
 def test_killed_workers_complete_steps_are_all_there(hub: ServedHub, tmp_path: Path, mode: str, spares: int) -> None:
     envs = make(hub, "counted", 3, num_workers=2, env_kwargs={"length": 11}, autoreset_mode=mode, spares=spares)
@@ -400,7 +401,7 @@ def test_env_that_hangs_or_exits_fails_with_what_is_known(hub: ServedHub, tmp_pa
     assert "step_timeout=5 s" in found[0]["failure"] and "exited with status 3" in found[1]["failure"]
 
 
-@pytest.mark.parametrize("policy", ["raise", "truncate"])
+@pytest.mark.parametrize("policy", [pytest.param("raise", marks=pytest.mark.long), "truncate"])
 def test_episode_in_which_an_env_raised_ends_as_failed(hub: ServedHub, tmp_path: Path, policy: str) -> None:
     envs = make(hub, "naughty", 3, num_workers=1, on_exception=policy)
     envs.reset(seed=1)
@@ -417,6 +418,7 @@ def test_episode_in_which_an_env_raised_ends_as_failed(hub: ServedHub, tmp_path:
     assert found == [(0, "cut", 1), (0, "cut", 4), (1, "cut", 1), failed, (2, "cut", 1), (2, "cut", 4)]
 
 
+@pytest.mark.long
 def test_exception_that_cannot_be_shown_costs_no_worker(hub: ServedHub, tmp_path: Path) -> None:
     envs = make(hub, "mute", 2, num_workers=1, on_exception="raise")
     envs.reset(seed=1)
@@ -429,7 +431,7 @@ def test_exception_that_cannot_be_shown_costs_no_worker(hub: ServedHub, tmp_path
     assert len(failed) == 2 and all(about["failure"].endswith("Unreadable: it broke") for about in failed)
 
 
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("mode", [pytest.param("NextStep", marks=pytest.mark.long), "SameStep"])
 def test_recycled_workers_lose_no_step(hub: ServedHub, tmp_path: Path, mode: str) -> None:
     envs = make(hub, "pole", 2, num_workers=2, recycle={"episodes": 3}, autoreset_mode=mode)
     witness = Witness(envs)
@@ -442,7 +444,9 @@ def test_recycled_workers_lose_no_step(hub: ServedHub, tmp_path: Path, mode: str
 
 
 @pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=pytest.mark.long)])
-@pytest.mark.parametrize("cause", ["killed", "raised", "recycled"])
+@pytest.mark.parametrize(
+    "cause", ["killed", *(pytest.param(cause, marks=pytest.mark.long) for cause in ("raised", "recycled"))]
+)
 def test_episode_of_an_env_that_the_hub_made_anew_can_be_repeated_by_its_seed(
     hub: ServedHub, tmp_path: Path, cause: str, mode: str
 ) -> None:
@@ -480,6 +484,7 @@ def play(envs: Any, steps: int) -> None:
         envs.step(envs.action_space.sample())
 
 
+@pytest.mark.long
 def test_every_nth_episode_of_recycled_workers(hub: ServedHub, tmp_path: Path) -> None:
     envs = make(hub, "chosen", 1, recycle={"episodes": 1}, autoreset_mode="SameStep")
     witness = Witness(envs)
@@ -564,6 +569,7 @@ def test_session_goes_on_when_the_process_that_records_is_killed(hub: ServedHub,
     assert not told(hub, "worker_exited") or all(line["level"] == "info" for line in told(hub, "worker_exited"))
 
 
+@pytest.mark.long
 def test_envs_of_a_worker_that_tells_nonsense_are_recorded_no_more_and_the_log_says_so(
     hub: ServedHub, tmp_path: Path
 ) -> None:
@@ -584,7 +590,7 @@ def test_envs_of_a_worker_that_tells_nonsense_are_recorded_no_more_and_the_log_s
     assert all("is refused" in line["why"] and line["level"] == "warning" for line in lines)
 
 
-@pytest.mark.parametrize("shown", [None, [[0, 0], [0, 0]]])
+@pytest.mark.parametrize("shown", [None, pytest.param([[0, 0], [0, 0]], marks=pytest.mark.long)])
 def test_envs_are_recorded_without_films_where_one_shows_no_frames(hub: ServedHub, tmp_path: Path, shown: Any) -> None:
     envs = make(hub, "dark", 2, num_workers=1, env_kwargs={"shown": shown})
     envs.reset(seed=1)
@@ -596,6 +602,7 @@ def test_envs_are_recorded_without_films_where_one_shows_no_frames(hub: ServedHu
     assert "nothing is filmed" in hub.log and not told(hub, "env_suspicious")
 
 
+@pytest.mark.long
 def test_session_goes_on_when_the_disk_takes_no_more(hub: ServedHub, tmp_path: Path) -> None:
     with contextlib.closing(make(hub, "pole", 2, num_workers=2)) as envs:
         envs.reset(seed=1)

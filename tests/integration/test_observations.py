@@ -121,7 +121,14 @@ def mutants(draw: st.DrawFn) -> tuple[Any, Any]:
     return space, _mutated(draw, space.sample())
 
 
-@pytest.mark.parametrize("examples", [8, pytest.param(300, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize(
+    "examples",
+    [
+        8,
+        pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(600)]),
+        pytest.param(1000, marks=[pytest.mark.chaos, pytest.mark.timeout(3600)]),
+    ],
+)
 @pytest.mark.parametrize("lane", ["auto", "wire"])
 def test_no_observation_hangs_or_ends_a_session(lane: str, examples: int) -> None:
     @settings(

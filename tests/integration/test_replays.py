@@ -278,6 +278,7 @@ def command(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, input=stdin, timeout=60, check=False)
 
 
+@pytest.mark.long
 def test_commands_list_replays_and_run_them() -> None:
     with made(None, "exit") as envs:
         envs.reset(seed=3)

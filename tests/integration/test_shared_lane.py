@@ -244,16 +244,18 @@ def test_killed_client_leaves_nothing(brief_hub: ServedHub, action: int) -> None
     assert wait_until(lambda: not brief_hub.workers())
 
 
-@pytest.mark.long
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "steps", [pytest.param(30_000, marks=pytest.mark.long), pytest.param(300_000, marks=pytest.mark.chaos)]
+)
 @pytest.mark.parametrize("spin", ["0", "200"])
-def test_no_wake_up_is_lost(spin: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_wake_up_is_lost(spin: str, steps: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ENVHUB_SPIN_US", spin)
     with serve(tmp_path, "counter=sims:counter") as served:
         envs = envhub.make_vec("counter", 8, hub=served.ipc, num_workers=4)
         envs.reset()
         batches = [np.arange(8) + number for number in range(50)]
-        for step in range(100_000):
+        for step in range(steps):
             envs.step_async(batches[step % 50])
             observations, rewards, *_ = envs.step_wait(timeout=20)  # a lost one would end in this
             assert observations[0, 0] == observations[7, 0] == step + 1 and rewards[3] == 3 + step % 50

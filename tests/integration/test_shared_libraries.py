@@ -119,6 +119,7 @@ def seen(hub: ServedHub, env: str) -> list[bool]:
         return list(envs.get_attr("shared"))
 
 
+@pytest.mark.long
 def test_sessions_of_another_env_have_no_library_of_it(folder: Path) -> None:
     written(folder)
     text = SIM.format(library="scipy.special", before="").replace("import scipy.special\n", "")
@@ -136,6 +137,7 @@ def test_env_that_sets_a_variable_since_it_was_noted_shares_nothing(folder: Path
         assert [seen(hub, "fit"), seen(hub, "fit")] == [NONE, NONE]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "before",
     [
@@ -164,6 +166,7 @@ def test_library_that_no_zygote_can_import_is_imported_by_each_worker(folder: Pa
         assert hub.log.count("libraries_not_shared") == 1
 
 
+@pytest.mark.long
 def test_importing_a_shared_library_leaves_nothing_that_envs_must_not_share() -> None:
     found = traces.of_shared_libraries()
     assert "scipy.stats" in found and not any(found.values()), found

@@ -79,6 +79,7 @@ def calls_per_step(folder: Path) -> dict[str, int]:
     return {function: number for function, number in each.items() if number and not function.endswith(" note")}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_step_by_messages_takes_no_more_calls_in_the_hub_than_it_did(tmp_path: Path) -> None:
     each = calls_per_step(tmp_path / "once")

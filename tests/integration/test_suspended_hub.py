@@ -21,8 +21,10 @@ LEASE_S = STEP_TIMEOUT_S = 8.0  # which would be over, had they run while the hu
 TOKEN = b"l" * 16
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("stopped_s", [10, pytest.param(60, marks=pytest.mark.timeout(240))])
+@pytest.mark.parametrize(
+    "stopped_s",
+    [pytest.param(10, marks=pytest.mark.long), pytest.param(60, marks=[pytest.mark.chaos, pytest.mark.timeout(240)])],
+)
 def test_stopped_hub_ends_no_session_and_no_worker(tmp_path: Path, stopped_s: int) -> None:
     with (
         serve(tmp_path, "sleeper=odd_sims:Sleeper", "--lease", str(LEASE_S)) as hub,

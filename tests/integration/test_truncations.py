@@ -310,7 +310,7 @@ def test_options_that_make_no_sense_are_refused_here(options: dict[str, Any], er
 # --- hangs ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("action", [SLEEP, HOLD_GIL])
+@pytest.mark.parametrize("action", [pytest.param(SLEEP, marks=pytest.mark.long), HOLD_GIL])
 def test_env_that_hangs_is_ended_at_its_deadline_and_its_stack_is_shown(address: str | None, action: int) -> None:
     with made(address, step_timeout=HANG_S) as envs:
         envs.reset()
@@ -343,6 +343,7 @@ def test_worker_of_many_slow_envs_is_not_stuck(address: str | None) -> None:
         assert step(envs, *[0] * 8)[0][:, 0].tolist() == [1] * 8
 
 
+@pytest.mark.long
 def test_first_step_has_the_time_of_the_making(address: str | None) -> None:
     with made(address, step_timeout=0.3, init_timeout=3.0) as envs:
         envs.reset()

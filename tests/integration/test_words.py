@@ -100,6 +100,7 @@ print("made")
 """
 
 
+@pytest.mark.long
 def test_slow_making_is_counted_on_stderr(tmp_path: Path) -> None:
     ran = program(tmp_path, SLOW.format(""), PYTHONPATH=with_here())
     assert ran.stdout == "made\n"
@@ -212,10 +213,10 @@ def test_frames_of_the_library_are_shown_on_request(tmp_path: Path) -> None:
     ("offered", "named"),
     [
         (["Pendulum-v1", "CartPole-v1"], "Pendulum-v1"),
-        (["counter=sims:counter"], "counter"),
-        (["Cart*"], "CartPole-v1"),
-        (["ALE/*"], "ALE/Pong-v5"),
-        ([], "CartPole-v1"),
+        pytest.param(["counter=sims:counter"], "counter", marks=pytest.mark.long),
+        pytest.param(["Cart*"], "CartPole-v1", marks=pytest.mark.long),
+        pytest.param(["ALE/*"], "ALE/Pong-v5", marks=pytest.mark.long),
+        pytest.param([], "CartPole-v1", marks=pytest.mark.long),
     ],
 )
 def test_connect_line_names_an_env_that_is_offered(tmp_path: Path, offered: list[str], named: str) -> None:

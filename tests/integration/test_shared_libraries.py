@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import traces
 from envhub_server.config import usable_cpus
-from hubs import ServedHub, serve
+from hubs import HERE, ServedHub, serve
 
 import envhub
 
@@ -170,3 +171,13 @@ def test_library_that_no_zygote_can_import_is_imported_by_each_worker(folder: Pa
 def test_importing_a_shared_library_leaves_nothing_that_envs_must_not_share() -> None:
     found = traces.of_shared_libraries()
     assert "scipy.stats" in found and not any(found.values()), found
+
+
+@pytest.mark.long
+def test_four_zygotes_with_libraries_are_kept_and_the_one_used_longest_ago_ends_for_another() -> None:
+    sets = ["networkx", "scipy.special", "scipy.linalg", "networkx", "scipy.special,scipy.linalg", "scipy.sparse"]
+    command = [sys.executable, str(HERE / "supervised.py"), "zygotes", *sets]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert all(found["born"])
+    assert found["left"] == ["scipy.linalg", "networkx", "scipy.special,scipy.linalg", "scipy.sparse"]

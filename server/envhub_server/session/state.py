@@ -593,7 +593,7 @@ class SessionState:
             self._note_libraries(worker, said.message.libraries)
         if any(each.waiting for each in self.workers):
             return []
-        self._share(self._rules.libraries or ())
+        self._share(self._rules.libraries or ())  # where none was found, that is known from now on
         first = self.workers[0].made
         assert first is not None
         try:

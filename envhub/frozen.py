@@ -1,25 +1,25 @@
-"""Frozen dataclasses that are cheap to define: a process of EnvHub defines up to 130 of them as it starts.
+"""Dataclasses that are cheap to define, and frozen for type checkers. Python 3.8 and later.
 
-Python 3.8 and later.
+A process of EnvHub defines up to 130 of them as it starts.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Callable, TypeVar
+from typing import TYPE_CHECKING, Any, Callable
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
 else:
 
-    def dataclass_transform(**_: Any) -> Callable[[TypeVar("C")], TypeVar("C")]:
+    def dataclass_transform(**_: Any) -> Callable[[Any], Any]:
         """Decorate nothing: only type checkers read this decorator."""
         return lambda decorated: decorated
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 class Frozen:
-    """A subclass is a dataclass of its annotated fields, which type checkers hold to be frozen.
+    """A subclass is a dataclass of its annotated fields; nothing may set them later, as type checkers check.
 
     ``dataclasses.dataclass(frozen=True)`` writes and compiles six methods for each class, which takes a millisecond.
     A subclass of this has one method written for it, ``__init__``.

@@ -16,7 +16,7 @@ from envhub.errors import RequestRefused
 
 if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder
-else:  # they import zipfile and tempfile, and every program pays for that
+else:  # that module imports zipfile and tempfile, and every program would wait for these
     Loader = MetaPathFinder = object
 
 REMOTE = "EnvHub/Remote-v0"

@@ -55,7 +55,7 @@ class InProcessHub:
     """
 
     def __init__(self) -> None:
-        if not log.is_configured():
+        if not log.configured_by_program():
             log.configure(logging.ERROR)  # the terminal is the program's
         self.protocol = HubProtocol(secrets.randbits(63) or 1, header_limits=codec.KNOWN)
         self._events: Events = deque()

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import time
+import traceback
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -47,11 +48,13 @@ def _without_repeats(_: Any, __: str, line: MutableMapping[str, Any]) -> Mutable
     kind = (line["event"], *(line.get(name) for name in _REPEATED[line["event"]]))
     left_out = _repeats.left_out(kind, time.monotonic())
     if left_out is None:
-        raise _structlog().DropEvent
+        from structlog import DropEvent
+
+        raise DropEvent
     return {**line, "repeats": left_out} if left_out else line
 
 
-_level: int | None = None  # below which nothing is logged, once that is configured
+_level: int | None = None  # from which on lines are written; None where a program's own structlog writes them
 
 
 def configure(level: int = logging.INFO) -> None:
@@ -59,80 +62,91 @@ def configure(level: int = logging.INFO) -> None:
     global _level
     _level = level
     if level < logging.ERROR:
-        _structlog()
+        _own_logger()
 
 
-def is_configured() -> bool:
-    """Whether the log is configured, by ``configure`` or by a program that configures structlog for itself."""
-    return _level is not None or ("structlog" in sys.modules and sys.modules["structlog"].is_configured())
+def configured_by_program() -> bool:
+    """Whether the program, in whose process this is, has configured structlog for itself."""
+    return "structlog" in sys.modules and sys.modules["structlog"].is_configured()
 
 
 @functools.cache
-def _structlog() -> Any:
-    """structlog, configured; a hub that logs errors only imports it when there is one, since that takes 0.1 s."""
+def _own_logger() -> Any:
+    """A logger of structlog's. Importing that takes 0.1 s, and a hub that logs errors only seldom needs it."""
     import structlog
 
-    if _level is not None:
-        processors = structlog.processors
-        json = [processors.format_exc_info, processors.JSONRenderer()]
-        structlog.configure(
-            processors=[
-                _without_repeats,
-                processors.add_log_level,
-                processors.TimeStamper(fmt="iso", utc=True),
-                *([structlog.dev.ConsoleRenderer()] if os.isatty(2) else json),
-            ],
-            logger_factory=structlog.WriteLoggerFactory(Stderr()),  # type: ignore[arg-type]
-        )
-    return structlog
+    processors = structlog.processors
+    json = [processors.format_exc_info, processors.JSONRenderer()]
+    rendering = [structlog.dev.ConsoleRenderer()] if os.isatty(2) else json
+    return structlog.wrap_logger(
+        structlog.WriteLogger(Stderr()),  # type: ignore[arg-type]
+        processors=[
+            _without_repeats,
+            processors.add_log_level,
+            processors.TimeStamper(fmt="iso", utc=True),
+            *rendering,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
+    )
 
 
-@functools.cache
-def _stamper() -> Any:
-    return _structlog().processors.TimeStamper(fmt="iso", utc=True, key="time")
+def _programs_logger(name: str) -> Any:
+    import structlog
+
+    return structlog.get_logger(name)
 
 
 def stamped(line: dict[str, Any]) -> dict[str, Any]:
     """A line of the audit file, with its ``time``."""
-    return _stamper()(None, "", line)  # type: ignore[no-any-return]
+    return _time_stamper()(None, "", line)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _time_stamper() -> Any:
+    from structlog.processors import TimeStamper
+
+    return TimeStamper(fmt="iso", utc=True, key="time")
 
 
 class Logger:
-    """Logs by structlog, with these fields in each line."""
+    """Logs by structlog, with these fields in each line.
 
-    def __init__(self, **fields: Any) -> None:
-        self._fields = fields
+    Its ``name`` is for a program that configures structlog for itself, and has the lines of envs in its own process.
+    """
+
+    def __init__(self, name: str, **fields: Any) -> None:
+        self._name, self._fields = name, fields
 
     def bind(self, **fields: Any) -> Logger:
         """A logger with these fields, too."""
-        return Logger(**self._fields, **fields)
+        return Logger(self._name, **self._fields, **fields)
 
     def debug(self, event: str, **fields: Any) -> None:
         """Log what helps to find a defect."""
-        self._log(logging.DEBUG, event, fields)
+        self._log("debug", logging.DEBUG, event, fields)
 
     def info(self, event: str, **fields: Any) -> None:
         """Log a change that is expected."""
-        self._log(logging.INFO, event, fields)
+        self._log("info", logging.INFO, event, fields)
 
     def warning(self, event: str, **fields: Any) -> None:
         """Log what an operator may want to change."""
-        self._log(logging.WARNING, event, fields)
+        self._log("warning", logging.WARNING, event, fields)
 
     def error(self, event: str, **fields: Any) -> None:
         """Log what has failed."""
-        self._log(logging.ERROR, event, fields)
+        self._log("error", logging.ERROR, event, fields)
 
     def exception(self, event: str, **fields: Any) -> None:
         """Log what has failed, with the exception that is being handled."""
-        self._log(logging.ERROR, event, {**fields, "exc_info": True})
+        self._log("exception", logging.ERROR, event, fields)
 
-    def _log(self, level: int, event: str, fields: dict[str, Any]) -> None:
-        if level < (_level or logging.NOTSET):
+    def _log(self, method: str, level: int, event: str, fields: dict[str, Any]) -> None:
+        if _level is not None and level < _level:
             return
         try:
-            structlog = _structlog()
-        except OSError:  # no descriptor is left to import it with
-            Stderr().write(f"{event} {self._fields} {fields}\n")
+            logger = _own_logger() if _level is not None else _programs_logger(self._name)
+        except (ImportError, OSError):  # no descriptor is left to import structlog with
+            Stderr().write(f"{event} {self._fields} {fields}\n{traceback.format_exc()}")
         else:
-            structlog.get_logger().log(level, event, **self._fields, **fields)
+            getattr(logger, method)(event, **self._fields, **fields)

@@ -6,6 +6,8 @@ import math
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +16,7 @@ import psutil
 import pytest
 import sims
 from envhub_server.network import descriptor_guard
+from envhub_server.processes.zygote_process import ZygoteProcess
 from envhub_server.session.worker_count import SHARE
 from hubs import ServedHub, below, serve, wait_until
 
@@ -168,3 +171,33 @@ def test_hub_ends_while_its_zygote_hangs(tmp_path: Path) -> None:
                 with pytest.raises(envhub.EnvHubError, match="shutting down"):
                     making.result(30)
         assert not zygote.is_running()
+
+
+ZYGOTE_OF_A_PROGRAM = """
+import os, psutil, envhub
+from envhub_client.private_hub.process import private_hub
+hub = psutil.Process(private_hub().pid)
+(first,) = hub.children()
+for variables in ({}, {"FOO": "1"}, {"PYTHONHASHSEED": "7"}):
+    os.environ.update(variables)
+    envs = envhub.make_vec("CartPole-v1", 2, num_workers=1)
+    envs.reset()
+    zygotes = [child for child in hub.children() if child.name() == "envhub-zygote"]
+    print(zygotes == [first], first.is_running())
+    envs.close()
+"""
+
+
+def test_zygote_that_a_private_hub_starts_first_is_used_until_the_program_changes_what_it_needs() -> None:
+    command = [sys.executable, "-c", ZYGOTE_OF_A_PROGRAM]
+    environ = {**os.environ, "PYTHONHASHSEED": "random"}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True, env=environ)
+    assert ran.stdout.splitlines()[:2] == ["True True", "True True"]
+    assert ran.stdout.splitlines()[2].startswith("False")
+
+
+def test_zygote_that_cannot_be_executed_leaves_nothing(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(FileNotFoundError, match="gone"):
+        ZygoteProcess("hub", str(tmp_path / "gone"), {})
+    assert os.listdir("/proc/self/fd") == before

@@ -77,6 +77,7 @@ class PrivateHub:
             [sys.executable, "-c", _BOOT.format(_places(), (self.address, owner, ready))],
             stdin=subprocess.DEVNULL,
             cwd="/",
+            env=dict(os.environ),  # as in a World; a library in C may have set others
             pass_fds=[owner, ready],
             start_new_session=True,  # Ctrl-C on the terminal is the program's, not the hub's
         )

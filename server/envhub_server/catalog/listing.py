@@ -17,7 +17,7 @@ SLOW_S = 1.0  # for the start of an interpreter, or an import: then the log says
 LOOK_S = 0.25  # how often that is looked at, while something starts
 LISTING = -1  # in place of a session's number, in events of workers that list names
 
-log = Logger()
+log = Logger("envhub.listing")
 
 
 class Listing:

@@ -19,7 +19,7 @@ from envhub_server.log import Logger
 ENVIRONMENT_VARIABLE = "ENVHUB_CACHE"
 FILE_BYTES_MAX = 1 << 20
 
-log = Logger()
+log = Logger("envhub.hub")
 
 
 def read(path: Path | None) -> StepCosts:

@@ -92,7 +92,7 @@ _HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
 _GUARD, _LIVENESS, _LEASES, _ACCESS = "descriptor guard", "client liveness", "leases", "access"
 _UNREAD, _LISTING = "unread memory", "listing"
 
-log = Logger()
+log = Logger("envhub.hub")
 
 
 class Service(enum.Enum):

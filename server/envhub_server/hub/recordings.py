@@ -35,7 +35,7 @@ WRITE_AT_ONCE_S = 2.0  # likewise, once it is told so twice
 SLICE_S = 0.05  # after which a hub that waits for what is written looks at everything else
 RECORDINGS_MAX = 64  # whose processes run, of all sessions of a hub and of those that have ended
 
-log = Logger()
+log = Logger("envhub.recording")
 
 
 class Recordings:

@@ -22,7 +22,7 @@ from envhub_server.memory.session_memory import SessionMemory
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.session.instructions import KeepReplay
 
-log = Logger()
+log = Logger("envhub.hub")
 
 
 class _Found(NamedTuple):

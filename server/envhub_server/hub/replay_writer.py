@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from envhub_server.log import Logger
 from envhub_server.loop.poller import Poller
 
-log = Logger()
+log = Logger("envhub.hub")
 
 WAITING_BYTES_MAX = 1 << 28  # of parts of journals that are still to be read; those of one session may be half of it
 SWITCH_S = 0.0005  # after which the thread lets the loop go on; Python's 5 ms would be waited for at each system call

@@ -54,7 +54,7 @@ STEP_REQUESTED = Requested(Step(b""))  # the state machine does not look at the 
 ROWS_DONE = stimuli.RowsDone()
 _ROWS_STOOD_IN = stimuli.RowsDone()  # in place of a ring; the words in the arena say whether all are done
 
-log = Logger()
+log = Logger("envhub.hub")
 
 
 @dataclass(frozen=True)

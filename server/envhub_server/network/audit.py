@@ -10,7 +10,7 @@ from pathlib import Path
 from envhub_server.log import Logger, stamped
 from envhub_server.repeats import Repeats
 
-log = Logger()
+log = Logger("envhub.hub")
 
 
 class AuditError(ValueError):

@@ -27,7 +27,7 @@ OWN = "own user"
 ANYONE = "anyone"
 PROVE_S = 5.0
 
-log = Logger()
+log = Logger("envhub.hub")
 
 
 class Authenticator:

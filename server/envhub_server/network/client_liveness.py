@@ -28,7 +28,7 @@ SUSPICION_S = (0.0, 0.02, 0.1, 1.0)
 _LAST_DATA_RECV = struct.Struct("=52xI")  # of Linux's struct tcp_info, in milliseconds
 _UCRED = struct.Struct("3i")
 
-log = Logger()
+log = Logger("envhub.hub")
 
 
 def silent_s(descriptor: int) -> float:

@@ -31,7 +31,7 @@ PER_WORKER, PER_SESSION = 10, 7
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # of Linux; Python's socket module does not name them
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of the kernel's packet filter: drop every packet
 
-log = Logger()
+log = Logger("envhub.hub")
 
 
 class DescriptorGuard:

@@ -35,7 +35,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-log = Logger()
+log = Logger("envhub.hub")
 
 
 class KeyFolder:

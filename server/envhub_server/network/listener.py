@@ -22,7 +22,7 @@ from envhub_server.log import Logger
 # that finds the queue full tries again at once, a tcp client after a second; ipc must not run out of descriptors.
 IPC_BACKLOG, TCP_BACKLOG = 16, 100
 
-log = Logger()
+log = Logger("envhub.hub")
 
 
 def seed_routing_ids() -> None:

@@ -25,7 +25,7 @@ BACKLOG = 64
 
 _UCRED = struct.Struct("3i")
 
-log = Logger()
+log = Logger("envhub.hub")
 
 
 class SideSocket:

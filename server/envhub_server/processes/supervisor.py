@@ -35,7 +35,7 @@ ZYGOTES_WINDOW_S = 60.0
 LIBRARY_ZYGOTES_MAX = 4  # each for other libraries; the one used longest ago ends for another
 BARRED_MAX = 64
 
-log = Logger()
+log = Logger("envhub.supervisor")
 
 
 class Supervisor:

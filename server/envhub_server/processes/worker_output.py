@@ -26,7 +26,7 @@ HELD_BYTES_MAX = 1 << 18
 PATIENCE_S = 1  # for a reader that reads nothing
 LAST_S = 0.5  # for a slow reader when the hub ends
 
-log = Logger()
+log = Logger("envhub.output")
 
 
 class TimerDescriptor:
@@ -186,7 +186,7 @@ class WorkerOutput:
     """The stdout and stderr of one worker.
 
     Attributes:
-        far_ends: the worker's ends of the two pipes; closed by ``close_far_ends``.
+        far_ends: the worker's ends of the pipes that this has made; closed by ``close_far_ends``.
     """
 
     def __init__(self, streams: Streams, pipes: Sequence[int] = ()) -> None:

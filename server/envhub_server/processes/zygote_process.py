@@ -23,12 +23,12 @@ class ZygoteProcess:
     """A process that executes the bootstrap of workers.
 
     Attributes:
-        hub: the hub's name in the marks of its processes.
+        hub: see below.
         process: the process.
         pidfd: readable once the process has ended.
         control: the socket for control messages.
         said: the pipe by which the bootstrap says how far it has come.
-        outputs: the pipes of its stdout and its stderr.
+        outputs: the pipes of its stdout and its stderr, which ``WorkerOutput`` owns once it reads them.
     """
 
     def __init__(

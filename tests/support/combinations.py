@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
 
-def every_pair(*parameters: Collection[Any]) -> Iterator[Any]:
+def every_pair(*parameters: Collection[Any]) -> list[Any]:
     """Every combination of three or more parameters: long are some that have each pair of values, chaos the others."""
-    fewest = min(map(len, parameters))
+    fewest, found = min(map(len, parameters)), []
     for combination in itertools.product(*map(enumerate, parameters)):
         numbers, values = zip(*combination, strict=True)
-        yield pytest.param(*values, marks=pytest.mark.chaos if sum(numbers) % fewest else pytest.mark.long)
+        found.append(pytest.param(*values, marks=pytest.mark.chaos if sum(numbers) % fewest else pytest.mark.long))
+    return found

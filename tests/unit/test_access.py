@@ -208,7 +208,7 @@ def test_asks_that_wait_keep_the_hub_from_no_sleep() -> None:
             client.setsockopt(zmq.LINGER, 0)
             client.connect(address)
             assert select.select([access.authenticator.descriptor], [], [], 20)[0]
-            assert access.asked() and not access.answer(100.0)
+            assert wait_until(access.asked) and not access.answer(100.0)
             assert not select.select([access.authenticator.descriptor], [], [], 0)[0]
         access.ended(NO_SOCKET, 100.5)
         assert access.next_s() <= 100.5 and access.answer(100.5)

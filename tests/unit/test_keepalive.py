@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 
+import pytest
 from envhub_client.connection.keepalive import KeepAlive
 
 DEADLINE_S = 10.0
@@ -63,3 +64,23 @@ def test_stopped_keep_alive_starts_no_thread() -> None:
     keep_alive.stop()
     keep_alive.add(Counted())
     assert keep_alive._thread is None
+
+
+def test_interrupt_before_the_thread_starts_leaves_the_next_one_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    keep_alive, first, second = KeepAlive(), Counted(), Counted()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(threading.Thread, "start", interrupted)
+        keep_alive.add(first)
+    keep_alive.add(second)
+    assert first.kept.wait(DEADLINE_S) and second.kept.wait(DEADLINE_S)
+    keep_alive.stop()
+
+
+def test_end_of_a_program_whose_thread_never_started_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_alive = KeepAlive()
+    monkeypatch.setattr(threading.Thread, "start", lambda _: None)
+    keep_alive.add(Counted())
+    keep_alive.stop()

@@ -35,7 +35,8 @@ class KeepAlive:
         """Keep this alive, until it is garbage or ``drop`` is called; the thread refers to it weakly."""
         with self._lock:
             self._kept.add(kept)
-            if self._thread is None and not self._stopped.is_set():
+            begun = self._thread is not None and self._thread.is_alive()  # not if an interrupt came before its start
+            if not begun and not self._stopped.is_set():
                 self._thread = threading.Thread(target=self._run, name="envhub-keep-alive", daemon=True)
                 self._thread.start()
 
@@ -47,7 +48,7 @@ class KeepAlive:
     def stop(self) -> None:
         """End the thread, before the interpreter ends it in the middle of something."""
         self._stopped.set()
-        if (thread := self._thread) is not None:
+        if (thread := self._thread) is not None and thread.is_alive():
             thread.join()
 
     def _run(self) -> None:

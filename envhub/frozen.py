@@ -19,7 +19,7 @@ else:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 class Frozen:
-    """A subclass is a dataclass of its annotated fields; nothing may set them later, as type checkers check.
+    """A subclass is a dataclass of its annotated fields. Type checkers refuse code that sets a field later.
 
     ``dataclasses.dataclass(frozen=True)`` writes and compiles six methods for each class, which takes a millisecond.
     A subclass of this has one method written for it, ``__init__``.

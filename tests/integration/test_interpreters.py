@@ -171,8 +171,7 @@ def test_failures_are_told_and_survived(hosted: Hosted, lane: str) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_failure_is_run_again_in_the_interpreter_of_its_env(hosted: Hosted) -> None:
-    lane = ("auto", "wire")[MATRIX.index(hosted.combination) % 2]
+def test_failure_is_run_again_in_the_interpreter_of_its_env(hosted: Hosted, lane: str) -> None:
     options = {"num_workers": 2, "step_timeout": 5.0, "on_exception": "truncate"}
     envs = hosted.make("unruly", lane, env_kwargs={"seeded": True}, **options)
     nothing, found = np.zeros(2, int), {}

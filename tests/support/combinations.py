@@ -10,7 +10,11 @@ import pytest
 
 
 def every_pair(*parameters: Collection[Any]) -> list[Any]:
-    """Every combination of three or more parameters: long are some that have each pair of values, chaos the others."""
+    """Every combination of three or more parameters.
+
+    The long ones are a part of them in which each value occurs with each value of each other parameter; the others are
+    chaos.
+    """
     fewest, found = min(map(len, parameters)), []
     for combination in itertools.product(*map(enumerate, parameters)):
         numbers, values = zip(*combination, strict=True)

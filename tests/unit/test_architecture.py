@@ -374,7 +374,7 @@ def test_import_of_envhub_loads_nothing_until_it_is_used() -> None:
     assert not loaded & {*SERVER_LIBRARIES, "zmq", "numpy", "msgpack", "cloudpickle", "envhub_server", "envhub_client"}
 
 
-def test_private_hub_loads_nothing_that_it_seldom_needs_and_starts_its_zygote_before_the_rest() -> None:
+def test_private_hub_imports_little_before_it_starts_its_zygote_and_nothing_that_it_seldom_needs() -> None:
     assert not loaded_by("import envhub_server.private_hub") & {*SERVER_LIBRARIES, "numpy", "zmq", "msgpack"}
     loaded = loaded_by("import envhub_server.private_hub, envhub_server.serve")
     assert "zmq" in loaded

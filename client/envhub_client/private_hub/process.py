@@ -20,8 +20,8 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 1.0
 _WORKER = "envhub_server.worker.zygote"  # only ever imported by the process that workers are forked from
 
-# The program's folder and the empty entry come first in its path; the hub must not find a zmq.py of theirs. The hub has
-# the program's variables, PYTHONPATH too, since the first workers' zygote has them from it.
+# The program's folder and the empty entry come first in its path; the hub must not find a zmq.py of theirs. The folders
+# of the hub's packages are added here and not to PYTHONPATH: the hub's first zygote needs the program's own variables.
 _BOOT = "import sys; sys.path[:] = filter(None, {} + sys.path); from envhub_server.private_hub import main; main{}"
 
 
@@ -77,7 +77,7 @@ class PrivateHub:
             [sys.executable, "-c", _BOOT.format(_places(), (self.address, owner, ready))],
             stdin=subprocess.DEVNULL,
             cwd="/",
-            env=dict(os.environ),  # as in a World; a library in C may have set others
+            env=dict(os.environ),  # as ``program_environment`` sends it; C code may have set other variables
             pass_fds=[owner, ready],
             start_new_session=True,  # Ctrl-C on the terminal is the program's, not the hub's
         )

@@ -51,8 +51,8 @@ class Supervisor:
     ) -> None:
         """Make this process the subreaper of its descendants; workers have this environment, and report to ``events``.
 
-        The envs of a ``private`` hub are its own program's, and may say more at once. A zygote that was started before
-        is the first of its own interpreter.
+        The envs of a ``private`` hub are its own program's, and may say more at once. ``zygote`` runs already, under
+        this interpreter and in this environment, and forks the first workers; without it one is started for them.
         """
         self._message_bytes_max = MESSAGE_BYTES_MAX if private else WORKER_MESSAGE_BYTES_MAX
         self._events = events

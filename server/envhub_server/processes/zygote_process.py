@@ -23,7 +23,7 @@ class ZygoteProcess:
     """A process that executes the bootstrap of workers.
 
     Attributes:
-        hub: see below.
+        hub: the hub's name in the marks of its processes.
         process: the process.
         pidfd: readable once the process has ended.
         control: the socket for control messages.
@@ -43,7 +43,7 @@ class ZygoteProcess:
         """Start the process.
 
         Args:
-            hub: the hub's name in the marks of its processes.
+            hub: as the attribute.
             program: the interpreter's.
             environ: its environment variables, without its mark.
             folder: its working directory; empty for the hub's.

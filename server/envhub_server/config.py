@@ -129,8 +129,6 @@ class HubConfig:
                 raise ValueError(f"spares must be {BOUNDS['spares']} of a session, got {said.spares}")
             if len(set(said.gpus)) < len(said.gpus):
                 raise ValueError(f"a device is given twice: gpus={said.gpus}")
-        if self.vector and self.record is not None:
-            raise ValueError("--vector: a vector env is not recorded, and the file has all envs recorded")
         if len(set(self.binds)) < len(self.binds):
             raise ValueError(f"an address is given twice: {', '.join(self.binds)}")
         if self.limits.worker_memory_bytes_max < 0:

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import recorded_sims
+from faulty import RAISE
 from hubs import ServedHub, kill_worker, serve, stopped, wait_until
 from interpreters import FEW, Combination, interpreter
 from same import assert_same
@@ -78,6 +79,31 @@ record = "{name}"
 [envs.naughty]
 env = "sims:Naughty"
 record = "{name}"
+
+[envs.poles]
+env = "recorded_sims:poles"
+vector = true
+record = "{name}"
+
+[envs.batch]
+env = "vector_sims:counters"
+vector = true
+record = "{name}"
+
+[envs.pong]
+env = "ale_py:ALE/Pong-v5"
+vector = true
+record = "{name}"
+
+[envs.batch_filmed]
+env = "recorded_sims:filmed"
+vector = true
+record = {{ folder = "{name}", film = [1, 2] }}
+
+[envs.batch_failing]
+env = "vector_sims:failing"
+vector = true
+record = "{name}"
 """
 
 
@@ -132,9 +158,10 @@ def make(hub: ServedHub, name: str, num_envs: int, lane: str = "shared", **optio
 @pytest.mark.parametrize(
     "mode", ["NextStep", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("SameStep", "Disabled"))]
 )
-def test_data_read_back_is_what_clients_of_every_lane_saw(hub: ServedHub, tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize("name", ["pole", "poles"])
+def test_data_read_back_is_what_clients_of_every_lane_saw(hub: ServedHub, tmp_path: Path, name: str, mode: str) -> None:
     for count, lane in enumerate(["shared", "wire", "tcp"], 1):
-        envs = make(hub, "pole", 5, lane, num_workers=2, autoreset_mode=mode)
+        envs = make(hub, name, 5, lane, num_workers=2, autoreset_mode=mode)
         witness = Witness(envs)
         envs.action_space.seed(count)
         witness.reset([11, 12, 13, 14, 15])
@@ -144,9 +171,10 @@ def test_data_read_back_is_what_clients_of_every_lane_saw(hub: ServedHub, tmp_pa
         envs.close()
         witness.assert_recorded(written(hub, tmp_path, count))
     about = json.loads((tmp_path / "kept/recording-v0/recording.json").read_text())
-    assert (about["env"], about["num_envs"], about["autoreset_mode"]) == ("pole", 5, mode)
+    assert (about["env"], about["num_envs"], about["autoreset_mode"]) == (name, 5, mode)
     assert about["kwargs"] == [{}] and about["versions"]["gymnasium"] and about["dropped"] == 0
-    assert data_set(tmp_path / "kept").recover_environment().spec.id == "CartPole-v1"
+    if name == "pole":
+        assert data_set(tmp_path / "kept").recover_environment().spec.id == "CartPole-v1"
 
 
 @pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=pytest.mark.long)])
@@ -189,12 +217,26 @@ def test_hub_keeps_nothing_of_recordings_that_are_over(hub: ServedHub, tmp_path:
     assert not [each for each in process.children() if each.status() == psutil.STATUS_ZOMBIE]
 
 
-def test_parts_of_a_batch_are_recorded(hub: ServedHub, tmp_path: Path) -> None:
-    envs = make(hub, "pole", 4, num_workers=2)
+@pytest.mark.parametrize("mode", [pytest.param("NextStep", marks=pytest.mark.long), "SameStep"])
+def test_native_vector_env_is_recorded_as_seen(hub: ServedHub, tmp_path: Path, mode: str) -> None:
+    kwargs = {"max_num_frames_per_episode": 120, "img_height": 20, "img_width": 20}
+    envs = make(hub, "pong", 3, num_workers=2, autoreset_mode=mode, env_kwargs=kwargs)
+    witness = Witness(envs)
+    witness.reset([1, 2, 3])
+    witness.play(100)
+    envs.close()
+    witness.assert_recorded(written(hub, tmp_path))
+
+
+@pytest.mark.parametrize(("name", "some", "others"), [("pole", [0, 3], [1, 2]), ("poles", [0, 2], [1, 3])])
+def test_parts_of_a_batch_are_recorded(
+    hub: ServedHub, tmp_path: Path, name: str, some: list[int], others: list[int]
+) -> None:
+    envs = make(hub, name, 4, num_workers=2)
     witness = Witness(envs)
     witness.reset([1, 2, 3, 4])
     for step in range(60):
-        numbers = [0, 3] if step % 3 else [1, 2]
+        numbers = some if step % 3 else others
         actions = np.array([step % 2, 1])
         envs.send(actions, numbers)
         *result, order = envs.recv()
@@ -248,6 +290,19 @@ def test_film_has_a_frame_of_every_observation(hub: ServedHub, tmp_path: Path) -
             frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
         assert len(frames) == abouts[number]["total_steps"] + 1
         assert [round(frame.mean() / 20) for frame in frames] == [*range(len(frames))]
+
+
+def test_vector_env_is_filmed_with_all_of_its_envs(hub: ServedHub, tmp_path: Path) -> None:
+    envs = make(hub, "batch_filmed", 3, num_workers=1, env_kwargs={"length": 6})
+    envs.reset(seed=1)
+    for _ in range(20):
+        envs.step(envs.action_space.sample())
+    assert envs.call("renders") == (envs.call("renders")[1],) * 3  # each frame was asked for once
+    envs.close()
+    abouts = about_each(written(hub, tmp_path))
+    films = sorted((tmp_path / "kept/recording-v0/films").iterdir())
+    assert [film.name for film in films] == [f"episode-{a['id']:06}.mp4" for a in abouts if a["env_id"]]
+    assert {frames_of(film) for film in films} == {7}
 
 
 @pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.long), 2])
@@ -373,8 +428,11 @@ def test_only_the_episodes_in_which_an_env_failed(hub: ServedHub, tmp_path: Path
 
 @pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=pytest.mark.long)])
 @pytest.mark.parametrize("spares", [0, 1])
-def test_killed_workers_complete_steps_are_all_there(hub: ServedHub, tmp_path: Path, mode: str, spares: int) -> None:
-    envs = make(hub, "counted", 3, num_workers=2, env_kwargs={"length": 11}, autoreset_mode=mode, spares=spares)
+@pytest.mark.parametrize("name", ["counted", "batch"])
+def test_killed_workers_complete_steps_are_all_there(
+    hub: ServedHub, tmp_path: Path, name: str, mode: str, spares: int
+) -> None:
+    envs = make(hub, name, 3, num_workers=2, env_kwargs={"length": 11}, autoreset_mode=mode, spares=spares)
     witness = Witness(envs)
     witness.reset([1, 2, 3])
     for step in range(1, 60):
@@ -416,6 +474,23 @@ def test_episode_in_which_an_env_raised_ends_as_failed(hub: ServedHub, tmp_path:
     found = sorted((about["env_id"], about["ended"], about["total_steps"]) for about in abouts)
     failed = (1, "failed", 3 if policy == "raise" else 4)
     assert found == [(0, "cut", 1), (0, "cut", 4), (1, "cut", 1), failed, (2, "cut", 1), (2, "cut", 4)]
+
+
+@pytest.mark.parametrize("policy", [pytest.param("raise", marks=pytest.mark.long), "truncate"])
+def test_episodes_of_a_vector_env_that_raised_end_as_failed(hub: ServedHub, tmp_path: Path, policy: str) -> None:
+    envs = make(hub, "batch_failing", 3, num_workers=1, on_exception=policy)
+    envs.reset(seed=1)
+    for _ in range(3):
+        envs.step([0, 0, 0])
+    with pytest.raises(KeyError, match="no such joint") if policy == "raise" else contextlib.nullcontext():
+        envs.step([0, RAISE, 0])
+    envs.reset(seed=2)
+    envs.step([0, 0, 0])
+    envs.close()
+    abouts = about_each(written(hub, tmp_path))
+    found = sorted((about["env_id"], about["total_steps"], about["ended"]) for about in abouts)
+    seen = 3 if policy == "raise" else 4
+    assert found == [(env, *each) for env in range(3) for each in [(1, "cut"), (seen, "failed")]]
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 import sims
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envhub.recording.recorder import EpisodeRecorder
 
@@ -103,3 +104,23 @@ class Stuck(Parts):
 
 def parts(**kwargs: Any) -> gymnasium.Env[Any, Any]:
     return Parts(**kwargs)
+
+
+class Counted(Parts):
+    """Counts how often it is rendered."""
+
+    renders = 0
+
+    def render(self) -> np.ndarray:  # type: ignore[override]
+        self.renders += 1
+        return super().render()
+
+
+def filmed(num_envs: int, length: int) -> VectorEnv[Any, Any, Any]:
+    """A vector env whose envs show frames."""
+    return SyncVectorEnv([lambda: Counted(render_mode="rgb_array", length=length)] * num_envs)
+
+
+def poles(num_envs: int, autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP) -> VectorEnv[Any, Any, Any]:
+    """A vector env of CartPoles in any autoreset mode."""
+    return SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * num_envs, autoreset_mode=autoreset_mode)

@@ -90,9 +90,11 @@ def told(num_envs: int, mode: Any = AutoresetMode.NEXT_STEP) -> VectorEnv[Any, A
     return Told(num_envs, mode)
 
 
-def counters(num_envs: int, length: int = 5) -> VectorEnv[Any, Any, Any]:
+def counters(
+    num_envs: int, length: int = 5, autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
+) -> VectorEnv[Any, Any, Any]:
     """A vector env whose episodes all end together."""
-    return SyncVectorEnv([lambda: sims.Counter(length=length)] * num_envs)
+    return SyncVectorEnv([lambda: sims.Counter(length=length)] * num_envs, autoreset_mode=autoreset_mode)
 
 
 def brittles(

@@ -115,15 +115,6 @@ def test_without_a_file_the_hub_has_its_defaults() -> None:
             "[envs.arm]\nrecord = {folder = 'a', env_ids = [0], film = [1]}",
             "record.film = [1]: 1 is not among env_ids, which are recorded",
         ),
-        (
-            "[envs.arm]\nvector = true\nrecord = 'a'",
-            "[envs.arm] vector = true: it steps all envs in one call",
-        ),
-        (
-            "record = 'a'\n[envs.arm]\nvector = true",
-            "[envs.arm] vector = true: it steps all envs in one call",
-        ),
-        ("record = 'a'\nvector = true", "--vector: a vector env is not recorded"),
         ("recycle = {memory = 3}", "hub.toml: recycle: unknown key 'memory', did you mean 'memory_bytes'?"),
         (
             "[envs.arm.variables]\n'A=B' = ''",

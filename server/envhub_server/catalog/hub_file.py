@@ -86,7 +86,6 @@ def read(path: Path) -> HubFile:
         for name, settings in tables.items():
             _check_variables(_spot(path, name).of_key("variables"), settings.variables)
             _check_entry(path, name, settings)
-            _check_recorded(path, name, settings, record)
     except TableError as error:
         raise HubFileError(str(error)) from error
     return HubFile(options, tables, record)
@@ -158,14 +157,6 @@ def _check_record(spot: Spot, record: Mapping[str, Any]) -> None:
         raise TableError(f"{spot.table}{spot.key}: folder is missing. Keys here are: {keys}")
     if strange := {*record.get("film", ())} - {*record.get("env_ids", record.get("film", ()))}:
         raise spot.of_key("film").refuse(record["film"], f"{min(strange)} is not among env_ids, which are recorded")
-
-
-def _check_recorded(path: Path, name: str, settings: EnvSettings, default: RecordSettings | None) -> None:
-    """Refuse to record a vector env."""
-    record = settings.record if settings.record is not None else default
-    if settings.vector and record:
-        text = 'it steps all envs in one call, which is not recorded; write record = ""'
-        raise _spot(path, name).of_key("vector").refuse(True, text)
 
 
 def _check_entry(path: Path, name: str, settings: EnvSettings) -> None:

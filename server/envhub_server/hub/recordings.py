@@ -48,9 +48,6 @@ class Recordings:
     def begin(self, settings: EnvSettings, make: Make, session: str) -> SessionRecording | None:
         """Start the process for a session of this name; None if nothing is recorded; why is logged."""
         options = None if settings.recorded is None else settings.recorded.of_session(make.num_envs)
-        if settings.vector:  # which a client has sent
-            log.warning("not_recorded", session=session, why="a vector env steps all envs in one call")
-            return None
         if options is None:
             log.info("not_recorded", session=session, why=f"it has none of env_ids, with {make.num_envs} envs")
             return None

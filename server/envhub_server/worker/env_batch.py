@@ -51,7 +51,8 @@ class EnvBatch:
         self._unknown = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
         self._new = True  # whether the env was never reset
         self._seeds: list[int | None] = [None] * len(self.indices)  # that the program gave last
-        self._first_seeds = self._seeds  # for the reset that a new env begins with
+        self.first_seeds = self._seeds  # as of a ``Row``
+        self.final_observations: list[Any] = [None] * len(rows)  # as of a ``Row``; None if there is none
         self._rebuilds = 0
         self._checks = 0
         self._pending_failure: Exception | None = None
@@ -76,13 +77,13 @@ class EnvBatch:
         self.env, self._new = env, True
         self._rebuilds += 1
         self.turn = self.index | TURN_FIRST
-        self._first_seeds = self._reseeded([reseeded(seed, self._rebuilds) for seed in self._seeds])
+        self.first_seeds = self._reseeded([reseeded(seed, self._rebuilds) for seed in self._seeds])
         if self.journal is not None:
             self.journal.made(self)
 
     def begin_by(self, seeds: Sequence[int | None]) -> None:
         """Begin with a reset by exactly these seeds, one per row."""
-        self._first_seeds = list(seeds)
+        self.first_seeds = list(seeds)
 
     @staticmethod
     def _reseeded(seeds: Sequence[int | None]) -> list[int | None]:
@@ -141,8 +142,11 @@ class EnvBatch:
     ) -> None:
         """Replace the envs of a worker that ended, as ``Row.take_place``; there are no object leaves."""
         self._seeds = [seeds.get(row) for row in self.indices]
-        self._first_seeds = self._reseeded(self._seeds)
+        self.first_seeds = self._reseeded(self._seeds)
         self._pending_failure, self._pending_info = failure, info
+        pending = self._needs_reset
+        if pending.min() > ENDED and pending.max() == REPORT_PENDING:
+            pending[:] = REPORT_PENDING  # since a new env resets all of them in one step
 
     def targets(self, rows: Collection[int]) -> list[SubEnv]:
         """What a call on these rows goes to: each of their envs, which share one call."""
@@ -182,16 +186,12 @@ class EnvBatch:
             if self._pending_failure is not None:
                 raise self._pending_failure
         fresh = pending == FRESH
-        if (lost | fresh).all():  # as always, unless a reset left some of them out
-            if lost.any():
-                self._truncate_some(lost | fresh, self._pending_info)
-            elif self._mode == DISABLED:
-                self._truncate_some(fresh, _INVALID)
-            else:
-                self._reset_new()
+        if fresh.all() and self._mode != DISABLED:
+            self._reset_new()
             return
         live = ~(lost | fresh)
-        self._store(_only(self._stepped(np.where(live, pending, ONGOING)), live), live)
+        if live.any():  # a reset left the others out
+            self._store(_only(self._stepped(np.where(live, pending, ONGOING)), live), live)
         self._truncate_some(lost, self._pending_info)
         if self._mode == DISABLED:
             self._truncate_some(fresh, _INVALID)
@@ -204,13 +204,13 @@ class EnvBatch:
 
     def _note_first_seeds(self) -> None:
         if self.journal is not None:
-            self.journal.first_reset(self, self._first_seeds)
+            self.journal.first_reset(self, self.first_seeds)
 
     def _reset_new(self) -> None:
         self._note_first_seeds()
-        found = self.env.reset(self._first_seeds, self._arena.layout.rows, None, anew=True)
+        found = self.env.reset(self.first_seeds, self._arena.layout.rows, None, anew=True)
         self._new = False
-        self._first_seeds = self._none()
+        self.first_seeds = self._none()
         self._store(self._of_reset(*found, len(self.indices)))
 
     def _stepped(self, pending: np.ndarray) -> Outcome:
@@ -226,9 +226,11 @@ class EnvBatch:
         if self._mode == SAME_STEP:
             ended = np.logical_or(outcome.terminations, outcome.truncations)
             if self.env.autoreset_mode == SAME_STEP:
-                return outcome._replace(infos=_final(infos, ended))
+                outcome = outcome._replace(infos=_final(infos, ended))
+            elif ended.any():
+                outcome = self._same_step(outcome, ended)
             if ended.any():
-                return self._same_step(outcome, ended)
+                self.final_observations = _final_observations(outcome.infos, len(self.indices))
         return outcome
 
     def _same_step(self, outcome: Outcome, ended: np.ndarray) -> Outcome:
@@ -288,7 +290,7 @@ class EnvBatch:
         if chosen.all() or (self._new and self.env.takes_masks):
             if self._new:
                 self._note_first_seeds()
-            given = [seed if named else first for seed, named, first in zip(wanted, chosen, self._first_seeds)]
+            given = [seed if named else first for seed, named, first in zip(wanted, chosen, self.first_seeds)]
             found = self.env.reset(given, self._arena.layout.rows, options, anew=False)
             self._new = False
             outcome = self._of_reset(*found, len(self.indices))
@@ -423,6 +425,13 @@ def _final(infos: dict[str, Any], ended: np.ndarray) -> dict[str, Any]:
         return {key: value for key, value in infos.items() if key.lstrip("_") not in ("final_obs", "final_info")}
     final_info = {"final_info": {}, "_final_info": ended} if "final_info" not in infos else {}
     return {"_final_obs": ended, **infos, **final_info}
+
+
+def _final_observations(infos: Any, num_envs: int) -> list[Any]:
+    """The final observation of each env, or None, by the infos of a step, batched or by env."""
+    if isinstance(infos, dict):
+        infos = batch_infos.by_env({key: infos[key] for key in ("final_obs", "_final_obs") if key in infos}, num_envs)
+    return [info.get("final_obs") for info in infos]
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------

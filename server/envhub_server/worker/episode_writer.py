@@ -10,7 +10,7 @@ import mmap
 import os
 import socket
 import traceback
-from typing import Any, Callable, ContextManager, Mapping, Sequence
+from typing import Any, Callable, ContextManager, Mapping, Sequence, Union
 
 import numpy as np
 
@@ -19,40 +19,44 @@ from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING
 from envhub.recording.recorder import EpisodeRecorder, Moves, Selection
 from envhub.values import actions
 from envhub.values.leaf import OBJECT
+from envhub_server.worker.env_batch import EnvBatch
 from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP, Row
 
 INVALID = {"invalid_transition": True}
 
-Rendering = Callable[[Row], ContextManager[None]]
+Part = Union[Row, EnvBatch]
+
+Rendering = Callable[[Any], ContextManager[None]]  # of what a call on an env goes to
 
 
 class EpisodeWriter:
-    """Records the envs of a worker whose parts have one row each."""
+    """Records the envs of a worker."""
 
     def __init__(
         self,
         descriptors: Sequence[int],
         wanted: Mapping[str, Any],
-        rows: Sequence[Row],
+        parts: Sequence[Part],
         spaces_of_one: tuple[Any, Any],
         mode: str,
     ) -> None:
-        """Record what these rows show, as ``wanted`` by ``MapArena.recording``; ``attach`` has to follow.
+        """Record what these parts show, as ``wanted`` by ``MapArena.recording``; ``attach`` has to follow.
 
         Args:
             descriptors: the line to the process that writes, and the memory that counts episodes; owned from now on.
             wanted: see above.
-            rows: all rows of this worker.
+            parts: all parts of this worker.
             spaces_of_one: of observations and of actions.
             mode: the autoreset mode.
         """
         line, counted = descriptors
         begun = np.frombuffer(mmap.mmap(counted, 0), np.int64)
         os.close(counted)
-        self._rows, self._mode = rows, mode
-        self._positions = {row.index: position for position, row in enumerate(rows)}
+        self._parts, self._mode = parts, mode
+        self._rows = [(part, number) for part in parts for number in range(len(part.indices))]
+        self._positions = {part.indices[number]: position for position, (part, number) in enumerate(self._rows)}
         filmed = wanted["filmed"]
-        selection = Selection(len(rows), wanted["recorded"], filmed, wanted["every"], wanted["env_ids"])
+        selection = Selection(len(self._rows), wanted["recorded"], filmed, wanted["every"], wanted["env_ids"])
         ends = socket.socket(fileno=line)
         self._recorder = EpisodeRecorder(ends, selection, spaces_of_one, mode, wanted["queue_bytes"], begun)
         self._filmed, self._wait_s = filmed, wanted["wait_s"]
@@ -72,7 +76,7 @@ class EpisodeWriter:
         Raises:
             OSError: there is no memory for a tape.
         """
-        indices = [row.index for row in self._rows]
+        indices = [*self._positions]
         mine = slice(indices[0], indices[-1] + 1, indices[1] - indices[0] if len(indices) > 1 else 1)
         self._arena, self._mine, self._first = arena, mine, indices[0]
         self._indices = np.array(indices)
@@ -88,12 +92,12 @@ class EpisodeWriter:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def begin(self, rows: Sequence[Row]) -> None:
-        """Keep what these rows are about to be asked."""
+    def begin(self, parts: Sequence[Part]) -> None:
+        """Keep what these parts are about to be asked."""
         if self._recorder.closed:
             return
-        whole = len(rows) == len(self._rows) and self._ops[self._first] != OP_PART
-        self._note_slots(None if whole else [self._positions[row.index] for row in rows])
+        whole = len(parts) == len(self._parts) and self._ops[self._first] != OP_PART
+        self._note_slots(None if whole else [self._positions[index] for part in parts for index in part.indices])
         self._infos, self._failed, self._reset, self._seeds = {}, {}, None, {}
         needs = self._needs_reset.tolist()
         if any(needs):
@@ -121,7 +125,8 @@ class EpisodeWriter:
             elif need == FRESH or self._mode == NEXT_STEP:
                 self._reset.append(position)
                 if need == FRESH:
-                    self._seeds[position] = self._rows[position].first_seed
+                    part, number = self._rows[position]
+                    self._seeds[position] = part.first_seeds[number]
 
     def end(self, rendering: Rendering) -> None:
         """Record what they brought; a row is rendered within ``rendering``."""
@@ -130,7 +135,9 @@ class EpisodeWriter:
         _, terminations, truncations = self._flags
         if self._mode == SAME_STEP and b"\1" in (terminations | truncations).tobytes():
             for position in np.flatnonzero(terminations | truncations).tolist():
-                self._infos.setdefault(position, {"final_obs": self._rows[position].final_observation})
+                if position not in self._infos:
+                    part, number = self._rows[position]
+                    self._infos[position] = {"final_obs": part.final_observations[number]}
         moves = None
         if self._reset is not None or self._failed or self._chosen is not None:
             moves = self._moves()
@@ -181,7 +188,7 @@ class EpisodeWriter:
             batch = np.zeros((len(self._rows), *leaf.shape), leaf.dtype)
             for position, code in enumerate(column.tolist()):
                 if code != actions.BESIDE:
-                    batch[position] = actions.reader(buffer, leaf, layout.rows, self._rows[position].index, code)()
+                    batch[position] = actions.reader(buffer, leaf, layout.rows, int(self._indices[position]), code)()
                 elif position in parts:
                     batch[position] = next(parts[position])
             found.append(batch)
@@ -189,9 +196,10 @@ class EpisodeWriter:
 
     # --- what goes wrong ----------------------------------------------------------------------------------------------
 
-    def truncated(self, row: Row, failure: Any) -> None:
-        """The row was truncated in this step, since its env failed so."""
-        self._infos[self._positions[row.index]] = {**INVALID, "env_failure": failure}
+    def truncated(self, part: Part, failure: Any) -> None:
+        """The part was truncated in this step, since its env failed so."""
+        for index in part.indices:
+            self._infos[self._positions[index]] = {**INVALID, "env_failure": failure}
 
     def raised(self, index: int, text: str) -> None:
         """The row has no result, since its env raised."""
@@ -217,11 +225,11 @@ class EpisodeWriter:
 
     def end_reset(self, seeds: Mapping[int, int | None], rendering: Rendering) -> None:
         """Record the resets of the rows of ``seeds``; ``rendering`` as of ``end``."""
-        mask = np.array([row.index in seeds and self._positions[row.index] not in self._failed for row in self._rows])
+        mask = np.array([row in seeds and position not in self._failed for row, position in self._positions.items()])
         if self._recorder.closed or not self._is_open(np.flatnonzero(mask).tolist(), rendering):
             return
         self._recorder.failed(self._failed)
-        self._recorder.reset(mask, [seeds.get(row.index) for row in self._rows], self._leaves())
+        self._recorder.reset(mask, [seeds.get(row) for row in self._positions], self._leaves())
         self._film(rendering)
 
     # --- films --------------------------------------------------------------------------------------------------------
@@ -235,24 +243,27 @@ class EpisodeWriter:
             shown = [each for each in reset if each not in self._failed and each not in self._infos]
             if shown:
                 first = next((position for position in shown if position in self._filmed), shown[0])
-                self._frame = self._rendered(first, rendering).shape
+                self._frame = self._rendered([first], rendering)[0].shape
                 self._recorder.open(self._frame, self._wait_s)
         return self._recorder.opened
 
     def _film(self, rendering: Rendering) -> None:
         if self._recorder.frames_due:
-            frames = [self._rendered(position, rendering) for position in self._recorder.frames_due]
+            frames = self._rendered(self._recorder.frames_due, rendering)
             black = np.zeros(self._frame, np.uint8)
             self._recorder.add_frames([frame if frame.shape == black.shape else black for frame in frames])
 
-    def _rendered(self, position: int, rendering: Rendering) -> np.ndarray:
-        """What the env shows; an empty array where it cannot be rendered."""
-        with rendering(self._rows[position]):
-            try:
-                return np.asarray(self._rows[position].env.get_wrapper_attr("render")())
-            except BaseException:  # the env may have raised in this step
-                traceback.print_exc()  # into the worker's log
-                return np.zeros(0)
+    def _rendered(self, positions: Sequence[int], rendering: Rendering) -> list[np.ndarray]:
+        """What the envs at these positions, ascending, show; an empty array of one that cannot be rendered."""
+        frames, indices = [], self._indices[list(positions)].tolist()
+        for target in [target for part in self._parts for target in part.targets(indices)]:
+            with rendering(target):
+                try:
+                    frames.append(np.asarray(target.env.get_wrapper_attr("render")()))
+                except BaseException:  # the env may have raised in this step
+                    traceback.print_exc()  # into the worker's log
+                    frames.append(np.zeros(0))
+        return frames
 
     def close(self) -> None:
         """Hand over what is complete; nothing is recorded any more."""

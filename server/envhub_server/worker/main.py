@@ -391,9 +391,8 @@ class Worker:
     def _open_recording(self, wanted: dict[str, Any], descriptors: list[int]) -> None:
         """Begin to record, if that is wanted; else go on with what was begun."""
         if wanted:
-            rows = [part for part in self._rows if isinstance(part, Row)]
             mode, spaces_of_one = self._build.autoreset_mode, self._spaces[:2]
-            self._episodes = EpisodeWriter(descriptors, wanted, rows, spaces_of_one, mode)
+            self._episodes = EpisodeWriter(descriptors, wanted, self._rows, spaces_of_one, mode)
         if self._episodes is not None:
             self._record(self._episodes.attach, self._arena)
 

@@ -76,7 +76,7 @@ class Row:
         self.journal: JournalWriter | None = None
         self.checkpoint_due = False  # the journal is to note the random numbers before the next episode
         self.leaving = False  # whether another worker is to complete the step that ends the episode
-        self.final_observation: Any = None  # of the last episode that ended, with SAME_STEP
+        self.final_observations: list[Any] = [None]  # that of the last episode that ended here, with SAME_STEP
 
     def move(self, index: int) -> None:
         """Be another row of the session; only before ``attach``."""
@@ -191,7 +191,7 @@ class Row:
         if (terminated or truncated) and self._mode == SAME_STEP:
             # The env may write its next observation into the same array, so the final one is copied before the reset.
             final = {"final_obs": copy.deepcopy(observation), "final_info": _copied(info)}
-            self.final_observation = final["final_obs"]
+            self.final_observations = [final["final_obs"]]
             if self.leaving:
                 ended = {"terminated": bool(terminated), "truncated": bool(truncated)}
                 raise LeftWithEnding(codec.encode({"reward": float(reward), **ended, "final": final}, self._lenient))
@@ -213,7 +213,7 @@ class Row:
     def end_for_another(self, ending: dict[str, Any]) -> None:
         """Complete the step that ended an episode of another worker's env, by a reset of this one (SAME_STEP)."""
         if self.journal is not None:
-            self.journal.first_reset(self, [self.first_seed])
+            self.journal.first_reset(self, self.first_seeds)
         observation, info = self._runner.reset(self.first_seed, None)
         self.first_seed = None
         ended = ending["terminated"], ending["truncated"]
@@ -231,10 +231,15 @@ class Row:
             self.truncate(codec.encode({"invalid_transition": True}))
         else:
             if self.journal is not None:
-                self.journal.first_reset(self, [self.first_seed])
+                self.journal.first_reset(self, self.first_seeds)
             observation, info = self._runner.reset(self.first_seed, None)
             self.first_seed = None
             self._store(observation, 0.0, False, False, info)
+
+    @property
+    def first_seeds(self) -> list[Any]:
+        """The seeds of the reset that a new env begins with, one per row."""
+        return [self.first_seed]
 
     @property
     def awaits_first_reset(self) -> bool:

@@ -518,7 +518,7 @@ def test_recycled_workers_lose_no_step(hub: ServedHub, tmp_path: Path, mode: str
     witness.assert_recorded(found)
 
 
-@pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=pytest.mark.long)])
+@pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=pytest.mark.long), "Disabled"])
 @pytest.mark.parametrize(
     "cause", ["killed", *(pytest.param(cause, marks=pytest.mark.long) for cause in ("raised", "recycled"))]
 )
@@ -556,7 +556,9 @@ def assert_repeated(episode: Any, seed: int, without_last: bool) -> None:
 
 def play(envs: Any, steps: int) -> None:
     for _ in range(steps):
-        envs.step(envs.action_space.sample())
+        _, _, terminations, truncations, _ = envs.step(envs.action_space.sample())
+        if (ended := terminations | truncations).any() and envs.autoreset_mode.value == "Disabled":
+            envs.reset(options={"reset_mask": ended})
 
 
 @pytest.mark.long

@@ -83,8 +83,7 @@ def test_vector_env_fails_alike_as_a_whole(cause: str, lane: str, tmp_path: Path
 def test_vector_env_fails_alike_in_every_autoreset_mode(mode: AutoresetMode) -> None:
     factory = partial(vector_sims.brittles, cause="exception", rate=0.02)
     with closing(envhub.make_vec(factory, NUM_ENVS, vector=True, autoreset_mode=mode, **OPTIONS)) as envs:
-        # In mode DISABLED a new env is reset by this trainer, without a seed.
-        check(envs, 1 if mode is AutoresetMode.DISABLED else 3)
+        check(envs, 3)
 
 
 def test_exception_that_is_raised_names_one_replay_of_all_envs() -> None:

@@ -290,8 +290,9 @@ class EnvBatch:
         if chosen.all() or (self._new and self.env.takes_masks):
             if self._new:
                 self._note_first_seeds()
+            anew = bool(self.seeds_of_first(seeds))
             given = [seed if named else first for seed, named, first in zip(wanted, chosen, self.first_seeds)]
-            found = self.env.reset(given, self._arena.layout.rows, options, anew=False)
+            found = self.env.reset(self.first_seeds if anew else given, self._arena.layout.rows, options, anew)
             self._new = False
             outcome = self._of_reset(*found, len(self.indices))
             self._store(_only(outcome, chosen), chosen)
@@ -300,6 +301,13 @@ class EnvBatch:
             self._store(self._of_reset(*found, int(chosen.sum())), chosen)
         self._repeat(~chosen)
         self._seeds = [last if seed is None else seed for last, seed in zip(self._seeds, wanted)]
+
+    def seeds_of_first(self, seeds: Mapping[int, int | None]) -> dict[int, int | None]:
+        """As of a ``Row``; where one row gets a seed, all of them get what the request gives them."""
+        chosen = [row in seeds for row in self.indices]
+        if not self._new or any(seeds.get(row) is not None for row in self.indices):
+            return {}
+        return {row: first for row, first, named in zip(self.indices, self.first_seeds, chosen) if named}
 
     def _of_reset(self, observation: Any, infos: Any, count: int) -> Outcome:
         none = np.zeros(count, bool)

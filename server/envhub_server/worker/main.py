@@ -589,13 +589,14 @@ class Worker:
             self._journal.begin_reset(seeds, lambda row: each.get(row, reset.options))
         if self._episodes is not None:
             self._record(self._episodes.begin_reset)
+        own = {index: seed for row in self._rows for index, seed in row.seeds_of_first(seeds).items()}
         for row in self._rows:
             self._finish(row, partial(row.reset_by, seeds, options_of))
         self._ring_at_end()
         if self._journal is not None:
             self._journal.end()
         if self._episodes is not None:
-            self._record(self._episodes.end_reset, seeds, self._rendering)
+            self._record(self._episodes.end_reset, {**seeds, **own}, self._rendering)
 
     def _finish(self, row: Any, run: Callable[[], None], steps: bool = False) -> None:
         """Run a part's step or reset, which stores its status, and store ``done`` last."""

@@ -174,9 +174,10 @@ class Replayer:
         notes = {note.kind: note for note in self._notes.get(number, ())}
         if kind == journal.RESET:
             note = notes[BY_REQUEST]
-            self._restore(note)
+            self._restore(notes.get(FIRST, note))
+            seed = notes[FIRST].seed if FIRST in notes else note.seed
             options = codec.decode(note.options) if note.options else None
-            return lambda: row.reset(note.seed, options)
+            return lambda: row.reset(seed, options)
         if kind == journal.AUTORESET or (kind == ENDED and self._is_reset(number)):
             if AGAIN in notes:
                 self._restore(notes[AGAIN])

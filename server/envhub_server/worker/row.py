@@ -68,7 +68,7 @@ class Row:
         self._out_of_band: Iterator[Any] = iter(())
         self._checks = 0
         self.first_seed: Any = None  # for the reset that a new env begins with
-        self._last_seed: Any = None  # that the program gave
+        self._last_seed: Any = None  # of its resets
         self._rebuilds = 0  # how often this worker built the env again
         self._last_objects = b""  # of the last observation; empty: the client keeps those that it has
         self._pending_failure: Exception | None = None
@@ -252,6 +252,11 @@ class Row:
         truncate(self._arena, self.index, nbytes)
         self._last_slot = self._slot[self.index]
 
+    def seeds_of_first(self, seeds: Mapping[int, int | None]) -> dict[int, int | None]:
+        """By row, what a new env begins with where a reset by request, of the rows of ``seeds``, gives it no seed."""
+        unseeded = seeds.get(self.index, 0) is None
+        return {self.index: self.first_seed} if unseeded and self.awaits_first_reset else {}
+
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Reset the env and store its first observation."""
         self._last_seed = self._last_seed if seed is None else seed
@@ -261,7 +266,10 @@ class Row:
     def reset_by(self, seeds: Mapping[int, int | None], options_of: Callable[[int], dict[str, Any] | None]) -> None:
         """Reset the env if ``seeds`` has one for its row, else repeat its last observation."""
         if self.index in seeds:
-            self.reset(seeds[self.index], options_of(self.index))
+            own = self.seeds_of_first(seeds)
+            if own and self.journal is not None:
+                self.journal.first_reset(self, self.first_seeds)
+            self.reset({**seeds, **own}[self.index], options_of(self.index))
         else:
             self.repeat_last()
 

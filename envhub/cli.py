@@ -208,12 +208,18 @@ def keys_remove(name: str, *, keys: Path, key: str | None = None) -> None:
 
 
 @app.command
-def keygen() -> None:
-    """Make this user's own key, and print its public half for ``envhub keys add --public``; the secret stays here."""
+def keygen(*, new: bool = False) -> None:
+    """Make this user's own key, and print its public half for ``envhub keys add --public``; the secret stays here.
+
+    Parameters
+    ----------
+    new
+        Make another key where there is one. Hubs that are kept go on with the old one until ``envhub login``.
+    """
     from envhub_client.connection.known_hubs import make_own_key
 
     with _errors_in_a_line("keygen"):
-        print(make_own_key())
+        print(make_own_key(new))
 
 
 @app.command
@@ -232,14 +238,16 @@ def login(name: str | None = None) -> None:
 
     with _errors_in_a_line("login"):
         text = getpass.getpass("envhub:// address: ") if sys.stdin.isatty() else sys.stdin.readline()
-        kept = known_hubs.keep(name, text.strip())
-        console.print(f'kept: hub="{kept}"', highlight=False)
+        address = known_hubs.with_own_key(text.strip())
+        name = name or known_hubs.name_of(address)
+        answer = "the hub answers"
         try:
-            connect(kept, timeout=5.0).close()
+            connect(address, timeout=5.0).close()  # nothing is kept of a hub that refuses it
         except HubUnreachable as error:
-            errors.print(f"no hub answers there now: {error}", markup=False, soft_wrap=True)
-        else:
-            console.print("the hub answers")
+            answer = f"no hub answers there now: {error}"
+        known_hubs.keep(name, address)
+        console.print(f'kept: hub="{name}"', highlight=False)
+        console.print(answer, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command

@@ -22,7 +22,8 @@ OFFERED = ["wordy=odd_sims:Wordy", "counter=sims:counter"]
 
 @pytest.fixture(scope="module")
 def plagued(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
-    environ = {"REGISTRY_TOKEN": "secret", "SIM_MODE": "fast"}
+    secrets = ["REGISTRY_TOKEN", "LANGCHAIN_API_KEY", "NVIDIA_API_KEY", "TF_VAR_password", "LD_SDK_KEY"]
+    environ = {"SIM_MODE": "fast", **dict.fromkeys(secrets, "secret")}
     with serve(tmp_path_factory.mktemp("plagued"), *OFFERED, "--worker-env", "SIM_MODE", environ=environ) as hub:
         yield hub
 
@@ -142,5 +143,5 @@ def test_workers_of_a_public_hub_have_the_named_variables_and_no_secrets(plagued
     with contextlib.closing(envhub.make_vec("counter", 1, hub=plagued.tcp)) as envs:
         (pid,) = envs.call("pid")
         found = Path(f"/proc/{pid}/environ").read_bytes()
-    assert b"SIM_MODE=fast\0" in found and b"PATH=" in found and b"REGISTRY_TOKEN" not in found
+    assert b"SIM_MODE=fast\0" in found and b"PATH=" in found and b"=secret" not in found
     assert b"REGISTRY_TOKEN=secret" in Path(f"/proc/{plagued.process.pid}/environ").read_bytes()

@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import zmq
+from envhub_client.connection import known_hubs
 from envhub_client.tools.bench.served_hub import served_hub
 from envhub_server.network.key_folder import KeyFolder
 from envhub_server.network.rights import Quotas
@@ -133,6 +134,27 @@ def test_key_is_changed_without_a_stop(hub: ServedHub, keys: KeyFolder, admit: A
             while True:
                 envs.step(np.zeros(2, int))
     assert answers(second)
+
+
+def test_program_that_knows_the_hub_by_name_goes_on_with_the_key_that_is_kept_by_then(
+    hub: ServedHub, keys: KeyFolder, admit: Admit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    known_hubs.keep("simbox", admit("alice"))
+    with closing(envhub.make_vec("CartPole-v1", 2, hub="simbox", on_hub_loss="raise")) as envs:
+        envs.reset()
+        token = envs.token
+        first = keys.holder("alice")[1][0]
+        known_hubs.keep("simbox", admit("alice"))
+        keys.remove("alice", first)
+        assert wait_until(lambda: bool(envs.step(np.zeros(2, int))) and "its key was removed" in hub.log)
+        for _ in range(20):
+            envs.step(np.zeros(2, int))
+        assert envs.token == token
+        keys.remove("alice")
+        with pytest.raises(envhub.AccessDenied):
+            while True:
+                envs.step(np.zeros(2, int))
 
 
 def test_unreadable_file_of_keys_keeps_the_list(hub: ServedHub, keys: KeyFolder, admit: Admit) -> None:
@@ -511,10 +533,16 @@ def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, ke
         for _ in range(5):
             with pytest.raises(envhub.RequestRefused):
                 envhub.make_vec("CartPole-v1", 5000, hub=address)
+        observer = admitted(keys, "olga", "observe")
         with pytest.raises(envhub.AccessDenied):
             envhub.connect(with_secret(address, sockets.new_key_pair()[1]))
+        for stranger in (hub.tcp, f"envhub://{text_of(public + secret)}@{place}"):  # no key, another hub's
+            with pytest.raises(envhub.AccessDenied):
+                envhub.connect(stranger)
+        with pytest.raises(envhub.RequestRefused):
+            envhub.make_vec("CartPole-v1", 1, hub=f"envhub://{observer}@{place}")
         keys.remove("alice")
-        wait_until(lambda: '"keys_read"' in audit.read_text())
+        assert wait_until(lambda: '"removed"' in audit.read_text())
     text = audit.read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     events = {(line["event"], line["client"]) for line in lines}
@@ -526,9 +554,13 @@ def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, ke
         ("session_ended", ""),
         ("refused", "alice"),
         ("refused", ""),
-        ("keys_read", ""),
+        ("refused", "olga"),
+        ("keys_read", "olga"),
+        ("keys_read", "alice"),
     }
-    assert {line["from"] for line in lines if line["event"] == "connected"} >= {"127.0.0.1"}
+    assert {line["from"] for line in lines if line["client"] and line["event"] != "keys_read"} == {"127.0.0.1"}
+    whys = [line["why"] for line in lines if (line["event"], line["client"]) == ("refused", "")]
+    assert {*whys} == {"unknown key", "no key, or one for another hub"} and whys.count("unknown key") == 1
     assert any(line["from"].startswith(f"localhost:{os.getuid()}:") for line in lines)
     assert (
         sum(line["event"] == "refused" and line["client"] == "alice" for line in lines) == 1

@@ -169,3 +169,7 @@ def test_network_client_asks_about_some(tmp_path: Any) -> None:
         for ask in (envs.has_attr, partial(envs.call_some, [0])):
             with pytest.raises(envhub.RequestRefused, match="begins with an underscore"):
                 ask("_elapsed_steps")
+        for method, *values in (("get_wrapper_attr",), ("has_wrapper_attr",), ("set_wrapper_attr", 3)):
+            with pytest.raises(ValueError, match="'_max_episode_steps' begins with an underscore"):
+                envs.call(method, "_max_episode_steps", *values)
+        assert envs.call("get_wrapper_attr", "gravity") == (9.8, 9.8, 1.5)

@@ -229,7 +229,8 @@ def test_quotas_that_are_written_in_another_way_are_kept(tmp_path: Path) -> None
 
 def test_hub_is_kept_by_its_host_or_a_name(config: Path) -> None:
     text = f"envhub://{text_of(A + B)}@simbox:5555"
-    assert known_hubs.keep(None, text) == "simbox" and known_hubs.keep("other", "tcp://127.0.0.1:1") == "other"
+    known_hubs.keep(known_hubs.name_of(text), text)
+    known_hubs.keep("other", "tcp://127.0.0.1:1")
     assert known_hubs.names() == ["other", "simbox"]
     assert known_hubs.resolve("simbox").keys == HubKeys(A, B)
     assert (config / "hubs/simbox").stat().st_mode & 0o777 == 0o600
@@ -239,9 +240,52 @@ def test_hub_is_kept_by_its_host_or_a_name(config: Path) -> None:
 
 def test_own_key_is_joined_to_an_address_that_has_the_hubs_only(config: Path) -> None:
     with pytest.raises(KeysError, match="envhub keygen"):
-        known_hubs.keep(None, f"envhub://{text_of(A)}@simbox:5555")
-    public = known_hubs.make_own_key()
-    assert known_hubs.make_own_key() == public
-    known_hubs.keep(None, f"envhub://{text_of(A)}@simbox:5555")
+        known_hubs.with_own_key(f"envhub://{text_of(A)}@simbox:5555")
+    old = known_hubs.make_own_key()
+    assert known_hubs.make_own_key() == old
+    public = known_hubs.make_own_key(new=True)
+    assert known_hubs.make_own_key() == public != old
+    known_hubs.keep("simbox", known_hubs.with_own_key(f"envhub://{text_of(A)}@simbox:5555"))
     found = known_hubs.resolve("simbox").keys
     assert found is not None and found.server == A and text_of(sockets.public_key(found.secret)) == public
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("tcp://simbox:5555", "simbox"), ("ssh://me@simbox:22/tmp/hub.sock", "simbox"), ("ssh://simbox", "simbox")],
+)
+def test_name_of_a_hub_is_its_hosts(text: str, name: str) -> None:
+    assert known_hubs.name_of(text) == name
+
+
+def test_host_that_is_no_name_needs_one() -> None:
+    with pytest.raises(AddressError, match="envhub login NAME"):
+        known_hubs.name_of("tcp://[::1]:5555")
+
+
+@pytest.mark.parametrize("spoil", ["mode", "text"])
+def test_client_whose_file_cannot_be_used_is_removed_and_keeps_no_other_out(tmp_path: Path, spoil: str) -> None:
+    folder = KeyFolder(tmp_path)
+    folder.add("eve", A)
+    path = tmp_path / "clients/eve.toml"
+    path.chmod(0o644) if spoil == "mode" else path.write_text("keys = [")
+    folder.add("alice", B)
+    with pytest.raises(KeysError):
+        folder.remove("eve", A)
+    folder.remove("eve")
+    assert folder.names() == ["alice"]
+    with pytest.raises(KeysError, match="no client 'eve'"):
+        folder.remove("eve")
+
+
+def test_changes_of_each_client_are_told(tmp_path: Path) -> None:
+    folder, hubs = KeyFolder(tmp_path), KeyFolder(tmp_path)
+    folder.add("alice", A)
+    folder.add("bob", B)
+    assert hubs.refresh() == [("alice", "may use; keys added: 1"), ("bob", "may use; keys added: 1")]
+    assert hubs.refresh() == []
+    folder.add("alice", bytes([7]) * 32, "admin")
+    assert hubs.refresh() == [("alice", "may admin, not use; keys added: 1")]
+    folder.remove("alice", A)
+    folder.remove("bob")
+    assert hubs.refresh() == [("alice", "keys removed: 1"), ("bob", "removed")]

@@ -11,6 +11,7 @@ import math
 import os
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -46,6 +47,10 @@ _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_
 BROKEN_HANDSHAKES_MAX = 3  # in a row: a hub that ends, or a slow network, may break one or two
 
 _Lock: Any = type(threading.RLock())
+
+# The context and the sockets of each connection that is not closed. Of a reference cycle, the garbage collector may
+# take a context before its sockets, for which the context waits; so these are never part of such a cycle.
+_UNCLOSED: dict[int, list[Any]] = {}
 
 logger = logging.getLogger("envhub")
 
@@ -134,6 +139,7 @@ class Connection:
             HubUnreachable: no hub answered in time.
             VersionMismatch: it speaks another protocol version.
         """
+        self._given = address
         self._target = known_hubs.resolve(address)
         envhub_address.check_owner(self._target)
         if not 0 < timeout < math.inf:
@@ -151,6 +157,7 @@ class Connection:
         self._closers: list[Callable[[], None]] = []
         self._whole = True  # whether every message that was begun at the sockets, in or out, was finished
         self._context = zmq.Context()
+        _UNCLOSED[id(self)] = [self._context]
         self.in_use = _User(self._context, self.address)
         self._socket: Any = None
         self._monitor: Any = None
@@ -183,6 +190,7 @@ class Connection:
         dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         self._monitor = sockets.open_monitor(dealer, _MONITORED)
+        _UNCLOSED[id(self)] = [self._context, dealer, self._monitor]
         self._epoll = select.epoll()
         self._poll = [(dealer, _POLLIN)]
         self._descriptors = dealer.FD, self._monitor.FD
@@ -313,7 +321,7 @@ class Connection:
                 self._on_monitor()
             else:
                 self.protocol.lost("its process has ended")
-        return self._receive() if arrived else None
+        return self._receive() if arrived and self._whole else None
 
     def _say(self, now_s: float) -> None:
         for frames in self.protocol.tick(now_s):
@@ -433,6 +441,12 @@ class Connection:
                 self._pidfd.close()
             self._close_sockets()
             self._context.destroy(linger=0)  # last: what an interrupt leaves open is closed at the next attempt
+            del _UNCLOSED[id(self)]
+
+    def __del__(self) -> None:
+        """Close a connection that nobody can use any more."""
+        if not sys.is_finalizing() and hasattr(self, "in_use"):
+            self.close()
 
     # --- the socket -------------------------------------------------------------------------------------------------
 
@@ -498,7 +512,7 @@ class Connection:
             logger.warning("the hub at %s: %s", self.address, self.protocol.notices.pop(0))
 
     def _on_monitor(self) -> None:
-        closed = False
+        closed = renewed = False
         self._whole = False  # libzmq signals nothing more of a socket that was read and not emptied
         while self._monitor.poll(0):
             try:
@@ -510,17 +524,23 @@ class Connection:
                 self._broken_handshakes = 0
                 self.protocol.connected()
             elif event & _REFUSALS:
-                self._on_refusal(event, value)
+                renewed = renewed or self._on_refusal(event, value)
             elif event == zmq.EVENT_DISCONNECTED:
                 self.protocol.disconnected(time.monotonic())
-        self._whole = True
+        self._whole = not renewed
         if closed and self._refuses():  # once, however many attempts have failed meanwhile
             self.protocol.refused(time.monotonic())
 
-    def _on_refusal(self, event: int, value: int) -> None:
-        """Know that the hub does not let this client in, if that is what a handshake that failed means."""
+    def _on_refusal(self, event: int, value: int) -> bool:
+        """Know that the hub does not let this client in, if that is what a handshake that failed means.
+
+        Returns:
+            Whether there is another key by now, with which new sockets are to try.
+        """
         keys, why = self._target.keys, ""
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            if keys is not None and self._take_new_key():
+                return True
             why = "does not know this key: it was removed, or never added; ask its operator for `envhub keys add`"
             if keys is None:
                 why = "lets in its own user only, and not while others are connected; serve with --keys for others"
@@ -535,6 +555,18 @@ class Connection:
         if why:
             self._denied = f"the hub at {self.address} {why}"
             self.protocol.lost("it does not let this client in")
+        return False
+
+    def _take_new_key(self) -> bool:
+        """Use the key that this user keeps for the hub of this name by now; returns whether it is another one."""
+        try:
+            target = known_hubs.resolve(self._given)
+        except (errors.AddressError, errors.KeysError):
+            return False
+        if target.text != self._target.text or target.keys in (None, self._target.keys):
+            return False
+        self._target = target
+        return True
 
     def _is_zmtp(self) -> bool:
         """Whether it is a ZeroMQ socket that answers at the address, and no forwarder without a hub behind it."""

@@ -26,15 +26,15 @@ class KeepAlive:
     """The thread, which runs as long as there is a connection."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: weakref.WeakSet[KeptAlive] = weakref.WeakSet()
+        self._lock = threading.RLock()  # which a thread may hold when the garbage collector closes a connection in it
+        self._kept: dict[int, weakref.ref[KeptAlive]] = {}
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
 
     def add(self, kept: KeptAlive) -> None:
         """Keep this alive, until it is garbage or ``drop`` is called; the thread refers to it weakly."""
         with self._lock:
-            self._kept.add(kept)
+            self._kept[id(kept)] = weakref.ref(kept)
             begun = self._thread is not None and self._thread.is_alive()  # not if an interrupt came before its start
             if not begun and not self._stopped.is_set():
                 self._thread = threading.Thread(target=self._run, name="envhub-keep-alive", daemon=True)
@@ -43,7 +43,7 @@ class KeepAlive:
     def drop(self, kept: KeptAlive) -> None:
         """Keep this alive no more."""
         with self._lock:
-            self._kept.discard(kept)
+            self._kept.pop(id(kept), None)
 
     def stop(self) -> None:
         """End the thread, before the interpreter ends it in the middle of something."""
@@ -54,8 +54,9 @@ class KeepAlive:
     def _run(self) -> None:
         while not self._stopped.wait(TEND_S):
             with self._lock:
-                due = list(self._kept)
+                due = [kept for kept in [kept() for kept in list(self._kept.values())] if kept is not None]
                 if not due:
+                    self._kept.clear()
                     self._thread = None
                     return
             while due:  # each reference is given up at once: the program may drop a connection meanwhile

@@ -44,32 +44,27 @@ def names() -> list[str]:
     return sorted(path.name for path in folder.iterdir() if NAME.fullmatch(path.name)) if folder.is_dir() else []
 
 
-def make_own_key() -> str:
-    """Make this user's own secret key, if there is none; returns the public one, as text.
+def make_own_key(new: bool = False) -> str:
+    """Make this user's own secret key, if there is none, or with ``new`` in any case; returns the public one, as text.
+
+    Addresses that are kept have the key with which they were kept.
 
     Raises:
         KeysError: its file cannot be written, or can be read by others.
     """
     path = _own_key()
-    if not path.exists():
-        write_secret(path, text_of(sockets.new_key_pair()[1]))
+    if new or not path.exists():
+        write_secret(path, text_of(sockets.new_key_pair()[1]), replace=new)
     return text_of(sockets.public_key(key_of(read_secret(path))))
 
 
-def keep(name: str | None, text: str) -> str:
-    """Keep an address under a name; an earlier one of this name is replaced. Returns the name.
-
-    Where the address has the hub's public key only, this user's own key is added.
-
-    Args:
-        name: the host's where it is None.
-        text: the address.
+def with_own_key(text: str) -> str:
+    """The address; one that has the hub's public key only, with this user's own key.
 
     Raises:
-        AddressError: it is no address, or no name.
-        KeysError: the file cannot be written, or there is no own key.
+        AddressError: it is no address.
+        KeysError: there is no own key.
     """
-    text = text.strip()
     head, _, place = text.rpartition("@")
     if len(head) == len("envhub://") + KEY_TEXT_CHARS:
         if not _own_key().exists():
@@ -77,10 +72,33 @@ def keep(name: str | None, text: str) -> str:
         text = f"envhub://{text_of(key_of(head[-KEY_TEXT_CHARS:]) + key_of(read_secret(_own_key())))}@{place}"
     if not ssh_tunnel.PLACE.fullmatch(text):
         addresses.parse(text)
-    name = name or place.rpartition(":")[0]
+    return text
+
+
+def name_of(text: str) -> str:
+    """The name under which an address is kept where none is given: its host's.
+
+    Raises:
+        AddressError: that is no name.
+    """
+    by_ssh = ssh_tunnel.PLACE.fullmatch(text)
+    return _checked(by_ssh["host"].rpartition("@")[2] if by_ssh else addresses.parse(text).host)
+
+
+def keep(name: str, text: str) -> None:
+    """Keep an address under a name; an earlier one of this name is replaced.
+
+    Raises:
+        AddressError: it is no name.
+        KeysError: the file cannot be written.
+    """
+    write_secret(_folder() / _checked(name), text, replace=True)
+
+
+def _checked(name: str) -> str:
     if not NAME.fullmatch(name):
-        raise AddressError(f"{name!r} is no name for a hub: letters, digits, dots, dashes and underscores, at most 64")
-    write_secret(_folder() / name, text, replace=True)
+        text = "letters, digits, dots, dashes and underscores, at most 64; give one: envhub login NAME"
+        raise AddressError(f"{name!r} is no name for a hub: {text}")
     return name
 
 

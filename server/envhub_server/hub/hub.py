@@ -401,7 +401,7 @@ class Hub:
             self._set_timer(runtime.number, runtime.deadline_s)
             return
         self._flush()
-        self._audit.write("session_ended", runtime.owner, session=runtime.token.hex()[:8])
+        self._audit.write("session_ended", runtime.owner, runtime.origin, session=runtime.token.hex()[:8])
         self._forget(runtime.token)
         self._unread.release()
         self._set_timer(_UNREAD, self._unread.next_s)
@@ -517,17 +517,18 @@ class Hub:
                     continue
                 with contextlib.suppress(OSError):  # its peer has ended it
                     connection.shutdown(socket.SHUT_RDWR)
-            client = "" if known.holder is None else known.holder.name
             self._access.connections_ended += 1
-            log.warning("connection_ended", client=client, host=known.origin, why=why)
-            self._audit.write("connection_ended", client, known.origin, why=why)
+            log.warning("connection_ended", client=known.client, host=known.origin, why=why)
+            self._audit.write("connection_ended", known.client, known.origin, why=why)
 
     def _receive(self, peer: bytes, connection: int, frames: Sequence[Any], holder: Holder) -> Incoming | None:
-        malformed = self._protocol.malformed
+        malformed, not_permitted = self._protocol.malformed, self._protocol.failures["not_permitted"]
         incoming = self._protocol.receive(peer, connection, [*frames], holder.name, holder.may(Op.STEP))
         if self._protocol.malformed > malformed:
             self._on_monitor()
             self._end_connections(self._access.malformed(peer, connection, self._handled_s))
+        if self._protocol.failures["not_permitted"] > not_permitted:
+            self._audit.write("refused", holder.name, self._access.origin(peer), why="its key lets it observe only")
         for token in self._protocol.returned:
             log.info("client_back", session=token.hex()[:8])
         self._protocol.returned.clear()
@@ -728,21 +729,16 @@ class Hub:
         self._set_timer(_LIVENESS, self._liveness.next_s)
         factories = {"factories": sha256(make.factories).hexdigest()} if make.factories else {}
         runtime.log.info("session_made", env=make.name or "factories", num_envs=make.num_envs, **factories)
-        self._audit.write(
-            "session_made",
-            holder.name,
-            session=request.token.hex()[:8],
-            env=make.name,
-            num_envs=make.num_envs,
-            **factories,
-        )
+        runtime.origin = self._access.origin(request.peer)
+        made: dict[str, str | int] = {"env": make.name, "num_envs": make.num_envs, **factories}
+        self._audit.write("session_made", holder.name, runtime.origin, session=request.token.hex()[:8], **made)
         runtime.start(request)
 
     @staticmethod
     def _cannot_record(recipe: Recipe) -> str:
         """What is missing to record sessions of this env as its operator wants, and what to do; empty if nothing is."""
         recorded = recipe.settings.recorded
-        return "" if recorded is None or recipe.settings.vector else missing_packages(bool(recorded.film))
+        return "" if recorded is None else missing_packages(bool(recorded.film))
 
     def _machine(self, holder: Holder, spares: int) -> Machine:
         affinity = tuple(sorted(os.sched_getaffinity(0)))
@@ -780,8 +776,9 @@ class Hub:
         self._forget(runtime.token)
         self._by_token[request.token] = self._by_token.pop(runtime.token)
         session = runtime.token.hex()[:8]
-        self._audit.write("session_taken_over", holder.name, session=session, owner=runtime.owner)
-        runtime.owner = holder.name
+        origin = self._access.origin(request.peer)
+        self._audit.write("session_taken_over", holder.name, origin, session=session, owner=runtime.owner)
+        runtime.owner, runtime.origin = holder.name, origin
         runtime.attach(request)
 
     def _forget(self, token: bytes) -> None:
@@ -814,7 +811,8 @@ class Hub:
                 side.close()
 
     def _refuse_make(self, holder: Holder, request: Incoming, failure: Failure) -> None:
-        self._audit.write("refused", holder.name, op=request.op.name, why=failure.message[:200])
+        origin = self._access.origin(request.peer)
+        self._audit.write("refused", holder.name, origin, op=request.op.name, why=failure.message[:200])
         self._fail(request, failure)
         self._protocol.forget(request.token)
 

@@ -78,6 +78,7 @@ class SessionRuntime:
         number: the session's, which never changes; its events carry it.
         token: its token, another one after each takeover.
         owner: the name of the client that it belongs to, see ``envhub_server.network.rights``.
+        origin: from where that client made it or took it over, as in the audit.
         state: its state machine.
         ticket: for the side socket, once; empty where there is none.
         heard_ns: when the request under way arrived.
@@ -113,7 +114,7 @@ class SessionRuntime:
         self.number = number
         self.token = token
         self.state = state
-        self.owner = owner
+        self.owner, self.origin = owner, ""
         self.heard_ns = 0
         self.deadline_s = math.inf
         self.connections: set[int] = set()

@@ -130,9 +130,8 @@ class Access:
 
     def _read_keys(self) -> None:
         """Read the keys again if they have changed."""
-        if self._keys is not None and self._keys.refresh():
-            names = sorted({holder.name for holder in self._keys.holders.values()})
-            self._audit.write("keys_read", "", clients=" ".join(names))
+        for name, change in () if self._keys is None else self._keys.refresh():
+            self._audit.write("keys_read", name, why=change)
             self._keys_changed = True
 
     # --- connections --------------------------------------------------------------------------------------------------
@@ -141,6 +140,8 @@ class Access:
         """Note a new connection; one of another user to an address that wants no key keeps the own user out."""
         is_others = not self.open_to_all and network_peer.is_others(descriptor)
         known = self._connections.accepted(descriptor, now_s, is_others)
+        if self._keys is not None:
+            known.origin = network_peer.host(descriptor)
         if is_others:
             return [(known, "its process is another user's, or has gone; serve with --keys to admit others")]
         return []
@@ -150,8 +151,15 @@ class Access:
         return self._connections.get(descriptor)
 
     def ended(self, descriptor: int, now_s: float) -> None:
-        """Forget a connection."""
+        """Forget a connection; where keys are wanted, note that it was never let in."""
+        known = self._connections.get(descriptor)
+        if known is not None and known.origin and known.silent_until_s < math.inf and self.authenticator is not None:
+            self.authenticator.left(known.origin)
         self._connections.ended(descriptor, now_s)
+
+    def origin(self, peer: bytes) -> str:
+        """Where this peer is: an IP address, or by ipc ``localhost:UID:GID:PID``; empty if its connection has ended."""
+        return self._connections.origin(peer)
 
     def holder(self, peer: bytes, frames: Sequence[Any], now_s: float) -> tuple[Holder, str]:
         """The client that sent this message, and why it is refused, if it is."""
@@ -169,7 +177,7 @@ class Access:
             return ANYBODY, REMOVED
         if known is not None and known.holder is None:
             self._audit.write("connected", holder.name, origin)
-            known.silent_until_s, known.key, known.origin = math.inf, key, origin
+            known.silent_until_s, known.key, known.origin, known.client = math.inf, key, origin, holder.name
             if why := self._connections.lack(holder):
                 return holder, why
             known.holder = holder

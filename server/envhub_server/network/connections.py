@@ -28,9 +28,10 @@ class KnownConnection:
     is_others: bool  # whether its peer is a process of another user, at an address that wants no key
     silent_until_s: float  # when it is ended unless a message has come; infinity once one has
     peer: bytes = b""  # its routing id, once it has sent a message
-    origin: str = ""  # where its peer is, once it has sent a message
+    origin: str = ""  # where its peer is, if that is known
     key: bytes = b""  # of its client; empty where it needs none, or has sent nothing
-    holder: Holder | None = None  # None until it has sent a message
+    holder: Holder | None = None  # None until it has sent a message and is let in
+    client: str = ""  # the holder's name, once it has sent a message
     refused: bool = False  # whether its client was told that it has too many
     malformed: int = 0
     heard: bool = False  # whether the hub has read a message of it since the last check of unread bytes
@@ -62,6 +63,10 @@ class Connections:
         self._known[descriptor] = known = KnownConnection(descriptor, is_others, now_s + HELLO_S)
         self._unread_s = min(self._unread_s, now_s + UNREAD_S)
         return known
+
+    def origin(self, peer: bytes) -> str:
+        """Where this peer is; empty if its connection has ended."""
+        return next((each.origin for each in self._known.values() if each.peer == peer), "")
 
     def ended(self, descriptor: int, now_s: float) -> None:
         """Forget a connection; messages that it sent before may still come."""

@@ -90,11 +90,11 @@ class KeyFolder:
         if problems := self._load():
             raise KeysError(problems[0])
 
-    def refresh(self) -> bool:
+    def refresh(self) -> list[tuple[str, str]]:
         """Read again the files that have changed; of an unusable one, which is logged, the old keys stay admitted.
 
         Returns:
-            Whether a file has changed.
+            For each client whose file has changed, its name and how that changed what it may.
         """
         before = self._read
         problems = self._load()
@@ -102,7 +102,8 @@ class KeyFolder:
             log.error("keys_unreadable", why=problem, note="the keys read before stay admitted")
         if self._read != before and not problems:
             log.info("keys_read", clients=len(self._read))
-        return self._read != before
+        changed = [name for name in sorted({*before, *self._read}) if before.get(name) != self._read.get(name)]
+        return [(name, _difference(before.get(name), self._read.get(name))) for name in changed]
 
     def _load(self) -> list[str]:
         """Read the files that have changed; returns what is wrong with them."""
@@ -166,12 +167,13 @@ class KeyFolder:
     def add(self, name: str, key: bytes, right: str | None = None) -> None:
         """Admit a public key for a client, with this right; a client that exists gets a second key.
 
-        Without a right, a client that exists keeps its own, and a new one may use the hub.
+        Without a right, a client that exists keeps its own, and a new one may use the hub. Files of other clients that
+        cannot be used are left out.
 
         Raises:
-            KeysError: it has two keys already, the key is a client's already, or a file cannot be used or written.
+            KeysError: it has two keys already, the key is a client's already, or its file cannot be used or written.
         """
-        self.load()
+        self._load()
         if key in self.holders:
             raise KeysError(f"{self.holders[key].name} has this key already")
         before, keys = self.holder(name) if self._file(name).exists() else (Holder(name), [])
@@ -183,16 +185,18 @@ class KeyFolder:
         """Admit a client no more, or only this key of it.
 
         Raises:
-            KeysError: there is no such client, or no such key of it.
+            KeysError: there is no such client, or no such key of it, or the file cannot be used that tells its keys.
         """
-        holder, keys = self.holder(name)
-        if key is not None and key not in keys:
-            raise KeysError(f"{name} has no such key")
-        rest = [] if key is None else [each for each in keys if each != key]
-        if rest:
-            self._write(name, rest, holder.right, holder.quotas or Quotas())
-        else:
-            self._file(name).unlink()
+        if not os.path.lexists(self._file(name)):
+            raise KeysError(f"there is no client {name!r} in {self._clients}")
+        if key is not None:
+            holder, keys = self.holder(name)
+            if key not in keys:
+                raise KeysError(f"{name} has no such key")
+            if rest := [each for each in keys if each != key]:
+                self._write(name, rest, holder.right, holder.quotas or Quotas())
+                return
+        self._file(name).unlink()
 
     def _file(self, name: str) -> Path:
         if not NAME.fullmatch(name):
@@ -222,6 +226,20 @@ class _ClientFile:
     keys: list[str] = field(default_factory=list)
     may: Right = "use"
     quotas: Quotas = field(default_factory=Quotas)
+
+
+def _difference(old: _File | None, new: _File | None) -> str:
+    """What a client may by its new file and not by its old one, or the other way round; None is for no file."""
+    if new is None:
+        return "removed"
+    if old is None:
+        return f"may {new.holder.right}; keys added: {len(new.keys)}"
+    added, removed = [*{*new.keys} - {*old.keys}], [*{*old.keys} - {*new.keys}]
+    told = [f"may {new.holder.right}, not {old.holder.right}"] if new.holder.right != old.holder.right else []
+    told += [f"keys added: {len(added)}"] if added else []
+    told += [f"keys removed: {len(removed)}"] if removed else []
+    told += ["other quotas"] if new.holder.quotas != old.holder.quotas else []
+    return "; ".join(told) or "as before"
 
 
 def _read_client(path: Path) -> tuple[Holder, list[bytes]]:

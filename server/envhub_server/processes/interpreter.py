@@ -33,12 +33,15 @@ START_VARIABLES = (
 # What workers of a public hub get besides, for the programs and libraries that envs use. Others may be secrets.
 KEPT_VARIABLES = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "HOSTNAME", "TZ", "TERM", "TMPDIR", "TEMP", "TMP", "VIRTUAL_ENV"),
+    *("LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LD_PRELOAD", "LD_BIND_NOW", "NVIDIA_VISIBLE_DEVICES"),
+    *("NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_TF32_OVERRIDE", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_ENABLE_ONEDNN_OPTS"),
     *("CONDA_PREFIX", "DISPLAY", "XAUTHORITY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"),
 )
 KEPT_PREFIXES = (
-    *START_VARIABLES,
-    *("CUDA_", "NVIDIA_", "ROCR_", "HIP_", "JAX_PLATFORM", "XLA_", "TORCH_", "TF_"),
-    *("MUJOCO_", "PYOPENGL_", "EGL_", "MESA_", "LIBGL_", "GALLIUM_", "VK_", "SDL_", "PYGAME_", "QT_"),
+    *(each for each in START_VARIABLES if each not in ("LD_", "LANG")),
+    *("CUDA_", "ROCR_", "HIP_", "JAX_PLATFORM", "XLA_", "TORCH_", "TF_CPP_", "TF_XLA_", "TF_NUM_"),
+    *("MUJOCO_", "PYOPENGL_", "EGL_", "MESA_", "LIBGL_", "GALLIUM_", "SDL_", "PYGAME_", "QT_"),
+    *("VK_ICD_", "VK_DRIVER_", "VK_LAYER_", "VK_LOADER_"),
 )
 # If each worker started a thread per core, all workers would be slower. So each gets one thread.
 _THREADS = "OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS NUMEXPR_NUM_THREADS BLIS_NUM_THREADS"

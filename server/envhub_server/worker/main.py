@@ -86,6 +86,10 @@ PR_SET_NO_NEW_PRIVS = 38
 REPORTED_CHARS_MAX = 4096  # of an exception's text
 PROGRESS_S = 0.5  # how often a worker that builds envs sends how many are built
 RESERVED_CALLS = frozenset(["reset", "step", "close", "_setattr", "_check_spaces"])
+# Methods by which the attribute of any name is reached.
+ATTRIBUTE_CALLS = frozenset(
+    ["get_wrapper_attr", "set_wrapper_attr", "has_wrapper_attr", "get_attr", "set_attr", "call"]
+)
 
 Part = Union[Row, EnvBatch]
 Target = Union[Row, SubEnv]  # of a call
@@ -693,6 +697,8 @@ class Worker:
             found = env.get_wrapper_attr(call.name)
             if callable(found):
                 positional, named = codec.decode(call.args, self._allow_pickle)
+                if call.name in ATTRIBUTE_CALLS and not self._allow_pickle:
+                    _check_names([*positional, *named.values()])
                 found = found(*positional, **named)
             return codec.encode(found, self._exact)
 
@@ -768,6 +774,18 @@ def _has_attribute(env: Any, name: str) -> bool:
 
 
 _QUESTIONS = {"exists": _has_attribute, "wrapped": is_wrapped}
+
+
+def _check_names(arguments: Sequence[Any]) -> None:
+    """Refuse names that are not for clients on the network, as the hub refuses them in requests.
+
+    Raises:
+        ValueError: one of the arguments is such a name.
+    """
+    for argument in arguments:
+        if isinstance(argument, str) and argument.startswith("_"):
+            text = f"{argument!r} begins with an underscore: only the program of a private hub (hub=None) may"
+            raise ValueError(f"{text} use such a name")
 
 
 def private_bytes() -> int:

@@ -18,14 +18,22 @@ def environment(envs: VectorEnv[Any, Any, Any]) -> EnvSpec | None:
     """
     base: Any = envs.unwrapped
     if base.env_spec is None:
-        return None
+        return None if base.address is None or base.named is None else _remote(base.address, *base.named)
     spec: EnvSpec = copy.deepcopy(base.env_spec)
+    if "vectorization_mode" in spec.kwargs:  # it makes a vector env
+        return None
+    if any(wrapper.kwargs is None for wrapper in spec.additional_wrappers):  # those of a wrapper are not known
+        return None
     if base.address is None:
         return spec
     known = gymnasium.registry.get(spec.id)
     if known is not None:
         spec.entry_point, spec.vector_entry_point = known.entry_point, known.vector_entry_point
         return spec
+    return _remote(base.address, spec.id, spec.kwargs)
+
+
+def _remote(address: str, env_id: str, kwargs: dict[str, Any]) -> EnvSpec:
     remote = copy.deepcopy(gymnasium.spec("EnvHub/Remote-v0"))
-    remote.kwargs = {**spec.kwargs, "env_id": spec.id, "url": base.address}
+    remote.kwargs = {**kwargs, "env_id": env_id, "url": address}
     return remote

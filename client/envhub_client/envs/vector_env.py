@@ -72,7 +72,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self.autoreset_mode = session.options.autoreset_mode
         self.metadata = {**session.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = session.render_mode
-        self.env_spec = session.env_spec
+        self.env_spec, self.named = session.env_spec, session.named
         self.single_action_space = session.action_space
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._flat_actions = spaces.is_flat(self.single_action_space)

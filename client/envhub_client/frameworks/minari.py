@@ -101,6 +101,7 @@ class Recorder(VectorWrapper[Any, Any, Any, Any, Any]):
         observations, rewards, terminations, truncations, infos = result
         shown = [*iterate(self.observation_space, observations)]
         invalid, ended = infos.get("invalid_transition", np.zeros(self.num_envs, bool)), terminations | truncations
+        finals: Any = infos.get("final_obs", infos.get("final_observation"))  # the second of ``legacy_infos``
         whole: list[_Episode | None] = []
         for row, episode in enumerate(self._episodes):
             if invalid[row]:
@@ -116,7 +117,7 @@ class Recorder(VectorWrapper[Any, Any, Any, Any, Any]):
                     self._episodes[row] = _Episode(shown[row])
             else:
                 same_step = ended[row] and self._mode is AutoresetMode.SAME_STEP
-                last = infos["final_obs"][row] if same_step else shown[row]
+                last = finals[row] if same_step else shown[row]
                 episode.add(taken[row], last, rewards[row], terminations[row], truncations[row])
                 if ended[row]:
                     whole.append(episode)

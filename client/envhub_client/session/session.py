@@ -498,6 +498,14 @@ class Session:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
+    @property
+    def named(self) -> tuple[str, dict[str, Any]] | None:
+        """The name and the arguments by which its hub makes another env like its own; None where they are not known."""
+        make = self._make
+        if isinstance(make, Attach) or not make.name or make.kwargs_each or make.wrappers:
+            return None
+        return make.name, codec.decode(make.kwargs) if make.kwargs else {}
+
     def detach(self) -> None:
         """Leave the session to another process, see ``HubVectorEnv.detach``."""
         self.check_free("detach")

@@ -260,12 +260,18 @@ def test_environment_of_a_served_hub_is_recovered(tmp_path: Path) -> None:
         "import gymnasium\n"
         "pendulum = 'gymnasium.envs.classic_control:PendulumEnv'\n"
         "gymnasium.register('FarAway-v0', entry_point=pendulum, max_episode_steps=9)\n"
+        "def make(g): return gymnasium.envs.classic_control.PendulumEnv(g=g)\n"
     )
-    with serve(tmp_path, "CartPole-v1", "far_away:FarAway-v0", cwd=tmp_path) as hub:
+    with serve(tmp_path, "CartPole-v1", "far_away:FarAway-v0", "made=far_away:make", cwd=tmp_path) as hub:
         with envhub.minari.record(envhub.make_vec("CartPole-v1", 2, hub=hub.tcp), "known-v0") as envs:
             play(envs)
         with envhub.minari.record(envhub.make_vec("far_away:FarAway-v0", 2, hub=hub.tcp, g=9.0), "far-v0") as envs:
             play(envs)
+        with envhub.minari.record(envhub.make_vec("made", 2, hub=hub.tcp, g=8.0), "made-v0") as envs:
+            play(envs)
+        made = recovered("made-v0")
+        assert made.unwrapped.get_wrapper_attr("g") == 8.0
+        made.close()
         remote = recovered("far-v0")
         assert isinstance(remote.unwrapped, envhub.HubEnv) and remote.unwrapped.get_wrapper_attr("g") == 9.0
         remote.close()
@@ -295,3 +301,26 @@ def test_an_env_without_a_spec_is_recorded_and_not_recovered() -> None:
         play(envs)
     with pytest.raises(ValueError, match="env_spec is None"):
         minari.load_dataset("nameless-v0").recover_environment()
+
+
+class Unrecorded(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Of its arguments nothing is known."""
+
+
+@pytest.mark.parametrize("what", ["wrapper", "vector", "legacy"])
+def test_envs_whose_spec_makes_no_env_are_recorded_and_not_recovered(what: str) -> None:
+    if what == "vector":
+        envs: Any = envhub.make_vec("CartPole-v1", 2, vector=True)
+    else:
+        factory = functools.partial(Unrecorded, gymnasium.make("CartPole-v1"))
+        envs = envhub.make_vec([factory] * 2, autoreset_mode="SameStep" if what == "legacy" else "NextStep")
+    if what == "legacy":
+        envs = envhub.legacy_infos(envs)
+    with envhub.minari.record(envs, f"{what}-v0") as envs:
+        envs.reset(seed=1)
+        for _ in range(100):
+            envs.step(envs.action_space.sample())
+    dataset = minari.load_dataset(f"{what}-v0")
+    assert dataset.total_episodes > 2 and dataset.total_steps > 150
+    with pytest.raises(ValueError, match="env_spec is None"):
+        dataset.recover_environment()

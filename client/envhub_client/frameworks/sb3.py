@@ -1,4 +1,4 @@
-"""``HubVecEnv``: a vector env of Stable-Baselines3 whose envs live in a hub."""
+"""A vector env of Stable-Baselines3 whose envs live in a hub, and what leaves out what a crash cut short."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
-from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
+from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
+from stable_baselines3.common.vec_env import VecMonitor
+from stable_baselines3.common.vec_env.base_vec_env import (
+    VecEnv,
+    VecEnvIndices,
+    VecEnvObs,
+    VecEnvStepReturn,
+    VecEnvWrapper,
+)
 
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frameworks.attributes import attributes
@@ -19,6 +27,7 @@ from envhub_client.make import EnvLike, make_vec
 
 # What a factory of ``make_vec_env`` refers to.
 PACKAGES = ("stable_baselines3", "sb3_contrib")
+CUT = "env_failure"  # in the info of a step with which a failure cut an episode short
 
 
 class HubVecEnv(VecEnv):
@@ -167,3 +176,66 @@ class HubVecEnv(VecEnv):
             warnings.warn(f"get_images needs the render mode rgb_array, and it is {self.render_mode}", stacklevel=2)
             return [None] * self.num_envs
         return list(self.envs.render())
+
+
+# --- what a crash cut short -------------------------------------------------------------------------------------------
+
+
+class _HidesCuts(VecEnvWrapper):
+    """Says of no episode that was cut short that it is done."""
+
+    def reset(self) -> VecEnvObs:
+        return self.venv.reset()
+
+    def step_wait(self) -> VecEnvStepReturn:
+        observations, rewards, dones, infos = self.venv.step_wait()
+        self.cut = np.array([CUT in info for info in infos])
+        return observations, rewards, dones & ~self.cut, infos
+
+
+class WholeEpisodeMonitor(VecMonitor):
+    """A ``VecMonitor``, with its arguments, that leaves out episodes that a failure of their env cut short."""
+
+    def __init__(self, venv: VecEnv, filename: str | None = None, info_keywords: tuple[str, ...] = ()) -> None:
+        self._hides_cuts = _HidesCuts(venv)
+        super().__init__(self._hides_cuts, filename, info_keywords)
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """As ``VecMonitor.step_wait``, with no ``episode`` in the info of an episode that was cut short."""
+        observations, rewards, dones, infos = super().step_wait()
+        cut = self._hides_cuts.cut
+        self.episode_returns[cut], self.episode_lengths[cut] = 0, 0
+        return observations, rewards, dones | cut, infos
+
+
+class _Valid:
+    """A replay buffer without the steps with which episodes were cut short.
+
+    SB3 draws an env by itself, so each env has a step everywhere in the buffer: in place of one that is left out stands
+    that of another env. A step with which all episodes were cut short is left out as a whole.
+    """
+
+    def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
+        """As ``ReplayBuffer.add``."""
+        cut = np.array([CUT in info for info in infos])
+        if cut.all():
+            return
+        if cut.any():
+            rows = np.where(cut, np.flatnonzero(~cut)[0], np.arange(len(cut)))
+            obs, next_obs = _those(obs, rows), _those(next_obs, rows)
+            action, reward, done, infos = action[rows], reward[rows], done[rows], [infos[row] for row in rows]
+        super().add(obs, next_obs, action, reward, done, infos)  # type: ignore[misc]
+
+
+class ValidReplayBuffer(_Valid, ReplayBuffer):
+    """``DQN(..., replay_buffer_class=ValidReplayBuffer)`` learns from no step with which an episode was cut short."""
+
+
+class ValidDictReplayBuffer(_Valid, DictReplayBuffer):
+    """A ``ValidReplayBuffer`` for observations that are dicts."""
+
+
+def _those(observations: Any, rows: np.ndarray) -> Any:
+    if isinstance(observations, dict):
+        return {key: part[rows] for key, part in observations.items()}
+    return observations[rows]

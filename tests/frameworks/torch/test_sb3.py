@@ -23,14 +23,15 @@ from gymnasium.spaces import Box, Dict, Discrete
 from hubs import serve, signalled_in_a_wait, stopped, worker_processes
 from same import assert_same
 from sb3_contrib import MaskablePPO
-from stable_baselines3 import PPO
+from stable_baselines3 import DQN, PPO
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor
 
 import envhub
-from envhub.sb3 import HubVecEnv
+from envhub.sb3 import HubVecEnv, ValidDictReplayBuffer, ValidReplayBuffer, WholeEpisodeMonitor
 
 torch.set_num_threads(1)
 
@@ -324,6 +325,58 @@ def test_episode_that_a_crash_cut_short_is_not_counted() -> None:
                     assert info["env_failure"].signal == "SIGKILL"
                     assert np.abs(observations[row]).max() < 0.05  # type: ignore[call-overload]  # it was reset
     assert ended > 5 and cut > 2
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_what_a_crash_cut_short_is_in_no_statistics_and_no_buffer(num_workers: int, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with contextlib.closing(HubVecEnv([unmonitored] * 4, num_workers=num_workers, restarts_max=1000)) as envs:
+        monitored = WholeEpisodeMonitor(envs, str(log))
+        settings: dict[str, Any] = {"replay_buffer_class": ValidReplayBuffer, "buffer_size": 4000, "seed": 1}
+        model = DQN("MlpPolicy", monitored, **settings, learning_starts=10**6)  # it acts at random
+        seen = Seen()
+        model.learn(600, callback=seen)
+    assert seen.cut > 3 and seen.lengths
+    assert [int(line.split(",")[1]) for line in Path(f"{log}.monitor.csv").read_text().splitlines()[2:]] == seen.lengths
+    buffer: Any = model.replay_buffer
+    size, stored = buffer.pos, slice(buffer.pos)  # without the steps in which all were cut short
+    assert 100 < size <= model.num_timesteps // 4
+    assert (buffer.observations[stored] != buffer.next_observations[stored]).any(-1).all()
+    assert (buffer.rewards[stored] == 1).all() and not buffer.timeouts[stored].any()
+
+
+class Seen(BaseCallback):
+    """The lengths of the episodes that statistics have, and how many were cut."""
+
+    cut = 0
+
+    def _on_training_start(self) -> None:
+        self.lengths: list[int] = []
+
+    def _on_step(self) -> bool:
+        for info, done in zip(self.locals["infos"], self.locals["dones"], strict=True):
+            self.cut += "env_failure" in info
+            assert done == ("episode" in info or "env_failure" in info)
+            assert "episode" not in info or "env_failure" not in info
+            if done and "episode" in info:
+                self.lengths.append(info["episode"]["l"])
+        return True
+
+
+def test_buffer_of_dicts_has_no_step_that_cut_an_episode_short() -> None:
+    space = gymnasium.spaces.Dict({"at": gymnasium.spaces.Box(0, 9, (1,))})
+    buffer = ValidDictReplayBuffer(100, space, gymnasium.spaces.Discrete(2), n_envs=3)
+    for cut in ([], [1], [0, 1, 2], [0, 2]):
+        at = {"at": np.arange(3.0).reshape(3, 1)}
+        infos = [{"env_failure": "why"} if row in cut else {} for row in range(3)]
+        buffer.add(at, at, np.zeros((3, 1), int), np.arange(3.0), np.zeros(3, bool), infos)
+    assert buffer.pos == 3
+    assert buffer.observations["at"][:3, :, 0].tolist() == [[0, 1, 2], [0, 0, 2], [1, 1, 1]]
+    assert buffer.rewards[:3].tolist() == [[0, 1, 2], [0, 0, 2], [1, 1, 1]]
+
+
+def unmonitored() -> gymnasium.Env[Any, Any]:
+    return Dies(cartpole())
 
 
 def dies() -> gymnasium.Env[Any, Any]:

@@ -520,6 +520,10 @@ class Hub:
             self._access.connections_ended += 1
             log.warning("connection_ended", client=known.client, host=known.origin, why=why)
             self._audit.write("connection_ended", known.client, known.origin, why=why)
+        # Once for all of them, because each of these looks at every connection.
+        self._set_timer(_ACCESS, self._access.next_s())
+        self._set_timer(_LIVENESS, self._liveness.next_s)
+        self._set_timer(_GUARD, self._guard.check_s)
 
     def _receive(self, peer: bytes, connection: int, frames: Sequence[Any], holder: Holder) -> Incoming | None:
         malformed, not_permitted = self._protocol.malformed, self._protocol.failures["not_permitted"]
@@ -569,9 +573,6 @@ class Hub:
                     self._access.ended(value, now_s)
                     self._unread.connection_ended(value)
                     self._liveness.ended(value, now_s)
-        self._set_timer(_ACCESS, self._access.next_s())
-        self._set_timer(_LIVENESS, self._liveness.next_s)
-        self._set_timer(_GUARD, self._guard.check_s)
         return ends
 
     def _reaches(self, peer: bytes) -> bool:

@@ -177,13 +177,21 @@ def keys_list(*, keys: Path) -> None:
     """
     from envhub_server.network.key_folder import KeyFolder
 
+    from envhub.errors import KeysError
     from envhub.transport.keys import text_of
 
     with _errors_in_a_line("keys list"):
-        folder = KeyFolder(keys)
+        if not keys.is_dir():
+            raise KeysError(f"there is no folder {keys}")
+        folder, problems = KeyFolder(keys), []
         for name in folder.names():
-            holder, found = folder.holder(name)
-            print(name, holder.right, *map(text_of, found))
+            try:
+                holder, found = folder.holder(name)
+                print(name, holder.right, *map(text_of, found))
+            except KeysError as error:
+                problems.append(str(error))
+        if problems:
+            raise KeysError("\n".join(problems))
 
 
 @keys_app.command(name="remove")

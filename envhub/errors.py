@@ -41,8 +41,9 @@ FULL_TRACEBACKS = "ENVHUB_FULL_TRACEBACKS"  # a variable: if it is set, errors o
 # Control characters but tab and newline, and those that reverse the direction of text: a terminal obeys them.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
-# The folders of an absolute path, down to its last name.
-_FOLDERS = re.compile(r"""(?<![\w./~-])/(?:[^\s/"'<>|:;,()]+/)*(?=[^\s/])""")
+# The folders of a path that is absolute or begins at a home, down to its last name. A quoted one may have spaces.
+_FOLDERS = re.compile(r"""(?:(?<=file://)|(?<![\w./~-]))~?/(?:[^\s/"'<>|:;,()]+/)*(?=[^\s/])""")
+_QUOTED_FOLDERS = re.compile(r"""(["'])~?/(?:[^"'\n]*/)?(?=[^"'\n/]+\1)""")
 
 
 def printable(value: Any) -> Any:
@@ -55,7 +56,7 @@ def printable(value: Any) -> Any:
 
 def without_folders(value: Any) -> Any:
     """The value, with the folders of absolute paths left out of its texts; it is copied as by ``printable``."""
-    return _with_texts(value, lambda text: _FOLDERS.sub("", text))
+    return _with_texts(value, lambda text: _FOLDERS.sub("", _QUOTED_FOLDERS.sub(r"\1", text)))
 
 
 def _escaped(found: re.Match[str]) -> str:

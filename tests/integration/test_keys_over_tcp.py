@@ -647,6 +647,10 @@ def test_command_line_from_key_to_training(tmp_path: Path) -> None:
             ["alice", "use"],
             ["bob", "use"],
         ]
+        (tmp_path / "keys/clients/eve.toml").write_text("keys = [")
+        listed = subprocess.run([sys.executable, "-m", "envhub", "keys", "list", "--keys", keys], capture_output=True)
+        assert listed.returncode == 1 and listed.stdout.startswith(b"alice use") and b"eve.toml" in listed.stderr
+        command("keys", "remove", "eve", "--keys", keys)
         command("keys", "remove", "bob", "--keys", keys)
         assert wait_until(lambda: hub.log.count('"keys_read"') == 2)
         assert "does not know this key" in command("ls")

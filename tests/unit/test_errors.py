@@ -16,6 +16,8 @@ from envhub.protocol.messages import Failure
         ("/a/b.py:3: Warning", "b.py:3: Warning"),
         ("PYTHONPATH=/a/b:/c/d", "PYTHONPATH=b:d"),
         ("/srv", "srv"),
+        ("no file '/srv/my sims/näme/a b.txt' or '/x y/z'", "no file 'a b.txt' or 'z'"),
+        ("see ~/sims/arm.xml, file:///srv/sims/leg.xml", "see arm.xml, file://leg.xml"),
         ("ALE/Pong-v5 at tcp://127.0.0.1:5555/x", "ALE/Pong-v5 at tcp://127.0.0.1:5555/x"),
         ("1 / 2, and/or, 3/4, ./here, ../there", "1 / 2, and/or, 3/4, ./here, ../there"),
     ],

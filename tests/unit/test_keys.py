@@ -9,7 +9,7 @@ import pytest
 from envhub_client.connection import known_hubs
 from envhub_server.network.key_folder import KeyFolder
 
-from envhub.errors import AddressError, KeysError
+from envhub.errors import AddressError, HubUnreachable, KeysError
 from envhub.transport import address, sockets
 from envhub.transport.keys import HubKeys, key_of, read_secret, text_of, write_secret
 
@@ -289,3 +289,9 @@ def test_changes_of_each_client_are_told(tmp_path: Path) -> None:
     folder.remove("alice", A)
     folder.remove("bob")
     assert hubs.refresh() == [("alice", "keys removed: 1"), ("bob", "removed")]
+
+
+def test_ssh_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENVHUB_SSH", "no-such-ssh -v")
+    with pytest.raises(HubUnreachable, match="no command 'no-such-ssh'; ENVHUB_SSH names another"):
+        known_hubs.resolve("ssh://simbox")

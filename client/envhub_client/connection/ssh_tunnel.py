@@ -55,6 +55,8 @@ def forwarded(place: str) -> str:
 
 def _open(host: str, port: str | None, path: str | None) -> tuple[subprocess.Popen[bytes], str]:
     command = [*shlex.split(os.environ.get(COMMAND, "ssh")), "-T", *(["-p", port] if port else [])]
+    if shutil.which(command[0]) is None:
+        raise HubUnreachable(f"ssh does not reach {host}: there is no command {command[0]!r}; {COMMAND} names another")
     if path is None:
         asked = subprocess.run([*command, host, _DEFAULT_PATH], capture_output=True, text=True, timeout=OPEN_S)
         if asked.returncode:

@@ -10,6 +10,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -302,6 +303,31 @@ def envs(address: str | None = None, *pattern: str, timeout: float = 30.0) -> No
         _end("envs", error, EXIT_FAILED)
 
 
+@dataclass(frozen=True)
+class KeptEpisodes:
+    """Which episodes ``record`` keeps.
+
+    Parameters
+    ----------
+    env_id
+        The number of an env to record, from 0 on; may be given more than once. All without it.
+    every
+        Record of each env every n-th episode, beginning with its first.
+    film
+        The number of an env to film as well, from 0 on; may be given more than once.
+    only_failed
+        Record only episodes in which the env failed.
+    """
+
+    env_id: tuple[int, ...] = ()
+    every: int = 1
+    film: tuple[int, ...] = ()
+    only_failed: bool = False
+
+
+ALL_EPISODES = KeptEpisodes()
+
+
 @app.command
 def record(
     env: str,
@@ -312,8 +338,7 @@ def record(
     episodes: int = 10,
     policy: str = "",
     seed: int = 0,
-    film: Annotated[list[int] | None, Parameter(negative="")] = None,
-    only_failed: Annotated[bool, Parameter(negative="")] = False,
+    kept: Annotated[KeptEpisodes, Parameter(name="*")] = ALL_EPISODES,
 ) -> None:
     """Play episodes of an env and record them on this machine, as a Minari data set. Needs the extra "record".
 
@@ -328,15 +353,11 @@ def record(
     num_envs
         How many envs are stepped together.
     episodes
-        How many episodes are played, and recorded.
+        How many episodes of the envs that are recorded are played.
     policy
         module:function, which takes a batch of observations and returns a batch of actions. Random actions by default.
     seed
         Of the envs, and of random actions.
-    film
-        The number of an env to film as well, from 0 on; may be given more than once.
-    only_failed
-        Record only episodes in which the env failed.
     """
     from envhub_client.tools.record import run
 
@@ -344,8 +365,8 @@ def record(
 
     with _errors_in_a_line("record"):
         try:
-            kept: Any = "failed" if only_failed else "all"
-            options = RecordOptions(folder, only=kept, film=film or (), episodes_max=episodes)
+            only: Any = "failed" if kept.only_failed else "all"
+            options = RecordOptions(folder, kept.env_id or None, kept.every, only, kept.film, episodes_max=episodes)
             options.chosen(num_envs)
         except ValueError as error:
             _end("record", error, EXIT_USAGE)
@@ -505,6 +526,8 @@ def replay(
     from envhub_server.ipc.replay_file import SUFFIX
     from envhub_server.replay import ReplayError, announced, is_own, run
 
+    if until is not None and until < 0:
+        _end("replay", f"--until counts from 0, got {until}", EXIT_USAGE)
     path = file if file.exists() else _replay_folder(None) / f"{file.name.removesuffix(SUFFIX)}{SUFFIX}"
     try:
         errors.print(announced(path), markup=False, highlight=False, soft_wrap=True)

@@ -532,9 +532,9 @@ def _array(items: list[Any]) -> np.ndarray:
 
 
 def _graph(items: list[Any]) -> Any:
-    from gymnasium.spaces import GraphInstance
+    from envhub.values.gym_api import api
 
-    return GraphInstance(*items)
+    return api.spaces.GraphInstance(*items)
 
 
 def _spec(fields: dict[str, Any]) -> Any:

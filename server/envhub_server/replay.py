@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,7 @@ class Course:
         end: the last report, or how the process ended.
         killed: whether it is to be killed.
         show: takes its frames.
+        unseen: why there are no more frames; empty if nothing was said of that.
     """
 
     call: int = -1
@@ -75,6 +76,7 @@ class Course:
     end: dict[str, Any] | None = None
     killed: bool = False
     show: Show | None = None
+    unseen: str = ""
     _unread: bytes = b""
 
     def hear(self, chunk: bytes) -> None:
@@ -99,6 +101,8 @@ class Course:
             self.call = report["call"]
         elif "differs" in report:
             self.differs = report["differs"]
+        elif "unseen" in report:
+            self.unseen = report["unseen"]
         else:
             self.end = report
 
@@ -170,7 +174,8 @@ def run(path: Path, until: int | None = None, use_pdb: bool = False, show: Show 
     if replay.lacks:
         raise ReplayError(f"{path.name} lacks what is no plain data: {'; '.join(replay.lacks)}")
     course = _run(replay, history, path, (until, use_pdb), show)
-    return _verdict(replay, history, course)
+    found = _verdict(replay, history, course)
+    return replace(found, text=f"{found.text}\nit shows no frames: {course.unseen}") if course.unseen else found
 
 
 def _run(replay: Replay, history: History, path: Path, how: tuple[int | None, bool], show: Show | None) -> Course:
@@ -243,6 +248,8 @@ def _verdict(replay: Replay, history: History, course: Course) -> Comparison:
         return Comparison(False, f"the env could not be made: {end['not_made']}")
     if "stopped" in end:
         return Comparison(True, f"stopped before {_named(replay, history, end['stopped'])}")
+    if "left" in end:
+        return Comparison(True, f"stopped in {_named(replay, history, end['left'])}, where the debugger was left")
     now, recorded = _happened(end), _recorded(failure)
     # A hub measures memory now and then, and may find that there is too much of it some steps later.
     late = now == ("memory",) and course.call < replay.failed_at

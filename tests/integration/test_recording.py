@@ -433,10 +433,14 @@ def test_command_records_what_a_policy_plays(served: ServedHub, tmp_path: Path) 
     for episode in (found := data_set(tmp_path / "runs")):
         assert episode.actions.tolist() == (episode.observations[:-1, 2] > 0).astype(int).tolist()
     assert found.total_episodes == 3
+    chosen = ("--env-id", "0", "--env-id", "2", "--every", "2")
+    assert command("CartPole-v1", "runs", "--episodes", "9", *chosen, cwd=tmp_path).returncode == 0
+    abouts = about_each(data_set(tmp_path / "runs", 1))
+    assert {about["env_id"] for about in abouts} == {0, 2} and len(abouts) < 9
     at_hub = command("parts", "runs", "--hub", served.tcp, "--episodes", "4", "--film", "1", cwd=tmp_path)
     assert at_hub.returncode == 0, at_hub.stderr
-    assert data_set(tmp_path / "runs", 1).total_episodes == 4
-    assert [film.suffix for film in (tmp_path / "runs/recording-v1/films").iterdir()]
+    assert data_set(tmp_path / "runs", 2).total_episodes == 4
+    assert [film.suffix for film in (tmp_path / "runs/recording-v2/films").iterdir()]
 
 
 @pytest.mark.parametrize(

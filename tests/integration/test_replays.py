@@ -365,6 +365,38 @@ def test_film_shows_every_step_of_the_run(tmp_path: Path) -> None:
         assert sum(1 for _ in container.decode(video=0)) == 6
 
 
+class Plain(Brittle):
+    """Shows frames, and takes no render mode."""
+
+    metadata = {"render_fps": 20}
+
+    def render(self) -> Any:
+        return np.full((16, 20, 3), self.steps, np.uint8)
+
+
+@pytest.mark.parametrize(("env", "frames"), [(Plain, True), (Brittle, False)])
+def test_env_that_takes_no_render_mode_is_filmed_if_it_shows_frames(
+    env: type[Brittle], frames: bool, tmp_path: Path
+) -> None:
+    pytest.importorskip("av")
+    film = tmp_path / "film.mp4"
+    with contextlib.closing(envhub.make_vec(partial(env, cause="exception"), 1, **OPTIONS)) as envs:
+        envs.reset(seed=3)
+        (failure,) = failures(envs, 1)
+    ran = command("replay", failure.replay, "--video", str(film))
+    assert ran.returncode == 0 and ran.stdout.startswith("failed alike: "), ran
+    assert film.exists() is frames and ("it shows no frames: NotImplementedError" in ran.stdout) is not frames
+
+
+@pytest.mark.parametrize("arguments", [(), ("--until", "1")])
+def test_debugger_that_is_left_ends_the_run_without_a_verdict(arguments: tuple[str, ...]) -> None:
+    with made(None, "exit") as envs:
+        envs.reset(seed=3)
+        (failure,) = failures(envs, 1)
+    ran = command("replay", failure.replay, "--pdb", *arguments, stdin="quit\n")
+    assert ran.returncode == 0 and "where the debugger was left" in ran.stdout, ran
+
+
 @pytest.mark.parametrize(
     "env",
     [

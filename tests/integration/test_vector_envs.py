@@ -159,6 +159,7 @@ def test_env_of_one_seed_gets_the_programs_and_each_share_its_own() -> None:
 def test_vector_env_without_vector_is_refused_and_so_is_a_single_env_with_it(how: dict[str, Any]) -> None:
     refused: list[tuple[Callable[[], Any], str]] = [
         (lambda: envhub.make_vec(lambda: vector_sims.chatty(2), 2, **how), "a vector env: pass vector=True"),
+        (lambda: envhub.make_vec(vector_sims.chatty, 2, **how), "num_envs makes a vector env: pass vector=True"),
         (lambda: envhub.make_vec(lambda num_envs: sims.Counter(), 2, vector=True, **how), "a single env, which vector"),
         (lambda: envhub.make_vec("MountainCar-v0", 2, vector=True, **how), "has no vector_entry_point: it is a single"),
         (lambda: envhub.make_vec(lambda num_envs: vector_sims.chatty(3), 2, vector=True, **how), "of 3 envs where"),

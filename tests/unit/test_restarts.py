@@ -80,4 +80,5 @@ def test_jitter_stays_within_its_part(seed: int, jitter: float) -> None:
 def test_seed_of_another_incarnation_is_another_and_always_the_same(seed: int, incarnation: int) -> None:
     assert reseeded(seed, incarnation) == reseeded(seed, incarnation)
     assert reseeded(seed, incarnation) not in (seed, reseeded(seed, incarnation + 1))
+    assert 0 <= reseeded(seed, incarnation) < 2**31  # type: ignore[operator]
     assert reseeded(None, incarnation) is None and reseeded(seed, 0) == seed

@@ -22,7 +22,7 @@ from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker import batch_infos
 from envhub_server.worker.info_place import NO_INFO, InfoPlace
 from envhub_server.worker.journal_writer import JournalWriter
-from envhub_server.worker.native_env import SEED_MAX, NativeEnv
+from envhub_server.worker.native_env import NativeEnv
 from envhub_server.worker.row import DISABLED, SAME_STEP, STEPS_CHECKED_FIRST, STEPS_PER_CHECK, NotFinite
 
 _INVALID = codec.encode({"invalid_transition": True})
@@ -77,17 +77,13 @@ class EnvBatch:
         self.env, self._new = env, True
         self._rebuilds += 1
         self.turn = self.index | TURN_FIRST
-        self.first_seeds = self._reseeded([reseeded(seed, self._rebuilds) for seed in self._seeds])
+        self.first_seeds = [reseeded(seed, self._rebuilds) for seed in self._seeds]
         if self.journal is not None:
             self.journal.made(self)
 
     def begin_by(self, seeds: Sequence[int | None]) -> None:
         """Begin with a reset by exactly these seeds, one per row."""
         self.first_seeds = list(seeds)
-
-    @staticmethod
-    def _reseeded(seeds: Sequence[int | None]) -> list[int | None]:
-        return [None if seed is None else seed & SEED_MAX for seed in seeds]
 
     def attach(
         self,
@@ -142,7 +138,7 @@ class EnvBatch:
     ) -> None:
         """Replace the envs of a worker that ended, as ``Row.take_place``; there are no object leaves."""
         self._seeds = [seeds.get(row) for row in self.indices]
-        self.first_seeds = self._reseeded(self._seeds)
+        self.first_seeds = self._seeds
         self._pending_failure, self._pending_info = failure, info
         pending = self._needs_reset
         if pending.min() > ENDED and pending.max() == REPORT_PENDING:

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import importlib
 import os
+import re
 import resource
 import select
 import signal
@@ -85,6 +86,7 @@ RINGS_BYTES = 1 << 16  # of a pipe, all of them
 PR_SET_NO_NEW_PRIVS = 38
 REPORTED_CHARS_MAX = 4096  # of an exception's text
 PROGRESS_S = 0.5  # how often a worker that builds envs sends how many are built
+NEEDS_VECTOR = "what takes num_envs makes a vector env: pass vector=True (an operator says vector = true in its table)"
 RESERVED_CALLS = frozenset(["reset", "step", "close", "_setattr", "_check_spaces"])
 # Methods by which the attribute of any name is reached.
 ATTRIBUTE_CALLS = frozenset(
@@ -267,7 +269,13 @@ class Worker:
         self._rows.append(Row(row, runner, self._build.autoreset_mode, self._allow_pickle))
 
     def _make_env(self, row: int) -> Any:
-        return as_gymnasium(self._factories[row](), f"the factory of env {row}")
+        try:
+            made = self._factories[row]()
+        except TypeError as error:
+            if re.search(r"missing \d+ required .*'num_envs'", str(error)):
+                raise TypeError(f"{error}: {NEEDS_VECTOR}") from error
+            raise
+        return as_gymnasium(made, f"the factory of env {row}")
 
     def _make_batch(self, rows: Sequence[int]) -> NativeEnv:
         share = Share(rows, self._build.shares)

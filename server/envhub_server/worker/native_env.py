@@ -15,7 +15,6 @@ from envhub.values.gym_api import api
 from envhub_server.worker import batch_infos
 from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP
 
-SEED_MAX = (1 << 31) - 1  # of ALE and EnvPool
 # Gymnasium 1.0 has no other mode than this one, and its envs do not name it.
 _ONLY_MODE = NEXT_STEP if api.__name__ == "gymnasium" and api.__version__.startswith("1.0.") else None
 Seeds = Sequence[Optional[int]]
@@ -66,7 +65,7 @@ class NativeEnv:
         self.made, self.share, self._make = made, share, make
         self.observation_space, self.action_space = made.single_observation_space, made.single_action_space
         self.metadata = {key: value for key, value in (made.metadata or {}).items() if key != "autoreset_mode"}
-        self.render_mode = made.render_mode
+        self.render_mode = getattr(made, "render_mode", None)  # gym 0.21 has none
         spec = getattr(made, "spec", None)
         self.spec = spec if isinstance(spec, api.envs.registration.EnvSpec) else None
         mode = (made.metadata or {}).get("autoreset_mode", _ONLY_MODE)
@@ -265,6 +264,11 @@ class EnvPoolEnv(NumberedEnv):
             self.made.close()
             self.made = self._make(num_envs=self.num_envs, seed=list(seeds))
         return self._reset(options=options)
+
+    def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """As of any; it renders its first env only unless it is told which."""
+        asked = {"env_ids": list(range(self.num_envs)), **kwargs} if name == "render" and not args else kwargs
+        return super().call(name, args, asked)
 
     def reset_some(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> tuple[Any, Any]:
         """Reset the envs that ``chosen``, a mask, names; there can be no seeds."""

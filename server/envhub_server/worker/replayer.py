@@ -39,6 +39,7 @@ from envhub_server.worker.native_env import NativeEnv, Share, made_by
 from envhub_server.worker.row import NotFinite, Row
 
 INFO_BYTES = 2048
+UNSEEN_CHARS_MAX = 300  # of why there are no frames
 
 Show = Callable[[Any], None]
 
@@ -63,8 +64,9 @@ class Replayer:
             os.chdir(build.cwd)
         # The variables of the program are not in the file, for some are secrets: those of this process hold.
         _register(replay.spec)
-        build = replace(build, sys_path=[], kwargs=_shown(build.kwargs) if show is not None else build.kwargs)
-        self.part, self._is_batch = _part(replay.row, build), bool(build.shares)
+        build = replace(build, sys_path=[])
+        self.part = _part(replay.row, build) if show is None else _shown_part(replay.row, build)
+        self._is_batch = bool(build.shares)
         self._rows = mapped.num_envs if self._is_batch else 1
         self._place = self.part.place if isinstance(self.part, EnvBatch) else slice(0, 1)
         observations, acting = (
@@ -111,11 +113,11 @@ class Replayer:
             self._report({"call": number})
             call = self._prepared(number)
             if number == stop and debugger is not None:
-                _debug(debugger, self.part.env, self._is_reset(number), call)
+                if not _debug(debugger, self.part.env, self._is_reset(number), call):
+                    return {"left": number}
             else:
                 self._make(call, number)
-            if self._show is not None:
-                self._show(self.part.env)
+            self._film()
             if self._replay.memory_max and _private_bytes() > self._replay.memory_max:
                 return {"overrun": number}
             if not differs and self._differs(number):
@@ -123,6 +125,17 @@ class Replayer:
                 self._report({"differs": number})
         self._report({"call": self._history.calls})
         return {"survived": True}
+
+    def _film(self) -> None:
+        """Show a frame, if frames are wanted; where the env shows none, say why once, and go on."""
+        if self._show is None:
+            return
+        try:
+            self._show(self.part.env)
+        except Exception as error:
+            traceback.print_exc()
+            self._report({"unseen": f"{type(error).__name__}: {error}"[:UNSEEN_CHARS_MAX]})
+            self._show = None
 
     def _make(self, call: Callable[[], None], number: int) -> None:
         """Make the call; go on, as the worker did, where it raises and the env was not made again.
@@ -228,6 +241,14 @@ def _part(row: int, build: Build) -> Row | EnvBatch:
     return Row(0, runner_class(b"")(adapt(factory())), mode, False)
 
 
+def _shown_part(row: int, build: Build) -> Row | EnvBatch:
+    """As ``_part``, with ``render_mode`` among the arguments if the env takes that: some show frames without it."""
+    try:
+        return _part(row, replace(build, kwargs=_shown(build.kwargs)))
+    except TypeError:
+        return _part(row, build)
+
+
 def _register(encoded: bytes) -> None:
     """Register the spec of an env that only its program had registered."""
     spec = codec.decode(encoded) if encoded else None
@@ -247,8 +268,12 @@ def _private_bytes() -> int:
     return (int(resident) - int(shared)) * resource.getpagesize()
 
 
-def _debug(debugger: pdb.Pdb, env: Any, is_reset: bool, call: Callable[[], None]) -> None:
-    """Make the call in the debugger, which stops where the env's own ``step`` or ``reset`` begins if that is Python."""
+def _debug(debugger: pdb.Pdb, env: Any, is_reset: bool, call: Callable[[], None]) -> bool:
+    """Make the call in the debugger, which stops where the env's own ``step`` or ``reset`` begins if that is Python.
+
+    Returns:
+        Whether the call has ended, and the debugger was not left before.
+    """
     name = "reset" if is_reset else "step"
     method = getattr(type(innermost(env)), name, None)
     try:
@@ -258,7 +283,15 @@ def _debug(debugger: pdb.Pdb, env: Any, is_reset: bool, call: Callable[[], None]
     else:
         debugger.set_break(debugger.canonic(str(file)), line, temporary=True, funcname=name)
         debugger.rcLines.append("continue")
-    debugger.runcall(call)
+    has_ended = False
+
+    def run() -> None:
+        nonlocal has_ended
+        call()
+        has_ended = True
+
+    debugger.runcall(run)
+    return has_ended
 
 
 def main(path: str, report_descriptor: int, until: str, use_pdb: bool, video: bool) -> None:
@@ -273,7 +306,7 @@ def main(path: str, report_descriptor: int, until: str, use_pdb: bool, video: bo
         os.write(report_descriptor, json.dumps(what).encode() + b"\n")
 
     def show(env: Any) -> None:
-        found = env.call("render", (), {})[0] if isinstance(env, NativeEnv) else env.render()
+        found = env.call("render", (), {})[0] if isinstance(env, NativeEnv) else env.get_wrapper_attr("render")()
         frame = np.ascontiguousarray(found, np.uint8)
         if frame.ndim != 3:
             raise TypeError(f"the env shows no frame in the mode rgb_array, but {found!r:.100}")

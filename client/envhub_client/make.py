@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import operator
@@ -222,9 +223,24 @@ def _session(address: str | None, make: Make, options: SessionOptions) -> HubVec
 def _recording(envs: HubVectorEnv, env: EnvLike, arguments: Sequence[dict[str, Any]]) -> HubVectorEnv:
     """These envs, which are recorded from now on, if they are to be."""
     if isinstance(envs, RecordedVectorEnv):
-        made_by = env.id if isinstance(env, EnvSpec) else env if isinstance(env, str) else repr(env)
-        envs.begin_recording(made_by, arguments)
+        if isinstance(env, (EnvSpec, str)):
+            envs.begin_recording(env.id if isinstance(env, EnvSpec) else env, arguments)
+        else:
+            described = [_described(factory) for factory in ([env] if callable(env) else env)]
+            names = dict.fromkeys(name for name, _ in described)
+            envs.begin_recording(", ".join(names), [arguments for _, arguments in described])
     return envs
+
+
+def _described(factory: Any) -> tuple[str, dict[str, Any]]:
+    """Where a factory is found, as ``module:name``, and the arguments that it was given by ``functools.partial``."""
+    function, arguments = factory, {}
+    if isinstance(factory, functools.partial):
+        function, arguments = factory.func, factory.keywords
+        with contextlib.suppress(TypeError, ValueError):  # which have no signature, or no such arguments
+            arguments = inspect.signature(function).bind_partial(*factory.args, **factory.keywords).arguments
+    name = getattr(function, "__qualname__", "")
+    return (f"{function.__module__}:{name}" if name else repr(factory)), dict(arguments)
 
 
 def _by_vector_factory(

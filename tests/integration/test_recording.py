@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,18 @@ def test_data_read_back_is_what_the_envs_gave(served: ServedHub, tmp_path: Path,
     folder = envs.recorded.folder
     assert sorted(path.name for path in folder.iterdir()) == ["data", "films", "recording.json"]
     about = json.loads((folder / "recording.json").read_text())
-    assert about["env"] == ("parts" if lane == "tcp" else repr(recorded_sims.Parts))
+    assert about["env"] == ("parts" if lane == "tcp" else "recorded_sims:Parts")
     assert about["versions"]["gymnasium"] == gymnasium.__version__ and about["episodes"] == envs.recorded.episodes
+
+
+def test_factories_are_told_by_their_names_and_arguments(tmp_path: Path) -> None:
+    factories = [partial(recorded_sims.Parts, 7, length=length) for length in (3, 4)]
+    with contextlib.closing(envhub.make_vec(factories, record=str(tmp_path))) as envs:
+        envs.reset(seed=1)
+        envs.step(envs.action_space.sample())
+    about = json.loads((tmp_path / "recording-v0/recording.json").read_text())
+    assert about["env"] == "recorded_sims:Parts"
+    assert about["kwargs"] == [{"raises_at": 7, "length": 3}, {"raises_at": 7, "length": 4}]
 
 
 def test_env_of_a_data_set_can_be_made_again(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from envhub_client.frameworks.extras import needs
 with needs("sb3"):
     from envhub_client.frameworks.sb3 import (
         HubVecEnv,
-        ValidDictReplayBuffer,
-        ValidReplayBuffer,
+        WholeDictReplayBuffer,
         WholeEpisodeMonitor,
+        WholeReplayBuffer,
     )
 
-__all__ = ["HubVecEnv", "ValidDictReplayBuffer", "ValidReplayBuffer", "WholeEpisodeMonitor"]
+__all__ = ["HubVecEnv", "WholeDictReplayBuffer", "WholeReplayBuffer", "WholeEpisodeMonitor"]

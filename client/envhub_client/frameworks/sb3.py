@@ -208,7 +208,7 @@ class WholeEpisodeMonitor(VecMonitor):
         return observations, rewards, dones | cut, infos
 
 
-class _Valid:
+class _Whole:
     """A replay buffer without the steps with which episodes were cut short.
 
     SB3 draws an env by itself, so each env has a step everywhere in the buffer: in place of one that is left out stands
@@ -227,12 +227,12 @@ class _Valid:
         super().add(obs, next_obs, action, reward, done, infos)  # type: ignore[misc]
 
 
-class ValidReplayBuffer(_Valid, ReplayBuffer):
-    """``DQN(..., replay_buffer_class=ValidReplayBuffer)`` learns from no step with which an episode was cut short."""
+class WholeReplayBuffer(_Whole, ReplayBuffer):
+    """``DQN(..., replay_buffer_class=WholeReplayBuffer)`` learns from no step with which an episode was cut short."""
 
 
-class ValidDictReplayBuffer(_Valid, DictReplayBuffer):
-    """A ``ValidReplayBuffer`` for observations that are dicts."""
+class WholeDictReplayBuffer(_Whole, DictReplayBuffer):
+    """A ``WholeReplayBuffer`` for observations that are dicts."""
 
 
 def _those(observations: Any, rows: np.ndarray) -> Any:

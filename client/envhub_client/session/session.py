@@ -500,9 +500,9 @@ class Session:
 
     @property
     def named(self) -> tuple[str, dict[str, Any]] | None:
-        """The name and the arguments by which its hub makes another env like its own; None where they are not known."""
+        """The name and arguments by which a hub that is not private makes another such env; None if they are not known."""
         make = self._make
-        if isinstance(make, Attach) or not make.name or make.kwargs_each or make.wrappers:
+        if self.allow_pickle or isinstance(make, Attach) or not make.name or make.kwargs_each or make.wrappers:
             return None
         return make.name, codec.decode(make.kwargs) if make.kwargs else {}
 

@@ -31,7 +31,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor
 
 import envhub
-from envhub.sb3 import HubVecEnv, ValidDictReplayBuffer, ValidReplayBuffer, WholeEpisodeMonitor
+from envhub.sb3 import HubVecEnv, WholeDictReplayBuffer, WholeEpisodeMonitor, WholeReplayBuffer
 
 torch.set_num_threads(1)
 
@@ -332,7 +332,7 @@ def test_what_a_crash_cut_short_is_in_no_statistics_and_no_buffer(num_workers: i
     log = tmp_path / "log"
     with contextlib.closing(HubVecEnv([unmonitored] * 4, num_workers=num_workers, restarts_max=1000)) as envs:
         monitored = WholeEpisodeMonitor(envs, str(log))
-        settings: dict[str, Any] = {"replay_buffer_class": ValidReplayBuffer, "buffer_size": 4000, "seed": 1}
+        settings: dict[str, Any] = {"replay_buffer_class": WholeReplayBuffer, "buffer_size": 4000, "seed": 1}
         model = DQN("MlpPolicy", monitored, **settings, learning_starts=10**6)  # it acts at random
         seen = Seen()
         model.learn(600, callback=seen)
@@ -365,7 +365,7 @@ class Seen(BaseCallback):
 
 def test_buffer_of_dicts_has_no_step_that_cut_an_episode_short() -> None:
     space = gymnasium.spaces.Dict({"at": gymnasium.spaces.Box(0, 9, (1,))})
-    buffer = ValidDictReplayBuffer(100, space, gymnasium.spaces.Discrete(2), n_envs=3)
+    buffer = WholeDictReplayBuffer(100, space, gymnasium.spaces.Discrete(2), n_envs=3)
     for cut in ([], [1], [0, 1, 2], [0, 2]):
         at = {"at": np.arange(3.0).reshape(3, 1)}
         infos = [{"env_failure": "why"} if row in cut else {} for row in range(3)]

@@ -500,7 +500,7 @@ class Session:
 
     @property
     def named(self) -> tuple[str, dict[str, Any]] | None:
-        """The name and arguments by which a hub that is not private makes another such env; None if they are not known."""
+        """The name and arguments by which a public hub makes another such env; None if they are not known."""
         make = self._make
         if self.allow_pickle or isinstance(make, Attach) or not make.name or make.kwargs_each or make.wrappers:
             return None

@@ -249,14 +249,15 @@ def login(name: str | None = None) -> None:
         text = getpass.getpass("envhub:// address: ") if sys.stdin.isatty() else sys.stdin.readline()
         address = known_hubs.with_own_key(text.strip())
         name = name or known_hubs.name_of(address)
-        answer = "the hub answers"
+        known_hubs.check_name(name)
         try:
             connect(address, timeout=5.0).close()  # nothing is kept of a hub that refuses it
         except HubUnreachable as error:
-            answer = f"no hub answers there now: {error}"
+            errors.print(f"no hub answers there now: {error}", markup=False, soft_wrap=True)
+        else:
+            console.print("the hub answers")
         known_hubs.keep(name, address)
         console.print(f'kept: hub="{name}"', highlight=False)
-        console.print(answer, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import av
+import gymnasium
 import numpy as np
 import psutil
 import pytest
@@ -25,6 +26,7 @@ from witness import Witness, about_each, assert_parts_recorded, data_set, play_u
 
 import envhub
 
+MODES = ("NextStep", "SameStep", "Disabled")
 README = (Path(__file__).parents[2] / "server/README.md").read_text()
 
 TABLES = """
@@ -132,6 +134,11 @@ def recorders(pid: int) -> list[psutil.Process]:
             if "envhub.recording.process" in " ".join(each.cmdline()):
                 found.append(each)
     return found
+
+
+def workers_of(hub: ServedHub) -> list[int]:
+    with envhub.connect(hub.ipc) as client:
+        return [pid for session in client.sessions() for pid in session["workers"]]
 
 
 def written(hub: ServedHub, folder: Path, count: int = 1) -> Any:
@@ -542,6 +549,31 @@ def test_episode_of_an_env_that_the_hub_made_anew_can_be_repeated_by_its_seed(
     assert len({about["seed"] for about in made_anew}) == len(made_anew) >= (1 if cause == "recycled" else 4)
     for about in made_anew:
         assert_repeated(found[about["id"]], about["seed"], without_last=about["ended"] == "failed")
+
+
+@pytest.mark.parametrize("mode", ["NextStep", *(pytest.param(mode, marks=pytest.mark.long) for mode in MODES[1:])])
+def test_envs_that_a_masked_reset_leaves_out_begin_by_the_seeds_that_are_recorded(
+    hub: ServedHub, tmp_path: Path, mode: str
+) -> None:
+    envs = make(hub, "poles", 3, num_workers=1, autoreset_mode=mode)
+    envs.reset(seed=[5, 6, 7])
+    play(envs, 2)
+    (pid,) = workers_of(hub)
+    kill_worker(pid)
+    envs.step(np.array([0, 1, 1]))
+    envs.reset(options={"reset_mask": np.array([True, False, False])})
+    for _ in range(3):
+        envs.step(np.array([0, 1, 1]))
+        if mode == "Disabled":
+            envs.reset(options={"reset_mask": np.array([False, True, True])})
+            mode = ""
+    envs.close()
+    found = written(hub, tmp_path)
+    made_anew = [about for about in about_each(found) if about.get("seed") not in (None, 5, 6, 7)]
+    assert {about["env_id"] for about in made_anew} == {0, 1, 2}
+    for about in made_anew:
+        first, _ = gymnasium.make("CartPole-v1").reset(seed=about["seed"])
+        assert_same(found[about["id"]].observations[0], first, "first observation")
 
 
 def assert_repeated(episode: Any, seed: int, without_last: bool) -> None:

@@ -29,6 +29,7 @@ from envhub.protocol import messages
 from envhub.protocol.messages import Hello, Op
 from envhub.protocol.prelude import NO_SESSION, Prelude
 from envhub.transport import sockets
+from envhub.transport.address import parse
 from envhub.transport.keys import KEY_BYTES, key_of, text_of
 
 Admit = Callable[..., str]
@@ -519,6 +520,11 @@ def test_silent_connection_is_ended(tmp_path: Path) -> None:
         monitor.close()
 
 
+def handshakes_refused(hub: ServedHub) -> int:
+    with envhub.connect(hub.ipc) as client:
+        return int(client.stats()["handshakes_refused"])
+
+
 def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, keys: KeyFolder) -> None:
     public, secret = sockets.new_key_pair()
     keys.add("alice", public)
@@ -536,9 +542,21 @@ def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, ke
         observer = admitted(keys, "olga", "observe")
         with pytest.raises(envhub.AccessDenied):
             envhub.connect(with_secret(address, sockets.new_key_pair()[1]))
+        socket.create_connection(("127.0.0.1", int(place.rpartition(":")[2]))).close()
+        assert wait_until(lambda: audit.read_text().count("no key, or") == 1)
         for stranger in (hub.tcp, f"envhub://{text_of(public + secret)}@{place}"):  # no key, another hub's
             with pytest.raises(envhub.AccessDenied):
                 envhub.connect(stranger)
+        silent = zmq.Context()
+        with silent, silent.socket(zmq.DEALER) as dealer:  # with alice's key
+            sockets.present_keys(dealer, parse(address).keys)  # type: ignore[arg-type]
+            monitor = sockets.open_monitor(dealer, zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            refused = handshakes_refused(hub)
+            dealer.connect(hub.tcp)
+            assert monitor.poll(5000)
+            dealer.monitor(None, 0)
+            monitor.close()
+        assert not wait_until(lambda: handshakes_refused(hub) != refused, 1)
         with pytest.raises(envhub.RequestRefused):
             envhub.make_vec("CartPole-v1", 1, hub=f"envhub://{observer}@{place}")
         keys.remove("alice")

@@ -230,3 +230,25 @@ def test_what_is_not_closed_is_closed_by_the_garbage_collector(hub: ServedHub) -
     run = [sys.executable, "-c", IN_CYCLES, hub.tcp]
     found = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True)
     assert (found.stdout, found.stderr) == ("1\n", "")
+
+
+FORKED = """
+import gc, os, sys
+import envhub
+
+held = [envhub.make_vec("counter", 1, hub=sys.argv[1]), envhub.connect(sys.argv[1])]
+if not os.fork():
+    held.clear()
+    gc.collect()
+    os._exit(0)
+os.wait()
+held[0].reset()
+held[0].close()
+held[1].close()
+"""
+
+
+def test_child_that_drops_what_its_parent_has_says_nothing(hub: ServedHub) -> None:
+    run = [sys.executable, "-W", "ignore", "-c", FORKED, hub.tcp]
+    found = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True)
+    assert (found.stdout, found.stderr) == ("", "")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from envhub_client.connection import known_hubs
+from envhub_server.network import key_folder
 from envhub_server.network.key_folder import KeyFolder
 
 from envhub.errors import AddressError, HubUnreachable, KeysError
@@ -259,8 +260,9 @@ def test_name_of_a_hub_is_its_hosts(text: str, name: str) -> None:
 
 
 def test_host_that_is_no_name_needs_one() -> None:
-    with pytest.raises(AddressError, match="envhub login NAME"):
-        known_hubs.name_of("tcp://[::1]:5555")
+    for text in ("tcp://[::1]:5555", "ipc:///tmp/hub.sock"):
+        with pytest.raises(AddressError, match="envhub login NAME"):
+            known_hubs.name_of(text)
 
 
 @pytest.mark.parametrize("spoil", ["mode", "text"])
@@ -295,3 +297,32 @@ def test_ssh_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENVHUB_SSH", "no-such-ssh -v")
     with pytest.raises(HubUnreachable, match="no command 'no-such-ssh'; ENVHUB_SSH names another"):
         known_hubs.resolve("ssh://simbox")
+
+
+def test_file_that_breaks_is_told_as_such(tmp_path: Path) -> None:
+    folder, hubs = KeyFolder(tmp_path), KeyFolder(tmp_path)
+    folder.add("alice", A)
+    hubs.refresh()
+    for name in ("alice", "eve"):
+        write_secret(tmp_path / f"clients/{name}.toml", "keys = [", replace=True)
+    assert hubs.refresh() == [("alice", "cannot be read; as before"), ("eve", "cannot be read; as before")]
+    assert A in hubs.holders
+
+
+def test_no_client_is_added_beyond_those_that_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_folder, "CLIENTS_MAX", 1)
+    folder = KeyFolder(tmp_path)
+    folder.add("alice", A)
+    with pytest.raises(KeysError, match="1 clients, the most that are read"):
+        folder.add("bob", B)
+    folder.add("alice", B)
+
+
+def test_key_that_is_kept_by_now_is_read_without_ssh(config: Path) -> None:
+    text = f"envhub://{text_of(A + B)}@simbox:5555"
+    known_hubs.keep("simbox", text)
+    found = known_hubs.kept_now("simbox")
+    assert found is not None and found.keys == HubKeys(A, B)
+    assert known_hubs.kept_now("tcp://simbox:5555") is None
+    known_hubs.keep("simbox", "ssh://nohost.invalid")
+    assert known_hubs.kept_now("simbox") is None

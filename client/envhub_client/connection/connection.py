@@ -6,6 +6,7 @@ only on proof that the hub is gone, or after it was out of reach for too long.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -51,6 +52,7 @@ _Lock: Any = type(threading.RLock())
 # The context and the sockets of each connection that is not closed. Of a reference cycle, the garbage collector may
 # take a context before its sockets, for which the context waits; so these are never part of such a cycle.
 _UNCLOSED: dict[int, list[Any]] = {}
+_numbers = itertools.count()  # of connections
 
 logger = logging.getLogger("envhub")
 
@@ -155,9 +157,11 @@ class Connection:
         self.sent_ns = self.heard_ns = self.tend_ns = 0
         self._frame_bytes_max = protocol.FRAME_BYTES_MAX
         self._closers: list[Callable[[], None]] = []
-        self._whole = True  # whether every message that was begun at the sockets, in or out, was finished
+        # Whether every message that was begun at the sockets, in or out, was finished, and no other key is to be used.
+        self._whole = True
         self._context = zmq.Context()
-        _UNCLOSED[id(self)] = [self._context]
+        self._number = next(_numbers)
+        _UNCLOSED[self._number] = [self._context]
         self.in_use = _User(self._context, self.address)
         self._socket: Any = None
         self._monitor: Any = None
@@ -190,7 +194,7 @@ class Connection:
         dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         self._monitor = sockets.open_monitor(dealer, _MONITORED)
-        _UNCLOSED[id(self)] = [self._context, dealer, self._monitor]
+        _UNCLOSED[self._number] = [self._context, dealer, self._monitor]
         self._epoll = select.epoll()
         self._poll = [(dealer, _POLLIN)]
         self._descriptors = dealer.FD, self._monitor.FD
@@ -441,12 +445,17 @@ class Connection:
                 self._pidfd.close()
             self._close_sockets()
             self._context.destroy(linger=0)  # last: what an interrupt leaves open is closed at the next attempt
-            del _UNCLOSED[id(self)]
+        del _UNCLOSED[self._number]
 
     def __del__(self) -> None:
         """Close a connection that nobody can use any more."""
-        if not sys.is_finalizing() and hasattr(self, "in_use"):
+        if sys.is_finalizing() or not hasattr(self, "in_use"):
+            return
+        try:
             self.close()
+        except BaseException:  # an interrupt; nobody else is left to close it
+            self.close()
+            raise
 
     # --- the socket -------------------------------------------------------------------------------------------------
 
@@ -560,10 +569,10 @@ class Connection:
     def _take_new_key(self) -> bool:
         """Use the key that this user keeps for the hub of this name by now; returns whether it is another one."""
         try:
-            target = known_hubs.resolve(self._given)
+            target = known_hubs.kept_now(self._given)
         except (errors.AddressError, errors.KeysError):
             return False
-        if target.text != self._target.text or target.keys in (None, self._target.keys):
+        if target is None or target.text != self._target.text or target.keys in (None, self._target.keys):
             return False
         self._target = target
         return True

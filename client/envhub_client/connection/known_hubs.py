@@ -28,14 +28,30 @@ def resolve(text: str) -> Address:
         KeysError: its file can be read by others.
     """
     if isinstance(text, str) and NAME.fullmatch(text):
-        path = _folder() / text
-        if not path.exists():
-            known = ", ".join(names()) or "none yet"
-            raise AddressError(f"no hub is known as {text!r} (known: {known}); `envhub login` keeps the address of one")
-        text = read_secret(path)
+        text = _kept(text)
     if isinstance(text, str) and text.startswith("ssh://"):
         text = ssh_tunnel.forwarded(text)
     return addresses.parse(text)
+
+
+def kept_now(name: str) -> Address | None:
+    """The address that is kept under this name by now; None where this is no name, or the hub is reached by ssh.
+
+    Raises:
+        AddressError: there is none any more.
+        KeysError: its file can be read by others.
+    """
+    if not NAME.fullmatch(name) or (text := _kept(name)).startswith("ssh://"):
+        return None
+    return addresses.parse(text)
+
+
+def _kept(name: str) -> str:
+    path = _folder() / name
+    if not path.exists():
+        known = ", ".join(names()) or "none yet"
+        raise AddressError(f"no hub is known as {name!r} (known: {known}); `envhub login` keeps the address of one")
+    return read_secret(path)
 
 
 def names() -> list[str]:
@@ -82,7 +98,10 @@ def name_of(text: str) -> str:
         AddressError: that is no name.
     """
     by_ssh = ssh_tunnel.PLACE.fullmatch(text)
-    return _checked(by_ssh["host"].rpartition("@")[2] if by_ssh else addresses.parse(text).host)
+    host = by_ssh["host"].rpartition("@")[2] if by_ssh else addresses.parse(text).host
+    if not NAME.fullmatch(host):
+        raise AddressError("the address has no host that can be the hub's name; give it one: envhub login NAME")
+    return host
 
 
 def keep(name: str, text: str) -> None:
@@ -92,14 +111,18 @@ def keep(name: str, text: str) -> None:
         AddressError: it is no name.
         KeysError: the file cannot be written.
     """
-    write_secret(_folder() / _checked(name), text, replace=True)
+    check_name(name)
+    write_secret(_folder() / name, text, replace=True)
 
 
-def _checked(name: str) -> str:
+def check_name(name: str) -> None:
+    """Check that a hub can have this name.
+
+    Raises:
+        AddressError: it cannot.
+    """
     if not NAME.fullmatch(name):
-        text = "letters, digits, dots, dashes and underscores, at most 64; give one: envhub login NAME"
-        raise AddressError(f"{name!r} is no name for a hub: {text}")
-    return name
+        raise AddressError(f"{name!r} is no name for a hub: letters, digits, dots, dashes and underscores, at most 64")
 
 
 def _own_key() -> Path:

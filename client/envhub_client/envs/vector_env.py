@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from envhub.errors import (
     EnvTimeout,
+    Forked,
     HubTimeout,
     RemoteProtocolError,
     RequestRefused,
@@ -671,4 +673,5 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def __del__(self) -> None:
         """Free the session of a vector env that was not closed; at the program's end its connection's end does it."""
         if not sys.is_finalizing() and hasattr(self, "_session") and not self.closed:
-            self.close(terminate=True)
+            with contextlib.suppress(Forked):  # it is the parent's
+                self.close(terminate=True)

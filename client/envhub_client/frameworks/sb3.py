@@ -182,7 +182,9 @@ class HubVecEnv(VecEnv):
 
 
 class _HidesCuts(VecEnvWrapper):
-    """Says of no episode that was cut short that it is done."""
+    """Says of no episode that was cut short that it is done; ``cut`` says of which envs that was hidden."""
+
+    cut: np.ndarray
 
     def reset(self) -> VecEnvObs:
         return self.venv.reset()
@@ -214,6 +216,16 @@ class _Whole:
     SB3 draws an env by itself, so each env has a step everywhere in the buffer: in place of one that is left out stands
     that of another env. A step with which all episodes were cut short is left out as a whole.
     """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        """Arguments as of SB3's own.
+
+        Raises:
+            ValueError: for ``optimize_memory_usage``, with which the next observation is that of the next step.
+        """
+        super().__init__(*arguments, **named)
+        if self.optimize_memory_usage:  # type: ignore[attr-defined]
+            raise ValueError(f"a {type(self).__name__} leaves out steps, and takes no optimize_memory_usage=True")
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
         """As ``ReplayBuffer.add``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import secrets
@@ -551,7 +552,8 @@ class Session:
         if sys.is_finalizing() or getattr(self, "closed", True):
             return
         if hasattr(self, "lane"):
-            self.close(terminate=True, finish=lambda: False)
+            with contextlib.suppress(errors.Forked):  # it is the parent's
+                self.close(terminate=True, finish=lambda: False)
         elif hasattr(self, "_connections"):  # its making was interrupted, and so was the end of that
             self._end_all_but(None)
 

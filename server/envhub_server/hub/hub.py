@@ -86,6 +86,13 @@ STEP_FRAME_BYTES_MAX = 1024  # of a first frame that may be the one that a sessi
 
 _POLLIN = int(zmq.POLLIN)  # a plain number, as in ``envhub.transport.sockets``
 _BUFFER = attrgetter("buffer")
+_MONITORED = (
+    zmq.EVENT_LISTENING
+    | zmq.EVENT_ACCEPTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_DISCONNECTED
+)
 _HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
 
 # Timers besides those of the sessions, whose keys are their numbers.
@@ -190,7 +197,7 @@ class Hub:
         router.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
         router.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
         router.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
-        self._monitor = sockets.open_monitor(router, zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._monitor = sockets.open_monitor(router, _MONITORED)
         self._listener = Listener(router, self._access.open_to_all)
         self._guard = DescriptorGuard(self._listener)
         self._bind(self._listener)
@@ -499,7 +506,7 @@ class Hub:
             self._pump()
 
     def _end_connections(self, ends: Ends) -> None:
-        """End those of these connections that are there still; their peers may connect again.
+        """End those of these connections that are there still, and plan the next check; peers may connect again.
 
         libzmq may close one at any time, and its descriptor is another's then; the monitor has reported the end by
         then. So what the monitor has reported is read once the descriptor is held.
@@ -560,7 +567,7 @@ class Hub:
 
     def _read_monitor(self) -> Ends:
         """Note the connections that have come and gone; returns those that are to be ended."""
-        now_s, ends = self._clock.now_s(), Ends()
+        now_s, ends, in_handshake = self._clock.now_s(), Ends(), False
         while self._monitor.poll(0):
             event, value = sockets.read_monitor(self._monitor, zmq.NOBLOCK)
             match event:
@@ -569,8 +576,11 @@ class Hub:
                 case zmq.Event.ACCEPTED:
                     self._guard.accepted(value, now_s)
                     ends += self._access.accepted(value, now_s)
+                case zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
+                    in_handshake = True  # of the connection whose end libzmq reports next
                 case _:
-                    self._access.ended(value, now_s)
+                    self._access.ended(value, now_s, in_handshake)
+                    in_handshake = False
                     self._unread.connection_ended(value)
                     self._liveness.ended(value, now_s)
         return ends

@@ -150,11 +150,12 @@ class Access:
         """The connection that has this descriptor."""
         return self._connections.get(descriptor)
 
-    def ended(self, descriptor: int, now_s: float) -> None:
-        """Forget a connection; where keys are wanted, note that it was never let in."""
+    def ended(self, descriptor: int, now_s: float, in_handshake: bool = False) -> None:
+        """Forget a connection; where keys are wanted, note one that ended in its handshake."""
         known = self._connections.get(descriptor)
-        if known is not None and known.origin and known.silent_until_s < math.inf and self.authenticator is not None:
-            self.authenticator.left(known.origin)
+        if in_handshake and known is not None and known.silent_until_s < math.inf and self._keys is not None:
+            assert self.authenticator is not None
+            self.authenticator.handshake_failed(known.origin)
         self._connections.ended(descriptor, now_s)
 
     def origin(self, peer: bytes) -> str:

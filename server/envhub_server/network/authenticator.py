@@ -38,7 +38,6 @@ class Authenticator:
     ) -> None:
         """Admit the holders of these keys; where there is no folder, the own user, or everybody."""
         self.refused = 0  # handshakes
-        self._denied = 0  # answers to libzmq by which a connection ends, whose end was not reported yet
         self._insecure = insecure
         self._audit = audit
         self._context = context
@@ -71,7 +70,6 @@ class Authenticator:
         """Answer what libzmq asked; ``others_connected`` says whether another user's process is connected."""
         user = self._admitted(frames, others_connected)
         status, text = (b"200", b"OK") if user else (b"400", b"unknown key")
-        self._denied += not user
         request = frames[1] if len(frames) > 1 else b""
         self._asked.send_multipart([ZAP_VERSION, request, status, text, user.encode(), b""])
 
@@ -99,11 +97,8 @@ class Authenticator:
             return ""
         return text_of(frames[6])
 
-    def left(self, host: str) -> None:
-        """Note that a connection from there ended before it was let in; libzmq asks only of those who have a key."""
-        if self._denied:
-            self._denied -= 1
-            return
+    def handshake_failed(self, host: str) -> None:
+        """Note that a client from there was refused by libzmq, which asks only of those who have this hub's key."""
         self.refused += 1
         why = "no key, or one for another hub"
         log.warning("client_refused", why=why, host=host)

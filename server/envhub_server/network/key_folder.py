@@ -122,7 +122,8 @@ class KeyFolder:
                 read[name] = _File(state, *_read_client(self._clients / f"{name}.toml"))
             except KeysError as error:
                 problems.append(str(error))
-                read[name] = _File(state, *((old.holder, old.keys) if old is not None else (Holder(name), [])))
+                before = (old.holder, old.keys) if old is not None else (Holder(name), [])
+                read[name] = _File(state, *before, is_broken=True)
         holders: dict[bytes, Holder] = {}
         for file in read.values():
             for key in file.keys:
@@ -173,10 +174,13 @@ class KeyFolder:
         Raises:
             KeysError: it has two keys already, the key is a client's already, or its file cannot be used or written.
         """
+        states = self._states()
+        if name not in states and len(states) >= CLIENTS_MAX:
+            raise KeysError(f"{self._clients} has files of {len(states)} clients, the most that are read")
         self._load()
         if key in self.holders:
             raise KeysError(f"{self.holders[key].name} has this key already")
-        before, keys = self.holder(name) if self._file(name).exists() else (Holder(name), [])
+        before, keys = self.holder(name) if os.path.lexists(self._file(name)) else (Holder(name), [])
         if len(keys) >= KEYS_PER_CLIENT_MAX:
             raise KeysError(f"{name} has {len(keys)} keys; remove one first (`envhub keys remove {name} --key KEY`)")
         self._write(name, [*keys, key], right or before.right, before.quotas or Quotas())
@@ -217,8 +221,9 @@ class _File:
     """One client's file, as it was read."""
 
     state: object
-    holder: Holder
+    holder: Holder  # as of the last time that it could be read
     keys: list[bytes]
+    is_broken: bool = False
 
 
 @dataclass(frozen=True)
@@ -232,6 +237,8 @@ def _difference(old: _File | None, new: _File | None) -> str:
     """What a client may by its new file and not by its old one, or the other way round; None is for no file."""
     if new is None:
         return "removed"
+    if new.is_broken:
+        return "cannot be read; as before"
     if old is None:
         return f"may {new.holder.right}; keys added: {len(new.keys)}"
     added, removed = [*{*new.keys} - {*old.keys}], [*{*old.keys} - {*new.keys}]

@@ -192,8 +192,15 @@ class EnvBatch:
         if self._mode == DISABLED:
             self._truncate_some(fresh, _INVALID)
         elif fresh.any():
-            found = self.env.reset_some(fresh, self._none(), None)
+            self._note_first_seeds()
+            found = self.env.reset_some(fresh, self.first_seeds, None)
+            self._forget_first_seeds(fresh)
             self._store(self._of_reset(*found, int(fresh.sum())), fresh)
+
+    def _forget_first_seeds(self, chosen: np.ndarray) -> None:
+        """Use no more the seeds of these rows, which were just reset, nor those that the env cannot take alone."""
+        kept = ~chosen & self.env.seeds_each
+        self.first_seeds = [first if keeps else None for first, keeps in zip(self.first_seeds, kept.tolist())]
 
     def _none(self) -> list[int | None]:
         return [None] * len(self.indices)
@@ -283,27 +290,28 @@ class EnvBatch:
             self.repeat_last()
             return
         wanted, options = [seeds.get(row) for row in self.indices], options_of(self.index)
+        if own := self.seeds_of_first(seeds):
+            self._note_first_seeds()
+        given = [{**seeds, **own}.get(row) for row in self.indices]
         if chosen.all() or (self._new and self.env.takes_masks):
-            if self._new:
-                self._note_first_seeds()
-            anew = bool(self.seeds_of_first(seeds))
-            given = [seed if named else first for seed, named, first in zip(wanted, chosen, self.first_seeds)]
-            found = self.env.reset(self.first_seeds if anew else given, self._arena.layout.rows, options, anew)
+            given = [seed if named else first for seed, named, first in zip(given, chosen, self.first_seeds)]
+            found = self.env.reset(given, self._arena.layout.rows, options, anew=self._new and bool(own))
             self._new = False
             outcome = self._of_reset(*found, len(self.indices))
             self._store(_only(outcome, chosen), chosen)
         else:
-            found = self.env.reset_some(chosen, wanted, options)
+            found = self.env.reset_some(chosen, given, options)
             self._store(self._of_reset(*found, int(chosen.sum())), chosen)
         self._repeat(~chosen)
+        self._forget_first_seeds(chosen)
         self._seeds = [last if seed is None else seed for last, seed in zip(self._seeds, wanted)]
 
     def seeds_of_first(self, seeds: Mapping[int, int | None]) -> dict[int, int | None]:
-        """As of a ``Row``; where one row gets a seed, all of them get what the request gives them."""
-        chosen = [row in seeds for row in self.indices]
-        if not self._new or any(seeds.get(row) is not None for row in self.indices):
+        """As of a ``Row``; empty where the request gives any row a seed."""
+        if any(seeds.get(row) is not None for row in self.indices):
             return {}
-        return {row: first for row, first, named in zip(self.indices, self.first_seeds, chosen) if named}
+        awaiting = zip(self.indices, self.first_seeds, (self._needs_reset > ENDED).tolist())
+        return {row: first for row, first, awaits_first_reset in awaiting if awaits_first_reset and row in seeds}
 
     def _of_reset(self, observation: Any, infos: Any, count: int) -> Outcome:
         none = np.zeros(count, bool)

@@ -706,7 +706,7 @@ class Worker:
             if callable(found):
                 positional, named = codec.decode(call.args, self._allow_pickle)
                 if call.name in ATTRIBUTE_CALLS and not self._allow_pickle:
-                    _check_names([*positional, *named.values()])
+                    _check_name(*positional[:1], **named)
                 found = found(*positional, **named)
             return codec.encode(found, self._exact)
 
@@ -784,16 +784,15 @@ def _has_attribute(env: Any, name: str) -> bool:
 _QUESTIONS = {"exists": _has_attribute, "wrapped": is_wrapped}
 
 
-def _check_names(arguments: Sequence[Any]) -> None:
-    """Refuse names that are not for clients on the network, as the hub refuses them in requests.
+def _check_name(name: Any = "", **others: Any) -> None:
+    """Refuse a name that is not for clients on the network, as the hub refuses it in a request.
 
     Raises:
-        ValueError: one of the arguments is such a name.
+        ValueError: it is such a name.
     """
-    for argument in arguments:
-        if isinstance(argument, str) and argument.startswith("_"):
-            text = f"{argument!r} begins with an underscore: only the program of a private hub (hub=None) may"
-            raise ValueError(f"{text} use such a name")
+    if isinstance(name, str) and name.startswith("_"):
+        text = f"{name!r} begins with an underscore: only the program of a private hub (hub=None) may use such a name"
+        raise ValueError(text)
 
 
 def private_bytes() -> int:

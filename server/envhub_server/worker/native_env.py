@@ -58,7 +58,10 @@ class NativeEnv:
         autoreset_mode: its own.
         share: which envs of the session it has.
         takes_masks: whether some of its envs can be reset without the others.
+        seeds_each: whether each of them takes a seed of its own then.
     """
+
+    seeds_each = False
 
     def __init__(self, made: Any, share: Share, make: Callable[..., Any]) -> None:
         """Around an env that ``make`` has made; errors as for ``checked``."""
@@ -195,6 +198,8 @@ class NativeEnv:
 
 class EachSeededEnv(NativeEnv):
     """Gymnasium's ``SyncVectorEnv`` and ``AsyncVectorEnv``: a seed per env."""
+
+    seeds_each = True
 
     def reset(self, seeds: Seeds, num_envs: int, options: Options, anew: bool) -> tuple[Any, Any]:
         """Reset all envs, each by its own seed."""

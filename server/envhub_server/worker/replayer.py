@@ -177,6 +177,8 @@ class Replayer:
             asked = [note for note in notes if note.kind == BY_REQUEST]
             seeds = {batch.indices[note.position]: note.seed for note in asked}
             options = asked[0].options
+            if first:  # else no row awaited its first reset
+                self._arena.needs_reset[self._place] = FRESH
             return lambda: batch.reset_by(seeds, lambda row: codec.decode(options) if options else None)
         self._arena.needs_reset[self._place] = self._kinds[number]
         self._put_actions(number)

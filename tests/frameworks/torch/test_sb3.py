@@ -372,8 +372,9 @@ def test_buffer_of_dicts_has_no_step_that_cut_an_episode_short() -> None:
         buffer.add(at, at, np.zeros((3, 1), int), np.arange(3.0), np.zeros(3, bool), infos)
     assert buffer.pos == 3
     assert buffer.observations["at"][:3, :, 0].tolist() == [[0, 1, 2], [0, 0, 2], [1, 1, 1]]
+    sparing = {"optimize_memory_usage": True, "handle_timeout_termination": False}
     with pytest.raises(ValueError, match="takes no optimize_memory_usage"):
-        WholeReplayBuffer(100, space["at"], gymnasium.spaces.Discrete(2), optimize_memory_usage=True)
+        WholeReplayBuffer(100, space["at"], gymnasium.spaces.Discrete(2), **sparing)
     assert buffer.rewards[:3].tolist() == [[0, 1, 2], [0, 0, 2], [1, 1, 1]]
 
 

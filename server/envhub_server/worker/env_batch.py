@@ -7,7 +7,7 @@ once. Its rows begin, step and die together. Only a masked reset tells them apar
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence, Union
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from envhub_server.worker import batch_infos
 from envhub_server.worker.info_place import NO_INFO, InfoPlace
 from envhub_server.worker.journal_writer import JournalWriter
 from envhub_server.worker.native_env import NativeEnv
-from envhub_server.worker.row import DISABLED, SAME_STEP, STEPS_CHECKED_FIRST, STEPS_PER_CHECK, NotFinite
+from envhub_server.worker.row import DISABLED, SAME_STEP, STEPS_CHECKED_FIRST, STEPS_PER_CHECK, NotFinite, Row
 
 _INVALID = codec.encode({"invalid_transition": True})
 
@@ -416,6 +416,9 @@ class EnvBatch:
         if columns is None or self._columns is None:
             return NO_INFO
         return self._columns.write(columns, lambda: batch_infos.by_env(infos, count)[0])
+
+
+Part = Union[Row, EnvBatch]
 
 
 def _only(outcome: Outcome, chosen: np.ndarray) -> Outcome:

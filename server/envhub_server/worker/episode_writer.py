@@ -10,7 +10,7 @@ import mmap
 import os
 import socket
 import traceback
-from typing import Any, Callable, ContextManager, Mapping, Sequence, Union
+from typing import Any, Callable, ContextManager, Mapping, Sequence
 
 import numpy as np
 
@@ -19,12 +19,10 @@ from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING
 from envhub.recording.recorder import EpisodeRecorder, Moves, Selection
 from envhub.values import actions
 from envhub.values.leaf import OBJECT
-from envhub_server.worker.env_batch import EnvBatch
+from envhub_server.worker.env_batch import Part
 from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP, Row
 
 INVALID = {"invalid_transition": True}
-
-Part = Union[Row, EnvBatch]
 
 Rendering = Callable[[Any], ContextManager[None]]  # of what a call on an env goes to
 

@@ -57,7 +57,7 @@ from envhub_server.ipc.journal import Journal, JournalLayout, name_of_raised
 from envhub_server.ipc.packages import remedy
 from envhub_server.worker import rendering
 from envhub_server.worker.bootstrap import prctl
-from envhub_server.worker.env_batch import EnvBatch, SubEnv
+from envhub_server.worker.env_batch import EnvBatch, Part, SubEnv
 from envhub_server.worker.env_family import computes_in_process
 from envhub_server.worker.env_sources import (
     adopt_environment,
@@ -93,7 +93,6 @@ ATTRIBUTE_CALLS = frozenset(
     ["get_wrapper_attr", "set_wrapper_attr", "has_wrapper_attr", "get_attr", "set_attr", "call"]
 )
 
-Part = Union[Row, EnvBatch]
 Target = Union[Row, SubEnv]  # of a call
 
 _ONE = (1).to_bytes(8, sys.byteorder)

@@ -206,7 +206,11 @@ def listening(process: int) -> set[str]:
     """The addresses on which this process and all below it listen."""
     found = set()
     for each in [psutil.Process(process), *psutil.Process(process).children(recursive=True)]:
-        for end in each.net_connections("all"):
+        try:
+            ends = each.net_connections("all")
+        except psutil.NoSuchProcess:  # it has ended, and listens nowhere
+            continue
+        for end in ends:
             if end.status == psutil.CONN_LISTEN:
                 found.add(f"{end.laddr.ip}:{end.laddr.port}")
         numbers = {os.readlink(link)[8:-1] for link in Path(f"/proc/{each.pid}/fd").iterdir() if _is_socket(link)}

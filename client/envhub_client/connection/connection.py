@@ -159,14 +159,13 @@ class Connection:
         self._closers: list[Callable[[], None]] = []
         # Whether every message that was begun at the sockets, in or out, was finished, and no other key is to be used.
         self._whole = True
-        self._context = zmq.Context()
         self._number = next(_numbers)
-        _UNCLOSED[self._number] = [self._context]
-        self.in_use = _User(self._context, self.address)
         self._socket: Any = None
         self._monitor: Any = None
         self._epoll: Any = None
         self.protocol = ClientProtocol(token, reconnect_timeout)
+        self._context = zmq.Context()
+        self.in_use = _User(self._context, self.address)
         try:
             if hub_pidfd is not None:
                 self._pidfd = FileIO(os.dup(hub_pidfd))  # is closed also where an interrupt drops the connection
@@ -445,7 +444,7 @@ class Connection:
                 self._pidfd.close()
             self._close_sockets()
             self._context.destroy(linger=0)  # last: what an interrupt leaves open is closed at the next attempt
-        del _UNCLOSED[self._number]
+        _UNCLOSED.pop(self._number, None)
 
     def __del__(self) -> None:
         """Close a connection that nobody can use any more."""

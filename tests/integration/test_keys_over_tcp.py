@@ -654,7 +654,7 @@ def test_command_line_from_key_to_training(tmp_path: Path) -> None:
     keys = str(tmp_path / "keys")
     port = free_port()
     address = command("keys", "add", "alice", "--keys", keys, "--at", f"127.0.0.1:{port}")
-    with serve(tmp_path, "CartPole-v1", "--keys", keys, binds=[f"tcp://127.0.0.1:{port}"]) as hub:
+    with serve(tmp_path, "CartPole-v1", "--keys", keys, binds=[f"tcp://127.0.0.1:{port}"]):
         assert "the hub answers" in command("login", "simbox", given=address)
         assert "simbox: ok" in command("ls")
         assert command("health", "simbox").startswith("ok")

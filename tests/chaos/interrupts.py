@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import linecache
 import os
 import sys
@@ -46,6 +47,7 @@ class Tracer:
 
     def during(self, work: Callable[[], Any]) -> Any:
         """What ``work`` returns, or None where it was interrupted."""
+        gc.disable()  # it calls destructors of other tests' objects, which have no caller to raise to
         sys.settrace(self._trace)
         try:
             return work()
@@ -53,6 +55,7 @@ class Tracer:
             return None
         finally:
             sys.settrace(None)
+            gc.enable()
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         if not frame.f_code.co_filename.startswith(FOLDERS):

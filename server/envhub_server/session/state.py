@@ -66,7 +66,7 @@ SPARE_RETRY_MAX_S = 60.0
 SAMPLE_IDLE_S = 1.0  # while the client drives and does not step
 HISTORY_MAX = 100  # stimuli that are logged with an internal error
 NO_TURN = -1  # in place of a progress word, while the worker maps an arena
-STACKS_S = 0.2  # for a worker to write where its threads are, before it is killed
+STACKS_S = 1.0  # for a worker on a busy machine to write where its threads are, before it is killed
 
 _SHUTTING_DOWN = Failure("draining", "hub", "the hub is shutting down")
 _CALLS = (control.CallRows, control.SetAttrRows)

@@ -153,12 +153,12 @@ def keys_add(
     from envhub_server.network.key_folder import KeyFolder
 
     from envhub.transport import sockets
-    from envhub.transport.address import parse
+    from envhub.transport.address import parse_hub
     from envhub.transport.keys import key_of, text_of
 
     with _errors_in_a_line("keys add"):
         place = at or f"{socket.gethostname()}:5555"
-        parse(f"tcp://{place}")  # before a key is admitted that nobody could use
+        parse_hub(f"tcp://{place}")  # before a key is admitted that nobody could use
         folder = KeyFolder(keys)
         server = sockets.public_key(folder.make_secret())
         own, secret = (key_of(public), b"") if public else sockets.new_key_pair()

@@ -86,6 +86,18 @@ def parse(text: str) -> Address:
     raise AddressError(f"{shown} is no address; write tcp://HOST:PORT or ipc://PATH, or all of an envhub:// address")
 
 
+def parse_hub(text: str) -> Address:
+    """The address that ``text`` names, of a hub to connect to.
+
+    Raises:
+        AddressError: it names none, or has port 0, which stands for any free port where a hub binds.
+    """
+    found = parse(text)
+    if found.port == 0:
+        raise AddressError(f"no hub is at port 0 of {found.host}; `envhub serve` prints the port that it took")
+    return found
+
+
 def _keys(token: str) -> HubKeys:
     try:
         both = key_of(token, 2)

@@ -19,6 +19,13 @@ def test_port_zero_is_an_address() -> None:
     assert address.parse("tcp://127.0.0.1:0").port == 0
 
 
+def test_no_hub_is_at_port_zero() -> None:
+    assert address.parse_hub("tcp://simbox:5555").port == 5555
+    assert address.parse_hub("ipc:///tmp/hub.sock").is_ipc
+    with pytest.raises(AddressError, match="no hub is at port 0 of simbox"):
+        address.parse_hub("tcp://simbox:0")
+
+
 def test_ipv6_host_keeps_its_brackets() -> None:
     assert address.parse("tcp://[::1]:5555").host == "[::1]"
 

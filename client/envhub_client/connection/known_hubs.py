@@ -31,7 +31,7 @@ def resolve(text: str) -> Address:
         text = _kept(text)
     if isinstance(text, str) and text.startswith("ssh://"):
         text = ssh_tunnel.forwarded(text)
-    return addresses.parse(text)
+    return addresses.parse_hub(text)
 
 
 def kept_now(name: str) -> Address | None:
@@ -43,7 +43,7 @@ def kept_now(name: str) -> Address | None:
     """
     if not NAME.fullmatch(name) or (text := _kept(name)).startswith("ssh://"):
         return None
-    return addresses.parse(text)
+    return addresses.parse_hub(text)
 
 
 def _kept(name: str) -> str:
@@ -87,7 +87,7 @@ def with_own_key(text: str) -> str:
             raise KeysError("this address is for a key of one's own, and there is none here: run `envhub keygen` first")
         text = f"envhub://{text_of(key_of(head[-KEY_TEXT_CHARS:]) + key_of(read_secret(_own_key())))}@{place}"
     if not ssh_tunnel.PLACE.fullmatch(text):
-        addresses.parse(text)
+        addresses.parse_hub(text)
     return text
 
 

@@ -253,6 +253,18 @@ def test_worker_that_had_built_waits_again_when_it_makes_its_envs_without_librar
     assert session.phase is Phase.MAPPING
 
 
+@pytest.mark.parametrize("last", [built(), RowFailed(RAISED), Imported(["torch"])], ids=lambda said: type(said).__name__)
+def test_worker_that_is_to_make_its_envs_once_more_has_nothing_more_to_say(last: object) -> None:
+    session = sharing()
+    assert session.said(1, Imported(None)) == [Kill(1)]
+    assert session.said(0, built()) == []
+    assert session.said(1, last) == []  # it said so before it was killed
+    assert session.phase is Phase.BUILDING
+    assert session.exited(1)[0] == StartProcesses((1,))
+    session.said(1, built())
+    assert session.phase is Phase.MAPPING
+
+
 def test_worker_that_cannot_make_its_envs_without_libraries_either_is_not_tried_again() -> None:
     session = sharing()
     session.said(1, RowFailed(RAISED))

@@ -428,6 +428,17 @@ def test_worker_that_ends_before_it_left_is_lost_and_its_successor_serves() -> N
     assert session.restarts == 1 and session.recycled == 0
 
 
+def test_worker_that_ends_again_and_again_with_a_successor_ready_has_served_each_time() -> None:
+    session = ready(faults=Faults(restarts_max=1000), **WORN)
+    for number in range(2, 12):
+        now_s = 10.0 * number
+        session.said(1, EpisodesDone(), now_s=now_s)
+        session.said(number, built(), now_s=now_s)
+        session.said(number, Mapped(), now_s=now_s)
+        assert isinstance(session.exited(1, now_s=now_s + 5.0)[-1], HandOver)
+    assert session.phase is Phase.READY and session.restarts == 10
+
+
 def test_worker_that_ends_while_its_successor_maps_the_arena_is_replaced_by_it() -> None:
     session = ready(**WORN)
     session.said(1, EpisodesDone())

@@ -1377,6 +1377,8 @@ class SessionState:
         swapped: Instructions = [do.SwapProcesses(number, successor, recycled=worker.loss is None)]
         if successor in self.spares:
             swapped.append(do.Tell(successor, control.CloseEnvs()))
+        if worker.stage is Stage.MAPPED:
+            self._restarts.serves(number, now_s)
         if self.phase is Phase.HANDING_OVER:
             return [*swapped, *self._advance_takeover(False, now_s)]
         if worker.stage is Stage.MAPPED:

@@ -183,6 +183,14 @@ def test_many_spaces_and_infos_arrive_as_from_sync_vector_env(
     check_random_ones(lane_address(request, lane), mode, settings(EXAMPLES, max_examples=examples))
 
 
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("shape", [(0,), (2, 0)])
+def test_observations_may_have_no_elements(address: str | None, mode: AutoresetMode, shape: tuple[int, ...]) -> None:
+    empty = gym_spaces.Box(-1, 1, shape, np.float32)
+    for space in (empty, gym_spaces.Tuple([empty])):
+        check(address, mode, {"observation_space": space, "action_space": gym_spaces.Discrete(2), "infos": [{"a": 1}]})
+
+
 def test_space_of_ones_own_works_within_a_program() -> None:
     wanted = SyncVectorEnv([sims.own_space] * NUM_ENVS)
     for envs in (

@@ -19,6 +19,7 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
+import sims
 from gymnasium.spaces import Box, Dict, Discrete, Text
 from gymnasium.vector import AutoresetMode
 from hubs import wait_until
@@ -97,6 +98,13 @@ def history(num_workers: int, mode: AutoresetMode) -> list[Any]:
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_results_are_those_of_workers(mode: AutoresetMode) -> None:
     assert_same(history(0, mode), history(2, mode), "history")
+
+
+def test_observations_may_have_no_elements() -> None:
+    space = Box(0, 1, (0,))
+    with contextlib.closing(envhub.make_vec([lambda: sims.Anything(space, space, [])] * 2, num_workers=0)) as envs:
+        assert envs.reset(seed=1)[0].shape == (2, 0)
+        assert envs.step(np.zeros((2, 0), np.float32))[0].shape == (2, 0)
 
 
 def test_envs_are_in_this_process_which_has_no_child() -> None:

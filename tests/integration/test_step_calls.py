@@ -22,6 +22,7 @@ CALLS_MAX = 36
 CLIENT_CALLS_MAX = {"wire": 39, "auto": 28}
 NUM_ENVS = 16
 STEPS_FEW, STEPS_MANY = 100, 600
+ATTEMPTS = 5
 OTHER_SESSIONS = 2  # which must not matter
 
 # Python runs this before the hub. Functions of C do not count.
@@ -80,11 +81,12 @@ def calls_per_step(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_step_by_messages_takes_no_more_calls_in_the_hub_than_it_did(tmp_path: Path) -> None:
-    each = calls_per_step(tmp_path / "once")
-    if sum(each.values()) > CALLS_MAX:  # a busy machine adds calls, and takes none away
-        each = calls_per_step(tmp_path / "again")
+    each = calls_per_step(tmp_path / "0")
+    for attempt in range(1, ATTEMPTS):  # a busy machine adds calls, and takes none away
+        if sum(each.values()) > CALLS_MAX:
+            each = calls_per_step(tmp_path / str(attempt))
     listed = "\n".join(f"{number} {function}" for function, number in each.items())
     assert 0 < sum(each.values()) <= CALLS_MAX, listed
 

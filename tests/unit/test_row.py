@@ -335,13 +335,35 @@ def test_value_that_is_not_finite_is_refused_only_where_the_session_wants_that()
         place.row.step()
 
 
-def test_reward_that_is_not_finite_is_refused() -> None:
-    class Endless(ScriptedEnv):
-        def step(self, action: int) -> Any:
-            seen, _, *rest = super().step(action)
-            return (seen, np.inf, *rest)
+class Rewarding(ScriptedEnv):
+    """Gives this reward."""
 
-    place = placed(env=Endless())
+    def __init__(self, reward: Any) -> None:
+        super().__init__()
+        self.reward = reward
+
+    def step(self, action: int) -> Any:
+        seen, _, *rest = super().step(action)
+        return (seen, self.reward, *rest)
+
+
+@pytest.mark.parametrize(
+    ("reward", "error", "text"),
+    [
+        (np.array([0.5]), ValueError, r"a reward of shape \(1,\)"),
+        ([1.0, 2.0], ValueError, r"a reward of shape \(2,\)"),
+        (10**400, OverflowError, "too large to convert to float"),
+    ],
+)
+def test_reward_that_is_no_number_is_refused(reward: Any, error: type[Exception], text: str) -> None:
+    place = placed(env=Rewarding(reward))
+    place.reset()
+    with pytest.raises(error, match=text):
+        place.step()
+
+
+def test_reward_that_is_not_finite_is_refused() -> None:
+    place = placed(env=Rewarding(np.inf))
     place.attach(place.arena, finite_only=True)
     place.reset()
     with pytest.raises(NotFinite, match="a reward of inf"):

@@ -253,7 +253,9 @@ def test_worker_that_had_built_waits_again_when_it_makes_its_envs_without_librar
     assert session.phase is Phase.MAPPING
 
 
-@pytest.mark.parametrize("last", [built(), RowFailed(RAISED), Imported(["torch"])], ids=lambda said: type(said).__name__)
+@pytest.mark.parametrize(
+    "last", [built(), RowFailed(RAISED), Imported(["torch"])], ids=lambda said: type(said).__name__
+)
 def test_worker_that_is_to_make_its_envs_once_more_has_nothing_more_to_say(last: object) -> None:
     session = sharing()
     assert session.said(1, Imported(None)) == [Kill(1)]

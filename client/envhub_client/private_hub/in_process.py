@@ -34,7 +34,7 @@ class InProcessConnection(Connection):
         while outgoing:
             _, (first, *frames) = outgoing.pop(0)
             # Copied: they are views of the arena, into which the envs write again.
-            copies = [memoryview(bytearray(memoryview(frame).cast("B"))) for frame in frames]
+            copies = [memoryview(bytearray(frame)) for frame in frames]
             if (reply := self.protocol.receive([memoryview(first), *copies], self.sent_ns / 1e9)) is not None:
                 return reply
         return None

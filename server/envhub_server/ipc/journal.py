@@ -418,9 +418,11 @@ class Digester:
     def digest(self, place: int, slot: int) -> None:
         """Digest each row's observation in this slot, into this place of the ring."""
         batches = self._slots[slot]
+        if not batches:
+            return  # observations without elements
         if self._raw:
             self._digests[place] = batches[0]
-        elif batches:
+        else:
             total = np.add.reduce(batches[0], 1, np.uint64)
             for batch in batches[1:]:
                 total *= PRIME

@@ -332,7 +332,9 @@ class Row:
                     _store_leaf(next(remaining), index, part)
         try:
             self._rewards[index] = reward
-        except TypeError:  # an array of one number, as some envs give
+        except (TypeError, ValueError) as error:  # an array of one number, as some envs give
+            if np.ndim(reward):
+                raise ValueError(f"a reward of shape {np.shape(reward)}, where a step gives one number") from error
             self._arena.rewards[index] = reward
         self._terminations[index], self._truncations[index] = terminated, truncated
         self._needs_reset[index] = ENDED if terminated or truncated else ONGOING

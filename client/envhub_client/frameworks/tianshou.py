@@ -261,7 +261,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         """Actions for envs whose step is a reset, of the dtype of those under way: by parts there is but one."""
         if isinstance(self._sent, np.ndarray):
             return np.repeat(self._sent[:1], count, axis=0)
-        if isinstance(self._sent, (list, tuple)):
+        if self._flat_actions and self._sent is not None:
             return [self._sent[0]] * count
         return create_empty_array(self.envs.single_action_space, count)
 

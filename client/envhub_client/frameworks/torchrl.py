@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import Binary
+from torchrl.data import Binary, Unbounded
 from torchrl.envs import GymWrapper
 
 from envhub.env_failure import EnvFailure
@@ -92,6 +92,8 @@ class HubTorchEnv(GymWrapper):
 
     def _make_specs(self, env: HubVectorEnv, batch_size: Any = None) -> None:
         super()._make_specs(env, batch_size)
+        # ``GymWrapper`` takes the last axis of the rewards of a single env for its batch.
+        self.reward_spec = Unbounded(shape=(env.num_envs, 1), device=self.device)
         self.observation_spec[INVALID] = Binary(shape=(env.num_envs, 1), dtype=torch.bool, device=self.device)
 
     # --- steps --------------------------------------------------------------------------------------------------------

@@ -20,13 +20,14 @@ import pytest
 import tianshou.env
 import tianshou_envs
 import torch
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from hubs import kill_worker, serve, signalled_in_a_wait, stopped, worker_processes
 from same import assert_same
 from telling_env import Telling
 from tianshou.algorithm.algorithm_base import Policy
 from tianshou.data import AsyncCollector as TianshouAsyncCollector
 from tianshou.data import Batch, Collector, CollectStats, ReplayBuffer, VectorReplayBuffer
-from tianshou.env import BaseVectorEnv, ContinuousToDiscrete, SubprocVectorEnv, VectorEnvNormObs
+from tianshou.env import BaseVectorEnv, ContinuousToDiscrete, DummyVectorEnv, SubprocVectorEnv, VectorEnvNormObs
 from tianshou.highlevel.env import EnvFactoryRegistered, EnvMode, VectorEnvType
 
 import envhub
@@ -83,6 +84,27 @@ def history_of_subproc_vector_env(name: str) -> list[Any]:
     """Taken once, since each of its processes imports torch."""
     with contextlib.closing(SubprocVectorEnv([FACTORIES[name]] * NUM_ENVS)) as envs:
         return copy.deepcopy([*history(envs, STEPS)])
+
+
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+@pytest.mark.parametrize("kind", [Tuple, Dict])
+def test_composed_actions_are_taken_as_by_dummy_vector_env(kind: type[gymnasium.Space[Any]], lane: str) -> None:
+    parts = [Discrete(5), Box(-1, 1, (2,), np.float64)]
+    space = Tuple(parts) if kind is Tuple else Dict(number=parts[0], vector=parts[1])
+    factories = [functools.partial(tianshou_envs.Composed, space)] * 3
+    with (
+        contextlib.closing(HubVectorEnv(factories, lane=lane)) as ours,
+        contextlib.closing(DummyVectorEnv(factories)) as theirs,
+    ):
+        assert_same(ours.reset(), theirs.reset(), "reset")
+        for step in range(20):
+            ids = [0, 1, 2] if step % 2 else [2, 0]  # so that episodes end at several times
+            actions = [space.sample() for _ in ids]
+            _, _, terminations, _, _ = found = results_of(ours.step(actions, ids))
+            assert_same(found, results_of(theirs.step(actions, ids)), str(step))
+            if terminations.any():
+                ended = np.array(ids)[terminations]
+                assert_same(ours.reset(ended), theirs.reset(ended), f"reset at {step}")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -19,9 +19,11 @@ from envhub_client.private_hub.process import private_hub
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hubs import kill_worker, serve, wait_until, worker_processes
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
 from torchrl.collectors import Collector
-from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, TransformedEnv, check_env_specs
+from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv, TransformedEnv, check_env_specs
 from torchrl.envs.transforms import Compose, InitTracker, RewardSum, StepCounter
+from torchrl.objectives.value import GAE
 
 import envhub
 from envhub.torchrl import HubTorchEnv, make_env
@@ -67,12 +69,12 @@ def workers() -> set[int]:
     return {each.pid for each in worker_processes(os.getpid())}
 
 
-def made(name: str, options: dict[str, Any], **more: Any) -> HubTorchEnv:
-    return make_env(name if "hub" in options else FACTORIES[name], NUM_ENVS, **options, **more)
+def made(name: str, options: dict[str, Any], num_envs: int = NUM_ENVS, **more: Any) -> HubTorchEnv:
+    return make_env(name if "hub" in options else FACTORIES[name], num_envs, **options, **more)
 
 
-def of_torchrl(name: str, mode: AutoresetMode = AutoresetMode.DISABLED, **options: Any) -> EnvBase:
-    return GymWrapper(SyncVectorEnv([FACTORIES[name]] * NUM_ENVS, autoreset_mode=mode), **options)
+def of_torchrl(name: str, mode: AutoresetMode = AutoresetMode.DISABLED, num_envs: int = NUM_ENVS) -> EnvBase:
+    return GymWrapper(SyncVectorEnv([FACTORIES[name]] * num_envs, autoreset_mode=mode))
 
 
 def assert_equal(found: TensorDictBase, wanted: TensorDictBase) -> None:
@@ -105,6 +107,25 @@ def test_rollout_is_that_of_torchrls_own_wrapper(name: str, options: dict[str, A
             found, wanted = rolled(ours), rolled(theirs)
         assert_equal(found, wanted)
         assert wanted["next", "done"].sum() >= NUM_ENVS and not found["next", "invalid_transition"].any()
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "kinds"])
+def test_one_env_is_a_batch_of_one_as_with_torchrls_own_wrapper(name: str, tcp: str) -> None:
+    for where in ({}, {"num_workers": 0}, {"hub": tcp, "lane": "wire"}):
+        ours, theirs = made(name, where, num_envs=1), of_torchrl(name, num_envs=1)
+        with contextlib.closing(ours), contextlib.closing(theirs):
+            assert ours.reward_spec.shape == theirs.reward_spec.shape == (1, 1)
+            assert_equal(rolled(ours), rolled(theirs))
+            assert ours.rand_step(ours.reset())["next", "reward"].shape == (1, 1)
+
+
+def test_one_env_is_given_to_torchrls_objectives_and_processes() -> None:
+    value = TensorDictModule(torch.nn.Linear(4, 1), ["observation"], ["state_value"])
+    with contextlib.closing(make_env([FACTORIES["CartPole-v1"]])) as env:
+        data = GAE(gamma=0.99, lmbda=0.95, value_network=value)(env.rollout(30, break_when_any_done=False))
+        assert data["advantage"].shape == (1, 30, 1)
+    with contextlib.closing(SerialEnv(2, functools.partial(make_env, "CartPole-v1"))) as env:
+        assert env.rollout(30, break_when_any_done=False)["next", "reward"].shape == (2, 1, 30, 1)
 
 
 def _with_action(action: torch.Tensor, tensordict: TensorDictBase) -> TensorDictBase:

@@ -56,6 +56,25 @@ class Kinds(gymnasium.Env[Any, Any]):
         return self._observed(), float(action), self.steps == 7, self.steps % 5 == 0, info
 
 
+class Composed(gymnasium.Env[Any, Any]):
+    """Takes composed actions; episodes of three steps."""
+
+    observation_space = Box(-99, 99, (2,), np.float32)
+
+    def __init__(self, action_space: gymnasium.Space[Any]) -> None:
+        self.action_space, self.steps = action_space, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        number, vector = action.values() if isinstance(action, dict) else action
+        return np.array([number, vector[0]], np.float32), float(vector[1]), self.steps == 3, False, {}
+
+
 class Sleeps(gymnasium.Env[Any, Any]):
     """Its action is for how many milliseconds it sleeps; episodes of four steps, which it counts in observations."""
 

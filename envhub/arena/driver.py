@@ -22,9 +22,9 @@ class ArenaDriver:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._rows = np.arange(arena.layout.rows)
+        self._done = arena.words(arena.done)
         self._views = [[leaf[slot] for leaf in arena.observations] for slot in range(SLOTS)]
-        self._slot = 0
-        self._knows_slots = True  # whether ``_slot`` and ``mixed`` say what the arena's words say
+        self._knows_slots = True  # whether ``mixed`` says what the arena's words say
         self.mixed = False  # whether the rows' last results are not all in the same slot
         self._codes = b""  # of the actions in the arena; empty where they are not known
         self._buffers: list[np.ndarray] = []  # of the leaves that have an array, by these codes
@@ -60,15 +60,12 @@ class ArenaDriver:
             found = np.frombuffer(batch, np.uint8)
             buffer[: found.size] = found
         if not self._knows_slots:
-            self._slot = arena.take_over()
-            self.mixed = bool((arena.slot != self._slot).any())
+            self.mixed = arena.take_over()
         self._knows_slots = False  # until all words are written
         if self.mixed:
-            arena.post_rows(op, 1 - (arena.slot & 1), self._rows)
+            arena.post_rows(op, self._rows)
         else:
-            slot = 1 - self._slot
-            arena.post(op, slot)
-            self._slot = slot
+            arena.post(op)
         self._knows_slots = True
 
     def observations(self) -> list[np.ndarray]:
@@ -77,9 +74,9 @@ class ArenaDriver:
         They are views of memory that is written again by the next post but one; copies if the slots are ``mixed``.
         """
         if self.mixed:
-            slots = self._arena.slot & 1
+            slots = self._arena.done & 1
             return [leaf[slots, self._rows] for leaf in self._arena.observations]
-        return self._views[self._slot]
+        return self._views[self._done[0] & 1]
 
     # --- some rows --------------------------------------------------------------------------------------------------
 
@@ -108,7 +105,7 @@ class ArenaDriver:
         for column, code in zip(arena.action_codes, codes):
             column[rows] = code
         self._item_sizes = item_sizes
-        arena.post_rows(OP_PART, 1 - (arena.slot[rows] & 1), rows)
+        arena.post_rows(OP_PART, rows)
         self._sent[rows] = True  # last: an interrupt before it must not pass old results off as those of this step
 
     def done(self) -> int:
@@ -131,7 +128,7 @@ class ArenaDriver:
 
     def results(self, rows: np.ndarray) -> tuple[list[np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
         """Copies of these rows' observations by leaf, rewards, terminations and truncations."""
-        arena, slots = self._arena, self._arena.slot[rows] & 1
+        arena, slots = self._arena, self._arena.done[rows] & 1
         observations = [leaf[slots, rows] for leaf in arena.observations]
         return observations, arena.rewards[rows], arena.terminations[rows], arena.truncations[rows]
 

@@ -3,8 +3,8 @@
 ::
 
     page 0      header words: magic, layout version, rows, epoch, driver, revoked
-    words       int64 per row: request, done, op, slot, needs_reset, status, info_length, info_template,
-                began_ns, ended_ns, turn
+    words       int64 per row: request, done, op, needs_reset, status, info_length, info_template, began_ns,
+                ended_ns, turn
     results     rewards float64, then terminations, then truncations, bool; one piece, for it travels as one
     infos       ``info_bytes`` per row
     actions     per action leaf, room for eight bytes an element, so that any accepted dtype fits; it begins with the
@@ -26,7 +26,7 @@ import numpy as np
 from envhub.values.leaf import LEAVES_MAX, OBJECT, Leaf
 
 MAGIC = 0x31424E4855424E45
-VERSION = 3
+VERSION = 4
 HEADER_BYTES = 4096
 ALIGNMENT = 64
 SLOTS = 2
@@ -34,7 +34,7 @@ ACTION_ITEM_BYTES = 8
 _REWARD, _FLAG = np.dtype(np.float64), np.dtype(np.bool_)
 RESULT_BYTES = 10  # a reward and two flags
 ROW_WORDS = (
-    *("request", "done", "op", "slot", "needs_reset", "status"),
+    *("request", "done", "op", "needs_reset", "status"),
     *("info_length", "info_template", "began_ns", "ended_ns", "turn"),
 )
 HEADER_WORDS = ("magic", "version", "rows", "epoch", "driver", "revoked")

@@ -2,13 +2,15 @@
 
 Who may write what, and when:
 
-* The **driver** (the hub, or on the shared lane its client) writes actions, ``op``, ``slot`` and ``request``, and only
-  of rows whose ``done == request``. The header word ``driver`` says which of the two it is, and ``epoch`` counts the
-  changes; only the hub writes them.
+* The **driver** (the hub, or on the shared lane its client) writes actions, ``op`` and ``request``, and only of rows
+  whose ``done == request``. The header word ``driver`` says which of the two it is, and ``epoch`` counts the changes;
+  only the hub writes them.
 * From the moment a row's ``request`` runs ahead of its ``done`` until they are equal again, the row's results (one slot
   of its observation, reward, flags, info, ``status``, ``needs_reset``) belong to its **worker**.
 * A worker stores its results first and ``done`` last. Each word is one aligned eight-byte store, so no process ever
   reads half of one. The words are authoritative; a doorbell only wakes.
+* A row's observation goes into slot ``request & 1``, and its last complete one is in slot ``done & 1``: a driver
+  increases ``request`` by an odd number. No other word says it, because two words cannot be read at one time.
 
 The arena has no name, so nothing is left behind whichever process dies; its seals keep a peer from truncating it.
 """
@@ -66,7 +68,7 @@ class Arena:
     The arrays are views: the memory stays mapped as long as one of them is referred to.
 
     Attributes:
-        request, done, op, slot, needs_reset, status, info_length: int64 words, one per row.
+        request, done, op, needs_reset, status, info_length: int64 words, one per row.
         info_template: one per row; 0 says that the info is an encoded map, else it is the values of one.
         began_ns, ended_ns: one per row; in a worker's first row, when its last batch began and ended.
         turn: one per row; in a worker's first row, its progress word (see ``TURN_ROW``).
@@ -97,13 +99,10 @@ class Arena:
         self.header = np.frombuffer(self._memory, np.int64, len(HEADER_WORDS))
         self._header_words = self.words(self.header)
         self.request, self.done = self._view("request"), self._view("done")
-        self.op, self.slot = self._view("op"), self._view("slot")
+        self.op = self._view("op")
         self.needs_reset, self.status = self._view("needs_reset"), self._view("status")
         self._request_words, self._done_words = self.words(self.request), self.words(self.done)
-        self._slot_words = self.words(self.slot)
-        self._op_bytes, self._slot_bytes, self._request_bytes = (
-            column.data.cast("B") for column in (self.op, self.slot, self.request)
-        )
+        self._op_bytes, self._request_bytes = (column.data.cast("B") for column in (self.op, self.request))
         self.info_length, self.info_template = self._view("info_length"), self._view("info_template")
         self.began_ns, self.ended_ns = self._view("began_ns"), self._view("ended_ns")
         self.results = self._view("results")
@@ -142,10 +141,10 @@ class Arena:
         self._header_words[_EPOCH] = self._epoch
         self._header_words[_DRIVER] = driver
 
-    def take_over(self) -> int:
-        """Go on where the last driver was; returns the slot of the first row's last result."""
+    def take_over(self) -> bool:
+        """Go on where the last driver was; returns whether the rows' last results are not all in the same slot."""
         self._posts = int(self.request.max())
-        return int(self._slot_words[0]) & 1
+        return bool(((self.request ^ self._posts) & 1).any())
 
     def move_from(self, other: Arena) -> None:
         """Take the place of another arena of the same layout, which no worker serves any more.
@@ -168,14 +167,10 @@ class Arena:
             rows = np.flatnonzero(~given)
             if not rows.size:
                 break
-            before = [column[rows] for column in (self.done, self.request, self.slot)]
-            done, request, slot = before
-            shown = (slot & 1) ^ (done != request)
+            steps[rows] = done = self.done[rows]
             for copied, leaf in zip(found, self.observations):
-                copied[rows] = leaf[shown, rows]
-            steps[rows] = done
-            after = [column[rows] for column in (self.done, self.request, self.slot)]
-            given[rows] = np.all([x == y for x, y in zip(before, after)], axis=0)
+                copied[rows] = leaf[done & 1, rows]
+            given[rows] = self.done[rows] == done  # until it changes, results go to the other slot
         return steps, given, found
 
     @property
@@ -207,18 +202,19 @@ class Arena:
         if found != (MAGIC, VERSION, self.layout.rows):
             raise ValueError(f"not an arena of layout {VERSION} with {self.layout.rows} rows: {found}")
 
-    def post(self, op: int, slot: int) -> None:
-        """Hand all rows to their workers; actions must be written already. Ring afterwards."""
+    def post(self, op: int) -> None:
+        """Hand all rows to their workers; actions must be written already. Ring afterwards.
+
+        The rows' last results must all be in one slot.
+        """
         self._posts += 1
         rows, order = self.layout.rows, sys.byteorder
         self._op_bytes[:] = op.to_bytes(8, order) * rows  # as bytes it is quickest
-        self._slot_bytes[:] = slot.to_bytes(8, order) * rows
         self._request_bytes[:] = self._posts.to_bytes(8, order) * rows
 
-    def post_rows(self, op: int, slots: np.ndarray, rows: np.ndarray) -> None:
-        """Hand only these rows to their workers, each with its slot; otherwise as ``post``."""
+    def post_rows(self, op: int, rows: np.ndarray) -> None:
+        """Hand only these rows to their workers, whatever slots their last results are in; otherwise as ``post``."""
         self.op[rows] = op
-        self.slot[rows] = slots
         self.request[rows] += 1
 
     def quiescent(self) -> bool:

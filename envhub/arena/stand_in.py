@@ -20,7 +20,7 @@ ONGOING, ENDED, FRESH, REPORT_PENDING = 0, 1, 2, 3
 
 def repeat_observation(arena: Arena, row: int) -> None:
     """Copy the last complete observation, which is in the other slot, to the slot of the request."""
-    slot = int(arena.slot[row]) & 1
+    slot = int(arena.request[row]) & 1
     for leaf in arena.observations:
         leaf[slot, row] = leaf[1 - slot, row]
 

@@ -269,7 +269,7 @@ envs.reset()
 lane = envs._session.lane
 lane._arena.header[:] = 2**63 - 1
 lane._arena.request[:] = lane._arena.done[:] = 2**63 - 1
-lane._arena.slot[:] = lane._arena.info_length[:] = lane._arena.status[:] = 2**63 - 1
+lane._arena.info_length[:] = lane._arena.status[:] = 2**63 - 1
 for bell in (lane._bell, *lane._bells):
     try:
         os.write(bell, (2**64 - 2).to_bytes(8, sys.byteorder))

@@ -27,7 +27,7 @@ class Sides(NamedTuple):
     def finish(self, rows: Iterable[int] = range(ROWS), value: float = 0.0, status: int = STATUS_OK) -> None:
         """As the rows' workers do."""
         for row in rows:
-            self.arena.observations[0][self.arena.slot[row], row] = value
+            self.arena.observations[0][self.arena.request[row] & 1, row] = value
             self.arena.rewards[row] = value
             self.arena.status[row] = status
             self.arena.done[row] = self.arena.request[row]
@@ -135,7 +135,7 @@ def test_another_driver_goes_on_where_the_last_one_was(sides: Sides) -> None:
     assert successor.step(2) == [2] * ROWS
     assert sides.arena.request.tolist() == [2] * ROWS
     sides.driver.forget()
-    assert sides.step(3) == [3] * ROWS and successor.shown() == [2] * ROWS
+    assert sides.step(3) == [3] * ROWS and successor.shown() == [3] * ROWS
 
 
 def test_driver_that_takes_over_has_no_rows_of_parts(sides: Sides) -> None:
@@ -149,8 +149,8 @@ def test_post_that_was_interrupted_is_looked_up_in_the_arena(sides: Sides, monke
     sides.step(1)
     post = Arena.post
 
-    def interrupted(arena: Arena, op: int, slot: int) -> None:
-        post(arena, op, slot)
+    def interrupted(arena: Arena, op: int) -> None:
+        post(arena, op)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -158,8 +158,19 @@ def test_post_that_was_interrupted_is_looked_up_in_the_arena(sides: Sides, monke
         sides.driver.post(OP_STEP, CODES, actions(ROWS))
     sides.finish(value=2)
     assert sides.step(3) == [3] * ROWS
-    last_but_one = sides.arena.observations[0][1 - sides.arena.slot, np.arange(ROWS), 0]
+    last_but_one = sides.arena.observations[0][1 - (sides.arena.done & 1), np.arange(ROWS), 0]
     assert last_but_one.tolist() == [2] * ROWS
+
+
+def test_post_that_ended_with_its_driver_is_gone_on_with(sides: Sides) -> None:
+    sides.step(1)
+    sides.arena.op[:] = OP_STEP
+    sides.arena.request[:2] = 2  # a client that was killed wrote no more
+    sides.finish([0, 1], value=2)
+    sides.driver.take_over()
+    assert sides.step(3) == [3] * ROWS
+    last_but_one = sides.arena.observations[0][1 - (sides.arena.done & 1), np.arange(ROWS), 0]
+    assert last_but_one.tolist() == [2, 2, 1, 1]
 
 
 # --- some rows --------------------------------------------------------------------------------------------------------
@@ -236,7 +247,7 @@ def test_whole_batch_after_parts_goes_on_in_each_rows_own_slot(sides: Sides) -> 
     sides.driver.taken([1])
     assert sides.step(3) == [3] * ROWS
     assert sides.driver.mixed
-    other = sides.arena.observations[0][1 - sides.arena.slot, np.arange(ROWS), 0]
+    other = sides.arena.observations[0][1 - (sides.arena.done & 1), np.arange(ROWS), 0]
     assert other.tolist() == [1, 2, 1, 1]
     mixed = sides.driver.observations()[0]
     assert sides.step(4) == [4] * ROWS and mixed[:, 0].tolist() == [3] * ROWS  # a copy

@@ -68,7 +68,7 @@ class Scene:
         """Post these actions for all three rows, and have the worker step those of ``rows``."""
         self.posts += 1
         self.arena.op[:] = op
-        self.arena.slot[:] = self.posts & 1
+        self.arena.request[:] = self.posts
         self.arena.action_codes[0][:] = code
         data = np.array(values, actions.DTYPES[code]).view(np.uint8)
         self.arena.actions[0][: data.size] = data

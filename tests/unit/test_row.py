@@ -48,13 +48,11 @@ class Place:
         self.suspected: list[str] = []
         self.row = Row(MINE, EnvRunner(env), mode, allow_pickle=False)
         self.attach(arena)
-        self._slot = 0
 
     def attach(self, arena: Arena, finite_only: bool = False) -> None:
         self.arena = arena
         spaces_of_env = self.env.observation_space, self.env.action_space
         self.row.attach(arena, *spaces_of_env, self._send, self.columns, finite_only)
-        self.row.resume()
 
     def _send(self, message: Any) -> None:
         match message:
@@ -65,11 +63,10 @@ class Place:
                 self.suspected.append(what)
 
     def post(self, op: int, action: int = GO_ON, code: int = INT64) -> None:
-        self._slot = 1 - self._slot
         dtype = actions.DTYPES[code]
         self.arena.actions[0][: ROWS * dtype.itemsize].view(dtype)[MINE] = action
         self.arena.action_codes[0][:] = code
-        self.arena.post(op, self._slot)
+        self.arena.post(op)
 
     def finish(self) -> None:
         """As the worker, after a step or reset that has not failed."""
@@ -86,13 +83,17 @@ class Place:
         self.finish()
 
     @property
+    def slot(self) -> int:
+        return int(self.arena.request[MINE]) & 1
+
+    @property
     def observation(self) -> list[float]:
-        found: list[float] = self.arena.observations[0][self._slot, MINE].tolist()
+        found: list[float] = self.arena.observations[0][self.slot, MINE].tolist()
         return found
 
     @property
     def other_slot(self) -> list[float]:
-        found: list[float] = self.arena.observations[0][1 - self._slot, MINE].tolist()
+        found: list[float] = self.arena.observations[0][1 - self.slot, MINE].tolist()
         return found
 
     @property
@@ -261,7 +262,7 @@ def test_failed_step_repeats_the_last_complete_observation(slot_is_half_written:
     with pytest.raises(RuntimeError, match="broke"):
         place.row.step()
     if slot_is_half_written:
-        place.arena.observations[0][place.arena.slot[MINE], MINE] = -7
+        place.arena.observations[0][place.slot, MINE] = -7
     place.row.repeat_last()
     place.finish()
     assert place.observation == [1, 1] and place.arena.info_length[MINE] == 0
@@ -311,7 +312,7 @@ def test_failed_step_after_a_truncation_repeats_the_same_observation() -> None:
     place.row.truncate(b"")
     place.finish()
     place.post(OP_STEP)
-    place.arena.observations[0][place.arena.slot[MINE], MINE] = -7  # half of a result
+    place.arena.observations[0][place.slot, MINE] = -7  # half of a result
     place.row.repeat_last()
     assert place.observation == [1, 1]
 
@@ -506,11 +507,18 @@ def test_row_goes_on_from_the_slot_that_holds_its_last_observation(pending: bool
     place.step()
     if pending:
         place.post(OP_STEP)
-    place.row.resume()  # as a worker that has just come
+    place.attach(place.arena)  # as a worker that has just come
     if not pending:
         place.post(OP_STEP)
     place.row.repeat_last()
     assert place.observation == [1, 1]
+
+
+def test_row_that_is_done_repeats_nothing() -> None:
+    place = begun()
+    place.step()
+    place.row.repeat_last()  # as where a worker does a reset once more that the one before it has half done
+    assert place.observation == [1, 1] and place.other_slot == [1, 0]
 
 
 def test_row_moves_to_another_arena_with_all_that_it_stored() -> None:
@@ -563,7 +571,7 @@ def said(place: Place) -> tuple[Any, Any]:
 
 def test_object_leaves_travel_with_the_info(talking: Place) -> None:
     assert said(talking) == (["word1"], {"n": 1})
-    assert talking.arena.observations[0][talking.arena.slot[MINE], MINE] == 1
+    assert talking.arena.observations[0][talking.slot, MINE] == 1
 
 
 def test_row_that_repeats_its_observation_repeats_its_object_leaves(talking: Place) -> None:

@@ -25,7 +25,7 @@ def arena() -> Iterator[Arena]:
         for leaf in arena.observations:
             leaf[0] = np.arange(1, 1 + ROWS).reshape(ROWS, *[1] * (leaf.ndim - 2))
             leaf[1] = 99  # half of what a worker wrote before it died
-        arena.post(OP_STEP, 1)
+        arena.post(OP_STEP)
         arena.rewards[:], arena.terminations[:] = 5, True
         arena.status[:], arena.info_template[:], arena.info_length[:] = STATUS_RAISED, 3, 7
         yield arena

@@ -44,13 +44,13 @@ def finish(memory: SessionMemory, *rows: int, seen: float = 1.0) -> None:
     """These rows' worker completes what was posted."""
     arena = memory.arena
     for row in rows:
-        arena.observations[0][arena.slot[row] & 1, row] = seen
+        arena.observations[0][arena.request[row] & 1, row] = seen
         arena.rewards[row], arena.status[row] = 1.0, STATUS_OK
         arena.done[row] = arena.request[row]
 
 
 def shown(memory: SessionMemory, row: int) -> float:
-    return float(memory.arena.observations[0][memory.arena.slot[row] & 1, row, 0])
+    return float(memory.arena.observations[0][memory.arena.request[row] & 1, row, 0])
 
 
 def test_step_of_a_worker_that_ended_is_a_truncation_with_the_last_observation(memory: SessionMemory) -> None:
@@ -72,7 +72,7 @@ def test_half_written_results_of_a_worker_that_ended_are_never_read(memory: Sess
     step(memory)
     finish(memory, 0, 1, 2, 3, seen=7.0)
     step(memory)
-    arena.observations[0][arena.slot[0] & 1, 0, 0] = 99.0  # and then it ended
+    arena.observations[0][arena.request[0] & 1, 0, 0] = 99.0  # and then it ended
     arena.rewards[0], arena.terminations[0] = 5.0, True
     stand_ins.take(0, TRUNCATED, None)
     assert shown(memory, 0) == 7.0 and arena.rewards[0] == 0.0 and not arena.terminations[0]
@@ -170,7 +170,7 @@ def leave(arena: Arena, row: int, blob: bytes) -> None:
 
 def test_objects_of_rows_that_are_done_are_copied(memory: SessionMemory) -> None:
     copies, arena = ObjectCopies(), memory.arena
-    arena.post(OP_STEP, 1)
+    arena.post(OP_STEP)
     leave(arena, 0, with_objects(b"zero", b"its info"))
     leave(arena, 1, with_objects(b"", b"its info"))
     copies.keep(arena, range(ROWS))
@@ -181,10 +181,10 @@ def test_objects_of_rows_that_are_done_are_copied(memory: SessionMemory) -> None
 
 def test_objects_of_an_earlier_step_are_not_taken_for_the_last(memory: SessionMemory) -> None:
     copies, arena = ObjectCopies(), memory.arena
-    arena.post(OP_STEP, 1)
+    arena.post(OP_STEP)
     leave(arena, 0, with_objects(b"first", b""))
     copies.keep(arena, [0])
-    arena.post(OP_STEP, 0)
+    arena.post(OP_STEP)
     assert copies.last(arena, 0) == b"first"  # the second is not done
     leave(arena, 0, with_objects(b"second", b""))
     assert copies.last(arena, 0) == b""
@@ -194,12 +194,12 @@ def test_objects_of_an_earlier_step_are_not_taken_for_the_last(memory: SessionMe
 
 def test_large_objects_are_those_that_were_sent_for_the_step(memory: SessionMemory) -> None:
     copies, arena, large = ObjectCopies(), memory.arena, with_objects(b"large" * 64, b"")
-    arena.post(OP_STEP, 1)
+    arena.post(OP_STEP)
     copies.note_large(0, int(arena.request[0]), large)
     leave(arena, 0, large)
     copies.keep(arena, [0])
     assert copies.last(arena, 0) == b"large" * 64
-    arena.post(OP_STEP, 0)
+    arena.post(OP_STEP)
     copies.note_large(0, int(arena.request[0]), with_objects(b"of the next", b""))
     copies.keep(arena, [0])
     assert copies.last(arena, 0) == b"large" * 64
@@ -208,7 +208,7 @@ def test_large_objects_are_those_that_were_sent_for_the_step(memory: SessionMemo
 @pytest.mark.parametrize("blob", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x92\x01\x02", b"\xa1x"])
 def test_bytes_that_a_client_wrote_into_the_arena_break_nothing(memory: SessionMemory, blob: bytes) -> None:
     copies, arena = ObjectCopies(), memory.arena
-    arena.post(OP_STEP, 1)
+    arena.post(OP_STEP)
     leave(arena, 0, blob)
     arena.info_length[1] = -5
     arena.done[1] = arena.request[1]

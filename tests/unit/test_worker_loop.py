@@ -84,7 +84,6 @@ class Hub:
         self.channel, channel = map(Channel, ends)
         self.worker = Worker(channel, NoStackDumps())
         self.heard: list[Any] = []
-        self.slot = 0
         self.new_bells()
         self.thread: threading.Thread | None = None
 
@@ -153,8 +152,7 @@ class Hub:
     def post(self, *wanted: int, op: int = OP_STEP, ring: bool = True) -> None:
         """Hand all rows over with these actions; other workers' rows are done at once."""
         self.arena.actions[0].view(np.int64)[self.rows] = wanted or [GO_ON] * len(self.rows)
-        self.slot = 1 - self.slot
-        self.arena.post(op, self.slot)
+        self.arena.post(op)
         for row in set(range(ROWS)) - set(self.rows):
             self.arena.done[row] = self.arena.request[row]
         if ring:
@@ -163,7 +161,7 @@ class Hub:
     def post_rows(self, rows: Sequence[int], action: int = GO_ON) -> None:
         found = np.array(rows)
         self.arena.actions[0].view(np.int64)[found] = action
-        self.arena.post_rows(OP_PART, 1 - self.arena.slot[found], found)
+        self.arena.post_rows(OP_PART, found)
         self.ring()
 
     def ring(self) -> None:
@@ -208,7 +206,7 @@ class Hub:
 
     def observed(self) -> list[list[float]]:
         arena = self.arena
-        found: list[list[float]] = arena.observations[0][arena.slot & 1, np.arange(ROWS)][self.rows].tolist()
+        found: list[list[float]] = arena.observations[0][arena.done & 1, np.arange(ROWS)][self.rows].tolist()
         return found
 
 
@@ -270,7 +268,7 @@ def test_results_are_stored_before_done() -> None:
         arena, seen = hub.arena, {}
 
         def look(row: int) -> None:
-            observation = arena.observations[0][arena.slot[row] & 1, row].tolist()
+            observation = arena.observations[0][arena.request[row] & 1, row].tolist()
             words = arena.rewards[row], arena.terminations[row], arena.needs_reset[row], arena.status[row]
             seen[row] = observation, *map(int, words), bool(arena.done[row] == arena.request[row])
 
@@ -523,16 +521,15 @@ def test_worker_that_moved_serves_the_other_arena_and_the_old_no_more() -> None:
         old, old_bells = hub.arena, hub.bells
         hub.new_bells()
         hub.map(hub.new_arena(), hub.hear(control.Built)[0])
-        old.post(OP_STEP, 1 - hub.slot)  # by a client that has not heard of it
+        old.post(OP_STEP)  # by a client that has not heard of it
         for bell in old_bells:
             os.write(bell, RING)
         assert hub.call("length") == [1] * ROWS
         hub.arena.move_from(old)
         hub.tell(control.Serve(moved=True))
         hub.await_rows()
-        hub.slot = int(hub.arena.slot[0]) & 1
         assert hub.observed() == [[1, 2], [2, 0], [1, 2], [1, 2]]  # needs_reset has moved, too
-        old.post(OP_STEP, hub.slot)
+        old.post(OP_STEP)
         for bell in old_bells:  # which the worker no longer watches
             os.write(bell, RING)
         assert hub.call("length") == [2, 0, 2, 2]

@@ -111,7 +111,7 @@ class EnvBatch:
         self._columns = None if columns is None else BatchWriter(columns, arena.infos, self.place)
         mine = self.place
         self._request, self._done = arena.request[mine], arena.done[mine]
-        self._slots, self._needs_reset = arena.slot[mine], arena.needs_reset[mine]
+        self._needs_reset = arena.needs_reset[mine]
         self._results = arena.rewards[mine], arena.terminations[mine], arena.truncations[mine]
         self._info_words = arena.info_template[mine], arena.info_length[mine], arena.status[mine]
         self._same_slots = [np.full(len(self.indices), slot).tobytes() for slot in (0, 1)]
@@ -119,7 +119,6 @@ class EnvBatch:
         self._code_columns = [column[mine] for column in arena.action_codes]
         self._codes = b""
         self._actions: list[np.ndarray] = []  # of each leaf, by these codes
-        self._last_slots = np.zeros(len(self.indices), np.int64)
         self._steps_to_check = 1
 
     # --- what the worker asks -----------------------------------------------------------------------------------------
@@ -128,10 +127,6 @@ class EnvBatch:
     def posted(self) -> bool:
         """Whether every row is posted for a step; the driver stores one word after the other."""
         return bool((self._request != self._done).all())  # each op is stored before its row's request
-
-    def resume(self) -> None:
-        """Continue from the rows' words in the arena."""
-        self._last_slots = (self._slots & 1) ^ (self._request != self._done)
 
     def take_place(
         self, seeds: Mapping[int, int | None], failure: Exception | None, info: bytes, objects: Mapping[int, bytes]
@@ -322,13 +317,11 @@ class EnvBatch:
         self._repeat(np.ones(len(self.indices), bool))
 
     def _repeat(self, chosen: np.ndarray) -> None:
-        slots = self._slots & 1
-        behind = chosen & (slots != self._last_slots)
-        if behind.any():
-            rows, here = self._rows[behind], slots[behind]
+        pending = chosen & (self._request != self._done)
+        if pending.any():
+            rows, here = self._rows[pending], self._request[pending] & 1
             for leaf in self._arena.observations:
                 leaf[here, rows] = leaf[1 - here, rows]
-        self._last_slots[chosen] = slots[chosen]
         for number in np.flatnonzero(chosen).tolist():
             self._infos[number].store({})
 
@@ -339,7 +332,6 @@ class EnvBatch:
     def _truncate_some(self, chosen: np.ndarray, info: bytes) -> None:
         for number in np.flatnonzero(chosen).tolist():
             truncate(self._arena, self.indices[number], self._infos[number].put(info))
-        self._last_slots[chosen] = self._slots[chosen] & 1
 
     # --- results ------------------------------------------------------------------------------------------------------
 
@@ -382,7 +374,7 @@ class EnvBatch:
         """Store results, of the rows that ``chosen`` names, else of all."""
         whole = chosen is None or bool(chosen.all())
         where: Any = slice(None) if whole else chosen
-        slots = self._slots & 1
+        slots = self._request & 1
         count, slot = len(self._rows[where]), int(slots[0])
         if whole and slots.tobytes() == self._same_slots[slot]:
             for view, part in zip(self._views[slot], outcome.observations):
@@ -397,7 +389,6 @@ class EnvBatch:
         ended = ONGOING if self._mode == SAME_STEP else np.logical_or(outcome.terminations, outcome.truncations)
         self._needs_reset[where] = ended  # ENDED is 1
         self._store_infos(outcome.infos, where, count)
-        self._last_slots[where] = slots[where]  # last: if storing fails, these slots hold no complete observations
 
     def _store_infos(self, infos: Any, where: Any, count: int) -> None:
         if count == len(self.indices) and isinstance(infos, dict):

@@ -78,8 +78,8 @@ class EpisodeWriter:
         mine = slice(indices[0], indices[-1] + 1, indices[1] - indices[0] if len(indices) > 1 else 1)
         self._arena, self._mine, self._first = arena, mine, indices[0]
         self._indices = np.array(indices)
-        self._all_slots, self._needs_reset = arena.slot[mine], arena.needs_reset[mine]
-        self._slot_words, self._ops = arena.words(arena.slot), arena.words(arena.op)
+        self._requests, self._needs_reset = arena.request[mine], arena.needs_reset[mine]
+        self._request_words, self._ops = arena.words(arena.request), arena.words(arena.op)
         self._flags = arena.rewards[mine], arena.terminations[mine], arena.truncations[mine]
         self._views = [[leaf[slot, mine] for leaf in arena.observations] for slot in (0, 1)]
         self._code_columns = [column[mine] for column in arena.action_codes]
@@ -106,11 +106,11 @@ class EpisodeWriter:
 
     def _note_slots(self, positions: Sequence[int] | None) -> None:
         self._chosen = self._slots = None
-        self._slot = self._slot_words[self._first] & 1
+        self._slot = self._request_words[self._first] & 1
         if positions is not None:
             self._chosen = np.zeros(len(self._rows), bool)
             self._chosen[list(positions)] = True
-            self._slots = self._all_slots & 1
+            self._slots = self._requests & 1
 
     def _note_resets(self, needs: Sequence[int]) -> None:
         """Know which of the rows are reset in this step, and which only report that their env is another."""

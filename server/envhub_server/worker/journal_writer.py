@@ -50,8 +50,8 @@ class JournalWriter:
         indices = [index for index, _ in self._rows]
         mine = slice(indices[0], indices[-1] + 1, indices[1] - indices[0] if len(indices) > 1 else 1)
         self._first = indices[0]
-        self._slots, self._ops = arena.slot[mine], arena.words(arena.op)
-        self._slot_words = arena.words(arena.slot)
+        self._requests, self._ops = arena.request[mine], arena.words(arena.op)
+        self._request_words = arena.words(arena.request)
         self._needs_reset = arena.needs_reset[mine]
         self._leaves = [
             _ActionLeaf(self._journal, arena, number, mine, leaf.items)
@@ -82,14 +82,14 @@ class JournalWriter:
             self._kinds[place] = self._needs_reset
             for leaf in self._leaves:
                 leaf.take(place)
-            self._slot = self._slot_words[self._first]
+            self._slot = self._request_words[self._first] & 1
         else:
             chosen = [self._positions[index] for part in parts for index in part.indices]
             self._kinds[place] = NOTHING
             self._kinds[place, chosen] = self._needs_reset[chosen]
             for leaf in self._leaves:
                 leaf.take_some(place, chosen)
-            self._some = self._slots.copy()
+            self._some = self._requests & 1
         for number in self._objects:
             self._journal.codes[place, number] = actions.BESIDE
         self._words[1] = tick + 1
@@ -99,9 +99,9 @@ class JournalWriter:
         begun = self._words[1]
         place = (begun - 1) % self._ticks
         if self._some is None:
-            self._digester.digest(place, self._slot & 1)
+            self._digester.digest(place, self._slot)
         else:
-            slots, self._some = self._some & 1, None
+            slots, self._some = self._some, None
             self._digester.digest(place, 0)
             first = self._journal.digests[place].copy()
             self._digester.digest(place, 1)
@@ -125,7 +125,7 @@ class JournalWriter:
             position = self._positions[row]
             self._kinds[place, position] = RESET
             self._note_reset(tick, position, BY_REQUEST, seed, options_of(row))
-        self._some = self._slots.copy()
+        self._some = self._requests & 1
         self._words[1] = tick + 1
 
     def first_reset(self, part: Any, seeds: Sequence[Any]) -> None:

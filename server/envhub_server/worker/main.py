@@ -430,7 +430,6 @@ class Worker:
         failure = None if serve.failure is None else PendingFailure(serve.failure)
         seeds, objects = (dict(zip(self._indices(), found)) for found in (serve.seeds, serve.objects))
         for row in self._rows:
-            row.resume()
             if not serve.moved:
                 row.take_place(seeds, failure, serve.info, objects)
         self._turn = self._turns[self._turn_at] & ~(TURN_ONE - 1)  # another worker may have had it until now

@@ -164,7 +164,7 @@ class Replayer:
 
     def _prepared(self, number: int) -> Callable[[], None]:
         """The call, ready to be made."""
-        self._arena.slot[self._place] = number & 1
+        self._arena.request[self._place], self._arena.done[self._place] = number, number - 1
         if isinstance(self.part, EnvBatch):
             return self._prepared_batch(number, self.part)
         return self._prepared_row(number, self.part)

@@ -114,7 +114,6 @@ class Row:
         self._observation_space, self._action_space = observation_space, action_space
         self._objects = [leaf == OBJECT for leaf in spaces.leaves(observation_space)]
         self._has_objects = any(self._objects)
-        self._last_slot = 0
         self._arena = arena
         self._batches = [[leaf[slot] for leaf in arena.observations] for slot in range(SLOTS)]
         self._flat = spaces.is_flat(observation_space) and not self._has_objects
@@ -127,7 +126,7 @@ class Row:
         results = arena.rewards, arena.terminations, arena.truncations
         self._rewards, self._terminations, self._truncations = map(arena.words, results)
         self._needs_reset = arena.words(arena.needs_reset)
-        self._slot = arena.words(arena.slot)
+        self._request, self._done = arena.words(arena.request), arena.words(arena.done)
 
     def _check_space(self, observation: Any) -> None:
         """Compare an observation with its space, and plan the next comparison."""
@@ -149,11 +148,6 @@ class Row:
                 wrong = np.size(part) - np.count_nonzero(np.isfinite(part))
                 if wrong:
                     raise NotFinite(f"{wrong} values of part {number} of an observation are not finite")
-
-    def resume(self) -> None:
-        """Continue from the row's words in the arena."""
-        pending = self._arena.request[self.index] != self._arena.done[self.index]
-        self._last_slot = (int(self._arena.slot[self.index]) & 1) ^ int(pending)
 
     def take_place(
         self, seeds: Mapping[int, int | None], failure: Exception | None, info: bytes, objects: Mapping[int, bytes]
@@ -250,7 +244,6 @@ class Row:
         """End the episode without a transition of the env; the env is reset before its next step."""
         nbytes = self._info.put(with_objects(self._last_objects, info) if self._has_objects else info)
         truncate(self._arena, self.index, nbytes)
-        self._last_slot = self._slot[self.index]
 
     def seeds_of_first(self, seeds: Mapping[int, int | None]) -> dict[int, int | None]:
         """By row, what a new env begins with where a reset by request, of the rows of ``seeds``, gives it no seed."""
@@ -279,10 +272,8 @@ class Row:
 
     def repeat_last(self) -> None:
         """Store the row's last observation as the result, without an info; the env is not called."""
-        slot = self._slot[self.index]
-        if slot != self._last_slot:
+        if self._request[self.index] != self._done[self.index]:
             repeat_observation(self._arena, self.index)
-            self._last_slot = slot
         if self._has_objects:
             self._info.store_objects(self._last_objects)
         else:
@@ -310,8 +301,7 @@ class Row:
         if type(info) is not dict:
             info = _as_dict(info)
         index = self.index
-        slot = self._slot[index]
-        batches = self._batches[slot]
+        batches = self._batches[self._request[index] & 1]
         objects: list[Any] = []
         if self._flat:
             batch = batches[0]
@@ -344,7 +334,6 @@ class Row:
             self._last_objects = encoded
         else:
             self._info.store(info)
-        self._last_slot = slot  # last: if storing fails, this slot holds no complete observation
 
 
 def _as_dict(info: Any) -> dict[Any, Any]:

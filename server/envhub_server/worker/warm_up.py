@@ -68,10 +68,10 @@ class _WarmUp:
         for column in arena.action_codes:
             column[:] = actions.DTYPES.index(np.dtype(np.int64))
         self._tell(control.Serve())
-        arena.post(OP_RESET, 1)
+        arena.post(OP_RESET)
         self._tell(control.ResetRows([0], [SEED], codec.encode({})))
-        for number in range(STEPS):
-            arena.post(OP_STEP, number % 2)
+        for _ in range(STEPS):
+            arena.post(OP_STEP)
             self._worker.serve_rows()
         self._tell(control.CloseEnvs())
 

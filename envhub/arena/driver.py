@@ -24,7 +24,7 @@ class ArenaDriver:
         self._rows = np.arange(arena.layout.rows)
         self._done = arena.words(arena.done)
         self._views = [[leaf[slot] for leaf in arena.observations] for slot in range(SLOTS)]
-        self._knows_slots = True  # whether ``mixed`` says what the arena's words say
+        self._knows_slots = False  # whether ``mixed`` says what the arena's words say
         self.mixed = False  # whether the rows' last results are not all in the same slot
         self._codes = b""  # of the actions in the arena; empty where they are not known
         self._buffers: list[np.ndarray] = []  # of the leaves that have an array, by these codes

@@ -152,7 +152,6 @@ class Arena:
         Rows that are pending there are pending here: their workers step them once they serve.
         """
         self._memory[:] = memoryview(other._memory)
-        self._posts = other._posts
         self.format(other._epoch + 1)
 
     def last_observations(self) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:

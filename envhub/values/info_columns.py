@@ -41,11 +41,12 @@ class Column(NamedTuple):
     dtype: Any
     shape: tuple[int, ...]
 
-    def value(self, record: Any) -> Any:
-        """The value in one row, of the type that the env gave it."""
+    def values(self, records: np.ndarray) -> list[Any]:
+        """The value in each of these rows, of the type that the env gave it."""
+        column = records[self.name]
         if self.kind is np.ndarray:
-            return np.array(record[self.name], self.dtype)
-        return record[self.name].item() if self.kind in _PYTHON else record[self.name]
+            return [np.array(value, self.dtype) for value in column]
+        return column.tolist() if self.kind in _PYTHON else list(column)
 
 
 Tree = Dict[str, Union[Column, "Tree"]]
@@ -107,15 +108,16 @@ class Template:
         self._columns.append(column)
         return column
 
-    def info(self, record: Any) -> dict[str, Any]:
-        """The info in one row; each value has the type that the env gave it."""
-        return _filled(self.tree, record)
+    def infos(self, records: np.ndarray) -> list[dict[str, Any]]:
+        """The info in each of these rows; each value has the type that the env gave it."""
+        return _filled(self.tree, records)
 
 
-def _filled(tree: Tree, record: Any) -> dict[str, Any]:
-    return {
-        key: _filled(found, record) if isinstance(found, dict) else found.value(record) for key, found in tree.items()
-    }
+def _filled(tree: Tree, records: np.ndarray) -> list[dict[str, Any]]:
+    if not tree:
+        return [{} for _ in records]
+    columns = [_filled(each, records) if isinstance(each, dict) else each.values(records) for each in tree.values()]
+    return [dict(zip(tree, values)) for values in zip(*columns)]
 
 
 class Writer:

@@ -234,8 +234,8 @@ def test_info_of_numbers_goes_to_columns_once_its_template_is_announced() -> Non
     template = Template(announced[number])
     assert place.arena.info_template[MINE] == number
     assert place.arena.info_length[MINE] == template.nbytes
-    record = np.frombuffer(place.arena.infos[MINE, : template.nbytes].tobytes(), template.dtype)[0]
-    assert template.info(record) == {"n": 2}
+    records = np.frombuffer(place.arena.infos[MINE, : template.nbytes].tobytes(), template.dtype)
+    assert template.infos(records) == [{"n": 2}]
     place.step()
     assert place.arena.info_template[MINE] == place.arena.info_length[MINE] == 0
 

@@ -40,7 +40,7 @@ class Infos:
         """The info of each env as it gave it; an empty one may be left out."""
         infos = dict(self._maps)
         for template, rows, records in self._groups:
-            infos.update(zip(rows.tolist(), map(template.info, records), strict=True))
+            infos.update(zip(rows.tolist(), template.infos(records), strict=True))
         return dict(sorted(infos.items()))
 
     def batched(self, envs: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
@@ -105,8 +105,8 @@ def _merged(tree: Tree, batch: dict[str, Any], rows: np.ndarray, records: np.nda
             value = _merged(column, value or {}, rows, records, num_envs)
         elif key in UNBATCHED:
             value = np.full(num_envs, None) if value is None else value
-            for row, record in zip(rows.tolist(), records, strict=True):
-                value[row] = column.value(record)
+            for row, each in zip(rows.tolist(), column.values(records), strict=True):
+                value[row] = each
         elif whole and value is None and column.kind is not np.bool_:
             value = records[column.name].copy()
         else:

@@ -16,6 +16,7 @@ from envhub_server.worker.env_sources import versions_of
 from envhub_server.worker.gym_compat import FourValues
 from envhub_server.worker.journal_writer import CHECKPOINT_TICKS, JournalWriter
 
+from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_PART, OP_STEP, Arena, allocate
 from envhub.values import actions, codec
@@ -151,6 +152,30 @@ def test_parts_of_a_batch_concern_their_rows_only(scene: Scene) -> None:
     scene.step(5, -1, 6, op=OP_PART)
     assert np.frombuffer(scene.history([0]).actions[0], np.int64)[1:].tolist() == [1, 5]
     assert np.frombuffer(scene.history([1]).actions[0], np.int64)[1:].tolist() == [4, 6]
+
+
+def test_rows_whose_results_are_in_several_slots_are_digested_where_they_are(scene: Scene) -> None:
+    driver, arena = ArenaDriver(scene.arena), scene.arena
+
+    def work(*indices: int) -> None:
+        """As the rows' worker does."""
+        scene.writer.begin([row for row in scene.rows if row.index in indices])
+        for index in np.flatnonzero(arena.request != arena.done):
+            arena.observations[0][arena.request[index] & 1, index] = arena.request[index]
+            arena.done[index] = arena.request[index]
+        scene.writer.end()
+
+    for _ in range(2):
+        driver.post(OP_STEP, bytes([INT64]), [np.zeros(3, np.int64)])
+        work(0, 2)
+        driver.post_rows(np.array([0]), bytes([INT64]), [np.zeros(1, np.int64)])
+        work(0)
+        driver.taken([0])
+    driver.post(OP_STEP, bytes([INT64]), [np.zeros(3, np.int64)])
+    work(0, 2)
+    for position, wanted in enumerate(([1, 2, 3, 4, 5], [1, 2, 5])):
+        found = np.frombuffer(scene.history([position]).digests, np.float64).reshape(-1, 2)[:, 0]
+        assert found.tolist() == wanted
 
 
 def test_actions_of_another_dtype_are_read_by_theirs(scene: Scene) -> None:

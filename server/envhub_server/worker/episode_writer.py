@@ -21,6 +21,7 @@ from envhub.values import actions
 from envhub.values.leaf import OBJECT
 from envhub_server.worker.env_batch import Part
 from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP, Row
+from envhub_server.worker.slots import SlotOrSlots, Slots
 
 INVALID = {"invalid_transition": True}
 
@@ -60,8 +61,7 @@ class EpisodeWriter:
         self._filmed, self._wait_s = filmed, wanted["wait_s"]
         self._frame: tuple[int, ...] = ()
         self._chosen: np.ndarray | None = None  # rows of a batch that has not all of them
-        self._slot = 0
-        self._slots: np.ndarray | None = None  # of a batch that has not one slot
+        self._slots: SlotOrSlots = 0
         self._reset: list[int] | None = None  # positions
         self._seeds: dict[int, int | None] = {}  # of these resets
         self._infos: dict[int, Any] = {}
@@ -78,8 +78,8 @@ class EpisodeWriter:
         mine = slice(indices[0], indices[-1] + 1, indices[1] - indices[0] if len(indices) > 1 else 1)
         self._arena, self._mine, self._first = arena, mine, indices[0]
         self._indices = np.array(indices)
-        self._requests, self._needs_reset = arena.request[mine], arena.needs_reset[mine]
-        self._request_words, self._ops = arena.words(arena.request), arena.words(arena.op)
+        self._where, self._needs_reset = Slots(arena, mine), arena.needs_reset[mine]
+        self._ops = arena.words(arena.op)
         self._flags = arena.rewards[mine], arena.terminations[mine], arena.truncations[mine]
         self._views = [[leaf[slot, mine] for leaf in arena.observations] for slot in (0, 1)]
         self._code_columns = [column[mine] for column in arena.action_codes]
@@ -105,12 +105,10 @@ class EpisodeWriter:
         self._beside = {}
 
     def _note_slots(self, positions: Sequence[int] | None) -> None:
-        self._chosen = self._slots = None
-        self._slot = self._request_words[self._first] & 1
+        self._chosen, self._slots = None, self._where.posted(whole=positions is None)
         if positions is not None:
             self._chosen = np.zeros(len(self._rows), bool)
             self._chosen[list(positions)] = True
-            self._slots = self._requests & 1
 
     def _note_resets(self, needs: Sequence[int]) -> None:
         """Know which of the rows are reset in this step, and which only report that their env is another."""
@@ -152,8 +150,8 @@ class EpisodeWriter:
         return Moves(stepped, reset, self._failed, self._seeds)
 
     def _leaves(self) -> list[np.ndarray]:
-        if self._slots is None:
-            return self._views[self._slot]
+        if isinstance(self._slots, int):
+            return self._views[self._slots]
         return [leaf[self._slots, self._indices] for leaf in self._arena.observations]
 
     def out_of_band(self, values: Mapping[int, Sequence[Any]]) -> None:

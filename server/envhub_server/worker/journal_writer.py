@@ -25,6 +25,7 @@ from envhub_server.ipc.journal import (
     in_items,
 )
 from envhub_server.worker.gym_compat import innermost
+from envhub_server.worker.slots import SlotOrSlots, Slots
 
 CHECKPOINT_TICKS = 1000  # after so many, an env's random number generator is noted at the end of an episode
 
@@ -50,8 +51,7 @@ class JournalWriter:
         indices = [index for index, _ in self._rows]
         mine = slice(indices[0], indices[-1] + 1, indices[1] - indices[0] if len(indices) > 1 else 1)
         self._first = indices[0]
-        self._requests, self._ops = arena.request[mine], arena.words(arena.op)
-        self._request_words = arena.words(arena.request)
+        self._where, self._ops = Slots(arena, mine), arena.words(arena.op)
         self._needs_reset = arena.needs_reset[mine]
         self._leaves = [
             _ActionLeaf(self._journal, arena, number, mine, leaf.items)
@@ -60,8 +60,7 @@ class JournalWriter:
         ]
         self._objects = [number for number, leaf in enumerate(arena.layout.actions) if leaf == OBJECT]
         self._digester = Digester(self._journal, arena.observations, mine)
-        self._some: np.ndarray | None = None  # the slots of a batch that has not one slot
-        self._slot = 0
+        self._slots: SlotOrSlots = 0
 
     @property
     def tick(self) -> int:
@@ -78,18 +77,18 @@ class JournalWriter:
             self._checkpoint_tick = tick + CHECKPOINT_TICKS
             for part in self._parts:
                 part.checkpoint_due = True
-        if len(parts) == len(self._parts) and self._ops[self._first] != OP_PART:
+        whole = len(parts) == len(self._parts) and self._ops[self._first] != OP_PART
+        self._slots = self._where.posted(whole)
+        if whole:
             self._kinds[place] = self._needs_reset
             for leaf in self._leaves:
                 leaf.take(place)
-            self._slot = self._request_words[self._first] & 1
         else:
             chosen = [self._positions[index] for part in parts for index in part.indices]
             self._kinds[place] = NOTHING
             self._kinds[place, chosen] = self._needs_reset[chosen]
             for leaf in self._leaves:
                 leaf.take_some(place, chosen)
-            self._some = self._requests & 1
         for number in self._objects:
             self._journal.codes[place, number] = actions.BESIDE
         self._words[1] = tick + 1
@@ -98,10 +97,10 @@ class JournalWriter:
         """Digest the observations of what began last."""
         begun = self._words[1]
         place = (begun - 1) % self._ticks
-        if self._some is None:
-            self._digester.digest(place, self._slot)
+        slots = self._slots
+        if isinstance(slots, int):
+            self._digester.digest(place, slots)
         else:
-            slots, self._some = self._some, None
             self._digester.digest(place, 0)
             first = self._journal.digests[place].copy()
             self._digester.digest(place, 1)
@@ -125,7 +124,7 @@ class JournalWriter:
             position = self._positions[row]
             self._kinds[place, position] = RESET
             self._note_reset(tick, position, BY_REQUEST, seed, options_of(row))
-        self._some = self._requests & 1
+        self._slots = self._where.posted(whole=False)
         self._words[1] = tick + 1
 
     def first_reset(self, part: Any, seeds: Sequence[Any]) -> None:

@@ -1,0 +1,33 @@
+"""Where the results of a worker's rows go."""
+
+from __future__ import annotations
+
+from typing import Union
+
+import numpy as np
+
+from envhub.arena.memory import Arena
+
+# One slot of all rows, or an array with the slot of each.
+SlotOrSlots = Union[int, np.ndarray]
+
+
+class Slots:
+    """Says into which slots of the arena the results under way of a worker's rows go.
+
+    Mostly all rows have the same one, which is found without a look at each. Rows that are stepped in parts come to
+    have several, and keep them in the steps of the whole batch that follow.
+    """
+
+    def __init__(self, arena: Arena, rows: slice) -> None:
+        self._requests, self._words = arena.request[rows], arena.words(arena.request)
+        self._first = rows.start
+        self._alike = False  # whether all rows are known to have the same one
+
+    def posted(self, whole: bool) -> SlotOrSlots:
+        """Those of the rows that were just posted; ``whole`` if these are all rows, in one step of the batch."""
+        if whole and self._alike:
+            return int(self._words[self._first]) & 1
+        slots: np.ndarray = self._requests & 1
+        self._alike = whole and bool((slots == slots[0]).all())
+        return int(slots[0]) if self._alike else slots

@@ -314,6 +314,34 @@ def test_end_of_a_batch_truncates_its_rows_and_it_goes_on(how: Any, cause: str, 
         assert envs.reset(seed=1)[0][:, 1].tolist() == before[:, 1].tolist()
 
 
+class SlowToMake(vector_sims.Failing):
+    """Takes a while to be made; the action 9 ends the episode."""
+
+    def __init__(self) -> None:
+        super().__init__(build_s=0.5)
+
+    def step(self, action: int) -> Any:
+        observation, reward, _, truncated, info = super().step(action)
+        return observation, reward, bool(action == 9), truncated, info
+
+
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_step_right_after_the_end_of_a_batch_in_which_one_episode_had_ended(lane: str) -> None:
+    def make(num_envs: int) -> VectorEnv[Any, Any, Any]:
+        return gymnasium.vector.SyncVectorEnv([SlowToMake] * num_envs)
+
+    with closing(envhub.make_vec(make, 2, vector=True, num_workers=1, lane=lane)) as envs:
+        envs.reset(seed=0)
+        nothing = np.zeros(2, np.int64)
+        before, _, terminations, _, _ = envs.step(np.array([9, 0]))
+        assert terminations.tolist() == [True, False]
+        kill_worker(int(before[0, 2]))
+        observations, _, _, truncations, infos = envs.step(nothing)  # before another worker serves
+        assert truncations.all() and observations.tolist() == before.tolist()
+        assert {failure.cause for failure in infos["env_failure"]} == {"crash"}
+        assert envs.step(nothing)[0][:, 0].tolist() == [0, 0]
+
+
 def test_number_that_is_not_finite_is_the_batchs() -> None:
     with closing(envhub.make_vec(vector_sims.failing, 3, vector=True, on_invalid="truncate")) as envs:
         before, _ = envs.reset(seed=1)

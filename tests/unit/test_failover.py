@@ -80,6 +80,25 @@ def test_steps_that_are_posted_later_report_the_loss_once_and_then_wait_for_the_
             (UNDER_WAY, OP_RESET, REPORT_PENDING),
             (UNDER_WAY, OP_PART, REPORT_PENDING),
             (UNDER_WAY, OP_STEP, ONGOING),
-        )
+        ),
+        is_batch=False,
     )
     assert (lost.tolist(), waiting.tolist()) == ([1, 9], [3, 11])
+
+
+@pytest.mark.parametrize(
+    ("second", "lost"),
+    [
+        ((UNDER_WAY, OP_STEP, FRESH), [1, 3]),  # its episode had ended
+        ((UNDER_WAY, OP_PART, REPORT_PENDING), [1, 3]),
+        ((DONE, OP_STEP, FRESH), []),
+    ],
+)
+def test_rows_of_a_vector_env_report_the_loss_together(second: Any, lost: list[int]) -> None:
+    found, waiting = posted(words((UNDER_WAY, OP_STEP, REPORT_PENDING), second), is_batch=True)
+    assert found.tolist() == lost and waiting.size == (0 if lost else 1)
+
+
+def test_rows_of_a_vector_env_wait_together() -> None:
+    lost, waiting = posted(words((UNDER_WAY, OP_STEP, FRESH), (UNDER_WAY, OP_STEP, FRESH)), is_batch=True)
+    assert (lost.tolist(), waiting.tolist()) == ([], [1, 3])

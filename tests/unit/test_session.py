@@ -380,7 +380,7 @@ def test_arena_is_made_when_the_last_worker_has_built() -> None:
     layout = Layout(3, (Leaf("<f4", (4,)),), (Leaf("<i8", ()),), INFO_BYTES)
     message = MapArena(3, [["<f4", [4]]], [["<i8", []]], INFO_BYTES, OBSERVATION, ACTION, "same", 0)
     given = [GiveArena(0, message), GiveArena(1, message)]
-    assert session.said(0, built()) == [MakeArena(layout, loose=False), *given]
+    assert session.said(0, built()) == [MakeArena(layout, loose=False, is_batch=False), *given]
     assert session.phase is Phase.MAPPING
 
 

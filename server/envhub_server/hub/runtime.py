@@ -456,7 +456,8 @@ class SessionRuntime:
             return
         if self.state.make.lost or self.state.make.fresh:
             self._memory.arena.needs_reset[:] = REPORT_PENDING if self.state.make.lost else FRESH
-        self._stand_ins = StandIns(self._memory, ObjectCopies() if instruction.loose else None)
+        copies = ObjectCopies() if instruction.loose else None
+        self._stand_ins = StandIns(self._memory, copies, instruction.is_batch)
 
     def _on_MakeOtherArena(self, _: instructions.MakeOtherArena) -> None:
         assert self._memory is not None

@@ -73,7 +73,9 @@ class StandIns:
         unrung: whether rows are done that the driver was not woken for; the session's runtime wakes it and clears this.
     """
 
-    def __init__(self, memory: SessionMemory, copies: ObjectCopies | None) -> None:
+    def __init__(self, memory: SessionMemory, copies: ObjectCopies | None, is_batch: bool = False) -> None:
+        """Complete rows in this memory; ``is_batch`` if each worker's are those of one vector env."""
+        self._is_batch = is_batch
         self.memory = memory
         self.copies = copies
         self.losses: dict[int, WorkerLoss] = {}
@@ -97,7 +99,7 @@ class StandIns:
         loss = self.losses.get(worker)
         if loss is None:
             return []
-        lost, waiting = failover.posted(self.memory.words(worker))
+        lost, waiting = failover.posted(self.memory.words(worker), self._is_batch)
         reports = self._lose(lost, loss)
         return [*reports, RowsWaiting(worker)] if waiting.size else reports
 

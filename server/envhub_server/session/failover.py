@@ -74,12 +74,15 @@ def plan(words: Words, resetting: Collection[int] | None, raises: bool) -> Plan:
     return Plan(rows[lost], rows[kept & (not named.any())], rows[named], needs_reset)
 
 
-def posted(words: Words) -> tuple[np.ndarray, np.ndarray]:
+def posted(words: Words, is_batch: bool) -> tuple[np.ndarray, np.ndarray]:
     """Of steps that were posted to a worker that has ended: the rows that are lost, and those that wait for the next.
 
     A step tells of the loss where nobody has been told of it. Otherwise it is the first of an env that is made again,
-    for which it waits. Resets wait without a limit.
+    for which it waits. Resets wait without a limit. With ``is_batch`` the rows are those of a vector env, which takes
+    one step for all of them: they are lost or wait together.
     """
     steps = (words.request != words.done) & (words.op != OP_RESET)
     owed = steps & (words.needs_reset == REPORT_PENDING)
+    if is_batch and owed.any():
+        owed = steps & steps.all()  # a driver may not have posted the other rows yet
     return words.rows[owed], words.rows[steps & ~owed]

@@ -118,6 +118,7 @@ class MakeArena(Instruction):
 
     layout: Layout
     loose: bool  # whether observations have leaves beside it
+    is_batch: bool  # whether each worker's envs are one vector env
 
 
 class MakeOtherArena(Instruction):

@@ -619,7 +619,10 @@ class SessionState:
         )
         self.phase = Phase.MAPPING
         self._wait_for_all()
-        return [do.MakeArena(layout, first.loose), *map(self._map, range(len(self.workers)))]
+        return [
+            do.MakeArena(layout, first.loose, self._recipe.settings.vector),
+            *map(self._map, range(len(self.workers))),
+        ]
 
     def _map(self, number: int) -> do.GiveArena:
         self.workers[number].stage = Stage.MAPPING

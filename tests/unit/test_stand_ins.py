@@ -67,6 +67,20 @@ def test_step_of_a_worker_that_ended_is_a_truncation_with_the_last_observation(m
     assert bytes(arena.infos[2, : arena.info_length[2]]) == TRUNCATED.info and arena.status[2] == STATUS_INFO
 
 
+def test_reset_that_is_done_once_more_leaves_the_observation_before_it_as_the_last(memory: SessionMemory) -> None:
+    stand_ins, arena = StandIns(memory, None), memory.arena
+    step(memory)
+    finish(memory, 0, 1, 2, 3, seen=7.0)
+    step(memory, OP_RESET)
+    finish(memory, 0, 1, 3, seen=8.0)
+    assert stand_ins.take(0, TRUNCATED, (0, 2)) == []
+    assert (arena.request != arena.done).tolist() == [True, False, True, False]
+    arena.observations[0][arena.request[0] & 1, 0, 0] = 99.0  # by the next worker, before it ended, too
+    assert [float(row[0]) for row in arena.last_observations()[2][0]] == [7.0, 8.0, 7.0, 8.0]
+    finish(memory, 0, 2, seen=9.0)
+    assert arena.quiescent() and [shown(memory, row) for row in range(ROWS)] == [9.0, 8.0, 9.0, 8.0]
+
+
 def test_half_written_results_of_a_worker_that_ended_are_never_read(memory: SessionMemory) -> None:
     stand_ins, arena = StandIns(memory, None), memory.arena
     step(memory)

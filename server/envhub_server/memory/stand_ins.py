@@ -91,6 +91,8 @@ class StandIns:
         if self.copies is not None:  # the blobs of rows that are not done may be incomplete
             self.copies.keep(arena, words.rows[words.request == words.done].tolist())
         arena.needs_reset[words.rows] = plan.needs_reset
+        # Their last complete observations are those before the reset again, and nobody reads what it has stored.
+        arena.done[plan.again] = arena.request[plan.again] - 1
         self.unrung = True  # it may have ended after its last row was done and before it rang
         return [*self._lose(plan.lost, loss), *self._keep(plan.kept)]
 

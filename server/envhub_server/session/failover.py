@@ -5,6 +5,8 @@ the row               and                                   its step            
 ====================  ====================================  ==================  ======================================
 is done               its episode had ended, or it is new   --                  FRESH: reset before its next step
 is done               the loss raises, in another's step    --                  FRESH: that one error tells of all
+is done               the request that has reset it names   under way again,    FRESH: the next worker resets it
+                      a row that waits for its reset        left for the next
 is done               otherwise                             --                  REPORT_PENDING: the next step tells
 waits for a step                                            completed, as lost  FRESH
 waits for a reset     of a request that names it            left for the next   FRESH: the next worker resets it
@@ -46,12 +48,14 @@ class Plan(NamedTuple):
         lost: rows whose step is completed as lost.
         kept: rows whose reset is completed without a change.
         waiting: rows whose reset the next worker carries out.
+        again: rows that are done, and whose reset the next worker carries out once more.
         needs_reset: the new word of every row, in the order of ``Words.rows``; that of the lost is set with the loss.
     """
 
     lost: np.ndarray
     kept: np.ndarray
     waiting: np.ndarray
+    again: np.ndarray
     needs_reset: np.ndarray
 
 
@@ -64,14 +68,15 @@ def plan(words: Words, resetting: Collection[int] | None, raises: bool) -> Plan:
         raises: whether the loss is told as an exception.
     """
     rows, pending = words.rows, words.request != words.done
-    resets = pending & (words.op == OP_RESET) & (resetting is not None and not raises)
-    named = resets & np.isin(rows, list(resetting or ()))
-    kept = resets & ~named
+    asked = (words.op == OP_RESET) & (resetting is not None and not raises)
+    is_named = np.isin(rows, list(resetting or ()))
+    resets, named = pending & asked, pending & asked & is_named
+    kept, again = resets & ~named, ~pending & asked & is_named & named.any()
     lost = pending & ~resets
     new = (words.needs_reset == ENDED) | (words.needs_reset == FRESH)
     needs_reset = np.where(new, FRESH, FRESH if raises and lost.any() else REPORT_PENDING)
-    needs_reset[named | lost] = FRESH
-    return Plan(rows[lost], rows[kept & (not named.any())], rows[named], needs_reset)
+    needs_reset[named | again | lost] = FRESH
+    return Plan(rows[lost], rows[kept & (not named.any())], rows[named], rows[again], needs_reset)
 
 
 def posted(words: Words, is_batch: bool) -> tuple[np.ndarray, np.ndarray]:

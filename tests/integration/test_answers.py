@@ -86,6 +86,7 @@ def test_part_of_a_batch_is_answered_though_its_worker_ends_before_it_rings(unru
         assert env_ids.tolist() == [1] and observations[:, 0].tolist() == [1] and not truncations.any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lane", LANES)
 def test_bell_that_is_never_rung_is_not_waited_for(unruly: ServedHub, lane: str) -> None:
     with made(unruly, lane) as envs:

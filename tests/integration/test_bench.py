@@ -102,6 +102,7 @@ def test_without_async_there_is_no_ratio_to_it() -> None:
     assert record["to_async"] is None and record["memory_mb"] == pytest.approx(123456.7)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["bench.svg", "bench.png"])
 def test_plot_draws_every_env_and_number_of_envs(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
@@ -121,6 +122,7 @@ def test_plot_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         plot.check(tmp_path / "bench.png")
 
 
+@pytest.mark.long
 def test_without_psutil_bench_names_the_extra_and_demo_can_be_imported(tmp_path: Path) -> None:
     (tmp_path / "psutil.py").write_text("raise ModuleNotFoundError(\"No module named 'psutil'\", name='psutil')\n")
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}

@@ -221,6 +221,7 @@ def test_import_that_does_not_end_is_told_while_it_runs(tmp_path: Path, caplog: 
         )
 
 
+@pytest.mark.long
 def test_mended_interpreter_is_used_without_another_start_of_the_hub(tmp_path: Path) -> None:
     python = environment(tmp_path / "venv", *WORKING[:2])
     (tmp_path / "hub.toml").write_text(f'[envs.pole]\nenv = "CartPole-v1"\npython = "{python}"\n')

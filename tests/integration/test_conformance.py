@@ -109,6 +109,7 @@ def shorten_steps(frames: list[bytes]) -> list[bytes]:
     return frames
 
 
+@pytest.mark.long
 def test_hub_that_breaks_a_promise_fails_and_the_promise_is_named(hub: ServedHub) -> None:
     with tampered(hub.tcp, shorten_steps) as address:
         status, failed, _ = conformance(address, "CartPole-v1")
@@ -117,6 +118,7 @@ def test_hub_that_breaks_a_promise_fails_and_the_promise_is_named(hub: ServedHub
     assert "results have the dtypes and shapes of the spaces" in failed
 
 
+@pytest.mark.long
 def test_missing_hub_is_told_in_a_line() -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "envhub", "conformance", "ipc:///no/such.sock", "--timeout", "0.5"],

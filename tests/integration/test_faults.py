@@ -330,6 +330,7 @@ def test_workers_that_are_born_while_the_make_fails_end_too() -> None:
     assert wait_until(lambda: not worker_processes(os.getpid()), TELL_S)
 
 
+@pytest.mark.long
 def test_request_that_is_too_large_is_refused_before_it_is_sent(hub: ServedHub) -> None:
     envs = make("counter", 2, hub.tcp)
     with pytest.raises(envhub.RequestRefused, match="message_bytes_max=67108864"):

@@ -54,6 +54,7 @@ def mapped(hub: ServedHub) -> list[str]:
     return [Path(f"/proc/{worker.pid}/maps").read_text() for worker in hub.workers()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["egl", "osmesa"])
 def test_frames_of_half_cheetah(served: ServedHub, backend: str) -> None:
     needs(backend)

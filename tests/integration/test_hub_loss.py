@@ -123,6 +123,7 @@ def test_hub_out_of_reach_for_the_reconnect_timeout_is_lost(tmp_path: Path, capl
         envs.close()
 
 
+@pytest.mark.long
 def test_absent_hub_is_told_when_the_time_to_connect_is_over(tmp_path: Path) -> None:
     deaf = socket.socket()
     deaf.bind(("127.0.0.1", 0))  # and nobody else's
@@ -234,6 +235,7 @@ def test_step_after_the_truncation_returns_the_first_observation_whatever_the_ac
         assert envs.step([7, 7])[0][:, 0].tolist() == [1, 1]
 
 
+@pytest.mark.long
 def test_last_observation_is_the_final_one_in_same_step_mode() -> None:
     with closing(envhub.make_vec([Spelling] * 2, autoreset_mode="SameStep", on_hub_loss="recreate")) as envs:
         envs.reset()

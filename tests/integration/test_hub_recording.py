@@ -165,7 +165,7 @@ def make(hub: ServedHub, name: str, num_envs: int, lane: str = "shared", **optio
 @pytest.mark.parametrize(
     "mode", ["NextStep", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("SameStep", "Disabled"))]
 )
-@pytest.mark.parametrize("name", ["pole", "poles"])
+@pytest.mark.parametrize("name", ["pole", pytest.param("poles", marks=pytest.mark.long)])
 def test_data_read_back_is_what_clients_of_every_lane_saw(hub: ServedHub, tmp_path: Path, name: str, mode: str) -> None:
     for count, lane in enumerate(["shared", "wire", "tcp"], 1):
         envs = make(hub, name, 5, lane, num_workers=2, autoreset_mode=mode)
@@ -184,6 +184,7 @@ def test_data_read_back_is_what_clients_of_every_lane_saw(hub: ServedHub, tmp_pa
         assert data_set(tmp_path / "kept").recover_environment().spec.id == "CartPole-v1"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=pytest.mark.long)])
 def test_observations_and_actions_of_parts_are_recorded(hub: ServedHub, tmp_path: Path, mode: str) -> None:
     envs = make(hub, "parts", 3, num_workers=2, autoreset_mode=mode)
@@ -196,6 +197,7 @@ def test_observations_and_actions_of_parts_are_recorded(hub: ServedHub, tmp_path
     assert_parts_recorded(written(hub, tmp_path), [5, 6, 7], actions, mode)
 
 
+@pytest.mark.long
 def test_actions_of_any_form_are_recorded(hub: ServedHub, tmp_path: Path) -> None:
     envs = make(hub, "pole", 3, num_workers=2)
     witness = Witness(envs)
@@ -275,6 +277,7 @@ def test_session_that_another_client_takes_over_goes_on_in_the_same_episodes(
         old.close()
 
 
+@pytest.mark.long
 def test_every_nth_episode_of_chosen_envs_of_those_that_exist(hub: ServedHub, tmp_path: Path) -> None:
     envs = make(hub, "chosen", 4, num_workers=2)
     witness = Witness(envs)
@@ -302,6 +305,7 @@ def test_film_has_a_frame_of_every_observation(hub: ServedHub, tmp_path: Path) -
         assert [round(frame.mean() / 20) for frame in frames] == [*range(len(frames))]
 
 
+@pytest.mark.long
 def test_vector_env_is_filmed_with_all_of_its_envs(hub: ServedHub, tmp_path: Path) -> None:
     envs = make(hub, "batch_filmed", 3, num_workers=1, env_kwargs={"length": 6})
     envs.reset(seed=1)
@@ -315,6 +319,7 @@ def test_vector_env_is_filmed_with_all_of_its_envs(hub: ServedHub, tmp_path: Pat
     assert {frames_of(film) for film in films} == {7}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_envs_are_recorded_and_filmed_on_after_their_worker_has_ended(
     hub: ServedHub, tmp_path: Path, num_workers: int
@@ -375,6 +380,7 @@ def test_env_that_does_not_render_cannot_be_filmed_and_the_client_is_told(hub: S
     assert not (tmp_path / "kept").exists()
 
 
+@pytest.mark.long
 def test_session_goes_on_unrecorded_where_a_space_cannot_be_recorded(hub: ServedHub, tmp_path: Path) -> None:
     envs = make(hub, "graphs", 2)
     envs.reset(seed=1)
@@ -437,8 +443,8 @@ def test_only_the_episodes_in_which_an_env_failed(hub: ServedHub, tmp_path: Path
 
 
 @pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=pytest.mark.long)])
-@pytest.mark.parametrize("spares", [0, 1])
-@pytest.mark.parametrize("name", ["counted", "batch"])
+@pytest.mark.parametrize("spares", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["counted", pytest.param("batch", marks=pytest.mark.long)])
 def test_killed_workers_complete_steps_are_all_there(
     hub: ServedHub, tmp_path: Path, name: str, mode: str, spares: int
 ) -> None:
@@ -486,6 +492,7 @@ def test_episode_in_which_an_env_raised_ends_as_failed(hub: ServedHub, tmp_path:
     assert found == [(0, "cut", 1), (0, "cut", 4), (1, "cut", 1), failed, (2, "cut", 1), (2, "cut", 4)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", [pytest.param("raise", marks=pytest.mark.long), "truncate"])
 def test_episodes_of_a_vector_env_that_raised_end_as_failed(hub: ServedHub, tmp_path: Path, policy: str) -> None:
     envs = make(hub, "batch_failing", 3, num_workers=1, on_exception=policy)
@@ -516,6 +523,7 @@ def test_exception_that_cannot_be_shown_costs_no_worker(hub: ServedHub, tmp_path
     assert len(failed) == 2 and all(about["failure"].endswith("Unreadable: it broke") for about in failed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [pytest.param("NextStep", marks=pytest.mark.long), "SameStep"])
 def test_recycled_workers_lose_no_step(hub: ServedHub, tmp_path: Path, mode: str) -> None:
     envs = make(hub, "pole", 2, num_workers=2, recycle={"episodes": 3}, autoreset_mode=mode)
@@ -528,7 +536,9 @@ def test_recycled_workers_lose_no_step(hub: ServedHub, tmp_path: Path, mode: str
     witness.assert_recorded(found)
 
 
-@pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=pytest.mark.long), "Disabled"])
+@pytest.mark.parametrize(
+    "mode", ["NextStep", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("SameStep", "Disabled"))]
+)
 @pytest.mark.parametrize(
     "cause", ["killed", *(pytest.param(cause, marks=pytest.mark.long) for cause in ("raised", "recycled"))]
 )
@@ -554,6 +564,7 @@ def test_episode_of_an_env_that_the_hub_made_anew_can_be_repeated_by_its_seed(
         assert_repeated(found[about["id"]], about["seed"], without_last=about["ended"] == "failed")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["NextStep", *(pytest.param(mode, marks=pytest.mark.long) for mode in MODES[1:])])
 def test_envs_that_a_masked_reset_leaves_out_begin_by_the_seeds_that_are_recorded(
     hub: ServedHub, tmp_path: Path, mode: str
@@ -668,6 +679,7 @@ def written_by_log(hub: ServedHub, folder: Path) -> Any:
     return data_set(folder / "kept")
 
 
+@pytest.mark.long
 def test_session_goes_on_when_the_process_that_records_is_killed(hub: ServedHub, tmp_path: Path) -> None:
     envs = make(hub, "pole", 2, num_workers=2)
     envs.reset(seed=1)
@@ -702,6 +714,7 @@ def test_envs_of_a_worker_that_tells_nonsense_are_recorded_no_more_and_the_log_s
     assert all("is refused" in line["why"] and line["level"] == "warning" for line in lines)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shown", [None, pytest.param([[0, 0], [0, 0]], marks=pytest.mark.long)])
 def test_envs_are_recorded_without_films_where_one_shows_no_frames(hub: ServedHub, tmp_path: Path, shown: Any) -> None:
     envs = make(hub, "dark", 2, num_workers=1, env_kwargs={"shown": shown})
@@ -729,6 +742,7 @@ def test_session_goes_on_when_the_disk_takes_no_more(hub: ServedHub, tmp_path: P
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_recording_ends_at_its_limit_of_episodes(hub: ServedHub, tmp_path: Path) -> None:
     envs = make(hub, "few", 4, num_workers=2)
     Witness(envs).envs.reset(seed=1)
@@ -757,6 +771,7 @@ def test_session_whose_recording_has_no_memory_goes_on_unrecorded(tmp_path: Path
         assert wait_until(another_is_recorded)
 
 
+@pytest.mark.long
 def test_what_cannot_be_kept_up_with_is_dropped_in_whole_episodes_and_counted(hub: ServedHub, tmp_path: Path) -> None:
     """The queue of each worker has room for eight steps, and an episode has 40."""
     envs = make(hub, "narrow", 4, num_workers=2, env_kwargs={"length": 40}, autoreset_mode="SameStep")
@@ -785,6 +800,7 @@ importlib.util.find_spec = lambda name, package=None: None if name == "minari" e
 """
 
 
+@pytest.mark.long
 def test_missing_extra_is_told_at_the_start_of_the_hub_and_to_clients(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site/sitecustomize.py").write_text(WITHOUT)

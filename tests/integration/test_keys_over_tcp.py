@@ -137,6 +137,7 @@ def test_key_is_changed_without_a_stop(hub: ServedHub, keys: KeyFolder, admit: A
     assert answers(second)
 
 
+@pytest.mark.long
 def test_program_that_knows_the_hub_by_name_goes_on_with_the_key_that_is_kept_by_then(
     hub: ServedHub, keys: KeyFolder, admit: Admit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +159,7 @@ def test_program_that_knows_the_hub_by_name_goes_on_with_the_key_that_is_kept_by
                 envs.step(np.zeros(2, int))
 
 
+@pytest.mark.long
 def test_unreadable_file_of_keys_keeps_the_list(hub: ServedHub, keys: KeyFolder, admit: Admit) -> None:
     alice = admit("alice")
     assert answers(alice)
@@ -256,6 +258,7 @@ def test_what_a_key_may_have_by_default_and_what_is_counted(tmp_path: Path, keys
     assert found["handshakes_refused"] >= 1 and found["connections"] >= 1 and found["descriptors"] > 10
 
 
+@pytest.mark.long
 def test_arguments_of_a_key_name_no_file_and_no_module(hub: ServedHub, admit: Admit) -> None:
     alice, dave = admit("alice"), admit("dave", "deploy")
     for value in ("/etc/passwd", "os:system", "x" * 65, {"a": 1}, "..", [["a/b"]]):
@@ -282,6 +285,7 @@ def test_arguments_that_the_operator_declares_have_any_value(tmp_path: Path, key
                 envhub.make_vec(env, 2, hub=alice, **{argument: "/etc/passwd"})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verbose", [False, True])
 def test_errors_name_no_folder_of_the_hub_to_its_remote_clients(tmp_path: Path, keys: KeyFolder, verbose: bool) -> None:
     address = f"envhub://{admitted(keys, 'alice')}@"
@@ -587,6 +591,7 @@ def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, ke
     assert text_of(secret) not in text and token not in text and text_of(keys.secret()) not in text
 
 
+@pytest.mark.long
 def test_connection_whose_messages_cannot_be_read_is_ended(tmp_path: Path) -> None:
     with (
         serve(tmp_path, "CartPole-v1", binds=["tcp://127.0.0.1:0"]) as hub,

@@ -120,6 +120,7 @@ def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebo
     assert wait_until(lambda: not any(map(lives, started)), 20), started
 
 
+@pytest.mark.long
 def test_cell_that_is_run_again_without_close_frees_what_it_made(notebook: Notebook) -> None:
     first = notebook.run(MAKE)
     assert first.text["result"] == "([0, 0], [1, 1])", first.text
@@ -129,6 +130,7 @@ def test_cell_that_is_run_again_without_close_frees_what_it_made(notebook: Noteb
     assert wait_until(lambda: not any(map(lives, before))) and len(notebook.workers()) == 2
 
 
+@pytest.mark.long
 def test_prints_of_envs_are_shown_below_cells(notebook: Notebook) -> None:
     cell = notebook.run(MAKE)
     for name, line in (("stdout", "an env resets\n"), ("stderr", "an env steps\n")):

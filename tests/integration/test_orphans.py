@@ -146,6 +146,7 @@ def test_killed_hub_leaves_neither_process_nor_memory(tmp_path: Path, hangs: str
             assert client.health()["status"] == "ok"
 
 
+@pytest.mark.long
 def test_hub_that_is_killed_while_its_zygote_starts_leaves_none(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1") as hub:
         below_it = psutil.Process(hub.process.pid).children(recursive=True)
@@ -182,6 +183,7 @@ def test_killed_client_leaves_nothing_after_its_lease(tmp_path: Path, hangs: str
         assert wait_until(lambda: not any(map(lives, ended)), LEASE_S + closing_s + GONE_S) and holds_nothing(found)
 
 
+@pytest.mark.long
 @in_("idle")
 def test_private_hub_that_was_stopped_ends_with_its_program(tmp_path: Path, hangs: str) -> None:
     with scene(tmp_path, hangs, private=True) as found:

@@ -65,6 +65,7 @@ def test_data_read_back_is_what_the_envs_gave(served: ServedHub, tmp_path: Path,
     assert about["versions"]["gymnasium"] == gymnasium.__version__ and about["episodes"] == envs.recorded.episodes
 
 
+@pytest.mark.long
 def test_factories_are_told_by_their_names_and_arguments(tmp_path: Path) -> None:
     factories = [partial(recorded_sims.Parts, 7, length=length) for length in (3, 4)]
     with contextlib.closing(envhub.make_vec(factories, record=str(tmp_path))) as envs:
@@ -75,6 +76,7 @@ def test_factories_are_told_by_their_names_and_arguments(tmp_path: Path) -> None
     assert about["kwargs"] == [{"raises_at": 7, "length": 3}, {"raises_at": 7, "length": 4}]
 
 
+@pytest.mark.long
 def test_env_of_a_data_set_can_be_made_again(tmp_path: Path) -> None:
     envs = envhub.make_vec("Pendulum-v1", 2, record=str(tmp_path), env_kwargs={"g": 1.5})
     envs.reset(seed=1)
@@ -84,6 +86,7 @@ def test_env_of_a_data_set_can_be_made_again(tmp_path: Path) -> None:
     assert json.loads((envs.recorded.folder / "recording.json").read_text())["kwargs"] == [{"g": 1.5}]
 
 
+@pytest.mark.long
 def test_two_sessions_have_two_folders(tmp_path: Path) -> None:
     for _ in range(2):
         envs = envhub.make_vec(sims.Counter, 2, record=tmp_path)
@@ -93,6 +96,7 @@ def test_two_sessions_have_two_folders(tmp_path: Path) -> None:
     assert [data_set(tmp_path, number).total_steps for number in range(2)] == [2, 2]
 
 
+@pytest.mark.long
 def test_every_nth_episode_of_chosen_envs(tmp_path: Path) -> None:
     options = envhub.RecordOptions(tmp_path, env_ids=[0, 2], every=3)
     envs = envhub.make_vec(lambda: sims.Counter(length=4), 3, autoreset_mode="SameStep", record=options)
@@ -108,6 +112,7 @@ def test_every_nth_episode_of_chosen_envs(tmp_path: Path) -> None:
     assert not by_env[1] and envs.recorded.dropped == 0
 
 
+@pytest.mark.long
 def test_infos_by_env_are_recorded_alike(tmp_path: Path) -> None:
     envs = envhub.make_vec(lambda: sims.Counter(length=4), 2, autoreset_mode="SameStep", record=tmp_path)
     envs.reset_each(None, None)
@@ -150,6 +155,7 @@ def test_episode_in_which_an_env_raised_ends_with_its_last_result(tmp_path: Path
     assert failure == "exception: ValueError('it broke')"
 
 
+@pytest.mark.long
 def test_a_wait_for_nothing_does_not_cut_episodes(tmp_path: Path) -> None:
     envs = envhub.make_vec(lambda: sims.Counter(length=4), 2, record=tmp_path)
     envs.reset()
@@ -231,6 +237,7 @@ if "envhub.recording.process" in " ".join(sys.orig_argv):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("closes", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_episodes_count_of_which_a_killed_process_could_not_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closes: bool
@@ -279,6 +286,7 @@ def test_recording_ends_at_its_limit_of_episodes(tmp_path: Path, caplog: pytest.
     assert "episodes_max=3 is reached" in caplog.text
 
 
+@pytest.mark.long
 def test_nothing_is_recorded_into_a_folder_that_is_full(tmp_path: Path) -> None:
     (tmp_path / "recording-v3/data").mkdir(parents=True)
     with (tmp_path / "recording-v3/data/main_data.hdf5").open("wb") as file:
@@ -314,6 +322,7 @@ def test_recording_ends_at_its_limit_of_bytes(tmp_path: Path, caplog: pytest.Log
         assert len(episode.observations["at"]) == about["total_steps"] + 1 and about["ended"] != "cut"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lane", ["auto", "wire"])
 def test_vector_env_is_recorded_as_its_envs_are_used_directly(tmp_path: Path, lane: str) -> None:
     options: dict[str, Any] = {"vector": True, "num_workers": 2, "lane": lane}
@@ -342,6 +351,7 @@ def test_vector_env_is_recorded_as_its_envs_are_used_directly(tmp_path: Path, la
         assert step >= 120
 
 
+@pytest.mark.long
 def test_what_cannot_be_kept_up_with_is_dropped_in_whole_episodes_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -363,6 +373,7 @@ def test_what_cannot_be_kept_up_with_is_dropped_in_whole_episodes_and_counted(
 # --- films ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=pytest.mark.long)])
 def test_film_has_a_frame_of_every_observation(tmp_path: Path, mode: str) -> None:
     options = envhub.RecordOptions(tmp_path, film=[1], every=2)

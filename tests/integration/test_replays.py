@@ -324,6 +324,7 @@ def test_file_of_another_user_is_not_ones_own(tmp_path: Path, monkeypatch: pytes
     assert not replay.is_own(path, tmp_path)
 
 
+@pytest.mark.long
 def test_hub_that_keeps_none_names_none(tmp_path: Path) -> None:
     options = "--replays", str(tmp_path / "kept"), "--replays-max", "0"
     with serve(tmp_path, "brittle=brittle:Brittle", *options) as hub, made(hub.tcp, "exit") as envs:
@@ -333,6 +334,7 @@ def test_hub_that_keeps_none_names_none(tmp_path: Path) -> None:
     assert not (tmp_path / "kept").exists()
 
 
+@pytest.mark.long
 def test_oldest_files_give_way(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     options = "--replays", str(folder), "--replays-max", "3"
@@ -374,6 +376,7 @@ class Plain(Brittle):
         return np.full((16, 20, 3), self.steps, np.uint8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("env", "frames"), [(Plain, True), (Brittle, False)])
 def test_env_that_takes_no_render_mode_is_filmed_if_it_shows_frames(
     env: type[Brittle], frames: bool, tmp_path: Path
@@ -388,6 +391,7 @@ def test_env_that_takes_no_render_mode_is_filmed_if_it_shows_frames(
     assert film.exists() is frames and ("it shows no frames: NotImplementedError" in ran.stdout) is not frames
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", [(), ("--until", "1")])
 def test_debugger_that_is_left_ends_the_run_without_a_verdict(arguments: tuple[str, ...]) -> None:
     with made(None, "exit") as envs:
@@ -463,6 +467,7 @@ def test_env_that_another_client_took_over_fails_alike(hub: ServedHub) -> None:
     assert "(not run again: calls of rate)" in replay.run(path).text
 
 
+@pytest.mark.long
 def test_id_that_only_the_program_has_registered_is_run_again() -> None:
     gym.register("Brittle-v3", "brittle:Brittle", kwargs={"cause": "exit"})
     try:

@@ -92,6 +92,7 @@ def test_what_an_env_started_ends_with_the_hub(tmp_path: Path) -> None:
         envs.close()
 
 
+@pytest.mark.long
 def test_entries_that_name_nothing_are_logged(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", "CartPole-v77", "no_such_module:*") as hub:
         assert wait_until(lambda: "CartPole-v77" in hub.log and "no_such_module" in hub.log, 20)
@@ -279,12 +280,14 @@ def test_file_in_the_place_of_the_socket_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "notes").read_text() == "precious"
 
 
+@pytest.mark.long
 def test_runtime_folder_that_cannot_be_made_is_reported_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     refused = command("serve", "CartPole-v1", XDG_RUNTIME_DIR=str(tmp_path / "file"))
     assert refused.returncode == 2 and "cannot be made" in refused.stderr and "Traceback" not in refused.stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
 def test_hub_speaks_ipv6(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", binds=["tcp://[::1]:0"]) as hub, envhub.connect(hub.tcp) as client:
@@ -296,6 +299,7 @@ def test_insecure_address_is_warned_about(tmp_path: Path) -> None:
         assert wait_until(lambda: "insecure" in hub.log)
 
 
+@pytest.mark.long
 def test_hub_is_found_at_its_default_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("ENVHUB_ADDRESS", raising=False)
@@ -328,6 +332,7 @@ def test_missing_hub_is_reported_within_the_timeout() -> None:
     assert time.monotonic() - begun < 5
 
 
+@pytest.mark.long
 def test_patterns_offer_what_is_registered(tmp_path: Path) -> None:
     with serve(tmp_path, "ALE/*", "CartPole-*") as hub, envhub.connect(hub.tcp) as client:
         names = client.envs()

@@ -41,6 +41,7 @@ def test_lane_is_the_shared_one_where_it_can_be_had(hub: ServedHub) -> None:
         envhub.make_vec("CartPole-v1", 2, lane="fast")
 
 
+@pytest.mark.long
 def test_without_a_side_socket_the_wire_is_used(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter") as served:
         side = side_path(parse(served.ipc))
@@ -394,6 +395,7 @@ def test_endless_timeouts_are_no_error() -> None:
     envs.close()
 
 
+@pytest.mark.long
 def test_something_in_the_place_of_the_side_socket_leaves_the_wire(tmp_path: Path) -> None:
     (tmp_path / "hub.sock.side").mkdir()
     with serve(tmp_path, "counter=sims:counter") as served:

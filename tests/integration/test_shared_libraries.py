@@ -83,6 +83,7 @@ def test_number_that_is_told_makes_no_difference(folder: Path) -> None:
     assert shared(folder, NUM_ENVS, None) == [OTHERS, OTHERS]
 
 
+@pytest.mark.long
 def test_later_program_has_it_for_all_workers(folder: Path) -> None:
     written(folder)
     cache = {"XDG_CACHE_HOME": str(folder), "ENVHUB_CACHE": ""}
@@ -153,6 +154,7 @@ def test_nothing_is_shared_where_that_could_make_a_difference(folder: Path, befo
         assert [seen(hub, "fit"), seen(hub, "fit")] == [NONE, NONE]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "trouble",
     ["time.sleep(600)", *(pytest.param(text, marks=pytest.mark.long) for text in ("os._exit(3)", "os.abort()"))],

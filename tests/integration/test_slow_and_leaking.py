@@ -294,6 +294,7 @@ def test_env_that_its_program_resets_is_recycled_at_an_episodes_end() -> None:
         assert len(pids) >= 4
 
 
+@pytest.mark.long
 def test_recycled_worker_that_does_not_close_is_ended() -> None:
     class Stuck(sims.Leaky):
         def close(self) -> None:

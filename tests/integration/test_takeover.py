@@ -183,6 +183,7 @@ def test_envs_that_die_around_a_takeover_are_truncated_and_made_anew(client: env
     envs.close()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
 @pytest.mark.parametrize("pending", [False, True])
 @pytest.mark.parametrize("lane", LANES)

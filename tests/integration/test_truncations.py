@@ -326,6 +326,7 @@ def test_env_that_hangs_is_ended_at_its_deadline_and_its_stack_is_shown(address:
         assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [3, 3, 0]
 
 
+@pytest.mark.long
 def test_hang_can_be_raised_with_the_stack(address: str | None) -> None:
     with made(address, step_timeout=HANG_S, on_timeout="raise") as envs:
         envs.reset()

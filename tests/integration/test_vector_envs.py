@@ -287,7 +287,13 @@ def test_calls_reach_the_envs_and_a_method_of_the_vector_env_is_called_once() ->
 
 @pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
-    ("how", "cause"), [("kill", "crash"), (EXIT, "crash"), (SLEEP, "timeout"), (RAISE, "exception")]
+    ("how", "cause"),
+    [
+        ("kill", "crash"),
+        (EXIT, "crash"),
+        pytest.param(SLEEP, "timeout", marks=pytest.mark.long),
+        (RAISE, "exception"),
+    ],
 )
 def test_end_of_a_batch_truncates_its_rows_and_it_goes_on(how: Any, cause: str, lane: str) -> None:
     options = {"num_workers": 2, "lane": lane, "on_exception": "truncate"}
@@ -408,6 +414,7 @@ def test_sixteen_pongs_of_ale_are_those_of_direct_use_through_a_hub(lane: str, t
             assert assert_same_run(envs, direct, 400) > 32
 
 
+@pytest.mark.long
 def test_ale_in_shares_whose_envs_have_the_sessions_numbers() -> None:
     arguments = {"repeat_action_probability": 0.0, **SHORT}
     with closing(envhub.make_vec("ale_py:ALE/Pong-v5", 3, vector=True, num_workers=2, **arguments)) as envs:
@@ -463,6 +470,7 @@ def test_operator_says_which_envs_are_vector_envs(tmp_path: Path) -> None:
             assert envs.reset(seed=1)[0].shape == (4, 4)
 
 
+@pytest.mark.long
 def test_hub_of_vector_envs_keeps_the_contract(tmp_path: Path) -> None:
     entries = ("chatty=vector_sims:chatty", "CartPole-v1", "--vector")
     with serve(tmp_path, *entries, binds=["tcp://127.0.0.1:0"]) as hub:

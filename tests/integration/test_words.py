@@ -187,7 +187,13 @@ main()
 LIBRARY = ("envhub_client", "envhub_server", os.path.join("gymnasium", "wrappers"))
 
 
-@pytest.mark.parametrize("begin", ["step(np.array([0, 1]))", "call('simulate', {}, 'right')", "step([0, 1])"])
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "step(np.array([0, 1]))",
+        *(pytest.param(begin, marks=pytest.mark.long) for begin in ("call('simulate', {}, 'right')", "step([0, 1])")),
+    ],
+)
 def test_error_of_an_env_shows_the_envs_frames_first_and_not_the_librarys(tmp_path: Path, begin: str) -> None:
     ran = program(tmp_path, RAISING.replace("BEGIN", begin))
     lines = ran.stderr.splitlines()
@@ -201,6 +207,7 @@ def test_error_of_an_env_shows_the_envs_frames_first_and_not_the_librarys(tmp_pa
         assert len(lines) <= IN_ALL_LINES, ran.stderr
 
 
+@pytest.mark.long
 def test_frames_of_the_library_are_shown_on_request(tmp_path: Path) -> None:
     ran = program(tmp_path, RAISING.replace("BEGIN", "step([0, 1])"), ENVHUB_FULL_TRACEBACKS="1")
     assert all(name in ran.stderr for name in LIBRARY) and "forces[action]" in ran.stderr
@@ -259,6 +266,7 @@ def test_envs_lists_many_without_their_spaces(tmp_path: Path) -> None:
         assert envs_of(hub, "ALE/Pong-v5").stdout.splitlines()[0].endswith("\tDiscrete(6)")
 
 
+@pytest.mark.long
 def test_envs_of_no_hub_is_answered_in_a_line(tmp_path: Path) -> None:
     ran = run("-m", "envhub", "envs", f"ipc://{tmp_path}/none.sock", "--timeout", "1")
     assert ran.returncode == 1 and ran.stderr.startswith("envhub envs: no hub answered") and len(ran.stderr) < 300
@@ -268,6 +276,7 @@ def envs_of(hub: ServedHub, *patterns: str) -> subprocess.CompletedProcess[str]:
     return run("-m", "envhub", "envs", hub.tcp, *patterns)
 
 
+@pytest.mark.long
 def test_bash_completes_commands_once_completion_is_installed(tmp_path: Path) -> None:
     installed = run("-m", "envhub", "--install-completion", "--shell", "bash", HOME=str(tmp_path))
     assert installed.returncode == 0, installed.stderr

@@ -99,6 +99,7 @@ def test_process_that_is_told_to_end_with_its_program_writes_everything_first(
     assert minari.MinariDataset(str(tmp_path / "recording-v0/data")).total_episodes == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gives_up", [False, True])
 def test_process_with_a_full_socket_ends_when_it_is_closed(handle: RecorderHandle, gives_up: bool) -> None:
     before = len(os.listdir("/proc/self/fd"))
@@ -287,6 +288,7 @@ def test_recordings_beyond_the_limit_are_not_begun(found: Recordings, monkeypatc
     assert found.begin(SETTINGS, MAKE, "two") is None
 
 
+@pytest.mark.long
 def test_recording_without_memory_is_begun_when_another_has_ended(found: Recordings) -> None:
     made = found.begin(SETTINGS, MAKE, "one")
     assert made is not None and found.begin(SETTINGS, MAKE, "two") is None

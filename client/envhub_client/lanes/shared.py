@@ -64,7 +64,6 @@ class SharedLane:
         self._bell, *self._bells = attachment.bells
         self._arena = arena
         self._driver = ArenaDriver(arena)
-        self._driver.forget()
         self._spinner = Spinner(attachment.shared.spin_us, time.perf_counter_ns)
         self._poller = select.epoll()
         # By edges each ring wakes it once, and a read for every ring is saved.

@@ -147,6 +147,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
             envhub.make_vec("CartPole-v1", 1, **wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["tcp", pytest.param("ipc", marks=pytest.mark.long)])
 def test_step_that_was_queued_for_a_dead_hub_is_not_run_by_the_next(tmp_path: Path, kind: str) -> None:
     with hubs_in_turn(tmp_path, kind) as (address, replace):

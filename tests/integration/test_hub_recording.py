@@ -288,6 +288,7 @@ def test_every_nth_episode_of_chosen_envs_of_those_that_exist(hub: ServedHub, tm
     witness.assert_recorded(written(hub, tmp_path), [0, 2])
 
 
+@pytest.mark.long
 def test_film_has_a_frame_of_every_observation(hub: ServedHub, tmp_path: Path) -> None:
     envs = make(hub, "filmed", 2, num_workers=1, env_kwargs={"render_mode": "rgb_array", "length": 6})
     envs.reset(seed=1)

@@ -124,6 +124,7 @@ def test_key_that_is_removed_ends_the_training_of_its_client_alone(
         assert "its key was removed" in hub.log
 
 
+@pytest.mark.long
 def test_key_is_changed_without_a_stop(hub: ServedHub, keys: KeyFolder, admit: Admit) -> None:
     with closing(envhub.make_vec("CartPole-v1", 2, hub=admit("alice"))) as envs:
         envs.reset()

@@ -106,6 +106,7 @@ def test_hundred_failures_of_a_cause_are_run_again_alike(cause: str, lane: str, 
     assert len(alike) == 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mode", [AutoresetMode.SAME_STEP, pytest.param(AutoresetMode.DISABLED, marks=pytest.mark.long)]
 )
@@ -348,6 +349,7 @@ def test_oldest_files_give_way(tmp_path: Path) -> None:
     assert len(kept) == 3 and found[0].replay not in kept
 
 
+@pytest.mark.long
 def test_film_shows_every_step_of_the_run(tmp_path: Path) -> None:
     av = pytest.importorskip("av")
     film = tmp_path / "film.mp4"

@@ -229,6 +229,7 @@ def test_log_says_once_in_a_while_what_a_client_repeats(tmp_path: Path) -> None:
     assert len(set(sessions)) == 2 and len(sessions) <= 5  # of one session at most a line in 10 s
 
 
+@pytest.mark.long
 def test_second_hub_on_an_address_is_refused_and_the_first_unharmed(hub: ServedHub) -> None:
     for address in (hub.tcp, hub.ipc):
         refused = command("serve", "CartPole-v1", "--bind", address)

@@ -180,6 +180,7 @@ def test_exception_that_the_hub_does_not_report_is_an_error_of_the_hub(monkeypat
     envs.close()
 
 
+@pytest.mark.long
 def test_running_step_ends_before_its_hub_does(tmp_path: Path) -> None:
     with serve(tmp_path, "naughty=sims:naughty") as served:
         envs = envhub.make_vec("naughty", 2, hub=served.ipc)

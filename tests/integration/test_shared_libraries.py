@@ -91,6 +91,7 @@ def test_later_program_has_it_for_all_workers(folder: Path) -> None:
     assert shared(folder, NUM_ENVS, **cache) == [ALL]
 
 
+@pytest.mark.long
 def test_library_of_the_program_itself_is_not_taken_for_an_installed_one(folder: Path) -> None:
     (folder / "sims" / "scipy").mkdir()
     (folder / "sims" / "scipy" / "__init__.py").write_text("")

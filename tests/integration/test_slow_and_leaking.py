@@ -206,6 +206,7 @@ def test_memory_stays_flat_through_two_thousand_episodes_that_leak_ten_megabytes
         assert run.most_bytes < 2500 * MIB  # of 10,000 that each env has leaked; episodes take milliseconds here
 
 
+@pytest.mark.long
 def test_worker_is_recycled_that_has_much_memory_or_is_old() -> None:
     for recycle in ({"memory_bytes": 200 * MIB}, {"age_s": 0.5}):
         with closing(envhub.make_vec(partial(sims.Leaky, 5, 2), recycle=recycle)) as envs:

@@ -77,6 +77,7 @@ def test_call_of_some_touches_no_other(envs: envhub.HubVectorEnv) -> None:
     envs.step(np.zeros(5, int))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", [[5], [-1], [1, 1], [], [0.5], "0"])
 def test_numbers_of_no_envs_are_refused(envs: envhub.HubVectorEnv, wrong: Any) -> None:
     for call in (partial(envs.call_some, wrong, "count"), partial(envs.set_attr, "calls", 1, wrong)):

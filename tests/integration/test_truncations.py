@@ -354,6 +354,7 @@ def test_first_step_has_the_time_of_the_making(address: str | None) -> None:
         assert "init_timeout=3" in infos["env_failure"][2].message
 
 
+@pytest.mark.long
 def test_call_that_hangs_fails_and_the_session_goes_on(address: str | None) -> None:
     with made(address, call_timeout=0.5) as envs:
         envs.reset()

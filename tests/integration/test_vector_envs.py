@@ -455,6 +455,7 @@ def test_ale_in_the_same_step_and_disabled_modes() -> None:
 # --- served ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_operator_says_which_envs_are_vector_envs(tmp_path: Path) -> None:
     (tmp_path / "hub.toml").write_text('[envs."CartPole-v1"]\nvector = true\n\n[envs.single]\nenv = "CartPole-v1"\n')
     arguments = ("poles=gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv", "--vector")

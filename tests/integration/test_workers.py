@@ -139,6 +139,7 @@ def test_later_program_knows_what_steps_took_in_an_earlier_one(tmp_path: Path) -
     assert learn_and_look(LEARNING % 2, tmp_path) == ["told by num_workers=2"]
 
 
+@pytest.mark.long
 def test_nothing_is_kept_where_the_cache_is_off(tmp_path: Path) -> None:
     learn_and_look(LEARNING % 1, tmp_path, ENVHUB_CACHE="off")
     assert list(tmp_path.iterdir()) == []
@@ -187,6 +188,7 @@ class SlowlyMade(sims.Counter):
         time.sleep(0.8)  # so that more than one line tells of it
 
 
+@pytest.mark.long
 def test_slow_making_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "envhub")
     printed = io.StringIO()

@@ -65,6 +65,7 @@ def play_one_step(line: socket.socket, number: int) -> None:
     recorder.close()
 
 
+@pytest.mark.long
 def test_lines_that_the_socket_has_no_room_for_are_recorded(handle: RecorderHandle, tmp_path: Path) -> None:
     options = envhub.RecordOptions(tmp_path)
     about = {"num_envs": LINES}

@@ -24,6 +24,7 @@ from envhub_server.worker.info_place import NO_INFO, InfoPlace
 from envhub_server.worker.journal_writer import JournalWriter
 from envhub_server.worker.native_env import NativeEnv
 from envhub_server.worker.row import DISABLED, SAME_STEP, STEPS_CHECKED_FIRST, STEPS_PER_CHECK, NotFinite, Row
+from envhub_server.worker.slots import as_slice
 
 _INVALID = codec.encode({"invalid_transition": True})
 
@@ -62,8 +63,7 @@ class EnvBatch:
 
     def _be(self, rows: Sequence[int]) -> None:
         self.indices, self.index = list(rows), rows[0]
-        stride = rows[1] - rows[0] if len(rows) > 1 else 1
-        self.place = slice(self.index, rows[-1] + 1, stride)
+        self.place = as_slice(rows)
         self.turn = self.index | TURN_FIRST
         self._rows = np.array(self.indices)
 

@@ -21,7 +21,7 @@ from envhub.values import actions
 from envhub.values.leaf import OBJECT
 from envhub_server.worker.env_batch import Part
 from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP, Row
-from envhub_server.worker.slots import SlotOrSlots, Slots
+from envhub_server.worker.slots import SlotOrSlots, Slots, as_slice
 
 INVALID = {"invalid_transition": True}
 
@@ -75,7 +75,7 @@ class EpisodeWriter:
             OSError: there is no memory for a tape.
         """
         indices = [*self._positions]
-        mine = slice(indices[0], indices[-1] + 1, indices[1] - indices[0] if len(indices) > 1 else 1)
+        mine = as_slice(indices)
         self._arena, self._mine, self._first = arena, mine, indices[0]
         self._indices = np.array(indices)
         self._where, self._needs_reset = Slots(arena, mine), arena.needs_reset[mine]

@@ -25,7 +25,7 @@ from envhub_server.ipc.journal import (
     in_items,
 )
 from envhub_server.worker.gym_compat import innermost
-from envhub_server.worker.slots import SlotOrSlots, Slots
+from envhub_server.worker.slots import SlotOrSlots, Slots, as_slice
 
 CHECKPOINT_TICKS = 1000  # after so many, an env's random number generator is noted at the end of an episode
 
@@ -49,7 +49,7 @@ class JournalWriter:
     def attach(self, arena: Arena) -> None:
         """Go on with these rows of another arena of the same layout."""
         indices = [index for index, _ in self._rows]
-        mine = slice(indices[0], indices[-1] + 1, indices[1] - indices[0] if len(indices) > 1 else 1)
+        mine = as_slice(indices)
         self._first = indices[0]
         self._where, self._ops = Slots(arena, mine), arena.words(arena.op)
         self._needs_reset = arena.needs_reset[mine]

@@ -77,6 +77,7 @@ from envhub_server.worker.native_env import NativeEnv, Share, made_by
 from envhub_server.worker.other_interfaces import as_gymnasium
 from envhub_server.worker.row import SAME_STEP, LeftWithEnding, NotFinite, Row
 from envhub_server.worker.shared_imports import LibraryUse
+from envhub_server.worker.slots import as_slice
 from envhub_server.worker.stack_dumps import StackDumps
 from envhub_server.worker.step_timer import StepTimer
 
@@ -361,7 +362,7 @@ class Worker:
         self._status = arena.words(arena.status)
         self._began_ns, self._ended_ns, self._turns = map(arena.words, (arena.began_ns, arena.ended_ns, arena.turn))
         indices = self._indices()
-        mine = slice(indices[0], indices[-1] + 1, indices[1] - indices[0] if len(indices) > 1 else 1)
+        mine = as_slice(indices)
         self._my_request, self._my_done = self._request[mine], self._done[mine]
         self._spin_us = mapped.spin_us
         observation_space, action_space = (

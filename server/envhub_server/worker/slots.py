@@ -1,8 +1,8 @@
-"""Where the results of a worker's rows go."""
+"""Where in the arena a worker's rows are, and into which slots their results go."""
 
 from __future__ import annotations
 
-from typing import Union
+from typing import Sequence, Union
 
 import numpy as np
 
@@ -10,6 +10,11 @@ from envhub.arena.memory import Arena
 
 # One slot of all rows, or an array with the slot of each.
 SlotOrSlots = Union[int, np.ndarray]
+
+
+def as_slice(rows: Sequence[int]) -> slice:
+    """The rows of a worker, each as far from the next, as a slice of a column of the arena."""
+    return slice(rows[0], rows[-1] + 1, rows[1] - rows[0] if len(rows) > 1 else 1)
 
 
 class Slots:

@@ -71,7 +71,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         autoreset_mode: as in Gymnasium.
         observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``.
         copy: whether returned observations are the caller's own. If not, two buffers alternate, and what a step
-            returned holds until the second next step.
+            returned holds until the second next step or reset.
         lane: ``"auto"`` steps in the workers' own memory where that can be had, on the hub's machine; ``"wire"`` by
             messages only.
         spin_us: for how many microseconds a waiting process spins before it parks, 0 to 1000; by default what

@@ -174,6 +174,27 @@ def test_interrupt_in_a_step_is_the_programs_and_reset_goes_on() -> None:
         assert envs.step(np.zeros(NUM_ENVS, int))[1].tolist() == [1.0] * NUM_ENVS
 
 
+@pytest.mark.parametrize(("begin", "wait"), [("step_async", "step_wait"), ("send", "recv")])
+def test_interrupt_in_an_env_is_told_once(begin: str, wait: str) -> None:
+    class Interrupted(Strict):
+        def step(self, action: Any) -> Any:
+            if action == 1:
+                raise KeyboardInterrupt
+            return super().step(action)
+
+    with made(Interrupted) as envs:
+        envs.reset(seed=1)
+        getattr(envs, begin)(np.array([0, 1, 0]))
+        with pytest.raises(KeyboardInterrupt):
+            getattr(envs, wait)()
+        with pytest.raises(envhub.EnvRaised, match="KeyboardInterrupt"):
+            getattr(envs, wait)()
+        if wait == "recv":
+            assert envs.recv()[-1].tolist() == [0, 2]
+        envs.reset(seed=1)
+        assert envs.step(np.zeros(NUM_ENVS, int))[1].tolist() == [1.0] * NUM_ENVS
+
+
 def test_nothing_is_left() -> None:
     with made() as envs:
         envs.reset()

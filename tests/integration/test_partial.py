@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -127,6 +128,63 @@ def test_exception_of_one_env_is_raised_and_the_others_go_on(make: Make) -> None
     envs.send([0], [0])
     assert envs.recv()[-1].tolist() == [0]
     envs.close()
+
+
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_exception_of_one_env_ends_its_step_where_a_lost_hub_is_replaced(lane: str) -> None:
+    how = {"num_workers": 3, "lane": lane, "on_hub_loss": "recreate"}
+    with contextlib.closing(envhub.make_vec(sims.Naughty, 3, **how)) as envs:
+        envs.reset()
+        envs.send([1, 6], [0, 2])
+        with pytest.raises(ValueError, match="one is not allowed"):
+            envs.recv()
+        assert envs.recv(timeout=20)[-1].tolist() == [2]
+        envs.send([0], [0])
+        assert envs.recv(timeout=20)[-1].tolist() == [0]
+        envs.step([0, 0, 0])
+
+
+@pytest.mark.parametrize("how", [{"lane": "wire"}, {"num_workers": 0}, {}], ids=str)
+def test_interrupted_send_that_never_left_costs_no_result_of_others(
+    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.closing(envhub.make_vec(sims.Counter, 3, **how)) as envs:
+        envs.reset()
+        envs.send([5, 6], [0, 1])
+
+        def interrupt(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        lane = envs._session.lane
+        target = (lane._driver, "post_rows") if lane.name == "shared" else (lane._connection, "_send")
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(*target, interrupt)
+            envs.send([7], [2])
+        _, rewards, *_, env_ids = envs.recv(timeout=20)
+        assert (env_ids.tolist(), rewards.tolist()) == ([0, 1], [5, 6])
+        assert envs.get_attr("count") == (1, 1, 0)
+
+
+@pytest.mark.parametrize("how", [{"lane": "wire"}, {"num_workers": 0}, {}], ids=str)
+def test_least_number_of_envs_may_be_numpys(how: dict[str, Any]) -> None:
+    with contextlib.closing(envhub.make_vec(sims.Counter, 3, **how)) as envs:
+        envs.reset()
+        envs.send([0, 0, 0])
+        assert len(envs.recv(min_envs=np.int64(3))[-1]) == 3  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="integer"):
+            envs.send([0], [0])
+            envs.recv(min_envs=1.5)  # type: ignore[arg-type]
+        envs.recv()
+
+
+@pytest.mark.parametrize("how", [{"lane": "wire"}, {"num_workers": 0}, {}], ids=str)
+def test_observations_of_a_reset_that_is_received_are_the_callers_own(how: dict[str, Any]) -> None:
+    with contextlib.closing(envhub.make_vec(sims.Counter, 3, copy=False, **how)) as envs:
+        envs.async_reset()
+        kept = envs.recv()[0]
+        for _ in range(3):
+            envs.step([0, 0, 0])
+        assert kept[:, 0].tolist() == [0, 0, 0]
 
 
 class Wordy(gym.Env[Any, Any]):

@@ -12,10 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import sims
 import test_placement
+import vector_sims
 from envhub_server.processes.memory_use import memory_bytes
 from gymnasium.vector import AutoresetMode
 from hubs import ServedHub, kill_worker, wait_until, worker_processes
@@ -280,6 +282,44 @@ def test_native_vector_env_is_recycled_as_a_whole_at_last() -> None:
         assert truncations.all() and {failure.cause for failure in infos["env_failure"]} == {"recycle"}
         assert (np.abs(envs.step(envs.action_space.sample())[0]) <= 0.05).all()  # they begin again
         assert {process.pid for process in worker_processes(os.getpid())} != before
+
+
+def test_vector_envs_of_one_env_each_that_reset_it_within_a_step_are_recycled() -> None:
+    how = {"vector": True, "num_workers": 2, "autoreset_mode": "SameStep", "recycle": {"episodes": 10}}
+    with closing(envhub.make_vec(vector_sims.counters, 2, **how)) as envs:
+        envs.reset(seed=1)
+        end_s = time.monotonic() + 30
+        while time.monotonic() < end_s:
+            _, _, _, truncations, infos = envs.step([0, 0])
+            if truncations.any():
+                break
+        assert {failure.cause for failure in infos["env_failure"] if failure} == {"recycle"}
+
+
+class Words(sims.Leaky):
+    """Its actions are texts of numbers, which it observes."""
+
+    action_space = gymnasium.spaces.Text(9)
+    observation_space = gymnasium.spaces.Box(0, np.inf, (1,), np.float64)
+
+    def reset(self, **how: Any) -> Any:
+        return np.zeros(1), super().reset(**how)[1]
+
+    def step(self, action: str) -> Any:
+        _, *results = super().step(1)
+        return np.array([float(action)]), *results
+
+
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_no_action_that_travels_out_of_band_is_taken_twice_when_a_worker_is_recycled(lane: str) -> None:
+    how = {"autoreset_mode": "SameStep", "recycle": {"episodes": 3}, "lane": lane}
+    with closing(envhub.make_vec(partial(Words, 5), **how)) as envs:
+        envs.reset(seed=1)
+        first = envs.call("pid")
+        for number in range(500):
+            observations, _, terminations, _, infos = envs.step((str(number),))
+            assert (infos["final_obs"][0] if terminations[0] else observations[0]).tolist() == [number]
+        assert envs.call("pid") != first
 
 
 def test_env_that_its_program_resets_is_recycled_at_an_episodes_end() -> None:

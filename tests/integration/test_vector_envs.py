@@ -359,6 +359,16 @@ def test_number_that_is_not_finite_is_the_batchs() -> None:
         assert not truncations.any() and observations[:, 0].tolist() == [0, 0, 0]
 
 
+def test_final_observation_that_is_not_finite_is_the_batchs() -> None:
+    how = {"vector": True, "autoreset_mode": "SameStep", "on_invalid": "truncate"}
+    with closing(envhub.make_vec(vector_sims.spoiled, 2, **how)) as envs:
+        before, _ = envs.reset(seed=1)
+        observations, _, terminations, truncations, infos = envs.step(np.zeros(2, np.int64))
+        assert truncations.all() and not terminations.any() and observations.tolist() == before.tolist()
+        assert infos["env_failure"][0].cause == "nan"
+        assert "the final observation of envs [0, 1] is not" in infos["env_failure"][0].message
+
+
 def test_exception_is_raised_for_the_batch_and_a_reset_goes_on() -> None:
     with closing(envhub.make_vec(vector_sims.failing, 3, vector=True)) as envs:
         envs.reset(seed=1)

@@ -67,6 +67,22 @@ class Failing(faulty.Faulty):
         self.drawn = float("nan")
 
 
+class Spoiled(sims.Counter):
+    """Its first step ends the episode with an observation that is no number."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+
+    def reset(self, **how: Any) -> Any:
+        return np.zeros(1), super().reset(**how)[1]
+
+    def step(self, action: Any) -> Any:
+        return np.array([np.nan]), 0.0, True, False, {}
+
+
+def spoiled(num_envs: int, autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP) -> VectorEnv[Any, Any, Any]:
+    return SyncVectorEnv([Spoiled] * num_envs, autoreset_mode=autoreset_mode)
+
+
 class Told(VectorEnv[Any, Any, Any]):
     """Reports the seed and the options of its resets; resets all of its envs or none."""
 

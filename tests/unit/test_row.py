@@ -11,7 +11,7 @@ import pytest
 from envhub_server.ipc import control
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker.env_runner import EnvRunner
-from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP, STEPS_CHECKED_FIRST, NotFinite, Row
+from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP, STEPS_CHECKED_FIRST, LeftWithEnding, NotFinite, Row
 from gymnasium import spaces
 from scripted_env import (
     GIVE_INFO,
@@ -167,6 +167,23 @@ def test_same_step_mode_resets_at_once_and_keeps_the_final_observation() -> None
     place.step(TERMINATE)
     assert (place.observation, place.result, place.needs_reset) == ([2, 0], (1, True, False), ONGOING)
     assert place.info["final_obs"].tolist() == [1, 1] and place.info["final_info"] == {}
+
+
+def test_worker_that_leaves_hands_over_no_info_that_is_too_large() -> None:
+    place = placed(SAME_STEP)
+    spaces_of_env = place.env.observation_space, place.env.action_space
+    place.row.attach(place.arena, *spaces_of_env, place._send, None, False, info_bytes_max=len(LARGE) // 2)
+    place.reset()
+    place.row.leaving = True
+    step = place.env.step
+    place.env.step = lambda action: (*step(action)[:4], {"text": LARGE})
+    place.post(OP_STEP, TERMINATE)
+    with pytest.raises(LeftWithEnding) as left:
+        place.row.step()
+    ending = codec.decode(left.value.ending)
+    assert (ending["reward"], ending["terminated"], ending["truncated"]) == (1, True, False)
+    assert ending["final"].pop("final_obs").tolist() == [1, 1]
+    assert ending["final"] == {"final_info": {}, "info_dropped": True} and "dropped" in place.suspected[0]
 
 
 def test_final_observation_is_a_copy_of_what_the_env_may_write_over() -> None:

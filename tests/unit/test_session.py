@@ -1011,6 +1011,18 @@ def test_takeover_without_memory_leaves_the_session_as_it_was() -> None:
     assert session.request(Step(b"\x04")) == [PostStep()]
 
 
+def test_worker_that_came_back_serves_where_there_is_no_memory_for_a_takeover() -> None:
+    session = shared()
+    session.exited(0)
+    session.elapsed(1.0)
+    session.said(0, built(), now_s=1.0)
+    attached(session, 1.0)
+    assert session.said(0, Mapped(), now_s=1.0) == []
+    handed, fail = session.handle(stimuli.OtherArenaRefused("no room"), 1.0)
+    assert isinstance(handed, HandOver) and handed.worker == 0 and isinstance(fail, FailAttach)
+    assert session.workers[0].stage.name == "SERVING"
+
+
 def test_takeover_of_a_session_that_breaks_or_closes_is_told() -> None:
     session = shared(faults=Faults(restarts_max=0))
     attached(session)

@@ -172,6 +172,19 @@ def test_objects_are_those_of_the_last_complete_observation() -> None:
     memory.close()
 
 
+def test_objects_of_a_worker_that_has_left_are_in_the_arena(memory: SessionMemory) -> None:
+    stand_ins, arena = StandIns(memory, ObjectCopies()), memory.arena
+    step(memory)
+    for row in (0, 2):
+        leave(arena, row, with_objects(b"shown", b""))
+    step(memory)  # by a client, before the next worker serves
+    assert stand_ins.objects(0) == [b"shown"] * 2
+    stand_ins.take(0, TRUNCATED, None)
+    put_info(arena, 0, b"half of the next")
+    step(memory)
+    assert stand_ins.objects(0) == [b"shown"] * 2
+
+
 # --- copies of objects ------------------------------------------------------------------------------------------------
 
 

@@ -537,6 +537,24 @@ def test_worker_that_moved_serves_the_other_arena_and_the_old_no_more() -> None:
         assert hub.observed() == [[1, 3], [2, 1], [1, 3], [1, 3]]
 
 
+@pytest.mark.parametrize("moved_first", [False, True])
+def test_worker_that_is_to_leave_while_its_rows_move_leaves_once_they_have(moved_first: bool) -> None:
+    with serving() as hub:
+        hub.step()
+        old = hub.arena
+        hub.new_bells()
+        hub.map(hub.new_arena(), hub.hear(control.Built)[0])
+        if not moved_first:
+            hub.tell(control.Leave(cut=True))
+            assert hub.heard_by_now(control.Left) == []
+        hub.arena.move_from(old)
+        hub.tell(control.Serve(moved=True))
+        if moved_first:
+            hub.tell(control.Leave(cut=True))
+        hub.hear(control.Left)
+        assert hub.arena.needs_reset.tolist() == [REPORT_PENDING] * ROWS
+
+
 def test_move_keeps_the_seed_that_an_env_was_to_begin_with() -> None:
     with mapped() as hub:
         hub.arena.needs_reset[:] = FRESH

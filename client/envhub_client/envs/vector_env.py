@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import operator
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -267,7 +268,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
         Returns:
             Batched observations (the caller's own with ``copy=True``, else a view that holds until the second next
-            step), rewards float64 ``(num_envs,)``, terminations and truncations bool ``(num_envs,)``, and infos.
+            step or reset), rewards float64 ``(num_envs,)``, terminations and truncations bool ``(num_envs,)``, and
+            infos.
 
         Raises:
             SpaceMismatch: actions of the wrong count or shape; no env has moved.
@@ -395,11 +397,13 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def _recv(self, min_envs: int | None, timeout: float | None, by_env: bool) -> PartReturn:
         if self._session.state is AsyncState.WAITING_RESET:
             observations, infos = self._session.wait(AsyncState.WAITING_RESET, self._reset_result, timeout, by_env)
+            observations = observations if self._session.options.copy else copy.deepcopy(observations)
             flags = np.zeros(self.num_envs, bool)
             return observations, np.zeros(self.num_envs), flags, flags.copy(), infos, np.arange(self.num_envs)
         self._session.check_free("recv", among_others=True)
         lane = self._session.lane
         self._session.check_received()
+        min_envs = None if min_envs is None else operator.index(min_envs)
         if min_envs is not None and min_envs < 1:
             raise ValueError(f"min_envs must be at least 1, got {min_envs}")
         outstanding = lane.outstanding

@@ -120,7 +120,12 @@ class WireLane:
         while (missing := min_envs - sum(map(_size, self._inbox.parts))) > 0:
             if not self._receiving():
                 self._connection.send(Op.RECEIVE, Receive(missing if timeout is None else 1), keep=True)
-            part = self._read(None if deadline is None else deadline.left_s(), self._part)
+            try:
+                part = self._read(None if deadline is None else deadline.left_s(), self._part)
+            except RequestRefused:  # no other env is under way: an interrupted SEND never arrived
+                if not self._inbox.parts:
+                    raise
+                break
             self._inbox = _Inbox((*self._inbox.parts, part), None, self._inbox.unread)
         return _joined(self._inbox.parts)
 
@@ -163,6 +168,8 @@ class WireLane:
                 self._sent[reply.message.env_index] = False
             elif reply.message.code == "refused" or reply.message.scope == "session":
                 self._sent[:] = False  # none is under way: an interrupted SEND never arrived, or all is over
+                for part in self._inbox.parts:
+                    self._sent[part.env_ids] = True
             raise_failure(reply.message, self._connection.address)
         frames, count = reply.frames, len(self._fields)
         if len(frames) < count + 2:

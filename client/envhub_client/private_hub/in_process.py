@@ -21,6 +21,7 @@ class InProcessConnection(Connection):
 
     def __init__(self) -> None:
         """Make a hub for one session."""
+        self._interrupted: Reply | None = None  # the reply that was told as an interrupt
         super().__init__(ADDRESS, secrets.token_bytes(16))
 
     def _open(self) -> None:
@@ -40,9 +41,11 @@ class InProcessConnection(Connection):
         return None
 
     def wait(self, timeout: float | None = None) -> Reply:
-        """As of any connection; an interrupt in an env is one of the program."""
+        """As of any connection; an interrupt in an env is one of the program, once."""
         reply = super().wait(timeout)
-        if isinstance(reply.message, Failure) and reply.message.type.rpartition(".")[2] == "KeyboardInterrupt":
+        failed = isinstance(reply.message, Failure) and reply.message.type.rpartition(".")[2] == "KeyboardInterrupt"
+        if failed and reply is not self._interrupted:
+            self._interrupted = reply
             raise KeyboardInterrupt
         return reply
 

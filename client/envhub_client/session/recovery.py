@@ -193,7 +193,17 @@ class RecoveringLane:
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
-        return self._with_last(self._wait(lambda lane: lane.wait_rows(min_envs, timeout)), None)
+
+        def wait(lane: Lane) -> Batch:
+            try:
+                return lane.wait_rows(min_envs, timeout)
+            except HubLost:
+                raise
+            except Exception:  # of an env, which is not under way any more
+                self._under_way &= lane.moving
+                raise
+
+        return self._with_last(self._wait(wait), None)
 
     def taken(self, env_ids: np.ndarray) -> None:
         """Note that the results of these envs have reached the caller: they are outstanding no more."""

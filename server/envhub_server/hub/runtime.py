@@ -409,13 +409,14 @@ class SessionRuntime:
     def _on_HandOver(self, instruction: instructions.HandOver) -> None:
         worker, message, memory, stand_ins = instruction.worker, instruction.message, self._memory, self._stand_ins
         assert memory is not None and stand_ins is not None
+        objects = stand_ins.objects(worker)
         if worker in stand_ins.losses:
             self._ignore_bell(worker)
             stand_ins.release(worker)
-        self._pool.tell(worker, replace(message, objects=stand_ins.objects(worker)))
+        self._pool.tell(worker, replace(message, objects=objects))
         rows, request, done, op, _ = memory.words(worker)
         waiting = set(op[request != done].tolist())
-        if OP_OUT_OF_BAND in waiting:
+        if OP_OUT_OF_BAND in waiting and not message.ending:  # else the step has been made, and only its end is due
             self._pool.tell(worker, control.StepRows(memory.frames.out_of_band_of(rows.tolist())))
         reset = isinstance(instruction.pending, control.ResetRows)
         if instruction.pending is not None and (OP_RESET in waiting or not reset):

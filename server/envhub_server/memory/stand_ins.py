@@ -37,11 +37,14 @@ class ObjectCopies:
         """Note the blob, too large for the arena, of a row whose ``done`` word is, or will be, ``number``."""
         self._large[row] = (number, blob)
 
-    def keep(self, arena: Arena, rows: Iterable[int]) -> None:
-        """Copy the objects of those of these rows that are done."""
+    def keep(self, arena: Arena, rows: Iterable[int], has_left: bool = False) -> None:
+        """Copy the objects of those of these rows that are done.
+
+        With ``has_left`` copy those of all, whose worker has left, and has stored nothing of what is pending.
+        """
         for row in rows:
             number, length = int(arena.done[row]), int(arena.info_length[row])
-            if number != arena.request[row]:
+            if number != arena.request[row] and not has_left:
                 continue
             if 0 < length <= arena.layout.info_bytes:
                 self._kept[row] = (number, arena.infos[row, :length].tobytes())
@@ -171,10 +174,15 @@ class StandIns:
     # --- objects in observations --------------------------------------------------------------------------------------
 
     def objects(self, worker: int) -> list[bytes]:
-        """The objects of the last observation of each of the worker's rows; empty if its space has no objects."""
+        """The objects of the last observation of each of the rows of a worker that has none, or whose worker has left.
+
+        Empty if the space has no objects.
+        """
         if self.copies is None:
             return []
-        return [self.copies.last(self.memory.arena, row) for row in self.memory.rows(worker).tolist()]
+        arena, rows = self.memory.arena, self.memory.rows(worker).tolist()
+        self.copies.keep(arena, rows, has_left=worker not in self.losses)
+        return [self.copies.last(arena, row) for row in rows]
 
     def keep_objects(self) -> None:
         """Copy the objects of all rows that are done: no driver may have read them."""

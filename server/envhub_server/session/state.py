@@ -1274,14 +1274,16 @@ class SessionState:
             return math.inf
         return min((self._wears_since(worker)[0] + age_s for worker in self.workers), default=math.inf)
 
-    @staticmethod
-    def _wears_since(worker: WorkerState) -> tuple[float, float]:
+    def _wears_since(self, worker: WorkerState) -> tuple[float, float]:
         """Since when, and from how much memory on, its next limit counts; infinity where it has none.
 
         The first one is that of its serving. The envs of a worker that has several may never be between episodes at one
-        time: so there is another one from when its successor is ready, after which their episodes are cut.
+        time, and a vector env that resets them within a step never is: so there is another one from when its successor
+        is ready, after which their episodes are cut.
         """
-        if worker.stage is not Stage.SERVING or worker.overdue or (worker.worn and len(worker.rows) == 1):
+        never_between = self._recipe.settings.vector and self.make.autoreset_mode == "SameStep"
+        leaves_by_itself = len(worker.rows) == 1 and not never_between
+        if worker.stage is not Stage.SERVING or worker.overdue or (worker.worn and leaves_by_itself):
             return math.inf, math.inf
         return (worker.leaves_since_s, worker.leaves_bytes) if worker.worn else (worker.serves_since_s, 0)
 
@@ -1545,8 +1547,10 @@ class SessionState:
 
     def _on_other_arena_refused(self, refused: stimuli.OtherArenaRefused, now_s: float) -> Instructions:
         self.phase = Phase.READY
+        mapped = [number for number, worker in enumerate(self.workers) if worker.stage is Stage.MAPPED]
         why = f"no memory for a takeover is available: {refused.reason}"
-        return self._fail_takeover(Failure("limit", "hub", why))
+        handed = [self._hand_over(number, now_s) for number in mapped]
+        return [*handed, *self._fail_takeover(Failure("limit", "hub", why))]
 
     def _on_other_arena_late(self, _: stimuli.OtherArenaMade, now_s: float) -> Instructions:
         return [do.DropOtherArena()]

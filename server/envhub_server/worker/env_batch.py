@@ -229,6 +229,8 @@ class EnvBatch:
                 outcome = self._same_step(outcome, ended)
             if ended.any():
                 self.final_observations = _final_observations(outcome.infos, len(self.indices))
+                if self._finite_only:
+                    self._check_final()
         return outcome
 
     def _same_step(self, outcome: Outcome, ended: np.ndarray) -> Outcome:
@@ -359,6 +361,11 @@ class EnvBatch:
         if wrong.any():
             raise NotFinite(f"the observation or the reward of envs {self._rows[wrong].tolist()} is not finite")
 
+    def _check_final(self) -> None:
+        finals = zip(self.indices, self.final_observations)
+        if wrong := [row for row, final in finals if not _is_finite(self._observation_space, final)]:
+            raise NotFinite(f"the final observation of envs {wrong} is not finite")
+
     def _check_space(self, parts: Sequence[np.ndarray]) -> None:
         """Compare observations with their space, and plan the next comparison."""
         self._checks += 1
@@ -431,6 +438,11 @@ def _final(infos: dict[str, Any], ended: np.ndarray) -> dict[str, Any]:
         return {key: value for key, value in infos.items() if key.lstrip("_") not in ("final_obs", "final_info")}
     final_info = {"final_info": {}, "_final_info": ended} if "final_info" not in infos else {}
     return {"_final_obs": ended, **infos, **final_info}
+
+
+def _is_finite(space: Any, observation: Any) -> bool:
+    parts = [] if observation is None else [np.asarray(part) for part in spaces.flatten(space, observation)]
+    return all(np.isfinite(part).all() for part in parts if part.dtype.kind in "fc")
 
 
 def _final_observations(infos: Any, num_envs: int) -> list[Any]:

@@ -17,7 +17,11 @@ NO_INFO = (0, 0)  # the template and the length of an empty info
 
 
 class InfoPlace:
-    """Stores the infos of one row."""
+    """Stores the infos of one row.
+
+    Attributes:
+        bytes_max: an encoded info that is larger is dropped.
+    """
 
     def __init__(
         self,
@@ -38,7 +42,7 @@ class InfoPlace:
         """
         self._index, self._arena, self._send, self._columns, self._unknown = index, arena, send, columns, unknown
         layout = arena.layout
-        self._bytes, self._bytes_max = layout.info_bytes, bytes_max + layout.row_bytes()
+        self._bytes, self.bytes_max = layout.info_bytes, bytes_max + layout.row_bytes()
         self._place = arena.infos[index].data
         self._length, self._template = arena.words(arena.info_length), arena.words(arena.info_template)
         self._status = arena.words(arena.status)
@@ -71,19 +75,19 @@ class InfoPlace:
             if written != NO_INFO:
                 return written
         blob = codec.encode(info, self._unknown) if info else b""
-        if len(blob) > self._bytes_max:
-            blob = self._instead_of(info, len(blob))
+        if len(blob) > self.bytes_max:
+            blob = codec.encode(self.instead_of(info, len(blob)), self._unknown)
         return 0, self.put(with_objects(objects, blob) if objects else blob)
 
-    def _instead_of(self, info: dict[str, Any], nbytes: int) -> bytes:
-        """The encoded info in place of one that is too large; the final observation belongs to the results.
+    def instead_of(self, info: dict[str, Any], nbytes: int) -> dict[str, Any]:
+        """The info in place of one of so many bytes, which is too large; the final observation belongs to the results.
 
         An empty ``final_info`` stays beside it, for clients find both at an episode's end.
         """
         if not self._dropped:
             self._dropped = True
-            limit = f"info_bytes_max={self._bytes_max}, the observation included"
+            limit = f"info_bytes_max={self.bytes_max}, the observation included"
             self._send(control.Suspicious(self._index, f"an info of {nbytes} bytes, which is dropped: {limit}"))
         ended = self._same_step and "final_obs" in info
         final = {"final_obs": info["final_obs"], "final_info": {}} if ended else {}
-        return codec.encode({**final, control.INFO_DROPPED: True}, self._unknown)
+        return {**final, control.INFO_DROPPED: True}

@@ -128,6 +128,7 @@ class Worker:
         self._episodes_left = 0  # until the hub is told that there were enough; 0 where it need not know
         self._leaving = False  # whether another worker takes over once all envs are between episodes
         self._cutting = False  # whether it does so in the middle of episodes
+        self._serving = False  # whether the rows in the arena are this worker's
         self._left: list[Part] = []  # that another worker serves now
         self._rebuilds = 0
         self._journal: JournalWriter | None = None
@@ -350,7 +351,7 @@ class Worker:
             with contextlib.suppress(OSError):  # epoll does not know the done bells
                 self._poller.unregister(bell)
             os.close(bell)
-        self._spinner = Spinner(0, time.perf_counter_ns)
+        self._spinner, self._serving = Spinner(0, time.perf_counter_ns), False
         self._bells, self._done_bells = bells[:2], dict(zip((DRIVER_HUB, DRIVER_CLIENT), bells[2:]))
         leaves = mapped.observation_leaves, mapped.action_leaves
         observations, actions = (tuple(map(Leaf.from_wire, found)) for found in leaves)
@@ -439,12 +440,15 @@ class Worker:
         # Watched by edges, each ring wakes the worker once, which saves a read for every step.
         self._poller.register(clients, select.EPOLLIN | select.EPOLLET)
         self._spinner = Spinner(self._spin_us, time.perf_counter_ns)  # only now: before Serve the rows are the hub's
+        self._serving = True
         if serve.ending:
             (row,) = self._rows
             assert isinstance(row, Row)
             end = partial(row.end_for_another, codec.decode(serve.ending, self._allow_pickle))
             self._step_rows([row], lambda _: end())
         self.serve_rows()  # of rows that were posted before, the ring may be over
+        if self._leaving:
+            self._leave_between_episodes()
 
     # --- stepping -------------------------------------------------------------------------------------------------
 
@@ -537,6 +541,8 @@ class Worker:
 
     def _leave_between_episodes(self) -> None:
         """Leave the rows to another worker if every env's next step is a reset, or is to be a truncation."""
+        if not self._serving:
+            return  # what is written into an arena before its rows have moved there is lost
         needs_reset, indices = self._arena.words(self._arena.needs_reset), self._indices()
         ongoing = [index for index in indices if needs_reset[index] == ONGOING]
         reported = all(needs_reset[index] != REPORT_PENDING for index in indices)

@@ -2,6 +2,9 @@
 
 The session's state machine, memory and worker are those of a hub. The worker has no process: it executes what it is
 told at once, and what it says goes into the queue of events as it does in a hub.
+
+Ctrl-C interrupts an env. Anywhere else it is held back until the request is carried out, because what is done in
+another process there must be done as a whole.
 """
 
 from __future__ import annotations
@@ -11,9 +14,14 @@ import logging
 import os
 import random
 import secrets
+import signal
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import envhub
@@ -47,6 +55,52 @@ ARENA_BYTES_MAX = 1 << 50
 SIZING = WorkerCount(1, "in the program's own process, by num_workers=0", told=True)
 
 
+class _Interrupts:
+    """Holds SIGINT back in the program's main thread, if it has a handler of Python's there."""
+
+    def __init__(self) -> None:
+        self._handler: Callable[[int, FrameType | None], Any] | None = None  # the program's, while it is held back
+        self._came = False
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Within the context it is held back; afterwards the program's handler is called, if one came."""
+        handler = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or not callable(handler):
+            yield
+            return
+        self._handler = handler
+        signal.signal(signal.SIGINT, self._note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, self._handler)
+            self._handler = None
+            self._tell(handler)
+
+    @contextlib.contextmanager
+    def let_through(self) -> Iterator[None]:
+        """Within the context, in which an env runs, it is not held back."""
+        if self._handler is None or signal.getsignal(signal.SIGINT) != self._note:  # as within such a context
+            yield
+            return
+        signal.signal(signal.SIGINT, self._handler)
+        try:
+            self._tell(self._handler)
+            yield
+        finally:
+            found = signal.signal(signal.SIGINT, self._note)
+            self._handler = found if callable(found) else signal.default_int_handler  # the env may have set another
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
+
+    def _tell(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        if self._came:
+            self._came = False
+            handler(signal.SIGINT, sys._getframe())
+
+
 class InProcessHub:
     """A hub of one session and one client, without a process, a socket or a thread.
 
@@ -62,15 +116,20 @@ class InProcessHub:
         self._poller = Poller()
         self._clock = Clock()
         self._runtime: SessionRuntime | None = None
-        workers, costs = _InProcessWorkers(self._events), KnownCosts(None)
+        self._interrupts = _Interrupts()
+        workers, costs = _InProcessWorkers(self._events, self._interrupts), KnownCosts(None)
         parts = self._poller, workers, self.protocol, self._clock, self._events, costs, UnreadMemory()
         self._services = Services(*parts)
 
     def receive(self, frames: Frames) -> None:
         """Carry out the request in a message; its reply is ``outgoing`` afterwards.
 
-        An interrupted request goes on when the next message is received.
+        Ctrl-C within an env is an exception of the env. At any other time it comes when the request is carried out.
         """
+        with self._interrupts.held():
+            self._receive(frames)
+
+    def _receive(self, frames: Frames) -> None:
         self._run()
         request = self.protocol.receive(PEER, CONNECTION, frames)
         if request is None:
@@ -108,7 +167,8 @@ class InProcessHub:
         self._handle_events()
         while self._runtime is not None and self._runtime.state.asked:
             left_s = self._runtime.state.next_deadline_s() - self._clock.now_s()
-            time.sleep(max(0.0, left_s))  # a worker that crashed is started again then
+            with self._interrupts.let_through():  # the request goes on when the next message is received
+                time.sleep(max(0.0, left_s))  # a worker that crashed is started again then
             self._runtime.elapse()
             self._handle_events()
 
@@ -139,6 +199,29 @@ class _Crashed(Exception):
 
 class _InProcessWorker(Worker):
     """A worker that is no process of its own."""
+
+    def __init__(self, channel: Any, interrupts: _Interrupts) -> None:
+        super().__init__(channel, NoStackDumps())
+        self._interrupts = interrupts
+
+    def _answer_build(self, work: Callable[[], Any]) -> bool | None:
+        return super()._answer_build(partial(self._interruptible, work))
+
+    def _finish(self, row: Any, run: Callable[[], None], steps: bool = False) -> None:
+        super()._finish(row, partial(self._interruptible, run), steps)
+
+    def _for_each_env(self, run: Callable[[Any], bytes], call: Any) -> None:
+        super()._for_each_env(partial(self._interruptible, run), call)
+
+    def _make_env(self, row: int) -> Any:
+        return self._interruptible(super()._make_env, row)
+
+    def _on_CloseEnvs(self, message: Any) -> bool:
+        return bool(self._interruptible(super()._on_CloseEnvs, message))
+
+    def _interruptible(self, run: Callable[..., Any], *arguments: Any) -> Any:
+        with self._interrupts.let_through():
+            return run(*arguments)
 
     def crash(self) -> None:
         """End, so that the session starts another one."""
@@ -180,10 +263,10 @@ class _WorkerInThread:
     pid = None
     log_tail = ""
 
-    def __init__(self, session: int, number: int, events: Events) -> None:
+    def __init__(self, session: int, number: int, events: Events, interrupts: _Interrupts) -> None:
         self._session, self._number, self._events = session, number, events
         self._channel = _EventChannel(lambda message: self._report(WorkerSaid(number, message)))
-        self._worker = _InProcessWorker(self._channel, NoStackDumps())  # type: ignore[arg-type]
+        self._worker = _InProcessWorker(self._channel, interrupts)
         self._far_bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._ended = False
 
@@ -239,8 +322,8 @@ class _WorkerInThread:
 class _InProcessWorkers:
     """Starts workers in this thread, in place of a hub's supervisor."""
 
-    def __init__(self, events: Events) -> None:
-        self._events = events
+    def __init__(self, events: Events, interrupts: _Interrupts) -> None:
+        self._events, self._interrupts = events, interrupts
 
     def start(
         self,
@@ -251,7 +334,7 @@ class _InProcessWorkers:
         libraries: Sequence[str],
     ) -> list[_WorkerInThread]:
         """The workers of these numbers."""
-        return [_WorkerInThread(session, number, self._events) for number in numbers]
+        return [_WorkerInThread(session, number, self._events, self._interrupts) for number in numbers]
 
     def orphans(self) -> Mapping[int, Sequence[int]]:
         """None are known: what the envs start is the program's."""

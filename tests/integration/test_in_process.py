@@ -195,6 +195,54 @@ def test_interrupt_in_an_env_is_told_once(begin: str, wait: str) -> None:
         assert envs.step(np.zeros(NUM_ENVS, int))[1].tolist() == [1.0] * NUM_ENVS
 
 
+@contextlib.contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """Within the context, SIGINT comes after so many seconds."""
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_interrupt_anywhere_in_a_step_leaves_envs_that_go_on() -> None:
+    interrupts = 0
+    with made() as envs:
+        envs.reset(seed=1)
+        nothing = np.zeros(NUM_ENVS, int)
+        for number in range(300):
+            try:
+                with interrupted_after(2e-5 + number % 100 * 1e-5):
+                    envs.step(nothing)
+            except KeyboardInterrupt:
+                interrupts += 1
+            begun_s = time.monotonic()
+            try:
+                envs.step(nothing)
+            except envhub.EnvRaised as error:  # of the step that was interrupted in an env
+                assert "KeyboardInterrupt" in str(error)
+                envs.reset()
+            assert time.monotonic() < begun_s + 5  # it waited for no deadline
+        assert envs.get_attr("spec") == (None,) * NUM_ENVS
+    assert interrupts > 20 and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_close_of_an_env_that_hangs_is_interrupted() -> None:
+    class Stuck(Strict):
+        def close(self) -> None:
+            time.sleep(20)
+
+    envs = envhub.make_vec([Stuck], num_workers=0)
+    envs.reset()
+    begun_s = time.monotonic()
+    with contextlib.suppress(KeyboardInterrupt), interrupted_after(0.2):
+        envs.close()
+    envs.close()
+    assert time.monotonic() < begun_s + 10
+
+
 def test_nothing_is_left() -> None:
     with made() as envs:
         envs.reset()

@@ -550,6 +550,8 @@ def _film_into(path: Path | None) -> Iterator[Callable[[np.ndarray, float], None
         return
     from envhub.recording.film import Film
 
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        _end("replay", f"--video {path}: it has to be a file in a folder that exists", EXIT_USAGE)
     films: list[Film] = []
 
     def show(frame: np.ndarray, fps: float) -> None:

@@ -8,7 +8,6 @@ however it does, the sockets end, and the process writes what is complete and en
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import select
 import selectors
@@ -34,7 +33,7 @@ MESSAGE_BYTES_MAX = 1 << 17
 SETUP_BYTES_MAX = 1 << 26
 BATCH_BYTES = 1 << 24  # of episodes that are forced to the disk together
 LAST_WORDS_S = 5.0  # without a word of any line, after which those that have not ended are given up
-FPS = 30.0  # of films of an env that does not say
+FPS, FPS_MAX = 30.0, 1000.0  # of films of an env that does not say, or not sensibly
 REFUSED_CHARACTERS = 300  # of why a line is refused
 LOOK_S = 10.0  # between looks at what the other recordings in the folder hold
 
@@ -426,7 +425,7 @@ def _spec_in_json(blob: bytes) -> str:
 def _fps_of(metadata: Any) -> float:
     """How many frames of an env a second has, as its metadata says, if it does."""
     found = metadata.get("render_fps") if isinstance(metadata, dict) else None
-    return float(found) if isinstance(found, (int, float)) and 0 < found < math.inf else FPS
+    return float(found) if isinstance(found, (int, float)) and 0 < found <= FPS_MAX else FPS
 
 
 def _read(blob: bytes) -> Any:

@@ -15,9 +15,8 @@ from envhub.errors import UnsupportedSpace
 from envhub.recording.folder import claim, recorded_in
 from envhub.recording.options import RecordOptions
 from envhub.recording.recorder import EpisodeRecorder, Selection
-from envhub.recording.recorder_handle import RecorderHandle, missing_packages, setup_of
+from envhub.recording.recorder_handle import RecorderHandle, missing_packages, setup_of, why_unrecordable
 from envhub.values import codec, spaces
-from envhub.values.leaf import OBJECT
 
 WRITE_S = 60.0  # for the process that writes to write what it has
 END_S = 5.0  # for it to end then
@@ -72,8 +71,8 @@ class ProgramRecorder(EpisodeRecorder):
         fps: float,
     ) -> None:
         for space in spaces_of_one:
-            if OBJECT in spaces.leaves(space):
-                raise UnsupportedSpace(f"{space} cannot be recorded: it has parts that are no arrays of a fixed size")
+            if why := why_unrecordable(spaces.leaves(space)):
+                raise UnsupportedSpace(f"{space} cannot be recorded: {why}")
         chosen, film = options.chosen(num_envs), sorted(options.film)
         self._folder = claim(Path(options.folder).expanduser().absolute())
         self._handle = RecorderHandle()

@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from envhub.recording.options import RecordOptions
 from envhub.values import codec
+from envhub.values.leaf import OBJECT, Leaf
 
 MESSAGE_BYTES_MAX = 1 << 16
 ORDER_BYTES_MAX = 1 << 17  # of what the process is told in one message
@@ -175,6 +176,16 @@ class RecorderHandle:
         except ConnectionResetError:
             return None
         return codec.decode(message) if message else None
+
+
+def why_unrecordable(leaves: Iterable[Leaf]) -> str:
+    """Why envs whose spaces have these leaves cannot be recorded; empty if they can."""
+    for leaf in leaves:
+        if leaf == OBJECT:
+            return "a space has parts that are no arrays of a fixed size"
+        if not leaf.items:
+            return "a space has parts without elements, which Minari cannot store"
+    return ""
 
 
 def setup_of(

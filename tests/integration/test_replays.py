@@ -168,6 +168,44 @@ def test_exceptions_that_the_env_outlived_are_run_again_before_the_one_that_is_t
         assert verdict.alike, verdict.text
 
 
+class WarmsUp(Brittle):
+    """Its first reset fails."""
+
+    warm = False
+
+    def reset(self, **how: Any) -> Any:
+        if not self.warm:
+            self.warm = True
+            raise ArithmeticError("it warms up")
+        return super().reset(**how)
+
+    def step(self, action: int) -> Any:
+        if action == 4:
+            os._exit(3)
+        return super().step(action)
+
+
+def test_exception_of_the_first_reset_after_a_crash_shows_no_observation_to_compare() -> None:
+    with contextlib.closing(envhub.make_vec(partial(WarmsUp, "exception", 0.0), on_exception="raise")) as envs:
+
+        def reset() -> None:
+            with pytest.raises(ArithmeticError, match="warms up"):
+                envs.reset(seed=3)
+            envs.reset(seed=3)
+
+        reset()
+        envs.step([1])
+        assert envs.step([4])[3].all()
+        reset()
+        envs.step([2])
+        envs.set_attr("rate", 1.0)
+        with pytest.raises(ValueError, match="") as raised:
+            envs.step([3])
+        assert isinstance(raised.value.__cause__, envhub.EnvRaised)
+        verdict = run(raised.value.__cause__)
+    assert "differs" not in verdict.text, verdict.text
+
+
 def test_steps_are_counted_from_the_last_reset_whoever_asked_for_it(address: str | None) -> None:
     with made(address, "exit", 1, rate=0.0) as envs:
         envs.reset(seed=3)

@@ -28,9 +28,10 @@ import envhub
 from envhub.protocol.messages import Make
 from envhub.recording.process import FPS, Line, RecorderProcess, _fps_of, check_shape
 from envhub.recording.recorder import EpisodeRecorder, Selection
-from envhub.recording.recorder_handle import RecorderHandle, setup_of
+from envhub.recording.recorder_handle import RecorderHandle, setup_of, why_unrecordable
 from envhub.recording.tape import Tape, TapeShape, new_tape
 from envhub.values import codec, spaces
+from envhub.values.leaf import OBJECT, Leaf
 
 LINES = 300
 SPACES = Box(-9, 9, (1,)), Discrete(2)
@@ -98,6 +99,13 @@ def test_process_that_is_told_to_end_with_its_program_writes_everything_first(
     handle.control.close()
     assert handle.process.wait(60) == 0
     assert minari.MinariDataset(str(tmp_path / "recording-v0/data")).total_episodes == 2
+
+
+def test_spaces_that_cannot_be_recorded_are_told_from_others() -> None:
+    number, empty = Leaf("<f8", ()), Leaf("<f8", (2, 0))
+    assert why_unrecordable([number, Leaf("|u1", (3, 4))]) == ""
+    assert "fixed size" in why_unrecordable([number, OBJECT])
+    assert "without elements" in why_unrecordable([number, empty])
 
 
 @pytest.mark.long

@@ -18,12 +18,10 @@ from typing import Any
 import numpy as np
 
 import envhub
-from envhub.arena.layout import Layout
 from envhub.protocol.messages import Make
 from envhub.recording.options import RecordOptions
 from envhub.recording.recorder_handle import RecorderHandle, setup_of
 from envhub.sealing import seal
-from envhub.values.leaf import OBJECT
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.ipc import control
 from envhub_server.log import Logger
@@ -317,6 +315,7 @@ class SessionRecording:
         """Say what was recorded, and free everything; the process has ended, or is waited for no longer."""
         if self.handle.control.fileno() < 0:
             return
+        self._closed = True
         self._read()
         self.handle.give_up()
         for descriptor in (self.handle.control.fileno(), self._pidfd):
@@ -332,10 +331,3 @@ class SessionRecording:
         elif found["folder"]:
             told = {"nbytes": found["nbytes"], "dropped": found["dropped"]}
             self._log.info("recorded", folder=found["folder"], episodes=found["episodes"], **told)
-
-
-def unrecordable(loose: bool, layout: Layout) -> str:
-    """Why envs of these spaces cannot be recorded; empty if they can. ``loose``: observations have object leaves."""
-    if loose or OBJECT in layout.actions:
-        return "a space has parts that are no arrays of a fixed size"
-    return ""

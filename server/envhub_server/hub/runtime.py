@@ -24,9 +24,11 @@ from envhub.protocol import messages
 from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure, Op, Step
 from envhub.protocol.prelude import FRAME_BYTES_MAX
+from envhub.recording.recorder_handle import why_unrecordable
 from envhub.values import codec
+from envhub.values.leaf import OBJECT
 from envhub_server.catalog.step_cost_file import KnownCosts
-from envhub_server.hub.recordings import SessionRecording, unrecordable
+from envhub_server.hub.recordings import SessionRecording
 from envhub_server.hub.replay_keeper import ReplayKeeper
 from envhub_server.hub.replay_writer import ReplayWriter
 from envhub_server.hub.worker_pool import WorkerPool, WorkerStarter
@@ -443,7 +445,8 @@ class SessionRuntime:
         if self.recording is not None and self.recording.not_filmed:
             self._report(stimuli.ArenaRefused(self.recording.not_filmed))
             return
-        if self.recording is not None and (why := unrecordable(instruction.loose, layout)):
+        leaves = [*layout.observations, *layout.actions, *([OBJECT] if instruction.loose else [])]
+        if self.recording is not None and (why := why_unrecordable(leaves)):
             self.recording.refuse(why)
         batch = max((layout.batch_bytes(leaf) for leaf in layout.observations), default=0)
         if batch > FRAME_BYTES_MAX:

@@ -111,16 +111,16 @@ class Replayer:
             if number == stop and debugger is None:
                 return {"stopped": number}
             self._report({"call": number})
-            call = self._prepared(number)
+            call, observed = self._prepared(number), True
             if number == stop and debugger is not None:
                 if not _debug(debugger, self.part.env, self._is_reset(number), call):
                     return {"left": number}
             else:
-                self._make(call, number)
+                observed = self._make(call, number)
             self._film()
             if self._replay.memory_max and _private_bytes() > self._replay.memory_max:
                 return {"overrun": number}
-            if not differs and self._differs(number):
+            if observed and not differs and self._differs(number):
                 differs = True
                 self._report({"differs": number})
         self._report({"call": self._history.calls})
@@ -137,8 +137,11 @@ class Replayer:
             self._report({"unseen": f"{type(error).__name__}: {error}"[:UNSEEN_CHARS_MAX]})
             self._show = None
 
-    def _make(self, call: Callable[[], None], number: int) -> None:
+    def _make(self, call: Callable[[], None], number: int) -> bool:
         """Make the call; go on, as the worker did, where it raises and the env was not made again.
+
+        Returns:
+            Whether the env gave an observation.
 
         Raises:
             BaseException: what the env raises, where it did not go on.
@@ -152,6 +155,8 @@ class Replayer:
             if number >= self._replay.failed_at or (is_step and policy == "truncate"):
                 raise
             self.part.repeat_last()
+            return False
+        return True
 
     @property
     def _raises(self) -> bool:
@@ -310,7 +315,7 @@ def main(path: str, report_descriptor: int, until: str, use_pdb: bool, video: bo
     def show(env: Any) -> None:
         found = env.call("render", (), {})[0] if isinstance(env, NativeEnv) else env.get_wrapper_attr("render")()
         frame = np.ascontiguousarray(found, np.uint8)
-        if frame.ndim != 3:
+        if frame.ndim != 3 or frame.shape[2] != 3:
             raise TypeError(f"the env shows no frame in the mode rgb_array, but {found!r:.100}")
         report({"frame": frame.shape, "fps": float((env.metadata or {}).get("render_fps", 30))})
         data = frame.data.cast("B")

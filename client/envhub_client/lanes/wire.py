@@ -122,7 +122,7 @@ class WireLane:
                 self._connection.send(Op.RECEIVE, Receive(missing if timeout is None else 1), keep=True)
             try:
                 part = self._read(None if deadline is None else deadline.left_s(), self._part)
-            except RequestRefused:  # no other env is under way: an interrupted SEND never arrived
+            except RequestRefused:  # see ``_part``
                 if not self._inbox.parts:
                     raise
                 break
@@ -166,8 +166,10 @@ class WireLane:
         if isinstance(reply.message, Failure):
             if reply.message.env_index is not None:
                 self._sent[reply.message.env_index] = False
-            elif reply.message.code == "refused" or reply.message.scope == "session":
-                self._sent[:] = False  # none is under way: an interrupted SEND never arrived, or all is over
+            elif reply.message.scope == "session":
+                self._sent[:] = False
+            elif reply.message.code == "refused":  # no other is under way: an interrupted SEND never arrived
+                self._sent[:] = False
                 for part in self._inbox.parts:
                     self._sent[part.env_ids] = True
             raise_failure(reply.message, self._connection.address)

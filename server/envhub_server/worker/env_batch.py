@@ -23,7 +23,15 @@ from envhub_server.worker import batch_infos
 from envhub_server.worker.info_place import NO_INFO, InfoPlace
 from envhub_server.worker.journal_writer import JournalWriter
 from envhub_server.worker.native_env import NativeEnv
-from envhub_server.worker.row import DISABLED, SAME_STEP, STEPS_CHECKED_FIRST, STEPS_PER_CHECK, NotFinite, Row
+from envhub_server.worker.row import (
+    DISABLED,
+    SAME_STEP,
+    STEPS_CHECKED_FIRST,
+    STEPS_PER_CHECK,
+    NotFinite,
+    Row,
+    why_not_finite,
+)
 from envhub_server.worker.slots import as_slice
 
 _INVALID = codec.encode({"invalid_transition": True})
@@ -362,8 +370,8 @@ class EnvBatch:
             raise NotFinite(f"the observation or the reward of envs {self._rows[wrong].tolist()} is not finite")
 
     def _check_final(self) -> None:
-        finals = zip(self.indices, self.final_observations)
-        if wrong := [row for row, final in finals if not _is_finite(self._observation_space, final)]:
+        finals = [(row, final) for row, final in zip(self.indices, self.final_observations) if final is not None]
+        if wrong := [row for row, final in finals if why_not_finite(self._observation_space, final)]:
             raise NotFinite(f"the final observation of envs {wrong} is not finite")
 
     def _check_space(self, parts: Sequence[np.ndarray]) -> None:
@@ -438,11 +446,6 @@ def _final(infos: dict[str, Any], ended: np.ndarray) -> dict[str, Any]:
         return {key: value for key, value in infos.items() if key.lstrip("_") not in ("final_obs", "final_info")}
     final_info = {"final_info": {}, "_final_info": ended} if "final_info" not in infos else {}
     return {"_final_obs": ended, **infos, **final_info}
-
-
-def _is_finite(space: Any, observation: Any) -> bool:
-    parts = [] if observation is None else [np.asarray(part) for part in spaces.flatten(space, observation)]
-    return all(np.isfinite(part).all() for part in parts if part.dtype.kind in "fc")
 
 
 def _final_observations(infos: Any, num_envs: int) -> list[Any]:

@@ -143,11 +143,8 @@ class Row:
     def _check_finite(self, observation: Any, reward: Any) -> None:
         if not np.isfinite(reward):
             raise NotFinite(f"a reward of {reward}")
-        for number, part in enumerate(spaces.flatten(self._observation_space, observation)):
-            if isinstance(part, (float, np.ndarray, np.floating)) and np.asarray(part).dtype.kind in "fc":
-                wrong = np.size(part) - np.count_nonzero(np.isfinite(part))
-                if wrong:
-                    raise NotFinite(f"{wrong} values of part {number} of an observation are not finite")
+        if problem := why_not_finite(self._observation_space, observation):
+            raise NotFinite(problem)
 
     def take_place(
         self, seeds: Mapping[int, int | None], failure: Exception | None, info: bytes, objects: Mapping[int, bytes]
@@ -336,6 +333,16 @@ class Row:
             self._last_objects = encoded
         else:
             self._info.store(info)
+
+
+def why_not_finite(space: Any, observation: Any) -> str:
+    """Which values of an observation are infinite or not a number; empty if none is."""
+    for number, part in enumerate(spaces.flatten(space, observation)):
+        if isinstance(part, (float, np.ndarray, np.floating)) and np.asarray(part).dtype.kind in "fc":
+            wrong = np.size(part) - np.count_nonzero(np.isfinite(part))
+            if wrong:
+                return f"{wrong} values of part {number} of an observation are not finite"
+    return ""
 
 
 def _as_dict(info: Any) -> dict[Any, Any]:

@@ -74,8 +74,8 @@ class _Interrupts:
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, self._handler)
-            self._handler = None
+            handler, self._handler = self._handler, None  # an env may have set another
+            signal.signal(signal.SIGINT, handler)
             self._tell(handler)
 
     @contextlib.contextmanager
@@ -90,7 +90,7 @@ class _Interrupts:
             yield
         finally:
             found = signal.signal(signal.SIGINT, self._note)
-            self._handler = found if callable(found) else signal.default_int_handler  # the env may have set another
+            self._handler = found if callable(found) else signal.default_int_handler
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came = True

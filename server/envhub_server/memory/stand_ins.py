@@ -40,7 +40,7 @@ class ObjectCopies:
     def keep(self, arena: Arena, rows: Iterable[int], has_left: bool = False) -> None:
         """Copy the objects of those of these rows that are done.
 
-        With ``has_left`` copy those of all, whose worker has left, and has stored nothing of what is pending.
+        With ``has_left``, those of all of these rows: their worker has left and stored nothing for pending ones.
         """
         for row in rows:
             number, length = int(arena.done[row]), int(arena.info_length[row])
@@ -94,7 +94,7 @@ class StandIns:
         if self.copies is not None:  # the blobs of rows that are not done may be incomplete
             self.copies.keep(arena, words.rows[words.request == words.done].tolist())
         arena.needs_reset[words.rows] = plan.needs_reset
-        # Their last complete observations are those before the reset again, and nobody reads what it has stored.
+        # Nobody has read what the reset stored there: their last observations are again those before it.
         arena.done[plan.again] = arena.request[plan.again] - 1
         self.unrung = True  # it may have ended after its last row was done and before it rang
         return [*self._lose(plan.lost, loss), *self._keep(plan.kept)]

@@ -230,8 +230,8 @@ class Replayer:
                 found.state = codec.decode(note.generator).bit_generator.state
 
     def _differs(self, number: int) -> bool:
-        """Whether the observation after this call is another than it was."""
-        if number >= self._history.digested:
+        """Whether the observation after this call is another than it was; the call that failed gave none."""
+        if number >= min(self._history.digested, self._replay.failed_at):
             return False
         self._digester.digest(0, number & 1)
         kinds = self._kinds[number]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import cyclopts
 from cyclopts import Parameter
+from cyclopts.validators import Number
 from rich.console import Console
 
 from envhub.errors import printable
@@ -335,7 +336,7 @@ def record(
     folder: Path,
     *,
     hub: str | None = None,
-    num_envs: Annotated[int, Parameter(alias="-n")] = 4,
+    num_envs: Annotated[int, Parameter(alias="-n", validator=Number(gte=1))] = 4,
     episodes: int = 10,
     policy: str = "",
     seed: int = 0,
@@ -369,7 +370,8 @@ def record(
             only: Any = "failed" if kept.only_failed else "all"
             options = RecordOptions(folder, kept.env_id or None, kept.every, only, kept.film, episodes_max=episodes)
             options.chosen(num_envs)
-        except ValueError as error:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (ValueError, OSError) as error:
             _end("record", error, EXIT_USAGE)
         found = run(env, options, num_envs, hub, policy, seed)
     text = f"{found.episodes} episodes, {found.nbytes / 1e6:.1f} MB, in {found.folder}; {found.dropped} were dropped"
@@ -484,6 +486,8 @@ def replays(folder: Path | None = None) -> None:
     from envhub_server.catalog.replay_folder import files_in
     from envhub_server.replay import ReplayError, read
 
+    if folder is not None and not folder.is_dir():
+        _end("replays", f"there is no folder {folder}")
     for path in files_in(_replay_folder(folder)):
         try:
             found = read(path)

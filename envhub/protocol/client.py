@@ -259,6 +259,8 @@ class ClientProtocol:
         if self._away_since_s is not None and now_s - self._away_since_s >= AWAY_WARNING_S:
             return "the connection to it is lost" + (", and others are refused" if self.is_refused else "")
         if self._pending is not None and self._heard_s is not None and now_s - self._heard_s >= SILENCE_WARNING_S:
+            if self._refused_since_s is not None:
+                return "connections to its address are refused"
             return f"it has been silent for {SILENCE_WARNING_S:g} s"
         return ""
 

@@ -469,6 +469,9 @@ def test_command_records_what_a_policy_plays(served: ServedHub, tmp_path: Path) 
     ("arguments", "status", "told"),
     [
         (["CartPole-v1", "runs", "--policy", "nowhere:act"], 1, "there is no policy 'nowhere:act'"),
+        (["CartPole-v1", "runs", "--policy", "nowhere"], 1, "module:function"),
+        (["CartPole-v1", "/proc/runs"], 2, "/proc/runs"),
+        (["CartPole-v1", "runs", "-n", "0"], 2, "Must be"),
         (["CartPole-v1", "runs", "--film", "9"], 2, "film has envs that are not recorded"),
         (["NoSuch-v1", "runs"], 1, "NoSuch"),
     ],

@@ -485,6 +485,14 @@ def test_client_that_waits_for_nothing_does_not_lose_its_hub_by_time_alone() -> 
     assert pair.client.loss(pair.now_s + 1e6) == pair.client.trouble(pair.now_s + 1e6) == ""
 
 
+def test_first_connection_that_is_refused_is_told_as_such() -> None:
+    client = ClientProtocol(NO_SESSION, 30.0)
+    client.request(Op.HELLO, Hello(client="test"), [], 1.0)
+    assert "silent" in client.trouble(100.0)
+    client.refused(2.0)
+    assert client.trouble(100.0) == "connections to its address are refused"
+
+
 def test_reconnect_timeout_is_the_clients_own() -> None:
     pair = joined()
     pair.client.reconnect_s = 2.0

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from envhub.errors import EnvHubError, printable
 from envhub_client.client import Client, connect
+from envhub_client.connection.connection import CONNECT_TIMEOUT_S
 
 SPACES_MAX = 16  # a hub tells the spaces of an env only by making one
 HEADINGS = ("env", "observation space", "action space")
@@ -32,7 +33,7 @@ def run(console: Console, errors: Console, address: str | None, patterns: Sequen
     Raises:
         EnvHubError: as of ``envhub.connect``.
     """
-    with connect(address, timeout) as client:
+    with connect(address, min(timeout, CONNECT_TIMEOUT_S)) as client:
         offered = client.envs()
         names = [name for name in offered if any(fnmatchcase(name, pattern) for pattern in patterns or ("*",))]
         if len(names) > SPACES_MAX:

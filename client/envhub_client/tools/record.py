@@ -54,6 +54,8 @@ def run(env: str, options: RecordOptions, num_envs: int, hub: str | None, policy
 
 def _loaded(policy: str) -> Policy:
     module, _, name = policy.partition(":")
+    if not (module and name):
+        raise RequestRefused(f"a policy is written module:function, got {policy!r}")
     if "" not in sys.path:
         sys.path.insert(0, "")  # as ``python -m`` has it: the policy is mostly in the current folder
     try:

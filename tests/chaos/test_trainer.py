@@ -61,9 +61,10 @@ def kill_one(hub: ServedHub, generator: random.Random) -> bool:
     return False
 
 
-@pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("lane", ["auto", "wire"])
+@pytest.mark.parametrize(
+    "lane", [pytest.param("auto", marks=pytest.mark.long), pytest.param("wire", marks=pytest.mark.chaos)]
+)
 def test_trainer_learns_while_a_worker_is_killed_every_two_seconds(cartpole_hub: ServedHub, lane: str) -> None:
     generator = random.Random(SEED)
     with every(KILL_EVERY_S, lambda: kill_one(cartpole_hub, generator)) as kills:

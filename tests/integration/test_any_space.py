@@ -173,7 +173,7 @@ def test_any_space_and_info_arrive_as_from_sync_vector_env(
 
 
 @pytest.mark.parametrize(
-    "examples", [pytest.param(30, marks=pytest.mark.long), pytest.param(300, marks=pytest.mark.chaos)]
+    "examples", [pytest.param(15, marks=pytest.mark.long), pytest.param(300, marks=pytest.mark.chaos)]
 )
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("lane", LANES)

@@ -174,7 +174,14 @@ def _is_ended(peer: ZmtpPeer) -> bool:
         return True
 
 
-@pytest.mark.parametrize("count", [1500, pytest.param(10**5, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize(
+    "count",
+    [
+        1500,
+        pytest.param(10**4, marks=pytest.mark.long),
+        pytest.param(10**5, marks=[pytest.mark.chaos, pytest.mark.timeout(1200)]),
+    ],
+)
 def test_malformed_messages_without_end_harm_no_session(
     flooded: ServedHub, honest: envhub.HubVectorEnv, count: int
 ) -> None:

@@ -41,7 +41,9 @@ class Talking(sims.Counter):
 
 @pytest.mark.parametrize("lane", ["auto", "wire"])
 @pytest.mark.parametrize("by_parts", [False, pytest.param(True, marks=pytest.mark.long)])
-@pytest.mark.parametrize("stride", [19, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "stride", [19, pytest.param(3, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.chaos)]
+)
 def test_interrupt_anywhere_in_a_wait_loses_nothing(lane: str, by_parts: bool, stride: int) -> None:
     actions, lost = np.zeros(3, np.int64), 0
     with closing(envhub.make_vec([Talking] * 3, num_workers=2, lane=lane)) as envs:

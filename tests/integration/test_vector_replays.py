@@ -62,7 +62,7 @@ def check(envs: envhub.HubVectorEnv, count: int) -> None:
         assert "failed alike" in verdict.text
 
 
-@pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.long)])
+@pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.chaos)])
 @pytest.mark.parametrize(
     "cause",
     [pytest.param(cause, marks=() if cause == "exception" else pytest.mark.long) for cause in CAUSES[:-1]],

@@ -35,7 +35,8 @@ def interface(made: Any) -> str:
     """
     if callable(getattr(made, "observation_space", None)):
         return PARALLEL
-    return DM_ENV if hasattr(made, "observation_spec") and not hasattr(made, "observation_space") else GYMNASIUM
+    # Asked in this order: wrappers of Gymnasium 0.29 warn of attributes that their env has not.
+    return DM_ENV if not hasattr(made, "observation_space") and hasattr(made, "observation_spec") else GYMNASIUM
 
 
 def unfit(made: Any) -> str:
@@ -48,14 +49,20 @@ def unfit(made: Any) -> str:
         )
     if isinstance(made, type):
         return f"the class {made.__qualname__} in place of an env of that class"
-    if hasattr(made, "agent_iter"):
+    kind = interface(made)
+    if kind == PARALLEL and hasattr(made, "agent_iter"):
         return (
             "a PettingZoo env whose agents take turns (AEC); EnvHub hosts parallel envs: return parallel_env(...) in "
             "place of env(...), or pettingzoo.utils.conversions.aec_to_parallel(env)"
         )
-    kind = interface(made)
     missing = [f"`{name}`" for name in _PARTS[kind] if not hasattr(made, name)]
-    return f"{made!r:.100}, which is no {kind}: it has no {', '.join(missing)}" if missing else ""
+    if missing:
+        return f"{made!r:.100}, which is no {kind}: it has no {', '.join(missing)}"
+    for name in ("observation_space", "action_space") if kind == GYMNASIUM else ():
+        space = getattr(made, name)
+        if not any(each.__name__ == "Space" for each in type(space).__mro__):
+            return f"{made!r:.100}, whose {name} is {space!r:.60} and no space of gymnasium.spaces"
+    return ""
 
 
 def pickled(spec: Any) -> bytes:

@@ -213,6 +213,9 @@ class _InProcessWorker(Worker):
     def _for_each_env(self, run: Callable[[Any], bytes], call: Any) -> None:
         super()._for_each_env(partial(self._interruptible, run), call)
 
+    def _pin(self, cpu: int | None) -> None:
+        """Leave the program on the CPUs that it has."""
+
     def _make_env(self, row: int) -> Any:
         return self._interruptible(super()._make_env, row)
 
@@ -279,6 +282,10 @@ class _WorkerInThread:
             yield
         except _Crashed:
             self._end("cannot build an env again")
+        except Exception as error:  # a defect, which the program is told; what is waited for would never come
+            if not self._ended:
+                self._end(f"failed: {error!r}")
+            raise
 
     def _end(self, how: str) -> None:
         self._ended = True

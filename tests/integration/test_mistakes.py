@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,12 @@ class VecEnv:
     __module__ = "stable_baselines3.common.vec_env.base_vec_env"
 
 
+class Spaceless(sims.Counter):
+    """Its author forgot the action space."""
+
+    action_space = None  # type: ignore[assignment]
+
+
 @pytest.mark.parametrize(
     ("factory", "told"),
     [
@@ -139,13 +146,14 @@ class VecEnv:
         (TurnBased, "returned a PettingZoo env whose agents take turns"),
         (lambda: None, "returned None, which is no env: it has no `observation_space`"),
         (Half, "returned .* which is no env: it has no `step`$"),
+        (Spaceless, "returned .*Spaceless.*, whose action_space is None and no space of gymnasium.spaces$"),
         (lambda: sims.Counter, "returned the class Counter in place of an env"),
     ],
 )
 def test_factory_of_what_is_no_single_env_is_refused(factory: Any, told: str) -> None:
-    for make in (lambda: envhub.make_vec(factory, 2), lambda: envhub.AsyncVectorEnv([factory])):
+    for make in (envhub.make_vec, partial(envhub.make_vec, num_workers=0), envhub.AsyncVectorEnv):
         with pytest.raises(TypeError, match=rf"the factory of env \d {told}"):
-            make()
+            make([factory])
 
 
 # --- a hub that is down -----------------------------------------------------------------------------------------------

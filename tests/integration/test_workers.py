@@ -19,12 +19,13 @@ import psutil
 import pytest
 import sims
 from envhub_client.tools.progress import making_bar
-from hubs import ServedHub, serve, wait_until
+from hubs import ServedHub, kill_worker, serve, wait_until, worker_processes
 from rich.console import Console
 
 import envhub
 
-CPUS = len(os.sched_getaffinity(0))
+ALL_CPUS = sorted(os.sched_getaffinity(0))
+CPUS = len(ALL_CPUS)
 
 
 STEPS_TOLD = 40  # after which a worker has told what its steps take
@@ -206,6 +207,23 @@ def test_pinned_workers_keep_to_one_cpu_each(hub: ServedHub) -> None:
     with closing(envhub.make_vec("counter", workers, hub=hub.ipc, num_workers=workers, pin=True)) as envs:
         found = [psutil.Process(pid).cpu_affinity() for pid in envs.call("pid")]
     assert found == [[cpu] for cpu in sorted(os.sched_getaffinity(0))[:workers]]
+
+
+def test_pinned_worker_keeps_to_its_cpu_when_a_spare_takes_its_place() -> None:
+    with closing(envhub.make_vec([sims.Counter] * 2, num_workers=2, pin=True, spares=1)) as envs:
+        for lost in (1, 0, None):
+            envs.reset()
+            pids = envs.call("pid")
+            assert [psutil.Process(pid).cpu_affinity() for pid in pids] == [[cpu] for cpu in (ALL_CPUS * 2)[:2]]
+            if lost is not None:
+                assert wait_until(lambda: len(worker_processes(os.getpid())) == 3)
+                kill_worker(pids[lost])
+
+
+def test_pin_leaves_the_program_its_cpus_where_its_envs_are_in_it() -> None:
+    with closing(envhub.make_vec([sims.Counter], num_workers=0, pin=True)) as envs:
+        envs.reset()
+        assert sorted(os.sched_getaffinity(0)) == ALL_CPUS
 
 
 @pytest.mark.parametrize("spin_us", [0, 1000])

@@ -122,6 +122,12 @@ V38 = line(python="3.8.18")
         ([], "exited with status 3", "", "exited with status 3 and did not run as Python does; name an interpreter"),
         ([], "exited with status 0", "a\nb\n", "did not run as Python does, and printed last: b; name"),
         (
+            [],
+            "exited with status 1",
+            "Fatal Python error: no encodings\n<no Python frame>\n",
+            "last: Fatal Python error",
+        ),
+        (
             [V38, line(importing="numpy")],
             "was ended by SIGSEGV",
             "",

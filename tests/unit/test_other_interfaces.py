@@ -244,6 +244,10 @@ def without(kind: Any, *names: str) -> Any:
         (without(Game, "possible_agents"), "which is no PettingZoo parallel env: it has no `possible_agents`"),
         (SimpleNamespace(observation_space=1, action_space=1, reset=1), "which is no env: it has no `step`"),
         (Walk, "the class Walk in place of an env"),
+        (
+            SimpleNamespace(observation_space={"a": 1}, action_space=1, reset=1, step=1),
+            "whose observation_space is {'a': 1} and no space of gymnasium.spaces",
+        ),
     ],
 )
 def test_what_is_no_env_is_refused_naming_what_it_lacks(made: Any, problem: str) -> None:

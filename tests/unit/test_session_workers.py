@@ -349,6 +349,14 @@ def test_broken_session_without_workers_is_closed_at_once() -> None:
     assert session.request(Close()) == [Answer(Done()), End()]
 
 
+def test_worker_that_makes_its_envs_again_is_not_waited_for_at_the_end() -> None:
+    session = ready(2, 2)
+    session.exited(0)
+    session.elapsed(session.next_deadline_s())
+    assert session.workers[0].stage is Stage.BUILDING
+    assert session.request(Close()) == [Tell(1, CloseEnvs()), Kill(0)]
+
+
 def test_session_that_waits_for_a_worker_is_closed_without_it() -> None:
     session = ready(1, 1)
     session.exited(0)

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from envhub.errors import EnvHubError, printable
 from envhub_client.client import Client, connect
-from envhub_client.connection.connection import CONNECT_TIMEOUT_S
 
 SPACES_MAX = 16  # a hub tells the spaces of an env only by making one
 HEADINGS = ("env", "observation space", "action space")
@@ -25,7 +24,7 @@ def run(console: Console, errors: Console, address: str | None, patterns: Sequen
         errors: where to print why there are no spaces.
         address: the hub's, as for ``envhub.connect``.
         patterns: which of its envs; all without any.
-        timeout: seconds to wait for each answer, and for each env.
+        timeout: seconds to wait for the making of each env.
 
     Returns:
         Whether there are any.
@@ -33,7 +32,7 @@ def run(console: Console, errors: Console, address: str | None, patterns: Sequen
     Raises:
         EnvHubError: as of ``envhub.connect``.
     """
-    with connect(address, min(timeout, CONNECT_TIMEOUT_S)) as client:
+    with connect(address) as client:
         offered = client.envs()
         names = [name for name in offered if any(fnmatchcase(name, pattern) for pattern in patterns or ("*",))]
         if len(names) > SPACES_MAX:

@@ -141,6 +141,7 @@ class TakePlace(Frozen):
     worker: int
     rows: List[int]
     variables: Dict[str, str] = field(default_factory=dict)
+    cpu: Optional[int] = None  # as of ``Build``
 
 
 class StepTimes(Frozen):

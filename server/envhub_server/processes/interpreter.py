@@ -234,7 +234,9 @@ def what_is_wrong(program: str, start: Start, ending: str, output: str) -> str:
     if last.problem == "broken":
         again = install(program, package_of(last.module), "--force-reinstall")
         return f"{named}{python} cannot import {last.module!r}: {why}; run: {again}"
-    printed = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")[:WHY_CHARS_MAX]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    # After a fatal error, Python prints the stacks of its threads.
+    printed = next((line for line in lines if "Fatal Python error" in line), lines[-1] if lines else "")[:WHY_CHARS_MAX]
     if not start.python and "SyntaxError" in printed:
         return f"{named} is too old: EnvHub needs Python 3.8 or later: name a newer interpreter"
     said = f", and printed last: {printed}" if printed else ""

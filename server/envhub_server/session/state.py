@@ -1252,7 +1252,7 @@ class SessionState:
                     instructions.append(do.Kill(number))
             worker.stage, worker.built, worker.restart_at_s = Stage.BUILT, len(worker.rows), math.inf
             place = self._place(number)
-            order = control.TakePlace(number, worker.rows, variables(self._rules, place))
+            order = control.TakePlace(number, worker.rows, variables(self._rules, place), place.cpu)
             instructions += [do.SwapProcesses(number, chosen), do.Tell(number, order), self._map(number)]
         return [*instructions, *self._make_spares(now_s)]
 
@@ -1356,7 +1356,7 @@ class SessionState:
         spare.stage = Stage.MAPPING
         rows, place = self.workers[spare.place].rows, self._place(spare.place)
         spare.rows = rows
-        order = control.TakePlace(spare.place, rows, variables(self._rules, place))
+        order = control.TakePlace(spare.place, rows, variables(self._rules, place), place.cpu)
         return [do.Tell(number, order), self._give_arena(number, spare.place)]
 
     def _on_left(self, said: WorkerSaid, now_s: float) -> Instructions:
@@ -1600,15 +1600,15 @@ class SessionState:
             self.phase = Phase.CLOSING
             self._close_by_s = min(now_s + self.make.faults.close_s, self._end_by_s)
             instructions += [*self._revoked(), *self._fail_takeover()]
-        alive = [number for number, worker in self._processes().items() if worker.alive]
+        alive = {number: worker for number, worker in self._processes().items() if worker.alive}
         if not alive:
             return [*instructions, *self._ended()]
         if terminate:
             return [*instructions, *map(do.Kill, alive)]
         if not first:
             return instructions
-        # A spare that makes its envs would read that only afterwards, and nobody has used them.
-        making = [number for number, spare in self.spares.items() if spare.stage is Stage.BUILDING]
+        # A worker that makes its envs would read that only afterwards, and nobody has used them.
+        making = [number for number, worker in alive.items() if worker.stage is Stage.BUILDING]
         told = [do.Tell(number, control.CloseEnvs()) for number in alive if number not in making]
         return [*instructions, *told, *map(do.Kill, making)]
 

@@ -72,12 +72,10 @@ class StartReport:
         self.say(importing=module)
         try:
             return importlib.import_module(module)
-        except ImportError as error:
+        except Exception as error:  # a package may raise anything
             if isinstance(error, ModuleNotFoundError) and error.name == module:
                 return None
-            self.give_up("broken", module, f"{type(error).__name__}: {error}")
-        except Exception as error:  # a package may raise anything
-            self.give_up("broken", module, f"{type(error).__name__}: {error}")
+            self.give_up("broken", module, f"{type(error).__name__}: {error}, in {_raised_in(error)}")
         return None
 
     def check(self) -> None:
@@ -97,6 +95,14 @@ class StartReport:
                 self.give_up("broken", module, f"version {version} is too old, {least[0]}.{least[1]} is the first")
             return
         self.give_up("missing", "gymnasium")
+
+
+def _raised_in(error: BaseException) -> str:
+    """The file whose code raised this: one of the simulator's may have the name of a module that the package needs."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return "" if at is None else at.tb_frame.f_code.co_filename
 
 
 def replay() -> None:

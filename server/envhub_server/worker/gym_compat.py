@@ -63,7 +63,8 @@ def adapt(env: Any) -> Any:
     gym = sys.modules.get("gym")
     if gym is not None and isinstance(env, gym.Env):
         return FourValues(env) if _version(gym) < (0, 26) and not isinstance(env, Converted) else FiveValues(env)
-    if hasattr(env, "set_wrapper_attr") or not isinstance(env, api.Env):
+    # Of its class: wrappers of Gymnasium 0.29 warn of attributes that their env has not.
+    if hasattr(type(env), "set_wrapper_attr") or not isinstance(env, api.Env):
         return env
     return FiveValues(env)
 

@@ -212,6 +212,7 @@ class Worker:
 
     def _on_TakePlace(self, place: Any) -> None:
         os.environ.update(place.variables)
+        self._pin(place.cpu)
         self._number, same = place.worker, self._build.rows == place.rows
         if same:
             return
@@ -226,6 +227,14 @@ class Worker:
                 row.env.close()
             except BaseException:
                 traceback.print_exc()  # into the worker's log
+
+    def _pin(self, cpu: int | None) -> None:
+        """Keep this process, with the threads that its envs have started, to this CPU; None for any."""
+        if cpu is None:
+            return
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.sched_setaffinity(int(thread), [cpu])
 
     def _answer_build(self, work: Callable[[], Any]) -> bool | None:
         """Send the hub what ``work`` returns; an exception is sent as a failure of the row that was being built."""
@@ -245,8 +254,7 @@ class Worker:
 
     def _build_first(self) -> Any:
         build = self._build
-        if build.cpu is not None:
-            os.sched_setaffinity(0, [build.cpu])
+        self._pin(build.cpu)
         importing = ", ".join(module for module in modules_of(build) if module not in sys.modules)
         if importing:  # which may take long, or never end: the client is told
             self._channel.send(control.Building(0, importing))
@@ -366,21 +374,21 @@ class Worker:
         mine = as_slice(indices)
         self._my_request, self._my_done = self._request[mine], self._done[mine]
         self._spin_us = mapped.spin_us
-        observation_space, action_space = (
-            spaces.build(codec.decode(blob, self._allow_pickle))
-            for blob in (mapped.observation_space, mapped.action_space)
-        )
-        self._spaces = observation_space, action_space, mapped.observation_mode
         columns = Writer(layout.info_bytes, self._send_template) if self._in_columns else None
-        for row in self._rows:
-            try:
+        checks = self._on_invalid != "pass", self._info_bytes_max
+        row = self._rows[0]
+        try:
+            observation_space, action_space = (
+                spaces.build(codec.decode(blob, self._allow_pickle))
+                for blob in (mapped.observation_space, mapped.action_space)
+            )
+            self._spaces = observation_space, action_space, mapped.observation_mode
+            for row in self._rows:
                 self._check_spaces(row)
-                finite_only = self._on_invalid != "pass"
-                checks = finite_only, self._info_bytes_max
                 row.attach(arena, observation_space, action_space, self._channel.send, columns, *checks)
-            except BaseException as error:
-                self._send_failure(error, row.index, "factory_failed")
-                return False
+        except BaseException as error:
+            self._send_failure(error, row.index, "factory_failed")
+            return False
         self._open_journal(layout, journals)
         self._open_recording(mapped.recording, lines)
         self._turn_at = self._rows[0].index

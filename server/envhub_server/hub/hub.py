@@ -58,7 +58,7 @@ from envhub_server.loop.clock import LAG_MIN_S, Clock
 from envhub_server.loop.poller import Poller, Ready
 from envhub_server.loop.timers import Timers
 from envhub_server.memory.session_memory import ArenaBudget
-from envhub_server.memory.unread_memory import UNREAD_S, UnreadMemory
+from envhub_server.memory.unread_memory import UNREAD_S, UnreadMemory, UnreadObservations
 from envhub_server.network import descriptor_guard
 from envhub_server.network.access import Access, Ends
 from envhub_server.network.audit import Audit
@@ -145,6 +145,7 @@ class Hub:
         self._costs = KnownCosts(config.step_costs)
         self._usage = ClientUsage(ArenaBudget(config.limits.arena_bytes_max))
         self._unread = UnreadMemory()
+        self._observations = UnreadObservations(2 * config.limits.message_bytes_max)
         parts = self._poller, self._supervisor, self._protocol, self._clock, self._events, self._costs, self._unread
         folder = config.replay_folder()
         self._recordings = Recordings(self._poller, config.limits.recordings_memory_bytes_max)
@@ -637,7 +638,11 @@ class Hub:
         """Carry out a request to the hub itself, or one that makes a session or takes one over."""
         match request.op:
             case Op.MAKE:
-                self._make(request, holder)
+                # Before anything else is done for it: each name that is not offered costs a search.
+                if why := self._usage.count_make(holder, self._clock.now_s()):
+                    self._refuse_make(holder, request, Failure("limit", "hub", why))
+                else:
+                    self._make(request, holder)
             case Op.HEARTBEAT:
                 self._requests -= 1  # which only asks after a request
                 self._answer(request, self._progress(request.token), ())
@@ -686,7 +691,7 @@ class Hub:
         number, name = self._last_number + 1, request.token.hex()[:8]
         hosting = granted(make.hosting, found.settings.hosting(self.config.hosting), number)
         spares = hosting.spares or 0
-        if why := self._usage.refusal(holder, make, spares, self._sessions.values(), self._clock.now_s()):
+        if why := self._usage.refusal(holder, make, spares, self._sessions.values()):
             self._refuse_make(holder, request, Failure("limit", "hub", why))
             return
         if make.name in self._listing.unready:
@@ -741,7 +746,7 @@ class Hub:
         factories = {"factories": sha256(make.factories).hexdigest()} if make.factories else {}
         runtime.log.info("session_made", env=make.name or "factories", num_envs=make.num_envs, **factories)
         runtime.origin = self._access.origin(request.peer)
-        made: dict[str, str | int] = {"env": make.name, "num_envs": make.num_envs, **factories}
+        made: dict[str, str | int] = {"env": make.name[:200], "num_envs": make.num_envs, **factories}
         self._audit.write("session_made", holder.name, runtime.origin, session=request.token.hex()[:8], **made)
         runtime.start(request)
 
@@ -790,7 +795,7 @@ class Hub:
         origin = self._access.origin(request.peer)
         self._audit.write("session_taken_over", holder.name, origin, session=session, owner=runtime.owner)
         runtime.owner, runtime.origin = holder.name, origin
-        runtime.attach(request)
+        runtime.attach(request, self._usage.budget(holder))
 
     def _forget(self, token: bytes) -> None:
         """Have the protocol forget the session's token; its connections may have views of the memory to read."""
@@ -805,11 +810,16 @@ class Hub:
 
     def _observe(self, request: Incoming, holder: Holder) -> None:
         runtime = self._found(request.message.session, holder)
-        found = None if runtime is None else runtime.observe(request.message.described)
-        if found is None:
+        if runtime is None or runtime.state.made is None or not runtime.arena_bytes:
             self._fail(request, Failure("session_lost", "session", "this hub has no such session to observe"))
-        else:
-            self._answer(request, *found)
+            return
+        client: object = request.peer if holder.quotas is None else holder.name
+        if why := self._observations.refusal(client, runtime.observed_bytes):
+            self._fail(request, Failure("limit", "hub", why))
+            return
+        observed, arrays = runtime.observe(request.message.described)
+        self._observations.add(client, arrays)
+        self._answer(request, observed, arrays)
 
     def _admit(self) -> None:
         while self._admitted:

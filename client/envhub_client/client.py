@@ -6,7 +6,7 @@ import os
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from envhub.protocol.messages import Attach, HealthRequest, ListEnvs, Op, SessionsRequest, StatsRequest
+from envhub.protocol.messages import Attach, Op, Question
 from envhub.transport import address as addresses
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection
 from envhub_client.observer import Observer, token_bytes
@@ -53,7 +53,7 @@ class Client(AbstractContextManager["Client"]):
             HubTimeout, HubLost: as every question of this class.
         """
         # The hub may have to start a worker first, which reads what is registered.
-        names: list[str] = self._connection.ask(Op.LIST, ListEnvs(), timeout=self._timeout).message.names
+        names: list[str] = self._connection.ask(Op.LIST, Question(), timeout=self._timeout).message.names
         return names
 
     def make_vec(self, env: Any, num_envs: int = 1, **options: Any) -> HubVectorEnv:
@@ -96,18 +96,18 @@ class Client(AbstractContextManager["Client"]):
 
     def sessions(self) -> list[dict[str, Any]]:
         """One description per session: env, number of envs, process ids of its workers, phase."""
-        return self._rows(Op.SESSIONS, SessionsRequest())
+        return self._rows(Op.SESSIONS)
 
     def stats(self) -> dict[str, Any]:
         """The hub's counters."""
-        return self._rows(Op.STATS, StatsRequest())[0]
+        return self._rows(Op.STATS)[0]
 
     def health(self) -> dict[str, Any]:
         """Whether the hub serves: ``status`` is ``ok`` or ``draining``."""
-        return self._rows(Op.HEALTH, HealthRequest())[0]
+        return self._rows(Op.HEALTH)[0]
 
-    def _rows(self, op: Op, question: Any) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self._connection.ask(op, question, timeout=self._timeout).message.rows
+    def _rows(self, op: Op) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self._connection.ask(op, Question(), timeout=self._timeout).message.rows
         return rows
 
     def close(self) -> None:

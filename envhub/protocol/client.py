@@ -211,7 +211,7 @@ class ClientProtocol:
         return [self._question(pending.token, pending.seq)]
 
     def _question(self, token: bytes, seq: int) -> Frames:
-        return [pack_head(Op.HEARTBEAT, self.hub_id, token, seq) + messages.pack(messages.HeartbeatRequest())]
+        return [pack_head(Op.HEARTBEAT, self.hub_id, token, seq) + messages.pack(messages.Question())]
 
     def next_tick_s(self, now_s: float) -> float:
         """How many seconds from now ``tick`` or ``trouble`` must be called, at the latest."""

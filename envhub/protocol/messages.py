@@ -62,24 +62,11 @@ class Hello(Frozen):
     client: str = ""
 
 
-class ListEnvs(Frozen):
-    """Asks for the names of the envs that the hub makes."""
+class Question(Frozen):
+    """A request without fields: its op says what is asked.
 
-
-class StatsRequest(Frozen):
-    """Asks for the hub's counters."""
-
-
-class HealthRequest(Frozen):
-    """Asks whether the hub takes new sessions."""
-
-
-class SessionsRequest(Frozen):
-    """Asks for a description of each session."""
-
-
-class HeartbeatRequest(Frozen):
-    """Asks about the state of request ``seq`` of the prelude's session; the hub sends the reply to this sender."""
+    ``HEARTBEAT`` asks for the state of request ``seq`` of the prelude's session; the hub sends the reply to its sender.
+    """
 
 
 class Observe(Frozen):
@@ -395,11 +382,11 @@ def unpack_rows(frame: Any, rows: int) -> List[Tuple[int, bytes]]:
 
 _EXCHANGES: Dict[int, Tuple[Type[Any], Type[Any]]] = {
     Op.HELLO: (Hello, Welcome),
-    Op.LIST: (ListEnvs, EnvNames),
-    Op.STATS: (StatsRequest, Table),
-    Op.HEALTH: (HealthRequest, Table),
-    Op.SESSIONS: (SessionsRequest, Table),
-    Op.HEARTBEAT: (HeartbeatRequest, HeartbeatReply),
+    Op.LIST: (Question, EnvNames),
+    Op.STATS: (Question, Table),
+    Op.HEALTH: (Question, Table),
+    Op.SESSIONS: (Question, Table),
+    Op.HEARTBEAT: (Question, HeartbeatReply),
     Op.MAKE: (Make, Made),
     Op.RESET: (Reset, Done),
     Op.CALL: (Call, Done),

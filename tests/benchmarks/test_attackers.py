@@ -23,7 +23,7 @@ from hubs import ServedHub, serve, wait_until
 
 import envhub
 from envhub.protocol import messages
-from envhub.protocol.messages import HealthRequest, Hello, Make, Op, Reset
+from envhub.protocol.messages import Hello, Make, Op, Question, Reset
 from envhub.protocol.prelude import NO_SESSION, Prelude
 from envhub.transport import sockets
 from envhub.transport.keys import HubKeys, text_of
@@ -88,7 +88,7 @@ def flood(place: str, keys: HubKeys, attacking: Event) -> None:
     while True:
         attacking.wait()
         seq += 1
-        peer.send(Op.HEALTH, messages.pack(HealthRequest()), NO_SESSION, seq)
+        peer.send(Op.HEALTH, messages.pack(Question()), NO_SESSION, seq)
         while peer.socket.poll(0):
             peer.socket.recv_multipart()
 
@@ -99,7 +99,7 @@ def send_much(place: str, keys: HubKeys, attacking: Event) -> None:
     while True:
         attacking.wait()
         seq += 1
-        peer.send(Op.HEALTH, messages.pack(HealthRequest()), NO_SESSION, seq, large)
+        peer.send(Op.HEALTH, messages.pack(Question()), NO_SESSION, seq, large)
         while peer.socket.poll(0):
             peer.socket.recv_multipart()
 

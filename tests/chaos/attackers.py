@@ -148,7 +148,7 @@ class FrameAttack(Attack):
         peer.connection.settimeout(ASK_AGAIN_S)
         for _ in range(int(ANSWER_S / ASK_AGAIN_S)):
             try:
-                peer.ask(Op.HEALTH, messages.pack(messages.HealthRequest()), NO_SESSION, nonce)
+                peer.ask(Op.HEALTH, messages.pack(messages.Question()), NO_SESSION, nonce)
                 while wanted not in heard:
                     found = peer.connection.recv(1 << 16)
                     if not found:

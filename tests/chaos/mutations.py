@@ -44,10 +44,10 @@ def request(op: Op, message: Any, *frames: bytes) -> Request:
 
 HUB_REQUESTS = [
     request(Op.HELLO, messages.Hello("0.1.0")),
-    request(Op.LIST, messages.ListEnvs()),
-    request(Op.STATS, messages.StatsRequest()),
-    request(Op.HEALTH, messages.HealthRequest()),
-    request(Op.SESSIONS, messages.SessionsRequest()),
+    request(Op.LIST, messages.Question()),
+    request(Op.STATS, messages.Question()),
+    request(Op.HEALTH, messages.Question()),
+    request(Op.SESSIONS, messages.Question()),
 ]
 MAKE = request(
     Op.MAKE, messages.Make(ROWS, "chain", kwargs=codec.encode({"elements": 60}), num_workers=1, compression="lz4")

@@ -97,10 +97,10 @@ def exchanges() -> dict[str, list[bytes]]:
         found[f"{name} request"], found[f"{name} reply"] = request, response
 
     exchange("HELLO", Op.HELLO, messages.Hello("0.1.0"), messages.Welcome("0.1.0", "1.2", False, {"sessions_max": 64}))
-    exchange("LIST", Op.LIST, messages.ListEnvs(), messages.EnvNames(["CartPole-v1"]))
-    exchange("HEALTH", Op.HEALTH, messages.HealthRequest(), messages.Table([{"status": "ok"}]))
-    exchange("STATS", Op.STATS, messages.StatsRequest(), messages.Table([{"sessions": 1}]))
-    exchange("SESSIONS", Op.SESSIONS, messages.SessionsRequest(), messages.Table([{"session": "00010203"}]))
+    exchange("LIST", Op.LIST, messages.Question(), messages.EnvNames(["CartPole-v1"]))
+    exchange("HEALTH", Op.HEALTH, messages.Question(), messages.Table([{"status": "ok"}]))
+    exchange("STATS", Op.STATS, messages.Question(), messages.Table([{"sessions": 1}]))
+    exchange("SESSIONS", Op.SESSIONS, messages.Question(), messages.Table([{"session": "00010203"}]))
     space, action = (codec.encode(spaces.describe(one)) for one in (SPACES, gym_spaces.Discrete(2)))
     make = messages.Make(2, "CartPole-v1", codec.encode({"gravity": 9.8}), num_workers=1, autoreset_mode="SameStep")
     exchange("MAKE", Op.MAKE, make, messages.Made(2, 1, [space], action, codec.encode({}), "rgb_array", SPEC))

@@ -27,7 +27,7 @@ from same import assert_same
 
 import envhub
 from envhub import AsyncVectorEnv
-from envhub.protocol.messages import Op, StatsRequest
+from envhub.protocol.messages import Op, Question
 
 # --- runners ----------------------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ def test_closing_while_another_thread_waits_is_refused_and_harms_nothing(lane: s
         assert wait_until(lambda: waits(envs, thread))
         for refused in (
             envs.close,
-            lambda: envs._session.connection.ask(Op.STATS, StatsRequest()),
+            lambda: envs._session.connection.ask(Op.STATS, Question()),
             envs._session.connection.give_up,
         ):
             with pytest.raises(envhub.ConnectionInUse, match="another thread"):
@@ -224,7 +224,7 @@ def test_closing_while_another_thread_waits_is_refused_and_harms_nothing(lane: s
     envs.step_async([0])
     if lane == "wire":
         with pytest.raises(envhub.LocalProtocolError, match="STEP is pending"):
-            envs._session.connection.send(Op.STATS, StatsRequest())
+            envs._session.connection.send(Op.STATS, Question())
     assert envs.step_wait()[1].tolist() == [0]
     envs.close()
 

@@ -269,7 +269,7 @@ def test_message_of_too_many_frames_ends_its_connection(met: ServedHub, honest: 
 def test_message_of_as_many_frames_as_are_accepted_is_answered(met: ServedHub) -> None:
     with contextlib.closing(RawPeer(met.tcp)) as peer:
         frames = [b""] * (protocol.FRAMES_MAX - 1)
-        assert peer.ask(Op.HEALTH, messages.pack(messages.HealthRequest()), bytes(16), 2, *frames).failure is None
+        assert peer.ask(Op.HEALTH, messages.pack(messages.Question()), bytes(16), 2, *frames).failure is None
 
 
 class Flooding(threading.Thread):

@@ -14,7 +14,7 @@ from protocol_pair import (
 
 from envhub.errors import RemoteProtocolError
 from envhub.protocol import messages, prelude
-from envhub.protocol.messages import Close, Done, HeartbeatReply, ListEnvs, Make, Op, Reset, Step
+from envhub.protocol.messages import Close, Done, HeartbeatReply, Make, Op, Question, Reset, Step
 from envhub.protocol.prelude import NO_SESSION, Prelude
 
 REPLY = messages.REPLY
@@ -126,7 +126,7 @@ def test_idle_client_sends_no_heartbeats() -> None:
 def test_question_without_a_session_is_asked_again_every_second() -> None:
     pair = ProtocolPair()
     pair.hello()
-    pair.request(Op.LIST, ListEnvs())
+    pair.request(Op.LIST, Question())
     pair.to_hub.clear()
     pair.advance(prelude.HEARTBEAT_S)
     pair.advance(prelude.HEARTBEAT_S)
@@ -353,7 +353,7 @@ def test_request_is_unsettled_from_before_it_is_sent_until_the_hub_says_that_it_
 
 def test_given_up_question_without_a_session_holds_nothing_back() -> None:
     pair = joined()
-    pair.request(Op.LIST, ListEnvs())
+    pair.request(Op.LIST, Question())
     pair.client.give_up()
     assert pair.step(b"left").frames == [b"did left"]
 

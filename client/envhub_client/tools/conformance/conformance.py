@@ -15,7 +15,7 @@ from rich.text import Text
 
 from envhub.errors import RequestRefused
 from envhub.protocol import messages
-from envhub.protocol.messages import REPLY, Close, HeartbeatReply, HeartbeatRequest, Made, Make, Op, Reset, Welcome
+from envhub.protocol.messages import REPLY, Close, HeartbeatReply, Made, Make, Op, Question, Reset, Welcome
 from envhub.protocol.prelude import Prelude
 from envhub_client.client import connect
 from envhub_client.tools.conformance import contract
@@ -181,7 +181,7 @@ def _check_exactly_once(peer: RawPeer, env: str) -> None:
         again = session.repeat(Op.STEP, session.codes, *session.frames)
         require(again == first, "a request sent twice is not answered by the same reply")
         _refused(session.repeat(Op.STEP, session.codes, *session.frames, seq=1), "bad_seq", "an old seq")
-        asked = session.repeat(Op.HEARTBEAT, messages.pack(HeartbeatRequest()))
+        asked = session.repeat(Op.HEARTBEAT, messages.pack(Question()))
         state = messages.unpack(HeartbeatReply, asked.body).state
         require(state == "answered", f"HEARTBEAT calls an answered request {state}")
         wrong = [*(frame + b"\0" for frame in session.frames[:1]), *session.frames[1:]]

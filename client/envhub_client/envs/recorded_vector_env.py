@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NoReturn
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,12 +15,13 @@ from envhub.recording.options import RecordOptions
 from envhub.recording.program_recorder import ProgramRecorder, Recorded, check_packages
 from envhub.values import spaces
 from envhub.vector_errors import NothingPending, SessionBusy
-from envhub_client.envs.arguments import checked_env_ids, seeds_of, split_mask
 from envhub_client.envs.recoverable import environment
 from envhub_client.envs.vector_env import HubVectorEnv, Options, StepReturn
 from envhub_client.session.options import SessionOptions
 
 PACKAGES = ("envhub-rl", "gymnasium", "numpy", "minari")
+
+Result = TypeVar("Result")
 
 
 class RecordedVectorEnv(HubVectorEnv):
@@ -39,7 +40,6 @@ class RecordedVectorEnv(HubVectorEnv):
         assert isinstance(options.record, RecordOptions)
         self._record = options.record
         check_packages(bool(self._record.film))
-        self._reset_of: tuple[np.ndarray | None, list[int | None] | None] = None, None
         super().__init__(address, make, options)
 
     def begin_recording(self, made_by: str, arguments: Sequence[Mapping[str, Any]]) -> None:
@@ -78,50 +78,23 @@ class RecordedVectorEnv(HubVectorEnv):
 
     # --- reset --------------------------------------------------------------------------------------------------------
 
-    def reset_async(
-        self,
-        seed: int | Sequence[int | None] | None = None,
-        options: Options = None,
-        *,
-        masked: bool = True,
-        env_ids: Any = None,
-    ) -> None:
-        """As ``HubVectorEnv.reset_async``."""
-        super().reset_async(seed, options, masked=masked, env_ids=env_ids)
-        mask: np.ndarray | None = None
-        if env_ids is not None:
-            mask = np.zeros(self.num_envs, bool)
-            mask[checked_env_ids(env_ids, self.num_envs)] = True
-        elif masked and isinstance(options, dict):
-            selected, _ = split_mask(options, self.num_envs)
-            mask = np.array(selected, bool) if selected else None
-        self._reset_of = mask, seeds_of(seed, self.num_envs)
-
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """As ``HubVectorEnv.reset_wait``."""
-        try:
-            result = super().reset_wait(timeout)
-            self._record_reset(result[0])
-        except BaseException as error:
-            self._break_off(error)
-        return result
+        return self._noted(self._record_reset, super().reset_wait, timeout)
 
     def reset_each(
         self, seed: Sequence[int | None] | None, options: Options, *, masked: bool = False, env_ids: Any = None
     ) -> tuple[Any, dict[int, dict[str, Any]]]:
         """As ``HubVectorEnv.reset_each``."""
-        try:
-            result = super().reset_each(seed, options, masked=masked, env_ids=env_ids)
-            self._record_reset(result[0])
-        except BaseException as error:
-            self._break_off(error)
-        return result
+        return self._noted(self._record_reset, super().reset_each, seed, options, masked=masked, env_ids=env_ids)
 
-    def _record_reset(self, observations: Any) -> None:
+    def _record_reset(self, result: tuple[Any, Any]) -> None:
         frame: tuple[int, ...] = ()
         if self._record.film:
             frame = np.shape(self.render([*self._record.film][:1])[0])
-        self._recorder.reset(*self._reset_of, self._leaves(self.single_observation_space, observations), frame)
+        reset = self._session.last_reset
+        mask = np.array(reset.mask) if reset.mask else None
+        self._recorder.reset(mask, reset.seeds, spaces.flatten(self.single_observation_space, result[0]), frame)
         self._record_frames()
 
     # --- step ---------------------------------------------------------------------------------------------------------
@@ -129,25 +102,15 @@ class RecordedVectorEnv(HubVectorEnv):
     def step_async(self, actions: Any) -> None:
         """As ``HubVectorEnv.step_async``."""
         super().step_async(actions)
-        self._recorder.acted(self._leaves(self.single_action_space, actions))
+        self._recorder.acted(spaces.flatten(self.single_action_space, actions))
 
     def step_wait(self, timeout: float | None = None) -> StepReturn:
         """As ``HubVectorEnv.step_wait``."""
-        try:
-            result = super().step_wait(timeout)
-            self._record_step(result)
-        except BaseException as error:
-            self._break_off(error)
-        return result
+        return self._noted(self._record_step, super().step_wait, timeout)
 
     def step_wait_each(self) -> StepReturn:
         """As ``HubVectorEnv.step_wait_each``."""
-        try:
-            result = super().step_wait_each()
-            self._record_step(result)
-        except BaseException as error:
-            self._break_off(error)
-        return result
+        return self._noted(self._record_step, super().step_wait_each)
 
     def drop_pending(self) -> None:
         """As ``HubVectorEnv.drop_pending``."""
@@ -156,7 +119,7 @@ class RecordedVectorEnv(HubVectorEnv):
 
     def _record_step(self, result: StepReturn) -> None:
         observations, rewards, terminations, truncations, infos = result
-        leaves = self._leaves(self.single_observation_space, observations)
+        leaves = spaces.flatten(self.single_observation_space, observations)
         self._recorder.stepped(leaves, (rewards, terminations, truncations), infos)
         self._record_frames()
 
@@ -164,17 +127,19 @@ class RecordedVectorEnv(HubVectorEnv):
         if due := self._recorder.frames_due:
             self._recorder.add_frames(self.render(due))
 
-    def _break_off(self, error: BaseException) -> NoReturn:
-        """Raise the error again; unless nothing was waited for, or the wait can be repeated, the episodes end here."""
-        if not isinstance(error, (HubTimeout, ConnectionInUse, NothingPending, SessionBusy)):
+    def _noted(self, note: Callable[[Result], None], wait: Callable[..., Result], *args: Any, **named: Any) -> Result:
+        """What ``wait`` returns, noted; an error ends the episodes, unless nothing is pending or it can wait again."""
+        try:
+            result = wait(*args, **named)
+            note(result)
+        except (HubTimeout, ConnectionInUse, NothingPending, SessionBusy):
+            raise
+        except BaseException as error:
             raised = error if isinstance(error, EnvRaised) else error.__cause__
             failed = raised.env_index if isinstance(raised, EnvRaised) else None
             self._recorder.broke_off(failed, f"exception: {error!r}")
-        raise error
-
-    @staticmethod
-    def _leaves(space: Any, batch: Any) -> list[Any]:
-        return [batch] if spaces.is_flat(space) else spaces.flatten(space, batch)
+            raise
+        return result
 
     # --- what is not recorded -----------------------------------------------------------------------------------------
 

@@ -80,10 +80,12 @@ class Session:
         compression: how observations are compressed on the wire lane; empty for not at all.
         vector: whether each worker's envs are one vector env.
         state: which request is pending.
+        last_reset: the last reset that was begun, once there is one.
         closed: whether it is over, or left to another process.
     """
 
     lane: Lane
+    last_reset: Reset
 
     def __init__(
         self,
@@ -394,6 +396,7 @@ class Session:
         if resets_all:
             self._shares.give_up()
         self.begin(AsyncState.WAITING_RESET, self.lane.begin_reset, reset)
+        self.last_reset = reset
 
     def check_received(self) -> None:
         """Check that some env is under way.

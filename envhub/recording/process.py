@@ -278,8 +278,7 @@ class RecorderProcess:
         path = Path(setup["folder"])
         path = path if setup["claimed"] else claim(path, 0o700)  # what clients of a hub did is their own
         spec = setup["spec"] or _spec_in_json(setup["plain_spec"])
-        metadata = _read(setup["metadata"])
-        fps = setup["fps"] or _fps_of(metadata)
+        fps = _fps_of(_read(setup["metadata"]))
         self._folder = RecordingFolder(path, spec, observation_space, action_space, fps)
         said = {key: [*map(_read, blobs)] for key, blobs in setup["blobs"].items()}
         self._about = {**codec.decode(setup["about"]), **said}
@@ -425,7 +424,7 @@ def _spec_in_json(blob: bytes) -> str:
 def _fps_of(metadata: Any) -> float:
     """How many frames of an env a second has, as its metadata says, if it does."""
     found = metadata.get("render_fps") if isinstance(metadata, dict) else None
-    return float(found) if isinstance(found, (int, float)) and 0 < found <= FPS_MAX else FPS
+    return float(found) if isinstance(found, (int, float, np.integer, np.floating)) and 0 < found <= FPS_MAX else FPS
 
 
 def _read(blob: bytes) -> Any:

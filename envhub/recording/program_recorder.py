@@ -52,7 +52,7 @@ class ProgramRecorder(EpisodeRecorder):
         mode: its autoreset mode.
         about: what is written beside the episodes: env, kwargs, versions.
         spec: of the env, in JSON; empty for none.
-        fps: of films; 0 where the env does not say.
+        metadata: of the env, which says how many frames of a film a second has.
 
     Raises:
         UnsupportedSpace: a space has parts that are no arrays.
@@ -68,7 +68,7 @@ class ProgramRecorder(EpisodeRecorder):
         mode: str,
         about: Mapping[str, Any],
         spec: str,
-        fps: float,
+        metadata: Mapping[str, Any],
     ) -> None:
         for space in spaces_of_one:
             if why := why_unrecordable(spaces.leaves(space)):
@@ -78,7 +78,7 @@ class ProgramRecorder(EpisodeRecorder):
         self._handle = RecorderHandle()
         described = [codec.encode(spaces.describe(space)) for space in spaces_of_one]
         setup = setup_of(options, str(self._folder), True, described, {**about, "env_ids": chosen})
-        self._handle.set_up({**setup, "spec": spec, "fps": fps})
+        self._handle.set_up({**setup, "spec": spec, "metadata": codec.encode(dict(metadata), codec.as_repr)})
         line = self._handle.add_line(0, chosen, film, options.queue_bytes)
         super().__init__(
             line, Selection(num_envs, chosen, film, options.every), spaces_of_one, mode, options.queue_bytes

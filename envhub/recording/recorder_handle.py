@@ -196,7 +196,7 @@ def setup_of(
     Args:
         options: of the recording.
         folder: of the recording; if it is not ``claimed``, the one in which that is made.
-        claimed: see above.
+        claimed: whether ``folder`` is the recording's own.
         spaces_of_one: the encoded descriptions of the spaces of an env.
         about: what is written beside the episodes.
     """
@@ -207,7 +207,6 @@ def setup_of(
         "spec": "",
         "plain_spec": b"",
         "metadata": b"",
-        "fps": 0.0,
         "only": options.only,
         "about": codec.encode({**about, "every": options.every, "only": options.only}, codec.as_repr),
         "blobs": {},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -61,12 +62,13 @@ class RecordedVectorEnv(HubVectorEnv):
                 "hub": self.address,
                 "num_envs": self.num_envs,
                 "autoreset_mode": self.autoreset_mode.value,
-                "versions": {"python": platform.python_version(), **dict(_versions())},
+                "versions": _versions(),
             }
             spaces_of_one = self.single_observation_space, self.single_action_space
-            fps = float(self.metadata.get("render_fps") or 0.0)
             mode = self.autoreset_mode.value
-            self._recorder = ProgramRecorder(self._record, self.num_envs, spaces_of_one, mode, about, _spec(self), fps)
+            self._recorder = ProgramRecorder(
+                self._record, self.num_envs, spaces_of_one, mode, about, _spec(self), self.metadata
+            )
         except BaseException:
             self.close(terminate=True)
             raise
@@ -170,13 +172,11 @@ class RecordedVectorEnv(HubVectorEnv):
                 self._recorder.close()
 
 
-def _versions() -> list[tuple[str, str]]:
-    found = []
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
     for name in PACKAGES:
-        try:
-            found.append((name, version(name)))
-        except PackageNotFoundError:
-            continue  # of a source tree that is not installed
+        with contextlib.suppress(PackageNotFoundError):  # of a source tree that is not installed
+            found[name] = version(name)
     return found
 
 

@@ -70,7 +70,6 @@ class EpisodeCutter:
         on_frames: Callable[[Episode, np.ndarray], None],
         failed_only: bool = False,
     ) -> None:
-        self._shape = shape
         self._env_ids = env_ids
         self._films = films
         self._on_frames = on_frames
@@ -132,8 +131,7 @@ class EpisodeCutter:
             elif mark & StepMark.CUT:
                 yield self._end(place, "failed" if failure else "cut", failure)
             elif mark & StepMark.STEP:
-                own = {"finals": bool(mark & StepMark.FINAL), "filmed": not mark & StepMark.FINAL}
-                self._extend(block, place, slice(step, step + 1), **own)
+                self._extend(block, place, slice(step, step + 1), finals=bool(mark & StepMark.FINAL))
                 if mark & LAST:
                     flagged = "terminated" if mark & StepMark.TERMINATED else "truncated"
                     yield self._end(place, "failed" if mark & StepMark.FAILED else flagged, failure)
@@ -145,10 +143,8 @@ class EpisodeCutter:
             self._running[place] = begun
             self._film(block, place, begun, slice(step, step + 1))
 
-    def _extend(
-        self, block: Block, place: int, steps: slice | np.ndarray, finals: bool = False, filmed: bool = True
-    ) -> None:
-        """Add steps of one env, if an episode of it is under way."""
+    def _extend(self, block: Block, place: int, steps: slice | np.ndarray, finals: bool = False) -> None:
+        """Add steps of one env, if an episode of it is under way; one in ``finals``, which has no frame."""
         episode, count = self._running[place], len(block.rewards[steps, place])
         if episode is None or not count:
             return
@@ -163,7 +159,7 @@ class EpisodeCutter:
             parts.append(array[steps, place].copy())
             episode.nbytes += parts[-1].nbytes
         episode.steps += count
-        if filmed:
+        if not finals:
             self._film(block, place, episode, steps)
 
     def _film(self, block: Block, place: int, episode: Episode, steps: slice | np.ndarray) -> None:

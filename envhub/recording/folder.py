@@ -14,8 +14,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,34 +114,29 @@ class RecordingFolder:
         self._staging.mkdir()
         remove_leftovers(path.parent)
         (path / FILMS).mkdir()
-        with self._making_of(path.name) as made:
-            made(observation_space, action_space)
+        self._make_empty()
         self._metadata = json.loads((path / "data" / "metadata.json").read_text())
         if spec and not _is_of_vector_env(spec):
             self._metadata["env_spec"] = spec  # given to Minari, it would make the env here
             write_json(path / "data" / "metadata.json", self._metadata)
         self._storage = StagingStorage(self._staging / "episodes", *self._spaces, jpeg_encoding=False)
 
-    @contextmanager
-    def _making_of(self, name: str) -> Iterator[Any]:
-        """A function that makes an empty data set, which is moved to its place at the end."""
+    def _make_empty(self) -> None:
+        """Make an empty data set, and move it to its place as a whole."""
         from minari import create_dataset_from_buffers
 
-        def make(observation_space: Space[Any], action_space: Space[Any]) -> None:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", category=UserWarning)  # of what nobody was asked for, such as authors
-                create_dataset_from_buffers(
-                    name,
-                    [],
-                    observation_space=observation_space,
-                    action_space=action_space,
-                    data_format="arrow",
-                    jpeg_encoding=False,
-                )
-
         os.environ["MINARI_DATASETS_PATH"] = str(self._staging)  # of this process, which does nothing else
-        yield make
-        (self._staging / name / "data").rename(self.path / "data")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=UserWarning)  # of what nobody was asked for, such as authors
+            create_dataset_from_buffers(
+                self.path.name,
+                [],
+                observation_space=self._spaces[0],
+                action_space=self._spaces[1],
+                data_format="arrow",
+                jpeg_encoding=False,
+            )
+        (self._staging / self.path.name / "data").rename(self.path / "data")
 
     def add(self, episodes: Sequence[Episode]) -> None:
         """Add ended episodes, with their films; all are forced to the disk at once, which takes as long as for one.

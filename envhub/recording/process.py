@@ -64,7 +64,6 @@ class Line:
         film: those of them that are filmed.
         queue_bytes: of the tape, or one step in each block.
         dropped: how many episodes were dropped at the other end.
-        ended: whether it is known how the other end has ended.
     """
 
     socket: socket.socket
@@ -74,7 +73,6 @@ class Line:
     cutter: EpisodeCutter | None = None
     queue_bytes: int = 1
     dropped: int = 0
-    ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ class RecorderProcess:
                 self._folder.close()
                 with contextlib.suppress(OSError):  # the disk may be gone; the program is told in any case
                     self._write_about()
-            self._tell_all(closed=True)
+            self._tell_all_closed()
             if not isinstance(error, OSError):
                 raise
 
@@ -161,7 +159,7 @@ class RecorderProcess:
         if self._folder is not None:
             self._folder.close()
             self._write_about()
-        self._tell_all(closed=True)
+        self._tell_all_closed()
 
     # --- what the program says ----------------------------------------------------------------------------------------
 
@@ -188,8 +186,10 @@ class RecorderProcess:
             pass  # it has said itself that it ends
         elif order["say"] == "next":  # its other end has these envs from now on
             self._lines[order["number"]] = self._lines.pop(order["number"])
-        else:  # its other end has ended
-            self._drain(order["number"])
+        else:  # its other end has ended; what it had sent comes first
+            self._drain_before(order["number"])
+            while self._hear(order["number"]):
+                pass
             self._end(order["number"], order["why"])
         return True
 
@@ -245,7 +245,6 @@ class RecorderProcess:
             line.dropped = given.dropped
             self._take(line, given.block, given.steps, given.notes)
             if given.close:
-                line.ended = True
                 self._end(number)
                 return False
         send_answer(line.socket, None if given is None else given.block, self._counts, closed=False)
@@ -286,12 +285,6 @@ class RecorderProcess:
         self._write_about()
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # only now: until here the program waits
 
-    def _drain(self, number: int) -> None:
-        """Handle everything that the other end of a line, which has ended, had sent."""
-        self._drain_before(number)
-        while self._hear(number):
-            pass
-
     def _end(self, number: int, failure: str = "") -> None:
         """Forget a line; its episodes under way end here, by this failure if there is one."""
         line = self._lines.pop(number, None)
@@ -301,8 +294,7 @@ class RecorderProcess:
             self._selector.unregister(line.socket)
         self._dropped += line.dropped
         if line.tape is not None and line.cutter is not None:
-            if not line.ended:
-                self._take(line, *line.tape.unfinished(), notes={})  # the other end could not send these any more
+            self._take(line, *line.tape.unfinished(), notes={})  # which the other end, if killed, could not send
             self._keep(line.cutter.cut_all(failure))
         line.socket.close()
 
@@ -376,10 +368,10 @@ class RecorderProcess:
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def _tell_all(self, closed: bool) -> None:
+    def _tell_all_closed(self) -> None:
         for line in self._lines.values():
-            send_answer(line.socket, None, self._counts, closed)
-        self._tell_program(closed)
+            send_answer(line.socket, None, self._counts, closed=True)
+        self._tell_program(closed=True)
 
     def _tell_program(self, closed: bool, refused: Mapping[str, Any] | None = None) -> None:
         self._told = self._counts.ended

@@ -85,6 +85,10 @@ class EpisodeRecorder:
         mode: the autoreset mode.
         queue_bytes: of the tape.
         begun: how many episodes of each env of the session have begun, which is kept up to date; None for none.
+
+    Attributes:
+        dropped: how many episodes were begun, or were to begin, and are not recorded; the process may drop others.
+        frames_due: the envs of which ``add_frames`` is to be given frames before anything else is reported.
     """
 
     def __init__(
@@ -108,7 +112,7 @@ class EpisodeRecorder:
         self._since = [0] * places  # the number of the step with which the recorded one began
         self._owed = bytearray(places)  # marks for the next step that is written
         self._is_owing = False
-        self._frames_due: list[int] = []  # envs whose frames are to be added to the step that is being written
+        self.frames_due: list[int] = []
         self._on_count, self._limit = 0, places
         self._steps = 0
         self._block: Block | None = None
@@ -116,7 +120,7 @@ class EpisodeRecorder:
         self._free = [*range(BLOCKS)]
         self._notes: list[tuple[int, int, Any]] = []
         self._note_bytes = 0
-        self._dropped = 0
+        self.dropped = 0
         self.counts: dict[str, Any] = {"episodes": 0, "nbytes": 0, "dropped": 0, "ended": ""}
         self.opened = self.closed = False
 
@@ -150,19 +154,9 @@ class EpisodeRecorder:
             self.read_answers(wait_s)
 
     @property
-    def dropped(self) -> int:
-        """How many episodes were begun, or were to begin, and are not recorded; the process may drop others."""
-        return self._dropped
-
-    @property
     def records(self) -> bool:
         """Whether an episode is under way that is recorded."""
         return self._on_count > 0
-
-    @property
-    def frames_due(self) -> list[int]:
-        """The envs of which ``add_frames`` is to be given frames before anything else is reported."""
-        return self._frames_due
 
     # --- what the vector env reports ----------------------------------------------------------------------------------
 
@@ -265,9 +259,9 @@ class EpisodeRecorder:
     def add_frames(self, frames: Sequence[np.ndarray]) -> None:
         """The frames of ``frames_due``, uint8 ``(height, width, 3)``."""
         assert self._block is not None
-        for env, frame in zip(self._frames_due, frames):
+        for env, frame in zip(self.frames_due, frames):
             self._block.frames[self._at, self._films.index(env)] = frame
-        self._frames_due = []
+        self.frames_due = []
         self._complete_step()
 
     def broke_off(self, failed: int | None = None, why: str = "") -> None:
@@ -331,7 +325,7 @@ class EpisodeRecorder:
             wanted = []
         allowed = max(0, self._limit - self._on_count) if room else 0
         if len(wanted) > allowed:
-            self._dropped += len(wanted) - allowed
+            self.dropped += len(wanted) - allowed
             wanted = wanted[:allowed]
         for place in wanted:
             marks[place] |= _BEGIN
@@ -363,7 +357,7 @@ class EpisodeRecorder:
         """Do not record the episodes under way at these places after all."""
         self._owe(places, _ABORT)
         self._stop(places)
-        self._dropped += len(places)
+        self.dropped += len(places)
 
     def _owe(self, places: Sequence[int], mark: int) -> None:
         """Add the mark to the next step that is written."""
@@ -393,8 +387,8 @@ class EpisodeRecorder:
         block.marks[at] = np.frombuffer(marks, np.uint8)
         if self._films and leaves is not None:
             shown = [mark & _BEGIN or mark & (_STEP | _FINAL) == _STEP for mark in marks]  # a final observation is not
-            self._frames_due = [env for env in self._films if shown[self._envs.index(env)]]
-        if not self._frames_due:
+            self.frames_due = [env for env in self._films if shown[self._envs.index(env)]]
+        if not self.frames_due:
             self._complete_step()
 
     def _complete_step(self) -> None:
@@ -455,7 +449,7 @@ class EpisodeRecorder:
             "steps": self._at if self._block is not None else 0,
             "notes": [list(note) for note in self._notes],
             "close": close,
-            "dropped": self._dropped,
+            "dropped": self.dropped,
         }
         self._tape.begin(None)  # before it is sent, because its steps would be read twice if this process were killed
         try:

@@ -29,7 +29,7 @@ from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.keywords import meant, refused_keyword, split
 from envhub_client.session import faults, hosting
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
-from envhub_client.session.options import ObservationMode, SessionOptions, checked_autoreset_mode
+from envhub_client.session.options import ObservationMode, SessionOptions
 
 EnvLike = str | EnvSpec | Factory | Sequence[Factory]
 
@@ -101,17 +101,9 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     num_envs = operator.index(num_envs)
     fault_options, others = split(faults.FaultOptions, kwargs)
     hosting_options, arguments = split(hosting.HostingOptions, others)
-    session = (
-        num_workers,
-        checked_autoreset_mode(autoreset_mode),
-        observation_mode,
-        copy,
-        lane,
-        spin_us,
-        pin,
-        compression,
-    )
-    options = SessionOptions(*session, fault_options, reconnect_timeout, on_hub_loss, hosting_options, record)
+    stepping = num_workers, autoreset_mode, observation_mode, copy, lane, spin_us, pin, compression
+    keeping = fault_options, reconnect_timeout, on_hub_loss, hosting_options, record
+    options = SessionOptions(*stepping, *keeping)  # type: ignore[arg-type]  # they accept the mode's value, too
     each: Sequence[dict[str, Any]] = ()
     if env_kwargs is not None and not isinstance(env_kwargs, dict):
         each, env_kwargs = [{**arguments, **one} for one in env_kwargs], None
@@ -124,10 +116,8 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     if vector and each:
         raise ValueError("a vector env takes the same arguments for all of its envs, and env_kwargs are a list")
     if not isinstance(env, (str, EnvSpec)):
-        if vector:
-            return _recording(_by_vector_factory(env, num_envs, hub, options, arguments), env, [])
         names = {name: None for one in (arguments, *each) for name in one}
-        return _recording(_by_factories(env, num_envs, hub, options, names), env, [])
+        return _recording(_by_factories(env, num_envs, hub, options, names, vector), env, [])
     address = None if num_workers == 0 else hub or os.environ.get(ENVIRONMENT_VARIABLE) or None
     try:
         made = _by_name(env, num_envs, address, options, arguments, each, vector)
@@ -202,8 +192,16 @@ def _wrapper_arguments(wrapper: WrapperSpec) -> dict[str, Any]:
 
 
 def _by_factories(
-    env: Factory | Sequence[Factory], num_envs: int, hub: str | None, options: SessionOptions, arguments: dict[str, Any]
+    env: Factory | Sequence[Factory],
+    num_envs: int,
+    hub: str | None,
+    options: SessionOptions,
+    arguments: dict[str, Any],
+    vector: bool = False,
 ) -> HubVectorEnv:
+    """Envs of these factories; with ``vector`` a vector env that each worker makes by ``env(num_envs=...)``."""
+    if vector and not callable(env):
+        raise TypeError(f"vector=True takes an id, or one function that takes num_envs, got {env!r:.100}")
     if arguments:
         questions = [meant(name, _KEYWORDS) for name in arguments]
         raise TypeError(
@@ -213,7 +211,7 @@ def _by_factories(
     factories = [env] * num_envs if callable(env) else checked_factories(env)
     if num_envs not in (1, len(factories)):
         raise ValueError(f"num_envs={num_envs} and {len(factories)} factories")
-    return _session(hub, make_of_factories(factories), options)
+    return _session(hub, replace(make_of_factories(factories), vector=vector), options)
 
 
 def _session(address: str | None, make: Make, options: SessionOptions) -> HubVectorEnv:
@@ -241,17 +239,6 @@ def _described(factory: Any) -> tuple[str, dict[str, Any]]:
             arguments = inspect.signature(function).bind_partial(*factory.args, **factory.keywords).arguments
     name = getattr(function, "__qualname__", "")
     return (f"{function.__module__}:{name}" if name else repr(factory)), dict(arguments)
-
-
-def _by_vector_factory(
-    env: Any, num_envs: int, hub: str | None, options: SessionOptions, arguments: dict[str, Any]
-) -> HubVectorEnv:
-    """A session of a vector env that each worker makes by ``env(num_envs=...)``."""
-    if not callable(env):
-        raise TypeError(f"vector=True takes an id, or one function that takes num_envs, got {env!r:.100}")
-    if arguments:
-        raise TypeError(f"arguments for the env ({', '.join(arguments)}) go into the factory, where one is given")
-    return _session(hub, replace(make_of_factories([env] * num_envs), vector=True), options)
 
 
 _KEYWORDS = (

@@ -25,7 +25,7 @@ class Lane(Protocol):
 
     @property
     def name(self) -> str:
-        """``"shared"``, ``"wire"``."""
+        """``"shared"``, ``"wire"`` or ``"in-process"``."""
 
     def settle(self) -> bool:
         """Wait for the end of a step that was begun and given up; returns whether some envs are outstanding."""
@@ -67,6 +67,3 @@ class Lane(Protocol):
 
     def taken(self, env_ids: np.ndarray) -> None:
         """Note that the results of these envs have reached the caller: they are outstanding no more."""
-
-    def close(self) -> None:
-        """Free what the lane holds besides its connection."""

@@ -84,9 +84,6 @@ class WireLane:
         frames = [*map(np.ndarray.tobytes, arrays)]
         self._connection.send(Op.STEP, self._step, [*frames, out_of_band] if out_of_band else frames)
 
-    def close(self) -> None:
-        """Nothing is held besides the connection."""
-
     @property
     def outstanding(self) -> int:
         """How many envs were begun by ``begin_rows`` and not taken."""

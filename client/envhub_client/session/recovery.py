@@ -210,10 +210,6 @@ class RecoveringLane:
         self._under_way[env_ids] = self._untold[env_ids] = False
         self._lane.taken(env_ids)
 
-    def close(self) -> None:
-        """Close the lane that is used now."""
-        self._lane.close()
-
 
 def _invalid(rows: Sequence[tuple[int, bytes]], env_ids: np.ndarray) -> np.ndarray:
     """Which of these rows' results are no transition of their env, as their infos say."""

@@ -21,6 +21,8 @@ from envhub_client.tools.bench.rivals import FORKING, THREADED, Rival
 from envhub_client.tools.bench.timing import Summary, interleave, summarize
 from rich.console import Console
 
+from envhub import cli
+
 STEPPING = [
     "env alone",
     "AsyncVectorEnv",
@@ -171,10 +173,11 @@ def test_ways_with_a_process_for_each_env_end_at_a_limit() -> None:
         assert contest.ways == [] and contest.failures == {}
 
 
-@pytest.mark.parametrize(("sizes", "seconds", "repeats"), [([], 1.0, 1), ([0], 1.0, 1), ([1], 0.0, 1), ([1], 1.0, 0)])
-def test_bench_refuses_numbers_that_measure_nothing(sizes: list[int], seconds: float, repeats: int) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        bench.run(Console(file=io.StringIO()), ["CartPole-v1"], sizes, seconds, repeats)
+@pytest.mark.parametrize("wrong", [{"n": ""}, {"n": "0"}, {"seconds": 0.0}, {"repeats": 0}, {"n": "0", "budget": True}])
+def test_bench_refuses_numbers_that_measure_nothing(wrong: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.bench(**wrong)
+    assert ended.value.code == 2 and "envhub bench: -n takes numbers of envs" in capsys.readouterr().err
 
 
 def test_summary_is_the_median_of_repeats_and_percentiles_of_all_steps() -> None:

@@ -23,7 +23,7 @@ import envhub
 from envhub_client.tools.bench.budget import MEANINGS, budget, budget_table
 from envhub_client.tools.bench.contest import ECHO, ONE_WAY, Contest, Result
 from envhub_client.tools.bench.entrant import ALONE, ASYNC, IPC, PROCESSES_MAX, TCP, WIRE, sized
-from envhub_client.tools.bench.plot import check, draw, times
+from envhub_client.tools.bench.plot import draw, times
 from envhub_client.tools.bench.rivals import FORKING, THREADED
 from envhub_client.tools.bench.served_hub import ServedHub, served_hub
 from envhub_client.tools.bench.workloads import offered
@@ -50,18 +50,12 @@ def run(
 ) -> None:
     """Time everything, and print a table per env with a line about the machine, or ``as_json`` objects.
 
-    The arguments are as those of ``envhub bench``, which describes them; a ``picture`` is drawn besides.
+    The arguments are as those of ``envhub bench``, which describes and checks them; a ``picture`` is drawn besides.
 
     Raises:
-        ValueError: a number that is too small, or a picture that cannot be drawn.
-        ModuleNotFoundError: a picture is wanted, but matplotlib is not installed.
         HubUnreachable: no hub can run here.
         Exception: what Gymnasium raises for an env it cannot make.
     """
-    if not sizes or min(sizes) < 1 or repeats < 1 or seconds <= 0:
-        raise ValueError("numbers of envs and repeats must be at least 1, and seconds more than 0")
-    if picture:
-        check(picture)
     machine = machine_line(os.getloadavg())  # before the bench itself is the load
     aside = Console(stderr=True) if as_json else console
     with served_hub(*map(offered, envs)) as hub, _progress_bar(aside) as progress:
@@ -91,12 +85,9 @@ def run_budget(console: Console, envs: Sequence[str], sizes: list[int]) -> None:
     """Print where the time of one step goes, on the shared lane, by wire over ipc, and over tcp.
 
     Raises:
-        ValueError: a number of envs that is too small.
         HubUnreachable: no hub can run here.
         Exception: what Gymnasium raises for an env it cannot make.
     """
-    if not sizes or min(sizes) < 1:
-        raise ValueError("numbers of envs must be at least 1")
     with served_hub(*map(offered, envs)) as hub:
         ways = [("shared", hub.ipc, "auto"), ("wire, ipc", hub.ipc, "wire"), ("wire, tcp", hub.tcp, "wire")]
         for env, size in itertools.product(envs, sizes):

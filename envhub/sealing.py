@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import fcntl
+import os
 
 # From linux/fcntl.h; Python's fcntl module names them only on some builds.
 F_ADD_SEALS, F_GET_SEALS = 1033, 1034
 F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
 
 
-def seal(fd: int) -> None:
-    """Keep everybody from changing the size of a memfd, which must allow that.
+def new_memory(name: str, nbytes: int, reserve: bool = False) -> int:
+    """A memfd of zeros whose size nobody can change; the caller owns the descriptor.
+
+    Its pages are taken as they are written, or with ``reserve`` at once.
 
     Raises:
-        OSError: it does not allow that.
+        OSError: the memory cannot be had (ENOSPC, ENOMEM); nothing is left behind.
     """
-    fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW)
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        if reserve:
+            os.posix_fallocate(fd, 0, nbytes)
+        else:
+            os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def check_sealed(fd: int) -> None:

@@ -18,7 +18,6 @@ The arena has no name, so nothing is left behind whichever process dies; its sea
 from __future__ import annotations
 
 import mmap
-import os
 import sys
 import weakref
 from typing import Any, cast
@@ -26,7 +25,7 @@ from typing import Any, cast
 import numpy as np
 
 from envhub.arena.layout import HEADER_WORDS, MAGIC, VERSION, Layout, split_results
-from envhub.sealing import check_sealed, seal
+from envhub.sealing import check_sealed, new_memory
 from envhub.values.info_columns import Rows
 
 # What a row is to do. A message on the worker's channel brings the arguments of a reset, and the actions of a step that
@@ -52,14 +51,7 @@ def allocate(layout: Layout) -> int:
     Raises:
         OSError: the memory cannot be had (ENOSPC, ENOMEM); nothing is left behind.
     """
-    fd = os.memfd_create("envhub-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.posix_fallocate(fd, 0, layout.nbytes())
-        seal(fd)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    return new_memory("envhub-arena", layout.nbytes(), reserve=True)
 
 
 class Arena:

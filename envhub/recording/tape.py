@@ -17,7 +17,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from envhub.sealing import check_sealed, seal
+from envhub.sealing import check_sealed, new_memory
 from envhub.values.leaf import Leaf
 
 ALIGN = 64
@@ -183,10 +183,8 @@ def tape_bytes(shape: TapeShape) -> int:
 
 def new_tape(shape: TapeShape) -> tuple[Tape, int]:
     """An empty tape and its descriptor. Its memory has no name."""
-    descriptor = os.memfd_create("envhub-recording", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = new_memory("envhub-recording", tape_bytes(shape))
     try:
-        os.ftruncate(descriptor, tape_bytes(shape))
-        seal(descriptor)
         tape = Tape(shape, descriptor, writes=True)
     except BaseException:
         os.close(descriptor)

@@ -21,7 +21,7 @@ import envhub
 from envhub.protocol.messages import Make
 from envhub.recording.options import RecordOptions
 from envhub.recording.recorder_handle import RecorderHandle, setup_of
-from envhub.sealing import seal
+from envhub.sealing import new_memory
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.ipc import control
 from envhub_server.log import Logger
@@ -126,10 +126,9 @@ class SessionRecording:
         self._lines = Lines()
         self._found: dict[str, Any] = {}  # the last answer
         with contextlib.ExitStack() as undo:
-            self._counted = os.memfd_create("envhub-recorded-episodes", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            counted_bytes = make.num_envs * np.dtype(np.int64).itemsize
+            self._counted = new_memory("envhub-recorded-episodes", counted_bytes)  # all workers of the session map it
             undo.callback(os.close, self._counted)
-            os.ftruncate(self._counted, make.num_envs * np.dtype(np.int64).itemsize)
-            seal(self._counted)  # all workers of the session map it
             self.handle = RecorderHandle()
             undo.callback(self._end_process)
             self.handle.control.setblocking(False)

@@ -22,7 +22,6 @@ A worker runs foreign code, which may write anything here: ``JournalCopy`` check
 from __future__ import annotations
 
 import mmap
-import os
 import struct
 from dataclasses import dataclass, field
 from typing import Any, List, NamedTuple, Sequence
@@ -31,7 +30,7 @@ import numpy as np
 
 from envhub.arena.layout import ACTION_ITEM_BYTES
 from envhub.arena.stand_in import ONGOING
-from envhub.sealing import seal
+from envhub.sealing import new_memory
 from envhub.values import codec
 from envhub.values.leaf import OBJECT, Leaf
 
@@ -143,14 +142,7 @@ def allocate(layout: JournalLayout) -> int:
     Raises:
         OSError: it cannot be had; nothing is left behind.
     """
-    descriptor = os.memfd_create("envhub-journal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(descriptor, layout.nbytes)
-        seal(descriptor)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+    return new_memory("envhub-journal", layout.nbytes)
 
 
 @dataclass(frozen=True)

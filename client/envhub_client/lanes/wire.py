@@ -14,7 +14,6 @@ from envhub.protocol import messages
 from envhub.protocol.client import Reply
 from envhub.protocol.messages import Failure, Op, Receive, Reset, Send, Step
 from envhub.protocol.prelude import Frame
-from envhub.values import codec
 from envhub.values.compression import Decompressor
 from envhub.values.info_columns import unpack_columns
 from envhub.values.leaf import Leaf
@@ -147,7 +146,7 @@ class WireLane:
             return read(reply)
         except Exception as error:
             self._inbox = _Inbox(parts, None, reply)
-            if isinstance(error, (ValueError, codec.DecodeError)) and not isinstance(reply.message, Failure):
+            if isinstance(error, ValueError) and not isinstance(reply.message, Failure):
                 raise RemoteProtocolError(f"a {reply.op.name} reply does not fit the session: {error}") from error
             raise
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from envhub.values.codec import DecodeError
 
-METHODS = ("lz4", "zstd")  # the faster first
 LEAST_BYTES = 1 << 12  # a smaller frame is sent uncompressed
 WORTH = 0.9  # a compressed frame is sent if it is smaller than this part of the frame
 SKIPS_MAX = 63  # frames that are sent uncompressed after attempts that failed
@@ -41,7 +40,8 @@ def _zstd() -> _Method:
     return _Method(lambda frame: bytes(writer.compress(frame)), decompress)
 
 
-_MAKERS = {"lz4": _lz4, "zstd": _zstd}
+_MAKERS = {"lz4": _lz4, "zstd": _zstd}  # the faster first
+METHODS = tuple(_MAKERS)
 
 
 def available() -> list[str]:
@@ -82,28 +82,25 @@ class Compressor:
         return frame
 
 
-class Decompressor:
-    """Restores frames to the size that they must have.
+def decompressor(method: str) -> Callable[[Any, int], Any]:
+    """What makes the frame of a given size of a frame that was sent; one that has this size already is returned as is.
+
+    It raises ``DecodeError`` for a frame that is none of this method and size.
 
     Raises:
         ImportError: the library of ``method`` is not installed.
     """
+    restore = _MAKERS[method]().decompress
 
-    def __init__(self, method: str) -> None:
-        self._decompress = _MAKERS[method]().decompress
-
-    def decompress(self, frame: Any, size: int) -> Any:
-        """The decompressed frame of ``size`` bytes; a frame that has this size already is returned unchanged.
-
-        Raises:
-            DecodeError: the frame is none of this method and size.
-        """
+    def decompress(frame: Any, size: int) -> Any:
         if len(frame) == size:
             return frame
         try:
-            found = self._decompress(frame, size)
+            found = restore(frame, size)
         except Exception as error:  # each library has classes of its own
             raise DecodeError(f"a compressed frame cannot be read: {error}") from error
         if len(found) != size:
             raise DecodeError(f"a compressed frame holds {len(found)} bytes where {size} are expected")
         return found
+
+    return decompress

@@ -14,7 +14,7 @@ from envhub.protocol import messages
 from envhub.protocol.client import Reply
 from envhub.protocol.messages import Failure, Op, Receive, Reset, Send, Step
 from envhub.protocol.prelude import Frame
-from envhub.values.compression import Decompressor
+from envhub.values.compression import decompressor
 from envhub.values.info_columns import unpack_columns
 from envhub.values.leaf import Leaf
 from envhub_client.batch import Batch, InfoGroup
@@ -64,7 +64,7 @@ class WireLane:
         self._sent = np.frombuffer(self._sent_bytes, np.bool_)  # quicker for parts, and that for each step
         self._inbox = _EMPTY
         self.templates = InfoTemplates(connection)
-        self._decompress = Decompressor(compression).decompress if compression else None
+        self._decompress = decompressor(compression) if compression else None
 
     def settle(self) -> bool:
         """Whether some envs are outstanding; the hub itself waits for the end of what was given up."""

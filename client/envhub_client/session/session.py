@@ -177,11 +177,11 @@ class Session:
     def _filled_in(self, connection: Connection, make: Make, environment: World | None, lost: bytes) -> Make:
         options = self.options
         if make.kwargs_each:
-            _require(connection, 2, "arguments for each env")
+            self.require(2, "arguments for each env")
         if make.vector:
-            _require(connection, 2, "vector=True")
+            self.require(2, "vector=True")
         if options.hosting != HostingOptions():
-            _require(connection, 2, f"any of {', '.join(hosting.FIELDS)}")
+            self.require(2, f"any of {', '.join(hosting.FIELDS)}")
         num_workers = None if options.num_workers in ("auto", 0) else options.num_workers
         return replace(
             make,
@@ -417,7 +417,14 @@ class Session:
         Raises:
             RequestRefused: it is older.
         """
-        _require(self.connection, minor, what)
+        connection = self._connections[-1]  # so also of a session that is being made
+        spoken = connection.welcome.version
+        _, _, found = spoken.partition(".")
+        if not (found.isdecimal() and int(found[:9]) >= minor):
+            raise errors.RequestRefused(
+                f"the hub at {connection.address} speaks protocol {spoken!r:.20}; {what} came with 1.{minor}: "
+                "upgrade the hub"
+            )
 
     def _closed_error(self) -> SessionClosed:
         return SessionClosed(f"Trying to operate on `{self._owner}`, after a call to `close()`.")
@@ -592,14 +599,3 @@ def _inert(spec: EnvSpec) -> EnvSpec:
         if getattr(inert, name) != getattr(own, name, None):
             setattr(inert, name, NOT_RUN if getattr(inert, name) else None)
     return inert
-
-
-def _require(connection: Connection, minor: int, what: str) -> None:
-    """As ``Session.require``, of the hub of this connection."""
-    spoken = connection.welcome.version
-    _, _, found = spoken.partition(".")
-    if not (found.isdecimal() and int(found[:9]) >= minor):
-        raise errors.RequestRefused(
-            f"the hub at {connection.address} speaks protocol {spoken!r:.20}; {what} came with 1.{minor}: "
-            "upgrade the hub"
-        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,10 +116,9 @@ def token_bytes(token: str) -> bytes:
     Raises:
         ValueError: it is none.
     """
-    try:
+    parsed = b""
+    with suppress(ValueError, TypeError):
         parsed = bytes.fromhex(token)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"a session's token is 32 hexadecimal digits, got {token!r}") from error
     if len(parsed) != 16:
         raise ValueError(f"a session's token is 32 hexadecimal digits, got {token!r}")
     return parsed

@@ -166,23 +166,22 @@ def discard(socket: zmq.Socket[Any], frames_max: int) -> bool:
 
 def user_of(frames: Sequence[zmq.Frame]) -> str:
     """The name that the handler gave the peer when it admitted it; empty where its address has no handler."""
-    try:
-        return str(frames[0].get("User-Id")) if frames else ""
-    except zmq.ZMQError:
-        return ""
+    return str(_known(frames, "User-Id", ""))
 
 
 def origin_of(frames: Sequence[zmq.Frame]) -> str:
     """Where the peer is: its IP address, or ``localhost:UID:GID:PID`` by ipc; empty where libzmq does not know."""
-    try:
-        return str(frames[0].get("Peer-Address")) if frames else ""
-    except zmq.ZMQError:
-        return ""
+    return str(_known(frames, "Peer-Address", ""))
 
 
 def connection_of(frames: Sequence[zmq.Frame]) -> int:
     """The descriptor that a message came by, or -1: libzmq knows none for peers of its oldest protocol."""
+    return int(_known(frames, zmq.SRCFD, -1))
+
+
+def _known(frames: Sequence[zmq.Frame], what: str | int, otherwise: str | int) -> str | int:
+    """What libzmq knows of the peer of this message."""
     try:
-        return int(frames[0].get(zmq.SRCFD)) if frames else -1
+        return frames[0].get(what) if frames else otherwise
     except zmq.ZMQError:
-        return -1
+        return otherwise

@@ -226,7 +226,8 @@ class TianshouVectorEnv(BaseVectorEnv):
             seeds = None if seed is None else [seed] * self.env_num
             unique = sorted(set(rows))
             observations, by_env = self.envs.reset_each(seeds, options, env_ids=unique)
-            observations = self._of_rows(observations, rows)
+            stacked = self._stacked(observations)
+            observations = stacked if rows == self._all_ids else stacked[rows]
         self._ended[rows] = False
         for row, info in by_env.items():
             self._take_failure(row, info)
@@ -388,10 +389,6 @@ class TianshouVectorEnv(BaseVectorEnv):
             stacked = np.empty(len(each), object)
             stacked[:] = each
             return stacked
-
-    def _of_rows(self, observations: Any, rows: list[int]) -> np.ndarray:
-        stacked = self._stacked(observations)
-        return stacked if rows == self._all_ids else stacked[rows]
 
     # --- steps of some envs while others are under way ----------------------------------------------------------------
 

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium.spaces import Space
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
@@ -15,6 +14,7 @@ from gymnasium.vector.utils import iterate
 from minari import MinariDataset, create_dataset_from_buffers
 from minari.data_collector import EpisodeBuffer
 
+from envhub.values.spaces import assemble, flatten
 from envhub_client.envs.arguments import seeds_of
 from envhub_client.envs.recoverable import environment
 from envhub_client.envs.vector_env import HubVectorEnv, Options, StepReturn
@@ -185,9 +185,5 @@ class _Episode:
 
 
 def _columns(space: Space[Any], elements: list[Any]) -> Any:
-    """Elements of ``space`` as Minari keeps them: a list for each leaf."""
-    if isinstance(space, gymnasium.spaces.Dict):
-        return {key: _columns(sub, [element[key] for element in elements]) for key, sub in space.spaces.items()}
-    if isinstance(space, gymnasium.spaces.Tuple):
-        return tuple(_columns(sub, [each[place] for each in elements]) for place, sub in enumerate(space.spaces))
-    return elements
+    """Elements of ``space``, one at least, as Minari keeps them: a list for each leaf."""
+    return assemble(space, map(list, zip(*(flatten(space, each) for each in elements), strict=True)))

@@ -382,10 +382,6 @@ class HubProtocol:
         """When the first lease runs out; infinity where none is running."""
         return min(self.leases.values(), default=math.inf)
 
-    def leased(self, token: bytes) -> bool:
-        """Whether the session's lease is running, because its client is gone."""
-        return token in self.leases
-
 
 _NO_SESSION = Failure(
     "session_lost",

@@ -37,7 +37,7 @@ class Fixture:
             if not self.reached:
                 self.liveness.lost(token, self.now_s)
         self.liveness.check(self.now_s, {TOKEN: beat_s})
-        return self.pair.hub.leased(TOKEN)
+        return TOKEN in self.pair.hub.leases
 
 
 @pytest.fixture

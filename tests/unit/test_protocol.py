@@ -358,7 +358,7 @@ def test_session_expires_when_its_lease_has_run_out() -> None:
     pair.make()
     assert pair.hub.next_expiry_s() == math.inf
     pair.disconnect()
-    assert pair.hub.leased(TOKEN)
+    assert TOKEN in pair.hub.leases
     assert pair.hub.next_expiry_s() == pair.now_s + 60.0
     assert pair.hub.expired(pair.now_s + 59.9) == []
     assert pair.hub.expired(pair.now_s + 60.0) == [TOKEN]
@@ -367,7 +367,7 @@ def test_session_expires_when_its_lease_has_run_out() -> None:
 def test_connected_session_never_expires() -> None:
     pair = joined()
     assert pair.hub.expired(pair.now_s + 1e9) == []
-    assert not pair.hub.leased(TOKEN)
+    assert TOKEN not in pair.hub.leases
 
 
 def test_lease_ends_when_the_client_is_heard_on_another_connection() -> None:
@@ -377,7 +377,7 @@ def test_lease_ends_when_the_client_is_heard_on_another_connection() -> None:
     pair.reconnect()
     pair.advance(0)
     pair.settle()
-    assert not pair.hub.leased(TOKEN)
+    assert TOKEN not in pair.hub.leases
     assert pair.hub.connection_ended(2) == [(TOKEN, b"peer-2")]
 
 
@@ -526,11 +526,11 @@ def test_idle_client_sends_a_heartbeat_when_it_is_connected_again() -> None:
     pair = joined()
     pair.step(b"left")
     pair.disconnect()
-    assert pair.hub.leased(TOKEN)
+    assert TOKEN in pair.hub.leases
     pair.reconnect()
     pair.advance(0)
     pair.settle()
-    assert not pair.hub.leased(TOKEN)
+    assert TOKEN not in pair.hub.leases
     pair.advance(10)
     assert pair.to_hub == []  # once is enough
 
@@ -583,7 +583,7 @@ def test_step_from_elsewhere_or_of_a_client_that_was_gone_is_left_to_receive() -
     pair.hub.connection_lost(TOKEN, pair.now_s)
     assert pair.hub.receive_step(step.peer, first, others) is None
     assert pair.hub.receive(step.peer, step.connection, step.frames) is not None
-    assert pair.hub.returned == [TOKEN] and not pair.hub.leased(TOKEN)
+    assert pair.hub.returned == [TOKEN] and TOKEN not in pair.hub.leases
 
 
 def test_step_on_a_connection_that_may_have_ended_is_left_to_receive() -> None:

@@ -657,7 +657,7 @@ class Hub:
                 self._answer(request, messages.Table([self._health(holder)]), ())
             case Op.SESSIONS:
                 seen = [each for each in self._sessions.values() if holder.owns(each.owner)]
-                found = [stats.described(each, self._protocol.leased(each.token)) for each in seen]
+                found = [stats.described(each, each.token in self._protocol.leases) for each in seen]
                 self._answer(request, messages.Table(found), ())
             case Op.OBSERVE:
                 self._observe(request, holder)

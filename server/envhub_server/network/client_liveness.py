@@ -99,7 +99,9 @@ class ClientLiveness:
             return
         limits_s = {token: BEATS_MAX * beat_s for token, beat_s in beats_s.items() if beat_s > 0}
         silent_s = [self._check_one(token, limit_s, now_s) for token, limit_s in limits_s.items()]
-        self._silent = {token: connection for token, connection in self._silent.items() if self._protocol.leased(token)}
+        self._silent = {
+            token: connection for token, connection in self._silent.items() if token in self._protocol.leases
+        }
         # The first time at which a client can be over its limit; soon, if one is over it now: that one may come back.
         left_s = [limit_s - client_s for limit_s, client_s in zip(limits_s.values(), silent_s, strict=True)]
         self._check_s = now_s + max(CHECK_S, min(left_s)) if left_s else math.inf
@@ -115,7 +117,7 @@ class ClientLiveness:
             return 0.0
         silent_s = self._silence_s(connection)
         silent = silent_s > limit_s
-        if silent and not self._protocol.leased(token):
+        if silent and token not in self._protocol.leases:
             self._silent[token] = connection
             self._lose(token, now_s, "nothing came from it any more")
         elif not silent and self._silent.get(token) == connection:

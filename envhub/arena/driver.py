@@ -22,7 +22,7 @@ class ArenaDriver:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._rows = np.arange(arena.layout.rows)
-        self._done = arena.words(arena.done)
+        self._done = arena.done.data
         self._views = [[leaf[slot] for leaf in arena.observations] for slot in range(SLOTS)]
         self._knows_slots = False  # whether ``mixed`` says what the arena's words say
         self.mixed = False  # whether the rows' last results are not all in the same slot

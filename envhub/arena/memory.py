@@ -89,11 +89,13 @@ class Arena:
         self._all_rows = np.arange(layout.rows)
         self._all_rows.flags.writeable = False
         self.header = np.frombuffer(self._memory, np.int64, len(HEADER_WORDS))
-        self._header_words = self.words(self.header)
+        # The ``data`` of a column of words is for single accesses: each is one aligned eight-byte load or store, and
+        # quicker than one of an array.
+        self._header_words = self.header.data
         self.request, self.done = self._view("request"), self._view("done")
         self.op = self._view("op")
         self.needs_reset, self.status = self._view("needs_reset"), self._view("status")
-        self._request_words, self._done_words = self.words(self.request), self.words(self.done)
+        self._request_words, self._done_words = self.request.data, self.done.data
         self._op_bytes, self._request_bytes = (column.data.cast("B") for column in (self.op, self.request))
         self.info_length, self.info_template = self._view("info_length"), self._view("info_template")
         self.began_ns, self.ended_ns = self._view("began_ns"), self._view("ended_ns")
@@ -111,11 +113,6 @@ class Arena:
     def memory_ref(self) -> weakref.ref[Any]:
         """Refers to the mapped memory as long as there is a view of it."""
         return weakref.ref(self._memory)
-
-    @staticmethod
-    def words(column: np.ndarray) -> memoryview:
-        """A column of words for single accesses, each one aligned eight-byte load or store; quicker than an array."""
-        return column.data
 
     def format(self, epoch: int) -> None:
         """Write the header of a fresh arena, driven by the hub."""

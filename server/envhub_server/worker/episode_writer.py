@@ -79,7 +79,7 @@ class EpisodeWriter:
         self._arena, self._mine, self._first = arena, mine, indices[0]
         self._indices = np.array(indices)
         self._where, self._needs_reset = Slots(arena, mine), arena.needs_reset[mine]
-        self._ops = arena.words(arena.op)
+        self._ops = arena.op.data
         self._flags = arena.rewards[mine], arena.terminations[mine], arena.truncations[mine]
         self._views = [[leaf[slot, mine] for leaf in arena.observations] for slot in (0, 1)]
         self._code_columns = [column[mine] for column in arena.action_codes]

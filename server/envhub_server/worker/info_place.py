@@ -44,8 +44,8 @@ class InfoPlace:
         layout = arena.layout
         self._bytes, self.bytes_max = layout.info_bytes, bytes_max + layout.row_bytes()
         self._place = arena.infos[index].data
-        self._length, self._template = arena.words(arena.info_length), arena.words(arena.info_template)
-        self._status = arena.words(arena.status)
+        self._length, self._template = arena.info_length.data, arena.info_template.data
+        self._status = arena.status.data
         self._same_step = same_step
         self._dropped = False  # whether that was reported
 

@@ -51,7 +51,7 @@ class JournalWriter:
         indices = [index for index, _ in self._rows]
         mine = as_slice(indices)
         self._first = indices[0]
-        self._where, self._ops = Slots(arena, mine), arena.words(arena.op)
+        self._where, self._ops = Slots(arena, mine), arena.op.data
         self._needs_reset = arena.needs_reset[mine]
         self._leaves = [
             _ActionLeaf(self._journal, arena, number, mine, leaf.items)

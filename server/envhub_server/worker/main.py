@@ -367,9 +367,9 @@ class Worker:
         self._arena = arena = Arena(layout, memory)
         os.close(memory)
         arena.check()
-        self._request, self._done, self._op = map(arena.words, (arena.request, arena.done, arena.op))
-        self._status = arena.words(arena.status)
-        self._began_ns, self._ended_ns, self._turns = map(arena.words, (arena.began_ns, arena.ended_ns, arena.turn))
+        self._request, self._done, self._op = arena.request.data, arena.done.data, arena.op.data
+        self._status = arena.status.data
+        self._began_ns, self._ended_ns, self._turns = arena.began_ns.data, arena.ended_ns.data, arena.turn.data
         indices = self._indices()
         mine = as_slice(indices)
         self._my_request, self._my_done = self._request[mine], self._done[mine]
@@ -551,7 +551,7 @@ class Worker:
         """Leave the rows to another worker if every env's next step is a reset, or is to be a truncation."""
         if not self._serving:
             return  # what is written into an arena before its rows have moved there is lost
-        needs_reset, indices = self._arena.words(self._arena.needs_reset), self._indices()
+        needs_reset, indices = self._arena.needs_reset.data, self._indices()
         ongoing = [index for index in indices if needs_reset[index] == ONGOING]
         reported = all(needs_reset[index] != REPORT_PENDING for index in indices)
         if reported and (self._cutting or not ongoing):
@@ -630,7 +630,7 @@ class Worker:
         try:
             run()
         except LeftWithEnding as left:
-            self._arena.words(self._arena.needs_reset)[row.index] = FRESH
+            self._arena.needs_reset.data[row.index] = FRESH
             if self._episodes is not None:
                 ending = codec.decode(left.ending, self._allow_pickle)
                 self._record(self._episodes.left, row, ending)

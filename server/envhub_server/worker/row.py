@@ -118,15 +118,15 @@ class Row:
         self._batches = [[leaf[slot] for leaf in arena.observations] for slot in range(SLOTS)]
         self._flat = spaces.is_flat(observation_space) and not self._has_objects
         self._action_flat = spaces.is_flat(action_space)
-        self._code_words = [arena.words(column) for column in arena.action_codes]
+        self._code_words = [column.data for column in arena.action_codes]
         self._codes = [-1] * len(layout.actions)
         self._readers: list[Callable[[], Any]] = [lambda: None] * len(layout.actions)
         self._row_shapes = [leaf.shape for leaf in layout.observations]
         # As words, because NumPy takes ten times as long to store a single number into an array.
-        results = arena.rewards, arena.terminations, arena.truncations
-        self._rewards, self._terminations, self._truncations = map(arena.words, results)
-        self._needs_reset = arena.words(arena.needs_reset)
-        self._request, self._done = arena.words(arena.request), arena.words(arena.done)
+        self._rewards, self._terminations = arena.rewards.data, arena.terminations.data
+        self._truncations = arena.truncations.data
+        self._needs_reset = arena.needs_reset.data
+        self._request, self._done = arena.request.data, arena.done.data
 
     def _check_space(self, observation: Any) -> None:
         """Compare an observation with its space, and plan the next comparison."""

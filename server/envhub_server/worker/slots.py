@@ -25,7 +25,7 @@ class Slots:
     """
 
     def __init__(self, arena: Arena, rows: slice) -> None:
-        self._requests, self._words = arena.request[rows], arena.words(arena.request)
+        self._requests, self._words = arena.request[rows], arena.request.data
         self._first = rows.start
         self._alike = False  # whether all rows are known to have the same one
 

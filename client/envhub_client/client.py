@@ -103,7 +103,10 @@ class Client(AbstractContextManager["Client"]):
         return self._rows(Op.STATS)[0]
 
     def health(self) -> dict[str, Any]:
-        """Whether the hub serves: ``status`` is ``ok`` or ``draining``."""
+        """Whether the hub serves: ``status`` is ``ok`` or ``draining``.
+
+        Also ``hub``, ``uptime_s``, ``sessions``, ``loop_lag_s``, and ``unready``: why envs cannot be made, by name.
+        """
         return self._rows(Op.HEALTH)[0]
 
     def _rows(self, op: Op) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A session's shared memory: one sealed memfd, mapped by the hub and by each of its workers.
+"""A session's shared memory: one sealed memfd, mapped by the hub, its workers and on the shared lane its client.
 
 Who may write what, and when:
 

@@ -108,7 +108,7 @@ class RecoveringLane:
     def _wait(self, wait: Callable[[Lane], Batch]) -> Batch:
         """The results of what is under way, if need be on another hub.
 
-        ``timeout`` does not count for the making of another session.
+        The timeout of ``wait`` does not count for the making of another session.
 
         Raises:
             HubLost: there is no other hub.

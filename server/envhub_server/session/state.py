@@ -366,7 +366,9 @@ class SessionState:
             IllegalStimulus: it cannot come in this phase, which is a bug of the hub's.
         """
         kind: type = type(stimulus)
-        if isinstance(stimulus, (Requested, WorkerSaid)):
+        if isinstance(stimulus, Requested):
+            self.asked, kind = True, type(stimulus.message)
+        elif isinstance(stimulus, WorkerSaid):
             kind = type(stimulus.message)
         self.history.append(kind)
         of_spare = isinstance(stimulus, (WorkerSaid, WorkerExited)) and stimulus.worker >= len(self.workers)
@@ -377,7 +379,7 @@ class SessionState:
         try:
             handler: Handler = SessionState._on_spare if of_spare else TABLE[kind][self.phase][0]
         except KeyError:
-            return self._on_unknown(stimulus, now_s)
+            return self._on_unknown(kind, stimulus, now_s)
         instructions = handler(self, stimulus, now_s)
         if self._drain_by_s != math.inf:
             instructions = [*instructions, *self._drained(now_s)]
@@ -387,14 +389,12 @@ class SessionState:
         """Whether this worker has ended and no other process serves its rows yet."""
         return self.workers[number].loss is not None
 
-    def _on_unknown(self, stimulus: Stimulus, now_s: float) -> Instructions:
-        kind = type(stimulus.message) if isinstance(stimulus, (Requested, WorkerSaid)) else type(stimulus)
+    def _on_unknown(self, kind: type, stimulus: Stimulus, now_s: float) -> Instructions:
         if kind not in TABLE and isinstance(stimulus, WorkerSaid) and self.phase not in _OVER:
             return self._make_failed(_refusal(f"worker {stimulus.worker} sent a {kind.__name__}"), now_s)
         if isinstance(stimulus, WorkerSaid):
             return []  # the worker sent it before it was told of what brought about this phase
         if kind not in TABLE and isinstance(stimulus, Requested):
-            self.asked = True
             return self._refuse(f"a session does not carry out {kind.__name__}")
         raise IllegalStimulus(f"{kind.__name__} in phase {self.phase.value}")
 
@@ -722,12 +722,11 @@ class SessionState:
             self._forget_last()
         if not now_s < self._sample_at_s < math.inf:
             self._sample_at_s = now_s + SAMPLE_S
-        self.asked, self.phase = True, Phase.MOVING
+        self.phase = Phase.MOVING
         return _POST_STEP
 
     def _refused(self, request: Requested) -> Instructions:
         """Refuse a request of the whole batch if something forbids it; else returns nothing."""
-        self.asked = True
         if self._drain_by_s != math.inf:
             return self._answered(do.Fail(_SHUTTING_DOWN))
         if self._parts_out and not isinstance(request.message, Send):
@@ -770,14 +769,11 @@ class SessionState:
         reset, num_envs = request.message, self.make.num_envs
         seeds, mask = reset.seeds or [None] * num_envs, reset.mask or [True] * num_envs
         if len(seeds) != num_envs or len(mask) != num_envs or not any(mask):
-            self.asked = True
             return self._refuse(f"a reset needs {num_envs} seeds and a mask of {num_envs}, some True")
         each = reset.options_each
         if len(each) not in (0, num_envs):
-            self.asked = True
             return self._refuse(f"a reset needs the options of {num_envs} envs, got {len(each)}")
         if each and self._recipe.settings.vector:
-            self.asked = True
             return self._refuse("a vector env takes options for all of its envs, and not for each")
         if refused := self._refused(request):
             return refused
@@ -805,7 +801,6 @@ class SessionState:
     def _on_call(self, request: Requested, now_s: float) -> Instructions:
         call = request.message
         if call.question not in messages.QUESTIONS:
-            self.asked = True
             return self._refuse(f"a call asks one of {messages.QUESTIONS}, not {call.question!r}")
         # The name of a class is compared, and nothing else.
         if call.question != "wrapped" and (forbidden := self._forbidden(call.name)):
@@ -819,7 +814,6 @@ class SessionState:
             return forbidden
         rows = request.message.rows or range(self.make.num_envs)
         if len(values) not in (1, len(rows)):
-            self.asked = True
             return self._refuse(f"set_attr needs 1 or {len(rows)} values, got {len(values)}")
         if len(values) == 1:
             return self._call(request, now_s, lambda rows: control.SetAttrRows(rows, name, values[0]))
@@ -832,7 +826,6 @@ class SessionState:
         """The refusal of a name that is not for clients on the network, such as ``__setstate__``, which may import."""
         if not name.startswith("_") or self.make.world is not None:
             return []
-        self.asked = True
         text = f"{name!r} begins with an underscore: only the program of a private hub (hub=None) may use such a name"
         return self._answered(do.Fail(Failure("not_permitted", "request", text)))
 
@@ -845,7 +838,6 @@ class SessionState:
         """Tell each worker that has some of the wanted rows ``message_of`` those."""
         asked = request.message.rows
         if asked and (asked != sorted(set(asked)) or asked[-1] >= self.make.num_envs):
-            self.asked = True
             return self._refuse(f"the rows of a call must ascend, and be less than {self.make.num_envs}")
         if refused := self._refused(request):
             return refused
@@ -890,19 +882,16 @@ class SessionState:
 
     def _on_collect(self, request: Requested, now_s: float) -> Instructions:
         # They are kept, for a client that was interrupted asks again; the next ones of a row take their place.
-        self.asked = True
         rows = sorted(request.message.rows)
         failures = [self._uncollected[row] for row in rows if row in self._uncollected]
         infos = tuple((row, self.infos[row]) for row in rows if row in self.infos)
         return self._answered(do.Fail(failures[0]) if failures else do.Answer(messages.Done(), rows=infos))
 
     def _on_templates(self, request: Requested, now_s: float) -> Instructions:
-        self.asked = True
         known = [number for number in request.message.numbers if number in self._templates]
         return self._answered(do.Answer(Templates(known, [self._templates[number] for number in known])))
 
     def _on_hops(self, request: Requested, now_s: float) -> Instructions:
-        self.asked = True
         return self._answered(do.AnswerHops())
 
     # Parts of a batch.
@@ -920,7 +909,6 @@ class SessionState:
         return self._answered(do.Answer(messages.Done()))
 
     def _on_receive(self, request: Requested, now_s: float) -> Instructions:
-        self.asked = True
         if not self._parts_out:
             return self._refuse("no env is under way")
         self._receiving = max(1, min(request.message.min_envs, self._parts_out))
@@ -941,14 +929,12 @@ class SessionState:
     # Requests that are not carried out.
 
     def _on_closing_request(self, request: Requested, now_s: float) -> Instructions:
-        self.asked = True
         if self._end_by_s != math.inf:
             return self._answered(do.Fail(_SHUTTING_DOWN))
         return self._refuse(f"the session is {self.phase.value}")
 
     def _on_broken_request(self, request: Requested, now_s: float) -> Instructions:
         assert self._failure is not None
-        self.asked = True
         return self._answered(do.Fail(self._failure))
 
     # --- what workers say of their rows -------------------------------------------------------------------------------
@@ -1588,7 +1574,6 @@ class SessionState:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _on_close(self, request: Requested, now_s: float) -> Instructions:
-        self.asked = True
         self._failure, self._receiving = None, 0  # what came before CLOSE is not told any more
         return self._close(now_s, request.message.terminate)
 

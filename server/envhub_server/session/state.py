@@ -391,7 +391,7 @@ class SessionState:
 
     def _on_unknown(self, kind: type, stimulus: Stimulus, now_s: float) -> Instructions:
         if kind not in TABLE and isinstance(stimulus, WorkerSaid) and self.phase not in _OVER:
-            return self._make_failed(_refusal(f"worker {stimulus.worker} sent a {kind.__name__}"), now_s)
+            return self._abandon(_refusal(f"worker {stimulus.worker} sent a {kind.__name__}"), now_s)
         if isinstance(stimulus, WorkerSaid):
             return []  # the worker sent it before it was told of what brought about this phase
         if kind not in TABLE and isinstance(stimulus, Requested):
@@ -517,7 +517,7 @@ class SessionState:
         instructions: Instructions = []
         if self.making:
             refusal = Failure("limit", "hub", f"a worker cannot be started: {refused.reason}")
-            instructions += self._make_failed(refusal, now_s)
+            instructions += self._abandon(refusal, now_s)
         cause = ExitCause(f"cannot be started: {refused.reason}")
         for number in refused.workers:
             exited = self._on_exited if number < len(self.workers) else self._on_spare
@@ -606,7 +606,7 @@ class SessionState:
             layout = Layout(self.make.num_envs, observations, actions, self._info_bytes)
         except ValueError as error:
             why = Failure("limit", "hub", f"these envs have no place in shared memory: {error}")
-            return self._make_failed(why, now_s)
+            return self._abandon(why, now_s)
         self._map_message = control.MapArena(
             layout.rows,
             first.observation_leaves,
@@ -634,7 +634,7 @@ class SessionState:
         return do.GiveArena(number, self._map_message, place)
 
     def _on_arena_refused(self, refused: stimuli.ArenaRefused, now_s: float) -> Instructions:
-        return self._make_failed(Failure("limit", "hub", refused.reason), now_s)
+        return self._abandon(Failure("limit", "hub", refused.reason), now_s)
 
     def _on_first_mapped(self, said: WorkerSaid, now_s: float) -> Instructions:
         self._restarts.serves(said.worker, now_s)
@@ -674,11 +674,7 @@ class SessionState:
     def _on_making_failed(self, said: WorkerSaid, now_s: float) -> Instructions:
         if self.workers[said.worker].shares and self.phase is Phase.BUILDING:
             return self._make_again(said.worker)
-        return self._make_failed(said.message.failure, now_s)
-
-    def _make_failed(self, failure: Failure, now_s: float) -> Instructions:
-        """The session cannot be made: say so, and end its workers at once."""
-        return [*self._answered(do.Fail(failure)), *self._close(now_s, terminate=True)]
+        return self._abandon(said.message.failure, now_s)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -1023,10 +1019,10 @@ class SessionState:
             worker.again, worker.waiting, worker.made = False, True, None
             return self._start([number], now_s)
         if self.making and exited.cause.unready:
-            return self._make_failed(failure_text.unready(self.make, exited.cause.unready, self._rules), now_s)
+            return self._abandon(failure_text.unready(self.make, exited.cause.unready, self._rules), now_s)
         if self.making:
             text = failure.message if isinstance(why, Late) else f"{failure.message} while it built its envs"
-            return self._make_failed(replace(failure, message=text), now_s)
+            return self._abandon(replace(failure, message=text), now_s)
         return [
             *self._advance_takeover(False, now_s),
             *self._lose(number, failure, exited.cause, why, now_s),
@@ -1430,12 +1426,7 @@ class SessionState:
 
     def _judge(self, number: int, worker: WorkerState, elapsed: stimuli.Elapsed, now_s: float) -> Instructions:
         """Report an env that does not return, and end its worker once its time is over."""
-        if worker.stage is Stage.LEAVING:
-            if now_s < worker.kill_at_s:
-                return []
-            worker.kill_at_s = math.inf
-            return [do.Kill(number)]
-        if worker.late is not None:
+        if worker.stage is Stage.LEAVING or worker.late is not None:
             if now_s < worker.kill_at_s:
                 return []
             worker.kill_at_s = math.inf
@@ -1479,9 +1470,6 @@ class SessionState:
         self._sample_at_s, self._idle_samples = now_s + SAMPLE_S, 0
         return [do.Grant(), do.GiveDrive()]
 
-    def _on_side_refused(self, _: stimuli.SideConnected, now_s: float) -> Instructions:
-        return [do.RefuseSide()]
-
     def _on_side_closed(self, closed: stimuli.SideClosed, now_s: float) -> Instructions:
         self.lane = LaneName.WIRE
         return [do.CloseSide(), *(self._take_drive() if closed.quiescent else [])]
@@ -1510,7 +1498,8 @@ class SessionState:
         """Go on with a takeover, as far as it goes now."""
         if self._takeover is Takeover.WAITING and self.phase is Phase.READY and not self.asked and quiescent:
             if not self._lent:
-                return self._taken_over()
+                self._takeover, self.driver, self._parts_out = Takeover.NONE, Driver.HUB, 0
+                return [do.TakeDrive(), do.AnswerAttach()]
             self._takeover, self.phase = Takeover.MOVING, Phase.HANDING_OVER
             return [do.MakeOtherArena()]
         moving = any(worker.moving for worker in self._processes().values())
@@ -1557,11 +1546,6 @@ class SessionState:
                 instructions.append(self._hand_over(number, now_s))
         return instructions
 
-    def _taken_over(self) -> Instructions:
-        self._takeover, self.driver = Takeover.NONE, Driver.HUB
-        self._parts_out = 0
-        return [do.TakeDrive(), do.AnswerAttach()]
-
     def _fail_takeover(self, why: Failure | None = None) -> Instructions:
         """Tell the client that takes over why it does not get the session."""
         if self._takeover is Takeover.NONE:
@@ -1603,10 +1587,10 @@ class SessionState:
         return [*self._answered(answer), do.End()]
 
     def _on_abandoned(self, abandoned: stimuli.Abandoned, now_s: float) -> Instructions:
-        return self._abandon(abandoned.why, now_s, terminate=True)
+        return self._abandon(abandoned.why, now_s)
 
-    def _abandon(self, why: Failure, now_s: float, terminate: bool) -> Instructions:
-        """End the session without its client's wish; a request under way is told ``why``."""
+    def _abandon(self, why: Failure, now_s: float, terminate: bool = True) -> Instructions:
+        """End the session without its client's wish; a request under way, as that which makes it, is told ``why``."""
         return [*self._answered(do.Fail(why)), *self._close(now_s, terminate)]
 
     def _on_lease_expired(self, expired: stimuli.LeaseExpired, now_s: float) -> Instructions:
@@ -1689,7 +1673,7 @@ TABLE: Mapping[type, Mapping[Phase, Rule]] = {
     HopsRequest: _in([_P.READY, *_GONE], _S._on_hops),
     Close: _ending(_S._on_close),
     stimuli.Attached: _in([*_SERVING, *_GONE], _S._on_attached) | _in([_P.READY], _S._on_attached, _P.HANDING_OVER),
-    stimuli.SideConnected: _in(_LIVE, _S._on_side_refused) | _in([_P.READY], _S._on_side_connected),
+    stimuli.SideConnected: _in(_LIVE, _S._on_side_connected),
     stimuli.SideClosed: _in(_LIVE, _S._on_side_closed),
     stimuli.LeaseExpired: _ending(_S._on_lease_expired),
     stimuli.Draining: _ending(_S._on_draining),

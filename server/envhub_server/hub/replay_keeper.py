@@ -1,22 +1,23 @@
-"""Keeps what an env was asked until it failed, in a file.
+"""Keeps what an env was asked until it failed, in a file: made from the journal of its worker's process.
 
 The hub's loop copies what will be gone in a moment; ``ReplayWriter`` reads it, and writes the file.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+from envhub.arena.layout import Layout
 from envhub.protocol.messages import Faults, as_map
 from envhub_server.hub.replay_writer import ReplayWriter
 from envhub_server.ipc import control, replay_file
-from envhub_server.ipc.journal import JournalCopy
+from envhub_server.ipc.journal import Journal, JournalCopy, JournalLayout, allocate
 from envhub_server.ipc.replay_file import Replay
 from envhub_server.log import Logger
-from envhub_server.memory.journals import Journals
 from envhub_server.memory.session_memory import SessionMemory
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.session.instructions import KeepReplay
@@ -32,15 +33,41 @@ class ReplayKeeper:
         writer: the hub's.
         session: its number.
         interpreter: of its workers.
-        journals: of its workers.
+        journals: of the workers' processes, by worker.
         built: what each worker said of its envs last, by worker.
     """
 
     writer: ReplayWriter
     session: int
     interpreter: InterpreterKey
-    journals: Journals
-    built: dict[int, control.Built]
+    journals: dict[int, Journal] = field(default_factory=dict)
+    built: dict[int, control.Built] = field(default_factory=dict)
+
+    def make_journal(self, worker: int, rows: int, layout: Layout) -> int | None:
+        """The memory of a journal for the new process of this worker, of so many rows; the caller owns it.
+
+        None if the process has one already.
+
+        Raises:
+            OSError: there is no memory or descriptor left.
+        """
+        if worker in self.journals:
+            return None
+        wanted = JournalLayout(rows, layout.observations, layout.actions)
+        descriptor = allocate(wanted)
+        try:
+            self.journals[worker] = Journal(wanted, descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def swap(self, worker: int, spare: int) -> None:
+        """What is kept of a spare's process is this worker's from now on; that of the worker's own is over."""
+        self.journals.pop(worker, None)
+        if spare in self.journals:
+            self.journals[worker] = self.journals.pop(spare)
+        self.built[worker] = self.built.pop(spare)
 
     def keep(self, wanted: KeepReplay, rows: Sequence[int], memory: SessionMemory, faults: Faults, output: str) -> None:
         """Have the file of an env of this worker, which has these rows, written soon; what is not is logged."""
@@ -48,7 +75,7 @@ class ReplayKeeper:
         if row is None:
             progress = memory.progress(wanted.worker)
             row, at_work = progress.row, bool(progress.kind)
-        journal = self.journals.of(wanted.worker)
+        journal = self.journals.get(wanted.worker)
         if journal is None:
             return self._log_not_kept(wanted, "its worker had no journal")
         row = rows[0] if wanted.build.shares else row

@@ -37,7 +37,6 @@ from envhub_server.log import Logger
 from envhub_server.loop.clock import Clock
 from envhub_server.loop.poller import Poller
 from envhub_server.loop.ringer import Ringer
-from envhub_server.memory.journals import Journals
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
 from envhub_server.memory.shared_lane_grant import SharedLaneGrant
 from envhub_server.memory.stand_ins import ObjectCopies, StandIns
@@ -142,10 +141,9 @@ class SessionRuntime:
         world = state.make.world
         environ = None if world is None else world.environ
         self._pool = WorkerPool(number, services.supervisor, state.interpreter, environ)
-        self._journals = Journals()
         self._replays: ReplayKeeper | None = None
         if services.replays is not None and state.keeps_replays:
-            self._replays = ReplayKeeper(services.replays, number, state.interpreter, self._journals, {})
+            self._replays = ReplayKeeper(services.replays, number, state.interpreter)
         self._client_ringer = Ringer()
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # The bell is never read. By edges each ring is reported once, with a system call less.
@@ -360,11 +358,10 @@ class SessionRuntime:
 
     def _on_SwapProcesses(self, instruction: instructions.SwapProcesses) -> None:
         self._pool.swap(instruction.worker, instruction.spare)
-        self._journals.swap(instruction.worker, instruction.spare)
         if self.recording is not None:
             self.recording.swap(instruction.worker, instruction.spare)
         if self._replays is not None:
-            self._replays.built[instruction.worker] = self._replays.built.pop(instruction.spare)
+            self._replays.swap(instruction.worker, instruction.spare)
         self.log.info("worker_recycled" if instruction.recycled else "spare_used", worker=instruction.worker)
 
     def _on_Tell(self, instruction: instructions.Tell) -> None:
@@ -397,7 +394,7 @@ class SessionRuntime:
         if self._replays is None:
             return []
         try:
-            descriptor = self._journals.make(worker, len(self.state.workers[place].rows), layout)
+            descriptor = self._replays.make_journal(worker, len(self.state.workers[place].rows), layout)
         except OSError as error:
             self.log.warning("journal_not_made", worker=worker, why=str(error))
             return []
@@ -540,7 +537,8 @@ class SessionRuntime:
     # --- instructions: results in place of workers that have ended ----------------------------------------------------
 
     def _on_TakeRows(self, instruction: instructions.TakeRows) -> None:
-        self._journals.forget(instruction.worker)
+        if self._replays is not None:
+            self._replays.journals.pop(instruction.worker, None)
         if self.recording is not None:
             line = self.recording.line_of(instruction.worker)
             self.recording.line_ended(line, instruction.loss.failure.message)
@@ -706,7 +704,8 @@ class SessionRuntime:
             self._ignore_bell(worker)
         self._services.poller.unregister(self._done_bell)
         os.close(self._done_bell)
-        self._journals.clear()
+        if self._replays is not None:
+            self._replays.journals.clear()  # else replays that wait to be written would hold them
         if self.recording is not None:
             self.recording.close()
         self._on_DropOtherArena(instructions.DropOtherArena())

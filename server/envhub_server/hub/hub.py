@@ -866,16 +866,16 @@ class Hub:
         return holder is not OWN_USER and not self.config.verbose_errors
 
     def _health(self, holder: Holder) -> dict[str, Any]:
+        """Whether the hub serves, and which of its envs it cannot make now, with the reason."""
         unready = {**self._listing.unready, **self._listing.starting}
-        up_s = time.monotonic() - self._started_s
-        return stats.health(
-            self.id,
-            self._service is not Service.SERVING,
-            up_s,
-            len(self._sessions),
-            self._clock.lag_s(),
-            without_folders(unready) if self._hides_folders(holder) else unready,
-        )
+        return {
+            "status": "ok" if self._service is Service.SERVING else "draining",
+            "hub": f"{self.id:016x}",
+            "uptime_s": time.monotonic() - self._started_s,
+            "sessions": len(self._sessions),
+            "loop_lag_s": self._clock.lag_s(),
+            "unready": without_folders(unready) if self._hides_folders(holder) else unready,
+        }
 
 
 _SHUTTING_DOWN = Failure("draining", "hub", "the hub is shutting down")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Protocol
 
 from envhub.transport.fd_passing import DESCRIPTORS_MAX
-from envhub_server.ipc import control
+from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.ipc.packages import here
 from envhub_server.loop.poller import Poller
@@ -203,8 +202,9 @@ class ZygoteHandle:
         if self._timer is None or not self._timer.expired():
             return
         self._starting_s += LOOK_S
-        before, (state, self._cpu_ticks) = self._cpu_ticks, _activity(self.pid)
-        idle = state == "S" and self._cpu_ticks - before < IDLE_TICKS_MAX
+        before, stat = self._cpu_ticks, process_marks.stat(self.pid)
+        self._cpu_ticks = sum(map(int, stat[11:13]))  # of itself and of the kernel for it
+        idle = stat[:1] == [b"S"] and self._cpu_ticks - before < IDLE_TICKS_MAX
         self._idle_looks = self._idle_looks + 1 if idle else 0
         may_hang = self.key.is_other or self.key.libraries
         if (self._idle_looks >= IDLE_LOOKS and may_hang) or self._starting_s >= START_S_MAX:
@@ -279,12 +279,3 @@ class ZygoteHandle:
         if self._channel.fileno() >= 0:
             self._poller.unregister(self._channel.fileno())
         self._channel.close()
-
-
-def _activity(pid: int) -> tuple[str, int]:
-    """The state of a process, in the letters of ``ps``, and the CPU time that it has taken, in ticks of 10 ms."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-    except OSError:
-        return "X", 0
-    return fields[0], int(fields[11]) + int(fields[12])

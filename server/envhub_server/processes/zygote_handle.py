@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from envhub.transport.fd_passing import DESCRIPTORS_MAX
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.ipc.packages import here
-from envhub_server.loop.poller import Poller
 from envhub_server.processes.exit_cause import OutOfMemory, exit_cause
 from envhub_server.processes.interpreter import (
     Environment,
@@ -26,8 +25,11 @@ from envhub_server.processes.interpreter import (
     what_is_wrong,
 )
 from envhub_server.processes.worker_handle import WorkerHandle
-from envhub_server.processes.worker_output import Streams, TimerDescriptor, WorkerOutput
+from envhub_server.processes.worker_output import TimerDescriptor, WorkerOutput
 from envhub_server.processes.zygote_process import ZygoteProcess
+
+if TYPE_CHECKING:
+    from envhub_server.processes.supervisor import Supervisor
 
 SAID_READ_BYTES = 4096
 LOOK_S = 0.5  # how often an interpreter that starts is looked at; within 2 s it is told that one hangs
@@ -35,21 +37,6 @@ IDLE_LOOKS = 2  # one after the other, in which it sleeps and takes little CPU t
 IDLE_TICKS_MAX = 3  # of 10 ms of CPU time, from one look to the next
 START_S_MAX = 60  # for one that computes all the while
 DESCRIPTORS_PER_WORKER = 3  # its channel, its standard output and its standard error
-
-
-class ZygoteOwner(Protocol):
-    """The supervisor, as its zygotes call it.
-
-    Attributes:
-        hub: the hub's name in the marks of its processes.
-    """
-
-    hub: str
-    poller: Poller
-    streams: Streams
-
-    def on_ready(self, descriptor: int) -> None:
-        """Reap the zygote of this pidfd, which has ended."""
 
 
 class ZygoteHandle:
@@ -64,7 +51,7 @@ class ZygoteHandle:
 
     def __init__(
         self,
-        owner: ZygoteOwner,
+        owner: Supervisor,
         key: InterpreterKey,
         environ: Environment,
         guarded: Sequence[int],

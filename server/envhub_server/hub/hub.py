@@ -59,7 +59,7 @@ from envhub_server.loop.poller import Poller, Ready
 from envhub_server.loop.timers import Timers
 from envhub_server.memory.session_memory import ArenaBudget
 from envhub_server.memory.unread_memory import UNREAD_S, UnreadMemory
-from envhub_server.network import descriptor_guard
+from envhub_server.network import descriptor_guard, network_peer
 from envhub_server.network.access import Access, Ends
 from envhub_server.network.audit import Audit
 from envhub_server.network.client_liveness import ClientLiveness
@@ -515,8 +515,8 @@ class Hub:
         while waiting:
             known, why = waiting.popleft()
             try:
-                connection = socket.socket(fileno=os.dup(known.descriptor))
-            except OSError:  # libzmq has closed it, and no other has the number
+                connection = network_peer.copied(known.descriptor)
+            except OSError:  # libzmq has closed it
                 continue
             with connection:
                 waiting.extend(self._read_monitor())

@@ -111,7 +111,7 @@ def test_client_is_told_once_that_it_is_refused_and_then_ended() -> None:
         access.accepted(accepted.fileno(), 100.0)
         assert access.refused(b"peer", accepted.fileno(), "too many", 100.0) == []
         assert access.refused(b"peer", accepted.fileno(), "too many", 100.0) == [
-            (access.connection(accepted.fileno()), "too many")
+            (access.connections.get(accepted.fileno()), "too many")
         ]
 
 

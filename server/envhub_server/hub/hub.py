@@ -338,7 +338,7 @@ class Hub:
                 self._timers.set(_ACCESS, self._access.next_s())
             elif key == _UNREAD:
                 why = f"it has not read the replies of a session that ended {UNREAD_S:g} s ago"
-                late = map(self._access.connection, self._unread.check(now_s))
+                late = map(self._access.connections.get, self._unread.check(now_s))
                 self._end_connections([(known, why) for known in late if known is not None])
                 self._timers.set(_UNREAD, self._unread.next_s)
             elif key == _LISTING:
@@ -520,7 +520,7 @@ class Hub:
                 continue
             with connection:
                 waiting.extend(self._read_monitor())
-                if self._access.connection(known.descriptor) is not known:
+                if self._access.connections.get(known.descriptor) is not known:
                     continue
                 with contextlib.suppress(OSError):  # its peer has ended it
                     connection.shutdown(socket.SHUT_RDWR)
@@ -539,7 +539,8 @@ class Hub:
             self._on_monitor()
             self._end_connections(self._access.malformed(peer, connection, self._handled_s))
         if self._protocol.failures["not_permitted"] > not_permitted:
-            self._audit.write("refused", holder.name, self._access.origin(peer), why="its key lets it observe only")
+            origin = self._access.connections.origin(peer)
+            self._audit.write("refused", holder.name, origin, why="its key lets it observe only")
         for token in self._protocol.returned:
             log.info("client_back", session=token.hex()[:8])
         self._protocol.returned.clear()
@@ -740,7 +741,7 @@ class Hub:
         self._set_timer(_LIVENESS, self._liveness.next_s)
         factories = {"factories": sha256(make.factories).hexdigest()} if make.factories else {}
         runtime.log.info("session_made", env=make.name or "factories", num_envs=make.num_envs, **factories)
-        runtime.origin = self._access.origin(request.peer)
+        runtime.origin = self._access.connections.origin(request.peer)
         made: dict[str, str | int] = {"env": make.name, "num_envs": make.num_envs, **factories}
         self._audit.write("session_made", holder.name, runtime.origin, session=request.token.hex()[:8], **made)
         runtime.start(request)
@@ -787,7 +788,7 @@ class Hub:
         self._forget(runtime.token)
         self._by_token[request.token] = self._by_token.pop(runtime.token)
         session = runtime.token.hex()[:8]
-        origin = self._access.origin(request.peer)
+        origin = self._access.connections.origin(request.peer)
         self._audit.write("session_taken_over", holder.name, origin, session=session, owner=runtime.owner)
         runtime.owner, runtime.origin = holder.name, origin
         runtime.attach(request)
@@ -822,7 +823,7 @@ class Hub:
                 side.close()
 
     def _refuse_make(self, holder: Holder, request: Incoming, failure: Failure) -> None:
-        origin = self._access.origin(request.peer)
+        origin = self._access.connections.origin(request.peer)
         self._audit.write("refused", holder.name, origin, op=request.op.name, why=failure.message[:200])
         self._fail(request, failure)
         self._protocol.forget(request.token)

@@ -25,7 +25,7 @@ def stats(sessions: Collection[SessionRuntime], protocol: HubProtocol, access: A
         "refused": protocol.refused,
         "malformed": protocol.malformed,
         "failures": dict(protocol.failures),
-        "connections": access.connections,
+        "connections": len(access.connections),
         "connections_ended": access.connections_ended,
         "handshakes_refused": access.handshakes_refused,
         "descriptors": descriptor_guard.in_use(),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,15 +24,11 @@ from envhub.transport.keys import key_of, read_secret, text_of, write_secret
 from envhub_server.log import Logger
 from envhub_server.network.rights import RIGHTS, Holder, Quotas, Right
 from envhub_server.table_check import Spot, TableError, check_table
+from envhub_server.toml_text import tomllib
 
 KEYS_PER_CLIENT_MAX = 2
 CLIENTS_MAX = 1024
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 log = Logger("envhub.hub")
 
@@ -110,7 +105,8 @@ class KeyFolder:
         try:
             states = self._states()
         except (KeysError, OSError) as error:
-            return [] if self._problem == str(error) else [self._noted(str(error))]
+            before, self._problem = self._problem, str(error)
+            return [] if before == self._problem else [self._problem]
         self._problem = ""
         problems, read = [], {}
         for name, state in states.items():
@@ -122,8 +118,8 @@ class KeyFolder:
                 read[name] = _File(state, *_read_client(self._clients / f"{name}.toml"))
             except KeysError as error:
                 problems.append(str(error))
-                before = (old.holder, old.keys) if old is not None else (Holder(name), [])
-                read[name] = _File(state, *before, is_broken=True)
+                known = (old.holder, old.keys) if old is not None else (Holder(name), [])
+                read[name] = _File(state, *known, is_broken=True)
         holders: dict[bytes, Holder] = {}
         for file in read.values():
             for key in file.keys:
@@ -132,10 +128,6 @@ class KeyFolder:
                     problems.append(f"{file.holder.name} and {holder.name} have the same key, which is {holder.name}'s")
         self.holders, self._read = holders, read
         return problems
-
-    def _noted(self, problem: str) -> str:
-        self._problem = problem
-        return problem
 
     def _states(self) -> dict[str, object]:
         """What changes with each client's file, by name."""

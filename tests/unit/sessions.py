@@ -110,9 +110,9 @@ def begun(num_envs: int = 3, workers: int = 2, recipe: Recipe = RECIPE, **make: 
 def ready(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
     """A session that is made, idle."""
     session = begun(num_envs, workers, **make)
-    for worker in range(len(session.blocks)):
+    for worker in range(len(session.workers)):
         session.said(worker, built())
-    for worker in range(len(session.blocks)):
+    for worker in range(len(session.workers)):
         session.said(worker, Mapped())
     assert session.phase is Phase.READY and not session.asked
     return session

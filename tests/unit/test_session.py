@@ -121,7 +121,7 @@ DRAINING = stimuli.Draining(by_s=10.0, end_by_s=20.0, quiescent=True)
 @settings(deadline=None)
 @given(st.integers(1, 300), st.integers(1, 400))
 def test_blocks_hold_every_env_once_in_turn_and_differ_by_at_most_one(num_envs: int, workers: int) -> None:
-    blocks = session_of(Make(num_envs), workers).blocks
+    blocks = [worker.rows for worker in session_of(Make(num_envs), workers).workers]
     assert all(row % len(blocks) == number for number, block in enumerate(blocks) for row in block)
     assert sorted(row for block in blocks for row in block) == list(range(num_envs))
     sizes = [len(block) for block in blocks]

@@ -834,11 +834,11 @@ class Hub:
         if runtime is None or not runtime.state.making:
             return HeartbeatReply("running")
         found = runtime.state.building
-        starting = self._supervisor.starting(runtime.state.interpreter)
+        starting = self._supervisor.starting(runtime.state.recipe.settings.interpreter)
         doing = f"importing {found.importing}" if found.importing else starting
         told = {"doing": doing} if doing else {}
         runtime.log.info("session_making", phase=found.phase, built=found.built, num_envs=found.num_envs, **told)
-        return replace(found, starting=without_folders(starting) if runtime.state.hides_folders else starting)
+        return replace(found, starting=without_folders(starting) if runtime.state.rules.hide_folders else starting)
 
     def _answer(self, request: Incoming, message: Any, frames: Sequence[Any]) -> None:
         self._protocol.answer(request, message, frames)

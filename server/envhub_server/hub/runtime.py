@@ -140,10 +140,11 @@ class SessionRuntime:
         self._grant = SharedLaneGrant(services.poller, self)
         world = state.make.world
         environ = None if world is None else world.environ
-        self._pool = WorkerPool(number, services.supervisor, state.interpreter, environ)
+        interpreter = state.recipe.settings.interpreter
+        self._pool = WorkerPool(number, services.supervisor, interpreter, environ)
         self._replays: ReplayKeeper | None = None
-        if services.replays is not None and state.keeps_replays:
-            self._replays = ReplayKeeper(services.replays, number, state.interpreter)
+        if services.replays is not None and state.rules.replays:
+            self._replays = ReplayKeeper(services.replays, number, interpreter)
         self._client_ringer = Ringer()
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # The bell is never read. By edges each ring is reported once, with a system call less.
@@ -506,9 +507,9 @@ class SessionRuntime:
             return
         memory.driver.post(OP_OUT_OF_BAND if frames.out_of_band else OP_STEP, frames.codes, frames.arrays)
         if frames.out_of_band:
-            for worker, rows in enumerate(self.state.blocks):
-                if worker not in stand_ins.losses:
-                    self._pool.tell(worker, control.StepRows(frames.out_of_band_of(rows)))
+            for number, worker in enumerate(self.state.workers):
+                if number not in stand_ins.losses:
+                    self._pool.tell(number, control.StepRows(frames.out_of_band_of(worker.rows)))
         else:
             self._pool.ring()
         if stand_ins.losses:

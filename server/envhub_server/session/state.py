@@ -47,7 +47,6 @@ from envhub_server.ipc.journal import name_of_raised
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.ipc.shared_libraries import shared
 from envhub_server.processes.exit_cause import ExitCause
-from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import failure_text, stimuli
 from envhub_server.session import instructions as do
@@ -231,6 +230,8 @@ class SessionState:
 
     Attributes:
         make: what the client asked for.
+        recipe: of its envs, with what the operator has set for them.
+        rules: what holds for all of its workers.
         phase: where the session stands.
         workers: by number; worker ``i`` of ``n`` has every row whose remainder is ``i``, so that slow envs that stand
             side by side are not all one worker's.
@@ -257,6 +258,8 @@ class SessionState:
     ) -> None:
         """Of ``sizing`` workers; where that is None, of as many as suit the first envs once these are made."""
         self.make = make
+        self.recipe = recipe
+        self.rules = rules
         self.phase = Phase.BUILDING
         self.sizing = sizing
         self.workers: list[WorkerState] = []
@@ -268,9 +271,7 @@ class SessionState:
         self.made: messages.Made | None = None
         self.spin_us = 0
         self.history: deque[type] = deque(maxlen=HISTORY_MAX)
-        self._recipe = recipe
         self._info_bytes = info_bytes
-        self._rules = rules
         self._machine = machine
         self._restarts = restarts
         self._sharing_tried = False  # whether a worker that shares libraries has made its envs
@@ -301,14 +302,9 @@ class SessionState:
     # --- what others see ----------------------------------------------------------------------------------------------
 
     @property
-    def blocks(self) -> list[list[int]]:
-        """The rows of each worker."""
-        return [worker.rows for worker in self.workers]
-
-    @property
     def processes(self) -> int:
         """How many processes it has at most, of workers and spares."""
-        return len(self.workers) + (self._rules.hosting.spares or 0)
+        return len(self.workers) + (self.rules.hosting.spares or 0)
 
     @property
     def recycled(self) -> int:
@@ -324,21 +320,6 @@ class SessionState:
     def restarts(self) -> int:
         """How often its workers have ended, or made an env again."""
         return sum(map(self._restarts.count, range(len(self.workers))))
-
-    @property
-    def keeps_replays(self) -> bool:
-        """Whether a file is kept of each env that fails."""
-        return bool(self._rules.replays)
-
-    @property
-    def hides_folders(self) -> bool:
-        """Whether its client is told of no folder of this machine."""
-        return self._rules.hide_folders
-
-    @property
-    def interpreter(self) -> InterpreterKey:
-        """The interpreter of its workers."""
-        return self._recipe.settings.interpreter
 
     @property
     def making(self) -> bool:
@@ -445,7 +426,7 @@ class SessionState:
         alive = any(worker.alive for worker in self._processes().values())
         assert self.phase is not Phase.ENDED or not (self.asked or alive)
         assert self.phase is not Phase.CLOSING or alive
-        assert self._unused_spares() <= (self._rules.hosting.spares or 0)
+        assert self._unused_spares() <= (self.rules.hosting.spares or 0)
         for spare in self.spares.values():
             assert spare.stage in (Stage.BUILDING, Stage.BUILT, Stage.LEAVING) or spare.successor
             assert spare.loss is None and not spare.waiting
@@ -480,10 +461,10 @@ class SessionState:
 
     def _on_made(self, _: stimuli.SessionMade, now_s: float) -> Instructions:
         self._wait_for_all()
-        if self._rules.hosting.memory_max or self._rules.hosting.recycle.memory_bytes:
+        if self.rules.hosting.memory_max or self.rules.hosting.recycle.memory_bytes:
             self._memory_at_s = now_s + MEMORY_S
         count = len(self.workers)
-        if self._rules.libraries is None:
+        if self.rules.libraries is None:
             count = min(count, self._machine.cpus)  # the others start when it is known which libraries they can share
         return self._start(range(count), now_s)
 
@@ -503,7 +484,7 @@ class SessionState:
         return [processes, *map(self._build, numbers)]
 
     def _build(self, number: int) -> do.Tell:
-        return do.Tell(number, build(self.make, self._recipe, self._rules, self._place(number)))
+        return do.Tell(number, build(self.make, self.recipe, self.rules, self._place(number)))
 
     def _place(self, number: int) -> Place:
         cpu = self._machine.cpu(number) if self.make.pin else None
@@ -545,7 +526,7 @@ class SessionState:
         self._wait_for_all()
         for each in self.workers[:begun]:
             each.stage = Stage.BUILDING
-        rest = [do.Tell(number, build_rest(self.make, self._rules, self._place(number))) for number in range(begun)]
+        rest = [do.Tell(number, build_rest(self.make, self.rules, self._place(number))) for number in range(begun)]
         started = self._start(range(begun, len(self.workers)), now_s)
         return [*started[:1], *rest, *started[1:]]
 
@@ -557,22 +538,22 @@ class SessionState:
         worker has variables of its own, which a library may read.
         """
         tried = self.phase is Phase.BUILDING or self._sharing_tried
-        return self._rules.libraries or () if tried and not self._rules.hosting.gpus else ()
+        return self.rules.libraries or () if tried and not self.rules.hosting.gpus else ()
 
     def _note_libraries(self, worker: WorkerState, found: Sequence[str] | None) -> None:
         """Have the workers that start from now on share what this one has imported, too; none if they must not."""
         if found is None:
             self._share(())
-        elif found and self._rules.libraries != () and not worker.shares:
-            self._share(shared([*(self._rules.libraries or ()), *found]))
+        elif found and self.rules.libraries != () and not worker.shares:
+            self._share(shared([*(self.rules.libraries or ()), *found]))
 
     def _share(self, libraries: Iterable[str]) -> None:
-        self._rules = replace(self._rules, libraries=tuple(libraries))
+        self.rules = replace(self.rules, libraries=tuple(libraries))
 
     def _on_imported(self, said: WorkerSaid, now_s: float) -> Instructions:
         """Start the other workers, once each of the first has loaded what makes its envs."""
         worker, found = self.workers[said.worker], said.message.libraries
-        if worker.shares and (found is None or not set(self._rules.libraries or ()) <= set(found)):
+        if worker.shares and (found is None or not set(self.rules.libraries or ()) <= set(found)):
             return self._make_again(said.worker)  # the env, or its program, is not as it was when they were noted
         worker.imported = True
         self._note_libraries(worker, found)
@@ -595,7 +576,7 @@ class SessionState:
             self._note_libraries(worker, said.message.libraries)
         if any(each.waiting for each in self.workers):
             return []
-        self._share(self._rules.libraries or ())  # where none was found, that is known from now on
+        self._share(self.rules.libraries or ())  # where none was found, that is known from now on
         first = self.workers[0].made
         assert first is not None
         try:
@@ -620,7 +601,7 @@ class SessionState:
         self.phase = Phase.MAPPING
         self._wait_for_all()
         return [
-            do.MakeArena(layout, first.loose, self._recipe.settings.vector),
+            do.MakeArena(layout, first.loose, self.recipe.settings.vector),
             *map(self._map, range(len(self.workers))),
         ]
 
@@ -668,7 +649,7 @@ class SessionState:
             render_mode=first.render_mode,
             spec=first.spec,
             sizing="" if self.sizing is None else self.sizing.reason,
-            vector=self._recipe.settings.vector,
+            vector=self.recipe.settings.vector,
         )
 
     def _on_making_failed(self, said: WorkerSaid, now_s: float) -> Instructions:
@@ -769,7 +750,7 @@ class SessionState:
         each = reset.options_each
         if len(each) not in (0, num_envs):
             return self._refuse(f"a reset needs the options of {num_envs} envs, got {len(each)}")
-        if each and self._recipe.settings.vector:
+        if each and self.recipe.settings.vector:
             return self._refuse("a vector env takes options for all of its envs, and not for each")
         if refused := self._refused(request):
             return refused
@@ -896,7 +877,7 @@ class SessionState:
         if refused := self._refused(request):
             return refused
         shares = self.make.num_envs, len(self.workers)
-        if self._recipe.settings.vector and not whole_shares(request.message.rows, *shares):
+        if self.recipe.settings.vector and not whole_shares(request.message.rows, *shares):
             return self._refuse(split_share(*shares))
         return [*self._begin(Phase.READY, now_s), do.PostPart()]
 
@@ -962,7 +943,7 @@ class SessionState:
         found = EnvFailure(cause, failure.message, exception=failure.type, traceback=failure.traceback)
         number, tick = said.message.number, said.message.tick
         kept = self._keep_raised(said.worker, -1 if row is None else row, number, tick, found)
-        name = name_of_raised(self._rules.replays, row, number) if kept and row is not None else ""
+        name = name_of_raised(self.rules.replays, row, number) if kept and row is not None else ""
         return [*kept, *self._on_failed(replace(failure, replay=name), worker.rows)]
 
     def _on_stand_in_failed(self, failed: stimuli.StandInFailed, now_s: float) -> Instructions:
@@ -990,12 +971,12 @@ class SessionState:
     def _on_step_times(self, said: WorkerSaid, now_s: float) -> Instructions:
         """Tell what steps of the env take, and, once, that another number of workers would suit them better."""
         self.workers[said.worker].times = said.message
-        if self._recipe.settings.vector:  # which are not of single envs, and choose no number of workers
+        if self.recipe.settings.vector:  # which are not of single envs, and choose no number of workers
             return []
         cost = average(worker.times for worker in self.workers if worker.times is not None)
         if cost is None or self.sizing is None:
             return []
-        learned: Instructions = [do.LearnCost(replace(cost, libraries=self._rules.libraries))]
+        learned: Instructions = [do.LearnCost(replace(cost, libraries=self.rules.libraries))]
         count, num_envs = len(self.workers), self.make.num_envs
         better = None if self._warned or self.sizing.told else better_count(num_envs, count, cost, self._machine)
         if better is None:
@@ -1013,13 +994,13 @@ class SessionState:
             return self._ended() if not any(each.alive for each in self._processes().values()) else []
         if self.phase is Phase.BROKEN:
             return []
-        failure = failure_text.failure(number, worker.rows, exited.cause, why, self._rules.hide_folders)
+        failure = failure_text.failure(number, worker.rows, exited.cause, why, self.rules.hide_folders)
         if self.phase is Phase.BUILDING and worker.shares and (worker.again or why is None or not worker.imported):
             self._share(())
             worker.again, worker.waiting, worker.made = False, True, None
             return self._start([number], now_s)
         if self.making and exited.cause.unready:
-            return self._abandon(failure_text.unready(self.make, exited.cause.unready, self._rules), now_s)
+            return self._abandon(failure_text.unready(self.make, exited.cause.unready, self.rules), now_s)
         if self.making:
             text = failure.message if isinstance(why, Late) else f"{failure.message} while it built its envs"
             return self._abandon(replace(failure, message=text), now_s)
@@ -1039,8 +1020,8 @@ class SessionState:
             worker.boot_failure = None
         delay_s = self._restarts.ended(number, now_s)
         count = self._restarts.count(number)
-        if was_serving and self._rules.replays:
-            failure = replace(failure, replay=f"{self._rules.replays}-worker{number}-{count}")
+        if was_serving and self.rules.replays:
+            failure = replace(failure, replay=f"{self.rules.replays}-worker{number}-{count}")
         found = failure_text.env_failure(failure, cause, why, count - 1)
         kept = self._keep_replay(number, None, -1, found)
         if delay_s is None:
@@ -1060,17 +1041,17 @@ class SessionState:
         if not failure.replay:
             return []
         assert self._map_message is not None
-        made = build(self.make, self._recipe, self._rules, self._place(number))
-        limit = self._rules.hosting.memory_max
+        made = build(self.make, self.recipe, self.rules, self._place(number))
+        limit = self.rules.hosting.memory_max
         return [do.KeepReplay(number, row, tick, failure, made, self._map_message, limit)]
 
     def _keep_raised(self, number: int, row: int, request: int, tick: int, failure: EnvFailure) -> Instructions:
         rows = self.workers[number].rows
-        if tick < 0 or not self._rules.replays or row not in rows:
+        if tick < 0 or not self.rules.replays or row not in rows:
             return []
-        if self._recipe.settings.vector and row != rows[0]:  # one replay is that of all envs of a vector env
+        if self.recipe.settings.vector and row != rows[0]:  # one replay is that of all envs of a vector env
             return []
-        name = name_of_raised(self._rules.replays, row, request)
+        name = name_of_raised(self.rules.replays, row, request)
         return self._keep_replay(number, row, tick, replace(failure, replay=name))
 
     def _break(self, failure: Failure) -> Instructions:
@@ -1135,7 +1116,7 @@ class SessionState:
             return []
         self._spares_at_s = math.inf
         made: Instructions = []
-        while self._unused_spares() < (self._rules.hosting.spares or 0):
+        while self._unused_spares() < (self.rules.hosting.spares or 0):
             made += self._make_spare(self._place_to_spare(), now_s)
         return made
 
@@ -1153,15 +1134,15 @@ class SessionState:
         self.spares[number] = spare = Spare(rows, HangDetector(self.make.faults), place=place, successor=successor)
         spare.start()
         self._plan_sample(now_s)
-        order = build(self.make, self._recipe, self._rules, self._place(place))
+        order = build(self.make, self.recipe, self.rules, self._place(place))
         return [do.StartProcesses((number,), True, self._libraries), do.Tell(number, order)]
 
     def _group(self, number: int) -> tuple[int, int]:
         """Workers of one group have equal envs and the same device, so that they may have each other's spares."""
         if self.make.kwargs_each or (self.make.factories and not self.make.alike):
             return number, 0
-        envs = len(self.workers[number].rows) if self._recipe.settings.vector else 0  # which cannot lose some of them
-        return number % max(1, len(self._rules.hosting.gpus)), envs
+        envs = len(self.workers[number].rows) if self.recipe.settings.vector else 0  # which cannot lose some of them
+        return number % max(1, len(self.rules.hosting.gpus)), envs
 
     def _place_to_spare(self) -> int:
         """The worker for whose place the next spare is made: first the group with fewest of them, then most restarts.
@@ -1229,12 +1210,12 @@ class SessionState:
             if worker.stage is Stage.BUILDING:
                 self.spares[chosen] = left = worker.as_spare(number)
                 worker.detector = HangDetector(self.make.faults)
-                if self._unused_spares() > (self._rules.hosting.spares or 0):  # what took its place was a successor
+                if self._unused_spares() > (self.rules.hosting.spares or 0):  # what took its place was a successor
                     left.stage = Stage.LEAVING
                     instructions.append(do.Kill(number))
             worker.stage, worker.built, worker.restart_at_s = Stage.BUILT, len(worker.rows), math.inf
             place = self._place(number)
-            order = control.TakePlace(number, worker.rows, variables(self._rules, place), place.cpu)
+            order = control.TakePlace(number, worker.rows, variables(self.rules, place), place.cpu)
             instructions += [do.SwapProcesses(number, chosen), do.Tell(number, order), self._map(number)]
         return [*instructions, *self._make_spares(now_s)]
 
@@ -1251,7 +1232,7 @@ class SessionState:
 
     def _next_age_s(self) -> float:
         """When a worker is too old, or has been so for as long."""
-        age_s = self._rules.hosting.recycle.age_s
+        age_s = self.rules.hosting.recycle.age_s
         if not age_s:
             return math.inf
         return min((self._wears_since(worker)[0] + age_s for worker in self.workers), default=math.inf)
@@ -1263,7 +1244,7 @@ class SessionState:
         time, and a vector env that resets them within a step never is: so there is another one from when its successor
         is ready, after which their episodes are cut.
         """
-        never_between = self._recipe.settings.vector and self.make.autoreset_mode == "SameStep"
+        never_between = self.recipe.settings.vector and self.make.autoreset_mode == "SameStep"
         leaves_by_itself = len(worker.rows) == 1 and not never_between
         if worker.stage is not Stage.SERVING or worker.overdue or (worker.worn and leaves_by_itself):
             return math.inf, math.inf
@@ -1277,7 +1258,7 @@ class SessionState:
 
     def _note_worn(self, memory: Mapping[int, int], now_s: float) -> Instructions:
         """Note which workers are too old or have too much memory."""
-        recycle = self._rules.hosting.recycle
+        recycle = self.rules.hosting.recycle
         instructions: Instructions = []
         for number, worker in enumerate(self.workers):
             worker.nbytes = memory.get(number, worker.nbytes)
@@ -1338,7 +1319,7 @@ class SessionState:
         spare.stage = Stage.MAPPING
         rows, place = self.workers[spare.place].rows, self._place(spare.place)
         spare.rows = rows
-        order = control.TakePlace(spare.place, rows, variables(self._rules, place), place.cpu)
+        order = control.TakePlace(spare.place, rows, variables(self.rules, place), place.cpu)
         return [do.Tell(number, order), self._give_arena(number, spare.place)]
 
     def _on_left(self, said: WorkerSaid, now_s: float) -> Instructions:
@@ -1403,7 +1384,7 @@ class SessionState:
             return []
         self._memory_at_s = now_s + MEMORY_S
         killed: Instructions = []
-        bytes_max = self._rules.hosting.memory_max or math.inf
+        bytes_max = self.rules.hosting.memory_max or math.inf
         processes = self._processes()
         for number, nbytes in memory.items():
             worker = processes.get(number)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from envhub_server.catalog.env_settings import EnvSettings
@@ -29,7 +29,6 @@ from envhub_server.ipc.control import (
     StepTimes,
 )
 from envhub_server.processes.exit_cause import ExitCause
-from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import state, stimuli
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.hang_detector import Late
@@ -1042,7 +1041,7 @@ def test_stimulus_in_a_phase_in_which_it_cannot_come_is_an_error() -> None:
 
 
 def test_every_stimulus_and_instruction_has_its_place() -> None:
-    assert {*get_args(stimuli.Stimulus)} - {stimuli.Requested, WorkerExited, WorkerSaid} <= TABLE.keys()
+    assert {*stimuli.SessionStimulus.__subclasses__()} - {stimuli.Requested} <= TABLE.keys()
     assert {*Instruction.__subclasses__()} == _CARRIED_OUT.keys()
     assert {messages.REQUESTS[op] for op in SESSION_OPS & messages.REQUESTS.keys() - FIRST_OPS} <= TABLE.keys()
     for kind, rules in TABLE.items():

@@ -48,7 +48,6 @@ from envhub_server.session.restarts import RestartPolicy, Restarts
 from envhub_server.session.state import Phase, SessionState
 from envhub_server.session.worker_count import Machine, WorkerCount
 from envhub_server.worker.main import Worker
-from envhub_server.worker.stack_dumps import NoStackDumps
 
 PEER, CONNECTION = b"program", 1  # the one client
 ARENA_BYTES_MAX = 1 << 50
@@ -201,7 +200,7 @@ class _InProcessWorker(Worker):
     """A worker that is no process of its own."""
 
     def __init__(self, channel: Any, interrupts: _Interrupts) -> None:
-        super().__init__(channel, NoStackDumps())
+        super().__init__(channel)
         self._interrupts = interrupts
 
     def _answer_build(self, work: Callable[[], Any]) -> bool | None:

@@ -16,10 +16,10 @@ from envhub_server.processes.interpreter import (
     Environment,
     InterpreterKey,
     InterpreterUnusable,
+    Start,
     environment_of,
     find,
     not_executed,
-    started,
     starting,
     waits,
     what_is_wrong,
@@ -71,7 +71,7 @@ class ZygoteHandle:
         self._channel_closed = False
         self._retiring = False
         self._waiting: list[WorkerHandle] = []  # to be forked once it is ready
-        self._start = started()
+        self._start = Start()
         self._program = find(key.python)
         if key.folder and not os.path.isdir(key.folder):
             raise InterpreterUnusable(f"the folder {key.folder}{here()}, which its environment wants, does not exist")

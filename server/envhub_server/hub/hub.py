@@ -36,7 +36,6 @@ from envhub.protocol import messages, prelude
 from envhub.protocol.hub import FIRST_OPS, HubProtocol, Incoming
 from envhub.protocol.messages import SESSION_OPS, Failure, HeartbeatReply, Make, Op
 from envhub.protocol.prelude import Prelude
-from envhub.recording.recorder_handle import missing_packages
 from envhub.transport import address, sockets
 from envhub.values import codec, compression
 from envhub_server.catalog.admission import admitted
@@ -698,7 +697,7 @@ class Hub:
             self._refuse_make(holder, request, Failure("env_unready", "hub", f"{make.name!r} is not ready: {why}"))
             return
         self._unread.release()
-        if why := self._cannot_record(found):
+        if why := found.settings.unrecordable:
             self._refuse_make(holder, request, Failure("env_unready", "hub", f"{make.name!r} is not ready: {why}"))
             return
         machine = self._machine(holder, spares)
@@ -745,12 +744,6 @@ class Hub:
         made: dict[str, str | int] = {"env": make.name, "num_envs": make.num_envs, **factories}
         self._audit.write("session_made", holder.name, runtime.origin, session=request.token.hex()[:8], **made)
         runtime.start(request)
-
-    @staticmethod
-    def _cannot_record(recipe: Recipe) -> str:
-        """What is missing to record sessions of this env as its operator wants, and what to do; empty if nothing is."""
-        recorded = recipe.settings.recorded
-        return "" if recorded is None else missing_packages(bool(recorded.film))
 
     def _machine(self, holder: Holder, spares: int) -> Machine:
         affinity = tuple(sorted(os.sched_getaffinity(0)))

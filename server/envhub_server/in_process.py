@@ -44,7 +44,7 @@ from envhub_server.memory.unread_memory import UnreadMemory
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid
-from envhub_server.session.restarts import RestartPolicy, Restarts
+from envhub_server.session.restarts import Restarts
 from envhub_server.session.state import Phase, SessionState
 from envhub_server.session.worker_count import Machine, WorkerCount
 from envhub_server.worker.main import Worker
@@ -156,7 +156,7 @@ class InProcessHub:
         recipe = Recipe(make.name, namespace_modules(make.name), settings=EnvSettings(vector=make.vector))
         cpus = tuple(sorted(os.sched_getaffinity(0)))
         machine = Machine(cpus, len(cpus), False, 1, 0)
-        restarts = Restarts(RestartPolicy(make.faults.restarts_max), random.Random())
+        restarts = Restarts(make.faults.restarts_max, make.num_envs, random.Random())
         state = SessionState(make, recipe, SIZING, Limits().info_bytes, machine, restarts)
         budget = ArenaBudget(ARENA_BYTES_MAX)
         return SessionRuntime(1, request.token, state, self._services, False, "", budget)

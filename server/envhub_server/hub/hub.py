@@ -72,7 +72,7 @@ from envhub_server.processes.worker_events import Events
 from envhub_server.processes.zygote_process import ZygoteProcess
 from envhub_server.session import stimuli
 from envhub_server.session.build_order import WorkerRules
-from envhub_server.session.restarts import RestartPolicy, Restarts
+from envhub_server.session.restarts import Restarts
 from envhub_server.session.state import Phase, SessionState
 from envhub_server.session.worker_count import SHARE, Machine, WorkerCount, known, told
 
@@ -712,8 +712,7 @@ class Hub:
         if why := descriptor_guard.lack(workers + spares):
             self._refuse_make(holder, request, Failure("limit", "hub", why))
             return
-        policy = RestartPolicy(make.faults.restarts_max, all_max=max(10, make.num_envs))
-        restarts = Restarts(policy, random.Random())
+        restarts = Restarts(make.faults.restarts_max, make.num_envs, random.Random())
         limits = self.config.limits
         kept = self._services.replays is not None
         replays = name_beginning(make.name, holder.name, secrets.token_hex(8)) if kept else ""

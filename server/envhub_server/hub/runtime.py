@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from envhub.arena.layout import Layout
-from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, OP_OUT_OF_BAND, OP_RESET, OP_STEP, Arena
+from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, OP_OUT_OF_BAND, OP_RESET, OP_STEP
 from envhub.arena.stand_in import FRESH, REPORT_PENDING
 from envhub.protocol import messages
 from envhub.protocol.hub import HubProtocol, Incoming
@@ -78,7 +78,7 @@ class SessionRuntime:
     Attributes:
         number: the session's, which never changes; its events carry it.
         token: its token, another one after each takeover.
-        owner: the name of the client that it belongs to, see ``envhub_server.network.rights``.
+        owner: the name of the client that it belongs to, see ``network.rights``; empty for the hub's user.
         origin: from where that client made it or took it over, as in the audit.
         state: its state machine.
         ticket: for the side socket, once; empty where there is none.
@@ -100,14 +100,7 @@ class SessionRuntime:
     ) -> None:
         """Of this state machine, which has handled nothing yet.
 
-        Args:
-            number: the session's.
-            token: its client's.
-            state: the state machine.
-            services: the hub's.
-            tickets: whether the hub has a side socket.
-            owner: the name of its client; empty for the user of the hub.
-            budget: of the client's shared memory.
+        ``tickets`` says whether the hub has a side socket; ``budget`` is that of the client's shared memory.
 
         Raises:
             OSError: there is no descriptor left.
@@ -153,10 +146,6 @@ class SessionRuntime:
     # --- what others see ----------------------------------------------------------------------------------------------
 
     @property
-    def _arena(self) -> Arena | None:
-        return None if self._memory is None else self._memory.arena
-
-    @property
     def pids(self) -> list[int]:
         """The process ids of the workers that run."""
         return self._pool.pids
@@ -164,7 +153,7 @@ class SessionRuntime:
     @property
     def arena_bytes(self) -> int:
         """How much shared memory the session holds."""
-        return 0 if self._arena is None else self._arena.layout.nbytes()
+        return 0 if self._memory is None else self._memory.arena.layout.nbytes()
 
     @property
     def quiescent(self) -> bool:
@@ -173,9 +162,9 @@ class SessionRuntime:
 
     def observe(self, described: bool) -> tuple[messages.Observed, list[Any]] | None:
         """What its envs showed last; None before they have."""
-        if self._arena is None or self.state.made is None:
+        if self._memory is None or self.state.made is None:
             return None
-        steps, given, found = self._arena.last_observations()
+        steps, given, found = self._memory.arena.last_observations()
         spaces = [] if described else self.state.made.observation_spaces
         return messages.Observed(self.state.make.num_envs, steps.tolist(), given.tolist(), spaces), found
 
@@ -464,7 +453,7 @@ class SessionRuntime:
     def _on_MakeOtherArena(self, _: instructions.MakeOtherArena) -> None:
         assert self._memory is not None
         try:
-            self._other = self._memory.another()
+            self._other = SessionMemory(self._memory.arena.layout, len(self.state.workers), self._budget)
         except OSError as error:
             self._report(stimuli.OtherArenaRefused(str(error)))
         else:
@@ -600,8 +589,8 @@ class SessionRuntime:
             self._side = None
 
     def _on_GiveDrive(self, _: instructions.GiveDrive) -> None:
-        if self._arena is not None:
-            self._arena.hand_over(DRIVER_CLIENT)
+        assert self._memory is not None
+        self._memory.arena.hand_over(DRIVER_CLIENT)
 
     def _on_TakeDrive(self, _: instructions.TakeDrive) -> None:
         assert self._memory is not None and self._stand_ins is not None
@@ -616,12 +605,12 @@ class SessionRuntime:
             self._post_to_stand_ins()
 
     def _on_Revoke(self, _: instructions.Revoke) -> None:
-        if self._arena is not None:
-            self._grant.revoke(self._arena)
+        assert self._memory is not None
+        self._grant.revoke(self._memory.arena)
 
     def _on_WindUp(self, _: instructions.WindUp) -> None:
-        if self._arena is not None:
-            self._arena.wind_up()
+        assert self._memory is not None
+        self._memory.arena.wind_up()
 
     # --- instructions: the client -------------------------------------------------------------------------------------
 
@@ -639,7 +628,7 @@ class SessionRuntime:
                 frames = row_frames(answer.rows)
         if frames and max(map(len, frames)) > FRAME_BYTES_MAX:
             text = f"infos or results of {max(map(len, frames))} bytes; a reply carries at most {FRAME_BYTES_MAX}"
-            self._on_Fail(instructions.Fail(Failure("limit", "hub", text)))
+            self._fail(request, Failure("limit", "hub", text))
             return
         message = answer.message
         if type(message) is messages.Made:
@@ -650,13 +639,13 @@ class SessionRuntime:
             self._passed_ns[3] = time.monotonic_ns()
 
     def _on_Fail(self, fail: instructions.Fail) -> None:
-        assert self._request is not None
-        self._log_failed(fail.failure)
-        self._services.protocol.fail(self._request, fail.failure)
+        self._fail(self._request, fail.failure)
 
-    def _log_failed(self, failure: Failure) -> None:
+    def _fail(self, request: Incoming | None, failure: Failure) -> None:
+        assert request is not None
         if failure.scope in ("env", "session"):
             self.log.warning("request_failed", code=failure.code, why=failure.message[:200])
+        self._services.protocol.fail(request, failure)
 
     def _on_AnswerHops(self, _: instructions.AnswerHops) -> None:
         assert self._request is not None
@@ -675,9 +664,7 @@ class SessionRuntime:
 
     def _on_FailAttach(self, fail: instructions.FailAttach) -> None:
         request, self._attach_request = self._attach_request, None
-        assert request is not None
-        self._log_failed(fail.failure)
-        self._services.protocol.fail(request, fail.failure)
+        self._fail(request, fail.failure)
 
     def _on_Goodbye(self, goodbye: instructions.Goodbye) -> None:
         self._services.protocol.goodbye(self.token, goodbye.why)

@@ -55,7 +55,7 @@ class SessionMemory:
         """
         self.bells: list[int] = []
         self.descriptor = -1
-        self._budget, nbytes = budget, layout.nbytes()
+        nbytes = layout.nbytes()
         if nbytes > budget.left:
             raise OSError(f"of arena_bytes_max {budget.left} are left")
         try:
@@ -103,14 +103,6 @@ class SessionMemory:
         """When each worker's last batch began, and when it ended, in nanoseconds of the monotonic clock."""
         workers = len(self.bells) - 1
         return self.arena.began_ns[:workers].tolist(), self.arena.ended_ns[:workers].tolist()
-
-    def another(self) -> SessionMemory:
-        """Memory of the same layout.
-
-        Raises:
-            OSError: as when it was made.
-        """
-        return SessionMemory(self.arena.layout, len(self.bells) - 1, self._budget)
 
     def close(self) -> None:
         """Close the descriptors; the memory goes with the last view of it."""

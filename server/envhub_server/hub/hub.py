@@ -73,7 +73,7 @@ from envhub_server.processes.zygote_process import ZygoteProcess
 from envhub_server.session import stimuli
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.restarts import Restarts
-from envhub_server.session.state import Phase, SessionState
+from envhub_server.session.state import SHUTTING_DOWN, Phase, SessionState
 from envhub_server.session.worker_count import SHARE, Machine, WorkerCount, known, told
 
 RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
@@ -455,7 +455,7 @@ class Hub:
 
     def _abandon_all(self) -> None:
         for number in self._sessions:
-            self._events.append((number, stimuli.Abandoned(_SHUTTING_DOWN)))
+            self._events.append((number, stimuli.Abandoned(SHUTTING_DOWN)))
         self._pump()
 
     def on_ready(self, descriptor: int) -> None:
@@ -636,34 +636,37 @@ class Hub:
     def _on_request(self, request: Incoming, holder: Holder) -> None:
         """Carry out a request to the hub itself, or one that makes a session or takes one over."""
         match request.op:
-            case Op.MAKE:
-                self._make(request, holder)
+            case Op.MAKE | Op.ATTACH:
+                enter = self._make if request.op is Op.MAKE else self._attach
+                if (failure := enter(request, holder)) is not None:
+                    origin = self._access.connections.origin(request.peer)
+                    self._audit.write("refused", holder.name, origin, op=request.op.name, why=failure.message[:200])
+                    self._fail(request, failure)
+                    self._protocol.forget(request.token)
             case Op.HEARTBEAT:
                 self._requests -= 1  # which only asks after a request
-                self._answer(request, self._progress(request.token), ())
+                self._protocol.answer(request, self._progress(request.token))
             case Op.HELLO:
-                self._answer(request, self._welcome(), ())
+                self._protocol.answer(request, self._welcome())
             case Op.LIST:
                 self._list(request)
             case Op.STATS:
                 counters = stats.stats(self._sessions.values(), self._protocol, self._access, self._requests)
-                self._answer(request, messages.Table([{**self._health(holder), **counters}]), ())
+                self._protocol.answer(request, messages.Table([{**self._health(holder), **counters}]))
             case Op.HEALTH:
-                self._answer(request, messages.Table([self._health(holder)]), ())
+                self._protocol.answer(request, messages.Table([self._health(holder)]))
             case Op.SESSIONS:
                 seen = [each for each in self._sessions.values() if holder.owns(each.owner)]
                 found = [stats.described(each, self._protocol.leased(each.token)) for each in seen]
-                self._answer(request, messages.Table(found), ())
+                self._protocol.answer(request, messages.Table(found))
             case Op.OBSERVE:
                 self._observe(request, holder)
-            case Op.ATTACH:
-                self._attach(request, holder)
             case _:  # the protocol admits it only where there is a session
                 raise KeyError(request.op.name)
 
     def _list(self, request: Incoming) -> None:
         if self._listing.names is not None:
-            self._answer(request, messages.EnvNames(self._listing.names), ())
+            self._protocol.answer(request, messages.EnvNames(self._listing.names))
             return
         try:
             if not self._listing.asking:
@@ -673,33 +676,29 @@ class Hub:
         else:
             self._listed_for.append(request)
 
-    def _make(self, request: Incoming, holder: Holder) -> None:
+    def _make(self, request: Incoming, holder: Holder) -> Failure | None:
+        """Make a session, or say why not."""
         make: Make = request.message
         if request.token in self._by_token:
-            self._refuse_make(holder, request, Failure("session_lost", "session", _STILL_CLOSING))
-            return
+            return Failure("session_lost", "session", _STILL_CLOSING)
         envs = sum(each.state.make.num_envs for each in self._sessions.values())
         found = admitted(make, self.config, self._registry, envs, holder.deploys, self._listing.names)
         if isinstance(found, Failure):
-            self._refuse_make(holder, request, found)
-            return
+            return found
         number, name = self._last_number + 1, request.token.hex()[:8]
         hosting = granted(make.hosting, found.settings.hosting(self.config.hosting), number)
         spares = hosting.spares or 0
         if why := self._usage.refusal(holder, make, spares, self._sessions.values(), self._clock.now_s()):
-            self._refuse_make(holder, request, Failure("limit", "hub", why))
-            return
+            return Failure("limit", "hub", why)
         if make.name in self._listing.unready:
             self._try_again(found.settings.interpreter)
         if why := self._listing.undrawn.get(found.settings.interpreter, ""):
             self._try_again(found.settings.interpreter)
             why = without_folders(why) if self._hides_folders(holder) else why
-            self._refuse_make(holder, request, Failure("env_unready", "hub", f"{make.name!r} is not ready: {why}"))
-            return
+            return Failure("env_unready", "hub", f"{make.name!r} is not ready: {why}")
         self._unread.release()
         if why := found.settings.unrecordable:
-            self._refuse_make(holder, request, Failure("env_unready", "hub", f"{make.name!r} is not ready: {why}"))
-            return
+            return Failure("env_unready", "hub", f"{make.name!r} is not ready: {why}")
         machine = self._machine(holder, spares)
         recycled = hosting.recycle != messages.Recycle()
         cost = self._costs.find(make)
@@ -707,11 +706,9 @@ class Hub:
         workers = min(machine.cpus, make.num_envs) if sizing is None else sizing.workers
         if recycled and make.autoreset_mode == "SameStep" and workers < make.num_envs:
             why = "recycle with SameStep needs a process per env: num_workers=num_envs"
-            self._refuse_make(holder, request, Failure("refused", "request", why))
-            return
+            return Failure("refused", "request", why)
         if why := descriptor_guard.lack(workers + spares):
-            self._refuse_make(holder, request, Failure("limit", "hub", why))
-            return
+            return Failure("limit", "hub", why)
         restarts = Restarts(make.faults.restarts_max, make.num_envs, random.Random())
         limits = self.config.limits
         kept = self._services.replays is not None
@@ -724,12 +721,12 @@ class Hub:
             tickets, budget = self._side_socket.open, self._usage.budget(holder)
             runtime = SessionRuntime(number, request.token, state, self._services, tickets, holder.name, budget)
         except OSError as error:
-            self._refuse_make(holder, request, Failure("limit", "hub", f"a session cannot be made: {error.strerror}"))
-            return
+            return Failure("limit", "hub", f"a session cannot be made: {error.strerror}")
         self._last_number = number
         if found.settings.recorded is not None:
             runtime.recording = self._recordings.begin(found.settings, make, name)
         self._begin(runtime, request, holder)
+        return None
 
     def _begin(self, runtime: SessionRuntime, request: Incoming, holder: Holder) -> None:
         """Enter a session that was just made into the hub's tables and start its workers."""
@@ -767,15 +764,14 @@ class Hub:
             return told(make.num_envs, workers, "a process per env, which is recycled by itself")
         return known(make.num_envs, cost, machine)
 
-    def _attach(self, request: Incoming, holder: Holder) -> None:
+    def _attach(self, request: Incoming, holder: Holder) -> Failure | None:
+        """Give a session to this client, or say why not."""
         runtime = self._found(request.message.session, holder)
         if request.token in self._by_token:
-            self._refuse_make(holder, request, Failure("session_lost", "session", _STILL_CLOSING))
-            return
+            return Failure("session_lost", "session", _STILL_CLOSING)
         if runtime is None or not runtime.state.attachable:
             why = "this hub has no such session to take over: its lease ran out, it was closed or taken over"
-            self._refuse_make(holder, request, Failure("session_lost", "session", why))
-            return
+            return Failure("session_lost", "session", why)
         runtime.log.info("session_taken_over", by=request.token.hex()[:8])
         self._forget(runtime.token)
         self._by_token[request.token] = self._by_token.pop(runtime.token)
@@ -784,6 +780,7 @@ class Hub:
         self._audit.write("session_taken_over", holder.name, origin, session=session, owner=runtime.owner)
         runtime.owner, runtime.origin = holder.name, origin
         runtime.attach(request)
+        return None
 
     def _forget(self, token: bytes) -> None:
         """Have the protocol forget the session's token; its connections may have views of the memory to read."""
@@ -802,7 +799,7 @@ class Hub:
         if found is None:
             self._fail(request, Failure("session_lost", "session", "this hub has no such session to observe"))
         else:
-            self._answer(request, *found)
+            self._protocol.answer(request, *found)
 
     def _admit(self) -> None:
         while self._admitted:
@@ -813,12 +810,6 @@ class Hub:
                     break
             else:
                 side.close()
-
-    def _refuse_make(self, holder: Holder, request: Incoming, failure: Failure) -> None:
-        origin = self._access.connections.origin(request.peer)
-        self._audit.write("refused", holder.name, origin, op=request.op.name, why=failure.message[:200])
-        self._fail(request, failure)
-        self._protocol.forget(request.token)
 
     def _progress(self, token: bytes) -> HeartbeatReply:
         """How far a request is, for its client; of one that makes envs, the log says so, too."""
@@ -831,9 +822,6 @@ class Hub:
         told = {"doing": doing} if doing else {}
         runtime.log.info("session_making", phase=found.phase, built=found.built, num_envs=found.num_envs, **told)
         return replace(found, starting=without_folders(starting) if runtime.state.rules.hide_folders else starting)
-
-    def _answer(self, request: Incoming, message: Any, frames: Sequence[Any]) -> None:
-        self._protocol.answer(request, message, frames)
 
     def _fail(self, request: Incoming, failure: Failure) -> None:
         if failure.scope in ("env", "session"):
@@ -871,6 +859,5 @@ class Hub:
         }
 
 
-_SHUTTING_DOWN = Failure("draining", "hub", "the hub is shutting down")
 _STILL_CLOSING = "the session of this token is still closing"
 _STEPPING = (Phase.READY, Phase.MOVING)

@@ -67,7 +67,7 @@ HISTORY_MAX = 100  # stimuli that are logged with an internal error
 NO_TURN = -1  # in place of a progress word, while the worker maps an arena
 STACKS_S = 1.0  # for a worker on a busy machine to write where its threads are, before it is killed
 
-_SHUTTING_DOWN = Failure("draining", "hub", "the hub is shutting down")
+SHUTTING_DOWN = Failure("draining", "hub", "the hub is shutting down")
 _CALLS = (control.CallRows, control.SetAttrRows)
 
 
@@ -705,7 +705,7 @@ class SessionState:
     def _refused(self, request: Requested) -> Instructions:
         """Refuse a request of the whole batch if something forbids it; else returns nothing."""
         if self._drain_by_s != math.inf:
-            return self._answered(do.Fail(_SHUTTING_DOWN))
+            return self._answered(do.Fail(SHUTTING_DOWN))
         if self._parts_out and not isinstance(request.message, Send):
             return self._refuse("envs are under way that RECEIVE has not returned")
         if self.driver is Driver.CLIENT and not request.quiescent:
@@ -907,7 +907,7 @@ class SessionState:
 
     def _on_closing_request(self, request: Requested, now_s: float) -> Instructions:
         if self._end_by_s != math.inf:
-            return self._answered(do.Fail(_SHUTTING_DOWN))
+            return self._answered(do.Fail(SHUTTING_DOWN))
         return self._refuse(f"the session is {self.phase.value}")
 
     def _on_broken_request(self, request: Requested, now_s: float) -> Instructions:
@@ -1598,8 +1598,8 @@ class SessionState:
         if not idle and now_s < self._drain_by_s:
             return []
         self._drain_by_s = math.inf
-        answered = self._answered(do.Fail(_SHUTTING_DOWN))
-        return [*answered, do.Goodbye(_SHUTTING_DOWN), *self._close(now_s, terminate=not idle)]
+        answered = self._answered(do.Fail(SHUTTING_DOWN))
+        return [*answered, do.Goodbye(SHUTTING_DOWN), *self._close(now_s, terminate=not idle)]
 
 
 class IllegalStimulus(Exception):

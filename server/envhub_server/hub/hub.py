@@ -248,7 +248,7 @@ class Hub:
             self._context.term()
 
     def _write_s(self, heard: signals.Signals) -> float:
-        """For how many seconds recordings may write from the end of the loop on, also if it is told to stop anew."""
+        """For how many seconds recordings may write from the end of the loop on, also if it is told to stop again."""
         heard.look()
         return WRITE_AT_ONCE_S if self._service is Service.KILLING else WRITE_S
 

@@ -353,10 +353,11 @@ class SessionState:
             kind = type(stimulus.message)
         self.history.append(kind)
         of_spare = isinstance(stimulus, (WorkerSaid, WorkerExited)) and stimulus.worker >= len(self.workers)
-        if isinstance(stimulus, WorkerSaid) and not (stimulus.current or of_spare or self._lost(stimulus.worker)):
-            return [do.ReportDropped(stimulus.worker, stimulus.message)]  # it is about a step that was given up
-        if isinstance(stimulus, WorkerSaid) and not of_spare and self.workers[stimulus.worker].again:
-            return []  # it is about to be killed, and makes its envs once more
+        if isinstance(stimulus, WorkerSaid):
+            if not (stimulus.current or of_spare or self._lost(stimulus.worker)):
+                return [do.ReportDropped(stimulus.worker, stimulus.message)]  # it is about a step that was given up
+            if not of_spare and self.workers[stimulus.worker].again:
+                return []  # it is about to be killed, and makes its envs once more
         try:
             handler: Handler = SessionState._on_spare if of_spare else TABLE[kind][self.phase][0]
         except KeyError:

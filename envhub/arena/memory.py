@@ -167,8 +167,12 @@ class Arena:
             if not rows.size:
                 break
             steps[rows] = done = self.done[rows]
+            slots = done & 1
             for copied, leaf in zip(found, self.observations):
-                copied[rows] = leaf[done & 1, rows]
+                if rows.size == given.size and (slots == slots[0]).all():
+                    copied[:] = leaf[slots[0]]  # without another copy in between
+                else:
+                    copied[rows] = leaf[slots, rows]
             given[rows] = self.done[rows] == done  # until it changes, results go to the other slot
         return steps, given, found
 

@@ -81,11 +81,16 @@ def read_secret(path: Path) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise KeysError(f"{path} cannot be read: {error}") from error
-    with open(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
             raise KeysError(f"{path} must be a file of yours with mode 0600; a secret in it may be known by now")
-        content = file.read(SECRET_FILE_BYTES_MAX + 1)
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(SECRET_FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise KeysError(f"{path} cannot be read: {error}") from error
+    finally:
+        os.close(descriptor)
     if len(content) > SECRET_FILE_BYTES_MAX:
         raise KeysError(f"{path} is larger than {SECRET_FILE_BYTES_MAX} bytes")
     return content.decode("ascii", "replace").strip()

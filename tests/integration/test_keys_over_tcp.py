@@ -10,8 +10,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -212,6 +214,59 @@ def test_quotas_of_a_key(hub: ServedHub, keys: KeyFolder, admit: Admit) -> None:
         with envhub.connect(alice), envhub.connect(alice), refused:
             envhub.connect(alice)
         envs.step(np.zeros(8, int))
+
+
+def with_quotas(keys: KeyFolder, name: str, **quotas: int) -> str:
+    """Admit a new key with these quotas, and return its token."""
+    token, path = admitted(keys, name), keys.path / f"clients/{name}.toml"
+    path.write_text("\n".join([path.read_text(), "[quotas]", *(f"{what} = {most}" for what, most in quotas.items())]))
+    return token
+
+
+def test_workers_of_sessions_that_are_made_at_one_time_count(tmp_path: Path, keys: KeyFolder) -> None:
+    token = with_quotas(keys, "alice", workers_max=8)
+    with serve(tmp_path, "counter=sims:counter", "--keys", str(keys.path)) as hub:
+        alice = f"envhub://{token}@{hub.tcp.removeprefix('tcp://')}"
+
+        def make(_: int) -> Any:
+            with suppress(envhub.RequestRefused):
+                return envhub.make_vec("counter", 6, hub=alice)
+
+        with ThreadPoolExecutor(4) as pool:
+            made = [envs for envs in pool.map(make, range(4)) if envs is not None]
+        try:
+            assert 1 <= sum(envs.num_workers for envs in made) <= 8
+        finally:
+            for envs in made:
+                envs.close()
+
+
+def test_results_of_calls_count_among_the_memory_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
+    token = with_quotas(keys, "alice", arena_bytes_max=1 << 20)
+    with serve(tmp_path, "counter=sims:counter", "--keys", str(keys.path)) as hub:
+        alice = f"envhub://{token}@{hub.tcp.removeprefix('tcp://')}"
+        with (
+            closing(envhub.make_vec("counter", 1, hub=alice, num_workers=1)) as envs,
+            closing(envhub.make_vec("counter", 1, hub=alice, num_workers=1)) as others,
+        ):
+            for _ in range(3):  # each makes room for the next one
+                assert len(envs.call("text", 600_000)[0]) == 600_000
+            with pytest.raises(envhub.RequestRefused, match=r"the results of a call have 60.* bytes"):
+                others.call("text", 600_000)
+            envs.reset()
+            assert len(others.call("text", 600_000)[0]) == 600_000
+
+
+def test_memory_of_a_session_goes_with_it_to_who_takes_it_over(tmp_path: Path, keys: KeyFolder) -> None:
+    tokens = with_quotas(keys, "alice", arena_bytes_max=60_000), admitted(keys, "boss", "admin")
+    with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path)) as hub:
+        alice, boss = (f"envhub://{token}@{hub.tcp.removeprefix('tcp://')}" for token in tokens)
+        envs = envhub.make_vec("CartPole-v1", 16, hub=alice)
+        with pytest.raises(envhub.RequestRefused, match="arena_bytes_max"):
+            envhub.make_vec("CartPole-v1", 16, hub=alice)
+        with envhub.connect(boss) as client, closing(client.attach(envs.detach())) as taken:
+            envhub.make_vec("CartPole-v1", 16, hub=alice).close()
+            taken.reset()
 
 
 @pytest.mark.long

@@ -119,6 +119,22 @@ def test_flood_of_connections_keeps_no_session_from_stepping(tmp_path: Path, kin
         assert [path.suffix for path in tmp_path.iterdir()] == [".log"]
 
 
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_flood_ends_no_hub_whose_socket_somebody_has_removed(tmp_path: Path, when: str) -> None:
+    with serve(tmp_path, "counter=sims:counter") as hub, contextlib.ExitStack() as flood:
+        limit_descriptors(hub, DESCRIPTORS_MAX)
+        if when == "before":
+            Path(parse(hub.ipc).path).unlink()
+        assert wait_until(lambda: _is_short(hub, "tcp", flood), 20)
+        for left in tmp_path.glob("*.sock*"):
+            if not left.name.endswith(".lock"):
+                left.unlink()
+        flood.close()
+        assert wait_until(lambda: "descriptors_back" in hub.log, 20)
+        envhub.make_vec("counter", 1, hub=hub.tcp).close()
+        assert hub.process.poll() is None
+
+
 @pytest.mark.long
 def test_peers_that_say_nothing_lock_nobody_out_for_long(tmp_path: Path) -> None:
     """They have shaken hands, so that libzmq waits for them without end."""

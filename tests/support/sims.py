@@ -57,6 +57,10 @@ class Counter(gym.Env[np.ndarray, int]):
     def render(self) -> np.ndarray:  # type: ignore[override]
         return np.full((4, 6, 3), self.count, np.uint8)
 
+    def text(self, length: int) -> str:
+        """So many characters."""
+        return "x" * length
+
     def pid(self) -> int:
         return os.getpid()
 

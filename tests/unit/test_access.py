@@ -80,6 +80,7 @@ def test_connections_of_a_key_that_was_removed_or_has_another_right_are_found() 
     hear(known, 7, b"", OWN_USER)
     assert numbers(known.changed({OTHER: ALICE})) == [5] and numbers(known.changed({})) == [5, 6]
     assert numbers(known.changed({KEY: Holder("alice", "observe"), OTHER: Holder("alice", "use", Quotas())})) == [5]
+    assert numbers(known.changed({KEY: Holder("zoe", ALICE.right), OTHER: ALICE})) == [5]
 
 
 def test_message_of_a_connection_that_has_ended_is_of_none_though_its_number_is_used_again() -> None:

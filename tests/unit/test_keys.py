@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -326,3 +328,84 @@ def test_key_that_is_kept_by_now_is_read_without_ssh(config: Path) -> None:
     assert known_hubs.kept_now("tcp://simbox:5555") is None
     known_hubs.keep("simbox", "ssh://nohost.invalid")
     assert known_hubs.kept_now("simbox") is None
+
+
+@pytest.mark.parametrize("spoil", ["folder", "brackets", "digits"])
+def test_odd_file_of_a_client_keeps_the_list(tmp_path: Path, spoil: str) -> None:
+    folder = KeyFolder(tmp_path)
+    folder.add("alice", A)
+    folder.load()
+    path = tmp_path / "clients/x.toml"
+    if spoil == "folder":
+        path.mkdir()  # as Docker makes of a file to mount that is not there
+    else:
+        write_secret(path, "x = " + ("[" * 3000 if spoil == "brackets" else "1" * 5000))
+    assert folder.refresh() == [("x", "cannot be read; as before")]
+    assert [*folder.holders] == [A]
+
+
+def test_key_that_is_removed_is_admitted_no_more_beside_too_many_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, hubs = KeyFolder(tmp_path), KeyFolder(tmp_path)
+    folder.add("alice", A)
+    folder.add("bob", B)
+    hubs.load()
+    folder.add("carol", C)
+    monkeypatch.setattr(key_folder, "CLIENTS_MAX", 2)
+    assert hubs.refresh() == [] and [*hubs.holders] == [A, B]
+    monkeypatch.setattr(key_folder, "CLIENTS_MAX", 1)
+    folder.remove("alice")
+    assert hubs.refresh() == [("alice", "removed")] and [*hubs.holders] == [B]
+    with pytest.raises(KeysError, match="has 2 files of clients; at most 1 are read"):
+        KeyFolder(tmp_path).load()
+
+
+def test_changes_at_one_time_are_all_made(tmp_path: Path) -> None:
+    KeyFolder(tmp_path).add("alice", A)
+    for _ in range(20):
+        KeyFolder(tmp_path).add("alice", B)
+        with ThreadPoolExecutor() as pool:
+            changes = [
+                pool.submit(KeyFolder(tmp_path).remove, "alice", B),
+                pool.submit(KeyFolder(tmp_path).add, "bob", C),
+                pool.submit(KeyFolder(tmp_path).remove, "alice", A),
+            ]
+            for each in changes:
+                each.result()
+        assert KeyFolder(tmp_path).names() == ["bob"]
+        KeyFolder(tmp_path).remove("bob")
+        KeyFolder(tmp_path).add("alice", A)
+
+
+def test_key_is_added_beside_one_that_is_removed_at_that_time(tmp_path: Path) -> None:
+    KeyFolder(tmp_path).add("alice", A)
+    KeyFolder(tmp_path).add("alice", B)
+    old, new = B, C
+    for _ in range(20):
+        with ThreadPoolExecutor() as pool:
+            removed = pool.submit(KeyFolder(tmp_path).remove, "alice", old)
+            with suppress(KeysError):  # it has two keys still
+                KeyFolder(tmp_path).add("alice", new)
+            removed.result()
+        keys = KeyFolder(tmp_path).holder("alice")[1]
+        assert old not in keys and A in keys
+        if new not in keys:
+            KeyFolder(tmp_path).add("alice", new)
+        old, new = new, old
+
+
+@pytest.mark.parametrize("name", [".", "clients"])
+def test_folder_that_others_can_write_to_is_refused(tmp_path: Path, name: str) -> None:
+    folder = KeyFolder(tmp_path / "keys")
+    folder.add("alice", A)
+    (tmp_path / "keys" / name).chmod(0o777)
+    with pytest.raises(KeysError, match="no other user may write to"):
+        folder.load()
+
+
+def test_file_that_cannot_be_removed_is_told(tmp_path: Path) -> None:
+    folder = KeyFolder(tmp_path)
+    (tmp_path / "clients/alice.toml").mkdir(parents=True)
+    with pytest.raises(KeysError, match="cannot be changed"):
+        folder.remove("alice")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
-from envhub_server.memory.unread_memory import UnreadMemory
+from envhub_server.memory.unread_memory import UnreadMemory, UnreadObservations
 from envhub_server.session.hang_detector import Progress
 
 from envhub.arena.layout import Layout
@@ -76,3 +76,13 @@ def test_memory_counts_in_its_budget_until_it_is_unmapped() -> None:
     unread.release()
     assert budget.left == layout.nbytes()
     first.close()
+
+
+def test_client_is_sent_no_more_observations_than_it_reads() -> None:
+    unread, arrays = UnreadObservations(100), [np.zeros(60, np.uint8)]
+    assert unread.refusal("alice", 101) and not unread.refusal("alice", 60)
+    unread.add("alice", arrays)
+    assert "beside 60 that were not read" in unread.refusal("alice", 60)
+    assert not unread.refusal("alice", 40) and not unread.refusal("bob", 60)
+    arrays.clear()
+    assert not unread.refusal("alice", 60)

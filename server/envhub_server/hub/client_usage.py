@@ -31,26 +31,30 @@ class ClientUsage:
         found.bytes_max = holder.quotas.arena_bytes_max  # which may have changed
         return found
 
-    def refusal(self, holder: Holder, make: Make, spares: int, sessions: Iterable[SessionRuntime], now_s: float) -> str:
-        """Why the client may not make this session of so many spares beside those that there are; empty if it may."""
-        quotas = holder.quotas
-        if quotas is None:
+    def count_make(self, holder: Holder, now_s: float) -> str:
+        """Note a MAKE of the client, whatever comes of it; why it is one too many, or empty."""
+        if holder.quotas is None:
             return ""
         times = self._made_s.setdefault(holder.name, deque())
         while times and times[0] <= now_s - MINUTE_S:
             times.popleft()
-        workers = (make.num_workers or 1) + spares
-        states = [each.state for each in sessions if each.owner == holder.name]
-        for name, has, wants, limit in (
-            ("makes_per_minute", len(times), 1, quotas.makes_per_minute_max),
-            ("sessions", len(states), 1, quotas.sessions_max),
-            ("envs", sum(each.make.num_envs for each in states), make.num_envs, quotas.envs_max),
-            ("workers", sum(each.processes for each in states), workers, quotas.workers_max),
-        ):
-            if has + wants > limit:
-                return f"{holder.name} has {has} and wants {wants} more, of {name}_max={limit} of its key"
+        if why := _beyond(holder, "makes_per_minute", len(times), 1, holder.quotas.makes_per_minute_max):
+            return why
         times.append(now_s)
         return ""
+
+    def refusal(self, holder: Holder, make: Make, spares: int, sessions: Iterable[SessionRuntime]) -> str:
+        """Why the client may not make this session of so many spares beside those that there are; empty if it may."""
+        quotas = holder.quotas
+        if quotas is None:
+            return ""
+        workers = (make.num_workers or 1) + spares
+        states = [each.state for each in sessions if each.owner == holder.name]
+        return (
+            _beyond(holder, "sessions", len(states), 1, quotas.sessions_max)
+            or _beyond(holder, "envs", sum(each.make.num_envs for each in states), make.num_envs, quotas.envs_max)
+            or _beyond(holder, "workers", sum(each.processes for each in states), workers, quotas.workers_max)
+        )
 
     def workers_left(self, holder: Holder, spares: int, sessions: Iterable[SessionRuntime]) -> float:
         """How many workers a new session of the client may have besides its spares; infinity without quotas."""
@@ -58,3 +62,11 @@ class ClientUsage:
             return math.inf
         has = sum(each.state.processes for each in sessions if each.owner == holder.name)
         return holder.quotas.workers_max - has - spares
+
+
+def _beyond(holder: Holder, name: str, has: int, wants: int, limit: int) -> str:
+    return (
+        f"{holder.name} has {has} and wants {wants} more, of {name}_max={limit} of its key"
+        if has + wants > limit
+        else ""
+    )

@@ -57,7 +57,7 @@ from envhub_server.loop.clock import LAG_MIN_S, Clock
 from envhub_server.loop.poller import Poller, Ready
 from envhub_server.loop.timers import Timers
 from envhub_server.memory.session_memory import ArenaBudget
-from envhub_server.memory.unread_memory import UNREAD_S, UnreadMemory
+from envhub_server.memory.unread_memory import UNREAD_S, UnreadMemory, UnreadObservations
 from envhub_server.network import descriptor_guard, network_peer
 from envhub_server.network.access import Access, Ends
 from envhub_server.network.audit import Audit
@@ -144,6 +144,7 @@ class Hub:
         self._costs = KnownCosts(config.step_costs)
         self._usage = ClientUsage(ArenaBudget(config.limits.arena_bytes_max))
         self._unread = UnreadMemory()
+        self._observations = UnreadObservations(2 * config.limits.message_bytes_max)
         parts = self._poller, self._supervisor, self._protocol, self._clock, self._events, self._costs, self._unread
         folder = config.replay_folder()
         self._recordings = Recordings(self._poller, config.limits.recordings_memory_bytes_max)
@@ -679,6 +680,9 @@ class Hub:
     def _make(self, request: Incoming, holder: Holder) -> Failure | None:
         """Make a session, or say why not."""
         make: Make = request.message
+        # Before anything else is done for it: each name that is not offered costs a search.
+        if why := self._usage.count_make(holder, self._clock.now_s()):
+            return Failure("limit", "hub", why)
         if request.token in self._by_token:
             return Failure("session_lost", "session", _STILL_CLOSING)
         envs = sum(each.state.make.num_envs for each in self._sessions.values())
@@ -688,7 +692,7 @@ class Hub:
         number, name = self._last_number + 1, request.token.hex()[:8]
         hosting = granted(make.hosting, found.settings.hosting(self.config.hosting), number)
         spares = hosting.spares or 0
-        if why := self._usage.refusal(holder, make, spares, self._sessions.values(), self._clock.now_s()):
+        if why := self._usage.refusal(holder, make, spares, self._sessions.values()):
             return Failure("limit", "hub", why)
         if make.name in self._listing.unready:
             self._try_again(found.settings.interpreter)
@@ -737,7 +741,7 @@ class Hub:
         factories = {"factories": sha256(make.factories).hexdigest()} if make.factories else {}
         runtime.log.info("session_made", env=make.name or "factories", num_envs=make.num_envs, **factories)
         runtime.origin = self._access.connections.origin(request.peer)
-        made: dict[str, str | int] = {"env": make.name, "num_envs": make.num_envs, **factories}
+        made: dict[str, str | int] = {"env": make.name[:200], "num_envs": make.num_envs, **factories}
         self._audit.write("session_made", holder.name, runtime.origin, session=request.token.hex()[:8], **made)
         runtime.start(request)
 
@@ -779,7 +783,7 @@ class Hub:
         origin = self._access.connections.origin(request.peer)
         self._audit.write("session_taken_over", holder.name, origin, session=session, owner=runtime.owner)
         runtime.owner, runtime.origin = holder.name, origin
-        runtime.attach(request)
+        runtime.attach(request, self._usage.budget(holder))
         return None
 
     def _forget(self, token: bytes) -> None:
@@ -795,11 +799,16 @@ class Hub:
 
     def _observe(self, request: Incoming, holder: Holder) -> None:
         runtime = self._found(request.message.session, holder)
-        found = None if runtime is None else runtime.observe(request.message.described)
-        if found is None:
+        if runtime is None or runtime.state.made is None or not runtime.arena_bytes:
             self._fail(request, Failure("session_lost", "session", "this hub has no such session to observe"))
-        else:
-            self._protocol.answer(request, *found)
+            return
+        client: object = request.peer if holder.quotas is None else holder.name
+        if why := self._observations.refusal(client, runtime.observed_bytes):
+            self._fail(request, Failure("limit", "hub", why))
+            return
+        observed, arrays = runtime.observe(request.message.described)
+        self._observations.add(client, arrays)
+        self._protocol.answer(request, observed, arrays)
 
     def _admit(self) -> None:
         while self._admitted:

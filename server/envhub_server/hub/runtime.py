@@ -115,6 +115,7 @@ class SessionRuntime:
         self.recording: SessionRecording | None = None
         self._services = services
         self._budget = budget
+        self._results_bytes = 0  # of the last call, in the budget while the protocol keeps them
         self._events = services.events
         self._arrived: Incoming | None = None  # the last request, which may wait in the queue
         self._request: Incoming | None = None  # the last one that was handled
@@ -160,10 +161,14 @@ class SessionRuntime:
         """Whether every row is done."""
         return self._memory is None or self._memory.arena.quiescent()
 
-    def observe(self, described: bool) -> tuple[messages.Observed, list[Any]] | None:
-        """What its envs showed last; None before they have."""
-        if self._memory is None or self.state.made is None:
-            return None
+    @property
+    def observed_bytes(self) -> int:
+        """The size of what ``observe`` copies."""
+        return 0 if self._memory is None else sum(leaf[0].nbytes for leaf in self._memory.arena.observations)
+
+    def observe(self, described: bool) -> tuple[messages.Observed, list[np.ndarray]]:
+        """What its envs showed last, once they are made."""
+        assert self._memory is not None and self.state.made is not None
         steps, given, found = self._memory.arena.last_observations()
         spaces = [] if described else self.state.made.observation_spaces
         return messages.Observed(self.state.make.num_envs, steps.tolist(), given.tolist(), spaces), found
@@ -181,6 +186,8 @@ class SessionRuntime:
     def request(self, request: Incoming) -> None:
         """Report the client's next request, after what workers have said that belongs to its answer."""
         self._arrived = request
+        if self._results_bytes:
+            self._let_go_of_results()
         if request.op is Op.STEP and self.state.driver is Driver.HUB:
             self._events.append((self.number, STEP_REQUESTED))
             return
@@ -189,10 +196,20 @@ class SessionRuntime:
             self._pool.read()
         self._report(Requested(request.message, self.quiescent))
 
-    def attach(self, request: Incoming) -> None:
-        """Go on for another client, whose request this is."""
+    def attach(self, request: Incoming, budget: ArenaBudget) -> None:
+        """Go on for another client, whose request and whose budget of shared memory these are."""
+        self._let_go_of_results()
+        held = sum(each.arena.layout.nbytes() for each in (self._memory, self._other) if each is not None)
+        self._budget.use(-held)
+        budget.use(held)
+        self._budget = budget
         self.token, self._attach_request, self.ticket = request.token, request, self._new_ticket()
         self._report(stimuli.Attached(self.quiescent))
+
+    def _let_go_of_results(self) -> None:
+        """Give back the room of the results of the last call, which the protocol keeps until the next request."""
+        self._budget.use(-self._results_bytes)
+        self._results_bytes = 0
 
     def _new_ticket(self) -> bytes:
         return secrets.token_bytes(TICKET_BYTES) if self._tickets else b""
@@ -630,6 +647,14 @@ class SessionRuntime:
             text = f"infos or results of {max(map(len, frames))} bytes; a reply carries at most {FRAME_BYTES_MAX}"
             self._fail(request, Failure("limit", "hub", text))
             return
+        if answer.rows and answer.part is None and not answer.arrays:  # results of a call, as large as its envs like
+            nbytes = sum(map(len, frames))
+            if nbytes > self._budget.left:
+                text = f"the results of a call have {nbytes} bytes; of arena_bytes_max {self._budget.left} are left"
+                self._on_Fail(instructions.Fail(Failure("limit", "hub", text)))
+                return
+            self._results_bytes = nbytes
+            self._budget.use(nbytes)
         message = answer.message
         if type(message) is messages.Made:
             message = replace(message, ticket=self.ticket)
@@ -686,6 +711,7 @@ class SessionRuntime:
         self._on_End(instructions.End())
 
     def _on_End(self, _: instructions.End) -> None:
+        self._let_go_of_results()
         self._on_RefuseSide()
         self._grant.close()
         for worker in self._stand_ins.losses if self._stand_ins is not None else ():

@@ -1,7 +1,8 @@
-"""Arenas that nobody uses any more, and that are still mapped because a client has not read replies with views of them.
+"""Memory that a hub keeps because clients do not read its replies.
 
-Their bytes count as used until they are unmapped. The connections by which such replies may have gone are ended after
-``UNREAD_S``, which is when libzmq lets go of the replies.
+An arena that nobody uses any more is mapped while a client has not read replies with views of it. Its bytes count as
+used until it is unmapped. The connections by which such replies may have gone are ended after ``UNREAD_S``, which is
+when libzmq lets go of the replies.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import gc
 import math
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from envhub_server.memory.session_memory import ArenaBudget
 
@@ -63,3 +67,25 @@ class UnreadMemory:
             each.until_s = math.inf
         self.next_s = now_s + CHECK_S if self._left else math.inf
         return sorted({connection for each in late for connection in each.connections})
+
+
+class UnreadObservations:
+    """The copies of observations that clients have asked for, without a session of theirs, and have not read."""
+
+    def __init__(self, bytes_max: int) -> None:
+        """Of at most so many bytes per client."""
+        self._bytes_max = bytes_max
+        self._sent: dict[object, list[weakref.ref[np.ndarray]]] = {}
+
+    def refusal(self, client: object, nbytes: int) -> str:
+        """Why the client may not be sent a copy of so many bytes; empty if it may."""
+        sent = ((each, [ref for ref in refs if ref() is not None]) for each, refs in self._sent.items())
+        self._sent = {each: refs for each, refs in sent if refs}
+        unread = sum(array.nbytes for ref in self._sent.get(client, ()) if (array := ref()) is not None)
+        if unread + nbytes > self._bytes_max:
+            return f"observations of {nbytes} bytes, beside {unread} that were not read; at most {self._bytes_max} wait"
+        return ""
+
+    def add(self, client: object, arrays: Sequence[np.ndarray]) -> None:
+        """Note what the client is sent."""
+        self._sent.setdefault(client, []).extend(map(weakref.ref, arrays))

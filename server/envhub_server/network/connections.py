@@ -132,10 +132,10 @@ class Connections:
         return min(self._unread_s, *(each.silent_until_s for each in self._known.values()), math.inf)
 
     def changed(self, holders: Mapping[bytes, Holder]) -> list[KnownConnection]:
-        """The connections of clients whose keys are not among these any more, or have other rights by now."""
+        """The connections of clients whose keys are not among these any more, or are another's or with other rights."""
         found = [each for each in self._known.values() if each.key and each.holder is not None]
-        return [each for each in found if _right(holders.get(each.key)) != _right(each.holder)]
+        return [each for each in found if _admitted_as(holders.get(each.key)) != _admitted_as(each.holder)]
 
 
-def _right(holder: Holder | None) -> str:
-    return "" if holder is None else holder.right
+def _admitted_as(holder: Holder | None) -> tuple[str, str] | None:
+    return None if holder is None else (holder.name, holder.right)

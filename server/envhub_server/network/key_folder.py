@@ -10,9 +10,12 @@ Two keys per client let it change its key without a stop: add the new one, use i
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,8 +83,14 @@ class KeyFolder:
         """Read who is admitted.
 
         Raises:
-            KeysError: a file cannot be used.
+            KeysError: a file cannot be used, or another user can put one into the folder.
         """
+        for folder in filter(Path.exists, (self.path, self._clients)):
+            found = folder.stat()
+            if found.st_uid not in (os.getuid(), 0) or stat.S_IMODE(found.st_mode) & 0o022:
+                raise KeysError(
+                    f"{folder} must be a folder of yours that no other user may write to (chmod 700 {folder})"
+                )
         if problems := self._load():
             raise KeysError(problems[0])
 
@@ -104,11 +113,17 @@ class KeyFolder:
         """Read the files that have changed; returns what is wrong with them."""
         try:
             states = self._states()
-        except (KeysError, OSError) as error:
-            before, self._problem = self._problem, str(error)
-            return [] if before == self._problem else [self._problem]
-        self._problem = ""
-        problems, read = [], {}
+        except OSError as error:
+            return self._noted(str(error))
+        problems = []
+        if len(states) > CLIENTS_MAX:  # which may not keep the key of a client that was removed
+            text = f"{self._clients} has {len(states)} files of clients; at most {CLIENTS_MAX} are read"
+            problems, states = self._noted(text), {name: states[name] for name in states if name in self._read}
+        else:
+            self._problem = ""
+        if states == {name: file.state for name, file in self._read.items()}:
+            return problems
+        read = {}
         for name, state in states.items():
             old = self._read.get(name)
             if old is not None and old.state == state:
@@ -129,17 +144,25 @@ class KeyFolder:
         self.holders, self._read = holders, read
         return problems
 
+    def _noted(self, problem: str) -> list[str]:
+        """The problem, if it was not reported before."""
+        before, self._problem = self._problem, problem
+        return [] if before == problem else [problem]
+
     def _states(self) -> dict[str, object]:
         """What changes with each client's file, by name."""
         if not self._clients.exists():
             return {}
+        found = {}
         with os.scandir(self._clients) as entries:
-            names = sorted(each.name.removesuffix(".toml") for each in entries if each.name.endswith(".toml"))
-        names = [name for name in names if NAME.fullmatch(name)]
-        if len(names) > CLIENTS_MAX:
-            raise KeysError(f"{self._clients} has {len(names)} files of clients; at most {CLIENTS_MAX} are read")
-        found = {name: (self._clients / f"{name}.toml").stat(follow_symlinks=False) for name in names}
-        return {name: (at.st_ctime_ns, at.st_size, at.st_ino, at.st_mode, at.st_uid) for name, at in found.items()}
+            for entry in entries:
+                name = entry.name.removesuffix(".toml")
+                if name == entry.name or not NAME.fullmatch(name):
+                    continue
+                with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
+                    at = entry.stat(follow_symlinks=False)
+                    found[name] = (at.st_ctime_ns, at.st_size, at.st_ino, at.st_mode, at.st_uid)
+        return dict(sorted(found.items()))
 
     @property
     def _clients(self) -> Path:
@@ -166,16 +189,18 @@ class KeyFolder:
         Raises:
             KeysError: it has two keys already, the key is a client's already, or its file cannot be used or written.
         """
-        states = self._states()
-        if name not in states and len(states) >= CLIENTS_MAX:
-            raise KeysError(f"{self._clients} has files of {len(states)} clients, the most that are read")
-        self._load()
-        if key in self.holders:
-            raise KeysError(f"{self.holders[key].name} has this key already")
-        before, keys = self.holder(name) if os.path.lexists(self._file(name)) else (Holder(name), [])
-        if len(keys) >= KEYS_PER_CLIENT_MAX:
-            raise KeysError(f"{name} has {len(keys)} keys; remove one first (`envhub keys remove {name} --key KEY`)")
-        self._write(name, [*keys, key], right or before.right, before.quotas or Quotas())
+        with self._locked():
+            states = self._states()
+            if name not in states and len(states) >= CLIENTS_MAX:
+                raise KeysError(f"{self._clients} has files of {len(states)} clients, the most that are read")
+            self._load()
+            if key in self.holders:
+                raise KeysError(f"{self.holders[key].name} has this key already")
+            before, keys = self.holder(name) if os.path.lexists(self._file(name)) else (Holder(name), [])
+            if len(keys) >= KEYS_PER_CLIENT_MAX:
+                text = f"remove one first (`envhub keys remove {name} --key KEY`)"
+                raise KeysError(f"{name} has {len(keys)} keys; {text}")
+            self._write(name, [*keys, key], right or before.right, before.quotas or Quotas())
 
     def remove(self, name: str, key: bytes | None = None) -> None:
         """Admit a client no more, or only this key of it.
@@ -185,14 +210,33 @@ class KeyFolder:
         """
         if not os.path.lexists(self._file(name)):
             raise KeysError(f"there is no client {name!r} in {self._clients}")
-        if key is not None:
-            holder, keys = self.holder(name)
-            if key not in keys:
-                raise KeysError(f"{name} has no such key")
-            if rest := [each for each in keys if each != key]:
-                self._write(name, rest, holder.right, holder.quotas or Quotas())
-                return
-        self._file(name).unlink()
+        with self._locked():
+            if key is not None:
+                holder, keys = self.holder(name)
+                if key not in keys:
+                    raise KeysError(f"{name} has no such key")
+                if rest := [each for each in keys if each != key]:
+                    self._write(name, rest, holder.right, holder.quotas or Quotas())
+                    return
+            self._file(name).unlink()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Let no other process change the folder meanwhile.
+
+        Raises:
+            KeysError: the folder or a file in it cannot be read or written.
+        """
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise KeysError(f"{self.path} cannot be changed: {error}") from error
 
     def _file(self, name: str) -> Path:
         if not NAME.fullmatch(name):
@@ -250,7 +294,10 @@ def _read_client(path: Path) -> tuple[Holder, list[bytes]]:
         keys = [key_of(each) for each in found.keys]
     except TableError as error:
         raise KeysError(str(error)) from error
-    except (tomllib.TOMLDecodeError, KeysError) as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # of TOML that is none, is nested too deeply, or of a key that is none
         raise KeysError(f"{path}: {error}") from error
     if not 0 < len(keys) <= KEYS_PER_CLIENT_MAX:
         raise KeysError(f"{path}: keys is a list of 1 or {KEYS_PER_CLIENT_MAX} keys")

@@ -119,10 +119,14 @@ class Listener:
         client that finds no socket, or is refused, must think that the hub is lost.
         """
         for path, (blocker, client) in self._blockers.items():
-            os.link(path, _shut_path(path))
             temporary = path.with_name(path.name + ".full")
-            temporary.unlink(missing_ok=True)
             try:
+                os.link(path, _shut_path(path))
+            except OSError as error:  # somebody has removed the socket, or the file system has no links
+                log.warning("no_socket_in_place", path=str(path), why=str(error))
+                continue
+            try:
+                temporary.unlink(missing_ok=True)
                 blocker.bind(str(temporary))
                 blocker.listen(0)
                 client.connect(str(temporary))
@@ -134,7 +138,10 @@ class Listener:
     def open(self) -> None:
         """Accept ipc connections again."""
         for path in self._blockers:
-            os.rename(_shut_path(path), path)
+            try:
+                os.rename(_shut_path(path), path)
+            except OSError as error:
+                log.warning("no_socket_in_place", path=str(path), why=str(error))
         self._make_blockers()
 
     def _make_blockers(self) -> None:

@@ -303,8 +303,9 @@ class SessionState:
 
     @property
     def processes(self) -> int:
-        """How many processes it has at most, of workers and spares."""
-        return len(self.workers) + (self.rules.hosting.spares or 0)
+        """How many processes it has at most, of workers and spares; until its first envs are made, may come to have."""
+        later = 0 if self.sizing is not None else min(self.make.num_envs, self._machine.workers_max)
+        return max(len(self.workers), later) + (self.rules.hosting.spares or 0)
 
     @property
     def recycled(self) -> int:

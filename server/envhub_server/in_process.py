@@ -44,11 +44,10 @@ from envhub_server.memory.unread_memory import UnreadMemory
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid
-from envhub_server.session.restarts import RestartPolicy, Restarts
+from envhub_server.session.restarts import Restarts
 from envhub_server.session.state import Phase, SessionState
 from envhub_server.session.worker_count import Machine, WorkerCount
 from envhub_server.worker.main import Worker
-from envhub_server.worker.stack_dumps import NoStackDumps
 
 PEER, CONNECTION = b"program", 1  # the one client
 ARENA_BYTES_MAX = 1 << 50
@@ -157,7 +156,7 @@ class InProcessHub:
         recipe = Recipe(make.name, namespace_modules(make.name), settings=EnvSettings(vector=make.vector))
         cpus = tuple(sorted(os.sched_getaffinity(0)))
         machine = Machine(cpus, len(cpus), False, 1, 0)
-        restarts = Restarts(RestartPolicy(make.faults.restarts_max), random.Random())
+        restarts = Restarts(make.faults.restarts_max, make.num_envs, random.Random())
         state = SessionState(make, recipe, SIZING, Limits().info_bytes, machine, restarts)
         budget = ArenaBudget(ARENA_BYTES_MAX)
         return SessionRuntime(1, request.token, state, self._services, False, "", budget)
@@ -201,7 +200,7 @@ class _InProcessWorker(Worker):
     """A worker that is no process of its own."""
 
     def __init__(self, channel: Any, interrupts: _Interrupts) -> None:
-        super().__init__(channel, NoStackDumps())
+        super().__init__(channel)
         self._interrupts = interrupts
 
     def _answer_build(self, work: Callable[[], Any]) -> bool | None:

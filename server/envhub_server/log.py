@@ -98,14 +98,9 @@ def _programs_logger(name: str) -> Any:
 
 def stamped(line: dict[str, Any]) -> dict[str, Any]:
     """A line of the audit file, with its ``time``."""
-    return _time_stamper()(None, "", line)  # type: ignore[no-any-return]
-
-
-@functools.cache
-def _time_stamper() -> Any:
     from structlog.processors import TimeStamper
 
-    return TimeStamper(fmt="iso", utc=True, key="time")
+    return dict(TimeStamper(fmt="iso", utc=True, key="time")(None, "", line))
 
 
 class Logger:

@@ -118,7 +118,8 @@ def serve(config: HubConfig, ready: Callable[[Hub], None] = lambda hub: None) ->
         ready: called once the hub listens; ``hub.addresses`` are the real ones.
 
     Raises:
-        AddressError: an address is malformed, in use, or open to other machines without ``insecure``.
+        AddressError: an address is malformed, in use, or open to other machines without keys or ``insecure``.
+        KeysError: the keys cannot be used, or let strangers in.
         AuditError: the file of ``config.audit`` cannot be opened.
         FactoryNotFound: ``config.envs`` has a factory that does not exist.
     """

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["heading", "key_text", "tomllib", "value_text"]
 
 VALUE_CHARS_MAX = 60  # of a value in an error
 BARE_KEY = re.compile(r"[A-Za-z0-9_]+")  # with dashes TOML allows more, but most write quotes

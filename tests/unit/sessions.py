@@ -16,7 +16,7 @@ from envhub_server.session import stimuli
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.hang_detector import Progress
 from envhub_server.session.instructions import Instruction, Instructions
-from envhub_server.session.restarts import RestartPolicy, Restarts
+from envhub_server.session.restarts import Restarts
 from envhub_server.session.state import SAMPLE_S, TABLE, Phase, SessionState
 from envhub_server.session.worker_count import Machine, WorkerCount
 
@@ -84,19 +84,26 @@ class Session(SessionState):
         return instructions
 
 
-def restarts(**policy: Any) -> Restarts:
-    return Restarts(RestartPolicy(jitter=0.0, **policy), random.Random(0))
+class Steady(random.Random):
+    """No delay is longer or shorter by it."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return 0.0
+
+
+def restarts(restarts_max: int = 5) -> Restarts:
+    return Restarts(restarts_max, 1, Steady())
 
 
 def built(*observations: bytes) -> Built:
     return Built(list(observations or [OBSERVATION]), ACTION, [["<f4", [4]]], [["<i8", []]], b"meta", "rgb_array", "{}")
 
 
-def session_of(make: Make, workers: int | None, recipe: Recipe = RECIPE, **policy: Any) -> Session:
+def session_of(make: Make, workers: int | None, recipe: Recipe = RECIPE, restarts_max: int = 5) -> Session:
     """A session of so many workers; where that is None, its first envs decide."""
     sizing = None if workers is None else WorkerCount(workers, "as the test wants it")
     rules = WorkerRules(hosting=make.hosting)
-    return Session(make, recipe, sizing, INFO_BYTES, MACHINE, restarts(**policy), rules)
+    return Session(make, recipe, sizing, INFO_BYTES, MACHINE, restarts(restarts_max), rules)
 
 
 def begun(num_envs: int = 3, workers: int = 2, recipe: Recipe = RECIPE, **make: Any) -> Session:
@@ -110,9 +117,9 @@ def begun(num_envs: int = 3, workers: int = 2, recipe: Recipe = RECIPE, **make: 
 def ready(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
     """A session that is made, idle."""
     session = begun(num_envs, workers, **make)
-    for worker in range(len(session.blocks)):
+    for worker in range(len(session.workers)):
         session.said(worker, built())
-    for worker in range(len(session.blocks)):
+    for worker in range(len(session.workers)):
         session.said(worker, Mapped())
     assert session.phase is Phase.READY and not session.asked
     return session

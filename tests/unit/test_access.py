@@ -13,6 +13,7 @@ import zmq
 from envhub_server.network import network_peer
 from envhub_server.network.access import OTHERS_S, Access
 from envhub_server.network.audit import Audit
+from envhub_server.network.client_liveness import silent_s
 from envhub_server.network.connections import (
     GONE_S,
     HELLO_S,
@@ -111,7 +112,7 @@ def test_client_is_told_once_that_it_is_refused_and_then_ended() -> None:
         access.accepted(accepted.fileno(), 100.0)
         assert access.refused(b"peer", accepted.fileno(), "too many", 100.0) == []
         assert access.refused(b"peer", accepted.fileno(), "too many", 100.0) == [
-            (access.connection(accepted.fileno()), "too many")
+            (access.connections.get(accepted.fileno()), "too many")
         ]
 
 
@@ -163,6 +164,16 @@ def test_kernel_says_whose_connections_there_are() -> None:
                 assert network_peer.is_others(accepted.fileno())
     with socket.socketpair()[0] as local:
         assert not network_peer.is_others(local.fileno())
+
+
+def test_number_that_another_file_has_by_now_leaves_no_descriptor_behind() -> None:
+    with open(os.devnull) as no_socket:
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(OSError, match="non-socket"):
+            network_peer.copied(no_socket.fileno())
+        assert network_peer.is_others(no_socket.fileno()) and network_peer.host(no_socket.fileno()) == ""
+        assert silent_s(no_socket.fileno()) == 0.0
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_own_user_is_admitted_while_there_is_no_connection_of_another() -> None:

@@ -19,7 +19,6 @@ from envhub_server.processes.interpreter import (
     environment_of,
     find,
     not_executed,
-    started,
     waits,
     what_is_wrong,
 )
@@ -32,7 +31,7 @@ def line(**fields: Any) -> bytes:
 
 
 def start(*lines: bytes) -> Start:
-    found = started()
+    found = Start()
     found.hear(b"".join(lines))
     return found
 
@@ -141,17 +140,17 @@ def test_what_is_wrong_is_one_line(lines: list[bytes], ending: str, output: str,
 
 
 def test_hanging_interpreter_is_told_with_where_it_is() -> None:
-    assert "hangs before its first line of Python" in waits("/p", started())
+    assert "hangs before its first line of Python" in waits("/p", Start())
     assert "(Python 3.8.18) hangs while it imports numpy" in waits("/p", start(V38, line(importing="numpy")))
 
 
 def test_what_no_bootstrap_says_is_left_out() -> None:
-    found = started()
+    found = Start()
     found.hear(b"junk\n{}x\n\xff\n[1]\n" + line(unknown=1) + line(python=3) + V38[:5])
     assert found.python == "" and not found.last.ready
     found.hear(V38[5:] + line(ready=True))
     assert found.python == "3.8.18" and found.last.ready
-    endless = started()
+    endless = Start()
     endless.hear(b"x" * SAID_BYTES_MAX)
     endless.hear(b"\n" + line(ready=True))
     assert not endless.last.ready

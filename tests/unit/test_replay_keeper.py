@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from envhub_server.hub.replay_keeper import ReplayKeeper
 from envhub_server.ipc import control, replay_file
 from envhub_server.ipc.journal import BY_REQUEST, RESET, Journal, Note
-from envhub_server.memory.journals import Journals
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.session.instructions import KeepReplay
 
@@ -40,24 +39,22 @@ def go_on(journal: Journal, kind: int, action: int) -> None:
 
 
 def test_env_that_goes_on_after_its_failure_has_a_replay_although_its_file_is_written_late() -> None:
-    journals, writer = Journals(), Writer()
-    descriptor = journals.make(0, 1, LAYOUT)
-    held = journals.of(0)
-    assert descriptor is not None and held is not None
-    journal = Journal(held.layout, descriptor)
+    leaves = [[leaf.wire() for leaf in found] for found in (LAYOUT.observations, LAYOUT.actions)]
+    built = control.Built([], b"", *leaves, b"", None, b"")
+    writer, of_any_writer = Writer(), cast(Any, ReplayKeeper)
+    keeper: ReplayKeeper = of_any_writer(writer, 1, InterpreterKey(), built={0: built})
+    descriptor = keeper.make_journal(0, 1, LAYOUT)
+    assert descriptor is not None and keeper.make_journal(0, 1, LAYOUT) is None
+    journal = Journal(keeper.journals[0].layout, descriptor)
     os.close(descriptor)
     journal.format()
     journal.note(Note(0, 0, BY_REQUEST, 1))
     go_on(journal, RESET, 0)
     go_on(journal, 0, 5)
-    leaves = [[leaf.wire() for leaf in found] for found in (LAYOUT.observations, LAYOUT.actions)]
-    built = control.Built([], b"", *leaves, b"", None, b"")
-    keeper: Any = ReplayKeeper
-    keeper = keeper(writer, 1, InterpreterKey(), journals, {0: built})
     build = control.Build(0, [0], "", b"", b"", "sims:make", [], "NextStep", True)
     mapped = control.MapArena(1, *leaves, 64, b"", b"", "same", 0)
     wanted = KeepReplay(0, 0, 1, EnvFailure("exception", "", replay="x"), build, mapped)
-    keeper.keep(wanted, [0], None, Faults(), "")
+    keeper.keep(wanted, [0], cast(Any, None), Faults(), "")
     for _ in range(2 * journal.layout.ticks):
         go_on(journal, 0, -1)
     (made,) = writer.waiting

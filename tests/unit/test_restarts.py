@@ -3,15 +3,10 @@ from __future__ import annotations
 import random
 
 from envhub_server.ipc.reseeding import reseeded
-from envhub_server.session.restarts import RestartPolicy, Restarts
+from envhub_server.session.restarts import JITTER, Restarts
 from hypothesis import given
 from hypothesis import strategies as st
-
-STEADY = RestartPolicy(jitter=0.0)
-
-
-def restarts(policy: RestartPolicy = STEADY) -> Restarts:
-    return Restarts(policy, random.Random(0))
+from sessions import restarts
 
 
 def serve_and_end(found: Restarts, now_s: float, served_s: float, worker: int = 0) -> float | None:
@@ -27,12 +22,12 @@ def test_one_that_ends_at_once_waits_twice_as_long_each_time_and_is_then_given_u
 
 
 def test_delay_has_a_limit() -> None:
-    found = restarts(RestartPolicy(restarts_max=1000, all_max=1000, jitter=0.0))
+    found = restarts(1000)
     assert [serve_and_end(found, 1.0 + number, 0.1) for number in range(100)][-1] == 10.0
 
 
 def test_one_that_served_for_a_while_is_started_again_at_once() -> None:
-    found = restarts(RestartPolicy(restarts_max=100, all_max=100, jitter=0.0))
+    found = restarts(100)
     assert [serve_and_end(found, 10.0 * number, served_s=5) for number in range(1, 20)] == [0.1] * 19
 
 
@@ -50,13 +45,19 @@ def test_workers_have_budgets_of_their_own_and_one_of_all() -> None:
     assert delays == [0.1] * 10 + [None]
 
 
+def test_one_budget_of_all_workers_has_a_restart_for_each_env() -> None:
+    found = Restarts(5, 12, random.Random(0))
+    delays = [serve_and_end(found, 10.0, served_s=5, worker=worker) for worker in range(13)]
+    assert None not in delays[:12] and delays[12] is None
+
+
 def test_one_that_cannot_build_its_envs_gets_three_tries() -> None:
-    found = restarts(RestartPolicy(restarts_max=1000, all_max=1000, jitter=0.0))
+    found = restarts(1000)
     assert [found.ended(0, float(number)) for number in range(3)] == [0.1, 0.2, None]
 
 
 def test_tries_are_counted_from_zero_once_the_worker_served() -> None:
-    found = restarts(RestartPolicy(restarts_max=1000, all_max=1000, jitter=0.0))
+    found = restarts(1000)
     for number in range(10):
         assert found.ended(0, number) is not None
         assert found.ended(0, number) is not None
@@ -69,11 +70,10 @@ def test_envs_rebuilt_in_their_worker_count_as_restarts() -> None:
     assert [found.faulted(0, 1.0) for _ in range(6)] == [True] * 5 + [False]
 
 
-@given(st.integers(0, 2**32), st.floats(0, 1))
-def test_jitter_stays_within_its_part(seed: int, jitter: float) -> None:
-    found = Restarts(RestartPolicy(jitter=jitter), random.Random(seed))
-    delay_s = serve_and_end(found, 1.0, 0.1)
-    assert delay_s is not None and 0.1 * (1 - jitter) - 1e-9 <= delay_s <= 0.1 * (1 + jitter) + 1e-9
+@given(st.integers(0, 2**32))
+def test_jitter_stays_within_its_part(seed: int) -> None:
+    delay_s = serve_and_end(Restarts(5, 1, random.Random(seed)), 1.0, 0.1)
+    assert delay_s is not None and 0.1 * (1 - JITTER) - 1e-9 <= delay_s <= 0.1 * (1 + JITTER) + 1e-9
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(1, 1000))

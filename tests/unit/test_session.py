@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from envhub_server.catalog.env_settings import EnvSettings
@@ -29,7 +29,6 @@ from envhub_server.ipc.control import (
     StepTimes,
 )
 from envhub_server.processes.exit_cause import ExitCause
-from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import state, stimuli
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.hang_detector import Late
@@ -121,7 +120,7 @@ DRAINING = stimuli.Draining(by_s=10.0, end_by_s=20.0, quiescent=True)
 @settings(deadline=None)
 @given(st.integers(1, 300), st.integers(1, 400))
 def test_blocks_hold_every_env_once_in_turn_and_differ_by_at_most_one(num_envs: int, workers: int) -> None:
-    blocks = session_of(Make(num_envs), workers).blocks
+    blocks = [worker.rows for worker in session_of(Make(num_envs), workers).workers]
     assert all(row % len(blocks) == number for number, block in enumerate(blocks) for row in block)
     assert sorted(row for block in blocks for row in block) == list(range(num_envs))
     sizes = [len(block) for block in blocks]
@@ -1042,7 +1041,7 @@ def test_stimulus_in_a_phase_in_which_it_cannot_come_is_an_error() -> None:
 
 
 def test_every_stimulus_and_instruction_has_its_place() -> None:
-    assert {*get_args(stimuli.Stimulus)} - {stimuli.Requested, WorkerExited, WorkerSaid} <= TABLE.keys()
+    assert {*stimuli.SessionStimulus.__subclasses__()} - {stimuli.Requested} <= TABLE.keys()
     assert {*Instruction.__subclasses__()} == _CARRIED_OUT.keys()
     assert {messages.REQUESTS[op] for op in SESSION_OPS & messages.REQUESTS.keys() - FIRST_OPS} <= TABLE.keys()
     for kind, rules in TABLE.items():

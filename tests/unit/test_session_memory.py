@@ -62,8 +62,7 @@ def test_budget_of_all_sessions() -> None:
 def test_memory_counts_in_its_budget_until_it_is_unmapped() -> None:
     layout = Layout(ROWS, (Leaf("<f4", (2,)),), (Leaf("<i8", ()),), 64)
     budget, unread = ArenaBudget(2 * layout.nbytes()), UnreadMemory()
-    first = SessionMemory(layout, WORKERS, budget)
-    second = SessionMemory(layout, WORKERS, budget)
+    first, second = (SessionMemory(layout, WORKERS, budget) for _ in range(2))
     assert budget.left == 0
     with pytest.raises(OSError, match="of arena_bytes_max 0 are left"):
         SessionMemory(layout, WORKERS, budget)

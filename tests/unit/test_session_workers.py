@@ -587,7 +587,7 @@ class FakeHub:
     def reply_to(self, worker: int, message: Any) -> list[Any]:
         match message:
             case CallRows() | SetAttrRows():
-                return [CallResults([b""] * len(self.session.blocks[worker]), message.number)]
+                return [CallResults([b""] * len(self.session.workers[worker].rows), message.number)]
             case CloseEnvs():
                 return [ExitCause("exited with status 0")]
             case ResetRows() | Serve():

@@ -19,7 +19,6 @@ from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker import main as worker_main
 from envhub_server.worker.main import Worker
-from envhub_server.worker.stack_dumps import NoStackDumps
 from scripted_env import (
     GIVE_INFO,
     GIVE_LARGE_INFO,
@@ -82,7 +81,7 @@ class Hub:
         for end in ends:
             stack.callback(end.close)
         self.channel, channel = map(Channel, ends)
-        self.worker = Worker(channel, NoStackDumps())
+        self.worker = Worker(channel)
         self.heard: list[Any] = []
         self.new_bells()
         self.thread: threading.Thread | None = None

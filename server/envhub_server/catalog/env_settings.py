@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from envhub.protocol.messages import Hosting, Recycle
+from envhub.recording.recorder_handle import missing_packages
 from envhub_server.catalog.record_settings import RecordSettings
 from envhub_server.processes.interpreter import InterpreterKey
 
@@ -56,6 +57,11 @@ class EnvSettings:
         if isinstance(self.record, str):
             return RecordSettings(Path(self.record)) if self.record else None
         return self.record
+
+    @property
+    def unrecordable(self) -> str:
+        """What is missing to record its sessions, and what to do; empty if nothing is, or none are recorded."""
+        return "" if self.recorded is None else missing_packages(bool(self.recorded.film))
 
     @property
     def interpreter(self) -> InterpreterKey:

@@ -13,7 +13,6 @@ A path that is not absolute is one in the folder of the file.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -27,12 +26,7 @@ from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.record_settings import RecordSettings
 from envhub_server.catalog.registry import Registry
 from envhub_server.table_check import Spot, TableError, check_table, expanded
-from envhub_server.toml_text import heading
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from envhub_server.toml_text import heading, tomllib
 
 FILE_BYTES_MAX = 1 << 20
 

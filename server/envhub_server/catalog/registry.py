@@ -12,7 +12,6 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 
-from envhub.recording.recorder_handle import missing_packages
 from envhub_server.catalog.env_settings import NO_SETTINGS, EnvSettings
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.table_check import parse_arguments
@@ -127,9 +126,7 @@ class Registry:
 
     def unrecorded(self, key: InterpreterKey) -> dict[str, str]:
         """Which envs of this interpreter cannot be recorded as the operator wants, by their names, and what to do."""
-        recorded = {entry.name: entry.settings.recorded for entry in self._of(key) if entry.settings.recorded}
-        found = {name: missing_packages(bool(each.film)) for name, each in recorded.items() if each is not None}
-        return {name: why for name, why in found.items() if why}
+        return {entry.name: why for entry in self._of(key) if (why := entry.settings.unrecordable)}
 
     def names(self, key: InterpreterKey, factory: str = "") -> list[str]:
         """The names and patterns under which envs of this interpreter are offered; with a factory, of that only."""

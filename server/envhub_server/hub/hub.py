@@ -36,7 +36,6 @@ from envhub.protocol import messages, prelude
 from envhub.protocol.hub import FIRST_OPS, HubProtocol, Incoming
 from envhub.protocol.messages import SESSION_OPS, Failure, HeartbeatReply, Make, Op
 from envhub.protocol.prelude import Prelude
-from envhub.recording.recorder_handle import missing_packages
 from envhub.transport import address, sockets
 from envhub.values import codec, compression
 from envhub_server.catalog.admission import admitted
@@ -59,7 +58,7 @@ from envhub_server.loop.poller import Poller, Ready
 from envhub_server.loop.timers import Timers
 from envhub_server.memory.session_memory import ArenaBudget
 from envhub_server.memory.unread_memory import UNREAD_S, UnreadMemory, UnreadObservations
-from envhub_server.network import descriptor_guard
+from envhub_server.network import descriptor_guard, network_peer
 from envhub_server.network.access import Access, Ends
 from envhub_server.network.audit import Audit
 from envhub_server.network.client_liveness import ClientLiveness
@@ -73,8 +72,8 @@ from envhub_server.processes.worker_events import Events
 from envhub_server.processes.zygote_process import ZygoteProcess
 from envhub_server.session import stimuli
 from envhub_server.session.build_order import WorkerRules
-from envhub_server.session.restarts import RestartPolicy, Restarts
-from envhub_server.session.state import Phase, SessionState
+from envhub_server.session.restarts import Restarts
+from envhub_server.session.state import SHUTTING_DOWN, Phase, SessionState
 from envhub_server.session.worker_count import SHARE, Machine, WorkerCount, known, told
 
 RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
@@ -250,7 +249,7 @@ class Hub:
             self._context.term()
 
     def _write_s(self, heard: signals.Signals) -> float:
-        """For how many seconds recordings may write from the end of the loop on, also if it is told to stop anew."""
+        """For how many seconds recordings may write from the end of the loop on, also if it is told to stop again."""
         heard.look()
         return WRITE_AT_ONCE_S if self._service is Service.KILLING else WRITE_S
 
@@ -339,7 +338,7 @@ class Hub:
                 self._timers.set(_ACCESS, self._access.next_s())
             elif key == _UNREAD:
                 why = f"it has not read the replies of a session that ended {UNREAD_S:g} s ago"
-                late = map(self._access.connection, self._unread.check(now_s))
+                late = map(self._access.connections.get, self._unread.check(now_s))
                 self._end_connections([(known, why) for known in late if known is not None])
                 self._timers.set(_UNREAD, self._unread.next_s)
             elif key == _LISTING:
@@ -457,7 +456,7 @@ class Hub:
 
     def _abandon_all(self) -> None:
         for number in self._sessions:
-            self._events.append((number, stimuli.Abandoned(_SHUTTING_DOWN)))
+            self._events.append((number, stimuli.Abandoned(SHUTTING_DOWN)))
         self._pump()
 
     def on_ready(self, descriptor: int) -> None:
@@ -516,12 +515,12 @@ class Hub:
         while waiting:
             known, why = waiting.popleft()
             try:
-                connection = socket.socket(fileno=os.dup(known.descriptor))
-            except OSError:  # libzmq has closed it, and no other has the number
+                connection = network_peer.copied(known.descriptor)
+            except OSError:  # libzmq has closed it
                 continue
             with connection:
                 waiting.extend(self._read_monitor())
-                if self._access.connection(known.descriptor) is not known:
+                if self._access.connections.get(known.descriptor) is not known:
                     continue
                 with contextlib.suppress(OSError):  # its peer has ended it
                     connection.shutdown(socket.SHUT_RDWR)
@@ -540,7 +539,8 @@ class Hub:
             self._on_monitor()
             self._end_connections(self._access.malformed(peer, connection, self._handled_s))
         if self._protocol.failures["not_permitted"] > not_permitted:
-            self._audit.write("refused", holder.name, self._access.origin(peer), why="its key lets it observe only")
+            origin = self._access.connections.origin(peer)
+            self._audit.write("refused", holder.name, origin, why="its key lets it observe only")
         for token in self._protocol.returned:
             log.info("client_back", session=token.hex()[:8])
         self._protocol.returned.clear()
@@ -637,38 +637,37 @@ class Hub:
     def _on_request(self, request: Incoming, holder: Holder) -> None:
         """Carry out a request to the hub itself, or one that makes a session or takes one over."""
         match request.op:
-            case Op.MAKE:
-                # Before anything else is done for it: each name that is not offered costs a search.
-                if why := self._usage.count_make(holder, self._clock.now_s()):
-                    self._refuse_make(holder, request, Failure("limit", "hub", why))
-                else:
-                    self._make(request, holder)
+            case Op.MAKE | Op.ATTACH:
+                enter = self._make if request.op is Op.MAKE else self._attach
+                if (failure := enter(request, holder)) is not None:
+                    origin = self._access.connections.origin(request.peer)
+                    self._audit.write("refused", holder.name, origin, op=request.op.name, why=failure.message[:200])
+                    self._fail(request, failure)
+                    self._protocol.forget(request.token)
             case Op.HEARTBEAT:
                 self._requests -= 1  # which only asks after a request
-                self._answer(request, self._progress(request.token), ())
+                self._protocol.answer(request, self._progress(request.token))
             case Op.HELLO:
-                self._answer(request, self._welcome(), ())
+                self._protocol.answer(request, self._welcome())
             case Op.LIST:
                 self._list(request)
             case Op.STATS:
                 counters = stats.stats(self._sessions.values(), self._protocol, self._access, self._requests)
-                self._answer(request, messages.Table([{**self._health(holder), **counters}]), ())
+                self._protocol.answer(request, messages.Table([{**self._health(holder), **counters}]))
             case Op.HEALTH:
-                self._answer(request, messages.Table([self._health(holder)]), ())
+                self._protocol.answer(request, messages.Table([self._health(holder)]))
             case Op.SESSIONS:
                 seen = [each for each in self._sessions.values() if holder.owns(each.owner)]
                 found = [stats.described(each, each.token in self._protocol.leases) for each in seen]
-                self._answer(request, messages.Table(found), ())
+                self._protocol.answer(request, messages.Table(found))
             case Op.OBSERVE:
                 self._observe(request, holder)
-            case Op.ATTACH:
-                self._attach(request, holder)
             case _:  # the protocol admits it only where there is a session
                 raise KeyError(request.op.name)
 
     def _list(self, request: Incoming) -> None:
         if self._listing.names is not None:
-            self._answer(request, messages.EnvNames(self._listing.names), ())
+            self._protocol.answer(request, messages.EnvNames(self._listing.names))
             return
         try:
             if not self._listing.asking:
@@ -678,33 +677,32 @@ class Hub:
         else:
             self._listed_for.append(request)
 
-    def _make(self, request: Incoming, holder: Holder) -> None:
+    def _make(self, request: Incoming, holder: Holder) -> Failure | None:
+        """Make a session, or say why not."""
         make: Make = request.message
+        # Before anything else is done for it: each name that is not offered costs a search.
+        if why := self._usage.count_make(holder, self._clock.now_s()):
+            return Failure("limit", "hub", why)
         if request.token in self._by_token:
-            self._refuse_make(holder, request, Failure("session_lost", "session", _STILL_CLOSING))
-            return
+            return Failure("session_lost", "session", _STILL_CLOSING)
         envs = sum(each.state.make.num_envs for each in self._sessions.values())
         found = admitted(make, self.config, self._registry, envs, holder.deploys, self._listing.names)
         if isinstance(found, Failure):
-            self._refuse_make(holder, request, found)
-            return
+            return found
         number, name = self._last_number + 1, request.token.hex()[:8]
         hosting = granted(make.hosting, found.settings.hosting(self.config.hosting), number)
         spares = hosting.spares or 0
         if why := self._usage.refusal(holder, make, spares, self._sessions.values()):
-            self._refuse_make(holder, request, Failure("limit", "hub", why))
-            return
+            return Failure("limit", "hub", why)
         if make.name in self._listing.unready:
             self._try_again(found.settings.interpreter)
         if why := self._listing.undrawn.get(found.settings.interpreter, ""):
             self._try_again(found.settings.interpreter)
             why = without_folders(why) if self._hides_folders(holder) else why
-            self._refuse_make(holder, request, Failure("env_unready", "hub", f"{make.name!r} is not ready: {why}"))
-            return
+            return Failure("env_unready", "hub", f"{make.name!r} is not ready: {why}")
         self._unread.release()
-        if why := self._cannot_record(found):
-            self._refuse_make(holder, request, Failure("env_unready", "hub", f"{make.name!r} is not ready: {why}"))
-            return
+        if why := found.settings.unrecordable:
+            return Failure("env_unready", "hub", f"{make.name!r} is not ready: {why}")
         machine = self._machine(holder, spares)
         recycled = hosting.recycle != messages.Recycle()
         cost = self._costs.find(make)
@@ -712,13 +710,10 @@ class Hub:
         workers = min(machine.cpus, make.num_envs) if sizing is None else sizing.workers
         if recycled and make.autoreset_mode == "SameStep" and workers < make.num_envs:
             why = "recycle with SameStep needs a process per env: num_workers=num_envs"
-            self._refuse_make(holder, request, Failure("refused", "request", why))
-            return
+            return Failure("refused", "request", why)
         if why := descriptor_guard.lack(workers + spares):
-            self._refuse_make(holder, request, Failure("limit", "hub", why))
-            return
-        policy = RestartPolicy(make.faults.restarts_max, all_max=max(10, make.num_envs))
-        restarts = Restarts(policy, random.Random())
+            return Failure("limit", "hub", why)
+        restarts = Restarts(make.faults.restarts_max, make.num_envs, random.Random())
         limits = self.config.limits
         kept = self._services.replays is not None
         replays = name_beginning(make.name, holder.name, secrets.token_hex(8)) if kept else ""
@@ -730,12 +725,12 @@ class Hub:
             tickets, budget = self._side_socket.open, self._usage.budget(holder)
             runtime = SessionRuntime(number, request.token, state, self._services, tickets, holder.name, budget)
         except OSError as error:
-            self._refuse_make(holder, request, Failure("limit", "hub", f"a session cannot be made: {error.strerror}"))
-            return
+            return Failure("limit", "hub", f"a session cannot be made: {error.strerror}")
         self._last_number = number
         if found.settings.recorded is not None:
             runtime.recording = self._recordings.begin(found.settings, make, name)
         self._begin(runtime, request, holder)
+        return None
 
     def _begin(self, runtime: SessionRuntime, request: Incoming, holder: Holder) -> None:
         """Enter a session that was just made into the hub's tables and start its workers."""
@@ -745,16 +740,10 @@ class Hub:
         self._set_timer(_LIVENESS, self._liveness.next_s)
         factories = {"factories": sha256(make.factories).hexdigest()} if make.factories else {}
         runtime.log.info("session_made", env=make.name or "factories", num_envs=make.num_envs, **factories)
-        runtime.origin = self._access.origin(request.peer)
+        runtime.origin = self._access.connections.origin(request.peer)
         made: dict[str, str | int] = {"env": make.name[:200], "num_envs": make.num_envs, **factories}
         self._audit.write("session_made", holder.name, runtime.origin, session=request.token.hex()[:8], **made)
         runtime.start(request)
-
-    @staticmethod
-    def _cannot_record(recipe: Recipe) -> str:
-        """What is missing to record sessions of this env as its operator wants, and what to do; empty if nothing is."""
-        recorded = recipe.settings.recorded
-        return "" if recorded is None else missing_packages(bool(recorded.film))
 
     def _machine(self, holder: Holder, spares: int) -> Machine:
         affinity = tuple(sorted(os.sched_getaffinity(0)))
@@ -779,23 +768,23 @@ class Hub:
             return told(make.num_envs, workers, "a process per env, which is recycled by itself")
         return known(make.num_envs, cost, machine)
 
-    def _attach(self, request: Incoming, holder: Holder) -> None:
+    def _attach(self, request: Incoming, holder: Holder) -> Failure | None:
+        """Give a session to this client, or say why not."""
         runtime = self._found(request.message.session, holder)
         if request.token in self._by_token:
-            self._refuse_make(holder, request, Failure("session_lost", "session", _STILL_CLOSING))
-            return
+            return Failure("session_lost", "session", _STILL_CLOSING)
         if runtime is None or not runtime.state.attachable:
             why = "this hub has no such session to take over: its lease ran out, it was closed or taken over"
-            self._refuse_make(holder, request, Failure("session_lost", "session", why))
-            return
+            return Failure("session_lost", "session", why)
         runtime.log.info("session_taken_over", by=request.token.hex()[:8])
         self._forget(runtime.token)
         self._by_token[request.token] = self._by_token.pop(runtime.token)
         session = runtime.token.hex()[:8]
-        origin = self._access.origin(request.peer)
+        origin = self._access.connections.origin(request.peer)
         self._audit.write("session_taken_over", holder.name, origin, session=session, owner=runtime.owner)
         runtime.owner, runtime.origin = holder.name, origin
         runtime.attach(request, self._usage.budget(holder))
+        return None
 
     def _forget(self, token: bytes) -> None:
         """Have the protocol forget the session's token; its connections may have views of the memory to read."""
@@ -819,7 +808,7 @@ class Hub:
             return
         observed, arrays = runtime.observe(request.message.described)
         self._observations.add(client, arrays)
-        self._answer(request, observed, arrays)
+        self._protocol.answer(request, observed, arrays)
 
     def _admit(self) -> None:
         while self._admitted:
@@ -831,26 +820,17 @@ class Hub:
             else:
                 side.close()
 
-    def _refuse_make(self, holder: Holder, request: Incoming, failure: Failure) -> None:
-        origin = self._access.origin(request.peer)
-        self._audit.write("refused", holder.name, origin, op=request.op.name, why=failure.message[:200])
-        self._fail(request, failure)
-        self._protocol.forget(request.token)
-
     def _progress(self, token: bytes) -> HeartbeatReply:
         """How far a request is, for its client; of one that makes envs, the log says so, too."""
         runtime = self._by_token.get(token)
         if runtime is None or not runtime.state.making:
             return HeartbeatReply("running")
         found = runtime.state.building
-        starting = self._supervisor.starting(runtime.state.interpreter)
+        starting = self._supervisor.starting(runtime.state.recipe.settings.interpreter)
         doing = f"importing {found.importing}" if found.importing else starting
         told = {"doing": doing} if doing else {}
         runtime.log.info("session_making", phase=found.phase, built=found.built, num_envs=found.num_envs, **told)
-        return replace(found, starting=without_folders(starting) if runtime.state.hides_folders else starting)
-
-    def _answer(self, request: Incoming, message: Any, frames: Sequence[Any]) -> None:
-        self._protocol.answer(request, message, frames)
+        return replace(found, starting=without_folders(starting) if runtime.state.rules.hide_folders else starting)
 
     def _fail(self, request: Incoming, failure: Failure) -> None:
         if failure.scope in ("env", "session"):
@@ -876,18 +856,17 @@ class Hub:
         return holder is not OWN_USER and not self.config.verbose_errors
 
     def _health(self, holder: Holder) -> dict[str, Any]:
+        """Whether the hub serves, and which of its envs it cannot make now, with the reason."""
         unready = {**self._listing.unready, **self._listing.starting}
-        up_s = time.monotonic() - self._started_s
-        return stats.health(
-            self.id,
-            self._service is not Service.SERVING,
-            up_s,
-            len(self._sessions),
-            self._clock.lag_s(),
-            without_folders(unready) if self._hides_folders(holder) else unready,
-        )
+        return {
+            "status": "ok" if self._service is Service.SERVING else "draining",
+            "hub": f"{self.id:016x}",
+            "uptime_s": time.monotonic() - self._started_s,
+            "sessions": len(self._sessions),
+            "loop_lag_s": self._clock.lag_s(),
+            "unready": without_folders(unready) if self._hides_folders(holder) else unready,
+        }
 
 
-_SHUTTING_DOWN = Failure("draining", "hub", "the hub is shutting down")
 _STILL_CLOSING = "the session of this token is still closing"
 _STEPPING = (Phase.READY, Phase.MOVING)

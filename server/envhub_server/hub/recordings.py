@@ -12,7 +12,6 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -83,25 +82,6 @@ class Recordings:
             recording.finish()
 
 
-@dataclass
-class Lines:
-    """Which line each worker's process has, by numbers that are used once."""
-
-    of_worker: dict[int, int] = field(default_factory=dict)
-    made: int = 0
-
-    def add(self, worker: int) -> int:
-        """The number for the line of this worker's process."""
-        self.of_worker[worker] = self.made
-        self.made += 1
-        return self.made - 1
-
-    def swap(self, worker: int, spare: int) -> None:
-        """The spare's process is the worker's from now on, and the worker's the spare's."""
-        new = {worker: spare, spare: worker}
-        self.of_worker = {new.get(number, number): line for number, line in self.of_worker.items()}
-
-
 class SessionRecording:
     """The recording of one session.
 
@@ -123,7 +103,8 @@ class SessionRecording:
         self._about = {"env": make.name, "hub": platform.node(), "session": session}
         self._built: control.Built | None = None
         self._set_up = self._closed = self._told = False
-        self._lines = Lines()
+        self._lines: dict[int, int] = {}  # which one each worker's process has, by numbers that are used once
+        self._lines_made = 0
         self._found: dict[str, Any] = {}  # the last answer
         with contextlib.ExitStack() as undo:
             counted_bytes = make.num_envs * np.dtype(np.int64).itemsize
@@ -177,7 +158,7 @@ class SessionRecording:
         Nothing for one that knows already. ``share`` is by how many the memory is divided; with ``wait`` the worker
         waits until the process is ready.
         """
-        if self.refused or self._closed or worker in self._lines.of_worker:
+        if self.refused or self._closed or worker in self._lines:
             return {}, []
         positions = [position for position, row in enumerate(rows) if row in (self.options.env_ids or ())]
         if not positions:
@@ -189,7 +170,7 @@ class SessionRecording:
             queue_bytes = max(1, self.options.queue_bytes // share)
             counted = os.dup(self._counted)
             try:
-                line = self.handle.add_line(self._lines.made, numbers, film, queue_bytes)
+                line = self.handle.add_line(self._lines_made, numbers, film, queue_bytes)
             except BaseException:
                 os.close(counted)
                 raise
@@ -197,7 +178,8 @@ class SessionRecording:
             self.refuse(f"{error.strerror or error}")
             return {}, []
         self._watch()
-        self._lines.add(worker)
+        self._lines[worker] = self._lines_made
+        self._lines_made += 1
         wanted = {
             "recorded": positions,
             "filmed": [list(rows).index(row) for row in film],
@@ -231,16 +213,17 @@ class SessionRecording:
 
     def line_of(self, worker: int) -> int | None:
         """The line of this worker's process."""
-        return self._lines.of_worker.get(worker)
+        return self._lines.get(worker)
 
     def swap(self, worker: int, spare: int) -> None:
         """The spare's process is the worker's from now on, and the worker's the spare's."""
-        self._lines.swap(worker, spare)
+        new = {worker: spare, spare: worker}
+        self._lines = {new.get(number, number): line for number, line in self._lines.items()}
         self._say(self.handle.line_next, self.line_of(worker))
 
     def line_ended(self, line: int | None, why: str) -> None:
         """The process at this line has ended; its episodes under way failed so, or are cut if it is empty."""
-        self._lines.of_worker = {worker: own for worker, own in self._lines.of_worker.items() if own != line}
+        self._lines = {worker: own for worker, own in self._lines.items() if own != line}
         self._say(self.handle.line_ended, line, why)
 
     def _say(self, what: Callable[..., None], line: int | None, *arguments: Any) -> None:

@@ -8,9 +8,9 @@ import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from envhub_server.catalog.replay_folder import ReplayFolder
 from envhub_server.log import Logger
 from envhub_server.loop.poller import Poller
 
@@ -19,13 +19,6 @@ log = Logger("envhub.hub")
 WAITING_BYTES_MAX = 1 << 28  # of parts of journals that are still to be read; those of one session may be half of it
 SWITCH_S = 0.0005  # after which the thread lets the loop go on; Python's 5 ms would be waited for at each system call
 CLOSE_S = 2.0  # for what waits to be written when the hub ends
-
-
-class Folder(Protocol):
-    """Where replays are kept: a ``ReplayFolder``."""
-
-    def keep(self, name: str, blob: bytes, /) -> Path: ...  # noqa: D102
-    def remove_leftovers(self) -> None: ...  # noqa: D102
 
 
 class _Wanted(NamedTuple):
@@ -41,7 +34,7 @@ class ReplayWriter:
     The thread logs nothing, because the hub's log belongs to its loop: what is not kept is logged by the loop.
     """
 
-    def __init__(self, folder: Folder, poller: Poller) -> None:
+    def __init__(self, folder: ReplayFolder, poller: Poller) -> None:
         """Into this folder; it is cleared of leftovers, and the thread begins, with ``begin``.
 
         Raises:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from envhub.arena.layout import Layout
-from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, OP_OUT_OF_BAND, OP_RESET, OP_STEP, Arena
+from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, OP_OUT_OF_BAND, OP_RESET, OP_STEP
 from envhub.arena.stand_in import FRESH, REPORT_PENDING
 from envhub.protocol import messages
 from envhub.protocol.hub import HubProtocol, Incoming
@@ -37,7 +37,6 @@ from envhub_server.log import Logger
 from envhub_server.loop.clock import Clock
 from envhub_server.loop.poller import Poller
 from envhub_server.loop.ringer import Ringer
-from envhub_server.memory.journals import Journals
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
 from envhub_server.memory.shared_lane_grant import SharedLaneGrant
 from envhub_server.memory.stand_ins import ObjectCopies, StandIns
@@ -79,7 +78,7 @@ class SessionRuntime:
     Attributes:
         number: the session's, which never changes; its events carry it.
         token: its token, another one after each takeover.
-        owner: the name of the client that it belongs to, see ``envhub_server.network.rights``.
+        owner: the name of the client that it belongs to, see ``network.rights``; empty for the hub's user.
         origin: from where that client made it or took it over, as in the audit.
         state: its state machine.
         ticket: for the side socket, once; empty where there is none.
@@ -101,14 +100,7 @@ class SessionRuntime:
     ) -> None:
         """Of this state machine, which has handled nothing yet.
 
-        Args:
-            number: the session's.
-            token: its client's.
-            state: the state machine.
-            services: the hub's.
-            tickets: whether the hub has a side socket.
-            owner: the name of its client; empty for the user of the hub.
-            budget: of the client's shared memory.
+        ``tickets`` says whether the hub has a side socket; ``budget`` is that of the client's shared memory.
 
         Raises:
             OSError: there is no descriptor left.
@@ -142,21 +134,17 @@ class SessionRuntime:
         self._grant = SharedLaneGrant(services.poller, self)
         world = state.make.world
         environ = None if world is None else world.environ
-        self._pool = WorkerPool(number, services.supervisor, state.interpreter, environ)
-        self._journals = Journals()
+        interpreter = state.recipe.settings.interpreter
+        self._pool = WorkerPool(number, services.supervisor, interpreter, environ)
         self._replays: ReplayKeeper | None = None
-        if services.replays is not None and state.keeps_replays:
-            self._replays = ReplayKeeper(services.replays, number, state.interpreter, self._journals, {})
+        if services.replays is not None and state.rules.replays:
+            self._replays = ReplayKeeper(services.replays, number, interpreter)
         self._client_ringer = Ringer()
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # The bell is never read. By edges each ring is reported once, with a system call less.
         services.poller.register(self._done_bell, self, edges=True)
 
     # --- what others see ----------------------------------------------------------------------------------------------
-
-    @property
-    def _arena(self) -> Arena | None:
-        return None if self._memory is None else self._memory.arena
 
     @property
     def pids(self) -> list[int]:
@@ -166,7 +154,7 @@ class SessionRuntime:
     @property
     def arena_bytes(self) -> int:
         """How much shared memory the session holds."""
-        return 0 if self._arena is None else self._arena.layout.nbytes()
+        return 0 if self._memory is None else self._memory.arena.layout.nbytes()
 
     @property
     def quiescent(self) -> bool:
@@ -176,12 +164,12 @@ class SessionRuntime:
     @property
     def observed_bytes(self) -> int:
         """The size of what ``observe`` copies."""
-        return 0 if self._arena is None else sum(leaf[0].nbytes for leaf in self._arena.observations)
+        return 0 if self._memory is None else sum(leaf[0].nbytes for leaf in self._memory.arena.observations)
 
     def observe(self, described: bool) -> tuple[messages.Observed, list[np.ndarray]]:
         """What its envs showed last, once they are made."""
-        assert self._arena is not None and self.state.made is not None
-        steps, given, found = self._arena.last_observations()
+        assert self._memory is not None and self.state.made is not None
+        steps, given, found = self._memory.arena.last_observations()
         spaces = [] if described else self.state.made.observation_spaces
         return messages.Observed(self.state.make.num_envs, steps.tolist(), given.tolist(), spaces), found
 
@@ -377,11 +365,10 @@ class SessionRuntime:
 
     def _on_SwapProcesses(self, instruction: instructions.SwapProcesses) -> None:
         self._pool.swap(instruction.worker, instruction.spare)
-        self._journals.swap(instruction.worker, instruction.spare)
         if self.recording is not None:
             self.recording.swap(instruction.worker, instruction.spare)
         if self._replays is not None:
-            self._replays.built[instruction.worker] = self._replays.built.pop(instruction.spare)
+            self._replays.swap(instruction.worker, instruction.spare)
         self.log.info("worker_recycled" if instruction.recycled else "spare_used", worker=instruction.worker)
 
     def _on_Tell(self, instruction: instructions.Tell) -> None:
@@ -414,7 +401,7 @@ class SessionRuntime:
         if self._replays is None:
             return []
         try:
-            descriptor = self._journals.make(worker, len(self.state.workers[place].rows), layout)
+            descriptor = self._replays.make_journal(worker, len(self.state.workers[place].rows), layout)
         except OSError as error:
             self.log.warning("journal_not_made", worker=worker, why=str(error))
             return []
@@ -526,9 +513,9 @@ class SessionRuntime:
             return
         memory.driver.post(OP_OUT_OF_BAND if frames.out_of_band else OP_STEP, frames.codes, frames.arrays)
         if frames.out_of_band:
-            for worker, rows in enumerate(self.state.blocks):
-                if worker not in stand_ins.losses:
-                    self._pool.tell(worker, control.StepRows(frames.out_of_band_of(rows)))
+            for number, worker in enumerate(self.state.workers):
+                if number not in stand_ins.losses:
+                    self._pool.tell(number, control.StepRows(frames.out_of_band_of(worker.rows)))
         else:
             self._pool.ring()
         if stand_ins.losses:
@@ -557,7 +544,8 @@ class SessionRuntime:
     # --- instructions: results in place of workers that have ended ----------------------------------------------------
 
     def _on_TakeRows(self, instruction: instructions.TakeRows) -> None:
-        self._journals.forget(instruction.worker)
+        if self._replays is not None:
+            self._replays.journals.pop(instruction.worker, None)
         if self.recording is not None:
             line = self.recording.line_of(instruction.worker)
             self.recording.line_ended(line, instruction.loss.failure.message)
@@ -618,8 +606,8 @@ class SessionRuntime:
             self._side = None
 
     def _on_GiveDrive(self, _: instructions.GiveDrive) -> None:
-        if self._arena is not None:
-            self._arena.hand_over(DRIVER_CLIENT)
+        assert self._memory is not None
+        self._memory.arena.hand_over(DRIVER_CLIENT)
 
     def _on_TakeDrive(self, _: instructions.TakeDrive) -> None:
         assert self._memory is not None and self._stand_ins is not None
@@ -634,12 +622,12 @@ class SessionRuntime:
             self._post_to_stand_ins()
 
     def _on_Revoke(self, _: instructions.Revoke) -> None:
-        if self._arena is not None:
-            self._grant.revoke(self._arena)
+        assert self._memory is not None
+        self._grant.revoke(self._memory.arena)
 
     def _on_WindUp(self, _: instructions.WindUp) -> None:
-        if self._arena is not None:
-            self._arena.wind_up()
+        assert self._memory is not None
+        self._memory.arena.wind_up()
 
     # --- instructions: the client -------------------------------------------------------------------------------------
 
@@ -657,7 +645,7 @@ class SessionRuntime:
                 frames = row_frames(answer.rows)
         if frames and max(map(len, frames)) > FRAME_BYTES_MAX:
             text = f"infos or results of {max(map(len, frames))} bytes; a reply carries at most {FRAME_BYTES_MAX}"
-            self._on_Fail(instructions.Fail(Failure("limit", "hub", text)))
+            self._fail(request, Failure("limit", "hub", text))
             return
         if answer.rows and answer.part is None and not answer.arrays:  # results of a call, as large as its envs like
             nbytes = sum(map(len, frames))
@@ -676,13 +664,13 @@ class SessionRuntime:
             self._passed_ns[3] = time.monotonic_ns()
 
     def _on_Fail(self, fail: instructions.Fail) -> None:
-        assert self._request is not None
-        self._log_failed(fail.failure)
-        self._services.protocol.fail(self._request, fail.failure)
+        self._fail(self._request, fail.failure)
 
-    def _log_failed(self, failure: Failure) -> None:
+    def _fail(self, request: Incoming | None, failure: Failure) -> None:
+        assert request is not None
         if failure.scope in ("env", "session"):
             self.log.warning("request_failed", code=failure.code, why=failure.message[:200])
+        self._services.protocol.fail(request, failure)
 
     def _on_AnswerHops(self, _: instructions.AnswerHops) -> None:
         assert self._request is not None
@@ -701,9 +689,7 @@ class SessionRuntime:
 
     def _on_FailAttach(self, fail: instructions.FailAttach) -> None:
         request, self._attach_request = self._attach_request, None
-        assert request is not None
-        self._log_failed(fail.failure)
-        self._services.protocol.fail(request, fail.failure)
+        self._fail(request, fail.failure)
 
     def _on_Goodbye(self, goodbye: instructions.Goodbye) -> None:
         self._services.protocol.goodbye(self.token, goodbye.why)
@@ -732,7 +718,8 @@ class SessionRuntime:
             self._ignore_bell(worker)
         self._services.poller.unregister(self._done_bell)
         os.close(self._done_bell)
-        self._journals.clear()
+        if self._replays is not None:
+            self._replays.journals.clear()  # else replays that wait to be written would hold them
         if self.recording is not None:
             self.recording.close()
         self._on_DropOtherArena(instructions.DropOtherArena())

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from envhub.protocol.hub import HubProtocol
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.network import descriptor_guard
 from envhub_server.network.access import Access
-
-
-def health(
-    hub: int, draining: bool, up_s: float, sessions: int, lag_s: float, unready: Mapping[str, str]
-) -> dict[str, Any]:
-    """Whether a hub serves, and which of its envs it cannot make now, with the reason."""
-    return {
-        "status": "draining" if draining else "ok",
-        "hub": f"{hub:016x}",
-        "uptime_s": up_s,
-        "sessions": sessions,
-        "loop_lag_s": lag_s,
-        "unready": dict(unready),
-    }
 
 
 def stats(sessions: Collection[SessionRuntime], protocol: HubProtocol, access: Access, requests: int) -> dict[str, Any]:
@@ -39,7 +25,7 @@ def stats(sessions: Collection[SessionRuntime], protocol: HubProtocol, access: A
         "refused": protocol.refused,
         "malformed": protocol.malformed,
         "failures": dict(protocol.failures),
-        "connections": access.connections,
+        "connections": len(access.connections),
         "connections_ended": access.connections_ended,
         "handshakes_refused": access.handshakes_refused,
         "descriptors": descriptor_guard.in_use(),

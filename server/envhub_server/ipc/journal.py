@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, List, NamedTuple, Sequence
 
@@ -204,8 +205,7 @@ class Journal:
         rings = [np.ndarray(shape, np.uint8, self._memory, offset) for offset, shape in fields]
         self.kinds, self.codes, *self.actions = rings[:-2]
         self.digests, self._notes = rings[-2:]
-        self._lengths: list[int] = []  # of the notes that are kept; the writer's
-        self._first = 0  # in ``_lengths``
+        self._lengths: deque[int] = deque()  # of the notes that are kept; the writer's
 
     def format(self) -> None:
         """Begin an empty journal."""
@@ -221,11 +221,7 @@ class Journal:
         record = _LENGTH.pack(len(blob)) + blob
         begin, end = self.words[3], self.words[4]
         while end + len(record) - begin > NOTES_BYTES:
-            begin += self._lengths[self._first]
-            self._first += 1
-        if self._first > 1024:
-            del self._lengths[: self._first]
-            self._first = 0
+            begin += self._lengths.popleft()
         self._lengths.append(len(record))
         self.words[3] = begin
         place = end % NOTES_BYTES

@@ -20,7 +20,6 @@ import resource
 import secrets
 import signal
 import time
-from dataclasses import dataclass
 
 VARIABLE = "ENVHUB_WORKER"
 ZYGOTE = "envhub-zygote"  # the name of its process
@@ -61,25 +60,14 @@ class Mark:
         os.environ[VARIABLE] = value
 
 
-@dataclass(frozen=True)
-class Process:
-    """A process as described by ``/proc/PID/stat``."""
-
-    pid: int
-    ended: bool  # but not reaped yet
-    parent: int
-    group: int
-
-
-def process(pid: int) -> Process | None:
-    """The process with this pid; None if there is none."""
+def stat(pid: int) -> list[bytes]:
+    """The fields of ``/proc/PID/stat`` from the third, the state, on; none if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The name is in parentheses and may contain any byte, parentheses too.
-            fields = file.read().rpartition(b")")[2].split()
+            return file.read().rpartition(b")")[2].split()
     except OSError:
-        return None
-    return Process(pid, fields[0] in (b"Z", b"X"), *map(int, fields[1:3]))
+        return []
 
 
 def worker_of(pid: int, hub: str) -> int | None:
@@ -111,17 +99,27 @@ def _hub_number(hub: str) -> int:
     return 1 << 30 | int(hub, 16) % (1 << 30)  # large, so that no real limit equals it
 
 
-def children(pid: int) -> list[int]:
-    """The child processes of a process, including those that have ended and are not reaped."""
+def listed_children(pid: int) -> list[int] | None:
+    """The child processes of a process, including those that have ended and are not reaped.
+
+    None if the process has ended, or this kernel keeps no such lists.
+    """
     pids: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
                 pids += map(int, file.read().split())
     except OSError:
-        # The process has ended, or this kernel keeps no such lists.
-        every = map(process, _pids()) if os.path.exists(f"/proc/{pid}") else ()
-        return [each.pid for each in every if each is not None and each.parent == pid]
+        return None
+    return pids
+
+
+def children(pid: int) -> list[int]:
+    """Those of ``listed_children``; where the kernel does not list them, every process is looked at."""
+    pids = listed_children(pid)
+    if pids is None:
+        every = _pids() if os.path.exists(f"/proc/{pid}") else []
+        return [each for each in every if stat(each)[1:2] == [str(pid).encode()]]
     return pids
 
 
@@ -154,13 +152,13 @@ def end_all(hub: str, workers: set[int]) -> None:
 
 
 def _is_left(pid: int, hub: str, workers: set[int]) -> bool:
-    found = process(pid)
-    if found is None or found.ended:
+    fields = stat(pid)
+    if not fields or fields[0] in (b"Z", b"X"):  # it has ended, and may not be reaped yet
         return False
     worker = worker_of(pid, hub)
     if worker == NO_WORKER and _name(pid) == ZYGOTE:
         return False  # it does the same, and two that end each other would leave the rest
-    return found.group in workers or worker is not None
+    return int(fields[2]) in workers or worker is not None
 
 
 def _name(pid: int) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 
-_RING = (1).to_bytes(8, "little")
+from envhub.arena.spin import RING
 
 
 class Ringer:
@@ -41,5 +41,5 @@ class Ringer:
                     self._runs = False
                     return
             with contextlib.suppress(OSError):  # full, and not to be waited for
-                os.write(bell, _RING)
+                os.write(bell, RING)
             os.close(bell)

@@ -33,6 +33,7 @@ class Access:
 
     Attributes:
         authenticator: answers libzmq for tcp addresses; None while there are none.
+        connections: those that there are.
         connections_ended: how many connections the hub has ended.
     """
 
@@ -47,7 +48,7 @@ class Access:
         self._refuse_s = math.inf  # when it is answered though others are connected
         self._server_key = b""
         self.connections_ended = 0
-        self._connections = Connections()
+        self.connections = Connections()
         self._check_keys_s = math.inf
         self._unknown_key_s = 0.0  # when an unknown key is a reason to look again
         self._keys_changed = False
@@ -56,11 +57,6 @@ class Access:
     def open_to_all(self) -> bool:
         """Whether other machines may reach an address: they need a key, or are let in on purpose."""
         return self._insecure or self._keys is not None
-
-    @property
-    def connections(self) -> int:
-        """How many connections there are."""
-        return len(self._connections)
 
     @property
     def handshakes_refused(self) -> int:
@@ -117,7 +113,7 @@ class Access:
         """
         if self.authenticator is None or self._asked is None:
             return False
-        others = self._connections.others
+        others = self.connections.others
         if others and now_s < self._refuse_s:
             self._refuse_s = min(self._refuse_s, now_s + OTHERS_S)
             return False
@@ -139,32 +135,24 @@ class Access:
     def accepted(self, descriptor: int, now_s: float) -> Ends:
         """Note a new connection; one of another user to an address that wants no key keeps the own user out."""
         is_others = not self.open_to_all and network_peer.is_others(descriptor)
-        known = self._connections.accepted(descriptor, now_s, is_others)
+        known = self.connections.accepted(descriptor, now_s, is_others)
         if self._keys is not None:
             known.origin = network_peer.host(descriptor)
         if is_others:
             return [(known, "its process is another user's, or has gone; serve with --keys to admit others")]
         return []
 
-    def connection(self, descriptor: int) -> KnownConnection | None:
-        """The connection that has this descriptor."""
-        return self._connections.get(descriptor)
-
     def ended(self, descriptor: int, now_s: float, in_handshake: bool = False) -> None:
         """Forget a connection; where keys are wanted, note one that ended in its handshake."""
-        known = self._connections.get(descriptor)
+        known = self.connections.get(descriptor)
         if in_handshake and known is not None and known.silent_until_s < math.inf and self._keys is not None:
             assert self.authenticator is not None
             self.authenticator.handshake_failed(known.origin)
-        self._connections.ended(descriptor, now_s)
-
-    def origin(self, peer: bytes) -> str:
-        """Where this peer is: an IP address, or by ipc ``localhost:UID:GID:PID``; empty if its connection has ended."""
-        return self._connections.origin(peer)
+        self.connections.ended(descriptor, now_s)
 
     def holder(self, peer: bytes, frames: Sequence[Any], now_s: float) -> tuple[Holder, str]:
         """The client that sent this message, and why it is refused, if it is."""
-        known = self._connections.of(peer, sockets.connection_of(frames), now_s)
+        known = self.connections.of(peer, sockets.connection_of(frames), now_s)
         key, origin = b"", sockets.origin_of(frames)
         user = sockets.user_of(frames)
         if origin.startswith(IPC_ORIGIN) or user == OWN:
@@ -179,14 +167,14 @@ class Access:
         if known is not None and known.holder is None:
             self._audit.write("connected", holder.name, origin)
             known.silent_until_s, known.key, known.origin, known.client = math.inf, key, origin, holder.name
-            if why := self._connections.lack(holder):
+            if why := self.connections.lack(holder):
                 return holder, why
             known.holder = holder
         return holder, ""
 
     def refused(self, peer: bytes, descriptor: int, why: str, now_s: float) -> Ends:
         """Note that a message is refused: its client is told so once, and then its connection is ended."""
-        known = self._connections.of(peer, descriptor, now_s)
+        known = self.connections.of(peer, descriptor, now_s)
         if known is None:
             return []
         if known.refused or why == REMOVED:
@@ -196,12 +184,12 @@ class Access:
 
     def ends(self, peer: bytes, descriptor: int, why: str, now_s: float) -> Ends:
         """The connection of a message, if it is there still, to be ended for this reason."""
-        known = self._connections.of(peer, descriptor, now_s)
+        known = self.connections.of(peer, descriptor, now_s)
         return [] if known is None else [(known, why)]
 
     def malformed(self, peer: bytes, descriptor: int, now_s: float) -> Ends:
         """Note that a message cannot be read."""
-        known = self._connections.of(peer, descriptor, now_s)
+        known = self.connections.of(peer, descriptor, now_s)
         if known is None:
             return []
         known.malformed += 1
@@ -216,20 +204,20 @@ class Access:
         ``heard`` has the peers whose sessions have taken a request since the last check.
         """
         late = f"it has sent nothing within {HELLO_S:g} s"
-        ends = [(known, late) for known in self._connections.silent(now_s)]
+        ends = [(known, late) for known in self.connections.silent(now_s)]
         much = f"its client has sent over {self._unread_bytes_max} bytes of messages that do not end"
-        unread = self._connections.unread(heard, network_peer.bytes_sent, self._unread_bytes_max, now_s)
+        unread = self.connections.unread(heard, network_peer.bytes_sent, self._unread_bytes_max, now_s)
         ends += [(known, much) for known in unread]
         if self._keys is not None and now_s >= self._check_keys_s:
             self._check_keys_s = now_s + KEYS_S
             self._read_keys()
             if self._keys_changed:
                 self._keys_changed = False
-                ends += [(known, CHANGED) for known in self._connections.changed(self._keys.holders)]
+                ends += [(known, CHANGED) for known in self.connections.changed(self._keys.holders)]
         return ends
 
     def next_s(self) -> float:
         """When ``check`` is to be called next; infinity where nothing depends on time."""
-        if self._asked is not None and not self._connections.others:
+        if self._asked is not None and not self.connections.others:
             return 0.0  # who asks can be answered
-        return min(self._connections.next_s(), self._check_keys_s, self._refuse_s)
+        return min(self.connections.next_s(), self._check_keys_s, self._refuse_s)

@@ -90,17 +90,13 @@ class Authenticator:
             return ""
         if frames[6] not in self._folder.holders:
             if frames[6] != self._throw_away:
-                self.refused += 1
-                host = frames[3].decode("ascii", "replace")
-                log.warning("client_refused", why="unknown key", host=host)
-                self._audit.write("refused", "", host, why="unknown key")
+                self.handshake_failed(frames[3].decode("ascii", "replace"), "unknown key")
             return ""
         return text_of(frames[6])
 
-    def handshake_failed(self, host: str) -> None:
-        """Note that a client from there was refused by libzmq, which asks only of those who have this hub's key."""
+    def handshake_failed(self, host: str, why: str = "no key, or one for another hub") -> None:
+        """Note that a client from there was refused; by libzmq itself, if it has no key or not this hub's."""
         self.refused += 1
-        why = "no key, or one for another hub"
         log.warning("client_refused", why=why, host=host)
         self._audit.write("refused", "", host, why=why)
 

@@ -9,7 +9,6 @@ a client on this machine the kernel says whether its process is stopped.
 from __future__ import annotations
 
 import math
-import os
 import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from envhub.protocol.hub import HubProtocol
 from envhub.protocol.prelude import BEATS_MAX
 from envhub_server.log import Logger
+from envhub_server.network import network_peer
 
 CHECK_S = 0.3  # how often the kernel is asked
 
@@ -38,7 +38,7 @@ def silent_s(descriptor: int) -> float:
     may be closed by now, or be another connection's; ``ClientLiveness.ended`` corrects the mistakes that follow.
     """
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
+        with network_peer.copied(descriptor) as connection:
             if connection.family == socket.AF_UNIX:
                 pid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
                 return math.inf if _stopped(pid) else 0.0

@@ -65,7 +65,7 @@ class Connections:
         return known
 
     def origin(self, peer: bytes) -> str:
-        """Where this peer is; empty if its connection has ended."""
+        """Where this peer is: an IP address, or by ipc ``localhost:UID:GID:PID``; empty if its connection has ended."""
         return next((each.origin for each in self._known.values() if each.peer == peer), "")
 
     def ended(self, descriptor: int, now_s: float) -> None:

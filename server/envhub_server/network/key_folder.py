@@ -15,7 +15,6 @@ import fcntl
 import os
 import re
 import stat
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,15 +27,11 @@ from envhub.transport.keys import key_of, read_secret, text_of, write_secret
 from envhub_server.log import Logger
 from envhub_server.network.rights import RIGHTS, Holder, Quotas, Right
 from envhub_server.table_check import Spot, TableError, check_table
+from envhub_server.toml_text import tomllib
 
 KEYS_PER_CLIENT_MAX = 2
 CLIENTS_MAX = 1024
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 log = Logger("envhub.hub")
 
@@ -138,8 +133,8 @@ class KeyFolder:
                 read[name] = _File(state, *_read_client(self._clients / f"{name}.toml"))
             except KeysError as error:
                 problems.append(str(error))
-                before = (old.holder, old.keys) if old is not None else (Holder(name), [])
-                read[name] = _File(state, *before, is_broken=True)
+                known = (old.holder, old.keys) if old is not None else (Holder(name), [])
+                read[name] = _File(state, *known, is_broken=True)
         holders: dict[bytes, Holder] = {}
         for file in read.values():
             for key in file.keys:

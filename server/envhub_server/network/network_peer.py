@@ -14,16 +14,25 @@ _OWNER = struct.Struct("=16x64xII")  # the user and the inode in a struct inet_d
 _BYTES_RECEIVED = struct.Struct("=128xQ")  # of Linux's struct tcp_info
 
 
+def copied(descriptor: int) -> socket.socket:
+    """The connection of this descriptor, which libzmq owns and may close; the caller owns the copy.
+
+    Raises:
+        OSError: it has ended, and another file may have its number.
+    """
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+
+
 def is_others(descriptor: int) -> bool:
     """Whether this is a tcp connection of this machine whose peer is not, for certain, a process of this user."""
     try:
-        copy = os.dup(descriptor)
+        connection = copied(descriptor)
     except OSError:
-        return True
-    try:
-        connection = socket.socket(fileno=copy)
-    except OSError:  # it has ended, and another file has its number
-        os.close(copy)
         return True
     with connection:
         return connection.family != socket.AF_UNIX and not _is_own(connection)
@@ -51,7 +60,7 @@ def _is_own(connection: socket.socket) -> bool:
 def host(descriptor: int) -> str:
     """The IP address of the peer of a tcp connection; empty where it is no tcp connection, or has ended."""
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
+        with copied(descriptor) as connection:
             return "" if connection.family == socket.AF_UNIX else str(connection.getpeername()[0])
     except OSError:
         return ""

@@ -10,15 +10,11 @@ from envhub_server.ipc.freed_memory import keep_freed_memory
 
 def prepare() -> None:
     """Make this process one in which a hub can run; called before anything is opened or started."""
-    _open_standard_streams()
+    # Closed standard streams are opened: else a socket would get the number of one, and prints would go into it.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
     # As many descriptors as the system allows: libzmq ends the process when it cannot accept a connection.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     keep_freed_memory()
-
-
-def _open_standard_streams() -> None:
-    """Open closed standard streams: else a socket would get the number of one, and prints would go into it."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -110,7 +110,7 @@ class Start:
         python: its version, if it has said that.
     """
 
-    last: Said
+    last: Said = field(default_factory=Said)
     python: str = ""
     _unread: bytes = b""
     _bytes: int = 0
@@ -132,11 +132,6 @@ class Start:
     def at(self) -> str:
         """Where it is, in words."""
         return f"while it imports {self.last.importing}" if self.last.importing else "before its first line of Python"
-
-
-def started() -> Start:
-    """The start of an interpreter that has said nothing."""
-    return Start(Said())
 
 
 def find(python: str) -> str:

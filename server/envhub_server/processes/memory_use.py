@@ -6,9 +6,10 @@ import contextlib
 import os
 from pathlib import Path
 
+from envhub_server.ipc.process_marks import listed_children
+
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 PROCESSES_MAX = 1000  # of one worker that are looked at
-PROC = Path("/proc")
 
 
 def memory_bytes(*pids: int) -> int:
@@ -19,20 +20,8 @@ def memory_bytes(*pids: int) -> int:
     total, found = 0, [*pids]
     for each in found:  # which grows
         with contextlib.suppress(OSError, ValueError, IndexError):
-            _, resident, shared = (PROC / str(each) / "statm").read_bytes().split()[:3]
+            _, resident, shared = Path(f"/proc/{each}/statm").read_bytes().split()[:3]
             total += (int(resident) - int(shared)) * PAGE_BYTES
             if len(found) < PROCESSES_MAX:
-                found += children(each)
+                found += listed_children(each) or ()  # to look at every process would cost too much
     return total
-
-
-def children(pid: int) -> list[int]:
-    """The children of this process; empty where the kernel does not list them, which costs a look at every process."""
-    with contextlib.suppress(OSError, ValueError):
-        tasks = os.listdir(PROC / str(pid) / "task")
-        return [
-            int(child)
-            for task in tasks
-            for child in (PROC / str(pid) / "task" / task / "children").read_bytes().split()
-        ]
-    return []

@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 from envhub_server.ipc import process_marks
 from envhub_server.ipc.process_marks import NO_WORKER
-from envhub_server.processes.memory_use import children
 
 REMEMBERED_S = 10.0  # for an ended worker: its grandchildren become the hub's children only when their parents end
 CLOSE_TIMEOUT_S = 1.0
@@ -61,7 +60,7 @@ class OrphanReaper:
             known: pids of children that are no orphans.
         """
         found: dict[int, list[int]] = {}
-        for pid in children(os.getpid()):
+        for pid in process_marks.listed_children(os.getpid()) or ():
             if pid in known:
                 continue
             worker = self._adopted.get(pid) or process_marks.worker_of(pid, self._hub) or NO_WORKER

@@ -20,7 +20,7 @@ from envhub_server.ipc import process_marks
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_MESSAGE_BYTES_MAX
 from envhub_server.log import Logger
 from envhub_server.loop.poller import Poller
-from envhub_server.processes.exit_cause import MemoryKills, OutOfMemory, own_counters
+from envhub_server.processes.exit_cause import MemoryKills, own_counters
 from envhub_server.processes.interpreter import OWN, Environment, InterpreterKey, InterpreterUnusable, start_environment
 from envhub_server.processes.orphan_reaper import OrphanReaper
 from envhub_server.processes.worker_events import Events
@@ -39,7 +39,13 @@ log = Logger("envhub.supervisor")
 
 
 class Supervisor:
-    """Starts the zygotes and the workers, and ends all processes that they leave behind."""
+    """Starts the zygotes and the workers, and ends all processes that they leave behind.
+
+    Attributes:
+        hub: the hub's name in the marks of its processes.
+        message_bytes_max: a worker that announces a larger message is ended.
+        memory_kills: tells whether the kernel killed a worker for lack of memory.
+    """
 
     def __init__(
         self,
@@ -54,15 +60,15 @@ class Supervisor:
         The envs of a ``private`` hub are its own program's, and may say more at once. ``zygote`` runs already, under
         this interpreter and in this environment, and forks the first workers; without it one is started for them.
         """
-        self._message_bytes_max = MESSAGE_BYTES_MAX if private else WORKER_MESSAGE_BYTES_MAX
+        self.message_bytes_max = MESSAGE_BYTES_MAX if private else WORKER_MESSAGE_BYTES_MAX
         self._events = events
         self._environ = environ
-        self.hub = process_marks.new_hub() if zygote is None else zygote.hub  # in the marks of its processes
+        self.hub = process_marks.new_hub() if zygote is None else zygote.hub
         self._orphan_reaper = OrphanReaper(self.hub)
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.poller = poller
         self.streams = OutputStream(poller, 1), OutputStream(poller, 2)
-        self._memory_kills = MemoryKills(own_counters())
+        self.memory_kills = MemoryKills(own_counters())
         self._in_use: dict[InterpreterKey, ZygoteHandle] = {}
         self._retired: list[ZygoteHandle] = []  # about to end
         self._barred: deque[InterpreterKey] = deque(maxlen=BARRED_MAX)  # whose libraries could not be imported
@@ -94,13 +100,11 @@ class Supervisor:
         Raises:
             OSError: there are no descriptors or processes left; then no worker was started.
         """
-        self._memory_kills.forget()
+        self.memory_kills.forget()
         workers: list[WorkerHandle] = []
         try:
             for number in numbers:
-                made = WorkerHandle(self.poller, self.streams, (session, number), self._events, self)
-                made.limit_messages(self._message_bytes_max)
-                workers.append(made)
+                workers.append(WorkerHandle(self, (session, number), self._events))
             shared = replace(key, libraries=tuple(libraries))
             wanted = key if shared in self._barred else shared
             self._zygote(wanted, self._environ if environ is None else environ).fork(workers)
@@ -211,10 +215,6 @@ class Supervisor:
             self._orphan_reaper.worker_ended(worker.pid)
             self._unswept.append(worker.pid)
         self.reap_orphans()
-
-    def explain_kill(self) -> OutOfMemory:
-        """Whether the kernel killed a worker for lack of memory."""
-        return self._memory_kills.explain()
 
     # --- orphans ----------------------------------------------------------------------------------------------------
 

@@ -8,17 +8,19 @@ import signal
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from envhub.arena.spin import RING
 from envhub.protocol import messages, validation
 from envhub.values import codec
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel, ChannelClosed
-from envhub_server.loop.poller import Poller
 from envhub_server.processes.exit_cause import ExitCause, OutOfMemory, exit_cause
 from envhub_server.processes.worker_events import Events, WorkerEvent, WorkerExited, WorkerSaid, WorkerStarted
-from envhub_server.processes.worker_output import Streams, WorkerOutput
+from envhub_server.processes.worker_output import WorkerOutput
+
+if TYPE_CHECKING:
+    from envhub_server.processes.supervisor import Supervisor
 
 LAST_READS_MAX = 256  # after a worker's exit; a child of it may still write to the channel
 
@@ -38,42 +40,28 @@ BOUNDS: validation.Bounds = {
 }
 
 
-class WorkerOwner(Protocol):
-    """The supervisor, as its workers' handles call it."""
-
-    def on_born(self, pid: int) -> None:
-        """Note that a worker has this process id."""
-
-    def on_end(self, worker: WorkerHandle) -> None:
-        """Note that this worker was reaped, or will never be born."""
-
-    def explain_kill(self) -> OutOfMemory:
-        """Whether the kernel killed a worker for lack of memory."""
-
-
 class WorkerHandle:
     """The hub's side of one worker, from before its birth until it is reaped.
 
     Attributes:
         pid: the ids of its process and process group; None until it is born.
+        ended: whether it was reaped, or will never be born.
         ring: wakes it; has no effect on a worker that is awake. Raises BlockingIOError if it never listens.
     """
 
-    def __init__(
-        self, poller: Poller, streams: Streams, worker: tuple[int, int], events: Events, owner: WorkerOwner
-    ) -> None:
+    def __init__(self, owner: Supervisor, worker: tuple[int, int], events: Events) -> None:
         """Make the channel, bell and pipes of this worker of a session; the zygote makes the process.
 
         Raises:
             OSError: there is no descriptor left; nothing is left behind.
         """
         self.pid: int | None = None
-        self._poller = poller
+        self._poller = owner.poller
         self._session, self._number = worker
         self._events = events
         self._owner = owner
         self._pidfd = -1
-        self._ended = False
+        self.ended = False
         self._killed = False  # by the hub
         self._read_error = ""
         self._not_born_reason = "what its zygote wrote to stderr says more"
@@ -81,7 +69,7 @@ class WorkerHandle:
             ours, self._far_end = socket.socketpair()
             undo.callback(ours.close)
             undo.callback(self._far_end.close)
-            self._output = WorkerOutput(streams)
+            self._output = WorkerOutput(owner.streams)
             undo.callback(self._output.close)
             # Of a pipe the hub has its own end, whose O_NONBLOCK no worker can clear, as it could that of an eventfd.
             self._far_bell, self._bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -89,11 +77,8 @@ class WorkerHandle:
         self.ring: Callable[[], object] = partial(os.write, self._bell, RING)
         ours.setblocking(False)
         self._channel = Channel(ours, descriptors_max=0)  # a worker has none to give
-        poller.register(ours.fileno(), self)
-
-    def limit_messages(self, bytes_max: int) -> None:
-        """End the worker if it announces a message that is larger."""
-        self._channel.received_bytes_max = bytes_max
+        self._channel.received_bytes_max = owner.message_bytes_max
+        self._poller.register(ours.fileno(), self)
 
     @property
     def far_ends(self) -> list[int]:
@@ -115,13 +100,13 @@ class WorkerHandle:
 
         A worker that lives but has closed its channel is killed, since it can receive no message.
         """
-        if self._ended:
+        if self.ended:
             return
         try:
             self._channel.send(message, descriptors)
             self._poller.want_writable(self._channel.fileno(), self._channel.backlogged)
         except ChannelClosed:
-            if self.pid is not None and not self._ended:
+            if self.pid is not None and not self.ended:
                 self._kill_group()  # has no effect on a worker that is ending by itself
 
     def map_arena(self, message: control.MapArena, memory: int, *bells: int) -> None:
@@ -139,14 +124,14 @@ class WorkerHandle:
 
     def kill(self) -> None:
         """End the worker and every process it started that stayed in its group."""
-        if self._ended:
+        if self.ended:
             return  # once it is reaped, another process may have its pid
         if self.pid is None:
             self._channel.shutdown()  # a process that is born later finds this and exits
             while self.receive() and self.pid is None:
                 pass  # it may be born already
         if self.pid is None:
-            if not self._ended:
+            if not self.ended:
                 self._end(ExitCause("was not started"))
             return
         self._killed = True
@@ -166,7 +151,7 @@ class WorkerHandle:
 
     def receive(self) -> bool:
         """Report the next messages of the worker; returns whether there may be more."""
-        if self._read_error or self._ended:
+        if self._read_error or self.ended:
             return False
         try:
             self._channel.flush()
@@ -221,7 +206,7 @@ class WorkerHandle:
         self._pidfd = -1
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         killed_by_others = code == -signal.SIGKILL and not self._killed
-        out_of_memory = self._owner.explain_kill() if killed_by_others else OutOfMemory.NO
+        out_of_memory = self._owner.memory_kills.explain() if killed_by_others else OutOfMemory.NO
         self._end(exit_cause(code, out_of_memory, self._read_error, self.log_tail))
 
     def _end(self, cause: ExitCause) -> None:
@@ -232,18 +217,13 @@ class WorkerHandle:
     def _report(self, event: WorkerEvent) -> None:
         self._events.append((self._session, event))
 
-    @property
-    def ended(self) -> bool:
-        """Whether it was reaped, or will never be born."""
-        return self._ended
-
     def never_born(self, how: str, unready: str) -> None:
         """Report that no zygote will fork it; ``unready`` says it if its interpreter cannot be used."""
         self._end(ExitCause(f"could not be started: {how}{': ' * bool(unready)}{unready}", unready=unready))
 
     def discard(self) -> None:
         """Free the hub's side; the process has ended or was never requested."""
-        self._ended = True
+        self.ended = True
         self.ring = lambda: None  # the session may ring it until it handles the event
         self._poller.unregister(self._channel.fileno())
         self._channel.close()

@@ -5,30 +5,31 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from envhub.transport.fd_passing import DESCRIPTORS_MAX
-from envhub_server.ipc import control
+from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.ipc.packages import here
-from envhub_server.loop.poller import Poller
 from envhub_server.processes.exit_cause import OutOfMemory, exit_cause
 from envhub_server.processes.interpreter import (
     Environment,
     InterpreterKey,
     InterpreterUnusable,
+    Start,
     environment_of,
     find,
     not_executed,
-    started,
     starting,
     waits,
     what_is_wrong,
 )
 from envhub_server.processes.worker_handle import WorkerHandle
-from envhub_server.processes.worker_output import Streams, TimerDescriptor, WorkerOutput
+from envhub_server.processes.worker_output import TimerDescriptor, WorkerOutput
 from envhub_server.processes.zygote_process import ZygoteProcess
+
+if TYPE_CHECKING:
+    from envhub_server.processes.supervisor import Supervisor
 
 SAID_READ_BYTES = 4096
 LOOK_S = 0.5  # how often an interpreter that starts is looked at; within 2 s it is told that one hangs
@@ -36,21 +37,6 @@ IDLE_LOOKS = 2  # one after the other, in which it sleeps and takes little CPU t
 IDLE_TICKS_MAX = 3  # of 10 ms of CPU time, from one look to the next
 START_S_MAX = 60  # for one that computes all the while
 DESCRIPTORS_PER_WORKER = 3  # its channel, its standard output and its standard error
-
-
-class ZygoteOwner(Protocol):
-    """The supervisor, as its zygotes call it.
-
-    Attributes:
-        hub: the hub's name in the marks of its processes.
-    """
-
-    hub: str
-    poller: Poller
-    streams: Streams
-
-    def on_ready(self, descriptor: int) -> None:
-        """Reap the zygote of this pidfd, which has ended."""
 
 
 class ZygoteHandle:
@@ -65,7 +51,7 @@ class ZygoteHandle:
 
     def __init__(
         self,
-        owner: ZygoteOwner,
+        owner: Supervisor,
         key: InterpreterKey,
         environ: Environment,
         guarded: Sequence[int],
@@ -85,7 +71,7 @@ class ZygoteHandle:
         self._channel_closed = False
         self._retiring = False
         self._waiting: list[WorkerHandle] = []  # to be forked once it is ready
-        self._start = started()
+        self._start = Start()
         self._program = find(key.python)
         if key.folder and not os.path.isdir(key.folder):
             raise InterpreterUnusable(f"the folder {key.folder}{here()}, which its environment wants, does not exist")
@@ -203,8 +189,9 @@ class ZygoteHandle:
         if self._timer is None or not self._timer.expired():
             return
         self._starting_s += LOOK_S
-        before, (state, self._cpu_ticks) = self._cpu_ticks, _activity(self.pid)
-        idle = state == "S" and self._cpu_ticks - before < IDLE_TICKS_MAX
+        before, stat = self._cpu_ticks, process_marks.stat(self.pid)
+        self._cpu_ticks = sum(map(int, stat[11:13]))  # of itself and of the kernel for it
+        idle = stat[:1] == [b"S"] and self._cpu_ticks - before < IDLE_TICKS_MAX
         self._idle_looks = self._idle_looks + 1 if idle else 0
         may_hang = self.key.is_other or self.key.libraries
         if (self._idle_looks >= IDLE_LOOKS and may_hang) or self._starting_s >= START_S_MAX:
@@ -279,12 +266,3 @@ class ZygoteHandle:
         if self._channel.fileno() >= 0:
             self._poller.unregister(self._channel.fileno())
         self._channel.close()
-
-
-def _activity(pid: int) -> tuple[str, int]:
-    """The state of a process, in the letters of ``ps``, and the CPU time that it has taken, in ticks of 10 ms."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-    except OSError:
-        return "X", 0
-    return fields[0], int(fields[11]) + int(fields[12])

@@ -119,12 +119,4 @@ def _kwargs_each(make: Make, place: Place) -> list[bytes]:
 
 
 def _program_environment(world: World | None) -> dict[str, Any]:
-    if world is None:
-        return {}
-    return {
-        "sys_path": world.sys_path,
-        "registrations": world.registrations,
-        "environ": {**world.environ, **ONE_THREAD},
-        "cwd": world.cwd,
-        "authkey": world.authkey,
-    }
+    return {} if world is None else {**vars(world), "environ": {**world.environ, **ONE_THREAD}}

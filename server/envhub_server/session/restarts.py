@@ -8,86 +8,73 @@ within a window, is Erlang/OTP's; the growing delay is supervisord's.
 from __future__ import annotations
 
 import random
-from collections import deque
-from dataclasses import dataclass
+from collections import Counter, defaultdict, deque
 
-
-@dataclass(frozen=True)
-class RestartPolicy:
-    """How often and how soon.
-
-    Attributes:
-        restarts_max: so many ends of one worker within the window are followed by a restart; the next one is the last.
-        window_s: how long an end counts.
-        delay_s: before the first restart in a row; each further one waits twice as long.
-        delay_max_s: but never longer than that.
-        jitter: each delay is longer or shorter by up to this part of it, lest all workers start at the same time.
-        stable_s: who served for so long begins a new row.
-        boots_max: so many times in a row a worker may fail to build its envs.
-        all_max: so many restarts of all workers of a session within the window.
-    """
-
-    restarts_max: int = 5
-    window_s: float = 60.0
-    delay_s: float = 0.1
-    delay_max_s: float = 10.0
-    jitter: float = 0.2
-    stable_s: float = 1.0
-    boots_max: int = 3
-    all_max: int = 10
+WINDOW_S = 60.0  # for how long an end counts
+DELAY_S = 0.1  # before the first restart in a row; each further one waits twice as long
+DELAY_MAX_S = 10.0  # but never longer than that
+JITTER = 0.2  # each delay is longer or shorter by up to this part of it, lest all workers start at the same time
+STABLE_S = 1.0  # a worker that has served for so long begins a new row of restarts
+BOOTS_MAX = 3  # so many times in a row a worker may fail to build its envs
+ALL_MAX = 10  # restarts of all workers of a session within the window, where it has fewer envs
 
 
 class Restarts:
-    """The exits of the workers of one session."""
+    """The exits of the workers of one session.
 
-    def __init__(self, policy: RestartPolicy, random_: random.Random) -> None:
-        """Judge by ``policy``; the jitter is drawn from ``random_``."""
-        self.policy = policy
+    So many ends of one worker within the window as ``restarts_max`` says are followed by a restart; the next one is the
+    last. The ends of all workers have such a limit, too: one for each env, but no less than that of one worker.
+    """
+
+    def __init__(self, restarts_max: int, num_envs: int, random_: random.Random) -> None:
+        """Judge the workers of so many envs; the jitter is drawn from ``random_``."""
+        self._restarts_max = restarts_max
+        self._all_max = max(ALL_MAX, num_envs, restarts_max)
         self._random = random_
-        self._ends_s: dict[int, deque[float]] = {}
+        self._ends_s: defaultdict[int, deque[float]] = defaultdict(deque)
         self._all_s: deque[float] = deque()
-        self._row: dict[int, int] = {}  # restarts in a row
-        self._boots: dict[int, int] = {}
+        self._row: Counter[int] = Counter()  # restarts in a row
+        self._boots: Counter[int] = Counter()
         self._serving_since_s: dict[int, float] = {}
-        self._count: dict[int, int] = {}
+        self._count: Counter[int] = Counter()
 
     def count(self, worker: int) -> int:
         """How often this worker has ended."""
-        return self._count.get(worker, 0)
+        return self._count[worker]
 
     def serves(self, worker: int, now_s: float) -> None:
-        """Its envs stand."""
+        """Note that its envs are made."""
         self._serving_since_s[worker] = now_s
         self._boots.pop(worker, None)
 
     def ended(self, worker: int, now_s: float) -> float | None:
         """After how many seconds to start it again; None where its budget is spent."""
-        policy = self.policy
-        self._count[worker] = self.count(worker) + 1
+        self._count[worker] += 1
         since_s = self._serving_since_s.pop(worker, None)
         if since_s is None:
-            self._boots[worker] = self._boots.get(worker, 0) + 1
-            if self._boots[worker] >= policy.boots_max:
+            self._boots[worker] += 1
+            if self._boots[worker] >= BOOTS_MAX:
                 return None
-        elif now_s - since_s >= policy.stable_s:
+        elif now_s - since_s >= STABLE_S:
             self._row.pop(worker, None)
-        if self._spent(self._ends_s.setdefault(worker, deque()), policy.restarts_max, now_s):
+        if self._is_spent(worker, now_s):
             return None
-        if self._spent(self._all_s, max(policy.all_max, policy.restarts_max), now_s):
-            return None
-        row = self._row.get(worker, 0)
-        self._row[worker] = row + 1
-        delay_s = min(policy.delay_max_s, policy.delay_s * 2.0 ** min(row, 64))
-        return delay_s * (1 + self._random.uniform(-policy.jitter, policy.jitter))
+        delay_s = min(DELAY_MAX_S, DELAY_S * 2.0 ** min(self._row[worker], 64))
+        self._row[worker] += 1
+        return delay_s * (1 + self._random.uniform(-JITTER, JITTER))
 
     def faulted(self, worker: int, now_s: float) -> bool:
-        """Note that a serving worker had to make an env anew; whether its budget allows that."""
-        self._count[worker] = self.count(worker) + 1
-        spent = self._spent(self._ends_s.setdefault(worker, deque()), self.policy.restarts_max, now_s)
-        return not spent and not self._spent(self._all_s, max(self.policy.all_max, self.policy.restarts_max), now_s)
+        """Note that a serving worker had to make an env again; whether its budget allows that."""
+        self._count[worker] += 1
+        return not self._is_spent(worker, now_s)
 
-    def _spent(self, ends_s: deque[float], limit: int, now_s: float) -> bool:
-        while ends_s and ends_s[0] <= now_s - self.policy.window_s:
-            ends_s.popleft()
-        ends_s.append(now_s)
-        return len(ends_s) > limit
+    def _is_spent(self, worker: int, now_s: float) -> bool:
+        own_s, all_s = self._ends_s[worker], self._all_s
+        return _spent(own_s, self._restarts_max, now_s) or _spent(all_s, self._all_max, now_s)
+
+
+def _spent(ends_s: deque[float], limit: int, now_s: float) -> bool:
+    while ends_s and ends_s[0] <= now_s - WINDOW_S:
+        ends_s.popleft()
+    ends_s.append(now_s)
+    return len(ends_s) > limit

@@ -47,7 +47,6 @@ from envhub_server.ipc.journal import name_of_raised
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.ipc.shared_libraries import shared
 from envhub_server.processes.exit_cause import ExitCause
-from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import failure_text, stimuli
 from envhub_server.session import instructions as do
@@ -68,7 +67,7 @@ HISTORY_MAX = 100  # stimuli that are logged with an internal error
 NO_TURN = -1  # in place of a progress word, while the worker maps an arena
 STACKS_S = 1.0  # for a worker on a busy machine to write where its threads are, before it is killed
 
-_SHUTTING_DOWN = Failure("draining", "hub", "the hub is shutting down")
+SHUTTING_DOWN = Failure("draining", "hub", "the hub is shutting down")
 _CALLS = (control.CallRows, control.SetAttrRows)
 
 
@@ -231,6 +230,8 @@ class SessionState:
 
     Attributes:
         make: what the client asked for.
+        recipe: of its envs, with what the operator has set for them.
+        rules: what holds for all of its workers.
         phase: where the session stands.
         workers: by number; worker ``i`` of ``n`` has every row whose remainder is ``i``, so that slow envs that stand
             side by side are not all one worker's.
@@ -257,6 +258,8 @@ class SessionState:
     ) -> None:
         """Of ``sizing`` workers; where that is None, of as many as suit the first envs once these are made."""
         self.make = make
+        self.recipe = recipe
+        self.rules = rules
         self.phase = Phase.BUILDING
         self.sizing = sizing
         self.workers: list[WorkerState] = []
@@ -268,9 +271,7 @@ class SessionState:
         self.made: messages.Made | None = None
         self.spin_us = 0
         self.history: deque[type] = deque(maxlen=HISTORY_MAX)
-        self._recipe = recipe
         self._info_bytes = info_bytes
-        self._rules = rules
         self._machine = machine
         self._restarts = restarts
         self._sharing_tried = False  # whether a worker that shares libraries has made its envs
@@ -301,15 +302,10 @@ class SessionState:
     # --- what others see ----------------------------------------------------------------------------------------------
 
     @property
-    def blocks(self) -> list[list[int]]:
-        """The rows of each worker."""
-        return [worker.rows for worker in self.workers]
-
-    @property
     def processes(self) -> int:
         """How many processes it has at most, of workers and spares; until its first envs are made, may come to have."""
         later = 0 if self.sizing is not None else min(self.make.num_envs, self._machine.workers_max)
-        return max(len(self.workers), later) + (self._rules.hosting.spares or 0)
+        return max(len(self.workers), later) + (self.rules.hosting.spares or 0)
 
     @property
     def recycled(self) -> int:
@@ -325,21 +321,6 @@ class SessionState:
     def restarts(self) -> int:
         """How often its workers have ended, or made an env again."""
         return sum(map(self._restarts.count, range(len(self.workers))))
-
-    @property
-    def keeps_replays(self) -> bool:
-        """Whether a file is kept of each env that fails."""
-        return bool(self._rules.replays)
-
-    @property
-    def hides_folders(self) -> bool:
-        """Whether its client is told of no folder of this machine."""
-        return self._rules.hide_folders
-
-    @property
-    def interpreter(self) -> InterpreterKey:
-        """The interpreter of its workers."""
-        return self._recipe.settings.interpreter
 
     @property
     def making(self) -> bool:
@@ -367,18 +348,21 @@ class SessionState:
             IllegalStimulus: it cannot come in this phase, which is a bug of the hub's.
         """
         kind: type = type(stimulus)
-        if isinstance(stimulus, (Requested, WorkerSaid)):
+        if isinstance(stimulus, Requested):
+            self.asked, kind = True, type(stimulus.message)
+        elif isinstance(stimulus, WorkerSaid):
             kind = type(stimulus.message)
         self.history.append(kind)
         of_spare = isinstance(stimulus, (WorkerSaid, WorkerExited)) and stimulus.worker >= len(self.workers)
-        if isinstance(stimulus, WorkerSaid) and not (stimulus.current or of_spare or self._lost(stimulus.worker)):
-            return [do.ReportDropped(stimulus.worker, stimulus.message)]  # it is about a step that was given up
-        if isinstance(stimulus, WorkerSaid) and not of_spare and self.workers[stimulus.worker].again:
-            return []  # it is about to be killed, and makes its envs once more
+        if isinstance(stimulus, WorkerSaid):
+            if not (stimulus.current or of_spare or self._lost(stimulus.worker)):
+                return [do.ReportDropped(stimulus.worker, stimulus.message)]  # it is about a step that was given up
+            if not of_spare and self.workers[stimulus.worker].again:
+                return []  # it is about to be killed, and makes its envs once more
         try:
             handler: Handler = SessionState._on_spare if of_spare else TABLE[kind][self.phase][0]
         except KeyError:
-            return self._on_unknown(stimulus, now_s)
+            return self._on_unknown(kind, stimulus, now_s)
         instructions = handler(self, stimulus, now_s)
         if self._drain_by_s != math.inf:
             instructions = [*instructions, *self._drained(now_s)]
@@ -388,14 +372,12 @@ class SessionState:
         """Whether this worker has ended and no other process serves its rows yet."""
         return self.workers[number].loss is not None
 
-    def _on_unknown(self, stimulus: Stimulus, now_s: float) -> Instructions:
-        kind = type(stimulus.message) if isinstance(stimulus, (Requested, WorkerSaid)) else type(stimulus)
+    def _on_unknown(self, kind: type, stimulus: Stimulus, now_s: float) -> Instructions:
         if kind not in TABLE and isinstance(stimulus, WorkerSaid) and self.phase not in _OVER:
-            return self._make_failed(_refusal(f"worker {stimulus.worker} sent a {kind.__name__}"), now_s)
+            return self._abandon(_refusal(f"worker {stimulus.worker} sent a {kind.__name__}"), now_s)
         if isinstance(stimulus, WorkerSaid):
             return []  # the worker sent it before it was told of what brought about this phase
         if kind not in TABLE and isinstance(stimulus, Requested):
-            self.asked = True
             return self._refuse(f"a session does not carry out {kind.__name__}")
         raise IllegalStimulus(f"{kind.__name__} in phase {self.phase.value}")
 
@@ -446,7 +428,7 @@ class SessionState:
         alive = any(worker.alive for worker in self._processes().values())
         assert self.phase is not Phase.ENDED or not (self.asked or alive)
         assert self.phase is not Phase.CLOSING or alive
-        assert self._unused_spares() <= (self._rules.hosting.spares or 0)
+        assert self._unused_spares() <= (self.rules.hosting.spares or 0)
         for spare in self.spares.values():
             assert spare.stage in (Stage.BUILDING, Stage.BUILT, Stage.LEAVING) or spare.successor
             assert spare.loss is None and not spare.waiting
@@ -481,10 +463,10 @@ class SessionState:
 
     def _on_made(self, _: stimuli.SessionMade, now_s: float) -> Instructions:
         self._wait_for_all()
-        if self._rules.hosting.memory_max or self._rules.hosting.recycle.memory_bytes:
+        if self.rules.hosting.memory_max or self.rules.hosting.recycle.memory_bytes:
             self._memory_at_s = now_s + MEMORY_S
         count = len(self.workers)
-        if self._rules.libraries is None:
+        if self.rules.libraries is None:
             count = min(count, self._machine.cpus)  # the others start when it is known which libraries they can share
         return self._start(range(count), now_s)
 
@@ -504,7 +486,7 @@ class SessionState:
         return [processes, *map(self._build, numbers)]
 
     def _build(self, number: int) -> do.Tell:
-        return do.Tell(number, build(self.make, self._recipe, self._rules, self._place(number)))
+        return do.Tell(number, build(self.make, self.recipe, self.rules, self._place(number)))
 
     def _place(self, number: int) -> Place:
         cpu = self._machine.cpu(number) if self.make.pin else None
@@ -518,7 +500,7 @@ class SessionState:
         instructions: Instructions = []
         if self.making:
             refusal = Failure("limit", "hub", f"a worker cannot be started: {refused.reason}")
-            instructions += self._make_failed(refusal, now_s)
+            instructions += self._abandon(refusal, now_s)
         cause = ExitCause(f"cannot be started: {refused.reason}")
         for number in refused.workers:
             exited = self._on_exited if number < len(self.workers) else self._on_spare
@@ -546,7 +528,7 @@ class SessionState:
         self._wait_for_all()
         for each in self.workers[:begun]:
             each.stage = Stage.BUILDING
-        rest = [do.Tell(number, build_rest(self.make, self._rules, self._place(number))) for number in range(begun)]
+        rest = [do.Tell(number, build_rest(self.make, self.rules, self._place(number))) for number in range(begun)]
         started = self._start(range(begun, len(self.workers)), now_s)
         return [*started[:1], *rest, *started[1:]]
 
@@ -558,22 +540,22 @@ class SessionState:
         worker has variables of its own, which a library may read.
         """
         tried = self.phase is Phase.BUILDING or self._sharing_tried
-        return self._rules.libraries or () if tried and not self._rules.hosting.gpus else ()
+        return self.rules.libraries or () if tried and not self.rules.hosting.gpus else ()
 
     def _note_libraries(self, worker: WorkerState, found: Sequence[str] | None) -> None:
         """Have the workers that start from now on share what this one has imported, too; none if they must not."""
         if found is None:
             self._share(())
-        elif found and self._rules.libraries != () and not worker.shares:
-            self._share(shared([*(self._rules.libraries or ()), *found]))
+        elif found and self.rules.libraries != () and not worker.shares:
+            self._share(shared([*(self.rules.libraries or ()), *found]))
 
     def _share(self, libraries: Iterable[str]) -> None:
-        self._rules = replace(self._rules, libraries=tuple(libraries))
+        self.rules = replace(self.rules, libraries=tuple(libraries))
 
     def _on_imported(self, said: WorkerSaid, now_s: float) -> Instructions:
         """Start the other workers, once each of the first has loaded what makes its envs."""
         worker, found = self.workers[said.worker], said.message.libraries
-        if worker.shares and (found is None or not set(self._rules.libraries or ()) <= set(found)):
+        if worker.shares and (found is None or not set(self.rules.libraries or ()) <= set(found)):
             return self._make_again(said.worker)  # the env, or its program, is not as it was when they were noted
         worker.imported = True
         self._note_libraries(worker, found)
@@ -596,7 +578,7 @@ class SessionState:
             self._note_libraries(worker, said.message.libraries)
         if any(each.waiting for each in self.workers):
             return []
-        self._share(self._rules.libraries or ())  # where none was found, that is known from now on
+        self._share(self.rules.libraries or ())  # where none was found, that is known from now on
         first = self.workers[0].made
         assert first is not None
         try:
@@ -607,7 +589,7 @@ class SessionState:
             layout = Layout(self.make.num_envs, observations, actions, self._info_bytes)
         except ValueError as error:
             why = Failure("limit", "hub", f"these envs have no place in shared memory: {error}")
-            return self._make_failed(why, now_s)
+            return self._abandon(why, now_s)
         self._map_message = control.MapArena(
             layout.rows,
             first.observation_leaves,
@@ -621,7 +603,7 @@ class SessionState:
         self.phase = Phase.MAPPING
         self._wait_for_all()
         return [
-            do.MakeArena(layout, first.loose, self._recipe.settings.vector),
+            do.MakeArena(layout, first.loose, self.recipe.settings.vector),
             *map(self._map, range(len(self.workers))),
         ]
 
@@ -635,7 +617,7 @@ class SessionState:
         return do.GiveArena(number, self._map_message, place)
 
     def _on_arena_refused(self, refused: stimuli.ArenaRefused, now_s: float) -> Instructions:
-        return self._make_failed(Failure("limit", "hub", refused.reason), now_s)
+        return self._abandon(Failure("limit", "hub", refused.reason), now_s)
 
     def _on_first_mapped(self, said: WorkerSaid, now_s: float) -> Instructions:
         self._restarts.serves(said.worker, now_s)
@@ -669,17 +651,13 @@ class SessionState:
             render_mode=first.render_mode,
             spec=first.spec,
             sizing="" if self.sizing is None else self.sizing.reason,
-            vector=self._recipe.settings.vector,
+            vector=self.recipe.settings.vector,
         )
 
     def _on_making_failed(self, said: WorkerSaid, now_s: float) -> Instructions:
         if self.workers[said.worker].shares and self.phase is Phase.BUILDING:
             return self._make_again(said.worker)
-        return self._make_failed(said.message.failure, now_s)
-
-    def _make_failed(self, failure: Failure, now_s: float) -> Instructions:
-        """The session cannot be made: say so, and end its workers at once."""
-        return [*self._answered(do.Fail(failure)), *self._close(now_s, terminate=True)]
+        return self._abandon(said.message.failure, now_s)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -723,14 +701,13 @@ class SessionState:
             self._forget_last()
         if not now_s < self._sample_at_s < math.inf:
             self._sample_at_s = now_s + SAMPLE_S
-        self.asked, self.phase = True, Phase.MOVING
+        self.phase = Phase.MOVING
         return _POST_STEP
 
     def _refused(self, request: Requested) -> Instructions:
         """Refuse a request of the whole batch if something forbids it; else returns nothing."""
-        self.asked = True
         if self._drain_by_s != math.inf:
-            return self._answered(do.Fail(_SHUTTING_DOWN))
+            return self._answered(do.Fail(SHUTTING_DOWN))
         if self._parts_out and not isinstance(request.message, Send):
             return self._refuse("envs are under way that RECEIVE has not returned")
         if self.driver is Driver.CLIENT and not request.quiescent:
@@ -771,14 +748,11 @@ class SessionState:
         reset, num_envs = request.message, self.make.num_envs
         seeds, mask = reset.seeds or [None] * num_envs, reset.mask or [True] * num_envs
         if len(seeds) != num_envs or len(mask) != num_envs or not any(mask):
-            self.asked = True
             return self._refuse(f"a reset needs {num_envs} seeds and a mask of {num_envs}, some True")
         each = reset.options_each
         if len(each) not in (0, num_envs):
-            self.asked = True
             return self._refuse(f"a reset needs the options of {num_envs} envs, got {len(each)}")
-        if each and self._recipe.settings.vector:
-            self.asked = True
+        if each and self.recipe.settings.vector:
             return self._refuse("a vector env takes options for all of its envs, and not for each")
         if refused := self._refused(request):
             return refused
@@ -806,7 +780,6 @@ class SessionState:
     def _on_call(self, request: Requested, now_s: float) -> Instructions:
         call = request.message
         if call.question not in messages.QUESTIONS:
-            self.asked = True
             return self._refuse(f"a call asks one of {messages.QUESTIONS}, not {call.question!r}")
         # The name of a class is compared, and nothing else.
         if call.question != "wrapped" and (forbidden := self._forbidden(call.name)):
@@ -820,7 +793,6 @@ class SessionState:
             return forbidden
         rows = request.message.rows or range(self.make.num_envs)
         if len(values) not in (1, len(rows)):
-            self.asked = True
             return self._refuse(f"set_attr needs 1 or {len(rows)} values, got {len(values)}")
         if len(values) == 1:
             return self._call(request, now_s, lambda rows: control.SetAttrRows(rows, name, values[0]))
@@ -833,7 +805,6 @@ class SessionState:
         """The refusal of a name that is not for clients on the network, such as ``__setstate__``, which may import."""
         if not name.startswith("_") or self.make.world is not None:
             return []
-        self.asked = True
         text = f"{name!r} begins with an underscore: only the program of a private hub (hub=None) may use such a name"
         return self._answered(do.Fail(Failure("not_permitted", "request", text)))
 
@@ -846,7 +817,6 @@ class SessionState:
         """Tell each worker that has some of the wanted rows ``message_of`` those."""
         asked = request.message.rows
         if asked and (asked != sorted(set(asked)) or asked[-1] >= self.make.num_envs):
-            self.asked = True
             return self._refuse(f"the rows of a call must ascend, and be less than {self.make.num_envs}")
         if refused := self._refused(request):
             return refused
@@ -891,19 +861,16 @@ class SessionState:
 
     def _on_collect(self, request: Requested, now_s: float) -> Instructions:
         # They are kept, for a client that was interrupted asks again; the next ones of a row take their place.
-        self.asked = True
         rows = sorted(request.message.rows)
         failures = [self._uncollected[row] for row in rows if row in self._uncollected]
         infos = tuple((row, self.infos[row]) for row in rows if row in self.infos)
         return self._answered(do.Fail(failures[0]) if failures else do.Answer(messages.Done(), rows=infos))
 
     def _on_templates(self, request: Requested, now_s: float) -> Instructions:
-        self.asked = True
         known = [number for number in request.message.numbers if number in self._templates]
         return self._answered(do.Answer(Templates(known, [self._templates[number] for number in known])))
 
     def _on_hops(self, request: Requested, now_s: float) -> Instructions:
-        self.asked = True
         return self._answered(do.AnswerHops())
 
     # Parts of a batch.
@@ -912,7 +879,7 @@ class SessionState:
         if refused := self._refused(request):
             return refused
         shares = self.make.num_envs, len(self.workers)
-        if self._recipe.settings.vector and not whole_shares(request.message.rows, *shares):
+        if self.recipe.settings.vector and not whole_shares(request.message.rows, *shares):
             return self._refuse(split_share(*shares))
         return [*self._begin(Phase.READY, now_s), do.PostPart()]
 
@@ -921,7 +888,6 @@ class SessionState:
         return self._answered(do.Answer(messages.Done()))
 
     def _on_receive(self, request: Requested, now_s: float) -> Instructions:
-        self.asked = True
         if not self._parts_out:
             return self._refuse("no env is under way")
         self._receiving = max(1, min(request.message.min_envs, self._parts_out))
@@ -942,14 +908,12 @@ class SessionState:
     # Requests that are not carried out.
 
     def _on_closing_request(self, request: Requested, now_s: float) -> Instructions:
-        self.asked = True
         if self._end_by_s != math.inf:
-            return self._answered(do.Fail(_SHUTTING_DOWN))
+            return self._answered(do.Fail(SHUTTING_DOWN))
         return self._refuse(f"the session is {self.phase.value}")
 
     def _on_broken_request(self, request: Requested, now_s: float) -> Instructions:
         assert self._failure is not None
-        self.asked = True
         return self._answered(do.Fail(self._failure))
 
     # --- what workers say of their rows -------------------------------------------------------------------------------
@@ -981,7 +945,7 @@ class SessionState:
         found = EnvFailure(cause, failure.message, exception=failure.type, traceback=failure.traceback)
         number, tick = said.message.number, said.message.tick
         kept = self._keep_raised(said.worker, -1 if row is None else row, number, tick, found)
-        name = name_of_raised(self._rules.replays, row, number) if kept and row is not None else ""
+        name = name_of_raised(self.rules.replays, row, number) if kept and row is not None else ""
         return [*kept, *self._on_failed(replace(failure, replay=name), worker.rows)]
 
     def _on_stand_in_failed(self, failed: stimuli.StandInFailed, now_s: float) -> Instructions:
@@ -1009,12 +973,12 @@ class SessionState:
     def _on_step_times(self, said: WorkerSaid, now_s: float) -> Instructions:
         """Tell what steps of the env take, and, once, that another number of workers would suit them better."""
         self.workers[said.worker].times = said.message
-        if self._recipe.settings.vector:  # which are not of single envs, and choose no number of workers
+        if self.recipe.settings.vector:  # which are not of single envs, and choose no number of workers
             return []
         cost = average(worker.times for worker in self.workers if worker.times is not None)
         if cost is None or self.sizing is None:
             return []
-        learned: Instructions = [do.LearnCost(replace(cost, libraries=self._rules.libraries))]
+        learned: Instructions = [do.LearnCost(replace(cost, libraries=self.rules.libraries))]
         count, num_envs = len(self.workers), self.make.num_envs
         better = None if self._warned or self.sizing.told else better_count(num_envs, count, cost, self._machine)
         if better is None:
@@ -1032,16 +996,16 @@ class SessionState:
             return self._ended() if not any(each.alive for each in self._processes().values()) else []
         if self.phase is Phase.BROKEN:
             return []
-        failure = failure_text.failure(number, worker.rows, exited.cause, why, self._rules.hide_folders)
+        failure = failure_text.failure(number, worker.rows, exited.cause, why, self.rules.hide_folders)
         if self.phase is Phase.BUILDING and worker.shares and (worker.again or why is None or not worker.imported):
             self._share(())
             worker.again, worker.waiting, worker.made = False, True, None
             return self._start([number], now_s)
         if self.making and exited.cause.unready:
-            return self._make_failed(failure_text.unready(self.make, exited.cause.unready, self._rules), now_s)
+            return self._abandon(failure_text.unready(self.make, exited.cause.unready, self.rules), now_s)
         if self.making:
             text = failure.message if isinstance(why, Late) else f"{failure.message} while it built its envs"
-            return self._make_failed(replace(failure, message=text), now_s)
+            return self._abandon(replace(failure, message=text), now_s)
         return [
             *self._advance_takeover(False, now_s),
             *self._lose(number, failure, exited.cause, why, now_s),
@@ -1058,8 +1022,8 @@ class SessionState:
             worker.boot_failure = None
         delay_s = self._restarts.ended(number, now_s)
         count = self._restarts.count(number)
-        if was_serving and self._rules.replays:
-            failure = replace(failure, replay=f"{self._rules.replays}-worker{number}-{count}")
+        if was_serving and self.rules.replays:
+            failure = replace(failure, replay=f"{self.rules.replays}-worker{number}-{count}")
         found = failure_text.env_failure(failure, cause, why, count - 1)
         kept = self._keep_replay(number, None, -1, found)
         if delay_s is None:
@@ -1079,17 +1043,17 @@ class SessionState:
         if not failure.replay:
             return []
         assert self._map_message is not None
-        made = build(self.make, self._recipe, self._rules, self._place(number))
-        limit = self._rules.hosting.memory_max
+        made = build(self.make, self.recipe, self.rules, self._place(number))
+        limit = self.rules.hosting.memory_max
         return [do.KeepReplay(number, row, tick, failure, made, self._map_message, limit)]
 
     def _keep_raised(self, number: int, row: int, request: int, tick: int, failure: EnvFailure) -> Instructions:
         rows = self.workers[number].rows
-        if tick < 0 or not self._rules.replays or row not in rows:
+        if tick < 0 or not self.rules.replays or row not in rows:
             return []
-        if self._recipe.settings.vector and row != rows[0]:  # one replay is that of all envs of a vector env
+        if self.recipe.settings.vector and row != rows[0]:  # one replay is that of all envs of a vector env
             return []
-        name = name_of_raised(self._rules.replays, row, request)
+        name = name_of_raised(self.rules.replays, row, request)
         return self._keep_replay(number, row, tick, replace(failure, replay=name))
 
     def _break(self, failure: Failure) -> Instructions:
@@ -1154,7 +1118,7 @@ class SessionState:
             return []
         self._spares_at_s = math.inf
         made: Instructions = []
-        while self._unused_spares() < (self._rules.hosting.spares or 0):
+        while self._unused_spares() < (self.rules.hosting.spares or 0):
             made += self._make_spare(self._place_to_spare(), now_s)
         return made
 
@@ -1172,15 +1136,15 @@ class SessionState:
         self.spares[number] = spare = Spare(rows, HangDetector(self.make.faults), place=place, successor=successor)
         spare.start()
         self._plan_sample(now_s)
-        order = build(self.make, self._recipe, self._rules, self._place(place))
+        order = build(self.make, self.recipe, self.rules, self._place(place))
         return [do.StartProcesses((number,), True, self._libraries), do.Tell(number, order)]
 
     def _group(self, number: int) -> tuple[int, int]:
         """Workers of one group have equal envs and the same device, so that they may have each other's spares."""
         if self.make.kwargs_each or (self.make.factories and not self.make.alike):
             return number, 0
-        envs = len(self.workers[number].rows) if self._recipe.settings.vector else 0  # which cannot lose some of them
-        return number % max(1, len(self._rules.hosting.gpus)), envs
+        envs = len(self.workers[number].rows) if self.recipe.settings.vector else 0  # which cannot lose some of them
+        return number % max(1, len(self.rules.hosting.gpus)), envs
 
     def _place_to_spare(self) -> int:
         """The worker for whose place the next spare is made: first the group with fewest of them, then most restarts.
@@ -1248,12 +1212,12 @@ class SessionState:
             if worker.stage is Stage.BUILDING:
                 self.spares[chosen] = left = worker.as_spare(number)
                 worker.detector = HangDetector(self.make.faults)
-                if self._unused_spares() > (self._rules.hosting.spares or 0):  # what took its place was a successor
+                if self._unused_spares() > (self.rules.hosting.spares or 0):  # what took its place was a successor
                     left.stage = Stage.LEAVING
                     instructions.append(do.Kill(number))
             worker.stage, worker.built, worker.restart_at_s = Stage.BUILT, len(worker.rows), math.inf
             place = self._place(number)
-            order = control.TakePlace(number, worker.rows, variables(self._rules, place), place.cpu)
+            order = control.TakePlace(number, worker.rows, variables(self.rules, place), place.cpu)
             instructions += [do.SwapProcesses(number, chosen), do.Tell(number, order), self._map(number)]
         return [*instructions, *self._make_spares(now_s)]
 
@@ -1270,7 +1234,7 @@ class SessionState:
 
     def _next_age_s(self) -> float:
         """When a worker is too old, or has been so for as long."""
-        age_s = self._rules.hosting.recycle.age_s
+        age_s = self.rules.hosting.recycle.age_s
         if not age_s:
             return math.inf
         return min((self._wears_since(worker)[0] + age_s for worker in self.workers), default=math.inf)
@@ -1282,7 +1246,7 @@ class SessionState:
         time, and a vector env that resets them within a step never is: so there is another one from when its successor
         is ready, after which their episodes are cut.
         """
-        never_between = self._recipe.settings.vector and self.make.autoreset_mode == "SameStep"
+        never_between = self.recipe.settings.vector and self.make.autoreset_mode == "SameStep"
         leaves_by_itself = len(worker.rows) == 1 and not never_between
         if worker.stage is not Stage.SERVING or worker.overdue or (worker.worn and leaves_by_itself):
             return math.inf, math.inf
@@ -1296,7 +1260,7 @@ class SessionState:
 
     def _note_worn(self, memory: Mapping[int, int], now_s: float) -> Instructions:
         """Note which workers are too old or have too much memory."""
-        recycle = self._rules.hosting.recycle
+        recycle = self.rules.hosting.recycle
         instructions: Instructions = []
         for number, worker in enumerate(self.workers):
             worker.nbytes = memory.get(number, worker.nbytes)
@@ -1357,7 +1321,7 @@ class SessionState:
         spare.stage = Stage.MAPPING
         rows, place = self.workers[spare.place].rows, self._place(spare.place)
         spare.rows = rows
-        order = control.TakePlace(spare.place, rows, variables(self._rules, place), place.cpu)
+        order = control.TakePlace(spare.place, rows, variables(self.rules, place), place.cpu)
         return [do.Tell(number, order), self._give_arena(number, spare.place)]
 
     def _on_left(self, said: WorkerSaid, now_s: float) -> Instructions:
@@ -1422,7 +1386,7 @@ class SessionState:
             return []
         self._memory_at_s = now_s + MEMORY_S
         killed: Instructions = []
-        bytes_max = self._rules.hosting.memory_max or math.inf
+        bytes_max = self.rules.hosting.memory_max or math.inf
         processes = self._processes()
         for number, nbytes in memory.items():
             worker = processes.get(number)
@@ -1445,12 +1409,7 @@ class SessionState:
 
     def _judge(self, number: int, worker: WorkerState, elapsed: stimuli.Elapsed, now_s: float) -> Instructions:
         """Report an env that does not return, and end its worker once its time is over."""
-        if worker.stage is Stage.LEAVING:
-            if now_s < worker.kill_at_s:
-                return []
-            worker.kill_at_s = math.inf
-            return [do.Kill(number)]
-        if worker.late is not None:
+        if worker.stage is Stage.LEAVING or worker.late is not None:
             if now_s < worker.kill_at_s:
                 return []
             worker.kill_at_s = math.inf
@@ -1494,9 +1453,6 @@ class SessionState:
         self._sample_at_s, self._idle_samples = now_s + SAMPLE_S, 0
         return [do.Grant(), do.GiveDrive()]
 
-    def _on_side_refused(self, _: stimuli.SideConnected, now_s: float) -> Instructions:
-        return [do.RefuseSide()]
-
     def _on_side_closed(self, closed: stimuli.SideClosed, now_s: float) -> Instructions:
         self.lane = LaneName.WIRE
         return [do.CloseSide(), *(self._take_drive() if closed.quiescent else [])]
@@ -1525,7 +1481,8 @@ class SessionState:
         """Go on with a takeover, as far as it goes now."""
         if self._takeover is Takeover.WAITING and self.phase is Phase.READY and not self.asked and quiescent:
             if not self._lent:
-                return self._taken_over()
+                self._takeover, self.driver, self._parts_out = Takeover.NONE, Driver.HUB, 0
+                return [do.TakeDrive(), do.AnswerAttach()]
             self._takeover, self.phase = Takeover.MOVING, Phase.HANDING_OVER
             return [do.MakeOtherArena()]
         moving = any(worker.moving for worker in self._processes().values())
@@ -1572,11 +1529,6 @@ class SessionState:
                 instructions.append(self._hand_over(number, now_s))
         return instructions
 
-    def _taken_over(self) -> Instructions:
-        self._takeover, self.driver = Takeover.NONE, Driver.HUB
-        self._parts_out = 0
-        return [do.TakeDrive(), do.AnswerAttach()]
-
     def _fail_takeover(self, why: Failure | None = None) -> Instructions:
         """Tell the client that takes over why it does not get the session."""
         if self._takeover is Takeover.NONE:
@@ -1589,7 +1541,6 @@ class SessionState:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _on_close(self, request: Requested, now_s: float) -> Instructions:
-        self.asked = True
         self._failure, self._receiving = None, 0  # what came before CLOSE is not told any more
         return self._close(now_s, request.message.terminate)
 
@@ -1619,10 +1570,10 @@ class SessionState:
         return [*self._answered(answer), do.End()]
 
     def _on_abandoned(self, abandoned: stimuli.Abandoned, now_s: float) -> Instructions:
-        return self._abandon(abandoned.why, now_s, terminate=True)
+        return self._abandon(abandoned.why, now_s)
 
-    def _abandon(self, why: Failure, now_s: float, terminate: bool) -> Instructions:
-        """End the session without its client's wish; a request under way is told ``why``."""
+    def _abandon(self, why: Failure, now_s: float, terminate: bool = True) -> Instructions:
+        """End the session without its client's wish; a request under way, as that which makes it, is told ``why``."""
         return [*self._answered(do.Fail(why)), *self._close(now_s, terminate)]
 
     def _on_lease_expired(self, expired: stimuli.LeaseExpired, now_s: float) -> Instructions:
@@ -1649,8 +1600,8 @@ class SessionState:
         if not idle and now_s < self._drain_by_s:
             return []
         self._drain_by_s = math.inf
-        answered = self._answered(do.Fail(_SHUTTING_DOWN))
-        return [*answered, do.Goodbye(_SHUTTING_DOWN), *self._close(now_s, terminate=not idle)]
+        answered = self._answered(do.Fail(SHUTTING_DOWN))
+        return [*answered, do.Goodbye(SHUTTING_DOWN), *self._close(now_s, terminate=not idle)]
 
 
 class IllegalStimulus(Exception):
@@ -1705,7 +1656,7 @@ TABLE: Mapping[type, Mapping[Phase, Rule]] = {
     HopsRequest: _in([_P.READY, *_GONE], _S._on_hops),
     Close: _ending(_S._on_close),
     stimuli.Attached: _in([*_SERVING, *_GONE], _S._on_attached) | _in([_P.READY], _S._on_attached, _P.HANDING_OVER),
-    stimuli.SideConnected: _in(_LIVE, _S._on_side_refused) | _in([_P.READY], _S._on_side_connected),
+    stimuli.SideConnected: _in(_LIVE, _S._on_side_connected),
     stimuli.SideClosed: _in(_LIVE, _S._on_side_closed),
     stimuli.LeaseExpired: _ending(_S._on_lease_expired),
     stimuli.Draining: _ending(_S._on_draining),

@@ -16,45 +16,50 @@ from envhub.protocol.messages import Failure
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session.hang_detector import Progress
 
+
+class SessionStimulus(Frozen):
+    """What a session's state machine is told, besides the events of its workers."""
+
+
 # --- of the client and the hub ----------------------------------------------------------------------------------------
 
 
-class SessionMade(Frozen):
+class SessionMade(SessionStimulus):
     """The session was made: start its workers."""
 
 
-class Requested(Frozen):
+class Requested(SessionStimulus):
     """The client's next request."""
 
     message: Any
     quiescent: bool = True
 
 
-class Attached(Frozen):
+class Attached(SessionStimulus):
     """Another client takes the session over; the one before is locked out."""
 
     quiescent: bool
 
 
-class SideConnected(Frozen):
+class SideConnected(SessionStimulus):
     """The client has connected to the side socket with the session's ticket."""
 
     quiescent: bool
 
 
-class SideClosed(Frozen):
+class SideClosed(SessionStimulus):
     """The client has closed its side socket, or has ended."""
 
     quiescent: bool
 
 
-class LeaseExpired(Frozen):
+class LeaseExpired(SessionStimulus):
     """The client was away for longer than its lease."""
 
     quiescent: bool
 
 
-class Draining(Frozen):
+class Draining(SessionStimulus):
     """The hub shuts down: begin nothing, and end when the request under way is answered, or at ``by_s``.
 
     From ``end_by_s`` on no env gets more time to close.
@@ -65,7 +70,7 @@ class Draining(Frozen):
     quiescent: bool
 
 
-class Abandoned(Frozen):
+class Abandoned(SessionStimulus):
     """The hub ends the session at once."""
 
     why: Failure
@@ -74,42 +79,42 @@ class Abandoned(Frozen):
 # --- what came of an instruction --------------------------------------------------------------------------------------
 
 
-class WorkersNotStarted(Frozen):
+class WorkersNotStarted(SessionStimulus):
     """No process could be asked for, for none of these workers."""
 
     workers: tuple[int, ...]
     reason: str
 
 
-class ArenaRefused(Frozen):
+class ArenaRefused(SessionStimulus):
     """The shared memory that the session needs is not available."""
 
     reason: str
 
 
-class OtherArenaMade(Frozen):
+class OtherArenaMade(SessionStimulus):
     """There is a second arena, for the client that takes the session over."""
 
 
-class OtherArenaRefused(Frozen):
+class OtherArenaRefused(SessionStimulus):
     """There is no memory for a second arena."""
 
     reason: str
 
 
-class ActionsRefused(Frozen):
+class ActionsRefused(SessionStimulus):
     """The actions do not fit the arena; no env has moved."""
 
     problem: str
 
 
-class PartPosted(Frozen):
+class PartPosted(SessionStimulus):
     """A part of the batch, of this many rows, is with its workers."""
 
     rows: int
 
 
-class PartDone(Frozen):
+class PartDone(SessionStimulus):
     """As many rows are done as RECEIVE waits for; or one of them ``raised``, and no other is taken.
 
     ``small`` are the encoded infos that are in the arena, ``large`` the rows whose infos came by the channel.
@@ -121,20 +126,20 @@ class PartDone(Frozen):
     raised: int | None = None
 
 
-class StandInFailed(Frozen):
+class StandInFailed(SessionStimulus):
     """A row was completed in place of its worker, as one that raised this."""
 
     failure: Failure
 
 
-class StandInInfo(Frozen):
+class StandInInfo(SessionStimulus):
     """A row was completed in place of its worker, with an info that is too large for the arena."""
 
     row: int
     info: bytes
 
 
-class RowsWaiting(Frozen):
+class RowsWaiting(SessionStimulus):
     """Steps were posted to a worker that has ended; its rows wait for the next one."""
 
     worker: int
@@ -143,11 +148,11 @@ class RowsWaiting(Frozen):
 # --- of the arena and of time -----------------------------------------------------------------------------------------
 
 
-class RowsDone(Frozen):
+class RowsDone(SessionStimulus):
     """Every row is done."""
 
 
-class Elapsed(Frozen):
+class Elapsed(SessionStimulus):
     """The time of ``next_deadline_s`` has come; ``progress`` is what each worker is at, None where that is nothing.
 
     ``memory`` is how many bytes each worker with a process has, if the state machine ``measures`` that now.
@@ -158,27 +163,4 @@ class Elapsed(Frozen):
     memory: Mapping[int, int] = field(default_factory=dict)
 
 
-Stimulus = (
-    SessionMade
-    | Requested
-    | Attached
-    | SideConnected
-    | SideClosed
-    | LeaseExpired
-    | Draining
-    | Abandoned
-    | WorkersNotStarted
-    | ArenaRefused
-    | OtherArenaMade
-    | OtherArenaRefused
-    | ActionsRefused
-    | PartPosted
-    | PartDone
-    | StandInFailed
-    | StandInInfo
-    | RowsWaiting
-    | RowsDone
-    | Elapsed
-    | WorkerSaid
-    | WorkerExited
-)
+Stimulus = SessionStimulus | WorkerSaid | WorkerExited

@@ -6,6 +6,7 @@ mask, as in the infos of ALE and EnvPool, is one that all envs have.
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import Any, Dict
 
 import numpy as np
@@ -57,14 +58,11 @@ def some(infos: Infos, chosen: np.ndarray) -> Infos:
         if isinstance(value, dict):
             found[key] = some(value, chosen)
         elif _is_per_env(value, num_envs):
-            found[key] = np.asarray(value)[chosen] if hasattr(value, "__array__") else _picked(value, chosen)
+            is_array = hasattr(value, "__array__")
+            found[key] = np.asarray(value)[chosen] if is_array else [*compress(value, chosen)]
         else:
             found[key] = value
     return found
-
-
-def _picked(values: Any, chosen: np.ndarray) -> list[Any]:
-    return [value for value, wanted in zip(values, chosen) if wanted]
 
 
 def _is_mask(key: Any, infos: Infos) -> bool:

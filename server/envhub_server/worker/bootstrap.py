@@ -2,7 +2,7 @@
 
 ``WORKERS`` is the number of running workers that the zygote guards, and ``LIBRARIES`` are the shared libraries that it
 imports for its own, with commas between them. ``python bootstrap.py replay FILE REPORT_FD UNTIL
-PDB VIDEO NAME=FILE …`` runs a replay in the same surroundings. Each file is that of a package or module that the
+PDB VIDEO NAME=FILE …`` runs a replay in the same environment. Each file is that of a package or module that the
 workers import. Nothing else of the hub's installation comes into the envs' ``sys.path``, because an interpreter of
 another version must not find the hub's NumPy.
 

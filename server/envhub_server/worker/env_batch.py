@@ -89,10 +89,6 @@ class EnvBatch:
         if self.journal is not None:
             self.journal.made(self)
 
-    def begin_by(self, seeds: Sequence[int | None]) -> None:
-        """Begin with a reset by exactly these seeds, one per row."""
-        self.first_seeds = list(seeds)
-
     def attach(
         self,
         arena: Arena,

@@ -38,7 +38,7 @@ def describe_failure(
     error: BaseException, code: str, row: int | None, worker: int | None, hide_folders: bool = False
 ) -> Any:
     """A ``Failure`` that describes ``error`` in strings, which may name no folder of this machine; never raises."""
-    shown = without_folders if hide_folders else _as_it_is
+    shown = without_folders if hide_folders else lambda value: value
     try:
         message = str(error)
     except BaseException:  # an exception whose own text raises is still worth reporting
@@ -87,10 +87,6 @@ def folded(lines: Iterable[str]) -> list[str]:
 def _in_a_line(run: list[str]) -> list[str]:
     frames = f"{len(run)} frame{'s' if len(run) > 1 else ''} of EnvHub and Gymnasium; {FULL_TRACEBACKS}=1 shows them"
     return [f"  [{frames}]\n"] if run else []
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 def encode_or_nothing(read: Callable[[], Any], unknown: codec.Unknown = codec.refuse) -> bytes:

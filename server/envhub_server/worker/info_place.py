@@ -11,7 +11,6 @@ from envhub.arena.stand_in import with_objects
 from envhub.values import codec
 from envhub.values.info_columns import Writer
 from envhub_server.ipc import control
-from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 
 NO_INFO = (0, 0)  # the template and the length of an empty info
 
@@ -31,7 +30,7 @@ class InfoPlace:
         columns: Writer | None,
         unknown: codec.Unknown,
         same_step: bool,
-        bytes_max: int = MESSAGE_BYTES_MAX,
+        bytes_max: int,
     ) -> None:
         """Store in this row of ``arena``.
 

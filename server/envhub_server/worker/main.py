@@ -36,7 +36,7 @@ from envhub.arena.memory import (
     TURN_ONE,
     Arena,
 )
-from envhub.arena.spin import HAS_FENCE, Spinner, fence
+from envhub.arena.spin import HAS_FENCE, RING, Spinner, fence
 from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING
 from envhub.env_failure import EnvFailure, failure_info
 from envhub.protocol import messages
@@ -96,7 +96,6 @@ ATTRIBUTE_CALLS = frozenset(
 
 Target = Union[Row, SubEnv]  # of a call
 
-_ONE = (1).to_bytes(8, sys.byteorder)
 _CAME_BACK = (
     b"envhub: a process that an env forked came back from the call in which it was forked, and was ended: "
     b"its code has to end in os._exit, or be run by multiprocessing\n"
@@ -106,7 +105,8 @@ _CAME_BACK = (
 class Worker:
     """The envs of this process and the loop that serves them."""
 
-    def __init__(self, channel: Channel, stack_dumps: StackDumps) -> None:
+    def __init__(self, channel: Channel, stack_dumps: StackDumps | None = None) -> None:
+        """Serve by this channel; ``stack_dumps`` are those of a process of its own."""
         self._channel = channel
         self._stack_dumps = stack_dumps
         self._number: int | None = None  # of this worker in its session; one that only lists names has none
@@ -240,7 +240,8 @@ class Worker:
         """Send the hub what ``work`` returns; an exception is sent as a failure of the row that was being built."""
         try:
             answer = work()
-            self._stack_dumps.arm()  # an env may have installed signal handlers of its own
+            if self._stack_dumps is not None:
+                self._stack_dumps.arm()  # an env may have installed signal handlers of its own
             self._channel.send(answer)
         except ChannelClosed:
             raise
@@ -583,7 +584,7 @@ class Worker:
 
     def _ring(self) -> None:
         try:
-            os.write(self._done_bells.get(self._arena.driver, self._done_bells[DRIVER_HUB]), _ONE)
+            os.write(self._done_bells.get(self._arena.driver, self._done_bells[DRIVER_HUB]), RING)
         except BlockingIOError:
             pass  # its owner has filled it up
 

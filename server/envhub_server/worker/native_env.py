@@ -57,11 +57,12 @@ class NativeEnv:
         observation_space, action_space, metadata, render_mode, spec: of one of its envs.
         autoreset_mode: its own.
         share: which envs of the session it has.
+        knows_masks: whether envs of its class take a mask of those that a reset is for.
         takes_masks: whether some of its envs can be reset without the others.
         seeds_each: whether each of them takes a seed of its own then.
     """
 
-    seeds_each = False
+    knows_masks = seeds_each = False
 
     def __init__(self, made: Any, share: Share, make: Callable[..., Any]) -> None:
         """Around an env that ``make`` has made; errors as for ``checked``."""
@@ -75,15 +76,12 @@ class NativeEnv:
         self.autoreset_mode = getattr(mode, "value", mode)
         self.num_envs = len(share.rows)
         # Gymnasium demands masks where an env resets by nothing else; and one env is all envs.
-        self.takes_masks = self.autoreset_mode == DISABLED or self._knows_masks() or self.num_envs == 1
+        self.takes_masks = self.autoreset_mode == DISABLED or self.knows_masks or self.num_envs == 1
 
     @property
     def unwrapped(self) -> Any:
         """The vector env without its wrappers."""
         return getattr(self.made, "unwrapped", self.made)
-
-    def _knows_masks(self) -> bool:
-        return _is_of(self.made, "gymnasium.vector.sync_vector_env", "gymnasium.vector.async_vector_env")
 
     def resets_as(self, wanted: str) -> str:
         """Why its rows cannot be reset as this autoreset mode demands; empty if they can."""
@@ -199,7 +197,7 @@ class NativeEnv:
 class EachSeededEnv(NativeEnv):
     """Gymnasium's ``SyncVectorEnv`` and ``AsyncVectorEnv``: a seed per env."""
 
-    seeds_each = True
+    knows_masks = seeds_each = True
 
     def reset(self, seeds: Seeds, num_envs: int, options: Options, anew: bool) -> tuple[Any, Any]:
         """Reset all envs, each by its own seed."""
@@ -238,9 +236,6 @@ class NumberedEnv(NativeEnv):
 class AleEnv(NumberedEnv, EachSeededEnv):
     """``ale_py.vector_env.AtariVectorEnv``: an array of seeds, of the envs that are reset; -1 is none."""
 
-    def _knows_masks(self) -> bool:
-        return True
-
     def _masked(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> dict[str, Any]:
         picked = [seed for seed, wanted in zip(seeds, chosen) if wanted]
         return {"seed": self._seeds(picked), "options": {**(options or {}), "reset_mask": chosen.copy()}}
@@ -252,8 +247,7 @@ class AleEnv(NumberedEnv, EachSeededEnv):
 class EnvPoolEnv(NumberedEnv):
     """An EnvPool by its ``gymnasium`` interface: it is seeded when it is made, so a reset by seeds makes it again."""
 
-    def _knows_masks(self) -> bool:
-        return True
+    knows_masks = True
 
     def reset(self, seeds: Seeds, num_envs: int, options: Options, anew: bool) -> tuple[Any, Any]:
         """Reset all envs, after they were made again if there are seeds.

@@ -11,8 +11,6 @@ import glob
 import os
 from importlib.util import find_spec
 
-EGL, OSMESA = "egl", "osmesa"
-
 # https://registry.khronos.org/EGL/api/EGL/egl.h and eglext.h
 EGL_PLATFORM_DEVICE = 0x313F
 EGL_PBUFFER_BIT, EGL_OPENGL_BIT, EGL_OPENGL_API = 0x0001, 0x0008, 0x30A2
@@ -30,7 +28,7 @@ def why_not(backend: str) -> str:
     """Why ``"egl"`` or ``"osmesa"`` draws nothing in this process, and what to do, in a line; empty if it does."""
     if any(map(find_spec, ("mujoco", "dm_control"))) and find_spec("OpenGL") is None:
         return "MuJoCo renders by PyOpenGL, which is missing: pip install PyOpenGL"
-    return _why_no_egl() if backend == EGL else _why_no_osmesa()
+    return _why_no_egl() if backend == "egl" else _why_no_osmesa()
 
 
 def _library(name: str, file: str) -> ctypes.CDLL | None:

@@ -1,8 +1,8 @@
 """Runs an env once more through all that it was asked until it failed, in this process; ``bootstrap.py`` starts it.
 
 The env is made and stepped by the code of a worker, in memory of its own with one row; a vector env with the rows of
-its session. The program that started this
-process reads from a pipe which call is running and how it ended, for a simulator may end this process.
+its session. The program that started this process reads from a pipe which call is running and how it ended, for a
+simulator may end this process.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Replayer:
     def _prepared_batch(self, number: int, batch: EnvBatch) -> Callable[[], None]:
         notes = self._notes.get(number, ())
         if first := {note.position: note.seed for note in notes if note.kind == FIRST}:
-            batch.begin_by([first.get(position) for position in range(self._history.rows)])
+            batch.first_seeds = [first.get(position) for position in range(self._history.rows)]
         if (self._kinds[number] == journal.RESET).any():
             asked = [note for note in notes if note.kind == BY_REQUEST]
             seeds = {batch.indices[note.position]: note.seed for note in asked}

@@ -34,13 +34,3 @@ class StackDumps:
         faulthandler.unregister(signal.SIGUSR1)
         faulthandler.enable(self._descriptor)
         faulthandler.register(signal.SIGUSR1, self._descriptor, all_threads=True)
-
-
-class NoStackDumps(StackDumps):
-    """No stack dumps: their signals and descriptors belong to a worker's own process."""
-
-    def __init__(self) -> None:
-        pass
-
-    def arm(self) -> None:
-        """Do nothing."""

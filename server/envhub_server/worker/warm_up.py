@@ -25,7 +25,6 @@ from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel
 from envhub_server.worker.env_sources import remember_registry
 from envhub_server.worker.main import Worker
-from envhub_server.worker.stack_dumps import NoStackDumps
 
 ENV = "CartPole-v1"
 SEED = 1  # so that the warm-up is the same in every zygote
@@ -46,7 +45,7 @@ def warm_up() -> bool:
             stack.callback(end.close)
             end.setblocking(False)  # while one end writes, the other is not read
         hub, channel = map(Channel, ends)
-        worker = Worker(channel, NoStackDumps())
+        worker = Worker(channel)
         stack.callback(worker.close)
         try:
             _WarmUp(hub, channel, worker).run()

@@ -41,6 +41,7 @@ SLOW_S = 0.1  # ``health`` mentions a loop that was busy for longer than this
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_KEYS = 3  # of ``serve``, whose keys cannot be used or let a stranger in
+KeyText = Annotated[str, Parameter(allow_leading_hyphen=True)]  # base64 with ``-``, which may be its first character
 
 
 def main() -> None:
@@ -133,7 +134,7 @@ def health(address: str | None = None, *, timeout: float = 5.0) -> None:
 
 @keys_app.command(name="add")
 def keys_add(
-    name: str, *, keys: Path, may: str | None = None, at: str | None = None, public: str | None = None
+    name: str, *, keys: Path, may: str | None = None, at: str | None = None, public: KeyText | None = None
 ) -> None:
     """Admit a client, and print once the address with which it connects; the hub need not be started again.
 
@@ -197,7 +198,7 @@ def keys_list(*, keys: Path) -> None:
 
 
 @keys_app.command(name="remove")
-def keys_remove(name: str, *, keys: Path, key: str | None = None) -> None:
+def keys_remove(name: str, *, keys: Path, key: KeyText | None = None) -> None:
     """Admit a client no more; its connections end within a second.
 
     Parameters

@@ -1,0 +1,28 @@
+"""The ``envhub`` command as an operator and a client run it, in this process and without a hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from envhub_server.network.key_folder import KeyFolder
+
+from envhub import cli
+from envhub.transport.keys import key_of
+
+KEY = "-" + "A" * 42  # one key in 64 begins so
+
+
+def run(*arguments: str) -> int:
+    """Run the command; returns its exit status."""
+    with pytest.raises(SystemExit) as ended:
+        cli.app(arguments)
+    return int(ended.value.code or 0)
+
+
+def test_key_that_begins_with_a_hyphen_is_admitted_and_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    assert run("keys", "add", "alice", "--public", KEY, "--keys", str(folder)) == 0
+    assert KeyFolder(folder).holder("alice")[1] == [key_of(KEY)]
+    assert run("keys", "remove", "alice", "--key", KEY, "--keys", str(folder)) == 0
+    assert KeyFolder(folder).names() == []

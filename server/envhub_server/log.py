@@ -37,6 +37,7 @@ _REPEATED = {
     "replay_not_kept": ("why",),
     "env_not_recorded": ("session", "env"),
     "answer_dropped": ("session", "worker", "message"),
+    "audit_failed": ("why",),
 }
 _repeats = Repeats()
 

@@ -78,6 +78,7 @@ class HubProtocol:
         failures: how many requests have failed or were refused, by the code of the failure.
         leases: by token, when the lease runs out; of the sessions whose client is not connected.
         returned: tokens of the sessions whose client sent a message while their lease ran; the caller empties it.
+        foreign: ops and tokens of refused requests to sessions of another client; the caller empties it.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class HubProtocol:
         self._links: dict[bytes, _Link] = {}
         self.leases: dict[bytes, float] = {}
         self.returned: list[bytes] = []
+        self.foreign: list[tuple[Op, bytes]] = []
         self._ended: dict[bytes, _Link] = {}  # the last ENDED_MAX that ended
         self._closed_early: dict[bytes, _Link] = {}  # the last tokens that were closed without a session
         self._next_steps: dict[bytes, tuple[bytes, _Link]] = {}  # tokens and links, by ``_Link.next_step``
@@ -178,6 +180,7 @@ class HubProtocol:
         if link is None:
             return self._admit_first(peer, connection, prelude, owner)
         if link.owner != owner:
+            self.foreign.append((_OPS[prelude.op], prelude.token))
             self._refuse(peer, prelude, _NO_SESSION)
             return False
         self._heard(link, peer, connection, prelude.token)

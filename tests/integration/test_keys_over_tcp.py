@@ -21,6 +21,7 @@ import pytest
 import zmq
 from envhub_client.connection import known_hubs
 from envhub_client.tools.bench.served_hub import served_hub
+from envhub_client.tools.conformance.raw_peer import RawPeer
 from envhub_server.network.key_folder import KeyFolder
 from envhub_server.network.rights import Quotas
 from hubs import HERE, ServedHub, free_port, listening, serve, wait_until
@@ -28,7 +29,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 import envhub
 from envhub.protocol import messages
-from envhub.protocol.messages import Hello, Op
+from envhub.protocol.messages import Close, Hello, Op
 from envhub.protocol.prelude import NO_SESSION, Prelude
 from envhub.transport import sockets
 from envhub.transport.address import parse
@@ -637,6 +638,9 @@ def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, ke
         ("keys_read", "alice"),
     }
     assert {line["from"] for line in lines if line["client"] and line["event"] != "keys_read"} == {"127.0.0.1"}
+    (taken,) = (line for line in lines if line["event"] == "session_taken_over")
+    (ended,) = (line for line in lines if line["event"] == "session_ended")
+    assert taken["owner"] == "alice" and taken["by"] == ended["session"] != taken["session"]
     whys = [line["why"] for line in lines if (line["event"], line["client"]) == ("refused", "")]
     assert {*whys} == {"unknown key", "no key, or one for another hub"} and whys.count("unknown key") == 1
     assert any(line["from"].startswith(f"localhost:{os.getuid()}:") for line in lines)
@@ -645,6 +649,27 @@ def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, ke
     )  # the others are counted
     assert audit.stat().st_mode & 0o777 == 0o600
     assert text_of(secret) not in text and token not in text and text_of(keys.secret()) not in text
+
+
+def test_audit_has_refused_requests_to_the_session_of_another_client(tmp_path: Path, keys: KeyFolder) -> None:
+    audit = tmp_path / "audit.jsonl"
+    with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path), "--audit", str(audit)) as hub:
+        addresses = [f"envhub://{admitted(keys, name)}@{hub.tcp.removeprefix('tcp://')}" for name in ("alice", "eve")]
+        with closing(envhub.make_vec("CartPole-v1", 1, hub=addresses[0])) as envs, envhub.connect(addresses[1]) as eve:
+            for _ in range(3):
+                with pytest.raises(envhub.SessionLost):
+                    eve.attach(envs.token, observe=True)
+            peer = RawPeer(hub.ipc)  # of the hub's own user, to whom the session does not belong either
+            failure = peer.ask(Op.CLOSE, messages.pack(Close()), bytes.fromhex(envs.token), 9).failure
+            peer.close()
+            assert failure is not None and failure.code == "session_lost"
+            envs.reset()
+            name = envs.token[:8]
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    refused = [line for line in lines if line["event"] == "refused"]
+    found = [{key: line[key] for key in ("client", "op", "session", "owner", "why")} for line in refused]
+    about = {"session": name, "owner": "alice", "why": "another client's session"}
+    assert found == [{"client": "eve", "op": "OBSERVE", **about}, {"client": "", "op": "CLOSE", **about}]
 
 
 @pytest.mark.long

@@ -99,6 +99,14 @@ def test_request_for_an_unknown_session_gets_session_lost(op: Op) -> None:
     assert (failure.code, failure.scope) == ("session_lost", "session")
 
 
+def test_request_to_the_session_of_another_client_gets_session_lost_and_is_told_the_caller() -> None:
+    pair = joined()
+    head = Prelude(Op.CLOSE, HUB_ID, TOKEN, 9).pack() + messages.pack(Close())
+    assert pair.hub.receive(b"eve", 7, [head], "eve") is None
+    assert refusal_of(pair.hub, Op.CLOSE, TOKEN, 9, Close()) == ""  # of its own client
+    assert pair.hub.foreign == [(Op.CLOSE, TOKEN)]
+
+
 def test_request_after_close_gets_session_lost() -> None:
     pair = joined()
     pair.ask(Op.CLOSE, Close())

@@ -541,6 +541,9 @@ class Hub:
         if self._protocol.failures["not_permitted"] > not_permitted:
             origin = self._access.connections.origin(peer)
             self._audit.write("refused", holder.name, origin, why="its key lets it observe only")
+        for op, token in self._protocol.foreign:
+            self._audit_foreign(peer, holder, op, token)
+        self._protocol.foreign.clear()
         for token in self._protocol.returned:
             log.info("client_back", session=token.hex()[:8])
         self._protocol.returned.clear()
@@ -780,8 +783,8 @@ class Hub:
         self._forget(runtime.token)
         self._by_token[request.token] = self._by_token.pop(runtime.token)
         session = runtime.token.hex()[:8]
-        origin = self._access.connections.origin(request.peer)
-        self._audit.write("session_taken_over", holder.name, origin, session=session, owner=runtime.owner)
+        origin, by = self._access.connections.origin(request.peer), request.token.hex()[:8]
+        self._audit.write("session_taken_over", holder.name, origin, session=session, owner=runtime.owner, by=by)
         runtime.owner, runtime.origin = holder.name, origin
         runtime.attach(request, self._usage.budget(holder))
         return None
@@ -799,6 +802,8 @@ class Hub:
 
     def _observe(self, request: Incoming, holder: Holder) -> None:
         runtime = self._found(request.message.session, holder)
+        if runtime is None and request.message.session in self._by_token:
+            self._audit_foreign(request.peer, holder, request.op, request.message.session)
         if runtime is None or runtime.state.made is None or not runtime.arena_bytes:
             self._fail(request, Failure("session_lost", "session", "this hub has no such session to observe"))
             return
@@ -819,6 +824,13 @@ class Hub:
                     break
             else:
                 side.close()
+
+    def _audit_foreign(self, peer: bytes, holder: Holder, op: Op, token: bytes) -> None:
+        """Note a request that was refused since the session is another client's; that client is told of no session."""
+        runtime, origin = self._by_token.get(token), self._access.connections.origin(peer)
+        owner = "" if runtime is None else runtime.owner
+        named = {"op": op.name, "session": token.hex()[:8], "owner": owner}
+        self._audit.write("refused", holder.name, origin, **named, why="another client's session")
 
     def _progress(self, token: bytes) -> HeartbeatReply:
         """How far a request is, for its client; of one that makes envs, the log says so, too."""

@@ -18,7 +18,7 @@ import threading
 import time
 from pathlib import Path
 
-from envhub.errors import AddressError, HubUnreachable
+from envhub.errors import AddressError, HubUnreachable, printable
 
 COMMAND = "ENVHUB_SSH"  # the environment variable with the command, if it is another than ``ssh``
 PLACE = re.compile(r"ssh://(?P<host>[A-Za-z0-9_][\w.@-]*)(:(?P<port>\d+))?(?P<path>/.*)?")
@@ -57,11 +57,7 @@ def _open(host: str, port: str | None, path: str | None) -> tuple[subprocess.Pop
     command = [*shlex.split(os.environ.get(COMMAND, "ssh")), "-T", *(["-p", port] if port else [])]
     if shutil.which(command[0]) is None:
         raise HubUnreachable(f"ssh does not reach {host}: there is no command {command[0]!r}; {COMMAND} names another")
-    if path is None:
-        asked = subprocess.run([*command, host, _DEFAULT_PATH], capture_output=True, text=True, timeout=OPEN_S)
-        if asked.returncode:
-            raise HubUnreachable(f"ssh does not reach {host}: {asked.stderr.strip()}")
-        path = asked.stdout.strip()
+    path = path or _default_path(host, command)
     folder = Path(tempfile.mkdtemp(prefix="envhub-ssh-"))
     socket = folder / f"{host}.sock"
     options = ["-o", "ExitOnForwardFailure=yes", "-L", f"{socket}:{path}"]
@@ -71,12 +67,46 @@ def _open(host: str, port: str | None, path: str | None) -> tuple[subprocess.Pop
     atexit.register(_close, ssh, folder, os.getpid())
     until_s = time.monotonic() + OPEN_S
     while not socket.exists():
-        if ssh.poll() is not None or time.monotonic() >= until_s:
+        is_late = time.monotonic() >= until_s
+        if is_late or ssh.poll() is not None:
             _close(ssh, folder, os.getpid())
-            said = ssh.stderr.read().decode(errors="replace").strip() if ssh.stderr is not None else ""
-            raise HubUnreachable(f"ssh does not reach {host}: {said or f'no connection within {OPEN_S:g} s'}")
+            raise _unreachable(host, _said(ssh), is_late)
         time.sleep(POLL_S)
     return ssh, f"ipc://{socket}"
+
+
+def _default_path(host: str, command: list[str]) -> str:
+    """Where a hub listens by default on that machine, for that user."""
+    try:
+        # No input: it is the program's. ssh asks for a passphrase or a password on the terminal itself, /dev/tty.
+        ran = subprocess.run(
+            [*command, host, _DEFAULT_PATH], stdin=subprocess.DEVNULL, capture_output=True, timeout=OPEN_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _unreachable(host, error.stderr or b"", is_late=True) from error
+    if ran.returncode:
+        raise _unreachable(host, ran.stderr)
+    # The shell's startup files may print lines, too, before it runs the command.
+    path = os.fsdecode((ran.stdout.strip().splitlines() or [b""])[-1])
+    if not path.startswith("/"):
+        raise _unreachable(host, f"the shell there should print the path of the hub's socket, got {path!r}".encode())
+    return path
+
+
+def _unreachable(host: str, said: bytes, is_late: bool = False) -> HubUnreachable:
+    """The error of an ssh that ended or was too late, with what it or the machine there said."""
+    causes = [f"no connection within {OPEN_S:g} s"] if is_late else []
+    if text := printable(said.decode(errors="replace").strip()):
+        causes.append(text)
+    return HubUnreachable(f"ssh does not reach {host}: {': '.join(causes)}")
+
+
+def _said(ssh: subprocess.Popen[bytes]) -> bytes:
+    """What ssh has written to stderr, without waiting for a process below it that has stderr open still."""
+    if ssh.stderr is None:
+        return b""
+    os.set_blocking(ssh.stderr.fileno(), False)
+    return ssh.stderr.read() or b""
 
 
 def _close(ssh: subprocess.Popen[bytes], folder: Path, owner: int) -> None:

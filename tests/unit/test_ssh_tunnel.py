@@ -1,0 +1,83 @@
+"""A hub through ssh, by a command in the place of ssh that a test writes; ``test_ssh.py`` has a real one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from envhub_client.connection import ssh_tunnel
+
+from envhub.errors import HubUnreachable
+
+Ssh = Callable[[str], None]
+# Makes the socket that it is told to forward, and ends at the end of its input.
+FORWARDING = """
+import re, socket, sys
+forwarded = next((each for each in sys.argv if ".sock:" in each), None)
+if forwarded:
+    here, there = forwarded.split(":")
+    socket.socket(socket.AF_UNIX).bind(here)
+    open(here + ".there", "w").write(there)
+    sys.stdin.read()
+    sys.exit()
+"""
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ssh:
+    """Makes this Python program the ssh command."""
+
+    def write(text: str) -> None:
+        (tmp_path / "ssh.py").write_text(text)
+        monkeypatch.setenv(ssh_tunnel.COMMAND, f"{sys.executable} {tmp_path}/ssh.py")
+
+    return write
+
+
+@pytest.mark.parametrize("place", ["ssh://simbox", "ssh://simbox/tmp/hub.sock"])
+def test_ssh_that_takes_too_long_is_told_as_unreachable(ssh: Ssh, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.setattr(ssh_tunnel, "OPEN_S", 0.2)
+    ssh("import time; time.sleep(60)")
+    with pytest.raises(HubUnreachable, match=r"ssh does not reach simbox: no connection within 0\.2 s$"):
+        ssh_tunnel.forwarded(place)
+
+
+def test_lines_of_the_startup_files_there_are_no_part_of_the_path(ssh: Ssh) -> None:
+    ssh(FORWARDING + "print('Welcome to simbox')\nprint()\nprint('/run/user/7/envhub/hub.sock')")
+    here = ssh_tunnel.forwarded("ssh://startup").removeprefix("ipc://")
+    assert Path(f"{here}.there").read_text() == "/run/user/7/envhub/hub.sock"
+
+
+@pytest.mark.parametrize("printed", ["", "Welcome to simbox\n"])
+def test_shell_there_that_prints_no_path_is_told(ssh: Ssh, printed: str) -> None:
+    ssh(f"print({printed!r})")
+    with pytest.raises(HubUnreachable, match=f"path of the hub's socket, got '{printed.strip()}'"):
+        ssh_tunnel.forwarded("ssh://simbox")
+
+
+def test_ssh_has_no_part_of_the_programs_input(ssh: Ssh) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"of the program")
+    os.close(writing)
+    saved = os.dup(0)
+    os.dup2(reading, 0)
+    try:
+        ssh(FORWARDING + "sys.stderr.write(repr(sys.stdin.read()))\nsys.exit(255)")
+        with pytest.raises(HubUnreachable, match="ssh does not reach simbox: ''"):
+            ssh_tunnel.forwarded("ssh://simbox")
+        assert os.read(0, 100) == b"of the program"
+    finally:
+        os.dup2(saved, 0)
+        os.close(saved)
+        os.close(reading)
+
+
+@pytest.mark.parametrize("place", ["ssh://simbox", "ssh://simbox/tmp/hub.sock"])
+def test_what_ssh_says_moves_no_cursor(ssh: Ssh, place: str) -> None:
+    ssh(r"import sys; sys.stderr.write('\x1b[2Jno route\r\n'); sys.exit(255)")
+    with pytest.raises(HubUnreachable) as raised:
+        ssh_tunnel.forwarded(place)
+    assert str(raised.value) == r"ssh does not reach simbox: \x1b[2Jno route"

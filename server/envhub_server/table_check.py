@@ -164,7 +164,10 @@ def _check_one(value: Any, hint: Any, spot: Spot) -> None:
     bounds = BOUNDS.get(spot.name)
     if bounds is not None and isinstance(value, (int, float)) and not bounds.admits(value):
         raise spot.refuse(value, f"expected {_described(hint, spot.name)}")
-    check = expanded if Path in _alternatives(hint) else TEXTS.get(spot.name)
+    is_path = Path in _alternatives(hint)
+    if is_path and value == "":  # in a file it would stand for the file's folder
+        raise spot.refuse(value, "a path is not empty")
+    check = expanded if is_path else TEXTS.get(spot.name)
     if check is None or not isinstance(value, str):
         return
     try:

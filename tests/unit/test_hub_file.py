@@ -97,6 +97,7 @@ def test_without_a_file_the_hub_has_its_defaults() -> None:
         ("replays = ''", 'hub.toml: replays = "": a path is not empty'),
         ("[envs.arm]\nfolder = ''", 'hub.toml: [envs.arm] folder = "": a path is not empty'),
         ("[envs.arm]\nld_library_path = ['a', '']", 'ld_library_path[1] = "": a path is not empty'),
+        ("x = " + "[" * 6000, "hub.toml cannot be read: its values are nested too deeply"),
         ("lease = -1", "hub.toml: lease = -1: expected a number from 0 to 604800 seconds"),
         ("workers = 0", 'hub.toml: workers = 0: expected a whole number from 1 to 1024 workers, or "auto"'),
         ("envs = 3", "hub.toml: envs has a table for each environment, such as [envs.NAME]"),

@@ -66,6 +66,8 @@ def read(path: Path) -> HubFile:
         found = tomllib.loads(text.decode())
     except OSError as error:
         raise HubFileError(f"{path} cannot be read: {error.strerror}") from error
+    except RecursionError as error:
+        raise HubFileError(f"{path} cannot be read: its values are nested too deeply") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         quotes = " (a name such as ALE/* is written in quotes)" if "table declaration" in str(error) else ""
         raise HubFileError(f"{path} is no TOML: {error}{quotes}") from error

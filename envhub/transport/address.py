@@ -16,6 +16,8 @@ from envhub.transport.keys import KEY_BYTES, HubKeys, key_of
 
 ENVIRONMENT_VARIABLE = "ENVHUB_ADDRESS"
 SECRET = re.compile(r"[\w-]{43}")  # what may be a key, and is not repeated in an error
+# What a resolver may know; of any script, which some resolve. The longest name that DNS can have has 253 characters.
+HOST = re.compile(r"(?!-)(?=.{1,253}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?")
 IPC_PATH_BYTES_MAX = 107  # sun_path, less its closing zero
 
 
@@ -90,12 +92,25 @@ def parse_hub(text: str) -> Address:
     """The address that ``text`` names, of a hub to connect to.
 
     Raises:
-        AddressError: it names none, or has port 0, which stands for any free port where a hub binds.
+        AddressError: it names none, has a host that no machine can have, or port 0, which stands for any free port
+            where a hub binds.
     """
     found = parse(text)
+    if not found.is_ipc and not _can_be_a_host(found.host):
+        shown = "what was given" if SECRET.search(found.host) else repr(found.host)
+        raise AddressError(f"{shown} is no host; write its name or IP address, one of IPv6 in brackets")
     if found.port == 0:
         raise AddressError(f"no hub is at port 0 of {found.host}; `envhub serve` prints the port that it took")
     return found
+
+
+def _can_be_a_host(host: str) -> bool:
+    if not host.startswith("["):
+        return HOST.fullmatch(host) is not None
+    try:
+        return host.endswith("]") and ipaddress.IPv6Address(host[1:-1]) is not None
+    except ValueError:
+        return False
 
 
 def _keys(token: str) -> HubKeys:

@@ -8,6 +8,7 @@ import pytest
 from envhub.errors import AddressError
 from envhub.transport import address
 from envhub.transport.address import Address
+from envhub.transport.keys import text_of
 
 
 def test_tcp_address_has_a_host_and_a_port() -> None:
@@ -24,6 +25,25 @@ def test_no_hub_is_at_port_zero() -> None:
     assert address.parse_hub("ipc:///tmp/hub.sock").is_ipc
     with pytest.raises(AddressError, match="no hub is at port 0 of simbox"):
         address.parse_hub("tcp://simbox:0")
+
+
+@pytest.mark.parametrize(
+    "host", ["simbox", "sim_box.", "a.example.org", "10.0.0.1", "127.1", "xn--bcher-kva.de", "bücher.de", "[::1]",
+             "[fe80::1%eth0]"]
+)  # fmt: skip
+def test_host_of_a_hub_is_a_name_or_an_ip_address(host: str) -> None:
+    assert address.parse_hub(f"tcp://{host}:5555").host == host
+
+
+@pytest.mark.parametrize(
+    "host", ["bad host", "a\x1b[2J", "-simbox", "a..b", ".", "*", "a/b", "eth0;simbox", "x" * 64, "a." * 127 + "a",
+             "::1", "[simbox]", "[::1", "[]", "[::1]x"]
+)  # fmt: skip
+def test_host_that_no_machine_can_have_is_refused(host: str) -> None:
+    for text in (f"tcp://{host}:5555", f"envhub://{text_of(bytes(64))}@{host}:5555"):
+        with pytest.raises(AddressError, match=r"no host; write its name or IP address") as raised:
+            address.parse_hub(text)
+        assert str(raised.value).isprintable()
 
 
 def test_ipv6_host_keeps_its_brackets() -> None:

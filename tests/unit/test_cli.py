@@ -26,3 +26,8 @@ def test_key_that_begins_with_a_hyphen_is_admitted_and_removed(tmp_path: Path) -
     assert KeyFolder(folder).holder("alice")[1] == [key_of(KEY)]
     assert run("keys", "remove", "alice", "--key", KEY, "--keys", str(folder)) == 0
     assert KeyFolder(folder).names() == []
+
+
+def test_no_key_is_admitted_for_a_host_that_there_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("keys", "add", "alice", "--at", "bad host:5555", "--keys", str(tmp_path / "keys")) == 1
+    assert "'bad host' is no host" in capsys.readouterr().err and not (tmp_path / "keys").exists()

@@ -240,7 +240,7 @@ def login(name: str | None = None) -> None:
     Parameters
     ----------
     name
-        For the hub; its host's without it.
+        For the hub; its host's without it. A hub that is kept under a name that is given is replaced.
     """
     from envhub_client.client import connect
     from envhub_client.connection import known_hubs
@@ -250,7 +250,10 @@ def login(name: str | None = None) -> None:
     with _errors_in_a_line("login"):
         text = getpass.getpass("envhub:// address: ") if sys.stdin.isatty() else sys.stdin.readline()
         address = known_hubs.with_own_key(text.strip())
-        name = name or known_hubs.name_of(address)
+        if not name:
+            name = known_hubs.name_of(address)
+            if known_hubs.keeps_another(name, address):  # whose secret nobody has a second time
+                _end("login", f"another hub is kept as {name!r}; give this one a name: envhub login NAME")
         known_hubs.check_name(name)
         try:
             connect(address, timeout=5.0).close()  # nothing is kept of a hub that refuses it

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
+from envhub_client.connection import known_hubs
 from envhub_server.network.key_folder import KeyFolder
 
 from envhub import cli
-from envhub.transport.keys import key_of
+from envhub.transport.keys import key_of, text_of
 
 KEY = "-" + "A" * 42  # one key in 64 begins so
 
@@ -31,3 +33,15 @@ def test_key_that_begins_with_a_hyphen_is_admitted_and_removed(tmp_path: Path) -
 def test_no_key_is_admitted_for_a_host_that_there_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("keys", "add", "alice", "--at", "bad host:5555", "--keys", str(tmp_path / "keys")) == 1
     assert "'bad host' is no host" in capsys.readouterr().err and not (tmp_path / "keys").exists()
+
+
+def test_login_without_a_name_replaces_no_other_hub_of_the_same_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    kept, other = (f"envhub://{text_of(bytes(64))}@127.0.0.1:{port}" for port in (5555, 5556))
+    known_hubs.keep("127.0.0.1", kept)
+    monkeypatch.setattr("sys.stdin", io.StringIO(other))
+    assert run("login") == 2
+    assert "another hub is kept as '127.0.0.1'; give this one a name: envhub login NAME" in capsys.readouterr().err
+    assert (tmp_path / "envhub/hubs/127.0.0.1").read_text() == f"{kept}\n"

@@ -241,6 +241,21 @@ def test_hub_is_kept_by_its_host_or_a_name(config: Path) -> None:
         known_hubs.resolve("nobody")
 
 
+def test_hub_of_another_place_or_key_is_another(config: Path) -> None:
+    kept = f"envhub://{text_of(A + B)}@simbox:5555"
+    assert not known_hubs.keeps_another("simbox", kept)
+    known_hubs.keep("simbox", kept)
+    for text in (kept, f"envhub://{text_of(A + C)}@simbox:5555"):  # and another key of the client
+        assert not known_hubs.keeps_another("simbox", text)
+    for text in (f"envhub://{text_of(A + B)}@simbox:5556", f"envhub://{text_of(C + B)}@simbox:5555",
+                 "tcp://simbox:5555", "ssh://simbox"):  # fmt: skip
+        assert known_hubs.keeps_another("simbox", text)
+    known_hubs.keep("simbox", "tcp://simbox:5555")
+    assert not known_hubs.keeps_another("simbox", kept)  # which has no secret to lose
+    known_hubs.keep("simbox", "ssh://simbox")
+    assert known_hubs.keeps_another("simbox", kept) and not known_hubs.keeps_another("simbox", "ssh://simbox")
+
+
 def test_own_key_is_joined_to_an_address_that_has_the_hubs_only(config: Path) -> None:
     with pytest.raises(KeysError, match="envhub keygen"):
         known_hubs.with_own_key(f"envhub://{text_of(A)}@simbox:5555")

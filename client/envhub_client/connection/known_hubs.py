@@ -104,6 +104,23 @@ def name_of(text: str) -> str:
     return host
 
 
+def keeps_another(name: str, text: str) -> bool:
+    """Whether the hub that is kept under this name has another address, or another key of its own, than this one.
+
+    Raises:
+        KeysError: its file can be read by others.
+    """
+    path = _folder() / name
+    if not path.exists() or (kept := read_secret(path)) == text:
+        return False
+    try:
+        old, new = addresses.parse(kept), addresses.parse(text)
+    except AddressError:  # by ssh, whose place is the whole text
+        return True
+    same_key = old.keys is None or (new.keys is not None and new.keys.server == old.keys.server)
+    return old.text != new.text or not same_key
+
+
 def keep(name: str, text: str) -> None:
     """Keep an address under a name; an earlier one of this name is replaced.
 

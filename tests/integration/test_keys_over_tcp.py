@@ -476,11 +476,16 @@ def receive(peer: socket.socket) -> bytes:
         return b""
 
 
-def test_hub_whose_key_others_can_read_does_not_start(tmp_path: Path, keys: KeyFolder) -> None:
-    (keys.path / "server.key").chmod(0o640)
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_hub_whose_key_others_can_read_or_is_a_folder_does_not_start(keys: KeyFolder, is_folder: bool) -> None:
+    path = keys.path / "server.key"
+    path.chmod(0o640)
+    if is_folder:
+        path.unlink()
+        path.mkdir(mode=0o700)
     arguments = [sys.executable, "-m", "envhub", "serve", "CartPole-v1", "--bind", "tcp://127.0.0.1:0"]
     found = subprocess.run([*arguments, "--keys", str(keys.path)], capture_output=True, text=True, timeout=60)
-    assert found.returncode == 3 and "0600" in found.stderr
+    assert found.returncode == 3 and "0600" in found.stderr and len(found.stderr.splitlines()) == 1
 
 
 def test_hub_that_lets_strangers_in_does_not_start(tmp_path: Path, keys: KeyFolder) -> None:

@@ -45,3 +45,19 @@ def test_login_without_a_name_replaces_no_other_hub_of_the_same_host(
     assert run("login") == 2
     assert "another hub is kept as '127.0.0.1'; give this one a name: envhub login NAME" in capsys.readouterr().err
     assert (tmp_path / "envhub/hubs/127.0.0.1").read_text() == f"{kept}\n"
+
+
+def test_folder_in_the_place_of_a_kept_hub_or_of_the_hubs_key_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    (tmp_path / "envhub/hubs/box").mkdir(parents=True)
+    (tmp_path / "keys/server.key").mkdir(parents=True)
+    why = "must be a file of yours with mode 0600"
+    assert run("ls") == 0
+    assert capsys.readouterr().out.splitlines()[0].startswith(f"box: {tmp_path}/envhub/hubs/box {why}")
+    for command in (["health", "box"], ["envs", "box"], ["keys", "add", "alice", "--keys", str(tmp_path / "keys")]):
+        assert run(*command) == 1
+        (line,) = filter(None, capsys.readouterr().err.splitlines())  # an unused progress bar leaves an empty one
+        assert line.startswith("envhub ") and why in line

@@ -127,6 +127,16 @@ def test_compose_confines_the_hub(setting: str) -> None:
     assert "shm_size" not in COMPOSE
 
 
+def test_replays_leave_room_in_the_only_folder_that_can_be_written_to(tmp_path: Path) -> None:
+    (size,) = re.findall(r"^ +- /tmp:.*\bsize=(\d+)m$", COMPOSE, re.MULTILINE)
+    derived, _ = re.findall(r"```dockerfile\n(.*?)```", README, re.DOTALL)
+    (file,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "hub.toml").write_text(file)
+    drawing = config_of([], HubOptions(), tmp_path / "hub.toml")
+    for found in (config(command()), config(command(derived)), drawing):
+        assert 4 * found.limits.replays_bytes_max <= int(size) << 20
+
+
 def test_build_context_holds_what_the_build_copies_and_no_more() -> None:
     ignored, *kept = (line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#"))
     sources = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE)

@@ -507,12 +507,14 @@ def test_batch_whose_episodes_end_together_is_recycled() -> None:
     with closing(envhub.make_vec(vector_sims.counters, 3, vector=True, num_workers=1, recycle=recycle)) as envs:
         envs.reset(seed=1)
         seen, pids = [], set()
-        for _ in range(600):
+
+        def recycled() -> bool:
             observations, _, terminations, truncations, _ = envs.step(np.zeros(3, np.int64))
             assert not truncations.any() and len(set(observations[:, 0].tolist())) == 1
             seen.append(float(observations[0, 0]))
             if terminations.any():
                 pids.add(envs.call("pid"))
-            if len(pids) > 1:
-                break
-        assert len(pids) > 1 and seen[:12] == [1, 2, 3, 4, 5, 0] * 2
+            return len(pids) > 1
+
+        assert wait_until(recycled)
+        assert seen[:12] == [1, 2, 3, 4, 5, 0] * 2

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -218,6 +219,21 @@ def test_pinned_worker_keeps_to_its_cpu_when_a_spare_takes_its_place() -> None:
             if lost is not None:
                 assert wait_until(lambda: len(worker_processes(os.getpid())) == 3)
                 kill_worker(pids[lost])
+
+
+class InGoneFolder(sims.Counter):
+    """Works in a folder that it has removed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+
+
+def test_env_that_has_removed_its_folder_is_made_and_stepped() -> None:
+    with closing(envhub.make_vec([InGoneFolder] * 2)) as envs:
+        envs.reset()
+        assert envs.step([1, 1])[0][:, 0].tolist() == [1, 1]
 
 
 def test_pin_leaves_the_program_its_cpus_where_its_envs_are_in_it() -> None:

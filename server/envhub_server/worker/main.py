@@ -320,7 +320,7 @@ class Worker:
             sources=[source_of(self._factories[row]) for row in sources] if self._build.factories else [],
             versions=versions_of(first),
             sys_path=[place for place in sys.path if isinstance(place, str)],
-            cwd=os.getcwd(),
+            cwd=_folder(),
             plain_spec=b"" if first.spec is None else encode_or_nothing(lambda: first.spec),
             libraries=self._library_use.shareable(),
         )
@@ -817,6 +817,14 @@ def private_bytes() -> int:
     except OSError:
         return 0
     return sum(int(line[1]) * 1024 for line in lines if line[0] in (b"Private_Dirty:", b"Private_Clean:"))
+
+
+def _folder() -> str:
+    """This process's folder; empty if an env went into one that is gone."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
 
 
 def _moved_up_epoll() -> select.epoll:

@@ -80,9 +80,23 @@ def test_memory_counts_in_its_budget_until_it_is_unmapped() -> None:
 
 def test_client_is_sent_no_more_observations_than_it_reads() -> None:
     unread, arrays = UnreadObservations(100), [np.zeros(60, np.uint8)]
-    assert unread.refusal("alice", 101) and not unread.refusal("alice", 60)
+    assert not unread.refusal("alice", 101)  # of however large observations one may always wait
     unread.add("alice", arrays)
     assert "beside 60 that were not read" in unread.refusal("alice", 60)
     assert not unread.refusal("alice", 40) and not unread.refusal("bob", 60)
     arrays.clear()
     assert not unread.refusal("alice", 60)
+
+
+def test_results_of_calls_count_until_they_are_gone() -> None:
+    budget, unread = ArenaBudget(100), UnreadMemory()
+    results, why = unread.results([bytes(60)], budget)
+    assert not why and bytes(results[0]) == bytes(60) and budget.left == 40
+    assert unread.results([bytes(60)], budget) == (
+        [],
+        "the results of a call have 60 bytes; of arena_bytes_max 40 are left",
+    )
+    results.clear()
+    assert not unread.results([bytes(60)], budget)[1]
+    unread.release()
+    assert budget.left == 100

@@ -98,7 +98,7 @@ def _unreachable(host: str, said: bytes, is_late: bool = False) -> HubUnreachabl
     causes = [f"no connection within {OPEN_S:g} s"] if is_late else []
     if text := printable(said.decode(errors="replace").strip()):
         causes.append(text)
-    return HubUnreachable(f"ssh does not reach {host}: {': '.join(causes)}")
+    return HubUnreachable(f"ssh does not reach {host}: {': '.join(causes) or 'it ended, and did not say why'}")
 
 
 def _said(ssh: subprocess.Popen[bytes]) -> bytes:

@@ -395,8 +395,8 @@ class Session:
         """Begin a reset; one of all envs gives up those that wait for others of their share."""
         if resets_all:
             self._shares.give_up()
-        self.begin(AsyncState.WAITING_RESET, self.lane.begin_reset, reset)
         self.last_reset = reset
+        self.begin(AsyncState.WAITING_RESET, self.lane.begin_reset, reset)
 
     def check_received(self) -> None:
         """Check that some env is under way.

@@ -776,6 +776,8 @@ class Hub:
         runtime = self._found(request.message.session, holder)
         if request.token in self._by_token:
             return Failure("session_lost", "session", _STILL_CLOSING)
+        if runtime is None and request.message.session in self._by_token:
+            self._audit_foreign(request.peer, holder, request.op, request.message.session)
         if runtime is None or not runtime.state.attachable:
             why = "this hub has no such session to take over: its lease ran out, it was closed or taken over"
             return Failure("session_lost", "session", why)

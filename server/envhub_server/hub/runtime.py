@@ -115,7 +115,6 @@ class SessionRuntime:
         self.recording: SessionRecording | None = None
         self._services = services
         self._budget = budget
-        self._results_bytes = 0  # of the last call, in the budget while the protocol keeps them
         self._events = services.events
         self._arrived: Incoming | None = None  # the last request, which may wait in the queue
         self._request: Incoming | None = None  # the last one that was handled
@@ -186,8 +185,6 @@ class SessionRuntime:
     def request(self, request: Incoming) -> None:
         """Report the client's next request, after what workers have said that belongs to its answer."""
         self._arrived = request
-        if self._results_bytes:
-            self._let_go_of_results()
         if request.op is Op.STEP and self.state.driver is Driver.HUB:
             self._events.append((self.number, STEP_REQUESTED))
             return
@@ -198,18 +195,12 @@ class SessionRuntime:
 
     def attach(self, request: Incoming, budget: ArenaBudget) -> None:
         """Go on for another client, whose request and whose budget of shared memory these are."""
-        self._let_go_of_results()
         held = sum(each.arena.layout.nbytes() for each in (self._memory, self._other) if each is not None)
         self._budget.use(-held)
         budget.use(held)
         self._budget = budget
         self.token, self._attach_request, self.ticket = request.token, request, self._new_ticket()
         self._report(stimuli.Attached(self.quiescent))
-
-    def _let_go_of_results(self) -> None:
-        """Give back the room of the results of the last call, which the protocol keeps until the next request."""
-        self._budget.use(-self._results_bytes)
-        self._results_bytes = 0
 
     def _new_ticket(self) -> bytes:
         return secrets.token_bytes(TICKET_BYTES) if self._tickets else b""
@@ -647,14 +638,11 @@ class SessionRuntime:
             text = f"infos or results of {max(map(len, frames))} bytes; a reply carries at most {FRAME_BYTES_MAX}"
             self._fail(request, Failure("limit", "hub", text))
             return
-        if answer.rows and answer.part is None and not answer.arrays:  # results of a call, as large as its envs like
-            nbytes = sum(map(len, frames))
-            if nbytes > self._budget.left:
-                text = f"the results of a call have {nbytes} bytes; of arena_bytes_max {self._budget.left} are left"
-                self._on_Fail(instructions.Fail(Failure("limit", "hub", text)))
+        if request.op is Op.CALL and frames:
+            frames, why = self._services.unread.results(frames, self._budget)
+            if why:
+                self._fail(request, Failure("limit", "hub", why))
                 return
-            self._results_bytes = nbytes
-            self._budget.use(nbytes)
         message = answer.message
         if type(message) is messages.Made:
             message = replace(message, ticket=self.ticket)
@@ -711,7 +699,6 @@ class SessionRuntime:
         self._on_End(instructions.End())
 
     def _on_End(self, _: instructions.End) -> None:
-        self._let_go_of_results()
         self._on_RefuseSide()
         self._grant.close()
         for worker in self._stand_ins.losses if self._stand_ins is not None else ():

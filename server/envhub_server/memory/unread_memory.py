@@ -32,10 +32,11 @@ class _Left:
 
 
 class UnreadMemory:
-    """The arenas of all sessions of a hub that are no longer used."""
+    """The arenas of all sessions of a hub that are no longer used, and the results of calls."""
 
     def __init__(self) -> None:
         self._left: list[_Left] = []
+        self._results: list[tuple[weakref.ref[np.ndarray], int, ArenaBudget]] = []
         self.next_s = math.inf  # when to call ``check`` next
 
     def add(
@@ -46,8 +47,26 @@ class UnreadMemory:
         self.release()
         self.next_s = now_s + CHECK_S if self._left else math.inf
 
+    def results(self, frames: Sequence[bytes], budget: ArenaBudget) -> tuple[list[np.ndarray], str]:
+        """The frames of a reply to a call, which count in this budget for as long as they exist, or why they may not.
+
+        The protocol keeps them until the session's next request, and libzmq until its client has read them.
+        """
+        self.release()
+        nbytes = sum(map(len, frames))
+        if nbytes > budget.left:
+            return [], f"the results of a call have {nbytes} bytes; of arena_bytes_max {max(0, budget.left)} are left"
+        arrays = [np.frombuffer(frame, np.uint8) for frame in frames]
+        for array in arrays:
+            budget.use(array.nbytes)
+            self._results.append((weakref.ref(array), array.nbytes, budget))
+        return arrays, ""
+
     def release(self) -> None:
-        """Give back the bytes of those that are unmapped."""
+        """Give back the bytes of what is unmapped and of results that are gone."""
+        for result in [each for each in self._results if each[0]() is None]:
+            result[2].use(-result[1])
+            self._results.remove(result)
         for left in [each for each in self._left if each.memory() is None]:
             left.budget.use(-left.nbytes)
             self._left.remove(left)
@@ -82,7 +101,7 @@ class UnreadObservations:
         sent = ((each, [ref for ref in refs if ref() is not None]) for each, refs in self._sent.items())
         self._sent = {each: refs for each, refs in sent if refs}
         unread = sum(array.nbytes for ref in self._sent.get(client, ()) if (array := ref()) is not None)
-        if unread + nbytes > self._bytes_max:
+        if unread and unread + nbytes > self._bytes_max:
             return f"observations of {nbytes} bytes, beside {unread} that were not read; at most {self._bytes_max} wait"
         return ""
 

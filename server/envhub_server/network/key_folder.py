@@ -191,7 +191,7 @@ class KeyFolder:
         """
         with self._locked():
             states = self._states()
-            if name not in states and len(states) >= CLIENTS_MAX:
+            if len(states) > CLIENTS_MAX or (name not in states and len(states) == CLIENTS_MAX):
                 raise KeysError(f"{self._clients} has files of {len(states)} clients, the most that are read")
             self._load()
             if key in self.holders:

@@ -99,10 +99,11 @@ class StartReport:
 
 def _raised_in(error: BaseException) -> str:
     """The file whose code raised this: one of the simulator's may have the name of a module that the package needs."""
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    return "" if at is None else at.tb_frame.f_code.co_filename
+    at, found = error.__traceback__, ""
+    while at is not None:
+        file = at.tb_frame.f_code.co_filename
+        found, at = (found if file.startswith("<frozen ") else file), at.tb_next
+    return found
 
 
 def replay() -> None:

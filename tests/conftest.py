@@ -39,6 +39,13 @@ def pytest_configure(config: pytest.Config) -> None:
         make.make_vec.__kwdefaults__["lane"] = "wire"
 
 
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_auto_num_workers() -> int:
+    """Three processes for two CPUs: a test waits for other processes half of its time."""
+    cpus = len(os.sched_getaffinity(0))
+    return cpus + (cpus + 1) // 2
+
+
 def pytest_unconfigure() -> None:
     shutil.rmtree(_REPLAYS, ignore_errors=True)
 

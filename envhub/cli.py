@@ -296,7 +296,7 @@ def envs(address: str | None = None, *pattern: str, timeout: float = 30.0) -> No
     pattern
         Which envs: an id, or a pattern of ids such as ``ALE/*``. All without any.
     timeout
-        Seconds to wait for the making of each env.
+        Seconds to wait for each answer of the hub, at most 10, and for the making of each env.
     """
     from envhub_client.tools.env_listing import run
 

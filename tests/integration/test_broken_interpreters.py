@@ -70,7 +70,7 @@ def broken(folder: Path) -> dict[str, tuple[Path, str]]:
         "no-gym": (environment(folder / "no-gym", "numpy", "msgpack"), r"no package 'gymnasium' \(or gym"),
         "broken-import": (
             environment(folder / "broken-import", "numpy", msgpack="import no_such_library"),
-            "cannot import 'msgpack': ModuleNotFoundError: No module named 'no_such_library'; run: ",
+            r"cannot import 'msgpack': ModuleNotFoundError: .* 'no_such_library', in /\S+/msgpack.py; run: ",
         ),
         "hangs-in-import": (
             environment(folder / "hangs-in-import", "numpy", msgpack=sleepy),

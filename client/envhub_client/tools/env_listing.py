@@ -13,6 +13,7 @@ from envhub.errors import EnvHubError, printable
 from envhub_client.client import Client, connect
 
 SPACES_MAX = 16  # a hub tells the spaces of an env only by making one
+ANSWER_MAX_S = 10.0
 HEADINGS = ("env", "observation space", "action space")
 
 
@@ -24,7 +25,7 @@ def run(console: Console, errors: Console, address: str | None, patterns: Sequen
         errors: where to print why there are no spaces.
         address: the hub's, as for ``envhub.connect``.
         patterns: which of its envs; all without any.
-        timeout: seconds to wait for the making of each env.
+        timeout: seconds to wait for each answer, at most ``ANSWER_MAX_S``, and for the making of each env.
 
     Returns:
         Whether there are any.
@@ -32,7 +33,7 @@ def run(console: Console, errors: Console, address: str | None, patterns: Sequen
     Raises:
         EnvHubError: as of ``envhub.connect``.
     """
-    with connect(address) as client:
+    with connect(address, min(timeout, ANSWER_MAX_S)) as client:
         offered = client.envs()
         names = [name for name in offered if any(fnmatchcase(name, pattern) for pattern in patterns or ("*",))]
         if len(names) > SPACES_MAX:

@@ -13,7 +13,7 @@ from envhub.errors import EnvHubError, printable
 from envhub_client.client import Client, connect
 
 SPACES_MAX = 16  # a hub tells the spaces of an env only by making one
-ANSWER_MAX_S = 10.0
+ANSWER_MAX_S = 10.0  # a hub answers sooner than it makes some envs
 HEADINGS = ("env", "observation space", "action space")
 
 

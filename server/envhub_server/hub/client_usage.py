@@ -65,8 +65,6 @@ class ClientUsage:
 
 
 def _beyond(holder: Holder, name: str, has: int, wants: int, limit: int) -> str:
-    return (
-        f"{holder.name} has {has} and wants {wants} more, of {name}_max={limit} of its key"
-        if has + wants > limit
-        else ""
-    )
+    if has + wants <= limit:
+        return ""
+    return f"{holder.name} has {has} and wants {wants} more, of {name}_max={limit} of its key"

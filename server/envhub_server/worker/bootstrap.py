@@ -75,7 +75,7 @@ class StartReport:
         except Exception as error:  # a package may raise anything
             if isinstance(error, ModuleNotFoundError) and error.name == module:
                 return None
-            self.give_up("broken", module, f"{type(error).__name__}: {error}, in {_raised_in(error)}")
+            self.give_up("broken", module, f"{type(error).__name__}: {error}{_raised_in(error)}")
         return None
 
     def check(self) -> None:
@@ -98,11 +98,13 @@ class StartReport:
 
 
 def _raised_in(error: BaseException) -> str:
-    """The file whose code raised this: one of the simulator's may have the name of a module that the package needs."""
+    """In which imported file this was raised: a simulator's file may hide a module that the package needs."""
     at, found = error.__traceback__, ""
     while at is not None:
         file = at.tb_frame.f_code.co_filename
-        found, at = (found if file.startswith("<frozen ") else file), at.tb_next
+        if not file.startswith("<frozen ") and file not in (__file__, importlib.__file__):
+            found = f", in {file}"
+        at = at.tb_next
     return found
 
 

@@ -209,7 +209,7 @@ class HubProtocol:
             self.outgoing.append((peer, ended.reply))
             return False
         if prelude.op not in FIRST_OPS or (ended is not None and prelude.seq <= ended.seq):
-            self._refuse(peer, prelude, _NO_SESSION)
+            self._refuse(peer, prelude, SHUTTING_DOWN if self.draining else _NO_SESSION)
             if prelude.op == Op.CLOSE and ended is None:
                 # It may have overtaken, over another connection, a MAKE that its client gave up.
                 _remember(
@@ -226,7 +226,7 @@ class HubProtocol:
 
     def _make_refusal(self, op: int) -> Failure | None:
         if self.draining:
-            return Failure("draining", "hub", "the hub is shutting down and takes no new sessions")
+            return SHUTTING_DOWN
         if op == Op.MAKE and len(self._links) >= self._sessions_max:
             there = f"the hub already has sessions_max={self._sessions_max} sessions"
             return Failure("limit", "hub", f"{there}; close one, or wait for a lease to end")
@@ -331,7 +331,7 @@ class HubProtocol:
     # --- sessions and leases --------------------------------------------------------------------------------------
 
     def forget(self, token: bytes) -> None:
-        """Forget a session that has ended; its later requests get ``session_lost``, except a copy of the last one."""
+        """Forget a session that has ended; its later requests fail (``session_lost``), except a copy of the last one."""
         link = self._links.pop(token, None)
         self.leases.pop(token, None)
         if link is None:
@@ -386,6 +386,7 @@ class HubProtocol:
         return min(self.leases.values(), default=math.inf)
 
 
+SHUTTING_DOWN = Failure("draining", "hub", "the hub is shutting down")
 _NO_SESSION = Failure(
     "session_lost",
     "session",

@@ -19,7 +19,7 @@ from protocol_pair import (
 from envhub.errors import RemoteProtocolError
 from envhub.protocol import messages, prelude
 from envhub.protocol.client import ClientProtocol
-from envhub.protocol.hub import CODE_CHARS_MAX, CODES_MAX, HubProtocol, Incoming
+from envhub.protocol.hub import CODE_CHARS_MAX, CODES_MAX, SHUTTING_DOWN, HubProtocol, Incoming
 from envhub.protocol.messages import Attach, Close, Failure, HeartbeatReply, Hello, Make, Op, Reset, Step
 from envhub.protocol.prelude import NO_SESSION, Prelude
 
@@ -279,6 +279,8 @@ def test_draining_hub_refuses_new_sessions_and_goes_on_with_old_ones() -> None:
     failure = sent(pair, Op.MAKE, 1, messages.pack(Make(1)), token=bytes(16 * [7]))
     assert (failure.code, failure.scope) == ("draining", "hub")
     assert pair.step(b"left").frames == [b"did left"]
+    pair.hub.forget(TOKEN)
+    assert sent(pair, Op.STEP, 9, b"left") == SHUTTING_DOWN
 
 
 # --- malformed requests -----------------------------------------------------------------------------------------------

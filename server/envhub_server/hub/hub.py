@@ -33,7 +33,7 @@ import envhub
 from envhub.arena.spin import Spinner, spin_us
 from envhub.errors import without_folders
 from envhub.protocol import messages, prelude
-from envhub.protocol.hub import FIRST_OPS, HubProtocol, Incoming
+from envhub.protocol.hub import FIRST_OPS, SHUTTING_DOWN, HubProtocol, Incoming
 from envhub.protocol.messages import SESSION_OPS, Failure, HeartbeatReply, Make, Op
 from envhub.protocol.prelude import Prelude
 from envhub.transport import address, sockets
@@ -73,7 +73,7 @@ from envhub_server.processes.zygote_process import ZygoteProcess
 from envhub_server.session import stimuli
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.restarts import Restarts
-from envhub_server.session.state import SHUTTING_DOWN, Phase, SessionState
+from envhub_server.session.state import Phase, SessionState
 from envhub_server.session.worker_count import SHARE, Machine, WorkerCount, known, told
 
 RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time

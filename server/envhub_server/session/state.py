@@ -23,6 +23,7 @@ from envhub.arena.layout import Layout, split_share, whole_shares
 from envhub.arena.spin import spin_us
 from envhub.env_failure import EnvFailure
 from envhub.protocol import messages
+from envhub.protocol.hub import SHUTTING_DOWN
 from envhub.protocol.messages import (
     Call,
     Close,
@@ -67,7 +68,6 @@ HISTORY_MAX = 100  # stimuli that are logged with an internal error
 NO_TURN = -1  # in place of a progress word, while the worker maps an arena
 STACKS_S = 1.0  # for a worker on a busy machine to write where its threads are, before it is killed
 
-SHUTTING_DOWN = Failure("draining", "hub", "the hub is shutting down")
 _CALLS = (control.CallRows, control.SetAttrRows)
 
 

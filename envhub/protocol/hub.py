@@ -331,7 +331,7 @@ class HubProtocol:
     # --- sessions and leases --------------------------------------------------------------------------------------
 
     def forget(self, token: bytes) -> None:
-        """Forget a session that has ended; its later requests fail (``session_lost``), except a copy of the last one."""
+        """Forget a session that has ended; its later requests fail, except a copy of the last one."""
         link = self._links.pop(token, None)
         self.leases.pop(token, None)
         if link is None:

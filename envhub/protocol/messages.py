@@ -205,7 +205,8 @@ class Call(Frozen):
     With ``only_kind`` nothing is called; the result of each env is whether the attribute can be called. With
     ``skip_unreset`` an env that was built again after a failure and not yet reset is skipped; its result is empty.
     With a ``question`` nothing is called or read: ``"exists"`` asks whether the env has the attribute, ``"wrapped"``
-    whether one of its wrappers is of the class ``name``, written ``module:Class``.
+    whether one of its wrappers is of the class ``name``, written ``module:Class``. With ``apart`` the results of
+    several envs may come in a frame each, which a hub need not copy.
     """
 
     name: str
@@ -214,6 +215,7 @@ class Call(Frozen):
     skip_unreset: bool = False
     rows: List[int] = field(default_factory=list)  # ascending; empty for all
     question: str = ""
+    apart: bool = False
 
 
 class SetAttr(Frozen):

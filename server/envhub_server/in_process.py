@@ -28,7 +28,7 @@ import envhub
 from envhub.protocol import prelude
 from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure, HeartbeatReply, Op, Welcome
-from envhub.protocol.prelude import Frames
+from envhub.protocol.prelude import FRAME_BYTES_MAX, Frames
 from envhub.values import codec
 from envhub_server import log
 from envhub_server.catalog.env_settings import EnvSettings
@@ -117,7 +117,7 @@ class InProcessHub:
         self._runtime: SessionRuntime | None = None
         self._interrupts = _Interrupts()
         workers, costs = _InProcessWorkers(self._events, self._interrupts), KnownCosts(None)
-        parts = self._poller, workers, self.protocol, self._clock, self._events, costs, UnreadMemory()
+        parts = self._poller, workers, self.protocol, self._clock, self._events, costs, UnreadMemory(FRAME_BYTES_MAX)
         self._services = Services(*parts)
 
     def receive(self, frames: Frames) -> None:

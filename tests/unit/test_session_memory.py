@@ -13,6 +13,8 @@ from envhub_server.session.hang_detector import Progress
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_RESET, OP_STEP, TURN_FIRST
+from envhub.protocol.messages import pack_rows
+from envhub.transport.sockets import ZERO_COPY_BYTES
 from envhub.values.leaf import Leaf
 
 ROWS, WORKERS = 4, 2
@@ -61,7 +63,7 @@ def test_budget_of_all_sessions() -> None:
 
 def test_memory_counts_in_its_budget_until_it_is_unmapped() -> None:
     layout = Layout(ROWS, (Leaf("<f4", (2,)),), (Leaf("<i8", ()),), 64)
-    budget, unread = ArenaBudget(2 * layout.nbytes()), UnreadMemory()
+    budget, unread = ArenaBudget(2 * layout.nbytes()), UnreadMemory(64)
     first, second = (SessionMemory(layout, WORKERS, budget) for _ in range(2))
     assert budget.left == 0
     with pytest.raises(OSError, match="of arena_bytes_max 0 are left"):
@@ -89,14 +91,25 @@ def test_client_is_sent_no_more_observations_than_it_reads() -> None:
 
 
 def test_results_of_calls_count_until_they_are_gone() -> None:
-    budget, unread = ArenaBudget(100), UnreadMemory()
-    results, why = unread.results([bytes(60)], budget)
-    assert not why and bytes(results[0]) == bytes(60) and budget.left == 40
-    assert unread.results([bytes(60)], budget) == (
+    budget, unread = ArenaBudget(100), UnreadMemory(64)
+    results, why = unread.results([(0, bytes(52))], False, budget)
+    assert not why and bytes(results[0]) == pack_rows([(0, bytes(52))]) and budget.left == 40
+    assert unread.results([(0, bytes(52))], False, budget) == (
         [],
-        "the results of a call have 60 bytes; of arena_bytes_max 40 are left",
+        "the results of a call have 52 bytes; of arena_bytes_max 40 are left",
     )
     results.clear()
-    assert not unread.results([bytes(60)], budget)[1]
+    assert not unread.results([(0, bytes(52))], False, budget)[1]
     unread.release()
     assert budget.left == 100
+
+
+def test_results_of_many_bytes_are_not_joined() -> None:
+    large, small = [(row, bytes([row]) * ZERO_COPY_BYTES) for row in range(3)], [(row, b"0") for row in range(3)]
+    budget, unread = ArenaBudget(1 << 20), UnreadMemory(2 * ZERO_COPY_BYTES)
+    frames, why = unread.results(large, True, budget)
+    assert not why and [bytes(frame) for frame in frames] == [blob for _, blob in large]
+    assert [bytes(frame) for frame in unread.results(small, True, budget)[0]] == [pack_rows(small)]
+    assert [bytes(frame) for frame in unread.results(large[:1], True, budget)[0]] == [pack_rows(large[:1])]
+    frames, why = unread.results(large, False, budget)
+    assert not frames and "one frame has at most 131072: call fewer envs at a time" in why

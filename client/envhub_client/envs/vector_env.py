@@ -453,7 +453,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def _call_of(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], rows: Sequence[int] = ()) -> Call:
         """The call of a method; ``render`` leaves an env alone that was made again and not yet reset."""
         arguments = self._session.encode([list(args), kwargs])
-        return Call(name, arguments, skip_unreset=name == "render", rows=sorted(rows))
+        return Call(name, arguments, skip_unreset=name == "render", rows=sorted(rows), apart=True)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for the call begun by ``call_async``.
@@ -497,8 +497,10 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             DecodeError: a result cannot be unpickled.
         """
         try:
-            (frame,) = reply.frames
-            rows = unpack_rows(frame, self.num_envs)
+            if len(reply.frames) == 1:
+                rows: Sequence[tuple[int, Any]] = unpack_rows(reply.frames[0], self.num_envs)
+            else:
+                rows = [*zip(sorted(wanted), reply.frames, strict=True)]
             if [row for row, _ in rows] != sorted(wanted):
                 raise ValueError(f"results of envs {[row for row, _ in rows]}")
         except ValueError as error:

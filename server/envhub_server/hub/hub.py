@@ -143,7 +143,7 @@ class Hub:
         self._listed_for: list[Incoming] = []  # LIST requests that wait for the listing
         self._costs = KnownCosts(config.step_costs)
         self._usage = ClientUsage(ArenaBudget(config.limits.arena_bytes_max))
-        self._unread = UnreadMemory()
+        self._unread = UnreadMemory(config.limits.message_bytes_max)
         self._observations = UnreadObservations(2 * config.limits.message_bytes_max)
         parts = self._poller, self._supervisor, self._protocol, self._clock, self._events, self._costs, self._unread
         folder = config.replay_folder()

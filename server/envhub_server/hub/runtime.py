@@ -632,17 +632,17 @@ class SessionRuntime:
                 frames = self._memory.frames.batch(self._to_frames, request.op is Op.STEP, infos)
             elif answer.part is not None:
                 frames = self._memory.frames.rows(self._to_frames, np.array(answer.part, np.int64), answer.rows)
+            elif request.op is Op.CALL:
+                frames, why = self._services.unread.results(answer.rows, request.message.apart, self._budget)
+                if why:
+                    self._fail(request, Failure("limit", "hub", why))
+                    return
             else:
                 frames = row_frames(answer.rows)
         if frames and max(map(len, frames)) > FRAME_BYTES_MAX:
             text = f"infos or results of {max(map(len, frames))} bytes; a reply carries at most {FRAME_BYTES_MAX}"
             self._fail(request, Failure("limit", "hub", text))
             return
-        if request.op is Op.CALL and frames:
-            frames, why = self._services.unread.results(frames, self._budget)
-            if why:
-                self._fail(request, Failure("limit", "hub", why))
-                return
         message = answer.message
         if type(message) is messages.Made:
             message = replace(message, ticket=self.ticket)

@@ -152,7 +152,7 @@ class Channel:
             if end > len(self._incoming):
                 break
             with memoryview(self._incoming) as incoming:
-                messages.append(control.unpack(bytes(incoming[start + _LENGTH.size : end])))
+                messages.append(control.unpack(incoming[start + _LENGTH.size : end]))
             start = end
         del self._incoming[:start]
         return messages

@@ -359,7 +359,7 @@ def pack(message: object) -> List[bytes]:
     return codec.encode_call(type(message).__name__, as_map(message))
 
 
-def unpack(blob: bytes) -> object:
+def unpack(blob: Any) -> object:
     """The control message in ``blob``.
 
     Raises:

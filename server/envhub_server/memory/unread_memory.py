@@ -16,7 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from envhub.protocol.prelude import FRAMES_MAX
+from envhub.transport.sockets import ZERO_COPY_BYTES
 from envhub_server.memory.session_memory import ArenaBudget
+from envhub_server.memory.step_io import Blob, row_frames
 
 UNREAD_S = 2.0  # for a client to read the replies of a session that has ended
 CHECK_S = 0.25
@@ -34,7 +37,9 @@ class _Left:
 class UnreadMemory:
     """The arenas of all sessions of a hub that are no longer used, and the results of calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, joined_bytes_max: int) -> None:
+        """Join results of at most so many bytes in one frame."""
+        self._joined_bytes_max = joined_bytes_max
         self._left: list[_Left] = []
         self._results: list[tuple[weakref.ref[np.ndarray], int, ArenaBudget]] = []
         self.next_s = math.inf  # when to call ``check`` next
@@ -47,15 +52,23 @@ class UnreadMemory:
         self.release()
         self.next_s = now_s + CHECK_S if self._left else math.inf
 
-    def results(self, frames: Sequence[bytes], budget: ArenaBudget) -> tuple[list[np.ndarray], str]:
+    def results(self, blobs: Sequence[Blob], apart: bool, budget: ArenaBudget) -> tuple[list[np.ndarray], str]:
         """The frames of a reply to a call, which count in this budget for as long as they exist, or why they may not.
 
-        The protocol keeps them until the session's next request, and libzmq until its client has read them.
+        The protocol keeps them until the session's next request, and libzmq until its client has read them. Where the
+        client takes results ``apart`` and libzmq does not copy them, each is a frame: joining them would hold the loop.
         """
         self.release()
-        nbytes = sum(map(len, frames))
+        nbytes = sum(len(blob) for _, blob in blobs)
+        found = f"the results of a call have {nbytes} bytes"
         if nbytes > budget.left:
-            return [], f"the results of a call have {nbytes} bytes; of arena_bytes_max {max(0, budget.left)} are left"
+            return [], f"{found}; of arena_bytes_max {max(0, budget.left)} are left"
+        if apart and 1 < len(blobs) < FRAMES_MAX and nbytes >= len(blobs) * ZERO_COPY_BYTES:
+            frames = [blob for _, blob in blobs]
+        elif nbytes > self._joined_bytes_max:
+            return [], f"{found}; one frame has at most {self._joined_bytes_max}: call fewer envs at a time"
+        else:
+            frames = row_frames(blobs)
         arrays = [np.frombuffer(frame, np.uint8) for frame in frames]
         for array in arrays:
             budget.use(array.nbytes)
@@ -64,9 +77,12 @@ class UnreadMemory:
 
     def release(self) -> None:
         """Give back the bytes of what is unmapped and of results that are gone."""
-        for result in [each for each in self._results if each[0]() is None]:
-            result[2].use(-result[1])
-            self._results.remove(result)
+        results, self._results = self._results, []
+        for result in results:
+            if result[0]() is None:
+                result[2].use(-result[1])
+            else:
+                self._results.append(result)
         for left in [each for each in self._left if each.memory() is None]:
             left.budget.use(-left.nbytes)
             self._left.remove(left)

@@ -81,6 +81,22 @@ class Sleeper(sims.Counter):
         time.sleep(action / 10)
 
 
+class Late(sims.Counter):
+    """Its ``level`` can be set once it was stepped."""
+
+    _level = 0
+
+    @property
+    def level(self) -> int:
+        return self._level
+
+    @level.setter
+    def level(self, value: int) -> None:
+        if not self.count:
+            raise RuntimeError("not stepped yet")
+        self._level = value
+
+
 class Stubborn(Sleeper):
     """Heeds no SIGTERM, and never ends its ``close``."""
 

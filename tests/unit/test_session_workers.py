@@ -8,6 +8,7 @@ import pytest
 from envhub_server.ipc.control import (
     Build,
     Building,
+    CallFailed,
     CallResults,
     CallRows,
     CloseEnvs,
@@ -21,6 +22,7 @@ from envhub_server.ipc.control import (
     SetAttrRows,
 )
 from envhub_server.ipc.reseeding import reseeded
+from envhub_server.ipc.set_attributes import BYTES_MAX
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import stimuli
@@ -44,6 +46,7 @@ from envhub_server.session.instructions import (
     PostReset,
     PostStep,
     ReportDropped,
+    ReportForgotten,
     ReportLate,
     StartProcesses,
     TakeDrive,
@@ -684,3 +687,41 @@ def test_every_request_gets_one_answer_and_every_session_one_end(
     assert hub.told == hub.asked
     assert hub.heirs_told == hub.heirs and not hub.others
     assert hub.alive == set()
+
+
+def test_new_envs_of_a_worker_are_given_the_attributes_that_were_set_last() -> None:
+    session = ready()
+    session.request(SetAttr("gravity", [b"1", b"2", b"3"]))
+    session.said(0, CallResults([b"", b""]))
+    session.said(1, CallResults([b""]))
+    session.request(SetAttr("wind", [b"w"], [0]))
+    session.said(0, CallResults([b""]))
+    session.request(SetAttr("gravity", [b"9"], [2]))
+    session.said(0, CallResults([b""]))
+    session.exited(0)
+    session.elapsed(1e9)
+    session.said(0, built())
+    *told, handed = session.said(0, Mapped())
+    assert told == [
+        Tell(0, SetAttrRows([0], "wind", each=[b"w"])),
+        Tell(0, SetAttrRows([0, 2], "gravity", each=[b"1", b"9"])),
+    ]
+    assert isinstance(handed, HandOver) and handed.worker == 0
+
+
+def test_attribute_that_could_not_be_set_is_not_set_again() -> None:
+    session = ready()
+    session.request(SetAttr("gravity", [b"1"]))
+    session.said(0, CallFailed(Failure("env_raised", "env", "no", env_index=0, worker=0)))
+    session.said(1, CallResults([b""]))
+    session.exited(0)
+    session.elapsed(1e9)
+    session.said(0, built())
+    assert len(session.said(0, Mapped())) == 1
+
+
+def test_attribute_without_room_is_reported() -> None:
+    session = ready()
+    session.request(SetAttr("map", [bytes(BYTES_MAX)], [0]))
+    reported, answer = session.said(0, CallResults([b""]))
+    assert reported == ReportForgotten("map") and isinstance(answer, Answer)

@@ -595,7 +595,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         encoded = [self._session.encode(value) for value in values]
         if len(encoded) == len(rows):  # the hub takes rows, and with them their values, in ascending order
             encoded = [blob for _, blob in sorted(zip(rows, encoded, strict=True))]
-        self._session.ask(Op.SET_ATTR, SetAttr(name, encoded, sorted(rows)))
+        self._session.set_attr(SetAttr(name, encoded, sorted(rows)))
 
     def render(self, env_ids: Any = None) -> tuple[Any, ...]:
         """The rendered frame of every env, or of these; the others are not rendered.

@@ -23,7 +23,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 from envhub import errors
 from envhub.env_failure import EnvFailure, failure_info
 from envhub.protocol.client import Reply
-from envhub.protocol.messages import Attach, Call, Close, Failure, Made, Make, Op, Reset, World
+from envhub.protocol.messages import Attach, Call, Close, Failure, Made, Make, Op, Reset, SetAttr, World
 from envhub.transport.address import parse
 from envhub.values import codec, spaces
 from envhub.values.compression import available
@@ -114,6 +114,7 @@ class Session:
         self.address = address
         self._make = make
         self.allow_pickle = address is None
+        self._attributes: dict[tuple[Any, ...], SetAttr] = {}  # that were set, by name and rows, if a hub may follow
         self._connections: list[Connection] = []  # every one on which a session of ours may be; the last is the latest
         try:
             made = self._open(CONNECT_TIMEOUT_S if timeout is None else timeout)
@@ -281,6 +282,7 @@ class Session:
             made = self._open_again(loss)
             connection = self._connections[-1]
             self._check_same(made, loss)
+            self._set_again(connection)
             adopt(self._open_lane(connection, made))
             self.connection, self.sizing = connection, Sizing(made.num_workers, made.sizing)
         finally:
@@ -314,6 +316,16 @@ class Session:
             raise errors.HubLost(f"{loss}; the hub that took its place makes envs of other spaces: {new}, not {wanted}")
         if self.vector and made.num_workers != self.sizing.num_workers:
             raise errors.HubLost(f"{loss}; the hub that took its place divides the vector env among other workers")
+
+    def _set_again(self, connection: Connection) -> None:
+        """Set the attributes that were set in the sessions before, in the same order; errors as for ``_renew``."""
+        for message in self._attributes.values():
+            try:
+                connection.ask(Op.SET_ATTR, message)
+            except errors.HubLost:
+                raise
+            except Exception as error:  # of an env, whatever it raises
+                log.warning("the attribute %r cannot be set again: %s", message.name, error)
 
     @contextmanager
     def _noticing_loss(self) -> Iterator[None]:
@@ -493,6 +505,14 @@ class Session:
         """The hub's reply to a request other than a reset or step; errors as for ``Connection.ask``."""
         with self._noticing_loss():
             return self.connection.ask(op, message)
+
+    def set_attr(self, message: SetAttr) -> None:
+        """Set an attribute; errors as for ``ask``."""
+        self.ask(Op.SET_ATTR, message)
+        if self.options.on_hub_loss == "recreate":
+            key = message.name, *message.rows
+            self._attributes.pop(key, None)
+            self._attributes[key] = message
 
     def begin_call(self, call: Call) -> None:
         """Begin a call."""

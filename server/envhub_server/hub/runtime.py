@@ -433,6 +433,9 @@ class SessionRuntime:
         message = instruction.message
         self.log.warning("answer_dropped", worker=instruction.worker, message=type(message).__name__, of=message.number)
 
+    def _on_ReportForgotten(self, instruction: instructions.ReportForgotten) -> None:
+        self.log.warning("attribute_not_kept", name=instruction.name)
+
     # --- instructions: the arena --------------------------------------------------------------------------------------
 
     def _on_MakeArena(self, instruction: instructions.MakeArena) -> None:

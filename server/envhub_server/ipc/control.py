@@ -271,7 +271,7 @@ class SetAttrRows(Frozen):
     name: str
     value: bytes = b""
     each: List[bytes] = field(default_factory=list)
-    number: int = 0  # as of ``CallRows``
+    number: int = 0  # as of ``CallRows``; 0 for what was set on the envs before these, which has no answer
 
 
 class CallResults(Frozen):

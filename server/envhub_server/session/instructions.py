@@ -89,6 +89,12 @@ class ReportDropped(Instruction):
     message: Any
 
 
+class ReportForgotten(Instruction):
+    """An attribute was set that will not be set again on envs that take the place of others: log it."""
+
+    name: str
+
+
 class KeepReplay(Instruction):
     """Keep in a file what an env of this worker was asked until it failed.
 

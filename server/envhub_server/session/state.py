@@ -46,6 +46,7 @@ from envhub_server.catalog.step_costs import average
 from envhub_server.ipc import control
 from envhub_server.ipc.journal import name_of_raised
 from envhub_server.ipc.reseeding import reseeded
+from envhub_server.ipc.set_attributes import SetAttributes
 from envhub_server.ipc.shared_libraries import shared
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
@@ -282,6 +283,7 @@ class SessionState:
         self._failure: Failure | None = None  # of the request under way, or of the session
         self._uncollected: dict[int, Failure] = {}  # by row, for COLLECT and RECEIVE
         self._seeds: list[int | None] = [None] * make.num_envs  # the last seed of each env
+        self._attributes = SetAttributes()
         self._parts_out = 0  # rows that were posted by SEND and not received
         self._receiving = 0  # how many of them RECEIVE waits for
         self._takeover = Takeover.NONE
@@ -833,7 +835,8 @@ class SessionState:
         worker, answer = self.workers[said.worker], said.message
         if not isinstance(worker.pending, _CALLS) or worker.pending.number != answer.number:
             return [do.ReportDropped(said.worker, answer)]
-        rows, worker.pending = worker.pending.rows, None
+        asked, worker.pending = worker.pending, None
+        rows = asked.rows
         if isinstance(answer, control.CallFailed):
             self._note_failure(answer.failure)
         elif len(answer.values) != len(rows):
@@ -842,7 +845,10 @@ class SessionState:
         else:
             worker.results = tuple(zip(rows, answer.values, strict=True))
         worker.waiting = False
-        return self._on_called(now_s)
+        dropped: Instructions = []
+        if isinstance(asked, control.SetAttrRows) and worker.results and not self._attributes.note(asked):
+            dropped = [do.ReportForgotten(asked.name)]
+        return [*dropped, *self._on_called(now_s)]
 
     def _on_called(self, now_s: float) -> Instructions:
         if any(worker.waiting for worker in self.workers):
@@ -1088,9 +1094,9 @@ class SessionState:
             return []
         self._restarts.serves(said.worker, now_s)
         worker.stage = Stage.MAPPED
-        return [] if self.phase is Phase.HANDING_OVER else [self._hand_over(said.worker, now_s)]
+        return [] if self.phase is Phase.HANDING_OVER else self._hand_over(said.worker, now_s)
 
-    def _hand_over(self, number: int, now_s: float, ending: bytes = b"") -> do.HandOver:
+    def _hand_over(self, number: int, now_s: float, ending: bytes = b"") -> Instructions:
         """Have the worker serve its rows, the first of which it is to end an episode of, if ``ending`` says so."""
         worker = self.workers[number]
         loss = worker.loss
@@ -1102,7 +1108,8 @@ class SessionState:
         count = self._restarts.count(number) + worker.recycled
         seeds = [reseeded(self._seeds[row], count) for row in worker.rows]
         failure, info = (loss.failure if loss.raises else None, loss.info) if loss is not None else (None, cut)
-        return do.HandOver(number, control.Serve(seeds, failure, info, ending=ending), worker.pending)
+        again = [do.Tell(number, message) for message in self._attributes.again(worker.rows)]
+        return [*again, do.HandOver(number, control.Serve(seeds, failure, info, ending=ending), worker.pending)]
 
     def _on_rows_waiting(self, waiting: stimuli.RowsWaiting, now_s: float) -> Instructions:
         worker = self.workers[waiting.worker]
@@ -1352,7 +1359,7 @@ class SessionState:
         if self.phase is Phase.HANDING_OVER:
             return [*swapped, *self._advance_takeover(False, now_s)]
         if worker.stage is Stage.MAPPED:
-            swapped.append(self._hand_over(number, now_s, ending))
+            swapped += self._hand_over(number, now_s, ending)
         return [*swapped, *self._recycle(now_s)]
 
     # --- time ---------------------------------------------------------------------------------------------------------
@@ -1507,7 +1514,7 @@ class SessionState:
         self.phase = Phase.READY
         mapped = [number for number, worker in enumerate(self.workers) if worker.stage is Stage.MAPPED]
         why = f"no memory for a takeover is available: {refused.reason}"
-        handed = [self._hand_over(number, now_s) for number in mapped]
+        handed = [each for number in mapped for each in self._hand_over(number, now_s)]
         return [*handed, *self._fail_takeover(Failure("limit", "hub", why))]
 
     def _on_other_arena_late(self, _: stimuli.OtherArenaMade, now_s: float) -> Instructions:
@@ -1526,7 +1533,7 @@ class SessionState:
             if worker.stage is Stage.SERVING:
                 instructions.append(do.Tell(number, control.Serve(moved=True)))
             elif worker.stage is Stage.MAPPED:
-                instructions.append(self._hand_over(number, now_s))
+                instructions += self._hand_over(number, now_s)
         return instructions
 
     def _fail_takeover(self, why: Failure | None = None) -> Instructions:

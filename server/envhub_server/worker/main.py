@@ -55,6 +55,7 @@ from envhub_server.ipc.channel import (
 )
 from envhub_server.ipc.journal import Journal, JournalLayout, name_of_raised
 from envhub_server.ipc.packages import remedy
+from envhub_server.ipc.set_attributes import SetAttributes
 from envhub_server.worker import rendering
 from envhub_server.worker.bootstrap import prctl
 from envhub_server.worker.env_batch import EnvBatch, Part, SubEnv
@@ -132,6 +133,7 @@ class Worker:
         self._left: list[Part] = []  # that another worker serves now
         self._rebuilds = 0
         self._journal: JournalWriter | None = None
+        self._attributes = SetAttributes()
         self._episodes: EpisodeWriter | None = None  # where they are recorded
         self._poller = _moved_up_epoll()
         self._poller.register(channel.fileno(), select.EPOLLIN)
@@ -689,6 +691,8 @@ class Worker:
                 else:
                     row.rebuilt(self._runner(adapt(self._make_env(row.index))))
                 self._check_spaces(row)
+                for message in self._attributes.again(row.indices):
+                    self._on_SetAttrRows(message)
             except BaseException:
                 traceback.print_exc()
                 self.crash()
@@ -732,18 +736,31 @@ class Worker:
         def run(row: Target) -> bytes:
             blob = each.get(row.index, wanted.value)
             row.env.set_wrapper_attr(wanted.name, codec.decode(blob, self._allow_pickle))
+            self._attributes.note(control.SetAttrRows([row.index], wanted.name, blob))
             return b""
 
-        self._for_each_env(run, wanted)
+        if wanted.number:
+            self._for_each_env(run, wanted)
+            return
+        for target in self._targets(wanted):
+            try:
+                run(target)
+            except BaseException as error:
+                what = f"the attribute {wanted.name!r} cannot be set again: {self._told(error)}"
+                self._channel.send(control.Suspicious(target.index, what))
+
+    def _targets(self, call: Any) -> Iterator[Target]:
+        """The envs of a call or of attributes, each once the worker begins to call it."""
+        for target in [target for row in self._rows for target in row.targets(call.rows)]:
+            self._begin(target)
+            if self._journal is not None and not getattr(call, "skip_unreset", False):
+                self._journal.called(target, call.name)
+            yield target
 
     def _for_each_env(self, run: Callable[[Target], bytes], call: Any) -> None:
         """Answer the call with what ``run`` returns for each of its rows, or with what it raises."""
         results = []
-        rows = [target for row in self._rows for target in row.targets(call.rows)]
-        for row in rows:
-            self._begin(row)
-            if self._journal is not None and not getattr(call, "skip_unreset", False):
-                self._journal.called(row, call.name)
+        for row in self._targets(call):
             try:
                 results.append(run(row))
             except BaseException as error:
@@ -753,7 +770,7 @@ class Worker:
         try:
             self._channel.send(control.CallResults(results, call.number))
         except ValueError as error:
-            failure = self._failure_of(error, rows[0].index)
+            failure = self._failure_of(error, call.rows[0])
             self._channel.send(control.CallFailed(failure, call.number))
 
     # --- ending ---------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import closing
@@ -11,11 +13,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import zmq
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
-from lying_hub import NUM_ENVS, SPACE, LyingHub, made
+from lying_hub import NUM_ENVS, PING, SPACE, LyingHub, made
 
 import envhub
-from envhub.protocol.messages import Done, EnvNames, Failure, Made, Observed, Op, pack_rows
+from envhub.protocol.messages import Done, EnvNames, Failure, Made, Observed, Op, Question, pack_rows
+from envhub.transport import sockets
 from envhub.values import codec
 
 
@@ -207,3 +211,42 @@ def test_notices_and_env_failures_have_no_control_characters(caplog: pytest.LogC
             texts = [caplog.text, failure.message, failure.traceback, failure.log_tail, *client.envs()]
     assert not set("".join(texts)) & set("\x1b\x07\x9b\u202e")
     assert all("\\x1b]0;title" in text for text in texts)
+
+
+# --- floods -----------------------------------------------------------------------------------------------------------
+
+
+def test_hub_that_pushes_without_end_holds_up_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LyingHub(pings=1) as hub, envhub.connect(hub.address, timeout=1.0) as client:
+        monkeypatch.setattr(sockets, "receive", lambda *_: [zmq.Frame(PING)])
+        with pytest.raises(envhub.HubTimeout):
+            client.health()
+
+
+def test_hub_that_floods_a_client_and_ends_does_not_end_it() -> None:
+    program = """
+import sys, time, envhub
+from envhub.protocol.messages import Op, Question
+from envhub_client.connection import connection
+connection.HEARTBEAT_MS = 50
+client = envhub.connect(sys.argv[1])
+client._connection.send(Op.HEALTH, Question())
+time.sleep(0.3)
+print("full", flush=True)
+time.sleep(0.7)
+print("lives", flush=True)
+"""
+    with LyingHub(pings=3000) as hub:
+        run = [sys.executable, "-c", program, hub.address]
+        client = subprocess.Popen(run, stdout=subprocess.PIPE)
+        assert client.stdout is not None and client.stdout.readline() == b"full\n"
+    with client:
+        assert client.stdout.read() == b"lives\n"
+
+
+def test_request_after_a_flood_is_answered() -> None:
+    with LyingHub(pings=2000) as hub, connected(hub) as envs:
+        connection = envs._session.connection
+        with pytest.raises(envhub.HubTimeout):
+            connection.ask(Op.HEALTH, Question(), timeout=0.5)
+        assert envs.reset()[0].shape == (NUM_ENVS, 2)

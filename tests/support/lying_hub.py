@@ -13,12 +13,13 @@ from gymnasium import spaces as gym_spaces
 
 from envhub.protocol import messages
 from envhub.protocol.messages import REPLY, Made, Notice, Op, Welcome
-from envhub.protocol.prelude import PRELUDE, Prelude
+from envhub.protocol.prelude import NO_SESSION, PRELUDE, Prelude
 from envhub.values import codec, spaces
 
 SPACE = codec.encode(spaces.describe(gym_spaces.Box(0, 1, (2,), np.float64)))
 ACTION = codec.encode(spaces.describe(gym_spaces.Discrete(2)))
 NUM_ENVS = 2
+PING = Prelude(Op.PING, 1, NO_SESSION, 0).pack()
 
 Answer = tuple[Any, Sequence[bytes]]
 
@@ -33,9 +34,10 @@ class LyingHub:
     """In ``with``: it serves ``address`` in a thread; ``answers`` has a message, and frames after it, by op.
 
     What has no answer there is answered as an honest hub would. Of an answer that is a ``Failure``, the reply is one.
+    At the first request after HELLO that has no answer at all, it pushes so many ``pings``.
     """
 
-    def __init__(self, answers: Mapping[Op, Answer] | None = None, notice: str = "") -> None:
+    def __init__(self, answers: Mapping[Op, Answer] | None = None, notice: str = "", pings: int = 0) -> None:
         honest = {
             Op.HELLO: (Welcome("1", "1.0", False, {}), ()),
             Op.MAKE: (made(), ()),
@@ -45,9 +47,11 @@ class LyingHub:
         }
         self._answers: Mapping[Op, Answer] = {**honest, **(answers or {})}
         self._notice = notice
+        self._pings = pings
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
+        self._socket.sndhwm = 0
         self.address = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -59,6 +63,9 @@ class LyingHub:
             peer, first, *_ = self._socket.recv_multipart()
             asked = Prelude.unpack(first[: PRELUDE.size])
             if asked.op not in self._answers:
+                for _ in range(self._pings):
+                    self._socket.send_multipart([peer, PING, bytes(1000)])
+                self._pings = 0
                 continue
             message, frames = self._answers[Op(asked.op)]
             if self._notice and asked.op == Op.RESET:

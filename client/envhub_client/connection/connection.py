@@ -35,7 +35,11 @@ from envhub_client.connection.keepalive import TEND_S
 from envhub_client.connection.making_line import MakingLine
 
 CONNECT_TIMEOUT_S = 10.0
-RECEIVE_QUEUE_MESSAGES_MAX = 1000  # it must never fill up: libzmq (4.3.5) may abort if the connection ends then
+# It must never fill up: libzmq (4.3.5) aborts at a heartbeat of a connection that has ended while its queue was full.
+# So it has no limit, and is emptied twice a second; sockets at which more than so many messages wait that nobody has
+# asked for are replaced.
+RECEIVE_QUEUE_MESSAGES_MAX = 0
+UNASKED_MESSAGES_MAX = 1000
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HEARTBEAT_TTL_MS = 1000, 2000, 4000
 PROBE_S = 0.2
 GREETING_S = 1.0
@@ -173,8 +177,7 @@ class Connection:
             self.welcome: Welcome = self._hello(timeout)
             self._tried = f"for reconnect_timeout={reconnect_timeout:g} s"
             self._frame_bytes_max = self.welcome.limits.get("message_bytes_max", protocol.FRAME_BYTES_MAX)
-            if token != protocol.NO_SESSION:
-                keepalive.keep_alive.add(self)
+            keepalive.keep_alive.add(self)
         except BaseException:
             self.close()
             raise
@@ -356,6 +359,7 @@ class Connection:
             self._hear(0)
         except errors.RemoteProtocolError as error:  # the hub is asked again for what this was to be
             logger.warning("a message from the hub at %s was thrown away: %s", self.address, error)
+            self._whole = False  # with all that may have come after it
         now_s = time.monotonic()
         if not self.protocol.loss(now_s):
             self._say(now_s)
@@ -487,7 +491,7 @@ class Connection:
             self._epoll.close()
 
     def _receive(self) -> Reply | None:
-        while True:
+        for _ in range(UNASKED_MESSAGES_MAX):
             self._whole = False
             try:
                 frames = sockets.receive(self._socket, protocol.FRAMES_MAX)
@@ -505,6 +509,8 @@ class Connection:
                 self._log_trouble(self.heard_ns / 1e9)
             if reply is not None:
                 return reply
+        self._whole = False  # see ``UNASKED_MESSAGES_MAX``
+        return None
 
     def _log_progress(self) -> None:
         if (progress := self.protocol.progress) is not None:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import time
 
+ANSWER_S = 5.0
+
 
 class Deadline:
     """The end of ``timeout`` seconds from now, on the monotonic clock."""
 
     def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
         self._end_s = time.monotonic() + timeout
 
     def left_s(self) -> float:
         """Seconds until then; 0 once it has passed."""
         return max(0.0, self._end_s - time.monotonic())
+
+
+def answer_timeout(deadline: Deadline | None) -> float | None:
+    """For how long to wait for what a hub has at hand: as long as is left, and at least ``ANSWER_S``.
+
+    Each wait asks anew, so one of no time at all would never have the answer.
+    """
+    return None if deadline is None else max(ANSWER_S, deadline.left_s())

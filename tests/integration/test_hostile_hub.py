@@ -14,13 +14,26 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import zmq
+from envhub_client import deadline
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from lying_hub import NUM_ENVS, PING, SPACE, LyingHub, made
 
 import envhub
-from envhub.protocol.messages import Done, EnvNames, Failure, Made, Observed, Op, Question, pack_rows
+from envhub.protocol.messages import (
+    Done,
+    EnvNames,
+    Failure,
+    HeartbeatReply,
+    Made,
+    Observed,
+    Op,
+    Question,
+    Templates,
+    pack_rows,
+)
 from envhub.transport import sockets
 from envhub.values import codec
+from envhub.values.info_columns import Rows, pack_columns
 
 
 def connected(hub: LyingHub, **options: Any) -> closing[Any]:
@@ -141,6 +154,19 @@ def test_honest_answers_are_taken() -> None:
     with LyingHub({Op.CALL: (Done(), called)}) as hub, connected(hub) as envs:
         envs.reset()
         assert envs.step([0, 0])[0].shape == (NUM_ENVS, 2) and envs.call("n") == (1, 1)
+
+
+def test_step_whose_infos_have_a_form_that_the_hub_does_not_tell_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline, "ANSWER_S", 0.2)
+    columns = pack_columns([Rows(1, np.arange(NUM_ENVS), np.zeros((NUM_ENVS, 8), np.uint8))])
+    answers = {Op.STEP: (Done(), [OBSERVATIONS, RESULTS, b"", columns]), Op.HEARTBEAT: (HeartbeatReply("answered"), ())}
+    with LyingHub(answers) as hub, connected(hub) as envs:
+        envs.reset()
+        envs.step_async([0, 0])
+        with pytest.raises(envhub.HubTimeout, match="TEMPLATES"):
+            envs.step_wait(timeout=0.1)
+        hub.answers[Op.TEMPLATES] = Templates([1], [codec.encode({"level": 1.5})]), ()
+        assert envs.step_wait(timeout=10)[4]["level"].tolist() == [0, 0]
 
 
 # --- code and texts ---------------------------------------------------------------------------------------------------

@@ -168,7 +168,7 @@ def test_exception_that_the_hub_does_not_report_is_an_error_of_the_hub(monkeypat
     envs.reset()
     connection = envs._session.connection
     ask = connection.ask
-    monkeypatch.setattr(connection, "ask", lambda op, message: ask(op, Collect([])))  # of no env
+    monkeypatch.setattr(connection, "ask", lambda op, message, timeout: ask(op, Collect([])))  # of no env
     envs.send([1, 6])
     with pytest.raises(envhub.RemoteProtocolError, match=r"\[0\] raised"):
         envs.recv()

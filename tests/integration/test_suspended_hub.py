@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from envhub_client import deadline
 from envhub_client.tools.conformance.raw_peer import RawPeer
-from hubs import ServedHub, serve, wait_until
+from hubs import ServedHub, serve, stopped, wait_until
 
 import envhub
 from envhub.protocol import messages
@@ -68,6 +69,23 @@ def _make_and_leave(hub: ServedHub) -> None:
 def _goes_on(hub: ServedHub) -> bool:
     with contextlib.closing(RawPeer(hub.tcp)) as peer:
         return peer.ask(Op.STEP, b"\x04", TOKEN, 3, bytes(8)).prelude.op == REPLY | Op.STEP
+
+
+def test_step_whose_info_a_stopped_hub_has_times_out_and_can_be_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadline, "ANSWER_S", 0.2)
+    with (
+        serve(tmp_path, "wordy=faulty:wordy") as hub,
+        contextlib.closing(envhub.make_vec("wordy", 1, hub=hub.ipc)) as envs,
+    ):
+        envs.reset()
+        assert envs.lane == "shared"
+        with stopped(hub.process.pid):
+            envs.step_async(np.zeros(1, int))
+            with pytest.raises(envhub.HubTimeout, match="COLLECT"):
+                envs.step_wait(timeout=5)
+        assert "story" in envs.step_wait(timeout=30)[4]
 
 
 @pytest.mark.long

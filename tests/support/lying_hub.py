@@ -34,6 +34,7 @@ class LyingHub:
     """In ``with``: it serves ``address`` in a thread; ``answers`` has a message, and frames after it, by op.
 
     What has no answer there is answered as an honest hub would. Of an answer that is a ``Failure``, the reply is one.
+    A test may change its ``answers``.
     At the first request after HELLO that has no answer at all, it pushes so many ``pings``.
     """
 
@@ -45,7 +46,7 @@ class LyingHub:
             Op.STEP: (messages.Done(), [bytes(16 * NUM_ENVS), bytes(10 * NUM_ENVS)]),
             Op.CLOSE: (messages.Done(), ()),
         }
-        self._answers: Mapping[Op, Answer] = {**honest, **(answers or {})}
+        self.answers: dict[Op, Answer] = {**honest, **(answers or {})}
         self._notice = notice
         self._pings = pings
         self._context = zmq.Context()
@@ -62,12 +63,12 @@ class LyingHub:
                 continue
             peer, first, *_ = self._socket.recv_multipart()
             asked = Prelude.unpack(first[: PRELUDE.size])
-            if asked.op not in self._answers:
+            if asked.op not in self.answers:
                 for _ in range(self._pings):
                     self._socket.send_multipart([peer, PING, bytes(1000)])
                 self._pings = 0
                 continue
-            message, frames = self._answers[Op(asked.op)]
+            message, frames = self.answers[Op(asked.op)]
             if self._notice and asked.op == Op.RESET:
                 self._send(peer, Op.NOTICE, asked, Notice(self._notice))
             op = Op.FAILURE if isinstance(message, messages.Failure) else asked.op

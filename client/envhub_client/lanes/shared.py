@@ -28,7 +28,7 @@ from envhub.values.leaf import Leaf
 from envhub_client.batch import Batch, InfoGroup
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.keepalive import TEND_S
-from envhub_client.deadline import Deadline
+from envhub_client.deadline import Deadline, answer_timeout
 from envhub_client.lanes.attach import Attachment
 from envhub_client.lanes.wire import WireLane
 
@@ -154,20 +154,20 @@ class SharedLane:
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
         with self._connection.in_use:
-            driver = self._driver
-            self._await(timeout, lambda: driver.done() >= min_envs)
+            driver, deadline = self._driver, None if timeout is None else Deadline(timeout)
+            self._await(deadline, lambda: driver.done() >= min_envs)
             env_ids, raised = driver.ready()
             if raised is not None:
                 try:
-                    self._ask_hub([raised])
-                except KeyboardInterrupt:  # the next wait asks again
+                    self._ask_hub([raised], deadline)
+                except (KeyboardInterrupt, HubTimeout):  # the next wait asks again
                     raise
                 except BaseException:
                     driver.taken(raised)
                     raise
             rows, large = driver.infos(env_ids)
-            rows.update(self._ask_hub(large) if large else ())
-            groups = self._wire.templates.read(self._arena.columns(env_ids))
+            rows.update(self._ask_hub(large, deadline) if large else ())
+            groups = self._wire.templates.read(self._arena.columns(env_ids), deadline)
             return Batch(*driver.results(env_ids), sorted(rows.items()), groups, env_ids)
 
     def taken(self, env_ids: np.ndarray) -> None:
@@ -179,35 +179,38 @@ class SharedLane:
         if self._begun is Begun.BY_HUB:
             return self._wire.wait(timeout)
         with self._connection.in_use:
-            self._await(timeout)
+            deadline = None if timeout is None else Deadline(timeout)
+            self._await(deadline)
             arena, driver = self._arena, self._driver
-            rows, groups = self._infos() if arena.noted() else ([], [])
+            rows, groups = self._infos(deadline) if arena.noted() else ([], [])
             observations = driver.observations()
             if self._wire.copy and not driver.mixed:
                 observations = [*map(np.ndarray.copy, observations)]
             results = arena.rewards.copy(), arena.terminations.copy(), arena.truncations.copy()
             return Batch(observations, *results, rows, groups)
 
-    def _infos(self) -> tuple[list[tuple[int, bytes]], list[InfoGroup]]:
+    def _infos(self, deadline: Deadline | None) -> tuple[list[tuple[int, bytes]], list[InfoGroup]]:
         """The infos of a step, of which the hub holds the large ones.
 
         Raises:
+            HubTimeout: the hub does not answer in time; ask again.
             Exception: as an env raised it, which the hub holds, too.
         """
         arena = self._arena
         rows = [(row, bytes(blob)) for row, blob in arena.small_infos()]
         if left := np.flatnonzero(arena.said_by_channel()).tolist():
-            rows = sorted([*rows, *self._ask_hub(left)])
-        return rows, self._wire.templates.read(arena.columns())
+            rows = sorted([*rows, *self._ask_hub(left, deadline)])
+        return rows, self._wire.templates.read(arena.columns(), deadline)
 
-    def _ask_hub(self, rows: list[int]) -> list[tuple[int, bytes]]:
+    def _ask_hub(self, rows: list[int], deadline: Deadline | None) -> list[tuple[int, bytes]]:
         """The infos of these rows that the hub holds.
 
         Raises:
+            HubTimeout: it does not answer in time; ask again.
             Exception: as an env raised it, or because the session has ended.
             RemoteProtocolError: an env raised, and the hub does not say what.
         """
-        reply = self._connection.ask(Op.COLLECT, Collect(rows))
+        reply = self._connection.ask(Op.COLLECT, Collect(rows), timeout=answer_timeout(deadline))
         if raised := [row for row in rows if self._arena.status[row] == STATUS_RAISED]:
             address = self._connection.address
             raise RemoteProtocolError(f"envs {raised} raised, and the hub at {address} did not report what")
@@ -216,11 +219,11 @@ class SharedLane:
         except ValueError as error:
             raise RemoteProtocolError(f"a reply to COLLECT cannot be read: {error}") from error
 
-    def _await(self, timeout: float | None, ready: Callable[[], bool] | None = None) -> None:
-        """Wait until every row is done, or as many as make it ``ready``.
+    def _await(self, deadline: Deadline | None, ready: Callable[[], bool] | None = None) -> None:
+        """Wait until every row is done, or as many as make it ``ready``, until ``deadline``.
 
         Raises:
-            HubTimeout: not within ``timeout`` seconds; it goes on.
+            HubTimeout: not in time; it goes on.
             HubLost: the hub has ended.
             EnvHubError: the session has ended.
         """
@@ -228,25 +231,24 @@ class SharedLane:
         if self._begun is Begun.POSTED:
             self._ring(self._bells)
         if not self._spinner.spin(ready):
-            deadline = None if timeout is None else Deadline(timeout)
             while True:
                 left_s = PARK_S if deadline is None else deadline.left_s()
                 events = self._poller.poll(min(left_s, PARK_S))
                 if ready():
                     break
-                self._check_hub(events)
-                if not left_s:
+                self._check_hub(events, deadline)
+                if deadline is not None and not left_s:
                     raise HubTimeout(
-                        f"the envs did not finish their step within {timeout:g} s; it can be waited for again"
+                        f"the envs did not finish their step within {deadline.timeout:g} s; it can be waited for again"
                     )
         self.woke_ns = time.monotonic_ns()
         if not HAS_FENCE:
             self._poller.poll(0)  # without a fence, a system call has to come before what a word guards is read
 
-    def _check_hub(self, events: list[tuple[int, int]]) -> None:
+    def _check_hub(self, events: list[tuple[int, int]], deadline: Deadline | None) -> None:
         """Check that the hub still serves this session, after these events of the poller."""
         if self._arena.revoked:  # the hub says why
-            self._fail_as_revoked()
+            self._fail_as_revoked(deadline)
         if any(descriptor != self._bell for descriptor, _ in events):
             self._connection.lose("its side socket has ended")
         self._tend()
@@ -260,9 +262,9 @@ class SharedLane:
         self._poller.close()
         self._arena = self._driver = None  # type: ignore[assignment]
 
-    def _fail_as_revoked(self) -> NoReturn:
+    def _fail_as_revoked(self, deadline: Deadline | None = None) -> NoReturn:
         self._driver.taken(slice(None))
-        self._ask_hub([])
+        self._ask_hub([], deadline)
         raise HubLost(f"the hub at {self._connection.address} has ended this session")
 
 

@@ -12,6 +12,7 @@ from envhub.values import codec
 from envhub.values.info_columns import NotInColumns, Rows, Template
 from envhub_client.batch import InfoGroup
 from envhub_client.connection.connection import Connection
+from envhub_client.deadline import Deadline, answer_timeout
 
 
 class InfoTemplates:
@@ -21,15 +22,17 @@ class InfoTemplates:
         self._connection = connection
         self._known: dict[int, Template] = {}
 
-    def read(self, columns: Sequence[Rows]) -> list[InfoGroup]:
+    def read(self, columns: Sequence[Rows], deadline: Deadline | None = None) -> list[InfoGroup]:
         """The infos in these rows; asks the hub for forms that were not seen before.
 
         Raises:
+            HubTimeout: it does not answer in time; read them again.
             RemoteProtocolError: it does not know them, or they are not what is in the rows.
-            EnvHubError: it does not answer.
+            EnvHubError: the session has failed or ended.
         """
         if unknown := [rows.template for rows in columns if rows.template not in self._known]:
-            reply = self._connection.ask(Op.TEMPLATES, TemplatesRequest(unknown)).message
+            request, timeout = TemplatesRequest(unknown), answer_timeout(deadline)
+            reply = self._connection.ask(Op.TEMPLATES, request, timeout=timeout).message
             try:
                 for number, example in zip(reply.numbers, reply.examples, strict=True):
                     self._known[number] = Template(codec.decode(example))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envhub.arena.layout import split_results
-from envhub.errors import RemoteProtocolError, RequestRefused
+from envhub.errors import HubTimeout, RemoteProtocolError, RequestRefused
 from envhub.protocol import messages
 from envhub.protocol.client import Reply
 from envhub.protocol.messages import Failure, Op, Receive, Reset, Send, Step
@@ -137,28 +137,33 @@ class WireLane:
         self._sent[env_ids] = False
         self._inbox = _Inbox((), None, self._inbox.read)
 
-    def _read(self, timeout: float | None, read: Callable[[Reply], Batch]) -> Batch:
+    def _read(self, timeout: float | None, read: Callable[[Reply, Deadline | None], Batch]) -> Batch:
         """What ``read`` makes of the reply, which can be read again until the next request."""
         parts, unread, last = self._inbox
+        deadline = None if timeout is None else Deadline(timeout)
         reply = unread or self._connection.wait(timeout)
         self._inbox = _Inbox(parts, reply, last)
         try:
-            return read(reply)
+            return read(reply, deadline)
+        except HubTimeout:
+            raise
         except Exception as error:
             self._inbox = _Inbox(parts, None, reply)
             if isinstance(error, ValueError) and not isinstance(reply.message, Failure):
                 raise RemoteProtocolError(f"a {reply.op.name} reply does not fit the session: {error}") from error
             raise
 
-    def _infos(self, frames: Sequence[Frame]) -> tuple[list[tuple[int, bytes]], list[InfoGroup]]:
+    def _infos(
+        self, frames: Sequence[Frame], deadline: Deadline | None
+    ) -> tuple[list[tuple[int, bytes]], list[InfoGroup]]:
         """The infos in the frames that follow the arrays."""
         if len(frames) > 2:
             raise ValueError(f"{len(frames)} frames of infos")
         rows = messages.unpack_rows(frames[0], self.num_envs)
         columns = unpack_columns(frames[1], self.num_envs) if len(frames) > 1 else []
-        return rows, self.templates.read(columns)
+        return rows, self.templates.read(columns, deadline)
 
-    def _part(self, reply: Reply) -> Batch:
+    def _part(self, reply: Reply, deadline: Deadline | None) -> Batch:
         if isinstance(reply.message, Failure):
             if reply.message.env_index is not None:
                 self._sent[reply.message.env_index] = False
@@ -177,21 +182,22 @@ class WireLane:
             raise ValueError("rows that were not sent")
         observations = self._arrays(frames[1 : count + 1], _fields(self.leaves, len(env_ids)))
         results = split_results(bytearray(frames[count + 1]), len(env_ids))
-        infos = self._infos(frames[count + 2 :]) if len(frames) > count + 2 else ([], [])
+        infos = self._infos(frames[count + 2 :], deadline) if len(frames) > count + 2 else ([], [])
         return Batch(observations, *results, *infos, env_ids)
 
     def wait(self, timeout: float | None) -> Batch:
         """The results of what was begun; errors as for ``Lane.wait``."""
         return self._read(timeout, self._batch)
 
-    def _batch(self, reply: Reply) -> Batch:
+    def _batch(self, reply: Reply, deadline: Deadline | None) -> Batch:
         if isinstance(reply.message, Failure):
             raise_failure(reply.message, self._connection.address)
         frames, count = reply.frames, len(self._fields)
         results = 1 if reply.op == Op.STEP else 0
         if len(frames) < count + results:
             raise ValueError(f"{len(frames)} frames")
-        rows, groups = self._infos(frames[count + results :]) if len(frames) > count + results else ([], [])
+        left = frames[count + results :]
+        rows, groups = self._infos(left, deadline) if left else ([], [])
         buffers = None if self._buffers is None else self._buffers[self._turn]
         observations = self._arrays(frames[:count], self._fields, buffers)
         if not results:

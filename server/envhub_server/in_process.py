@@ -312,9 +312,8 @@ class _WorkerInThread:
             if not self._ended:
                 self._worker.serve_rows()
 
-    def receive(self) -> bool:
-        """Whether there are more messages; all are events already."""
-        return False
+    def receive_all(self) -> None:
+        """Do nothing: all messages are events already."""
 
     def dump_stacks(self) -> None:
         """Do nothing: the program's own stack is where the env is."""

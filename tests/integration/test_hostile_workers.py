@@ -17,7 +17,7 @@ from hubs import ServedHub, serve, wait_until
 import envhub
 
 MIB = 1 << 20
-OFFERED = ["wordy=odd_sims:Wordy", "counter=sims:counter"]
+OFFERED = ["wordy=odd_sims:Wordy", "babbler=odd_sims:Babbler", "counter=sims:counter"]
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +86,20 @@ def test_large_info_that_a_worker_forges_reaches_nobody(plagued: ServedHub, mebi
             envs.call("forge", mebibytes)
             assert wait_until(lambda: '"info_bytes": 2097152' in plagued.log)
         envs.step(np.zeros(1, int))
+
+
+def test_worker_that_speaks_without_an_end_holds_up_nobody_else(plagued: ServedHub) -> None:
+    with (
+        contextlib.closing(envhub.make_vec("babbler", 1, hub=plagued.tcp, lane="wire")) as envs,
+        envhub.connect(plagued.tcp, timeout=5.0) as client,
+    ):
+        envs.reset()
+        envs.call("babble")
+        for _ in range(3):
+            envs.step_async(np.zeros(1, int))
+            assert client.health()["status"] == "ok"
+            assert envs.step_wait(timeout=10)[4]["words"][0] == bytes(4096)
+        envs.close(terminate=True)
 
 
 # --- bells ------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import gc
 import os
 import resource
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -191,6 +192,24 @@ class Wordy(sims.Counter):
         (channel,) = [found for found in gc.get_objects() if type(found) is Channel and found.fileno() >= 0]
         channel.sent_bytes_max = 1 << 30
         channel.send(control.RowInfo(0, bytes(mebibytes * MIB), 1))
+
+
+class Babbler(sims.Counter):
+    """Has infos that are too large for the arena; can send its hub small messages without an end."""
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        return *super().step(0)[:4], {"words": bytes(4096)}
+
+    def babble(self) -> None:
+        (channel,) = [found for found in gc.get_objects() if type(found) is Channel and found.fileno() >= 0]
+        message = b"".join(control.pack(control.RowInfo(0, b"", 10**6)))
+        whole = len(message).to_bytes(4, "little") + message  # in one write, which no other comes into
+
+        def send() -> None:
+            while True:
+                os.write(channel.fileno(), whole)
+
+        threading.Thread(target=send, daemon=True).start()
 
 
 def stacked(stack_size: int) -> gym.Env[Any, Any]:

@@ -26,8 +26,8 @@ class Process:
     def ring(self) -> None:
         self.rings += 1
 
-    def receive(self) -> bool:
-        return False
+    def receive_all(self) -> None:
+        pass
 
     def dump_stacks(self) -> None:
         pass

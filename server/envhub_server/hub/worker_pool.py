@@ -24,7 +24,7 @@ class StartedWorker(Protocol):
     def send(self, message: object, /) -> None: ...  # noqa: D102
     def map_arena(self, message: control.MapArena, memory: int, *bells: int) -> None: ...  # noqa: D102
     def ring(self) -> object: ...  # noqa: D102
-    def receive(self) -> bool: ...  # noqa: D102
+    def receive_all(self) -> None: ...  # noqa: D102
     def dump_stacks(self) -> None: ...  # noqa: D102
     def kill(self) -> None: ...  # noqa: D102
 
@@ -143,8 +143,7 @@ class WorkerPool:
     def read(self) -> None:
         """Report all that they have said until now."""
         for handle in [*self._handles.values()]:
-            while handle.receive():
-                pass
+            handle.receive_all()
 
     def dump(self, worker: int) -> None:
         """Have a worker write the stacks of its threads."""

@@ -13,6 +13,7 @@ import os
 import resource
 import socket
 import struct
+import termios
 from collections import deque
 from typing import Sequence
 
@@ -22,13 +23,15 @@ from envhub_server.ipc import control
 
 MESSAGE_BYTES_MAX = 1 << 30
 WORKER_MESSAGE_BYTES_MAX = 1 << 26  # of one that a worker sends, unless its hub is private
-READ_BYTES = 1 << 18
+READ_BYTES = 1 << 18  # at a time, of a message that is known to be so long, ...
+FEW_BYTES = 1 << 12  # ... else so few, because many small messages would take the reader's time
 MOVED_UP_TO = 1024  # the lowest number for a descriptor that env code must not close by accident, ...
 MOVED_UP_MAX = 64  # ... or this far below the process's limit of descriptors, if that is lower
 
 FORKED_STATUS = 1  # exit status of a forked process that executes code of the worker that it was forked from
 
 _LENGTH = struct.Struct("<I")
+_INT = struct.Struct("i")
 
 
 def moved_up(descriptor: int) -> int:
@@ -51,11 +54,13 @@ class Channel:
 
     Attributes:
         sent_bytes_max, received_bytes_max: of one message.
+        received_bytes: how many have been received.
     """
 
     def __init__(self, connection: socket.socket, descriptors_max: int = DESCRIPTORS_MAX) -> None:
         """Use this socket; take at most ``descriptors_max`` descriptors with one read."""
         self.sent_bytes_max = self.received_bytes_max = MESSAGE_BYTES_MAX
+        self.received_bytes = 0
         self._pid = os.getpid()
         self._socket = connection
         self._reader = DescriptorReader(connection, descriptors_max)
@@ -131,15 +136,28 @@ class Channel:
             codec.DecodeError: the other end sent bytes that are no control message, or announced too many.
         """
         try:
-            chunk = self._reader.read(READ_BYTES)
+            chunk = self._reader.read(min(max(self._missing_bytes(), FEW_BYTES), READ_BYTES))
         except BlockingIOError:
             return None
         except OSError as error:
             raise ChannelClosed(str(error)) from error
         if not chunk:
             raise ChannelClosed("end of file")
+        self.received_bytes += len(chunk)
         self._incoming += chunk
         return self._complete()
+
+    def arrived_bytes(self) -> int:
+        """How many bytes have come until now, with those that were not received yet."""
+        waiting = fcntl.ioctl(self._socket, termios.FIONREAD, bytes(_INT.size))
+        return self.received_bytes + int(_INT.unpack(waiting)[0])
+
+    def _missing_bytes(self) -> int:
+        """How many bytes the message that has begun to arrive still lacks."""
+        if len(self._incoming) < _LENGTH.size:
+            return 0
+        (length,) = _LENGTH.unpack_from(self._incoming)
+        return int(_LENGTH.size + length - len(self._incoming))
 
     def _complete(self) -> list[object]:
         messages: list[object] = []

@@ -22,7 +22,6 @@ from envhub_server.processes.worker_output import WorkerOutput
 if TYPE_CHECKING:
     from envhub_server.processes.supervisor import Supervisor
 
-LAST_READS_MAX = 256  # after a worker's exit; a child of it may still write to the channel
 
 # The bounds of numbers in a worker's messages: its envs may have written to its channel, too.
 BOUNDS: validation.Bounds = {
@@ -149,6 +148,14 @@ class WorkerHandle:
         else:
             self.receive()
 
+    def receive_all(self) -> None:
+        """Report all that the worker has said until now; what it says meanwhile, and so without an end, has to wait."""
+        if self.ended:
+            return
+        arrived_bytes = self._channel.arrived_bytes()
+        while self._channel.received_bytes < arrived_bytes and self.receive():
+            pass
+
     def receive(self) -> bool:
         """Report the next messages of the worker; returns whether there may be more."""
         if self._read_error or self.ended:
@@ -198,9 +205,7 @@ class WorkerHandle:
     def _on_exit(self) -> None:
         assert self.pid is not None
         self._kill_group()  # the rest of its group, so that no process of it writes to the arena or the channel
-        for _ in range(LAST_READS_MAX):  # messages from before its exit, such as why it could not build its envs
-            if not self.receive():
-                break
+        self.receive_all()  # messages from before its exit, such as why it could not build its envs
         self._poller.unregister(self._pidfd)
         os.close(self._pidfd)
         self._pidfd = -1

@@ -1,0 +1,54 @@
+"""The control channel between the hub and a worker."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+from envhub_server.ipc import channel, control
+from envhub_server.ipc.channel import Channel
+
+Ends = tuple[Channel, socket.socket]
+SMALL = control.RowInfo(0, b"", 1)
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    """The hub's end, and the socket that a worker may write to."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with ours, theirs:
+        yield Channel(ours, descriptors_max=0), theirs
+
+
+def framed(message: object) -> bytes:
+    packed = b"".join(control.pack(message))
+    return len(packed).to_bytes(4, "little") + packed
+
+
+def test_many_small_messages_are_received_a_few_at_a_time(ends: Ends) -> None:
+    ours, theirs = ends
+    one, count = framed(SMALL), 2000
+    theirs.sendall(one * count)
+    received = 0
+    while found := ours.receive():
+        assert len(found) <= channel.FEW_BYTES / len(one) + 1
+        received += len(found)
+    assert received == count
+
+
+def test_large_message_is_received_by_large_reads(ends: Ends) -> None:
+    ours, theirs = ends
+    message = control.CallResults([bytes(100_000)], 1)
+    theirs.sendall(framed(message))
+    assert ours.receive() == [] and ours.receive() == [message]
+
+
+def test_what_has_arrived_is_known_without_receiving_it(ends: Ends) -> None:
+    ours, theirs = ends
+    theirs.sendall(framed(SMALL))
+    arrived = ours.arrived_bytes()
+    theirs.sendall(framed(SMALL))
+    ours.receive()
+    assert arrived == len(framed(SMALL)) and ours.received_bytes == ours.arrived_bytes() == 2 * arrived

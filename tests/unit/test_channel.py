@@ -9,6 +9,8 @@ import pytest
 from envhub_server.ipc import channel, control
 from envhub_server.ipc.channel import Channel
 
+from envhub.values import codec
+
 Ends = tuple[Channel, socket.socket]
 SMALL = control.RowInfo(0, b"", 1)
 
@@ -52,3 +54,12 @@ def test_what_has_arrived_is_known_without_receiving_it(ends: Ends) -> None:
     theirs.sendall(framed(SMALL))
     ours.receive()
     assert arrived == len(framed(SMALL)) and ours.received_bytes == ours.arrived_bytes() == 2 * arrived
+
+
+def test_message_of_more_items_than_a_worker_may_send_is_refused(ends: Ends) -> None:
+    ours, theirs = ends
+    ours.received_limits = channel.WORKER_LIMITS
+    theirs.sendall(framed(control.CallResults([b""] * 20_000, 1)))
+    with pytest.raises(codec.DecodeError, match="more than 16384 items"):
+        while ours.receive() is not None:
+            pass

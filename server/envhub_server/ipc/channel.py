@@ -23,6 +23,7 @@ from envhub_server.ipc import control
 
 MESSAGE_BYTES_MAX = 1 << 30
 WORKER_MESSAGE_BYTES_MAX = 1 << 26  # of one that a worker sends, unless its hub is private
+WORKER_LIMITS = codec.HeaderLimits(codec.BYTES_MAX, 1 << 14)  # likewise; an item takes the hub some microseconds
 READ_BYTES = 1 << 18  # at a time, of a message that is known to be so long, ...
 FEW_BYTES = 1 << 12  # ... else so few, because many small messages would take the reader's time
 MOVED_UP_TO = 1024  # the lowest number for a descriptor that env code must not close by accident, ...
@@ -54,6 +55,7 @@ class Channel:
 
     Attributes:
         sent_bytes_max, received_bytes_max: of one message.
+        received_limits: of the items of one message.
         received_bytes: how many have been received.
     """
 
@@ -61,6 +63,7 @@ class Channel:
         """Use this socket; take at most ``descriptors_max`` descriptors with one read."""
         self.sent_bytes_max = self.received_bytes_max = MESSAGE_BYTES_MAX
         self.received_bytes = 0
+        self.received_limits = codec.KNOWN
         self._pid = os.getpid()
         self._socket = connection
         self._reader = DescriptorReader(connection, descriptors_max)
@@ -170,7 +173,7 @@ class Channel:
             if end > len(self._incoming):
                 break
             with memoryview(self._incoming) as incoming:
-                messages.append(control.unpack(incoming[start + _LENGTH.size : end]))
+                messages.append(control.unpack(incoming[start + _LENGTH.size : end], self.received_limits))
             start = end
         del self._incoming[:start]
         return messages

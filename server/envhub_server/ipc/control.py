@@ -359,13 +359,13 @@ def pack(message: object) -> List[bytes]:
     return codec.encode_call(type(message).__name__, as_map(message))
 
 
-def unpack(blob: Any) -> object:
+def unpack(blob: Any, limits: codec.HeaderLimits = codec.KNOWN) -> object:
     """The control message in ``blob``.
 
     Raises:
-        codec.DecodeError: the message is unknown, or its fields are wrong.
+        codec.DecodeError: the message is unknown or beyond ``limits``, or its fields are wrong.
     """
-    found = codec.decode_header(blob)
+    found = codec.decode_header(blob, limits)
     if not (isinstance(found, list) and len(found) == 2 and isinstance(found[0], str) and isinstance(found[1], dict)):
         raise codec.DecodeError("not a control message")
     if found[0] not in CONTROL:

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from envhub.arena.spin import RING
+from envhub.values.codec import KNOWN
 from envhub_server.ipc import process_marks
-from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_MESSAGE_BYTES_MAX
+from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_LIMITS, WORKER_MESSAGE_BYTES_MAX
 from envhub_server.log import Logger
 from envhub_server.loop.poller import Poller
 from envhub_server.processes.exit_cause import MemoryKills, own_counters
@@ -43,7 +44,7 @@ class Supervisor:
 
     Attributes:
         hub: the hub's name in the marks of its processes.
-        message_bytes_max: a worker that announces a larger message is ended.
+        message_bytes_max, message_limits: a worker that sends a larger message is ended.
         memory_kills: tells whether the kernel killed a worker for lack of memory.
     """
 
@@ -61,6 +62,7 @@ class Supervisor:
         this interpreter and in this environment, and forks the first workers; without it one is started for them.
         """
         self.message_bytes_max = MESSAGE_BYTES_MAX if private else WORKER_MESSAGE_BYTES_MAX
+        self.message_limits = KNOWN if private else WORKER_LIMITS
         self._events = events
         self._environ = environ
         self.hub = process_marks.new_hub() if zygote is None else zygote.hub

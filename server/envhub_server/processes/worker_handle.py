@@ -77,6 +77,7 @@ class WorkerHandle:
         ours.setblocking(False)
         self._channel = Channel(ours, descriptors_max=0)  # a worker has none to give
         self._channel.received_bytes_max = owner.message_bytes_max
+        self._channel.received_limits = owner.message_limits
         self._poller.register(ours.fileno(), self)
 
     @property

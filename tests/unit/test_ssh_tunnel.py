@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from envhub_client.connection import ssh_tunnel
+from hubs import wait_until
 
 from envhub.errors import HubUnreachable
 
@@ -81,3 +82,17 @@ def test_what_ssh_says_moves_no_cursor(ssh: Ssh, place: str) -> None:
     with pytest.raises(HubUnreachable) as raised:
         ssh_tunnel.forwarded(place)
     assert str(raised.value) == r"ssh does not reach simbox: \x1b[2Jno route"
+
+
+def test_tunnel_goes_on_however_much_ssh_says(ssh: Ssh, tmp_path: Path) -> None:
+    loud = f"sys.stderr.write('open failed' * 100_000)\n    open('{tmp_path}/said', 'w')\n    sys.stdin.read()"
+    ssh(FORWARDING.replace("sys.stdin.read()", loud))
+    ssh_tunnel.forwarded("ssh://loud/tmp/hub.sock")
+    assert wait_until((tmp_path / "said").exists, timeout=10)
+
+
+def test_machine_that_prints_without_an_end_fills_no_memory(ssh: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh_tunnel, "OPEN_S", 1.0)
+    ssh("import sys\nwhile True: sys.stdout.write('y' * 65536); sys.stderr.write('n' * 65536)")
+    with pytest.raises(HubUnreachable, match=r"no connection within 1 s: n{4096}$"):
+        ssh_tunnel.forwarded("ssh://simbox")

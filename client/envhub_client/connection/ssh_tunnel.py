@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import IO
 
 from envhub.errors import AddressError, HubUnreachable, printable
 
@@ -24,12 +25,34 @@ COMMAND = "ENVHUB_SSH"  # the environment variable with the command, if it is an
 PLACE = re.compile(r"ssh://(?P<host>[A-Za-z0-9_][\w.@-]*)(:(?P<port>\d+))?(?P<path>/.*)?")
 OPEN_S = 60.0  # for ssh to connect; it may ask the user for a password
 POLL_S = 0.05
+TAIL_BYTES = 4096  # of what ssh and the machine there say
+TAIL_S = 1.0  # for it, once ssh has ended: a process below it may have its output open still
 # What ``envhub.transport.address.default_address`` says there, in the shell of that user.
 _DEFAULT_PATH = (
     'd="${XDG_RUNTIME_DIR:-/run/user/$(id -u)}"; '
     'if [ -n "$XDG_RUNTIME_DIR" ] || [ -d "$d" ]; then echo "$d/envhub/hub.sock"; '
     'else echo "${TMPDIR:-/tmp}/envhub-$(id -u)/hub.sock"; fi'
 )
+
+
+class _Tail:
+    """The last of what comes by a pipe. It is read until its end: nobody waits to write, nor fills this memory."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._text = b""
+        self._reader = threading.Thread(target=self._read, args=(pipe,), name="envhub-ssh", daemon=True)
+        self._reader.start()
+
+    def _read(self, pipe: IO[bytes]) -> None:
+        with pipe:
+            while chunk := os.read(pipe.fileno(), 1 << 16):
+                self._text = (self._text + chunk)[-TAIL_BYTES:]
+
+    def text(self) -> bytes:
+        """What has come, once the process has ended."""
+        self._reader.join(TAIL_S)
+        return self._text
+
 
 _lock = threading.Lock()
 _tunnels: dict[tuple[int, str], tuple[subprocess.Popen[bytes], str]] = {}  # by process and place
@@ -64,30 +87,39 @@ def _open(host: str, port: str | None, path: str | None) -> tuple[subprocess.Pop
     ssh = subprocess.Popen(
         [*command, *options, host, "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
+    assert ssh.stderr is not None
+    said = _Tail(ssh.stderr)
     atexit.register(_close, ssh, folder, os.getpid())
     until_s = time.monotonic() + OPEN_S
     while not socket.exists():
         is_late = time.monotonic() >= until_s
         if is_late or ssh.poll() is not None:
             _close(ssh, folder, os.getpid())
-            raise _unreachable(host, _said(ssh), is_late)
+            raise _unreachable(host, said.text(), is_late)
         time.sleep(POLL_S)
     return ssh, f"ipc://{socket}"
 
 
 def _default_path(host: str, command: list[str]) -> str:
     """Where a hub listens by default on that machine, for that user."""
+    # No input: it is the program's. ssh asks for a passphrase or a password on the terminal itself, /dev/tty.
+    ssh = subprocess.Popen(
+        [*command, host, _DEFAULT_PATH], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert ssh.stdout is not None and ssh.stderr is not None
+    printed, said = _Tail(ssh.stdout), _Tail(ssh.stderr)
     try:
-        # No input: it is the program's. ssh asks for a passphrase or a password on the terminal itself, /dev/tty.
-        ran = subprocess.run(
-            [*command, host, _DEFAULT_PATH], stdin=subprocess.DEVNULL, capture_output=True, timeout=OPEN_S
-        )
-    except subprocess.TimeoutExpired as error:
-        raise _unreachable(host, error.stderr or b"", is_late=True) from error
-    if ran.returncode:
-        raise _unreachable(host, ran.stderr)
+        status = ssh.wait(OPEN_S)
+    except BaseException as error:  # an interrupt, too, must not leave it behind
+        ssh.kill()
+        ssh.wait()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise _unreachable(host, said.text(), is_late=True) from error
+        raise
+    if status:
+        raise _unreachable(host, said.text())
     # The shell's startup files may print lines, too, before it runs the command.
-    path = os.fsdecode((ran.stdout.strip().splitlines() or [b""])[-1])
+    path = os.fsdecode((printed.text().strip().splitlines() or [b""])[-1])
     if not path.startswith("/"):
         raise _unreachable(host, f"the shell there should print the path of the hub's socket, got {path!r}".encode())
     return path
@@ -99,14 +131,6 @@ def _unreachable(host: str, said: bytes, is_late: bool = False) -> HubUnreachabl
     if text := printable(said.decode(errors="replace").strip()):
         causes.append(text)
     return HubUnreachable(f"ssh does not reach {host}: {': '.join(causes) or 'it ended, and did not say why'}")
-
-
-def _said(ssh: subprocess.Popen[bytes]) -> bytes:
-    """What ssh has written to stderr, without waiting for a process below it that has stderr open still."""
-    if ssh.stderr is None:
-        return b""
-    os.set_blocking(ssh.stderr.fileno(), False)
-    return ssh.stderr.read() or b""
 
 
 def _close(ssh: subprocess.Popen[bytes], folder: Path, owner: int) -> None:

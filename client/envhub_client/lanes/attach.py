@@ -11,6 +11,7 @@ from envhub.protocol import messages, validation
 from envhub.protocol.messages import Shared
 from envhub.transport import address as addresses
 from envhub.transport.fd_passing import DescriptorReader, above_stdio
+from envhub_client.deadline import Deadline
 
 ATTACH_TIMEOUT_S = 5.0
 HEAD_BYTES = 1 << 16  # of what comes before and with the first descriptors
@@ -34,21 +35,26 @@ class Attachment:
         """Show the ticket to the hub at this address, and receive what it gives.
 
         Raises:
-            OSError: there is no side socket, or it gives nothing.
+            OSError: there is no side socket, it gives nothing in time, or its bells cannot be rung.
             codec.DecodeError: what it sent cannot be read, or a number of it is out of its bounds.
         """
         path = addresses.side_path(addresses.parse(address))
         if path is None or not ticket:
             raise OSError("there is no side socket")
+        deadline = Deadline(ATTACH_TIMEOUT_S)
         self.side.settimeout(ATTACH_TIMEOUT_S)
         self.side.connect(addresses.socket_name(path))
         self.side.sendall(ticket)
         self.shared = messages.unpack(Shared, self._read()[4:])
         validation.check(self.shared, validation.REPLY_BOUNDS)
         while len(self._reader.descriptors) < 2 + self.shared.workers:
+            self.side.settimeout(max(deadline.left_s(), 0.001))  # 0 would not wait, and fail, too
             self._read()
         self.side.setblocking(False)
         self._reader.descriptors[:] = map(above_stdio, self._reader.descriptors)
+        for bell in self._reader.descriptors[1:]:
+            os.set_blocking(bell, False)
+            os.write(bell, bytes(8))  # rings nobody, and fails where ringing would
 
     def _read(self) -> bytes:
         if not (data := self._reader.read(HEAD_BYTES)):

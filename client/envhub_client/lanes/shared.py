@@ -130,7 +130,10 @@ class SharedLane:
 
     def _ring(self, bells: Iterable[int]) -> None:
         for bell in bells:
-            os.write(bell, RING)
+            try:
+                os.write(bell, RING)
+            except BlockingIOError:
+                pass  # it is full, and so wakes its worker in any case
         self._begun = Begun.RUNG
 
     @property

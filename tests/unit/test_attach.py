@@ -1,0 +1,96 @@
+"""What comes through a hub's side socket, if the hub sends what it likes."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from envhub_client.lanes import attach
+from envhub_client.lanes.attach import Attachment
+
+from envhub.arena.spin import RING
+from envhub.protocol import messages
+from envhub.protocol.messages import Shared
+from envhub.transport.address import parse, side_path
+
+Serve = Callable[[Callable[[socket.socket, threading.Event], None]], str]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Answers the next ticket, in a thread that is told to end; returns the hub's address."""
+    ended, threads = threading.Event(), []
+    with socket.socket(socket.AF_UNIX) as listener:
+
+        def begin(answer: Callable[[socket.socket, threading.Event], None]) -> str:
+            address = f"ipc://{tmp_path}/hub.sock"
+            listener.bind(side_path(parse(address)) or "")
+            listener.listen()
+
+            def run() -> None:
+                with listener.accept()[0] as peer, contextlib.suppress(OSError):
+                    peer.recv(16)
+                    answer(peer, ended)
+
+            threads.append(threading.Thread(target=run))
+            threads[-1].start()
+            return address
+
+        yield begin
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def give(peer: socket.socket, *descriptors: int, info_bytes: int = 2048) -> None:
+    message = messages.pack(Shared(info_bytes, 1, 0))
+    rights = array.array("i", descriptors).tobytes()
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
+    peer.sendmsg([len(message).to_bytes(4, "little") + message], ancillary)
+
+
+def opened(address: str) -> Attachment:
+    attachment = Attachment()
+    try:
+        attachment.open(address, b"t" * 16)
+    except BaseException:
+        attachment.close()
+        raise
+    return attachment
+
+
+def test_bell_that_blocks_does_so_no_more(serve: Serve) -> None:
+    full = os.eventfd(0, 0)
+    os.write(full, (2**64 - 2).to_bytes(8, "little"))
+    address = serve(lambda peer, _: give(peer, full, full, full))
+    with contextlib.closing(opened(address)) as attachment, pytest.raises(BlockingIOError):
+        os.write(attachment.bells[-1], RING)
+    os.close(full)
+
+
+def test_bell_that_cannot_be_rung_is_refused(serve: Serve) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with pytest.raises(BrokenPipeError):
+        opened(serve(lambda peer, _: give(peer, writing, writing, writing)))
+    os.close(writing)
+
+
+def test_side_socket_that_sends_a_byte_now_and_then_takes_no_more_than_its_time(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attach, "ATTACH_TIMEOUT_S", 0.3)
+
+    def dribble(peer: socket.socket, ended: threading.Event) -> None:
+        give(peer)
+        while not ended.wait(0.05):
+            peer.send(b"x")
+
+    with pytest.raises(OSError, match="timed out"):
+        opened(serve(dribble))

@@ -42,6 +42,8 @@ TURN_ROW, TURN_FIRST, TURN_ONE = (1 << 20) - 1, 1 << 20, 1 << 21
 OBSERVE_TRIES = 10
 REVOKED, WINDING_UP = 1, 2  # of the header word ``revoked``
 
+_WORD = (1 << 64) - 1
+
 _EPOCH, _DRIVER, _REVOKED = (HEADER_WORDS.index(name) for name in ("epoch", "driver", "revoked"))
 
 
@@ -199,7 +201,7 @@ class Arena:
 
         The rows' last results must all be in one slot.
         """
-        self._posts += 1
+        self._posts = (self._posts + 1) & _WORD  # it comes from the arena, where it may be negative
         rows, order = self.layout.rows, sys.byteorder
         self._op_bytes[:] = op.to_bytes(8, order) * rows  # as bytes it is quickest
         self._request_bytes[:] = self._posts.to_bytes(8, order) * rows

@@ -19,6 +19,8 @@ INT64, INT32, FLOAT32 = (DTYPES.index(np.dtype(name)) for name in ("i8", "i4", "
 CODES = bytes([INT64, FLOAT32])
 LAYOUT = Layout(ROWS, (Leaf("<f4", (2,)),), (Leaf("<i8", ()), Leaf("<f4", (3,))), INFO_BYTES)
 
+WORDS = [-5, -1, (1 << 63) - 1, -1 << 63]  # that a peer may have written
+
 
 class Sides(NamedTuple):
     driver: ArenaDriver
@@ -280,3 +282,10 @@ def test_infos_are_in_the_arena_if_they_are_small_enough(sides: Sides) -> None:
     sides.finish(status=STATUS_INFO)
     assert sides.driver.infos(np.arange(ROWS)) == ({1: blob}, [2])
     assert sides.driver.infos(np.array([0, 3])) == ({}, [])
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_rows_are_posted_whatever_a_peer_has_written(sides: Sides, word: int) -> None:
+    sides.arena.request[:] = sides.arena.done[:] = word
+    for value in (1.0, 2.0):
+        assert sides.step(value) == [value] * ROWS

@@ -14,6 +14,7 @@ from envhub.arena.spin import SPIN_US_MAX
 from envhub.protocol.messages import (
     Call,
     Collect,
+    Failure,
     Faults,
     Hosting,
     Made,
@@ -34,7 +35,7 @@ SECONDS_MAX = 7 * 24 * 3600
 RESTARTS_MAX = 1_000_000
 SEED_MAX = 1 << 256
 GPUS_MAX = 1024  # devices of a machine
-INFO_BYTES_MAX = 1 << 30  # of a row
+INFO_BYTES_MAX = 1 << 20  # of a row
 
 ROW = (0, ROWS_MAX - 1)
 GPU = (0, GPUS_MAX - 1)
@@ -64,8 +65,9 @@ REQUEST_BOUNDS: Bounds = {
 
 # The same of what a hub sends; a client refuses it.
 REPLY_BOUNDS: Bounds = {
-    Made: {"num_envs": (1, ROWS_MAX), "num_workers": (1, ROWS_MAX)},
-    Observed: {"num_envs": (1, ROWS_MAX)},
+    Failure: {"env_index": ROW},
+    Made: {"num_envs": (1, ROWS_MAX), "num_workers": (1, ROWS_MAX), "steps": WORD},
+    Observed: {"num_envs": (1, ROWS_MAX), "steps": WORD},
     Shared: {"info_bytes": (0, INFO_BYTES_MAX), "workers": (1, ROWS_MAX), "spin_us": (0, SPIN_US_MAX)},
 }
 

@@ -82,6 +82,11 @@ def test_bell_that_cannot_be_rung_is_refused(serve: Serve) -> None:
     os.close(writing)
 
 
+def test_room_for_infos_that_would_fill_the_memory_is_refused(serve: Serve) -> None:
+    with pytest.raises(ValueError, match="info_bytes"):
+        opened(serve(lambda peer, _: give(peer, info_bytes=1 << 30)))
+
+
 def test_side_socket_that_sends_a_byte_now_and_then_takes_no_more_than_its_time(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

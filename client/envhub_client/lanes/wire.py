@@ -165,8 +165,8 @@ class WireLane:
 
     def _part(self, reply: Reply, deadline: Deadline | None) -> Batch:
         if isinstance(reply.message, Failure):
-            if reply.message.env_index is not None:
-                self._sent[reply.message.env_index] = False
+            if (env := reply.message.env_index) is not None:
+                self._sent[env : env + 1] = False  # of no env where there is none of this number
             elif reply.message.scope == "session":
                 self._sent[:] = False
             elif reply.message.code == "refused":  # no other is under way: an interrupted SEND never arrived

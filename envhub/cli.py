@@ -126,7 +126,7 @@ def health(address: str | None = None, *, timeout: float = 5.0) -> None:
     text = f"{found['sessions']} sessions, up for {found['uptime_s']:.0f} s"
     if (lag_s := found.get("loop_lag_s", 0.0)) >= SLOW_S:
         text += f", busy for up to {lag_s:.1f} s at a time"
-    console.print(f"{found['status']}: {text}", highlight=False)
+    console.print(f"{found['status']}: {text}", markup=False, highlight=False)
     for name, why in found.get("unready", {}).items():
         console.print(f"unready: {name}: {why}", markup=False, highlight=False, soft_wrap=True)
     sys.exit(0 if found["status"] == "ok" else EXIT_FAILED)

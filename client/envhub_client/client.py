@@ -6,6 +6,7 @@ import os
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from envhub.errors import RemoteProtocolError
 from envhub.protocol.messages import Attach, Op, Question
 from envhub.transport import address as addresses
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection
@@ -100,14 +101,19 @@ class Client(AbstractContextManager["Client"]):
 
     def stats(self) -> dict[str, Any]:
         """The hub's counters."""
-        return self._rows(Op.STATS)[0]
+        return self._row(Op.STATS)
 
     def health(self) -> dict[str, Any]:
         """Whether the hub serves: ``status`` is ``ok`` or ``draining``.
 
         Also ``hub``, ``uptime_s``, ``sessions``, ``loop_lag_s``, and ``unready``: why envs cannot be made, by name.
         """
-        return self._rows(Op.HEALTH)[0]
+        return self._row(Op.HEALTH)
+
+    def _row(self, op: Op) -> dict[str, Any]:
+        if len(rows := self._rows(op)) != 1:
+            raise RemoteProtocolError(f"the hub at {self.address} answered {op.name} with {len(rows)} rows")
+        return rows[0]
 
     def _rows(self, op: Op) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self._connection.ask(op, Question(), timeout=self._timeout).message.rows

@@ -28,6 +28,7 @@ from envhub.protocol.messages import (
     Observed,
     Op,
     Question,
+    Table,
     Templates,
     pack_rows,
 )
@@ -85,6 +86,7 @@ def test_session_that_is_taken_over_has_as_many_envs_as_numbers_of_steps(lie: Ma
 
 
 SEEN = {
+    "steps that are no word": Observed(NUM_ENVS, [1 << 63] * NUM_ENVS, [True] * NUM_ENVS, [SPACE]),
     "steps of another number of envs": Observed(NUM_ENVS, [0], [True] * NUM_ENVS, [SPACE]),
     "given of another number of envs": Observed(NUM_ENVS, [0] * NUM_ENVS, [True], [SPACE]),
     "a million envs": Observed(1 << 20, [0] * NUM_ENVS, [True] * NUM_ENVS, [SPACE]),
@@ -147,6 +149,25 @@ def test_frames_of_a_step_are_counted_and_measured(frames: Sequence[bytes], copy
         envs.reset()
         with pytest.raises(envhub.errors.RemoteProtocolError):
             envs.step([0, 0])
+
+
+@pytest.mark.parametrize("env", [-1, NUM_ENVS, 1 << 40])
+def test_failure_of_an_env_that_is_none_is_a_failure(env: int) -> None:
+    failure = Failure("worker_died", "request", "it ended", env_index=env)
+    with LyingHub({Op.SEND: (Done(), ()), Op.RECEIVE: (failure, ())}) as hub, connected(hub) as envs:
+        envs.reset()
+        envs.send(np.array([0, 0]), np.array([0, 1]))
+        with pytest.raises(envhub.errors.EnvHubError):
+            envs.recv(1, timeout=10)
+
+
+@pytest.mark.parametrize("rows", [[], [{}, {}]])
+def test_health_and_counters_are_one_row(rows: list[dict[str, Any]]) -> None:
+    answer = Table(rows), ()
+    with LyingHub({Op.HEALTH: answer, Op.STATS: answer}) as hub, envhub.connect(hub.address) as client:
+        for ask in (client.health, client.stats):
+            with pytest.raises(envhub.errors.RemoteProtocolError):
+                ask()
 
 
 def test_honest_answers_are_taken() -> None:
@@ -225,6 +246,13 @@ def test_errors_that_reach_a_terminal_have_no_control_characters(failure: Failur
         text = shown(caught.value)
     assert "\\x1b]0;title\\x07" in text and "red\ttab\nnewline" in text
     assert not set(text) & set("\x1b\x07\x9b\u202e")
+
+
+def test_markup_of_a_hub_is_text() -> None:
+    row = {"status": "[link=https://elsewhere]ok[/link]", "sessions": 0, "uptime_s": 1.0}
+    with LyingHub({Op.HEALTH: (Table([row]), ())}) as hub:
+        ran = subprocess.run([sys.executable, "-m", "envhub", "health", hub.address], capture_output=True, text=True)
+    assert ran.stdout.startswith(str(row["status"]))
 
 
 def test_notices_and_env_failures_have_no_control_characters(caplog: pytest.LogCaptureFixture) -> None:

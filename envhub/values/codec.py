@@ -426,7 +426,7 @@ class _Decoder:
         if code == COMPLEX and len(blob) == 16:
             return complex(np.frombuffer(blob, np.complex128)[0])
         if code == REPR:
-            return self._represent(bytes(blob).decode("utf-8"))
+            return self._represent(bytes(blob).decode("utf-8")[:REPR_CHARS_MAX])
         if code == SPEC:
             return _spec(self.unpack(blob))
         if code == SPACE:

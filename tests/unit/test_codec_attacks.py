@@ -394,3 +394,8 @@ def test_malformed_times_are_refused(raw: Any) -> None:
 def test_malformed_specs_are_refused(blob: bytes) -> None:
     with pytest.raises(codec.DecodeError):
         codec.decode(packed(msgpack.ExtType(codec.SPEC, blob)))
+
+
+def test_text_in_place_of_a_value_is_cut_as_its_sender_should_have_cut_it() -> None:
+    blob = msgpack.packb(msgpack.ExtType(codec.REPR, "é".encode() * 10**6))
+    assert codec.decode(blob) == "é" * codec.REPR_CHARS_MAX

@@ -248,7 +248,9 @@ def login(name: str | None = None) -> None:
     from envhub.errors import HubUnreachable
 
     with _errors_in_a_line("login"):
-        text = getpass.getpass("envhub:// address: ") if sys.stdin.isatty() else sys.stdin.readline()
+        text = ""
+        if sys.stdin is not None:  # it is None where the descriptor is closed
+            text = getpass.getpass("envhub:// address: ") if sys.stdin.isatty() else sys.stdin.readline()
         address = known_hubs.with_own_key(text.strip())
         if not name:
             name = known_hubs.name_of(address)

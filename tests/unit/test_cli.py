@@ -61,3 +61,11 @@ def test_folder_in_the_place_of_a_kept_hub_or_of_the_hubs_key_is_told_in_a_line(
         assert run(*command) == 1
         (line,) = filter(None, capsys.readouterr().err.splitlines())  # an unused progress bar leaves an empty one
         assert line.startswith("envhub ") and why in line
+
+
+def test_login_without_an_input_is_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert run("login") == 1
+    assert "is no address" in capsys.readouterr().err

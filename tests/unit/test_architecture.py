@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ PACKAGES = {
     "envhub_client": ROOT / "client/envhub_client",
 }
 FILES = {str(path.relative_to(ROOT)): path for folder in PACKAGES.values() for path in sorted(folder.rglob("*.py"))}
-TREES = {name: ast.parse(path.read_text(), name) for name, path in FILES.items()}
 
 PURE = [
     "envhub/values/actions.py",
@@ -60,9 +60,19 @@ def imports(tree: ast.AST, inside: bool = False) -> Iterator[tuple[str, str, boo
             yield from imports(node, inside or isinstance(node, Function))
 
 
-NODES = {name: list(ast.walk(tree)) for name, tree in TREES.items()}
-IMPORTS = {name: list(imports(tree)) for name, tree in TREES.items()}
-CALLS = {name: [node for node in nodes if isinstance(node, ast.Call)] for name, nodes in NODES.items()}
+@cache  # and not when this is imported, which every process of a run of the tests does
+def nodes_of(name: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(FILES[name].read_text(), name)))
+
+
+@cache
+def imports_of(name: str) -> list[tuple[str, str, bool]]:
+    return list(imports(nodes_of(name)[0]))
+
+
+@cache
+def calls_of(name: str) -> list[ast.Call]:
+    return [node for node in nodes_of(name) if isinstance(node, ast.Call)]
 
 
 def of_each(names: Iterable[str]) -> Callable[[Callable[[str], None]], Callable[[], None]]:
@@ -85,7 +95,7 @@ def of_each(names: Iterable[str]) -> Callable[[Callable[[str], None]], Callable[
 
 
 def packages_imported(name: str, at_module_level: bool = False) -> set[str]:
-    return {module.partition(".")[0] for module, _, inside in IMPORTS[name] if not (at_module_level and inside)}
+    return {module.partition(".")[0] for module, _, inside in imports_of(name) if not (at_module_level and inside)}
 
 
 def dotted(node: ast.AST) -> str:
@@ -147,7 +157,7 @@ def room(place: list[str]) -> str:
 def test_room_imports_only_the_rooms_in_the_table(name: str) -> None:
     package = next(package for package, folder in PACKAGES.items() if FILES[name].is_relative_to(folder))
     own = room([package, *FILES[name].relative_to(PACKAGES[package]).parts])
-    for module, imported, _ in IMPORTS[name]:
+    for module, imported, _ in imports_of(name):
         found = [*module.split("."), imported]
         if own and found[0] == package and room(found) != own:
             assert room(found) in ROOMS[package][own] | {""}, f"{module} {imported}"
@@ -182,7 +192,7 @@ ENTRY_POINTS = {f"envhub/{Path(name).name}" for name in FILES if "/frameworks/" 
 def test_nothing_imports_an_entry_point_of_a_framework() -> None:
     modules = {name.removesuffix(".py").replace("/", ".") for name in ENTRY_POINTS}
     for name in FILES:
-        found = {module for module, _, _ in IMPORTS[name]}
+        found = {module for module, _, _ in imports_of(name)}
         assert not modules & found, name
 
 
@@ -201,17 +211,17 @@ def test_zmq_is_imported_by_the_owners_of_sockets_only(name: str) -> None:
 
 @of_each(FILES)
 def test_multiprocessing_gives_only_its_timeout_error(name: str) -> None:
-    found = {(module, what) for module, what, _ in IMPORTS[name] if module.startswith("multiprocessing")}
+    found = {(module, what) for module, what, _ in imports_of(name) if module.startswith("multiprocessing")}
     assert found <= {("multiprocessing", "TimeoutError")}
 
 
 @of_each(FILES)
 def test_only_the_zygote_forks_without_exec(name: str) -> None:
-    calls = {dotted(call.func) for call in CALLS[name]}
+    calls = {dotted(call.func) for call in calls_of(name)}
     if name == "server/envhub_server/worker/zygote.py":
         calls.remove("os.fork")
     assert not {"os.fork", "os.forkpty", "pty.fork", "asyncio.run"} & calls
-    keywords = {word.arg for call in CALLS[name] for word in call.keywords}
+    keywords = {word.arg for call in calls_of(name) for word in call.keywords}
     assert "preexec_fn" not in keywords
 
 
@@ -219,7 +229,7 @@ def test_only_the_zygote_forks_without_exec(name: str) -> None:
 
 
 def test_every_class_has_a_name_of_its_own() -> None:
-    places = [(node.name, name) for name, nodes in NODES.items() for node in nodes if isinstance(node, ast.ClassDef)]
+    places = [(node.name, name) for name in FILES for node in nodes_of(name) if isinstance(node, ast.ClassDef)]
     names = Counter(name for name, _ in places)
     assert not sorted(place for place in places if names[place[0]] > 1)
 
@@ -251,8 +261,8 @@ def test_protocol_knows_no_gymnasium(name: str) -> None:
 
 
 def test_no_module_reads_the_wall_clock() -> None:
-    for name, found in CALLS.items():
-        calls = {dotted(call.func) for call in found}
+    for name in FILES:
+        calls = {dotted(call.func) for call in calls_of(name)}
         assert not {"time.time", "datetime.now", "datetime.datetime.now"} & calls, name
 
 
@@ -264,7 +274,7 @@ DANGERS = {"recv_pyobj", "recv_serialized", "patch", "eval", "exec"}
 
 def unpicklings(name: str) -> list[ast.AST]:
     """Every mention of a function that unpickles, called or not."""
-    return [node for node in NODES[name] if dotted(node) in UNPICKLERS]
+    return [node for node in nodes_of(name) if dotted(node) in UNPICKLERS]
 
 
 @of_each(FILES)
@@ -276,9 +286,9 @@ def test_only_workers_and_the_codecs_one_exception_unpickle(name: str) -> None:
 @of_each(FILES)
 def test_pickle_is_always_called_by_its_full_name(name: str) -> None:
     # Otherwise the test above would not see it.
-    found = [(module, what) for module, what, _ in IMPORTS[name] if "pickle" in module and what]
+    found = [(module, what) for module, what, _ in imports_of(name) if "pickle" in module and what]
     assert found == []
-    aliases = [alias for node in NODES[name] if isinstance(node, ast.Import) for alias in node.names]
+    aliases = [alias for node in nodes_of(name) if isinstance(node, ast.Import) for alias in node.names]
     assert not [alias.name for alias in aliases if "pickle" in alias.name and alias.asname]
 
 
@@ -286,7 +296,7 @@ def test_codec_unpickles_only_where_the_caller_allows_it() -> None:
     (unpickling,) = unpicklings("envhub/values/codec.py")
     guards = [
         ast.unparse(node.test)
-        for node in NODES["envhub/values/codec.py"]
+        for node in nodes_of("envhub/values/codec.py")
         if isinstance(node, ast.If) and any(inner is unpickling for line in node.body for inner in ast.walk(line))
     ]
     assert guards == ["code == PICKLE and self._allow_pickle"]
@@ -294,7 +304,7 @@ def test_codec_unpickles_only_where_the_caller_allows_it() -> None:
 
 @of_each(FILES)
 def test_no_other_way_to_run_what_came_over_a_socket(name: str) -> None:
-    for call in CALLS[name]:
+    for call in calls_of(name):
         called = dotted(call.func)
         assert called.rpartition(".")[2] not in DANGERS, called
         assert not called.startswith(("marshal.", "shelve.", "dill.", "joblib.")), called
@@ -302,12 +312,12 @@ def test_no_other_way_to_run_what_came_over_a_socket(name: str) -> None:
 
 
 def test_stock_decoder_is_called_behind_the_check_only() -> None:
-    for name, nodes in NODES.items():
-        uses = [node for node in nodes if dotted(node).startswith("msgpack_numpy.")]
+    for name in FILES:
+        uses = [node for node in nodes_of(name) if dotted(node).startswith("msgpack_numpy.")]
         assert name == "envhub/values/codec.py" or uses == [], name
     found = [
         (function.name, node.lineno)
-        for function in ast.walk(TREES["envhub/values/codec.py"])
+        for function in nodes_of("envhub/values/codec.py")
         if isinstance(function, ast.FunctionDef)
         for node in ast.walk(function)
         if dotted(node) == "msgpack_numpy.decode"
@@ -349,10 +359,10 @@ def old_python_files() -> list[str]:
 
 def test_files_for_python_3_8_evaluate_no_generics_that_it_lacks() -> None:
     for name in old_python_files():
-        lacking = BUILTINS_WITHOUT_ITEMS | {what for module, what, _ in IMPORTS[name] if module == "collections.abc"}
-        slots = [getattr(node, slot, None) for node in NODES[name] for slot in ("annotation", "returns")]
+        lacking = BUILTINS_WITHOUT_ITEMS | {what for module, what, _ in imports_of(name) if module == "collections.abc"}
+        slots = [getattr(node, slot, None) for node in nodes_of(name) for slot in ("annotation", "returns")]
         annotations = {inner for slot in slots if isinstance(slot, ast.AST) for inner in ast.walk(slot)}
-        evaluated = [node for node in NODES[name] if isinstance(node, ast.Subscript) and node not in annotations]
+        evaluated = [node for node in nodes_of(name) if isinstance(node, ast.Subscript) and node not in annotations]
         assert not [ast.unparse(node) for node in evaluated if dotted(node.value) in lacking], name
 
 

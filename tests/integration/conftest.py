@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 
@@ -8,9 +9,11 @@ import pytest
 
 os.environ["ENVHUB_CACHE"] = "off"  # what other runs of the tests have learned must not decide anything here
 
+from envhub_client.session.faults import FaultOptions
 from hubs import ServedHub, serve, wait_until, worker_processes
 from sims import OFFERED
 
+RESTARTED_S = 60.0
 LANES = ["embedded", "ipc", "tcp"]
 # Test modules with envs, which go to workers by value: a worker that imported the module would import pytest, too.
 BY_VALUE = ["test_any_space", "test_defects", "test_hub_loss", "test_infos", "test_interrupts", "test_partial"]
@@ -41,6 +44,14 @@ def lane_address(request: pytest.FixtureRequest, lane: str) -> str | None:
         return None
     served: ServedHub = request.getfixturevalue("hub")
     return served.ipc if lane == "ipc" else served.tcp
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step waits for an env that is being restarted; on a slow machine that takes longer than ``restart_wait``."""
+    defaults = {field.name: field.default for field in dataclasses.fields(FaultOptions)}
+    values = tuple({**defaults, "restart_wait": RESTARTED_S}.values())
+    monkeypatch.setattr(FaultOptions.__init__, "__defaults__", values)
 
 
 @pytest.fixture(autouse=True)

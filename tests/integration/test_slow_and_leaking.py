@@ -315,11 +315,16 @@ def test_no_action_that_travels_out_of_band_is_taken_twice_when_a_worker_is_recy
     how = {"autoreset_mode": "SameStep", "recycle": {"episodes": 3}, "lane": lane}
     with closing(envhub.make_vec(partial(Words, 5), **how)) as envs:
         envs.reset(seed=1)
-        first = envs.call("pid")
-        for number in range(500):
-            observations, _, terminations, _, infos = envs.step((str(number),))
-            assert (infos["final_obs"][0] if terminations[0] else observations[0]).tolist() == [number]
-        assert envs.call("pid") != first
+        pids, numbers = {envs.call("pid")}, itertools.count()
+
+        def recycled() -> bool:
+            for number in itertools.islice(numbers, 100):
+                observations, _, terminations, _, infos = envs.step((str(number),))
+                assert (infos["final_obs"][0] if terminations[0] else observations[0]).tolist() == [number]
+            pids.add(envs.call("pid"))
+            return len(pids) > 2
+
+        assert wait_until(recycled)
 
 
 def test_env_that_its_program_resets_is_recycled_at_an_episodes_end() -> None:

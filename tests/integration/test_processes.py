@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import sims
+from envhub_client.private_hub.process import private_hub
 from envhub_server.network import descriptor_guard
 from envhub_server.processes.zygote_process import ZygoteProcess
 from envhub_server.session.worker_count import SHARE
@@ -93,8 +94,9 @@ def test_variable_that_any_process_may_change_needs_no_new_zygote(monkeypatch: p
 def test_workers_outlive_the_change_to_another_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(envhub.make_vec([sims.Counter], 1)) as before:
         before.reset()
-        (hub,) = [child for child in psutil.Process().children() if "envhub_server.private_hub" in str(child.cmdline())]
-        (old,) = [child for child in hub.children() if child.name() == "envhub-zygote"]
+        hub = psutil.Process(private_hub().pid)
+        assert wait_until(lambda: len(below(hub)) == 1)  # that of an earlier test may have been about to end
+        old = psutil.Process(below(hub)[0][0])
         monkeypatch.setenv("LD_TEST_ANOTHER_WORLD", "1")
         with closing(envhub.make_vec([sims.Counter], 1)) as after:
             after.reset()

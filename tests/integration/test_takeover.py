@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hubs import HERE, ServedHub, serve, wait_until
+from hubs import HERE, ServedHub, serve, stopped, wait_until
 
 import envhub
 
@@ -62,7 +62,9 @@ def test_session_that_was_left_goes_on_in_the_same_episode(client: envhub.Client
 def test_old_holder_is_locked_out_and_its_step_is_finished(client: envhub.Client, lane: str) -> None:
     old = client.make_vec("naughty", 3, num_workers=3, lane=lane)
     old.reset()
-    old.step_async(np.array([6, 0, 0]))  # sleeps
+    with stopped(*old.call("pid")):
+        old.step_async(np.array([6, 0, 0]))  # sleeps
+        assert lane == "auto" or wait_until(lambda: client.sessions()[-1]["phase"] == "moving")  # the hub has it
     envs = client.attach(old.token)
     assert envs.observe().observations[:, 0].tolist() == [1, 1, 1]
     if lane == "wire":

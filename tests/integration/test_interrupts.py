@@ -312,8 +312,12 @@ def test_interrupt_anywhere_in_hearing_of_a_cut_leaves_the_next_one_to_be_heard(
         def leased() -> bool:
             return any(session["leased"] for session in client.sessions())
 
-        wire.cut()
-        places.during(tend)
+        def heard() -> bool:
+            wire.cut()
+            places.during(tend)
+            return {"disconnected", "connected"} <= {place.function for place in places.found}
+
+        assert wait_until(heard)  # and not the thread that keeps the connection alive
         for place in [place for place in places.found if place.function == "_on_monitor"]:
             interrupt = Interrupt(1, place)
             wire.cut()

@@ -278,6 +278,7 @@ for bell in (lane._bell, *lane._bells):
     except BlockingIOError:
         pass
     fcntl.fcntl(bell, fcntl.F_SETFL, fcntl.fcntl(bell, fcntl.F_GETFL) & ~os.O_NONBLOCK)
+print("scribbled", flush=True)
 {then}
 """
 
@@ -295,12 +296,12 @@ def test_client_that_scribbles_over_its_memory_harms_only_itself(brief_hub: Serv
     other = envhub.make_vec("counter", 2, hub=brief_hub.ipc)
     other.reset()
     program = [sys.executable, "-c", SCRIBBLER.format(hub=brief_hub.ipc, then=then)]
-    client = subprocess.Popen(program, stderr=subprocess.DEVNULL)
-    for number in range(60):
-        assert other.step([number, 1])[1].tolist() == [number, 1] and other.get_attr("count") == (number + 1,) * 2
-        time.sleep(0.02)
-    client.kill()
-    client.wait()
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as client:
+        assert client.stdout is not None and client.stdout.readline() == b"scribbled\n"
+        for number in range(60):
+            assert other.step([number, 1])[1].tolist() == [number, 1] and other.get_attr("count") == (number + 1,) * 2
+            time.sleep(0.005)
+        client.kill()
     assert brief_hub.process.poll() is None and "internal_error" not in brief_hub.log
     other.close()
 

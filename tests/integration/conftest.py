@@ -14,7 +14,7 @@ from hubs import ServedHub, serve, wait_until, worker_processes
 from sims import OFFERED
 
 RESTARTED_S = 60.0
-LANES = ["embedded", "ipc", "tcp"]
+LANES = ["embedded", "ipc", "tcp"]  # every way to reach a hub, as the fixture ``address`` takes them
 # Test modules with envs, which go to workers by value: a worker that imported the module would import pytest, too.
 BY_VALUE = ["test_any_space", "test_defects", "test_hub_loss", "test_infos", "test_interrupts", "test_partial"]
 BY_VALUE += ["test_drop_in", "test_shared_lane", "test_slow_and_leaking", "test_workers"]

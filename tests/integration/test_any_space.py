@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import sims
+from combinations import each_value
 from conftest import LANES, lane_address
 from gymnasium import spaces as gym_spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -183,8 +184,9 @@ def test_many_spaces_and_infos_arrive_as_from_sync_vector_env(
     check_random_ones(lane_address(request, lane), mode, settings(EXAMPLES, max_examples=examples))
 
 
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-@pytest.mark.parametrize("shape", [(0,), (2, 0)])
+@pytest.mark.parametrize(
+    ("address", "mode", "shape"), each_value(LANES, list(AutoresetMode), [(0,), (2, 0)]), indirect=["address"]
+)
 def test_observations_may_have_no_elements(address: str | None, mode: AutoresetMode, shape: tuple[int, ...]) -> None:
     empty = gym_spaces.Box(-1, 1, shape, np.float32)
     for space in (empty, gym_spaces.Tuple([empty])):

@@ -19,6 +19,8 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import sims
+from combinations import each_value
+from conftest import LANES
 from envhub_server.catalog.admission import WRAPPER_NAMES
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -100,7 +102,7 @@ def test_no_more_envs_run_at_once_than_asked_for(tmp_path: Path) -> None:
 # --- infos that cannot be carried -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize(("address", "mode"), each_value(LANES, AutoresetMode), indirect=["address"])
 def test_what_no_codec_carries_arrives_as_its_repr_and_is_listed(
     address: str | None, mode: AutoresetMode, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -82,9 +82,13 @@ def check(name: str, address: str | None, workers: int, mode: AutoresetMode, ste
         envs.close()
 
 
+# Each worker imports a library that takes a second.
+SLOW = {("ALE/Pong-v5", "embedded"), ("HalfCheetah-v5", "tcp"), *((name, "ipc") for name in ENVS)}
 SHORT = [
     *(
-        pytest.param(name, lane, workers, AutoresetMode.NEXT_STEP, marks=pytest.mark.long if lane == "ipc" else ())
+        pytest.param(
+            name, lane, workers, AutoresetMode.NEXT_STEP, marks=pytest.mark.long if (name, lane) in SLOW else ()
+        )
         for name in ENVS
         for lane, workers in zip(LANES, (3, 1, 2), strict=True)
     ),

@@ -18,6 +18,8 @@ import numpy as np
 import psutil
 import pytest
 import sims
+from combinations import each_value
+from conftest import LANES
 from hubs import HERE, ServedHub, lives, serve, stopped, wait_until, worker_processes
 
 import envhub
@@ -157,8 +159,13 @@ def test_space_of_ones_own_is_refused_on_the_network_with_the_reason(hub: Served
 # --- processes that end -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("action", "how"), [(3, "SIGKILL"), (4, "SIGSEGV"), (5, "exited with status 3")])
-def test_worker_that_dies_mid_step_can_raise_an_error(address: str | None, action: int, how: str) -> None:
+@pytest.mark.parametrize(
+    ("address", "ends"),
+    each_value(LANES, [(3, "SIGKILL"), (4, "SIGSEGV"), (5, "exited with status 3")]),
+    indirect=["address"],
+)
+def test_worker_that_dies_mid_step_can_raise_an_error(address: str | None, ends: tuple[int, str]) -> None:
+    action, how = ends
     envs = make("naughty", 4, address, num_workers=2, on_crash="raise")
     envs.reset()
     begun = time.monotonic()

@@ -12,6 +12,8 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import sims
+from combinations import each_value
+from conftest import LANES
 from hubs import ServedHub, serve
 
 import envhub
@@ -20,9 +22,10 @@ import envhub
 
 
 @pytest.mark.parametrize(
-    ("wrong", "right"), [("num_worker", "num_workers"), ("on_crahs", "on_crash"), ("lanes", "lane")]
+    ("address", "wrong"), each_value(LANES, ["num_worker", "on_crahs", "lanes"]), indirect=["address"]
 )
-def test_misspelt_keyword_is_named_with_the_right_one(address: str | None, wrong: str, right: str) -> None:
+def test_misspelt_keyword_is_named_with_the_right_one(address: str | None, wrong: str) -> None:
+    right = {"num_worker": "num_workers", "on_crahs": "on_crash", "lanes": "lane"}[wrong]
     with pytest.raises(TypeError, match=f"neither make_vec nor the env takes '{wrong}'; did you mean '{right}'"):
         envhub.make_vec("CartPole-v1", num_envs=2, hub=address, **{wrong: 3})  # type: ignore[arg-type]
 

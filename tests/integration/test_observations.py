@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import odd_sims
 import pytest
+from combinations import each_value
+from conftest import LANES
 from hubs import ServedHub, serve, wait_until
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -27,7 +29,7 @@ def ill_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
         yield hub
 
 
-@pytest.fixture(params=["embedded", pytest.param("ipc", marks=pytest.mark.long), "tcp"])
+@pytest.fixture
 def place(request: pytest.FixtureRequest, ill_hub: ServedHub) -> str | None:
     return None if request.param == "embedded" else getattr(ill_hub, request.param)
 
@@ -56,7 +58,7 @@ def goes_on(envs: envhub.HubVectorEnv) -> bool:
     return bool(envs.step(np.zeros(2, int))[1].tolist() == [1.0, 1.0])
 
 
-@pytest.mark.parametrize("illness", UNFIT)
+@pytest.mark.parametrize(("place", "illness"), each_value(LANES, UNFIT), indirect=["place"])
 def test_observation_that_does_not_fit_its_space_is_an_error_of_the_env(place: str | None, illness: str) -> None:
     with made(place, illness) as envs:
         with pytest.raises((ValueError, TypeError)) as caught:
@@ -65,7 +67,7 @@ def test_observation_that_does_not_fit_its_space_is_an_error_of_the_env(place: s
         assert goes_on(envs)
 
 
-@pytest.mark.parametrize("illness", UNFIT)
+@pytest.mark.parametrize(("place", "illness"), each_value(LANES, UNFIT), indirect=["place"])
 def test_with_on_exception_it_is_a_truncation(place: str | None, illness: str) -> None:
     with made(place, illness, on_exception="truncate", restarts_max=1000) as envs:
         _, _, _, truncations, infos = stepped(envs)
@@ -74,7 +76,7 @@ def test_with_on_exception_it_is_a_truncation(place: str | None, illness: str) -
         assert goes_on(envs)
 
 
-@pytest.mark.parametrize("illness", NOT_FINITE)
+@pytest.mark.parametrize(("place", "illness"), each_value(LANES, NOT_FINITE), indirect=["place"])
 def test_what_is_not_finite_passes_as_in_gymnasium(place: str | None, illness: str) -> None:
     with made(place, illness) as envs:
         observations, rewards, *_ = stepped(envs)
@@ -82,7 +84,7 @@ def test_what_is_not_finite_passes_as_in_gymnasium(place: str | None, illness: s
         assert goes_on(envs)
 
 
-@pytest.mark.parametrize("illness", NOT_FINITE)
+@pytest.mark.parametrize(("place", "illness"), each_value(LANES, NOT_FINITE), indirect=["place"])
 def test_what_is_not_finite_raises_if_so_wished(place: str | None, illness: str) -> None:
     with made(place, illness, on_invalid="raise") as envs:
         with pytest.raises(Exception, match=r"not finite|a reward of nan") as caught:
@@ -91,7 +93,7 @@ def test_what_is_not_finite_raises_if_so_wished(place: str | None, illness: str)
         assert goes_on(envs)
 
 
-@pytest.mark.parametrize("illness", NOT_FINITE)
+@pytest.mark.parametrize(("place", "illness"), each_value(LANES, NOT_FINITE), indirect=["place"])
 def test_what_is_not_finite_is_a_truncation_if_so_wished(place: str | None, illness: str) -> None:
     with made(place, illness, on_invalid="truncate", restarts_max=1000) as envs:
         observations, rewards, _, truncations, infos = stepped(envs)

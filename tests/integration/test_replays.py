@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from brittle import CAUSES, Brittle
-from conftest import lane_address
+from conftest import LANES, lane_address
 from envhub_client.private_hub.process import private_hub
 from envhub_server import replay
 from envhub_server.catalog.replay_folder import files_in
@@ -67,6 +68,12 @@ def failures(envs: envhub.HubVectorEnv, count: int) -> list[envhub.EnvFailure]:
     return found[:count]
 
 
+def some_of(*few: tuple[str, str], among: Iterable[str]) -> list[Any]:
+    """All of these on every lane, of which all but a few are long."""
+    combined = itertools.product(LANES, among)
+    return [pytest.param(*each, marks=() if each in few else pytest.mark.long) for each in combined]
+
+
 def path_of(failure: envhub.EnvFailure | envhub.EnvRaised) -> Path:
     path = FOLDER / f"{failure.replay}.replay"
     assert failure.replay and wait_until(path.exists, 10)  # the hub writes it a moment after it tells of the failure
@@ -78,7 +85,7 @@ def run(failure: envhub.EnvFailure | envhub.EnvRaised) -> replay.Comparison:
 
 
 @pytest.mark.parametrize(
-    "cause", [pytest.param(cause, marks=() if cause in ("exception", "exit") else pytest.mark.long) for cause in CAUSES]
+    ("address", "cause"), some_of(("embedded", "exception"), ("tcp", "exit"), among=CAUSES), indirect=["address"]
 )
 def test_failed_env_fails_alike_when_it_is_run_again(cause: str, address: str | None) -> None:
     with made(address, cause) as envs:
@@ -442,12 +449,12 @@ def test_debugger_that_is_left_ends_the_run_without_a_verdict(arguments: tuple[s
 
 
 @pytest.mark.parametrize(
-    "env",
-    [
-        "CartPole-v1",
-        "Blackjack-v1",
-        *(pytest.param(env, marks=pytest.mark.long) for env in ("HalfCheetah-v5", "ALE/Pong-v5")),
-    ],
+    ("address", "env"),
+    some_of(
+        *(("embedded", "CartPole-v1"), ("tcp", "Blackjack-v1")),
+        among=["CartPole-v1", "Blackjack-v1", "HalfCheetah-v5", "ALE/Pong-v5"],
+    ),
+    indirect=["address"],
 )
 def test_env_that_was_killed_observes_the_same_again(
     env: str, address: str | None, request: pytest.FixtureRequest

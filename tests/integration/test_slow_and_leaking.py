@@ -18,6 +18,8 @@ import pytest
 import sims
 import test_placement
 import vector_sims
+from combinations import each_value
+from conftest import LANES
 from envhub_server.processes.memory_use import memory_bytes
 from gymnasium.vector import AutoresetMode
 from hubs import ServedHub, kill_worker, wait_until, worker_processes
@@ -48,7 +50,9 @@ def step_until_failure(envs: envhub.HubVectorEnv, actions: list[int]) -> tuple[n
     raise AssertionError("no env was truncated")
 
 
-@pytest.mark.parametrize("by", ["itself", "by_child", "by_daemon"])
+@pytest.mark.parametrize(
+    ("address", "by"), each_value(LANES, ["itself", "by_child", "by_daemon"]), indirect=["address"]
+)
 def test_worker_with_too_much_memory_is_a_truncation_that_says_so(address: str | None, by: str) -> None:
     arguments = {} if by == "itself" else {by: True}
     with closing(make(sims.Hoarder, 2, address, num_workers=2, memory_max=MEMORY_MAX, env_kwargs=arguments)) as envs:
@@ -185,7 +189,9 @@ class Run:
             self.until(int(self.ended.min()) + 1)
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize(
+    ("address", "mode"), each_value(LANES, [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]), indirect=["address"]
+)
 def test_leaking_env_is_recycled_and_nothing_is_seen_of_it(address: str | None, mode: AutoresetMode) -> None:
     recycle = {"episodes": 10}
     with closing(make(sims.Leaky, 2, address, num_workers=2, recycle=recycle, autoreset_mode=mode)) as envs:

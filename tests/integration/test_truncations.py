@@ -16,6 +16,8 @@ import faulty
 import numpy as np
 import psutil
 import pytest
+from combinations import each_value
+from conftest import LANES
 from faulty import EXIT, HOLD_GIL, KILL, RAISE, SEGFAULT, SLEEP
 from hubs import ServedHub, kill_worker, wait_until
 
@@ -48,13 +50,11 @@ def step(envs: envhub.HubVectorEnv, *actions: int) -> tuple[Any, ...]:
 # --- crashes ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("action", "told"),
-    [(KILL, ("SIGKILL", None)), (SEGFAULT, ("SIGSEGV", None)), (EXIT, ("", 7))],
-)
+@pytest.mark.parametrize(("address", "action"), each_value(LANES, [KILL, SEGFAULT, EXIT]), indirect=["address"])
 def test_env_that_dies_is_truncated_at_its_last_observation_and_the_others_go_on(
-    address: str | None, action: int, told: tuple[str, int | None]
+    address: str | None, action: int
 ) -> None:
+    told = {KILL: ("SIGKILL", None), SEGFAULT: ("SIGSEGV", None), EXIT: ("", 7)}[action]
     with made(address) as envs:
         first = envs.reset(seed=3)[0]
         step(envs, 0, 0, 0)

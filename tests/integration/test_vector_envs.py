@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import sims
 import vector_sims
+from combinations import each_value
 from envhub_client.tools.conformance.conformance import examine
 from faulty import EXIT, RAISE, SLEEP
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -37,8 +38,7 @@ def test_vector_env_of_gymnasium_gives_what_it_gives_directly(how: dict[str, Any
         assert envs.get_attr("gravity") == (9.8,) * 8 and envs.spec.kwargs["vectorization_mode"] == "vector_entry_point"
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("how", LANES, ids=str)
+@pytest.mark.parametrize(("how", "mode"), each_value(LANES, MODES), ids=str)
 def test_infos_seeds_options_and_masks_are_those_of_direct_use(how: dict[str, Any], mode: str) -> None:
     direct = vector_sims.chatty(6, AutoresetMode(mode))
     with closing(envhub.make_vec(vector_sims.chatty, 6, vector=True, autoreset_mode=mode, **how)) as envs:

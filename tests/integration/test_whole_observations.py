@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import every_pair
 from faulty import KILL, RAISE
 from hubs import ServedHub, serve, wait_until
 
@@ -59,18 +60,14 @@ def _pid(envs: envhub.HubVectorEnv, row: int) -> int | None:
         return None
 
 
-@pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("repeats", [SHORT, LONG])
 @pytest.mark.parametrize(
-    ("first", "then", "policy"),
-    [
-        (RAISE, KILL, {}),
-        (KILL, RAISE, {"on_crash": "raise", "on_exception": "truncate"}),
-    ],
+    ("lane", "repeats", "first"), every_pair(LANES, [SHORT, LONG], [RAISE, KILL], some=(), others=pytest.mark.long)
 )
 def test_truncation_after_a_step_that_raised_is_of_one_step(
-    parts: ServedHub, lane: str, repeats: int, first: int, then: int, policy: dict[str, str]
+    parts: ServedHub, lane: str, repeats: int, first: int
 ) -> None:
+    policy = {} if first == RAISE else {"on_crash": "raise", "on_exception": "truncate"}
+    then = KILL if first == RAISE else RAISE
     with closing(make(parts, lane, repeats, **policy)) as envs:
         assert steps_of(envs.reset()[0], repeats) == [0, 0, 0]
         assert steps_of(envs.step(np.full(3, STEP))[0], repeats) == [1, 1, 1]
@@ -102,9 +99,10 @@ def test_env_that_is_down_for_a_while_shows_one_step(parts: ServedHub, lane: str
                 break
 
 
-@pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("repeats", [SHORT, LONG])
-@pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
+@pytest.mark.parametrize(
+    ("lane", "repeats", "mode"),
+    every_pair(LANES, [SHORT, LONG], ["NextStep", "Disabled"], some=(), others=pytest.mark.long),
+)
 def test_env_rebuilt_after_a_step_that_raised_shows_one_step(
     parts: ServedHub, lane: str, repeats: int, mode: str
 ) -> None:

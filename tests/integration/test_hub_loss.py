@@ -20,7 +20,6 @@ import numpy as np
 import psutil
 import pytest
 import sims
-from combinations import every_pair
 from envhub_client.private_hub.process import private_hub
 from gymnasium import spaces
 from hubs import ServedHub, lives, serve, wait_until, worker_processes
@@ -391,31 +390,41 @@ def step_on(envs: envhub.HubVectorEnv, states: list[int], mode: str) -> None:
 WHERES = ["private", "private, wire", "ipc", "ipc, stopped", "tcp", "tcp, stopped"]
 
 
-@pytest.mark.parametrize(("where", "request_", "mode"), every_pair(WHERES, REQUESTS, MODES))
-def test_hub_loss_before_every_request(tmp_path: Path, where: str, request_: str, mode: str) -> None:
-    if where.startswith("private") and request_ == "detach":
-        pytest.skip("only sessions of served hubs can be detached")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("where", WHERES)
+@pytest.mark.parametrize(
+    "turn", [pytest.param(turn, marks=pytest.mark.chaos if turn else pytest.mark.long) for turn in range(len(MODES))]
+)
+def test_hub_loss_before_every_request(tmp_path: Path, where: str, turn: int) -> None:
+    """One hub after the other is lost; each turn has each request in one mode, and each place has all modes."""
     kind, _, how = where.partition(", ")
-    lane = "wire" if how == "wire" else "auto"
-    options: dict[str, Any] = {"autoreset_mode": mode, "on_hub_loss": "recreate", "num_workers": 2, "lane": lane}
+    options = {"on_hub_loss": "recreate", "num_workers": 2, "lane": "wire" if how == "wire" else "auto"}
     with contextlib.ExitStack() as held:
         if kind == "private":
-            envs = envhub.make_vec([sims.Counter] * ROWS, **options)
+            make: Callable[..., Any] = partial(envhub.make_vec, [sims.Counter] * ROWS)
             lose: Callable[[], Any] = kill_private_hub
         else:
             address, replace = held.enter_context(hubs_in_turn(tmp_path, kind))
-            envs = envhub.make_vec("counter", ROWS, hub=address, **options)
+            make = partial(envhub.make_vec, "counter", ROWS, hub=address)
             lose = partial(replace, signal.SIGTERM if how == "stopped" else signal.SIGKILL)
-        held.enter_context(closing(envs))
-        envs.reset()
-        for _ in range(LAST):
-            envs.step([0] * ROWS)
-        lose()
-        states = REQUESTS[request_](envs)
-        for _ in range(3):
-            step_on(envs, states, mode)
-        assert envs.reset()[0][:, 0].tolist() == [0] * ROWS
-        step_on(envs, [0] * ROWS, mode)
+        for number, request in enumerate(REQUESTS):
+            if kind == "private" and request == "detach":
+                continue  # only sessions of served hubs can be detached
+            mode = MODES[(number + WHERES.index(where) + turn) % len(MODES)]
+            with closing(make(autoreset_mode=mode, **options)) as envs:
+                lose_before(REQUESTS[request], envs, mode, lose)
+
+
+def lose_before(request: Request, envs: envhub.HubVectorEnv, mode: str, lose: Callable[[], Any]) -> None:
+    envs.reset()
+    for _ in range(LAST):
+        envs.step([0] * ROWS)
+    lose()
+    states = request(envs)
+    for _ in range(3):
+        step_on(envs, states, mode)
+    assert envs.reset()[0][:, 0].tolist() == [0] * ROWS
+    step_on(envs, [0] * ROWS, mode)
 
 
 @pytest.mark.parametrize(

@@ -166,8 +166,11 @@ def make(hub: ServedHub, name: str, num_envs: int, lane: str = "shared", **optio
     "mode", ["NextStep", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("SameStep", "Disabled"))]
 )
 @pytest.mark.parametrize("name", ["pole", pytest.param("poles", marks=pytest.mark.long)])
-def test_data_read_back_is_what_clients_of_every_lane_saw(hub: ServedHub, tmp_path: Path, name: str, mode: str) -> None:
-    for count, lane in enumerate(["shared", "wire", "tcp"], 1):
+@pytest.mark.parametrize("lanes", [("shared", "tcp"), pytest.param(("wire",), marks=pytest.mark.long)], ids=str)
+def test_data_read_back_is_what_clients_of_every_lane_saw(
+    hub: ServedHub, tmp_path: Path, lanes: tuple[str, ...], name: str, mode: str
+) -> None:
+    for count, lane in enumerate(lanes, 1):
         envs = make(hub, name, 5, lane, num_workers=2, autoreset_mode=mode)
         witness = Witness(envs)
         envs.action_space.seed(count)
@@ -237,7 +240,10 @@ def test_native_vector_env_is_recorded_as_seen(hub: ServedHub, tmp_path: Path, m
     witness.assert_recorded(written(hub, tmp_path))
 
 
-@pytest.mark.parametrize(("name", "some", "others"), [("pole", [0, 3], [1, 2]), ("poles", [0, 2], [1, 3])])
+@pytest.mark.parametrize(
+    ("name", "some", "others"),
+    [("pole", [0, 3], [1, 2]), pytest.param("poles", [0, 2], [1, 3], marks=pytest.mark.long)],
+)
 def test_parts_of_a_batch_are_recorded(
     hub: ServedHub, tmp_path: Path, name: str, some: list[int], others: list[int]
 ) -> None:

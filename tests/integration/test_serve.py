@@ -29,7 +29,7 @@ def command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGINT])
 def test_signal_ends_a_hub_with_an_idle_session_at_once_with_0_and_nothing_is_left(tmp_path: Path, number: int) -> None:
     with serve(tmp_path, "CartPole-v1") as hub:
         envs = envhub.make_vec("CartPole-v1", 4, hub=hub.tcp)

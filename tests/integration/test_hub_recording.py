@@ -163,12 +163,21 @@ def make(hub: ServedHub, name: str, num_envs: int, lane: str = "shared", **optio
 
 
 @pytest.mark.parametrize(
-    "mode", ["NextStep", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("SameStep", "Disabled"))]
+    ("name", "mode", "lanes"),
+    [
+        ("pole", "NextStep", ["shared", "tcp"]),
+        pytest.param("pole", "NextStep", ["wire"], marks=pytest.mark.long),
+        *(
+            pytest.param(name, mode, ["shared", "wire", "tcp"], marks=pytest.mark.long)
+            for name in ("pole", "poles")
+            for mode in MODES
+            if (name, mode) != ("pole", "NextStep")
+        ),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("name", ["pole", pytest.param("poles", marks=pytest.mark.long)])
-@pytest.mark.parametrize("lanes", [("shared", "tcp"), pytest.param(("wire",), marks=pytest.mark.long)], ids=str)
 def test_data_read_back_is_what_clients_of_every_lane_saw(
-    hub: ServedHub, tmp_path: Path, lanes: tuple[str, ...], name: str, mode: str
+    hub: ServedHub, tmp_path: Path, name: str, mode: str, lanes: list[str]
 ) -> None:
     for count, lane in enumerate(lanes, 1):
         envs = make(hub, name, 5, lane, num_workers=2, autoreset_mode=mode)

@@ -16,7 +16,7 @@ from envhub_server.ipc import process_marks
 from envhub_server.processes import hub_process
 from envhub_server.processes.interpreter import OWN, environment_of
 from envhub_server.processes.zygote_process import ZygoteProcess
-from envhub_server.worker.bootstrap import PR_SET_PDEATHSIG
+from envhub_server.worker.bootstrap import PR_SET_PDEATHSIG, leave_terminal
 
 if TYPE_CHECKING:
     from envhub_server.hub.hub import Hub
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 def main(address: str, owner: int, ready_fd: int) -> None:
     """Serve the program behind the pidfd ``owner`` on this address until it ends."""
+    leave_terminal()
     # If this process is stopped when its program ends, it must continue, to end itself.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     hub_process.prepare()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import pty
 import statistics
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -68,7 +71,38 @@ def test_worker_has_not_half_as_much_again_for_itself_as_one_that_a_program_fork
     assert own <= MEMORY_RATIO_MAX * theirs, (own, theirs)
 
 
-def test_workers_are_in_the_session_of_their_zygote_and_in_groups_of_their_own(envs: envhub.HubVectorEnv) -> None:
-    sessions = {os.getsid(process.pid) for process in workers()}
-    assert len(sessions) == 1
-    assert {os.getpgid(process.pid) for process in workers()} == {process.pid for process in workers()}
+def test_hub_and_workers_are_in_the_session_of_their_program_and_in_groups_of_their_own(
+    envs: envhub.HubVectorEnv,
+) -> None:
+    hub = psutil.Process(private_hub().pid)
+    processes = [hub, *hub.children()]
+    assert {os.getsid(process.pid) for process in processes} == {os.getsid(0)}
+    assert {os.getpgid(process.pid) for process in processes} == {process.pid for process in processes}
+
+
+ON_A_TERMINAL = """
+import fcntl, signal, sys, termios
+fcntl.ioctl(sys.stdin, termios.TIOCSCTTY, 0)
+import envhub, psutil
+envs = envhub.make_vec("CartPole-v1", 2, num_workers=2)
+envs.reset(seed=1)
+everybody = psutil.Process().children(recursive=True)
+try:
+    print(len(everybody), {process.terminal() for process in everybody}, flush=True)
+    signal.pause()
+except KeyboardInterrupt:
+    envs.step([0, 0])
+    print("stepped", flush=True)
+"""
+
+
+def test_ctrl_c_on_the_terminal_is_for_the_program_only() -> None:
+    ours, theirs = pty.openpty()
+    code = [sys.executable, "-c", ON_A_TERMINAL]
+    program = subprocess.Popen(code, stdin=theirs, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    with closing(open(ours, "wb", buffering=0)) as terminal, program:
+        os.close(theirs)
+        assert program.stdout is not None
+        assert program.stdout.readline() == "4 {None}\n"  # the hub, its zygote and two workers
+        terminal.write(b"\x03")
+        assert program.stdout.readline() == "stepped\n"

@@ -22,7 +22,9 @@ _WORKER = "envhub_server.worker.zygote"  # only ever imported by the process tha
 
 # The program's folder and the empty entry come first in its path; the hub must not find a zmq.py of theirs. The folders
 # of the hub's packages are added here and not to PYTHONPATH: the hub's first zygote needs the program's own variables.
-_BOOT = "import sys; sys.path[:] = filter(None, {} + sys.path); from envhub_server.private_hub import main; main{}"
+# Before all that it leaves the program's process group: Ctrl-C on the terminal is the program's, not the hub's.
+_BOOT = "import os, sys; os.setpgid(0, 0); sys.path[:] = filter(None, {} + sys.path); "
+_BOOT += "from envhub_server.private_hub import main; main{}"
 
 
 class PrivateHub:
@@ -79,7 +81,6 @@ class PrivateHub:
             cwd="/",
             env=dict(os.environ),  # as ``program_environment`` sends it; C code may have set other variables
             pass_fds=[owner, ready],
-            start_new_session=True,  # Ctrl-C on the terminal is the program's, not the hub's
         )
 
     def _await(self, ready: int) -> None:

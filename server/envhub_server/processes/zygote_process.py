@@ -77,7 +77,6 @@ class ZygoteProcess:
                 env={**environ, process_marks.VARIABLE: process_marks.mark(hub, process_marks.NO_WORKER)},
                 cwd=folder or None,
                 pass_fds=[control.fileno(), said],
-                start_new_session=True,
             )
             undo.callback(self.process.wait)
             undo.callback(self.process.kill)

@@ -11,6 +11,7 @@ describes: the hub tells its operator and its clients what this interpreter lack
 """
 
 import ctypes
+import fcntl
 import importlib
 import importlib.util
 import json
@@ -18,6 +19,7 @@ import os
 import re
 import signal
 import sys
+import termios
 
 PR_SET_PDEATHSIG = 1
 PYTHON_MIN = (3, 8)
@@ -33,6 +35,22 @@ def die_with_hub(hub: int) -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != hub:
         os._exit(1)  # the hub ended before the line above
+
+
+def leave_terminal() -> None:
+    """Make this process a group of its own without a terminal: Ctrl-C is for the program that started it.
+
+    It stays in that program's session. Linux shares the CPUs among sessions first (autogroups), so that on a busy
+    machine every wake-up from one session to another waits for the time slices of other programs.
+    """
+    os.setpgid(0, 0)
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:  # there is none
+        return
+    # To read it, or to write to it, could stop this process.
+    fcntl.ioctl(terminal, termios.TIOCNOTTY)
+    os.close(terminal)
 
 
 def expose(name: str, file: str) -> None:
@@ -122,6 +140,7 @@ def replay() -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "replay":
         replay()
+    leave_terminal()
     control, said, hub_pid, workers = map(int, sys.argv[1:5])
     report = StartReport(said)
     if os.getppid() != hub_pid:

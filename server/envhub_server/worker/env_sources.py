@@ -21,13 +21,18 @@ from envhub_server.worker.env_runner import EnvRunner
 from envhub_server.worker.other_interfaces import as_gymnasium
 
 _known_registrations: set[bytes] = set()  # the pickled entries of this process's registry, and the pickled list of them
+_known_variables: dict[str, str] = {}  # the environment of the zygote without its mark, which its workers begin with
 
 
-def adopt_environment(build: Any) -> None:
-    """Take over the paths, folder and variables of the program and the session, before anything is imported."""
+def adopt_environment(build: Any) -> dict[str, str]:
+    """Take over the paths, folder and variables of the program and the session, before anything is imported.
+
+    Returns the variables that this process has now, except those that say which process it is.
+    """
     if build.sys_path:
         _adopt_program(build)
     os.environ.update(build.variables)
+    return {**(build.environ if build.sys_path else _known_variables), **build.variables}
 
 
 def factories(build: Any) -> Any:
@@ -138,15 +143,19 @@ def _load(entry: str) -> Any:
 def _adopt_program(build: Any) -> None:
     """Take over the program's paths, folder and variables, as far as a started process can."""
     sys.path[:] = build.sys_path
-    wanted = {**build.environ, process_marks.VARIABLE: os.environ[process_marks.VARIABLE]}
-    for name in os.environ.keys() - wanted.keys():
-        del os.environ[name]
-    for name, value in wanted.items():
-        if os.environ.get(name) != value:  # mostly it does: a zygote starts with the environment of its program
-            os.environ[name] = value
+    if build.environ != _known_variables:  # mostly they are equal: a zygote starts with its program's environment
+        _replace_variables({**build.environ, process_marks.VARIABLE: os.environ[process_marks.VARIABLE]})
     os.chdir(build.cwd)
     if build.authkey:
         importlib.import_module("multiprocessing.process").current_process().authkey = build.authkey
+
+
+def _replace_variables(wanted: dict[str, str]) -> None:
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 def runner_class(pickled: bytes) -> Any:
@@ -163,6 +172,12 @@ def remember_registry() -> None:
     with contextlib.suppress(Exception):  # an entry that is not remembered is loaded
         entries = [pickled(spec) for spec in api.registry.values()]
         _known_registrations.update([*entries, pickle.dumps(entries)])
+
+
+def remember_variables() -> None:
+    """Remember this process's environment, so that workers do not compare it with their program's one by one."""
+    _known_variables.update(os.environ)
+    _known_variables.pop(process_marks.VARIABLE, None)
 
 
 def _register(registrations: bytes) -> None:

@@ -261,8 +261,7 @@ class Worker:
         importing = ", ".join(module for module in modules_of(build) if module not in sys.modules)
         if importing:  # which may take long, or never end: the client is told
             self._channel.send(control.Building(0, importing))
-        adopt_environment(build)
-        self._library_use = LibraryUse()
+        self._library_use = LibraryUse(adopt_environment(build))
         self._factories = factories(build)
         if importing:
             self._channel.send(control.Building(0))

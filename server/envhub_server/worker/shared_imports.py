@@ -10,6 +10,7 @@ import importlib
 import importlib.machinery
 import os
 import sys
+from typing import Mapping
 
 import numpy as np
 
@@ -52,8 +53,9 @@ def reseed() -> None:
 class LibraryUse:
     """Which shared libraries this worker has from now on, when it has adopted the environment of its envs."""
 
-    def __init__(self) -> None:
-        self._environ = _environ()
+    def __init__(self, variables: dict[str, str]) -> None:
+        """Begin in this environment."""
+        self._variables = variables
 
     def shareable(self) -> list[str] | None:
         """The libraries in this process that a zygote can import for other workers of the same envs.
@@ -67,7 +69,7 @@ class LibraryUse:
             return []
         threads = len(os.listdir("/proc/self/task"))
         same = all(_is_found_in(path, name.partition(".")[0]) for path in (_PLACES, sys.path) for name in found)
-        return found if same and threads == 1 and _environ() == self._environ else None
+        return found if same and threads == 1 and _read(os.environ) == _read(self._variables) else None
 
 
 def _is_found_in(path: list[str], package: str) -> bool:
@@ -75,7 +77,7 @@ def _is_found_in(path: list[str], package: str) -> bool:
     return spec is not None and spec.origin == getattr(sys.modules[package], "__file__", None)
 
 
-def _environ() -> dict[str, str]:
-    """The variables that a library may read; those of EnvHub say where the worker is."""
-    found = os.environ.items()
+def _read(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those of the variables that a library may read; those of EnvHub say where the worker is."""
+    found = variables.items()
     return {name: value for name, value in found if name != READ_BY_THE_LOADER and not name.startswith("ENVHUB_")}

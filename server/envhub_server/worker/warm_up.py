@@ -23,7 +23,7 @@ from envhub.values import actions, codec
 from envhub.values.leaf import Leaf
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel
-from envhub_server.worker.env_sources import remember_registry
+from envhub_server.worker.env_sources import remember_registry, remember_variables
 from envhub_server.worker.main import Worker
 
 ENV = "CartPole-v1"
@@ -38,6 +38,7 @@ def warm_up() -> bool:
     Where it does not succeed, as in an interpreter without that env, workers start more slowly.
     """
     remember_registry()
+    remember_variables()
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a worker repeats those that matter
         ends = socket.socketpair()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -42,7 +43,9 @@ def test_env_that_goes_on_after_its_failure_has_a_replay_although_its_file_is_wr
     leaves = [[leaf.wire() for leaf in found] for found in (LAYOUT.observations, LAYOUT.actions)]
     built = control.Built([], b"", *leaves, b"", None, b"")
     writer, of_any_writer = Writer(), cast(Any, ReplayKeeper)
-    keeper: ReplayKeeper = of_any_writer(writer, 1, InterpreterKey(), built={0: built})
+    keeper: ReplayKeeper = of_any_writer(writer, 1, InterpreterKey())
+    keeper.note(1, replace(built, action_space=b"of the first", plain_spec=b"its spec"))
+    keeper.note(0, replace(built, plain_spec=None))
     descriptor = keeper.make_journal(0, 1, LAYOUT)
     assert descriptor is not None and keeper.make_journal(0, 1, LAYOUT) is None
     journal = Journal(keeper.journals[0].layout, descriptor)
@@ -58,6 +61,8 @@ def test_env_that_goes_on_after_its_failure_has_a_replay_although_its_file_is_wr
     for _ in range(2 * journal.layout.ticks):
         go_on(journal, 0, -1)
     (made,) = writer.waiting
-    history = replay_file.unpack(made()).calls()
+    replay = replay_file.unpack(made())
+    assert replay.spec == b"its spec"
+    history = replay.calls()
     assert (history.cut, history.calls) == ("", 2)
     assert np.frombuffer(history.actions[0], np.int64)[1] == 5

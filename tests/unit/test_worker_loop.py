@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -512,6 +513,22 @@ def test_driver_is_rung_for_a_row_of_a_part_before_the_next_is_stepped() -> None
 
 
 # --- another arena ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("worker", "kwargs_each", "says_spec"), [(0, [], True), (1, [], False), (1, [b""], True)])
+def test_worker_describes_the_envs_of_another_only_where_they_may_differ(
+    worker: int, kwargs_each: list[bytes], says_spec: bool
+) -> None:
+    with ExitStack() as stack:
+        hub = Hub(stack, [worker])
+        stack.callback(hub.end)
+        hub.start()
+        build = control.Build(worker, [worker], "CartPole-v1", b"", b"", "", [], "NextStep", True)
+        hub.tell(replace(build, kwargs_each=kwargs_each))
+        (built,) = hub.hear(control.Built)
+        assert bool(built.plain_spec) is says_spec
+        assert (built.plain_spec is None) is not says_spec
+        assert bool(built.metadata) is (worker == 0)
 
 
 def test_worker_that_moved_serves_the_other_arena_and_the_old_no_more() -> None:

@@ -35,6 +35,7 @@ class ReplayKeeper:
         interpreter: of its workers.
         journals: of the workers' processes, by worker.
         built: what each worker said of its envs last, by worker.
+        first_spec: the ``plain_spec`` of the session's first env.
     """
 
     writer: ReplayWriter
@@ -42,6 +43,13 @@ class ReplayKeeper:
     interpreter: InterpreterKey
     journals: dict[int, Journal] = field(default_factory=dict)
     built: dict[int, control.Built] = field(default_factory=dict)
+    first_spec: bytes = b""
+
+    def note(self, worker: int, built: control.Built) -> None:
+        """Note what this worker says of its envs."""
+        self.built[worker] = built
+        if built.action_space:  # only the first worker describes the session's spaces
+            self.first_spec = built.plain_spec or b""
 
     def make_journal(self, worker: int, rows: int, layout: Layout) -> int | None:
         """The memory of a journal for the new process of this worker, of so many rows; the caller owns it.
@@ -137,7 +145,7 @@ class ReplayKeeper:
             versions=built.versions,
             failure={name: value for name, value in dict(failure).items() if name != "replay"},
             limits={"init": faults.init_s, "reset": faults.reset_s, "step": faults.step_s},
-            spec=built.plain_spec,
+            spec=self.first_spec if built.plain_spec is None else built.plain_spec,
             memory_max=wanted.memory_max or 0,
             failed_at=calls if answered else max(0, calls - 1),
             history={**as_map(history), "notes": [list(note) for note in history.notes]},

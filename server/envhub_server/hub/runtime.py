@@ -321,7 +321,7 @@ class SessionRuntime:
             case control.Faulted(row, what):
                 self.log.warning("env_made_anew", env=row, why=what[:200])
             case control.Built() as built if self._replays is not None:
-                self._replays.built[said.worker] = built
+                self._replays.note(said.worker, built)
             case control.RowInfo(row=row) as info if self._memory is not None and self._stand_ins is not None:
                 info = self._limited(info, self._memory.arena.layout)
                 said = replace(said, message=info, current=self._memory.is_current(said.worker, row, info.number))

@@ -102,7 +102,8 @@ class Built(Frozen):
     versions: Dict[str, str] = field(default_factory=dict)  # of Python, and of what the first env is made of
     sys_path: List[str] = field(default_factory=list)  # where the worker found it
     cwd: str = ""  # the folder in which it was made
-    plain_spec: bytes = b""  # the spec of the first env as data only; empty where it is none
+    # The spec of the first env as data only; empty where it is none, and None where it is that of the session's first.
+    plain_spec: Optional[bytes] = b""
     libraries: Optional[List[str]] = None  # that other workers of these envs can share; None if they must share none
 
 

@@ -309,20 +309,24 @@ class Worker:
         described = self._rows if differ else self._rows[:1] if has_first else []
         leaves = spaces.leaves(first.observation_space)
         unknown = codec.as_pickle_or_repr if self._allow_pickle else codec.as_repr
+        build = self._build
+        # Each access to a wrapper's spec may copy it several times, which takes longer than to make a small env.
+        own_spec = has_first or build.factories or build.entry or build.kwargs_each
+        spec = first.spec if own_spec else None
         return control.Built(
             observation_spaces=[self._described(row.env.observation_space) for row in described],
             action_space=self._described(first.action_space) if has_first else b"",
             observation_leaves=[leaf.wire() for leaf in leaves if leaf != OBJECT],
             action_leaves=[leaf.wire() for leaf in spaces.leaves(first.action_space)],
-            metadata=codec.encode(dict(first.metadata or {}), unknown),
+            metadata=codec.encode(dict(first.metadata or {}), unknown) if has_first else b"",
             render_mode=first.render_mode,
-            spec=encode_or_nothing(lambda: first.spec, self._exact) if has_first and first.spec is not None else b"",
+            spec=encode_or_nothing(lambda: spec, self._exact) if has_first and spec is not None else b"",
             loose=OBJECT in leaves,
             sources=[source_of(self._factories[row]) for row in sources] if self._build.factories else [],
             versions=versions_of(first),
             sys_path=[place for place in sys.path if isinstance(place, str)],
             cwd=_folder(),
-            plain_spec=b"" if first.spec is None else encode_or_nothing(lambda: first.spec),
+            plain_spec=(b"" if spec is None else encode_or_nothing(lambda: spec)) if own_spec else None,
             libraries=self._library_use.shareable(),
         )
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 import os
 import pty
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
 from envhub_client.private_hub.process import private_hub
-from gymnasium.vector import AsyncVectorEnv
 
 import envhub
 from envhub.arena.spin import HAS_FENCE
@@ -25,7 +22,7 @@ from envhub.arena.spin import HAS_FENCE
 NUM_ENVS = 8
 WARM_STEPS = 100  # after which a worker looks at its clocks in one step of 16
 STEPS = 320
-MEMORY_RATIO_MAX = 1.5  # today 1.25; 2.0 where each worker warms up by itself
+MEMORY_RATIO_MAX = 1.5  # today 1.4; 2.0 where each worker warms up by itself
 
 
 @pytest.fixture
@@ -61,14 +58,34 @@ def test_worker_reads_nothing_and_writes_at_most_one_ring_for_each_step(envs: en
     assert STEPS <= rings <= (STEPS * NUM_ENVS // 2 if HAS_FENCE else math.inf)  # mostly the last one to end rings
 
 
-def test_worker_has_not_half_as_much_again_for_itself_as_one_that_a_program_forks(envs: envhub.HubVectorEnv) -> None:
-    forked = AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * NUM_ENVS)
-    with closing(forked):
-        forked.reset(seed=1)
-        forked.step(np.zeros(NUM_ENVS, np.int64))
-        theirs = statistics.median(psutil.Process(process.pid).memory_full_info().uss for process in forked.processes)
-    own = statistics.median(process.memory_full_info().uss for process in workers())
-    assert own <= MEMORY_RATIO_MAX * theirs, (own, theirs)
+MEMORY = f"""
+import statistics
+import gymnasium, numpy, psutil
+import envhub
+
+def stepped(kind, **options):
+    envs = kind([lambda: gymnasium.make("CartPole-v1")] * {NUM_ENVS}, **options)
+    envs.reset(seed=1)
+    envs.step(numpy.zeros({NUM_ENVS}, int))
+    return envs
+
+def median(processes):
+    return statistics.median(process.memory_full_info().uss for process in processes)
+
+theirs = stepped(gymnasium.vector.AsyncVectorEnv)
+forked = median(psutil.Process(process.pid) for process in theirs.processes)
+theirs.close()
+ours = stepped(lambda _, **options: envhub.make_vec("CartPole-v1", {NUM_ENVS}, **options), num_workers={NUM_ENVS})
+below = psutil.Process().children(recursive=True)
+print(median(process for process in below if process.name() == "envhub-worker") / forked)
+ours.close()
+"""
+
+
+def test_worker_has_not_half_as_much_again_for_itself_as_one_that_a_program_forks() -> None:
+    """In a program of its own: what else a process of tests has imported and registered counts, too."""
+    ran = subprocess.run([sys.executable, "-c", MEMORY], stdout=subprocess.PIPE, text=True, check=True)
+    assert float(ran.stdout) <= MEMORY_RATIO_MAX
 
 
 def test_hub_and_workers_are_in_the_session_of_their_program_and_in_groups_of_their_own(

@@ -143,7 +143,7 @@ def workers_of(hub: ServedHub) -> list[int]:
 
 def written(hub: ServedHub, folder: Path, count: int = 1) -> Any:
     """The data set of the hub's last recording, once it is written, of so many."""
-    assert wait_until(lambda: len(told(hub, "recorded")) == count, 30)
+    assert wait_until(lambda: len(told(hub, "recorded")) == count)
     assert wait_until(lambda: not recorders(hub.process.pid))
     assert not [line["why"] for line in told(hub, "recording_ended") if "episodes_max" not in line["why"]]
     found = told(hub, "recorded")[-1]
@@ -392,7 +392,7 @@ def frames_of(film: Path) -> int:
 def test_env_that_does_not_render_cannot_be_filmed_and_the_client_is_told(hub: ServedHub, tmp_path: Path) -> None:
     with pytest.raises(envhub.RequestRefused, match='has this env filmed, which needs render_mode="rgb_array"'):
         make(hub, "filmed", 2)
-    assert wait_until(lambda: not recorders(hub.process.pid), 10)
+    assert wait_until(lambda: not recorders(hub.process.pid))
     assert not (tmp_path / "kept").exists()
 
 
@@ -404,7 +404,7 @@ def test_session_goes_on_unrecorded_where_a_space_cannot_be_recorded(hub: Served
     envs.close()
     (line,) = told(hub, "not_recorded")
     assert line["why"] == "a space has parts that are no arrays of a fixed size" and line["level"] == "warning"
-    assert wait_until(lambda: not recorders(hub.process.pid), 10) and not (tmp_path / "kept").exists()
+    assert wait_until(lambda: not recorders(hub.process.pid)) and not (tmp_path / "kept").exists()
 
 
 @pytest.mark.long
@@ -418,7 +418,7 @@ def test_recordings_of_the_readme(tmp_path: Path) -> None:
             for _ in range(210):
                 envs.step(envs.action_space.sample())
             envs.close()
-        assert wait_until(lambda: len(told(hub, "recorded")) == 2, 30)
+        assert wait_until(lambda: len(told(hub, "recorded")) == 2)
         folders = {line["folder"] for line in told(hub, "recorded")}
         assert folders == {str(tmp_path / "episodes/recording-v0"), str(tmp_path / "arms/recording-v0")}
         assert {about["env_id"] for about in about_each(data_set(tmp_path / "arms"))} == {0, 1}
@@ -545,7 +545,7 @@ def test_recycled_workers_lose_no_step(hub: ServedHub, tmp_path: Path, mode: str
     envs = make(hub, "pole", 2, num_workers=2, recycle={"episodes": 3}, autoreset_mode=mode)
     witness = Witness(envs)
     witness.reset([1, 2])
-    assert wait_until(lambda: witness.play(20) or hub.log.count("worker_recycled") >= 4, 30)
+    assert wait_until(lambda: witness.play(20) or hub.log.count("worker_recycled") >= 4)
     envs.close()
     found = written(hub, tmp_path)
     assert "failed" not in {about["ended"] for about in about_each(found)}
@@ -570,7 +570,7 @@ def test_episode_of_an_env_that_the_hub_made_anew_can_be_repeated_by_its_seed(
         if cause == "killed":
             kill_worker(int(envs.call("pid")[1]))  # in its first step, before a block of the tape is full
         play(envs, 3)
-    assert cause != "recycled" or wait_until(lambda: play(envs, 20) or "worker_recycled" in hub.log, 30)
+    assert cause != "recycled" or wait_until(lambda: play(envs, 20) or "worker_recycled" in hub.log)
     play(envs, 20)
     envs.close()
     found = written(hub, tmp_path)
@@ -628,7 +628,7 @@ def test_every_nth_episode_of_recycled_workers(hub: ServedHub, tmp_path: Path) -
     envs = make(hub, "chosen", 1, recycle={"episodes": 1}, autoreset_mode="SameStep")
     witness = Witness(envs)
     witness.reset([1])
-    assert wait_until(lambda: witness.play(20) or hub.log.count("worker_recycled") >= 3, 30)
+    assert wait_until(lambda: witness.play(20) or hub.log.count("worker_recycled") >= 3)
     envs.close()
     witness.episodes = [each[::2] for each in witness.episodes]
     witness.assert_recorded(written(hub, tmp_path))
@@ -647,9 +647,9 @@ def test_killed_hubs_episodes_are_all_there(tmp_path: Path) -> None:
         envs.call("get_wrapper_attr", "spec")  # workers answer a step before they record it, and a call after that
         hub.stop(signal.SIGKILL)
         folder = tmp_path / "kept/recording-v0"
-        assert wait_until(lambda: not (folder / ".unfinished").exists(), 30)
+        assert wait_until(lambda: not (folder / ".unfinished").exists())
         witness.assert_recorded(data_set(tmp_path / "kept"))
-        assert wait_until(lambda: not any("envhub.recording" in " ".join(each) for each in command_lines()), 10)
+        assert wait_until(lambda: not any("envhub.recording" in " ".join(each) for each in command_lines()))
         with contextlib.suppress(envhub.EnvHubError):
             envs.close(terminate=True)
 
@@ -682,7 +682,7 @@ def test_hub_that_is_told_so_while_it_waits_for_recordings_ends(tmp_path: Path) 
         recorder.suspend()
         envs.close()
         hub.process.send_signal(signal.SIGTERM)
-        assert wait_until(lambda: bool(told(hub, "stopping")), 10)
+        assert wait_until(lambda: bool(told(hub, "stopping")))
         assert not wait_until(lambda: hub.process.poll() is not None, 3)
         hub.process.send_signal(signal.SIGTERM)
         assert wait_until(lambda: hub.process.poll() is not None, 12)
@@ -749,7 +749,7 @@ def test_session_goes_on_when_the_disk_takes_no_more(hub: ServedHub, tmp_path: P
         envs.reset(seed=1)
         (recorder,) = recorders(hub.process.pid)
         recorder.rlimit(psutil.RLIMIT_FSIZE, (64, 64))  # as on a full disk, a write fails
-        assert wait_until(lambda: bool(envs.step([0, 1])) and bool(told(hub, "recording_ended")), 10)
+        assert wait_until(lambda: bool(envs.step([0, 1])) and bool(told(hub, "recording_ended")))
         assert "OSError" in told(hub, "recording_ended")[0]["why"]
         assert not (tmp_path / "kept/recording-v0/.unfinished").exists()
         assert envs.step([0, 1])[0].shape == (2, 4)
@@ -797,7 +797,7 @@ def test_what_cannot_be_kept_up_with_is_dropped_in_whole_episodes_and_counted(hu
         for step in range(400):
             envs.step([step % 1000] * 4)
     envs.close()
-    assert wait_until(lambda: bool(told(hub, "recorded")), 30)
+    assert wait_until(lambda: bool(told(hub, "recorded")))
     assert told(hub, "recorded")[0]["dropped"] > 0
     for episode in data_set(tmp_path / "kept"):
         assert episode.observations[:, 0].tolist() == [*range(len(episode.rewards) + 1)]
@@ -823,7 +823,7 @@ def test_missing_extra_is_told_at_the_start_of_the_hub_and_to_clients(tmp_path: 
     (tmp_path / "hub.toml").write_text(f'{TABLES.format(name="kept")}\n[envs.plain]\nenv = "CartPole-v1"\n')
     path = os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)])
     with serve(tmp_path, "--config", str(tmp_path / "hub.toml"), environ={"PYTHONPATH": path}) as hub:
-        assert wait_until(lambda: len(told(hub, "env_unready")) == TABLES.count("record = "), 20)
+        assert wait_until(lambda: len(told(hub, "env_unready")) == TABLES.count("record = "))
         why = 'recording needs minari: pip install "envhub-rl[record]"'
         assert {line["why"] for line in told(hub, "env_unready")} == {why}
         with pytest.raises(envhub.RequestRefused, match=r"'pole' is not ready: recording needs minari"):

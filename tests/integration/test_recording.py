@@ -187,7 +187,7 @@ def test_killed_programs_episodes_are_all_there(tmp_path: Path, steps: int) -> N
     ran = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), str(steps)], cwd=HERE, timeout=60)
     assert ran.returncode == -signal.SIGKILL
     folder = tmp_path / "recording-v0"
-    assert wait_until(lambda: not (folder / ".unfinished").exists(), 30)
+    assert wait_until(lambda: not (folder / ".unfinished").exists())
     found = data_set(tmp_path)
     assert found.total_steps == 2 * steps
     assert sum(about["ended"] == "terminated" for about in about_each(found)) == 2 * (steps // 5)
@@ -211,7 +211,7 @@ def test_program_goes_on_when_the_process_that_records_is_killed(
     at_rest(lambda: envs.recorded.episodes)  # a kill in between could leave an episode that is not counted
     recorder = recorder_of(envs)
     recorder.kill()
-    assert wait_until(lambda: bool(envs.recorded.ended), 10)
+    assert wait_until(lambda: bool(envs.recorded.ended))
     assert [message for message in caplog.messages if "nothing more is recorded" in message]
     for _ in range(30):
         assert envs.step([1, 1])[0].shape == (2, 2)
@@ -251,7 +251,7 @@ def test_episodes_count_of_which_a_killed_process_could_not_tell(
     for _ in range(60):
         envs.step([1, 1])
     if not closes:
-        assert wait_until(lambda: bool(envs.step([1, 1]) and envs.recorded.ended), 20)
+        assert wait_until(lambda: bool(envs.step([1, 1]) and envs.recorded.ended))
     envs.close()
     found, folder = data_set(tmp_path), envs.recorded.folder
     assert envs.recorded.episodes == found.total_episodes > 0 and envs.recorded.ended
@@ -263,9 +263,9 @@ def test_episodes_count_of_which_a_killed_process_could_not_tell(
 def test_program_is_told_what_was_recorded_before_the_disk_took_no_more(tmp_path: Path) -> None:
     with contextlib.closing(envhub.make_vec(lambda: sims.Counter(length=5), 2, record=tmp_path)) as envs:
         envs.reset()
-        assert wait_until(lambda: bool(envs.step([1, 1]) and envs.recorded.episodes), 10)
+        assert wait_until(lambda: bool(envs.step([1, 1]) and envs.recorded.episodes))
         recorder_of(envs).rlimit(psutil.RLIMIT_FSIZE, (64, 64))  # as on a full disk, a write fails
-        assert wait_until(lambda: bool(envs.step([1, 1]) and envs.recorded.ended), 10)
+        assert wait_until(lambda: bool(envs.step([1, 1]) and envs.recorded.ended))
         assert "OSError" in envs.recorded.ended
         found = data_set(tmp_path).total_episodes
         assert found == envs.recorded.episodes > 0

@@ -244,7 +244,7 @@ def at_rest(count: Callable[[], int]) -> int:
     return found
 
 
-def wait_until(condition: Callable[[], bool], timeout: float = 30.0) -> bool:
+def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> bool:
     """Whether the condition came true in time."""
     end, late = time.monotonic() + timeout, False
     while not condition():

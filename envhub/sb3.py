@@ -7,7 +7,8 @@ with needs("sb3"):
         HubVecEnv,
         WholeDictReplayBuffer,
         WholeEpisodeMonitor,
+        WholeHerReplayBuffer,
         WholeReplayBuffer,
     )
 
-__all__ = ["HubVecEnv", "WholeDictReplayBuffer", "WholeReplayBuffer", "WholeEpisodeMonitor"]
+__all__ = ["HubVecEnv", "WholeDictReplayBuffer", "WholeReplayBuffer", "WholeEpisodeMonitor", "WholeHerReplayBuffer"]

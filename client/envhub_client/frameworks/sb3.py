@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env.base_vec_env import (
     VecEnvStepReturn,
     VecEnvWrapper,
 )
+from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frameworks.attributes import attributes
@@ -245,6 +246,19 @@ class WholeReplayBuffer(_Whole, ReplayBuffer):
 
 class WholeDictReplayBuffer(_Whole, DictReplayBuffer):
     """A ``WholeReplayBuffer`` for observations that are dicts."""
+
+
+class WholeHerReplayBuffer(HerReplayBuffer):
+    """A ``HerReplayBuffer`` that draws no step with which an episode was cut short.
+
+    They stay in it, as the ends of their episodes, whose other steps are drawn as any.
+    """
+
+    def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
+        """As ``HerReplayBuffer.add``."""
+        row = self.pos
+        super().add(obs, next_obs, action, reward, done, infos)
+        self.ep_length[row, [CUT in info for info in infos]] = 0  # what marks a step as not to be drawn
 
 
 def _those(observations: Any, rows: np.ndarray) -> Any:

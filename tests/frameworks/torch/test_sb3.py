@@ -31,7 +31,13 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor
 
 import envhub
-from envhub.sb3 import HubVecEnv, WholeDictReplayBuffer, WholeEpisodeMonitor, WholeReplayBuffer
+from envhub.sb3 import (
+    HubVecEnv,
+    WholeDictReplayBuffer,
+    WholeEpisodeMonitor,
+    WholeHerReplayBuffer,
+    WholeReplayBuffer,
+)
 
 torch.set_num_threads(1)
 
@@ -376,6 +382,45 @@ def test_buffer_of_dicts_has_no_step_that_cut_an_episode_short() -> None:
     with pytest.raises(ValueError, match="takes no optimize_memory_usage"):
         WholeReplayBuffer(100, space["at"], gymnasium.spaces.Discrete(2), **sparing)
     assert buffer.rewards[:3].tolist() == [[0, 1, 2], [0, 0, 2], [1, 1, 1]]
+
+
+class Goal(gymnasium.Env[Any, Any]):
+    """Counts to 9, of which it knows how near it is; its rewards are never 0."""
+
+    observation_space = Dict({key: Box(0, 9, (1,)) for key in ("observation", "achieved_goal", "desired_goal")})
+    action_space = Discrete(2)
+
+    def _observed(self) -> dict[str, Any]:
+        at = np.array([self.at], np.float32)
+        return {"observation": at, "achieved_goal": at, "desired_goal": np.array([9], np.float32)}
+
+    def compute_reward(self, achieved: np.ndarray, desired: np.ndarray, _: Any) -> np.ndarray:
+        return -1 - np.abs(achieved - desired).sum(-1)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.at = 0
+        return self._observed(), {}
+
+    def step(self, action: Any) -> Any:
+        self.at += 1
+        return self._observed(), -1.0, self.at == 9, False, {}
+
+
+def goals_that_die() -> gymnasium.Env[Any, Any]:
+    return Monitor(Dies(Goal()))
+
+
+def test_hindsight_draws_no_step_that_cut_an_episode_short() -> None:
+    with contextlib.closing(HubVecEnv([goals_that_die] * 3, num_workers=3, restarts_max=1000)) as envs:
+        settings: dict[str, Any] = {"replay_buffer_class": WholeHerReplayBuffer, "buffer_size": 150}
+        model = DQN("MultiInputPolicy", envs, **settings, learning_starts=60, seed=1)
+        model.learn(300)  # twice as many as the buffer has
+        buffer: Any = model.replay_buffer
+        drawn = buffer.sample(2000)
+    assert (buffer.rewards == 0).sum() > 3
+    assert (drawn.next_observations["observation"] == drawn.observations["observation"] + 1).all()
+    assert (drawn.rewards < 0).all()
 
 
 def unmonitored() -> gymnasium.Env[Any, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -94,7 +94,8 @@ class TianshouVectorEnv(BaseVectorEnv):
             Exception: as for ``envhub.make_vec``.
         """
         count = num_envs or 1
-        if isinstance(env_fns, (list, tuple)):
+        if isinstance(env_fns, Iterable) and not isinstance(env_fns, str):
+            env_fns = list(env_fns)
             count = len(env_fns)
             if num_envs not in (None, count):
                 raise ValueError(f"num_envs={num_envs} and {count} factories; wait_num is a keyword")

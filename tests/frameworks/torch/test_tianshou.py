@@ -192,6 +192,13 @@ def test_env_that_seeds_itself_is_seeded_so() -> None:
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
+def test_factories_are_counted_in_any_iterable() -> None:
+    factories = (tianshou_envs.Kinds for _ in range(3))
+    with contextlib.closing(HubVectorEnv(factories, wait_num=2)) as envs:
+        assert len(envs) == envs.envs.num_envs == 3
+        assert envs.reset()[0].shape[0] == 3
+
+
 def test_arguments_that_are_not_the_users() -> None:
     factories = [tianshou_envs.Kinds] * 2
     with pytest.raises(TypeError, match="autoreset_mode is not to be given: tianshou"):

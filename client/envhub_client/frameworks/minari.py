@@ -36,6 +36,7 @@ def record(envs: HubVectorEnv | VectorWrapper[Any, Any, Any, Any, Any], dataset_
             ``jpeg_encoding``, images are kept bit for bit.
 
     Raises:
+        TypeError: it is another vector env.
         ValueError: there is a data set of this name.
         Exception: what ``create_dataset_from_buffers`` raises.
     """
@@ -59,6 +60,8 @@ class Recorder(VectorWrapper[Any, Any, Any, Any, Any]):
     def __init__(self, envs: VectorEnv[Any, Any, Any], dataset_id: str, **kwargs: Any) -> None:
         """Make an empty data set; arguments and errors as for ``record``."""
         super().__init__(envs)
+        if not isinstance(envs.unwrapped, HubVectorEnv):
+            raise TypeError(f"what is recorded is a HubVectorEnv, or wrappers around one, and not {envs!r}")
         self.left_out = 0
         self._mode = envs.metadata["autoreset_mode"]
         self._episodes: list[_Episode | None] = [None] * envs.num_envs

@@ -216,6 +216,11 @@ def test_a_name_that_exists_is_refused_before_anything_is_played() -> None:
     envs.close()
 
 
+def test_other_vector_envs_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"what is recorded is a HubVectorEnv.* not SyncVectorEnv\("):
+        envhub.minari.record(gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")]), "other-v0")  # type: ignore[arg-type]
+
+
 def test_what_wrappers_show_is_what_is_recorded() -> None:
     from gymnasium.wrappers.vector import TransformObservation
 

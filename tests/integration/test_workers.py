@@ -39,6 +39,19 @@ def step(envs: envhub.HubVectorEnv, times: int) -> list[int]:
     return observations[:, 0].tolist()  # type: ignore[no-any-return]
 
 
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_env_that_factories_share_is_an_env_of_each_whatever_the_number_of_workers(num_workers: int) -> None:
+    env = sims.Counter()
+    factories = [lambda: env, lambda: gymnasium.Wrapper(env), lambda: env]
+    with closing(envhub.make_vec(factories, num_workers=num_workers)) as envs:
+        assert step(envs, 3) == [3, 3, 3]
+
+
+def test_env_that_cannot_be_made_once_more_is_refused_where_it_would_be_two() -> None:
+    with pytest.raises(ValueError, match="factory of env 1 returned an env that this process has already"):
+        envhub.make_vec([lambda: vars(gymnasium).setdefault("only", sims.Counter())] * 2, num_workers=1)
+
+
 def test_env_of_which_nothing_is_known_gets_a_process_each(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "envhub")
     with closing(envhub.make_vec([lambda: sims.Counter(length=12345)] * (2 * CPUS + 1))) as envs:

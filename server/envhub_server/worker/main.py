@@ -282,11 +282,21 @@ class Worker:
     def _make_env(self, row: int) -> Any:
         try:
             made = self._factories[row]()
+            if self._has(made, row):  # as of `env = make(); [lambda: env] * 2`: a copy, as in a process of its own
+                made = factories(self._build)[row]()
+                if self._has(made, row):
+                    text = f"the factory of env {row} returned an env that this process has already: each is to make"
+                    raise ValueError(f"{text} its own, or with num_workers=num_envs each env has its own process")
         except TypeError as error:
             if re.search(r"missing \d+ required .*'num_envs'", str(error)):
                 raise TypeError(f"{error}: {NEEDS_VECTOR}") from error
             raise
         return as_gymnasium(made, f"the factory of env {row}")
+
+    def _has(self, made: Any, index: int) -> bool:
+        """Whether another env of this process than this one is the same object, perhaps in other wrappers."""
+        base = getattr(made, "unwrapped", made)
+        return any(getattr(row.env, "unwrapped", None) is base for row in self._rows if row.index != index)
 
     def _make_batch(self, rows: Sequence[int]) -> NativeEnv:
         share = Share(rows, self._build.shares)

@@ -39,6 +39,7 @@ DRIVER_HUB, DRIVER_CLIENT = 1, 2
 #   bit  20     TURN_FIRST: the env is built again, or takes its first step; the hub applies ``init_timeout``
 #   bits 21-62  a counter, increased by TURN_ONE before the worker turns to a row, so that two turns of one row differ
 TURN_ROW, TURN_FIRST, TURN_ONE = (1 << 20) - 1, 1 << 20, 1 << 21
+CLOCKED = 1  # in ``began_ns``: the worker is to write down when its batches begin and end
 OBSERVE_TRIES = 10
 REVOKED, WINDING_UP = 1, 2  # of the header word ``revoked``
 
@@ -64,7 +65,8 @@ class Arena:
     Attributes:
         request, done, op, needs_reset, status, info_length: int64 words, one per row.
         info_template: one per row; 0 says that the info is an encoded map, else it is the values of one.
-        began_ns, ended_ns: one per row; in a worker's first row, when its last batch began and ended.
+        began_ns, ended_ns: one per row; in a worker's first row, when its last batch began and ended. A worker writes
+            both where it finds ``began_ns`` not 0: the hub stores ``CLOCKED`` there once they are asked for.
         turn: one per row; in a worker's first row, its progress word (see ``TURN_ROW``).
         rewards, terminations, truncations: one per row; ``results`` is the bytes of all three, as they travel.
         infos: uint8, ``(rows, info_bytes)``.

@@ -35,24 +35,24 @@ def fence() -> None:
 
 
 class Spinner:
-    """Spins for one process, before it parks."""
+    """Spins for one process, before it parks.
+
+    Attributes:
+        spins: whether it spins at all.
+    """
 
     def __init__(self, spin_us: int, clock_ns: Callable[[], int]) -> None:
         """Spin for up to ``spin_us`` microseconds of ``clock_ns``; 0 is not at all."""
         self._limit_ns = spin_us * 1000
+        self.spins = spin_us > 0
         self._clock_ns = clock_ns
         self._skips = self._penalty = 0
-
-    @property
-    def spins(self) -> bool:
-        """Whether it spins at all."""
-        return self._limit_ns > 0
 
     def spin(self, ready: Callable[[], bool]) -> bool:
         """Whether it is ready, now or while this spins."""
         if ready():
             return True
-        if not self._limit_ns:
+        if not self.spins:
             return False
         if self._skips:
             self._skips -= 1

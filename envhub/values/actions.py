@@ -8,6 +8,7 @@ numbers, travels out of band, element by element. Values are never cast and neve
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
@@ -128,6 +129,6 @@ def reader(buffer: np.ndarray, leaf: Leaf, rows: int, row: int, code: int) -> Ca
     dtype = DTYPES[code & ~PYTHON]
     batch = buffer[: rows * leaf.items * dtype.itemsize].view(dtype).reshape(rows, *leaf.shape)
     if code & PYTHON:
-        return batch[row].tolist if leaf.shape else lambda: batch[row].item()
+        return batch[row].tolist if leaf.shape else partial(batch.item, row)
     # The env may keep its action, so it gets a copy. Indexing a vector makes a scalar, which is a copy already.
-    return batch[row].copy if leaf.shape else lambda: batch[row]
+    return batch[row].copy if leaf.shape else partial(batch.__getitem__, row)

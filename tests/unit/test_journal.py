@@ -14,13 +14,13 @@ from envhub_server.ipc.journal import BY_REQUEST, History, Journal, JournalLayou
 from envhub_server.worker import journal_writer
 from envhub_server.worker.env_sources import versions_of
 from envhub_server.worker.gym_compat import FourValues
-from envhub_server.worker.journal_writer import CHECKPOINT_TICKS, JournalWriter
+from envhub_server.worker.journal_writer import CHECKPOINT_TICKS, JournalWriter, RowJournalWriter
 
 from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_PART, OP_STEP, Arena, allocate
 from envhub.values import actions, codec
-from envhub.values.leaf import Leaf
+from envhub.values.leaf import OBJECT, Leaf
 
 INT64 = actions.DTYPES.index(np.dtype("i8"))
 INT8 = actions.DTYPES.index(np.dtype("i1"))
@@ -352,3 +352,34 @@ def test_env_without_known_random_numbers_has_none_noted() -> None:
     for odd in (None, 3, np.random.Generator(np.random.PCG64(1)).bit_generator):
         env.env.np_random = odd
         assert journal_writer._encoded_generator(env) == b""
+
+
+@pytest.mark.parametrize("observation", [Leaf("<f8", (2,)), Leaf("|u1", (84, 84, 4)), Leaf("<f4", (0,))])
+@pytest.mark.parametrize("action", [Leaf("<i8", ()), Leaf("<f4", (3,)), OBJECT])
+def test_writer_of_one_row_writes_what_the_writer_of_several_does(observation: Leaf, action: Leaf) -> None:
+    layout = Layout(3, (observation,), (action,), 64)
+    arena = mapped(Arena, layout, allocate(layout))
+    arena.format(1)
+    of_journal = JournalLayout(1, layout.observations, layout.actions)
+    written = [mapped(Journal, of_journal, journals.allocate(of_journal)) for _ in range(2)]
+    row: Any = OneRow(1)
+    writers = [kind(journal, arena, [row]) for kind, journal in zip((JournalWriter, RowJournalWriter), written)]
+    rng = np.random.default_rng(3)
+    codes = [actions.BESIDE] if action == OBJECT else [INT64, INT8, INT8 | actions.PYTHON, actions.BESIDE]
+    for number in range(50):
+        arena.needs_reset[:] = rng.integers(0, 4)
+        arena.op[:] = OP_PART if number % 7 == 3 else OP_STEP
+        arena.action_codes[0][:] = rng.choice(codes)
+        arena.actions[0][:] = rng.integers(0, 256, arena.actions[0].size)
+        arena.request[:] += 1
+        for writer in writers:
+            if number % 10 == 5:
+                writer.begin_reset({1: number} if number % 20 == 5 else {}, lambda row: b"")
+            else:
+                writer.begin([row])
+        arena.observations[0][:] = rng.integers(0, 256, arena.observations[0].shape)
+        arena.request[:] += number % 2  # the driver may post the next step before the end is noted
+        for writer in writers:
+            writer.end()
+    one, other = ([j.words.tolist(), j.kinds, j.codes, *j.actions, j.digests] for j in written)
+    assert all(np.array_equal(*both) for both in zip(one, other)) and one[0][1] == 50

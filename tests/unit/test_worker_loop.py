@@ -34,6 +34,7 @@ from scripted_env import (
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import (
+    CLOCKED,
     DRIVER_CLIENT,
     DRIVER_HUB,
     OP_OUT_OF_BAND,
@@ -763,8 +764,11 @@ def test_turn_goes_on_counting_where_the_worker_before_has_stopped() -> None:
         assert arena.turn[0] == (1000 + ROWS) * TURN_ONE
 
 
-def test_worker_stores_when_its_batch_began_and_ended() -> None:
+def test_worker_stores_when_its_batches_begin_and_end_once_that_is_asked_for() -> None:
     with serving([1, 3]) as hub:
+        hub.step()
+        assert hub.arena.began_ns[1] == hub.arena.ended_ns[1] == 0
+        hub.arena.began_ns[1] = CLOCKED
         before = time.monotonic_ns()
         hub.step()
         hub.call("length")

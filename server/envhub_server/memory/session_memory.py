@@ -8,7 +8,7 @@ import numpy as np
 
 from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
-from envhub.arena.memory import OP_RESET, TURN_FIRST, TURN_ROW, Arena, allocate
+from envhub.arena.memory import CLOCKED, OP_RESET, TURN_FIRST, TURN_ROW, Arena, allocate
 from envhub_server.memory.step_io import StepFrames
 from envhub_server.session.failover import Words
 from envhub_server.session.hang_detector import Progress
@@ -100,9 +100,14 @@ class SessionMemory:
         return Progress(turn, row, kind)
 
     def batches(self) -> tuple[list[int], list[int]]:
-        """When each worker's last batch began, and when it ended, in nanoseconds of the monotonic clock."""
-        workers = len(self.bells) - 1
-        return self.arena.began_ns[:workers].tolist(), self.arena.ended_ns[:workers].tolist()
+        """When each worker's last batch began, and when it ended, in nanoseconds of the monotonic clock.
+
+        Workers write this down from the first call on; before it these are no times.
+        """
+        began, ended = (column[: len(self.bells) - 1] for column in (self.arena.began_ns, self.arena.ended_ns))
+        found = began.tolist(), ended.tolist()
+        began[began == 0] = CLOCKED
+        return found
 
     def close(self) -> None:
         """Close the descriptors; the memory goes with the last view of it."""

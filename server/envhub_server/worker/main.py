@@ -73,7 +73,7 @@ from envhub_server.worker.env_sources import (
 from envhub_server.worker.episode_writer import EpisodeWriter
 from envhub_server.worker.exception_report import PendingFailure, describe_failure, encode_or_nothing
 from envhub_server.worker.gym_compat import adapt, is_wrapped
-from envhub_server.worker.journal_writer import JournalWriter
+from envhub_server.worker.journal_writer import JournalWriter, RowJournalWriter
 from envhub_server.worker.native_env import NativeEnv, Share, made_by
 from envhub_server.worker.other_interfaces import as_gymnasium
 from envhub_server.worker.row import SAME_STEP, LeftWithEnding, NotFinite, Row
@@ -419,7 +419,8 @@ class Worker:
             journal = Journal(JournalLayout(rows, layout.observations, layout.actions), descriptor)
             os.close(descriptor)
             journal.format()
-            self._journal = JournalWriter(journal, self._arena, self._rows, is_batch=bool(self._build.shares))
+            writer = JournalWriter if rows > 1 else RowJournalWriter
+            self._journal = writer(journal, self._arena, self._rows, is_batch=bool(self._build.shares))
             for row in self._rows:
                 row.journal = self._journal
         if self._journal is not None and not descriptors:
@@ -482,13 +483,12 @@ class Worker:
     def _posted(self) -> list[Part]:
         """The rows with a pending step that needs no message."""
         request, done, op = self._request, self._done, self._op
-        return [
-            row
-            for row in self._rows
-            if request[row.index] != done[row.index]
-            and (op[row.index] == OP_STEP or op[row.index] == OP_PART)
-            and row.posted
-        ]
+        found = []
+        for row in self._rows:  # a comprehension is one call more
+            index = row.index
+            if request[index] != done[index] and op[index] in (OP_STEP, OP_PART) and row.posted:
+                found.append(row)
+        return found
 
     def _begin(self, row: Part | Target) -> None:
         """Store in the progress word that the worker is at this row."""
@@ -510,7 +510,9 @@ class Worker:
     def _step_rows(self, rows: list[Part], run: Callable[[Part], None] | None = None) -> None:
         """Step the envs of these rows, by ``run`` if that is given, and wake the driver."""
         at, parts, timer = self._turn_at, 0, self._timer
-        self._began_ns[at] = time.monotonic_ns()
+        clocked = self._began_ns[at]
+        if clocked:
+            self._began_ns[at] = time.monotonic_ns()
         timer.batches_left -= 1
         timed = not timer.batches_left
         if timed:
@@ -528,7 +530,8 @@ class Worker:
         if self._left:
             return  # in the middle of a step, which another worker completes
         self._turns[at] = self._turn
-        self._ended_ns[at] = time.monotonic_ns()
+        if clocked:
+            self._ended_ns[at] = time.monotonic_ns()
         report_due = timed and timer.stop(len(rows))
         if not parts or parts < len(rows):
             self._ring_at_end()

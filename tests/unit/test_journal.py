@@ -363,7 +363,7 @@ def test_writer_of_one_row_writes_what_the_writer_of_several_does(observation: L
     of_journal = JournalLayout(1, layout.observations, layout.actions)
     written = [mapped(Journal, of_journal, journals.allocate(of_journal)) for _ in range(2)]
     row: Any = OneRow(1)
-    writers = [kind(journal, arena, [row]) for kind, journal in zip((JournalWriter, RowJournalWriter), written)]
+    writers = [JournalWriter(written[0], arena, [row]), RowJournalWriter(written[1], arena, [row])]
     rng = np.random.default_rng(3)
     codes = [actions.BESIDE] if action == OBJECT else [INT64, INT8, INT8 | actions.PYTHON, actions.BESIDE]
     for number in range(50):
@@ -382,4 +382,4 @@ def test_writer_of_one_row_writes_what_the_writer_of_several_does(observation: L
         for writer in writers:
             writer.end()
     one, other = ([j.words.tolist(), j.kinds, j.codes, *j.actions, j.digests] for j in written)
-    assert all(np.array_equal(*both) for both in zip(one, other)) and one[0][1] == 50
+    assert all(np.array_equal(*both) for both in zip(one, other, strict=True)) and one[0][1] == 50

@@ -21,7 +21,7 @@ from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_RESET, OP_STEP, Arena, allocate
 from envhub.values import actions, codec
 from envhub.values.leaf import Leaf
-from envhub_server.ipc import control
+from envhub_server.ipc import control, journal
 from envhub_server.ipc.channel import Channel
 from envhub_server.worker.env_sources import remember_registry, remember_variables
 from envhub_server.worker.main import Worker
@@ -85,8 +85,10 @@ class _WarmUp:
         heard, rung = os.pipe()  # Python has no eventfd before 3.10
         os.set_blocking(rung, False)  # it is never read, and has room for all rings
         spaces = built.observation_spaces[0], built.action_space
-        self._tell(control.MapArena(1, *leaves, INFO_BYTES, *spaces, "same", 0), [memory, heard, heard, rung, rung])
-        for descriptor in (memory, heard, rung):
+        noted = journal.allocate(journal.JournalLayout(1, of_observations, of_actions))
+        mapped = control.MapArena(1, *leaves, INFO_BYTES, *spaces, "same", 0, journal=True)
+        self._tell(mapped, [memory, heard, heard, rung, rung, noted])
+        for descriptor in (memory, heard, rung, noted):
             os.close(descriptor)
         return arena
 

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import sims
 from chaos.chaos_proxy import proxy
@@ -342,3 +343,14 @@ def test_make_that_its_own_close_overtakes_makes_nothing(hub: ServedHub) -> None
             late.ask(Op.MAKE, Make(1, "counter"))
     with envhub.connect(hub.tcp) as client:
         assert token.hex()[:8] not in {session["session"] for session in client.sessions()}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
+def test_interrupted_close_can_be_repeated(error: type[BaseException]) -> None:
+    envs = envhub.make_vec([sims.Counter] * 2, num_workers=1)
+    envs.reset()
+    pids = set(envs.call("pid"))
+    with stopped(*pids), interrupted_by(error):
+        envs.close()
+    envs.close()
+    assert wait_until(lambda: not any(map(psutil.pid_exists, pids)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from contextlib import closing
 from pathlib import Path
@@ -66,6 +67,30 @@ def test_envs_on_the_hub_that_follows_have_the_attributes_of_those_before(caplog
         envs.reset()
         assert envs.get_attr("note") == ("first", "third") and envs.get_attr("level") == (0, 0)
         assert "the attribute 'level' cannot be set again: not stepped yet" in caplog.text
+
+
+def test_exception_of_a_signal_handler_while_attributes_are_set_again_reaches_the_program() -> None:
+    class Interrupted(Exception):
+        pass
+
+    def handle(*_: object) -> None:
+        if armed:
+            raise Interrupted
+
+    armed = False
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with closing(envhub.make_vec([odd_sims.Signalling], on_hub_loss="recreate")) as envs:
+            envs.reset(seed=1)
+            envs.set_attr("program", os.getpid())
+            kill_private_hub()
+            armed = True
+            with pytest.raises(Interrupted):
+                envs.reset(seed=1)
+            armed = False
+            assert envs.reset(seed=1)[0].shape == (1, 2)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_native_vector_env_keeps_its_attributes() -> None:

@@ -98,6 +98,18 @@ class Late(sims.Counter):
         self._level = value
 
 
+class Signalling(sims.Counter):
+    """Sends a signal to the process whose number is stored in ``program``."""
+
+    @property
+    def program(self) -> int:
+        return 0
+
+    @program.setter
+    def program(self, pid: int) -> None:
+        os.kill(pid, signal.SIGUSR1)
+
+
 class Stubborn(Sleeper):
     """Heeds no SIGTERM, and never ends its ``close``."""
 

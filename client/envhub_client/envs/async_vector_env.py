@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import Space, logger, spaces
 from gymnasium.vector import AutoresetMode
 
-from envhub.errors import EnvRaised
+from envhub_client.connection.failures import raised_by_env
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.keywords import meant, split
 from envhub_client.session import faults, hosting
@@ -35,8 +35,8 @@ def _logged(method: Callable[Parameters, Result]) -> Callable[Parameters, Result
         try:
             return method(*args, **kwargs)
         except Exception as error:
-            raised = error if isinstance(error, EnvRaised) else error.__cause__
-            if isinstance(raised, EnvRaised):
+            raised = raised_by_env(error)
+            if raised is not None:
                 logger.error(f"Received the following error from Worker-{raised.env_index} - Shutting it down")
                 logger.error(raised.remote_traceback)
                 logger.error("Raising the last exception back to the main process.")

@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from envhub.errors import ConnectionInUse, EnvRaised, HubTimeout
+from envhub.errors import ConnectionInUse, HubTimeout
 from envhub.protocol.messages import Make
 from envhub.recording.options import RecordOptions
 from envhub.recording.program_recorder import ProgramRecorder, Recorded, check_packages
 from envhub.values import spaces
 from envhub.vector_errors import NothingPending, SessionBusy
+from envhub_client.connection.failures import raised_by_env
 from envhub_client.envs.recoverable import environment
 from envhub_client.envs.vector_env import HubVectorEnv, Options, StepReturn
 from envhub_client.session.options import SessionOptions
@@ -137,9 +138,8 @@ class RecordedVectorEnv(HubVectorEnv):
         except (HubTimeout, ConnectionInUse, NothingPending, SessionBusy):
             raise
         except BaseException as error:
-            raised = error if isinstance(error, EnvRaised) else error.__cause__
-            failed = raised.env_index if isinstance(raised, EnvRaised) else None
-            self._recorder.broke_off(failed, f"exception: {error!r}")
+            raised = raised_by_env(error)
+            self._recorder.broke_off(None if raised is None else raised.env_index, f"exception: {error!r}")
             raise
         return result
 

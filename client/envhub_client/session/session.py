@@ -30,7 +30,7 @@ from envhub.values.compression import available
 from envhub.values.leaf import OBJECT
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, HEARTBEAT_MS, Connection
-from envhub_client.connection.failures import hide_frames, raise_failure
+from envhub_client.connection.failures import hide_frames, raise_failure, raised_by_env
 from envhub_client.deadline import Deadline
 from envhub_client.lanes.base import Lane
 from envhub_client.lanes.wire import WireLane
@@ -324,7 +324,9 @@ class Session:
                 connection.ask(Op.SET_ATTR, message)
             except errors.HubLost:
                 raise
-            except Exception as error:  # of an env, whatever it raises
+            except Exception as error:
+                if not isinstance(raised_by_env(error) or error, errors.EnvHubError):
+                    raise  # of a signal handler
                 log.warning("the attribute %r cannot be set again: %s", message.name, error)
 
     @contextmanager
@@ -597,10 +599,12 @@ def _end(connection: Connection, terminate: bool) -> None:
         connection.give_up()
         connection.ask(Op.CLOSE, Close(terminate), timeout=timeout)
     except Exception as error:
-        cause = error.__cause__ or error
+        raised = raised_by_env(error)
+        if not isinstance(raised or error, errors.EnvHubError):
+            raise  # of a signal handler
         # Any other error of a hub says that the session is gone already, which is what was wanted.
-        level = logging.ERROR if isinstance(cause, errors.EnvRaised) else logging.DEBUG
-        log.log(level, "closing a session of the hub at %s: %s", connection.address, cause)
+        level = logging.DEBUG if raised is None else logging.ERROR
+        log.log(level, "closing a session of the hub at %s: %s", connection.address, raised or error)
     connection.close()  # but not at an interrupt: without the connection the session could not be ended any more
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -374,6 +375,20 @@ def test_key_that_is_removed_is_admitted_no_more_beside_too_many_files(
     assert hubs.refresh() == [("alice", "removed")] and [*hubs.holders] == [B]
     with pytest.raises(KeysError, match="has 2 files of clients; at most 1 are read"):
         KeyFolder(tmp_path).load()
+
+
+def test_server_key_that_several_make_at_one_time_is_one(tmp_path: Path) -> None:
+    for number in range(50):
+        folder = tmp_path / str(number)
+        start = threading.Barrier(4)
+
+        def make(folder: Path = folder, start: threading.Barrier = start) -> bytes:
+            start.wait()
+            return KeyFolder(folder).make_secret()
+
+        with ThreadPoolExecutor(4) as pool:
+            made = [pool.submit(make) for _ in range(4)]
+            assert len({each.result() for each in made}) == 1
 
 
 def test_changes_at_one_time_are_all_made(tmp_path: Path) -> None:

@@ -74,7 +74,9 @@ class KeyFolder:
         if self.path.exists() and not self.path.is_dir():
             raise KeysError(f"{self.path} is no folder; name the folder that `envhub keys add --keys` made")
         if not path.exists():
-            write_secret(path, text_of(sockets.new_key_pair()[1]))
+            with self._locked():
+                if not path.exists():  # another process may have made it meanwhile
+                    write_secret(path, text_of(sockets.new_key_pair()[1]))
         return self.secret()
 
     # --- clients ------------------------------------------------------------------------------------------------------

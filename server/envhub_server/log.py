@@ -37,6 +37,8 @@ _REPEATED = {
     "replay_not_kept": ("why",),
     "env_not_recorded": ("session", "env"),
     "answer_dropped": ("session", "worker", "message"),
+    "attribute_not_kept": ("session",),
+    "session_making": ("session", "phase", "built", "doing"),
     "audit_failed": ("why",),
 }
 _repeats = Repeats()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -687,6 +688,21 @@ def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, ke
     )  # the others are counted
     assert audit.stat().st_mode & 0o777 == 0o600
     assert text_of(secret) not in text and token not in text and text_of(keys.secret()) not in text
+
+
+def test_what_a_client_repeats_is_logged_once_whatever_names_it_chooses(tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1") as hub, closing(envhub.make_vec("CartPole-v1", 1, hub=hub.tcp)) as envs:
+        value = bytes(17 << 20)
+        for number in range(5):
+            envs.set_attr(f"{number}{'x' * 1000}", value)
+        with closing(RawPeer(hub.tcp)) as peer:
+            for number in range(1, 6):
+                for op, wanted in ((Op.ATTACH, messages.Attach(bytes(16))), (Op.OBSERVE, messages.Observe(bytes(16)))):
+                    failure = peer.ask(op, messages.pack(wanted), bytes([number]) * 16).failure
+                    assert failure is not None and failure.code == "session_lost"
+        lines = hub.log.splitlines()
+    events = Counter(json.loads(line)["event"] for line in lines)
+    assert events["attribute_not_kept"] == events["request_failed"] == 1 and max(map(len, lines)) < 1000
 
 
 def test_audit_has_refused_requests_to_the_session_of_another_client(tmp_path: Path, keys: KeyFolder) -> None:

@@ -36,6 +36,11 @@ try:
 except ZeroDivisionError:
     logger.exception('internal_error', number=1)
 """
+REPEATED = """
+log.configure(logging.INFO)
+for built in (1, 1, 1, 2):
+    logger.info('session_making', phase='building', built=built, num_envs=3)
+"""
 OF_A_PROGRAM = """
 import structlog
 structlog.configure(
@@ -81,6 +86,10 @@ def test_program_that_configures_structlog_has_the_lines_by_name_and_method(wrap
     info, error = stdout.splitlines()
     assert info == "info [('event', 'session_ready'), ('rows', 2), ('session', 's')]"
     assert error.startswith(("error [('event', 'internal_error')", "exception [('event', 'internal_error')"))
+
+
+def test_progress_is_logged_once_however_often_a_client_asks_after_it() -> None:
+    assert [json.loads(line)["built"] for line in written(REPEATED)[1].splitlines()] == [1, 2]
 
 
 def test_hubs_log_is_not_the_programs() -> None:

@@ -742,7 +742,7 @@ class Hub:
         self._liveness.check_soon(self._clock.now_s())
         self._set_timer(_LIVENESS, self._liveness.next_s)
         factories = {"factories": sha256(make.factories).hexdigest()} if make.factories else {}
-        runtime.log.info("session_made", env=make.name or "factories", num_envs=make.num_envs, **factories)
+        runtime.log.info("session_made", env=make.name[:200] or "factories", num_envs=make.num_envs, **factories)
         runtime.origin = self._access.connections.origin(request.peer)
         made: dict[str, str | int] = {"env": make.name[:200], "num_envs": make.num_envs, **factories}
         self._audit.write("session_made", holder.name, runtime.origin, session=request.token.hex()[:8], **made)
@@ -848,7 +848,9 @@ class Hub:
 
     def _fail(self, request: Incoming, failure: Failure) -> None:
         if failure.scope in ("env", "session"):
-            log.warning("request_failed", session=request.token.hex()[:8], code=failure.code, why=failure.message[:200])
+            # A token of no session is any that the client chooses, and would have a line each.
+            session = {"session": request.token.hex()[:8]} if request.token in self._by_token else {}
+            log.warning("request_failed", **session, code=failure.code, why=failure.message[:200])
         self._protocol.fail(request, failure)
 
     # --- descriptions -----------------------------------------------------------------------------------------------

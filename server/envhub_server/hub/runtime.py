@@ -434,7 +434,7 @@ class SessionRuntime:
         self.log.warning("answer_dropped", worker=instruction.worker, message=type(message).__name__, of=message.number)
 
     def _on_ReportForgotten(self, instruction: instructions.ReportForgotten) -> None:
-        self.log.warning("attribute_not_kept", name=instruction.name)
+        self.log.warning("attribute_not_kept", name=instruction.name[:200])
 
     # --- instructions: the arena --------------------------------------------------------------------------------------
 

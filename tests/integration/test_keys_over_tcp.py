@@ -301,6 +301,20 @@ def test_memory_of_a_session_goes_with_it_to_who_takes_it_over(tmp_path: Path, k
             taken.reset()
 
 
+def test_takeovers_count_among_the_makes_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
+    token = with_quotas(keys, "alice", makes_per_minute_max=3)
+    with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path)) as hub:
+        alice = f"envhub://{token}@{hub.tcp.removeprefix('tcp://')}"
+        envs = envhub.make_vec("CartPole-v1", 1, hub=alice)
+        with envhub.connect(alice) as client:
+            for _ in range(2):
+                envs = client.attach(envs.detach())
+            with pytest.raises(envhub.RequestRefused, match="makes_per_minute_max=3"):
+                client.attach(envs.token)
+        with closing(envs):
+            envs.reset()  # the session goes on
+
+
 @pytest.mark.long
 def test_spares_count_among_the_workers_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
     token = admitted(keys, "alice")

@@ -21,7 +21,7 @@ class ClientUsage:
         """Within this budget of shared memory of all clients."""
         self._budget = budget
         self._budgets: dict[str, ArenaBudget] = {}
-        self._made_s: dict[str, deque[float]] = {}  # the times of the last MAKEs
+        self._made_s: dict[str, deque[float]] = {}  # the times of the last MAKEs and ATTACHes
 
     def budget(self, holder: Holder) -> ArenaBudget:
         """The shared memory that the client may use."""
@@ -32,7 +32,10 @@ class ClientUsage:
         return found
 
     def count_make(self, holder: Holder, now_s: float) -> str:
-        """Note a MAKE of the client, whatever comes of it; why it is one too many, or empty."""
+        """Note a MAKE or ATTACH of the client, whatever comes of it; why it is one too many, or empty.
+
+        Each gives a session a token, by which the lines of log and audit file are told apart.
+        """
         if holder.quotas is None:
             return ""
         times = self._made_s.setdefault(holder.name, deque())

@@ -773,6 +773,8 @@ class Hub:
 
     def _attach(self, request: Incoming, holder: Holder) -> Failure | None:
         """Give a session to this client, or say why not."""
+        if why := self._usage.count_make(holder, self._clock.now_s()):
+            return Failure("limit", "hub", why)
         runtime = self._found(request.message.session, holder)
         if request.token in self._by_token:
             return Failure("session_lost", "session", _STILL_CLOSING)

@@ -15,6 +15,15 @@ from envhub_client.observer import Observer, token_bytes
 if TYPE_CHECKING:
     from envhub_client.envs.vector_env import HubVectorEnv
 
+_HEALTH: dict[str, Any] = {
+    "status": str,
+    "sessions": int,
+    "uptime_s": (int, float),
+    "loop_lag_s": (int, float),
+    "unready": dict,
+}
+_OLDER: dict[str, Any] = {"loop_lag_s": 0.0, "unready": {}}  # which an older hub does not tell
+
 
 def connect(address: str | None = None, timeout: float = CONNECT_TIMEOUT_S) -> Client:
     """A client of the hub at ``address``.
@@ -108,7 +117,11 @@ class Client(AbstractContextManager["Client"]):
 
         Also ``hub``, ``uptime_s``, ``sessions``, ``loop_lag_s``, and ``unready``: why envs cannot be made, by name.
         """
-        return self._row(Op.HEALTH)
+        row = self._row(Op.HEALTH)
+        for name, kinds in _HEALTH.items():
+            if not isinstance(row.get(name, _OLDER.get(name)), kinds):
+                raise RemoteProtocolError(f"the hub at {self.address} says of its health {name}={row.get(name)!r:.100}")
+        return row
 
     def _row(self, op: Op) -> dict[str, Any]:
         if len(rows := self._rows(op)) != 1:

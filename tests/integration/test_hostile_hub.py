@@ -170,6 +170,23 @@ def test_health_and_counters_are_one_row(rows: list[dict[str, Any]]) -> None:
                 ask()
 
 
+HEALTHY = {"status": "ok", "sessions": 0, "uptime_s": 1.0}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [{"status": None}, {"sessions": "many"}, {"uptime_s": "long"}, {"loop_lag_s": [1]}, {"unready": "all"}],
+    ids=lambda lie: next(iter(lie)),
+)
+def test_health_that_is_none_is_refused(lie: dict[str, Any]) -> None:
+    answer = Table([{**HEALTHY, **lie}]), ()
+    with LyingHub({Op.HEALTH: answer}) as hub, envhub.connect(hub.address) as client:
+        with pytest.raises(envhub.errors.RemoteProtocolError, match=f"says of its health {next(iter(lie))}="):
+            client.health()
+        hub.answers[Op.HEALTH] = Table([HEALTHY]), ()
+        assert client.health() == HEALTHY
+
+
 def test_honest_answers_are_taken() -> None:
     called = [pack_rows([(0, ONE), (1, ONE)])]
     with LyingHub({Op.CALL: (Done(), called)}) as hub, connected(hub) as envs:

@@ -31,7 +31,7 @@ from envhub.protocol.prelude import (
 )
 from envhub.values import codec
 
-NOTICES_MAX = 16  # that are kept until the caller takes them away
+NOTICES_MAX, NOTICE_CHARS_MAX = 16, 4096  # of one connection: a hub that sends more would fill its clients' logs
 _AT_ONCE = float("-inf")
 _DONE = messages.Done()
 _NEVER_HELD = (Op.MAKE, Op.ATTACH, Op.CLOSE)  # the hub accepts them while another request runs
@@ -68,6 +68,7 @@ class ClientProtocol:
         self.goodbye: Failure | None = None  # why the hub has ended the session, once the hub said so
         self.notices: list[str] = []  # for the user of the session, until the caller takes them away
         self.reconnect_s = reconnect_s  # how long the hub may be out of reach while a request is pending
+        self._notices_left = NOTICES_MAX
         self._session_seq = 0
         self._sent_seq = 0  # of the session's last request that may have been sent
         self._may_be_late = False  # whether a copy of a request that was given up may still begin in the hub
@@ -148,8 +149,9 @@ class ClientProtocol:
             self._loss = self.goodbye.message
             return None
         if op == Op.NOTICE and prelude.token == self.token and not prelude.op & REPLY:
-            self.notices.append(_read(Op.NOTICE, body).text)
-            del self.notices[:-NOTICES_MAX]
+            if self._notices_left > 0:
+                self._notices_left -= 1
+                self.notices.append(_read(Op.NOTICE, body).text[:NOTICE_CHARS_MAX])
             return None
         if pending is None or (prelude.token, prelude.seq) != (pending.token, pending.seq) or not prelude.op & REPLY:
             self._drop(prelude, body)

@@ -284,6 +284,14 @@ def test_notices_and_env_failures_have_no_control_characters(caplog: pytest.LogC
     assert all("\\x1b]0;title" in text for text in texts)
 
 
+def test_notices_of_a_hub_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with LyingHub(notice="note " * 10_000) as hub, connected(hub) as envs:
+        for _ in range(20):
+            envs.reset()
+    lines = [record.getMessage() for record in caplog.records if "note" in record.getMessage()]
+    assert len(lines) == 16 and max(map(len, lines)) < 5000
+
+
 # --- floods -----------------------------------------------------------------------------------------------------------
 
 

@@ -186,8 +186,10 @@ def keys_list(*, keys: Path) -> None:
     with _errors_in_a_line("keys list"):
         if not keys.is_dir():
             raise KeysError(f"there is no folder {keys}")
-        folder, problems = KeyFolder(keys), []
-        for name in folder.names():
+        folder = KeyFolder(keys)
+        names = folder.names()
+        problems = folder.passed_over
+        for name in names:
             try:
                 holder, found = folder.holder(name)
                 print(name, holder.right, *map(text_of, found))

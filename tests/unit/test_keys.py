@@ -212,6 +212,23 @@ def test_unusable_file_keeps_its_own_keys_only(tmp_path: Path) -> None:
     assert folder.refresh() and not folder.refresh() and {*folder.holders} == {A}
 
 
+def test_file_whose_name_is_no_clients_is_passed_over_and_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[str] = []
+    monkeypatch.setattr(key_folder.log, "warning", lambda event, why, note: logged.append(why))
+    KeyFolder(tmp_path).add("alice", A)
+    hubs = KeyFolder(tmp_path)
+    hubs.load()
+    assert not logged
+    write_secret(tmp_path / "clients/my laptop.toml", f'keys = ["{text_of(B)}"]')
+    for _ in range(3):
+        hubs.refresh()
+    assert [*hubs.holders] == [A]
+    (why,) = logged
+    assert why.startswith(f"'{tmp_path}/clients/my laptop.toml': 'my laptop' is no name: letters, digits")
+
+
 def test_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "keys").touch()
     with pytest.raises(KeysError, match="no folder"):

@@ -42,13 +42,16 @@ class KeyFolder:
     Attributes:
         path: of the folder.
         holders: by public key.
+        passed_over: what is wrong with the names of files that were no client's when the folder was last looked at.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.holders: Mapping[bytes, Holder] = {}
+        self.passed_over: list[str] = []
         self._problem = ""  # why the folder could not be read, if that was reported
         self._read: dict[str, _File] = {}  # by name, as it was when it was read last
+        self._logged: list[str] = []  # of ``passed_over``
 
     # --- the hub's own key --------------------------------------------------------------------------------------------
 
@@ -95,6 +98,7 @@ class KeyFolder:
                 )
         if problems := self._load():
             raise KeysError(problems[0])
+        self._log_passed_over()
 
     def refresh(self) -> list[tuple[str, str]]:
         """Read again the files that have changed; of an unusable one, which is logged, the old keys stay admitted.
@@ -108,6 +112,7 @@ class KeyFolder:
             log.error("keys_unreadable", why=problem, note="the keys read before stay admitted")
         if self._read != before and not problems:
             log.info("keys_read", clients=len(self._read))
+        self._log_passed_over()
         changed = [name for name in sorted({*before, *self._read}) if before.get(name) != self._read.get(name)]
         return [(name, _difference(before.get(name), self._read.get(name))) for name in changed]
 
@@ -146,6 +151,13 @@ class KeyFolder:
         self.holders, self._read = holders, read
         return problems
 
+    def _log_passed_over(self) -> None:
+        """Log the files that are passed over, each once."""
+        for why in self.passed_over:
+            if why not in self._logged:
+                log.warning("keys_unreadable", why=why, note="the file is passed over")
+        self._logged = self.passed_over
+
     def _noted(self, problem: str) -> list[str]:
         """The problem, if it was not reported before."""
         before, self._problem = self._problem, problem
@@ -153,17 +165,19 @@ class KeyFolder:
 
     def _states(self) -> dict[str, object]:
         """What changes with each client's file, by name."""
-        if not self._clients.exists():
-            return {}
-        found = {}
-        with os.scandir(self._clients) as entries:
+        found, passed_over = {}, []
+        with os.scandir(self._clients) if self._clients.exists() else contextlib.nullcontext(()) as entries:
             for entry in entries:
                 name = entry.name.removesuffix(".toml")
-                if name == entry.name or not NAME.fullmatch(name):
+                if name == entry.name:
+                    continue
+                if not NAME.fullmatch(name):
+                    passed_over.append(f"{str(self._clients / entry.name)!r}: {_no_name(name)}")
                     continue
                 with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
                     at = entry.stat(follow_symlinks=False)
                     found[name] = (at.st_ctime_ns, at.st_size, at.st_ino, at.st_mode, at.st_uid)
+        self.passed_over = sorted(passed_over)
         return dict(sorted(found.items()))
 
     @property
@@ -242,7 +256,7 @@ class KeyFolder:
 
     def _file(self, name: str) -> Path:
         if not NAME.fullmatch(name):
-            raise KeysError(f"{name!r} is no name: letters, digits, dots, dashes and underscores, at most 64")
+            raise KeysError(_no_name(name))
         return self._clients / f"{name}.toml"
 
     def _write(self, name: str, keys: list[bytes], right: str, quotas: Quotas) -> None:
@@ -269,6 +283,10 @@ class _ClientFile:
     keys: list[str] = field(default_factory=list)
     may: Right = "use"
     quotas: Quotas = field(default_factory=Quotas)
+
+
+def _no_name(name: str) -> str:
+    return f"{name!r} is no name: letters, digits, dots, dashes and underscores, at most 64"
 
 
 def _difference(old: _File | None, new: _File | None) -> str:

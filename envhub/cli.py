@@ -154,6 +154,7 @@ def keys_add(
     """
     from envhub_server.network.key_folder import KeyFolder
 
+    from envhub.errors import KeysError
     from envhub.transport import sockets
     from envhub.transport.address import parse_hub
     from envhub.transport.keys import key_of, text_of
@@ -165,7 +166,15 @@ def keys_add(
         server = sockets.public_key(folder.make_secret())
         own, secret = (key_of(public), b"") if public else sockets.new_key_pair()
         folder.add(name, own, may)
-        print(f"envhub://{text_of(server + secret)}@{place}")
+        try:
+            if sys.stdout is None:  # its descriptor is closed
+                raise OSError("there is no standard output")
+            print(f"envhub://{text_of(server + secret)}@{place}", flush=True)
+        except BaseException as error:
+            folder.remove(name, own)  # nobody has its secret
+            if isinstance(error, OSError):
+                raise KeysError(f"no key is added, because its address cannot be printed: {error}") from error
+            raise
     errors.print(f"give this to {name}, who runs `envhub login` and pastes it; it is not shown again", soft_wrap=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from pathlib import Path
 
@@ -33,6 +34,19 @@ def test_key_that_begins_with_a_hyphen_is_admitted_and_removed(tmp_path: Path) -
 def test_no_key_is_admitted_for_a_host_that_there_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("keys", "add", "alice", "--at", "bad host:5555", "--keys", str(tmp_path / "keys")) == 1
     assert "'bad host' is no host" in capsys.readouterr().err and not (tmp_path / "keys").exists()
+
+
+@pytest.mark.parametrize("output", ["/dev/full", None])
+def test_no_key_is_admitted_whose_address_cannot_be_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str | None
+) -> None:
+    with contextlib.ExitStack() as until:
+        if output is not None:
+            until.enter_context(contextlib.suppress(OSError))  # of what is written at its close
+        monkeypatch.setattr("sys.stdout", output and until.enter_context(open(output, "w")))
+        assert run("keys", "add", "alice", "--keys", str(tmp_path)) == 1
+    assert "no key is added, because its address cannot be printed: " in capsys.readouterr().err
+    assert KeyFolder(tmp_path).names() == []
 
 
 def test_login_without_a_name_replaces_no_other_hub_of_the_same_host(

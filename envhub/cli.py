@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 
 import cyclopts
 from cyclopts import Parameter
@@ -25,11 +25,25 @@ from envhub.hub_options import HubOptions
 if TYPE_CHECKING:
     import numpy as np
 
+
+def _no_empty_path(arguments: cyclopts.ArgumentCollection) -> None:
+    """Refuse a path that is empty, as of a variable that is not set: it would stand for the current folder.
+
+    Raises:
+        ValueError: there is one.
+    """
+    for argument in arguments:
+        if Path in (argument.hint, *get_args(argument.hint)) and any(not token.value for token in argument.tokens):
+            raise ValueError(f"{argument.name}: a path is not empty")
+
+
 app = cyclopts.App(
     name="envhub",
     help="Gymnasium environments in a hub.",
     version_flags=["--version"],
     default_parameter=Parameter(negative=""),
+    group_arguments=cyclopts.Group("Arguments", validator=_no_empty_path),
+    group_parameters=cyclopts.Group("Parameters", validator=_no_empty_path),
 )
 console = Console()
 errors = Console(stderr=True)

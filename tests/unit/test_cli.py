@@ -36,6 +36,26 @@ def test_no_key_is_admitted_for_a_host_that_there_cannot_be(tmp_path: Path, caps
     assert "'bad host' is no host" in capsys.readouterr().err and not (tmp_path / "keys").exists()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("serve", "--keys", ""),
+        ("serve", "--config="),
+        ("serve", "--audit", ""),
+        ("keys", "add", "alice", "--keys", ""),
+        ("record", "CartPole-v1", ""),
+    ],
+    ids=" ".join,
+)
+def test_empty_path_is_not_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == cli.EXIT_USAGE
+    found = capsys.readouterr()
+    assert "a path is not empty" in found.out + found.err and not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize("output", ["/dev/full", None])
 def test_no_key_is_admitted_whose_address_cannot_be_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str | None

@@ -46,6 +46,16 @@ def test_line_after_a_full_disk_is_one_of_its_own_and_each_failure_is_logged_onc
     assert "only a part of a line" in logged[0]["why"] and "too large" in logged[1]["why"]
 
 
+def test_last_line_of_a_clients_keys_says_whether_it_is_admitted(tmp_path: Path) -> None:
+    path = tmp_path / "audit"
+    audit = Audit(path)
+    changes = ["keys added: 1", "removed", "keys added: 1", "removed"]
+    for change in changes:
+        audit.write("keys_read", "alice", why=change)
+    audit.close()
+    assert [json.loads(line)["why"] for line in path.read_text().splitlines()] == changes
+
+
 def test_line_that_an_earlier_hub_left_half_stays_one_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "audit"
     path.write_text('{"event": "conn')

@@ -11,7 +11,7 @@ from envhub.errors import AddressError
 from envhub.transport import sockets
 from envhub.transport.keys import key_of
 from envhub_server.network import network_peer
-from envhub_server.network.audit import Audit
+from envhub_server.network.audit import KEYS_READ, Audit
 from envhub_server.network.authenticator import DOMAIN, OWN, Authenticator
 from envhub_server.network.connections import HELLO_S, MALFORMED_MAX, Connections, KnownConnection
 from envhub_server.network.key_folder import KeyFolder
@@ -127,7 +127,7 @@ class Access:
     def _read_keys(self) -> None:
         """Read the keys again if they have changed."""
         for name, change in () if self._keys is None else self._keys.refresh():
-            self._audit.write("keys_read", name, why=change)
+            self._audit.write(KEYS_READ, name, why=change)
             self._keys_changed = True
 
     # --- connections --------------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from pathlib import Path
 from envhub_server.log import Logger, stamped
 from envhub_server.repeats import Repeats
 
+KEYS_READ = "keys_read"
+
 log = Logger("envhub.hub")
 
 # Not blocking, since a pipe without a reader would hold the hub at its start; in a regular file it changes nothing.
@@ -43,12 +45,15 @@ class Audit:
     def write(self, event: str, client: str, origin: str = "", **fields: str | int) -> None:
         """Write what happened: of which client, from where, and why.
 
-        Equal lines within ``repeats.REPEAT_S`` are counted in the next one. ``origin`` is an IP address, or by ipc
+        Equal lines within ``repeats.REPEAT_S`` are counted in the next one, but none of a change of keys, which no
+        client can cause: the last one says who is admitted. ``origin`` is an IP address, or by ipc
         ``localhost:UID:GID:PID``. A line that cannot be written is lost; the hub logs it and goes on.
         """
         if self._path is None or self._descriptor < 0:
             return
-        left_out = self._repeats.left_out((event, client, origin, *fields.values()), time.monotonic())
+        left_out: int | None = 0
+        if event != KEYS_READ:
+            left_out = self._repeats.left_out((event, client, origin, *fields.values()), time.monotonic())
         if left_out is None:
             return
         repeats = {"repeats": left_out} if left_out else {}

@@ -35,6 +35,7 @@ _REPEATED = {
     "client_refused": ("why", "host"),
     "connection_ended": ("client", "why"),
     "replay_not_kept": ("why",),
+    "env_made_anew": ("session",),
     "env_not_recorded": ("session", "env"),
     "answer_dropped": ("session", "worker", "message"),
     "attribute_not_kept": ("session",),

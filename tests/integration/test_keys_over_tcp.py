@@ -719,6 +719,18 @@ def test_what_a_client_repeats_is_logged_once_whatever_names_it_chooses(tmp_path
     assert events["attribute_not_kept"] == events["request_failed"] == 1 and max(map(len, lines)) < 1000
 
 
+def test_envs_that_fail_in_each_step_are_logged_once(tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1", "--replays-max", "0") as hub:
+        options = {"num_workers": 1, "on_exception": "truncate", "restarts_max": 1000}
+        with closing(envhub.make_vec("CartPole-v1", 4, hub=hub.tcp, **options)) as envs:
+            envs.reset()
+            envs.set_attr("gravity", "none")  # it is set again on the envs that are made anew
+            failures = 0
+            while failures < 10:
+                failures += len(envs.step(np.zeros(4, int))[4].get("env_failure", ()))
+        assert hub.log.count('"env_made_anew"') == 1
+
+
 def test_audit_has_refused_requests_to_the_session_of_another_client(tmp_path: Path, keys: KeyFolder) -> None:
     audit = tmp_path / "audit.jsonl"
     with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path), "--audit", str(audit)) as hub:

@@ -79,8 +79,8 @@ def test_session_may_take_half_of_what_waits(poller: Poller, log: Log) -> None:
     writer.close()
     assert folder.kept == ["a", "c"]
     assert log.lines == [
-        ("replay_not_kept", "b", f"those of its session that wait to be written hold {half} bytes of journals"),
-        ("replay_not_kept", "d", f"those that wait to be written hold {2 * half} bytes of journals"),
+        ("replay_not_kept", "b", f"those of its session that wait to be written hold up to {half} bytes of journals"),
+        ("replay_not_kept", "d", f"those that wait to be written hold up to {2 * half} bytes of journals"),
     ]
 
 
@@ -98,6 +98,20 @@ def test_loop_logs_what_the_thread_could_not_write(poller: Poller, log: Log) -> 
     writer.write(1, "b", 1, lambda: b"")
     writer.close()
     assert folder.kept == ["b"]
+
+
+def test_reason_does_not_differ_by_the_name_of_the_file(poller: Poller, log: Log, tmp_path: Path) -> None:
+    class NoFolder(SlowFolder):
+        def keep(self, name: str, blob: bytes) -> Path:
+            (tmp_path / "none" / name).write_bytes(blob)
+            return Path(name)
+
+    writer = ReplayWriter(NoFolder(), poller)
+    writer.begin()
+    for name in ("a", "b"):
+        writer.write(1, name, 1, lambda: b"")
+    writer.close()
+    assert log.lines == [("replay_not_kept", name, "No such file or directory") for name in ("a", "b")]
 
 
 class Journal:

@@ -79,9 +79,9 @@ class ReplayWriter:
         """Why a replay cannot wait to be written; empty if it can. One that has nothing before it always can."""
         own, everyone = self._waiting_bytes[session], self._waiting_bytes.total()
         if own and own + journal_bytes > WAITING_BYTES_MAX // 2:
-            return f"those of its session that wait to be written hold {own} bytes of journals"
+            return f"those of its session that wait to be written hold up to {WAITING_BYTES_MAX // 2} bytes of journals"
         if everyone and everyone + journal_bytes > WAITING_BYTES_MAX:
-            return f"those that wait to be written hold {everyone} bytes of journals"
+            return f"those that wait to be written hold up to {WAITING_BYTES_MAX} bytes of journals"
         return ""
 
     def _run(self) -> None:
@@ -108,6 +108,8 @@ class ReplayWriter:
         try:
             self._folder.keep(wanted.name, wanted.made())
         except Exception as error:  # whatever foreign code has written into its journal, the thread goes on
+            if isinstance(error, OSError) and error.strerror:
+                return error.strerror  # the whole text has the file's name, which is another one each time
             return str(error) if isinstance(error, (OSError, ValueError, TypeError)) else repr(error)
         return ""
 

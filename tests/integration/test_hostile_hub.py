@@ -32,6 +32,7 @@ from envhub.protocol.messages import (
     Templates,
     pack_rows,
 )
+from envhub.registration import REMOTE
 from envhub.transport import sockets
 from envhub.values import codec
 from envhub.values.info_columns import Rows, pack_columns
@@ -227,6 +228,23 @@ def test_spec_of_a_hub_runs_nothing(tmp_path: Path) -> None:
                 with pytest.raises((envhub.errors.RequestRefused, gym.error.Error)):
                     again(spec)
     assert not [*tmp_path.iterdir()]
+
+
+def test_spec_of_a_hub_makes_no_env_by_envhubs_own_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\nexit 1\n")
+    ssh.chmod(0o700)
+    monkeypatch.setenv("ENVHUB_SSH", str(ssh))
+    (tmp_path / "of_the_hubs_choice.py").write_text(f"open({f'{tmp_path}/ran'!r}, 'w')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = gym.spec(REMOTE)
+    for arguments in ({"env_id": "of_the_hubs_choice:Env-v0"}, {"env_id": "Env-v0", "url": "ssh://somewhere"}):
+        spec = EnvSpec(own.id, own.entry_point, vector_entry_point=own.vector_entry_point, kwargs=arguments)
+        with LyingHub({Op.MAKE: (made(spec=codec.encode(spec)), ())}) as hub, connected(hub) as envs:
+            for again in (gym.make, gym.make_vec):
+                with pytest.raises(envhub.errors.RequestRefused, match="this spec came from a hub"):
+                    again(envs.env_spec)
+    assert not (tmp_path / "ran").exists()
 
 
 ESCAPE = "\x1b]0;title\x07\x1b[2J\x9b31m\u202ered\ttab\nnewline"

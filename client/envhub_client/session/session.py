@@ -24,6 +24,7 @@ from envhub import errors
 from envhub.env_failure import EnvFailure, failure_info
 from envhub.protocol.client import Reply
 from envhub.protocol.messages import Attach, Call, Close, Failure, Made, Make, Op, Reset, SetAttr, World
+from envhub.registration import REMOTE
 from envhub.transport.address import parse
 from envhub.values import codec, spaces
 from envhub.values.compression import available
@@ -611,9 +612,10 @@ def _end(connection: Connection, terminate: bool) -> None:
 def _inert(spec: EnvSpec) -> EnvSpec:
     """The spec of a hub on the network, which names nothing to run but what is registered here under its id.
 
-    Of wrappers, Gymnasium's own are kept, without those that write files.
+    Of wrappers, Gymnasium's own are kept, without those that write files. EnvHub's own id is not: by its arguments it
+    makes any env here, of any module, writes recordings, and runs ssh.
     """
-    own = gymnasium.registry.get(spec.id)
+    own = None if spec.id == REMOTE else gymnasium.registry.get(spec.id)
     wrappers = tuple(
         each if GYMNASIUM_WRAPPER.fullmatch(each.entry_point) else replace(each, entry_point=NOT_RUN)
         for each in spec.additional_wrappers

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import zmq
 from envhub_client import deadline
+from envhub_client.envs import recoverable
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from lying_hub import NUM_ENVS, PING, SPACE, LyingHub, made
 
@@ -245,6 +246,17 @@ def test_spec_of_a_hub_makes_no_env_by_envhubs_own_id(tmp_path: Path, monkeypatc
                 with pytest.raises(envhub.errors.RequestRefused, match="this spec came from a hub"):
                     again(envs.env_spec)
     assert not (tmp_path / "ran").exists()
+
+
+def test_what_is_written_down_of_a_hubs_env_is_that_hubs_only() -> None:
+    own = gym.spec(REMOTE)
+    kwargs = {"env_id": "of_the_hubs_choice:Env-v0", "url": None, "record": "/anywhere"}
+    for env_id in (REMOTE, "Unknown-v0"):
+        spec = codec.encode(EnvSpec(env_id, own.entry_point, kwargs=kwargs))
+        with LyingHub({Op.MAKE: (made(spec=spec), ())}) as hub, connected(hub) as envs:
+            found = recoverable.environment(envs)
+            assert found is not None and found.id == REMOTE
+            assert found.kwargs == {"env_id": env_id, "url": hub.address, "env_kwargs": kwargs}
 
 
 ESCAPE = "\x1b]0;title\x07\x1b[2J\x9b31m\u202ered\ttab\nnewline"

@@ -9,6 +9,8 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
+from envhub.registration import REMOTE
+
 
 def environment(envs: VectorEnv[Any, Any, Any]) -> EnvSpec | None:
     """What one env of ``envs`` is made by, here and now, or None if nothing that can be written down makes it.
@@ -27,13 +29,14 @@ def environment(envs: VectorEnv[Any, Any, Any]) -> EnvSpec | None:
     if base.address is None:
         return spec
     known = gymnasium.registry.get(spec.id)
-    if known is not None:
+    if known is not None and spec.id != REMOTE:  # by which the hub could name any env of this machine
         spec.entry_point, spec.vector_entry_point = known.entry_point, known.vector_entry_point
         return spec
     return _remote(base.address, spec.id, spec.kwargs)
 
 
 def _remote(address: str, env_id: str, kwargs: dict[str, Any]) -> EnvSpec:
-    remote = copy.deepcopy(gymnasium.spec("EnvHub/Remote-v0"))
-    remote.kwargs = {**kwargs, "env_id": env_id, "url": address}
+    remote = copy.deepcopy(gymnasium.spec(REMOTE))
+    # Apart, because some may be the hub's choice: among its own arguments, ``record`` would name a folder here.
+    remote.kwargs = {"env_kwargs": kwargs, "env_id": env_id, "url": address}
     return remote

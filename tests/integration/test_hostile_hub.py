@@ -248,6 +248,11 @@ def test_spec_of_a_hub_makes_no_env_by_envhubs_own_id(tmp_path: Path, monkeypatc
     assert not (tmp_path / "ran").exists()
 
 
+def test_spec_of_a_hub_names_no_module() -> None:
+    with LyingHub({Op.MAKE: (made(spec=codec.encode(EnvSpec("os:counter"))), ())}) as hub, connected(hub) as envs:
+        assert envs.env_spec is None and envs.spec is None
+
+
 def test_what_is_written_down_of_a_hubs_env_is_that_hubs_only() -> None:
     own = gym.spec(REMOTE)
     kwargs = {"env_id": "of_the_hubs_choice:Env-v0", "url": None, "record": "/anywhere"}

@@ -347,7 +347,10 @@ class Session:
     def _spec(self, blob: bytes) -> EnvSpec | None:
         try:
             spec: EnvSpec | None = self.decode(blob) if blob else None
-            return spec if self.allow_pickle or spec is None else _inert(spec)
+            if self.allow_pickle or spec is None:
+                return spec
+            # ``gymnasium.make`` imports what stands before a colon; the id of a spec that a worker sends has none.
+            return None if ":" in spec.id else _inert(spec)
         except (codec.DecodeError, errors.RemoteProtocolError) as error:  # another version of Gymnasium wrote it
             log.debug("the spec of the envs cannot be read: %s", error)
             return None

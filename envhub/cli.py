@@ -401,10 +401,17 @@ def record(
             only: Any = "failed" if kept.only_failed else "all"
             options = RecordOptions(folder, kept.env_id or None, kept.every, only, kept.film, episodes_max=episodes)
             options.chosen(num_envs)
+            is_new = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
         except (ValueError, OSError) as error:
             _end("record", error, EXIT_USAGE)
-        found = run(env, options, num_envs, hub, policy, seed)
+        try:
+            found = run(env, options, num_envs, hub, policy, seed)
+        except BaseException:
+            with contextlib.suppress(OSError):  # it has a recording in it
+                if is_new:
+                    folder.rmdir()
+            raise
     text = f"{found.episodes} episodes, {found.nbytes / 1e6:.1f} MB, in {found.folder}; {found.dropped} were dropped"
     console.print(text, highlight=False, soft_wrap=True)
 

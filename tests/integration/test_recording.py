@@ -490,3 +490,4 @@ def test_command_says_in_a_line_what_is_wrong(
     with pytest.raises(SystemExit) as ended:
         cli.app(["record", *arguments])
     assert ended.value.code == status and told in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

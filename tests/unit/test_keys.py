@@ -334,6 +334,12 @@ def test_ssh_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         known_hubs.resolve("ssh://simbox")
 
 
+def test_command_for_ssh_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENVHUB_SSH", "ssh -F 'my config")
+    with pytest.raises(HubUnreachable, match="ENVHUB_SSH is no command: No closing quotation"):
+        known_hubs.resolve("ssh://box")
+
+
 def test_file_that_breaks_is_told_as_such(tmp_path: Path) -> None:
     folder, hubs = KeyFolder(tmp_path), KeyFolder(tmp_path)
     folder.add("alice", A)

@@ -77,7 +77,11 @@ def forwarded(place: str) -> str:
 
 
 def _open(host: str, port: str | None, path: str | None) -> tuple[subprocess.Popen[bytes], str]:
-    command = [*shlex.split(os.environ.get(COMMAND, "ssh")), "-T", *(["-p", port] if port else [])]
+    try:
+        ssh_command = shlex.split(os.environ.get(COMMAND, "")) or ["ssh"]
+    except ValueError as error:
+        raise HubUnreachable(f"ssh does not reach {host}: {COMMAND} is no command: {error}") from error
+    command = [*ssh_command, "-T", *(["-p", port] if port else [])]
     if shutil.which(command[0]) is None:
         raise HubUnreachable(f"ssh does not reach {host}: there is no command {command[0]!r}; {COMMAND} names another")
     path = path or _default_path(host, command)

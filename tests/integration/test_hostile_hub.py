@@ -248,6 +248,23 @@ def test_spec_of_a_hub_makes_no_env_by_envhubs_own_id(tmp_path: Path, monkeypatc
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize(("kwargs", "runs"), [({}, True), ({"g": 9.0}, True), ({"g": 8.0}, False), ({"x": 1}, False)])
+def test_spec_of_a_hub_runs_with_the_programs_own_arguments_only(kwargs: dict[str, Any], runs: bool) -> None:
+    own = gym.spec("Pendulum-v1")
+    spec = EnvSpec(own.id, own.entry_point, kwargs=kwargs)
+    with (
+        LyingHub({Op.MAKE: (made(spec=codec.encode(spec)), ())}) as hub,
+        closing(envhub.make_vec("Pendulum-v1", NUM_ENVS, hub=hub.address, g=9.0)) as envs,
+    ):
+        written_down = recoverable.environment(envs)
+        if runs:
+            gym.make(envs.env_spec).close()
+        else:
+            with pytest.raises(envhub.errors.RequestRefused, match="this spec came from a hub"):
+                gym.make(envs.env_spec)
+    assert written_down is not None and written_down.id == (own.id if runs else REMOTE)
+
+
 def test_spec_of_a_hub_names_no_module() -> None:
     with LyingHub({Op.MAKE: (made(spec=codec.encode(EnvSpec("os:counter"))), ())}) as hub, connected(hub) as envs:
         assert envs.env_spec is None and envs.spec is None

@@ -10,13 +10,14 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from envhub.registration import REMOTE
+from envhub_client.session.session import is_part
 
 
 def environment(envs: VectorEnv[Any, Any, Any]) -> EnvSpec | None:
     """What one env of ``envs`` is made by, here and now, or None if nothing that can be written down makes it.
 
-    It is the env's own spec if the envs are this program's own, or if its id is registered in this program, too; else
-    it is an env of the same hub, by ``EnvHub/Remote-v0``.
+    It is the env's own spec if the envs are this program's own, or if its id is registered in this program, too, and it
+    has no arguments but those that this program knows; else it is an env of the same hub, by ``EnvHub/Remote-v0``.
     """
     base: Any = envs.unwrapped
     if base.env_spec is None:
@@ -29,7 +30,9 @@ def environment(envs: VectorEnv[Any, Any, Any]) -> EnvSpec | None:
     if base.address is None:
         return spec
     known = gymnasium.registry.get(spec.id)
-    if known is not None and spec.id != REMOTE:  # by which the hub could name any env of this machine
+    asked = {} if base.named is None else base.named[1]
+    # Not by arguments of the hub's choice, nor by the id with which it could name any env of this machine.
+    if known is not None and spec.id != REMOTE and is_part(spec.kwargs, {**known.kwargs, **asked}):
         spec.entry_point, spec.vector_entry_point = known.entry_point, known.vector_entry_point
         return spec
     return _remote(base.address, spec.id, spec.kwargs)

@@ -350,10 +350,16 @@ class Session:
             if self.allow_pickle or spec is None:
                 return spec
             # ``gymnasium.make`` imports what stands before a colon; the id of a spec that a worker sends has none.
-            return None if ":" in spec.id else _inert(spec)
+            return None if ":" in spec.id else _inert(spec, self._asked)
         except (codec.DecodeError, errors.RemoteProtocolError) as error:  # another version of Gymnasium wrote it
             log.debug("the spec of the envs cannot be read: %s", error)
             return None
+
+    @property
+    def _asked(self) -> dict[str, Any]:
+        """The arguments that this program has given for every env."""
+        make = self._make
+        return codec.decode(make.kwargs) if isinstance(make, Make) and make.kwargs else {}
 
     def encode(self, value: Any) -> bytes:
         """The value as it is sent to the hub; errors as for ``codec.encode``."""
@@ -612,13 +618,16 @@ def _end(connection: Connection, terminate: bool) -> None:
     connection.close()  # but not at an interrupt: without the connection the session could not be ended any more
 
 
-def _inert(spec: EnvSpec) -> EnvSpec:
+def _inert(spec: EnvSpec, asked: dict[str, Any]) -> EnvSpec:
     """The spec of a hub on the network, which names nothing to run but what is registered here under its id.
 
-    Of wrappers, Gymnasium's own are kept, without those that write files. EnvHub's own id is not: by its arguments it
-    makes any env here, of any module, writes recordings, and runs ssh.
+    That is run with the arguments that are registered, or were ``asked`` for, only: others are the hub's choice, such
+    as the path of a file. Of wrappers, Gymnasium's own are kept, without those that write files. EnvHub's own id is
+    not: it makes any env here, of any module, writes recordings, and runs ssh.
     """
     own = None if spec.id == REMOTE else gymnasium.registry.get(spec.id)
+    if own is not None and not is_part(spec.kwargs, {**own.kwargs, **asked}):
+        own = None
     wrappers = tuple(
         each if GYMNASIUM_WRAPPER.fullmatch(each.entry_point) else replace(each, entry_point=NOT_RUN)
         for each in spec.additional_wrappers
@@ -628,3 +637,11 @@ def _inert(spec: EnvSpec) -> EnvSpec:
         if getattr(inert, name) != getattr(own, name, None):
             setattr(inert, name, NOT_RUN if getattr(inert, name) else None)
     return inert
+
+
+def is_part(some: dict[str, Any], whole: dict[str, Any]) -> bool:
+    """Whether all of ``some`` is in ``whole``, with equal values."""
+    try:
+        return all(name in whole and codec.encode(some[name]) == codec.encode(whole[name]) for name in some)
+    except codec.EncodeError:  # a registered argument is no data
+        return False

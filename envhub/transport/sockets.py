@@ -37,11 +37,23 @@ _MONITOR_EVENT = struct.Struct("=Hi")  # of zmq_socket_monitor(3)
 
 def open_socket(context: zmq.Context[Any], kind: int, message_bytes_max: int, receive_queue_messages_max: int) -> Any:
     """A socket of this kind that takes no larger message, and queues no more of them per connection."""
-    opened = context.socket(kind)
+    opened = _new_socket(context, kind)
     opened.setsockopt(zmq.MAXMSGSIZE, message_bytes_max)
     opened.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES_MAX)
     opened.setsockopt(zmq.RCVHWM, receive_queue_messages_max)
     opened.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    return opened
+
+
+def _new_socket(context: zmq.Context[Any], kind: int) -> Any:
+    """A socket that the context knows before it is opened, and so closes whenever it is destroyed.
+
+    ``Context.socket`` notes an open socket last. An interrupt before that leaves a socket that the context does not
+    know and that the interrupt's traceback keeps: while it is handled, ``Context.destroy`` waits for that socket's end.
+    """
+    opened = zmq.Socket.__new__(zmq.Socket)
+    context._add_socket(opened)
+    opened.__init__(context, kind)  # type: ignore[misc]
     return opened
 
 
@@ -102,7 +114,7 @@ def open_monitor(socket: zmq.Socket[Any], events: int) -> Any:
     """
     address = f"inproc://monitor-{next(_monitors)}"
     socket.monitor(address, events)
-    monitor = socket.context.socket(zmq.PAIR)
+    monitor = _new_socket(socket.context, zmq.PAIR)
     monitor.setsockopt(zmq.RCVHWM, 0)
     monitor.setsockopt(zmq.LINGER, 0)
     monitor.connect(address)

@@ -43,7 +43,9 @@ def _leaves_a_block(frame: FrameType) -> bool:
 
 
 class Tracer:
-    """Sees every place that this thread passes, and at which a signal may come."""
+    """Sees every place that this thread passes in these folders, and at which a signal may come."""
+
+    folders = FOLDERS
 
     def during(self, work: Callable[[], Any]) -> Any:
         """What ``work`` returns, or None where it was interrupted."""
@@ -58,7 +60,7 @@ class Tracer:
             gc.enable()
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(FOLDERS):
+        if not frame.f_code.co_filename.startswith(self.folders):
             return None
         if event == "return" or (event == "line" and not _leaves_a_block(frame)):
             self.passed(Place(frame.f_code.co_filename, frame.f_lineno, event, frame.f_code.co_name))

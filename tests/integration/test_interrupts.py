@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 import sims
+import zmq
 from chaos.chaos_proxy import proxy
 from chaos.interrupts import Interrupt, Places
 from envhub_client.connection.connection import Connection
@@ -26,6 +28,7 @@ from envhub.errors import LocalProtocolError
 from envhub.protocol.messages import Close, Make, Op
 from envhub.vector_errors import NothingPending, SessionBusy
 
+PYZMQ = (f"{Path(zmq.__file__).parent}{os.sep}",)
 RETURNING = 12  # places after the result is known to be had: there it is lost, as a return value is
 
 
@@ -294,6 +297,35 @@ def test_interrupt_anywhere_in_connecting_leaves_no_descriptor(hub: ServedHub) -
             gc.collect()
         assert wait_until(lambda: descriptors() <= before), place
     os.close(pidfd)
+
+
+class PlacesOfPyzmq(Places):
+    """Counts the places in pyzmq's Python code."""
+
+    folders = PYZMQ
+
+
+class InterruptInPyzmq(Interrupt):
+    """Raises ``KeyboardInterrupt`` at such a place."""
+
+    folders = PYZMQ
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a destructor
+def test_interrupt_while_pyzmq_opens_a_socket_ends_the_connecting(hub: ServedHub) -> None:
+    """The interrupt's traceback holds the socket, while the connection waits for the end of all of its sockets."""
+    places, raised = PlacesOfPyzmq(), 0
+    places.during(lambda: Connection(hub.ipc)).close()
+    opening = [(place, n) for place, n in places.found.items() if place.function in ("__init__", "socket")]
+    for place, times in opening:
+        for time_passed in range(1, times + 1):
+            interrupt = InterruptInPyzmq(time_passed, place)
+            connection = interrupt.during(lambda: Connection(hub.ipc))
+            if connection is not None:
+                connection.close()
+            raised += interrupt.raised
+    assert raised > 10
 
 
 def test_interrupt_anywhere_in_hearing_of_a_cut_leaves_the_next_one_to_be_heard(hub: ServedHub) -> None:

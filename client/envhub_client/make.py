@@ -99,6 +99,8 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         Exception: as for ``HubVectorEnv``.
     """
     num_envs = operator.index(num_envs)
+    if not isinstance(vector, bool):
+        raise TypeError(f"vector must be True or False, got {vector!r}")
     fault_options, others = split(faults.FaultOptions, kwargs)
     hosting_options, arguments = split(hosting.HostingOptions, others)
     stepping = num_workers, autoreset_mode, observation_mode, copy, lane, spin_us, pin, compression

@@ -30,6 +30,25 @@ def test_misspelt_keyword_is_named_with_the_right_one(address: str | None, wrong
         envhub.make_vec("CartPole-v1", num_envs=2, hub=address, **{wrong: 3})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_workers": True},
+        {"num_workers": False},
+        {"spin_us": 1.5},
+        {"spin_us": True},
+        {"pin": 1},
+        {"vector": "yes"},
+        {"reconnect_timeout": "3"},
+    ],
+    ids=str,
+)
+def test_keyword_of_another_type_is_named(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises((TypeError, ValueError), match=f"^{name} must be"):
+        envhub.make_vec("CartPole-v1", num_envs=2, **wrong)
+
+
 def test_misspelt_keyword_beside_a_factory_is_named_with_the_right_one() -> None:
     with pytest.raises(TypeError, match=r"go into the factory.*did you mean 'num_workers'"):
         envhub.make_vec([sims.Counter] * 2, num_worker=3)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
@@ -79,14 +80,20 @@ class SessionOptions:
             raise ValueError(f"lane must be 'auto' or 'wire', got {self.lane!r}")
         if self.compression not in (None, "auto", *METHODS):
             raise ValueError(f"compression must be 'auto', 'lz4', 'zstd' or None, got {self.compression!r}")
-        workers = self.num_workers
-        if not (workers is None or workers == "auto" or (isinstance(workers, int) and workers >= 0)):
+        workers, seconds = self.num_workers, cast("object", self.reconnect_timeout)
+        if not (workers is None or workers == "auto" or (type(workers) is int and workers >= 0)):
             raise ValueError(f"num_workers must be a number from 0, 'auto' or None, got {workers!r}")
+        if not isinstance(self.pin, bool):
+            raise TypeError(f"pin must be True or False, got {self.pin!r}")
+        if not isinstance(seconds, Real):
+            raise TypeError(f"reconnect_timeout must be a number of seconds, got {seconds!r}")
         if not 0 <= self.reconnect_timeout <= SECONDS_MAX:  # NaN, too, is not between them
             raise ValueError(
                 f"reconnect_timeout must be between 0 and {SECONDS_MAX} seconds, got {self.reconnect_timeout}"
             )
         if self.on_hub_loss not in ("raise", "recreate"):
             raise ValueError(f"on_hub_loss must be 'raise' or 'recreate', got {self.on_hub_loss!r}")
+        if not isinstance(self.spin_us, (int, type(None))) or isinstance(self.spin_us, bool):
+            raise TypeError(f"spin_us must be a number of microseconds, an int, or None, got {self.spin_us!r}")
         if self.spin_us is not None:
             checked_spin_us(self.spin_us, "spin_us")

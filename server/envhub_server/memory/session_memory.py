@@ -102,12 +102,11 @@ class SessionMemory:
     def batches(self) -> tuple[list[int], list[int]]:
         """When each worker's last batch began, and when it ended, in nanoseconds of the monotonic clock.
 
-        Workers write this down from the first call on; before it these are no times.
+        Workers write this down from the first call on; of a batch before it both are 0.
         """
         began, ended = (column[: len(self.bells) - 1] for column in (self.arena.began_ns, self.arena.ended_ns))
-        found = began.tolist(), ended.tolist()
         began[began == 0] = CLOCKED
-        return found
+        return [0 if time_ns == CLOCKED else time_ns for time_ns in began.tolist()], ended.tolist()
 
     def close(self) -> None:
         """Close the descriptors; the memory goes with the last view of it."""

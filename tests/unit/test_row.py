@@ -353,6 +353,43 @@ def test_value_that_is_not_finite_is_refused_only_where_the_session_wants_that()
         place.row.step()
 
 
+class Observing(ScriptedEnv):
+    """Observes this element of this space."""
+
+    def __init__(self, space: Any, observation: Any) -> None:
+        super().__init__()
+        self.observation_space, self.seen = space, observation
+
+    def reset(self, **how: Any) -> Any:
+        return self.seen, super().reset(**how)[1]
+
+    def step(self, action: int) -> Any:
+        return (self.seen, *super().step(action)[1:])
+
+
+PAIR = spaces.Box(-np.inf, np.inf, (2,))
+ILL_PAIR = np.array([1, np.nan], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "observation"),
+    [
+        (spaces.Graph(PAIR, None), spaces.GraphInstance(ILL_PAIR[None], None, None)),
+        (spaces.Sequence(PAIR), (np.zeros(2, np.float32), ILL_PAIR)),
+        (spaces.Sequence(spaces.Dict(x=PAIR), stack=True), {"x": ILL_PAIR[None]}),
+        (spaces.OneOf([spaces.Discrete(2), PAIR]), (np.int64(1), ILL_PAIR)),
+        (spaces.Dict(a=PAIR, b=spaces.Sequence(PAIR)), {"a": np.zeros(2, np.float32), "b": (ILL_PAIR,)}),
+    ],
+    ids=["graph", "sequence", "stacked-sequence", "one-of", "dict-of-sequence"],
+)
+def test_value_that_is_not_finite_is_refused_in_spaces_of_varying_size(space: Any, observation: Any) -> None:
+    place = placed(env=Observing(space, observation))
+    place.attach(place.arena, finite_only=True)
+    place.reset()
+    with pytest.raises(NotFinite, match="1 values of part"):
+        place.step()
+
+
 class Rewarding(ScriptedEnv):
     """Gives this reward."""
 

@@ -339,11 +339,20 @@ class Row:
 def why_not_finite(space: Any, observation: Any) -> str:
     """Which values of an observation are infinite or not a number; empty if none is."""
     for number, part in enumerate(spaces.flatten(space, observation)):
-        if isinstance(part, (float, np.ndarray, np.floating)) and np.asarray(part).dtype.kind in "fc":
-            wrong = np.size(part) - np.count_nonzero(np.isfinite(part))
-            if wrong:
-                return f"{wrong} values of part {number} of an observation are not finite"
+        if wrong := _not_finite(part):
+            return f"{wrong} values of part {number} of an observation are not finite"
     return ""
+
+
+def _not_finite(part: Any) -> int:
+    """How many values are infinite or not a number, in an array, or in the arrays of a Graph, Sequence or OneOf."""
+    if isinstance(part, dict):
+        return sum(map(_not_finite, part.values()))
+    if isinstance(part, (tuple, list)):
+        return sum(map(_not_finite, part))
+    if isinstance(part, (float, np.ndarray, np.floating)) and np.asarray(part).dtype.kind in "fc":
+        return int(np.size(part) - np.count_nonzero(np.isfinite(part)))
+    return 0
 
 
 def _as_dict(info: Any) -> dict[Any, Any]:

@@ -63,3 +63,17 @@ def test_vector_env_of_an_old_gymnasium_is_hosted(request: pytest.FixtureRequest
         envs.close()
         with pytest.raises(ValueError, match="autoreset_mode='Disabled' cannot be had"):
             envhub.make_vec("CartPole-v1", 4, hub=hub.ipc, autoreset_mode="Disabled")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("old", OLD, ids=[each.name for each in OLD])
+def test_vector_env_of_a_version_without_them_is_refused_in_a_line(
+    request: pytest.FixtureRequest, tmp_path: Path, old: Combination
+) -> None:
+    python = interpreter(request.config, old)
+    with (
+        serve(tmp_path, "CartPole-v1", "--vector", "--python", str(python)) as hub,
+        pytest.raises(TypeError, match=rf"vector=True needs Gymnasium 1.0 or later, and here is {old.version[0]} 0\."),
+    ):
+        envhub.make_vec("CartPole-v1", 4, hub=hub.ipc)

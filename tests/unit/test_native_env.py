@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+from envhub_server.worker.gym_compat import vector_factory
 from envhub_server.worker.native_env import Share, made_by, takes, unfit_batch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -124,3 +126,9 @@ def test_part_of_a_batch_is_whole_shares() -> None:
     assert whole_shares([0, 2, 4], 5, 2) and whole_shares([3, 1], 5, 2) and whole_shares(range(5), 5, 2)
     assert not whole_shares([0, 2], 5, 2) and not whole_shares([1, 0, 3], 5, 2)
     assert "[[0, 2, 4], [1, 3]]" in split_share(5, 2)
+
+
+def test_version_without_these_vector_envs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gymnasium, "__version__", "0.29.1")  # which has make_vec, and calls this mode "custom"
+    with pytest.raises(TypeError, match=r"needs Gymnasium 1.0 or later, and here is gymnasium 0.29.1"):
+        vector_factory("CartPole-v1", {})

@@ -36,7 +36,7 @@ def vector_factory(name: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
     Raises:
         TypeError: there is none.
     """
-    if not hasattr(api, "make_vec"):
+    if _version(api) < (1, 0):  # 0.29 has ``make_vec``, but not this mode
         raise TypeError(f"vector=True needs Gymnasium 1.0 or later, and here is {api.__name__} {api.__version__}")
     module, _, bare = name.rpartition(":")
     if module:

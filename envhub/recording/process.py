@@ -167,7 +167,7 @@ class RecorderProcess:
         """Handle what the program says next; returns whether there was anything."""
         if not select.select([self._program], [], [], 0)[0]:
             return False  # it was read in the same turn
-        message, descriptors, _, _ = socket.recv_fds(self._program, MESSAGE_BYTES_MAX, 1)
+        message, descriptors = _received(self._program)
         order: dict[str, Any] = codec.decode(message) if message else {"say": "close"}
         if order["say"] == "close":
             self._closing = True
@@ -219,9 +219,7 @@ class RecorderProcess:
         if line is None or line.socket not in self._selector.get_map():
             return False
         try:
-            message, descriptors, _, _ = socket.recv_fds(line.socket, MESSAGE_BYTES_MAX, 1)
-        except ConnectionResetError:  # the other end had not read everything; what it sent is still to come
-            message, descriptors, _, _ = socket.recv_fds(line.socket, MESSAGE_BYTES_MAX, 1)
+            message, descriptors = _received(line.socket)
         except BlockingIOError:  # it was read in the same turn
             return False
         if not message:
@@ -283,6 +281,7 @@ class RecorderProcess:
         self._about = {**codec.decode(setup["about"]), **said}
         self._check_limits()
         self._write_about()
+        self._tell_program(closed=False)  # where the folder is: it names it if this process is killed
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # only now: until here the program waits
 
     def _end(self, number: int, failure: str = "") -> None:
@@ -396,6 +395,15 @@ def check_shape(shape: TapeShape, line: Line, leaves: tuple[Sequence[Leaf], Sequ
         raise ValueError("its leaves are not those of the spaces")
     if not 1 <= shape.steps <= steps_of(shape, line.queue_bytes):
         raise ValueError(f"a block has {shape.steps} steps")
+
+
+def _received(end: socket.socket) -> tuple[bytes, list[int]]:
+    """The next message, empty once the other end is gone, and the descriptors that came with it."""
+    try:
+        message, descriptors, _, _ = socket.recv_fds(end, MESSAGE_BYTES_MAX, 1)
+    except ConnectionResetError:  # the other end had not read everything; what it sent is still to come
+        message, descriptors, _, _ = socket.recv_fds(end, MESSAGE_BYTES_MAX, 1)
+    return message, descriptors
 
 
 def send_answer(line: socket.socket, block: int | None, counts: Counts, closed: bool) -> None:

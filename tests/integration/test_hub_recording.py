@@ -705,7 +705,9 @@ def test_session_goes_on_when_the_process_that_records_is_killed(hub: ServedHub,
     for _ in range(30):
         envs.step([0, 1])
     envs.close()
-    assert told(hub, "recording_ended")[0]["why"] == "its process has ended"
+    (ended,) = told(hub, "recording_ended")
+    assert ended["why"] == "its process has ended" and Path(ended["folder"]).name == "recording-v0"
+    assert (Path(ended["folder"]) / "recording.json").exists()
     assert not told(hub, "worker_exited") or all(line["level"] == "info" for line in told(hub, "worker_exited"))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 GIB = 1 << 30
 
@@ -41,13 +43,21 @@ class RecordOptions:
         """Check what does not depend on the session.
 
         Raises:
+            TypeError: a value has another type.
             ValueError: a value is out of bounds.
         """
+        if not isinstance(self.folder, (str, os.PathLike)):
+            raise TypeError(f"folder must be a path, got {self.folder!r}")
+        for name in ("env_ids", "film"):
+            if (numbers := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _checked_numbers(name, numbers))
         if self.only not in ("all", "failed"):
             raise ValueError(f"only must be 'all' or 'failed', got {self.only!r}")
         for name in ("every", "bytes_max", "episodes_max", "folder_bytes_max", "queue_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            number = _checked_number(name, getattr(self, name))
+            object.__setattr__(self, name, number)
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}")
 
     @property
     def memory_bytes(self) -> int:
@@ -66,3 +76,29 @@ class RecordOptions:
         if strange := {*self.film} - {*chosen}:
             raise ValueError(f"film has envs that are not recorded: {sorted(strange)}")
         return chosen
+
+
+def _checked_number(name: str, number: Any) -> int:
+    """The number as an int: those of NumPy cannot be written as JSON.
+
+    Raises:
+        TypeError: it is no whole number.
+    """
+    text = f"{name} must be a whole number, got {number!r}"
+    if isinstance(number, bool):
+        raise TypeError(text)
+    try:
+        return operator.index(number)
+    except TypeError as error:
+        raise TypeError(text) from error
+
+
+def _checked_numbers(name: str, numbers: Any) -> tuple[int, ...]:
+    """These numbers as ints.
+
+    Raises:
+        TypeError: they are no sequence of whole numbers.
+    """
+    if isinstance(numbers, str) or not hasattr(numbers, "__iter__"):
+        raise TypeError(f"{name} must be numbers of envs, such as [0, 1], got {numbers!r}")
+    return tuple(_checked_number(f"each of {name}", number) for number in numbers)

@@ -99,7 +99,7 @@ def test_two_sessions_have_two_folders(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_every_nth_episode_of_chosen_envs(tmp_path: Path) -> None:
-    options = envhub.RecordOptions(tmp_path, env_ids=[0, 2], every=3)
+    options = envhub.RecordOptions(tmp_path, env_ids=np.array([0, 2]), every=3)  # type: ignore[arg-type]
     envs = envhub.make_vec(lambda: sims.Counter(length=4), 3, autoreset_mode="SameStep", record=options)
     envs.reset()
     for step in range(28):

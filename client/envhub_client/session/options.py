@@ -76,6 +76,8 @@ class SessionOptions:
             )
         if isinstance(self.record, (str, Path)):
             object.__setattr__(self, "record", RecordOptions(self.record))
+        elif not (self.record is None or isinstance(self.record, RecordOptions)):
+            raise TypeError(f"record must be a folder, a RecordOptions or None, got {self.record!r}")
         if self.lane not in ("auto", "wire"):
             raise ValueError(f"lane must be 'auto' or 'wire', got {self.lane!r}")
         if self.compression not in (None, "auto", *METHODS):

@@ -81,3 +81,13 @@ def test_new_file_stays_whatever_another_hub_is_writing(tmp_path: Path) -> None:
     for name in ("a", "b"):
         folder.keep(name, b"x" * 900)
         assert [path.stem for path in files_in(tmp_path)] == [name]
+
+
+def test_only_files_are_listed_and_give_way(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.replay")  # which blocks whoever opens it
+    (tmp_path / "folder.replay").mkdir()
+    folder = ReplayFolder(tmp_path, 1, 1000)
+    folder.keep("a", b"x")
+    folder.keep("b", b"x")
+    assert files_in(tmp_path) == [tmp_path / "b.replay"]
+    assert names(tmp_path) == ["b.replay", "folder.replay", "pipe.replay"]

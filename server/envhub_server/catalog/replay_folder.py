@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -94,7 +95,8 @@ def _kept(folder: Path, names: Iterable[str]) -> dict[str, Kept]:
     for name in names:
         with contextlib.suppress(FileNotFoundError):  # another hub has removed it
             status = os.stat(folder / name)
-            found[name] = Kept(status.st_mtime_ns, name.removesuffix(SUFFIX), status.st_size)
+            if stat.S_ISREG(status.st_mode):  # a pipe is not to be read, nor a folder to be removed
+                found[name] = Kept(status.st_mtime_ns, name.removesuffix(SUFFIX), status.st_size)
     return found
 
 

@@ -160,6 +160,12 @@ class EnvRaised(EnvHubError):
         return f"{text}\n\nRemote traceback:\n{self.remote_traceback.rstrip()}" if self.remote_traceback else text
 
 
+def raised_by_env(error: BaseException) -> EnvRaised | None:
+    """What an env has raised in a worker, if this exception, as the client raises it, is of an env."""
+    raised = error if isinstance(error, EnvRaised) else error.__cause__
+    return raised if isinstance(raised, EnvRaised) else None
+
+
 class WorkerDied(EnvHubError):
     """A worker process of the session ended; its envs are built again, and other envs continue."""
 

@@ -49,18 +49,12 @@ def raise_failure(failure: Failure, address: str) -> NoReturn:
     raise original from remote
 
 
-def raised_by_env(error: BaseException) -> errors.EnvRaised | None:
-    """What an env has raised in a worker, if this exception, as the client raises it, is of an env."""
-    raised = error if isinstance(error, errors.EnvRaised) else error.__cause__
-    return raised if isinstance(raised, errors.EnvRaised) else None
-
-
 def hide_frames(error: BaseException) -> None:
     """Take out of an env's error, which is being handled, the frames that it has passed in the library.
 
     From Python 3.11 on a bare ``raise`` goes on with what is left; before, with all frames.
     """
-    if raised_by_env(error) is not None and not os.environ.get(errors.FULL_TRACEBACKS):
+    if errors.raised_by_env(error) is not None and not os.environ.get(errors.FULL_TRACEBACKS):
         error.__traceback__ = None
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import Space, logger, spaces
 from gymnasium.vector import AutoresetMode
 
-from envhub_client.connection.failures import raised_by_env
+from envhub.errors import raised_by_env
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.keywords import meant, split
 from envhub_client.session import faults, hosting

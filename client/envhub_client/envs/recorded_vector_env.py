@@ -10,13 +10,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from envhub.errors import ConnectionInUse, HubTimeout
+from envhub.errors import ConnectionInUse, HubTimeout, raised_by_env
 from envhub.protocol.messages import Make
 from envhub.recording.options import RecordOptions
 from envhub.recording.program_recorder import ProgramRecorder, Recorded, check_packages
 from envhub.values import spaces
 from envhub.vector_errors import NothingPending, SessionBusy
-from envhub_client.connection.failures import raised_by_env
 from envhub_client.envs.recoverable import environment
 from envhub_client.envs.vector_env import HubVectorEnv, Options, StepReturn
 from envhub_client.session.options import SessionOptions

@@ -31,7 +31,7 @@ from envhub.values.compression import available
 from envhub.values.leaf import OBJECT
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, HEARTBEAT_MS, Connection
-from envhub_client.connection.failures import hide_frames, raise_failure, raised_by_env
+from envhub_client.connection.failures import hide_frames, raise_failure
 from envhub_client.deadline import Deadline
 from envhub_client.lanes.base import Lane
 from envhub_client.lanes.wire import WireLane
@@ -326,7 +326,7 @@ class Session:
             except errors.HubLost:
                 raise
             except Exception as error:
-                if not isinstance(raised_by_env(error) or error, errors.EnvHubError):
+                if not isinstance(errors.raised_by_env(error) or error, errors.EnvHubError):
                     raise  # of a signal handler
                 log.warning("the attribute %r cannot be set again: %s", message.name, error)
 
@@ -609,7 +609,7 @@ def _end(connection: Connection, terminate: bool) -> None:
         connection.give_up()
         connection.ask(Op.CLOSE, Close(terminate), timeout=timeout)
     except Exception as error:
-        raised = raised_by_env(error)
+        raised = errors.raised_by_env(error)
         if not isinstance(raised or error, errors.EnvHubError):
             raise  # of a signal handler
         # Any other error of a hub says that the session is gone already, which is what was wanted.

@@ -178,7 +178,7 @@ class RowJournalWriter(JournalWriter):
         if tick >= self._checkpoint_tick:
             self._ask_for_checkpoints(tick)
         self._slots = self._request_words[row] & 1
-        self._kind_bytes[place] = self._needs_reset_words[row]
+        self._kind_bytes[place] = self._needs_reset_words[row] & 0xFF  # a client may write anything there
         for leaf in self._action_rows:
             leaf.take(place)
         self._words[1] = tick + 1

@@ -164,8 +164,7 @@ class Row:
 
         ``out_of_band`` are the parts of the action that are not in the arena, in the order of the leaves.
         """
-        if out_of_band:
-            self._out_of_band = iter(out_of_band)
+        self._out_of_band = iter(out_of_band)
         needs_reset = self._needs_reset[self.index]
         if needs_reset > ENDED:
             self._begin(needs_reset)

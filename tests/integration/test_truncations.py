@@ -375,6 +375,20 @@ def test_env_that_dies_in_a_call_fails_it_and_the_session_goes_on(address: str |
         assert step(envs, 0, 0)[0][:, 0].tolist() == [0, 0]
 
 
+def test_call_that_an_env_had_not_read_when_it_died_is_answered_by_the_next_one(address: str | None) -> None:
+    with made(address, 3) as envs:
+        envs.reset()
+        before = envs.call("pid")
+        os.kill(before[1], signal.SIGSTOP)  # so that it cannot read the call
+        envs.call_async("pid")
+        with pytest.raises(envhub.HubTimeout):
+            envs.call_wait(timeout=0.5)
+        os.kill(before[1], signal.SIGKILL)
+        after = envs.call_wait()
+        assert [new != old for new, old in zip(after, before, strict=True)] == [False, True, False]
+        assert step(envs, 0, 0, 0)[3].tolist() == [False, True, False]
+
+
 @pytest.mark.long
 def test_reset_that_hangs_is_tried_again_until_the_budget_is_spent(address: str | None) -> None:
     with made(address, 1, reset_timeout=1.5, restarts_max=1) as envs:

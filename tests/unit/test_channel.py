@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator
 
@@ -54,6 +55,33 @@ def test_what_has_arrived_is_known_without_receiving_it(ends: Ends) -> None:
     theirs.sendall(framed(SMALL))
     ours.receive()
     assert arrived == len(framed(SMALL)) and ours.received_bytes == ours.arrived_bytes() == 2 * arrived
+
+
+@pytest.mark.parametrize(
+    ("read_bytes", "before_it_is_asked"), [(0, False), (0, True), (3, False), (3, True), (len(framed(SMALL)), True)]
+)
+def test_what_a_closed_end_left_unread_is_known(ends: Ends, read_bytes: int, before_it_is_asked: bool) -> None:
+    ours, theirs = ends
+    theirs.sendall(framed(SMALL))
+    ours.send(SMALL)
+    assert not ours.left_unread()
+    theirs.recv(read_bytes)
+    theirs.close()
+    if before_it_is_asked:
+        assert ours.receive() == [SMALL]
+        with pytest.raises(channel.ChannelClosed):
+            ours.receive()
+    assert ours.left_unread() == (read_bytes < len(framed(SMALL)))
+
+
+def test_what_was_not_taken_is_unread(ends: Ends) -> None:
+    ours, theirs = ends
+    ours.send(control.CallResults([bytes(1 << 24)], 1))
+    with contextlib.suppress(BlockingIOError):
+        while theirs.recv(1 << 20, socket.MSG_DONTWAIT):
+            pass
+    theirs.close()
+    assert ours.left_unread()
 
 
 def test_message_of_more_items_than_a_worker_may_send_is_refused(ends: Ends) -> None:

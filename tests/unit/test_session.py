@@ -29,6 +29,7 @@ from envhub_server.ipc.control import (
     StepTimes,
 )
 from envhub_server.processes.exit_cause import ExitCause
+from envhub_server.processes.worker_events import WorkerExited
 from envhub_server.session import state, stimuli
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.hang_detector import Late
@@ -72,6 +73,7 @@ from hypothesis import strategies as st
 from sessions import (
     ACTION,
     INFO_BYTES,
+    KILLED,
     MACHINE,
     OBSERVATION,
     RAISED,
@@ -603,6 +605,32 @@ def test_options_each_go_with_their_rows() -> None:
     session.rows_done()
     (failed,) = session.request(Reset(options_each=[b"a"]))
     assert isinstance(failed, Fail) and "the options of 3 envs, got 1" in failed.failure.message
+
+
+def test_call_that_a_process_had_not_read_when_it_ended_is_told_to_the_next_one() -> None:
+    session = ready()
+    tell = session.request(Call("render", b"args"))[1]
+    assert isinstance(tell, Tell) and tell.worker == 1
+    session.said(0, CallResults([b"a", b"b"]))
+    assert not any(isinstance(each, Fail) for each in session.handle(WorkerExited(1, KILLED, tell.message)))
+    session.elapsed(1.0)
+    session.said(1, built(), 1.1)
+    (handed,) = session.said(1, Mapped(), 1.2)
+    assert isinstance(handed, HandOver) and handed.pending == tell.message
+    assert session.said(1, CallResults([b"c"])) == [Answer(Done(), rows=((0, b"a"), (1, b"c"), (2, b"b")))]
+
+
+@pytest.mark.parametrize("unread", ["nothing", "another message", "the call, until its deadline"])
+def test_call_fails_whose_process_may_have_read_it_or_had_its_time(unread: str) -> None:
+    session = ready()
+    tell = session.request(Call("render", b"args"))[1]
+    assert isinstance(tell, Tell)
+    session.said(0, CallResults([b"a", b"b"]))
+    if unread.startswith("the call"):
+        session.workers[1].late = Late("call", 1, 61.0, 60.0)
+    message = {"nothing": None, "another message": Mapped()}.get(unread, tell.message)
+    failed = [each for each in session.handle(WorkerExited(1, KILLED, message)) if isinstance(each, Fail)]
+    assert len(failed) == 1 and "during a call" in failed[0].failure.message
 
 
 def test_exception_in_a_call_is_told_once_every_worker_has_answered() -> None:

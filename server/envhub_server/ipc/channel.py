@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import fcntl
 import os
 import resource
@@ -69,6 +70,7 @@ class Channel:
         self._reader = DescriptorReader(connection, descriptors_max)
         self._incoming = bytearray()
         self._outgoing: deque[memoryview] = deque()
+        self._reset = False  # what the kernel says once
 
     def fileno(self) -> int:
         """The socket's descriptor, to poll."""
@@ -143,6 +145,7 @@ class Channel:
         except BlockingIOError:
             return None
         except OSError as error:
+            self._reset = self._reset or error.errno == errno.ECONNRESET
             raise ChannelClosed(str(error)) from error
         if not chunk:
             raise ChannelClosed("end of file")
@@ -154,6 +157,16 @@ class Channel:
         """How many bytes have come until now, with those that were not received yet."""
         waiting = fcntl.ioctl(self._socket, termios.FIONREAD, bytes(_INT.size))
         return self.received_bytes + int(_INT.unpack(waiting)[0])
+
+    def left_unread(self) -> bool:
+        """Whether the other end, which is closed in every process, had not read all that was sent.
+
+        The kernel resets a Unix stream whose end is closed with bytes unread (``unix_release_sock`` in Linux). While a
+        process that was forked from the other end keeps it open, this is not known, and False.
+        """
+        reset = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
+        self._reset = self._reset or reset
+        return self._reset or self.backlogged
 
     def _missing_bytes(self) -> int:
         """How many bytes the message that has begun to arrive still lacks."""

@@ -34,10 +34,17 @@ class WorkerSaid:
 
 @dataclass(frozen=True)
 class WorkerExited:
-    """The worker's process was reaped, or will never exist: its last event."""
+    """The worker's process was reaped, or will never exist: its last event.
+
+    Attributes:
+        worker: its number.
+        cause: why it ended.
+        unread: the last message that was sent to it, if it is known that the worker had not read all of it.
+    """
 
     worker: int
     cause: ExitCause
+    unread: Any = None
 
 
 WorkerEvent = WorkerStarted | WorkerSaid | WorkerExited

@@ -63,6 +63,7 @@ class WorkerHandle:
         self.ended = False
         self._killed = False  # by the hub
         self._read_error = ""
+        self._last_sent: object = None
         self._not_born_reason = "what its zygote wrote to stderr says more"
         with contextlib.ExitStack() as undo:
             ours, self._far_end = socket.socketpair()
@@ -102,6 +103,7 @@ class WorkerHandle:
         """
         if self.ended:
             return
+        self._last_sent = message
         try:
             self._channel.send(message, descriptors)
             self._poller.want_writable(self._channel.fileno(), self._channel.backlogged)
@@ -213,12 +215,13 @@ class WorkerHandle:
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         killed_by_others = code == -signal.SIGKILL and not self._killed
         out_of_memory = self._owner.memory_kills.explain() if killed_by_others else OutOfMemory.NO
-        self._end(exit_cause(code, out_of_memory, self._read_error, self.log_tail))
+        unread = self._last_sent if self._channel.left_unread() else None
+        self._end(exit_cause(code, out_of_memory, self._read_error, self.log_tail), unread)
 
-    def _end(self, cause: ExitCause) -> None:
+    def _end(self, cause: ExitCause, unread: object = None) -> None:
         self.discard()
         self._owner.on_end(self)
-        self._report(WorkerExited(self._number, cause))
+        self._report(WorkerExited(self._number, cause, unread))
 
     def _report(self, event: WorkerEvent) -> None:
         self._events.append((self._session, event))

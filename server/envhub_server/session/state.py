@@ -1014,13 +1014,16 @@ class SessionState:
             return self._abandon(replace(failure, message=text), now_s)
         return [
             *self._advance_takeover(False, now_s),
-            *self._lose(number, failure, exited.cause, why, now_s),
+            *self._lose(number, failure, exited, why, now_s),
         ]
 
     def _lose(
-        self, number: int, failure: Failure, cause: ExitCause, why: Late | Overrun | None, now_s: float
+        self, number: int, failure: Failure, exited: WorkerExited, why: Late | Overrun | None, now_s: float
     ) -> Instructions:
-        """The worker's rows are the hub's until another process has taken its place, if one is to."""
+        """The worker's rows are the hub's until another process has taken its place, if one is to.
+
+        A call that the ended process had not read is told to the next one.
+        """
         worker = self.workers[number]
         was_serving = worker.loss is None
         if worker.boot_failure is not None:
@@ -1030,7 +1033,7 @@ class SessionState:
         count = self._restarts.count(number)
         if was_serving and self.rules.replays:
             failure = replace(failure, replay=f"{self.rules.replays}-worker{number}-{count}")
-        found = failure_text.env_failure(failure, cause, why, count - 1)
+        found = failure_text.env_failure(failure, exited.cause, why, count - 1)
         kept = self._keep_replay(number, None, -1, found)
         if delay_s is None:
             return [*kept, *self._break(failure_text.exhausted(failure, count))]
@@ -1038,7 +1041,8 @@ class SessionState:
         worker.loss = failure_text.loss(failure, found, self.make.faults)
         resetting = tuple(worker.pending.rows) if isinstance(worker.pending, control.ResetRows) else None
         taken: Instructions = [*kept, do.TakeRows(number, worker.loss, resetting)]
-        if self.phase is Phase.CALLING and was_serving and worker.waiting:
+        unread = exited.unread is not None and exited.unread is worker.pending and why is None
+        if self.phase is Phase.CALLING and was_serving and worker.waiting and not unread:
             self._failure = self._failure or replace(failure, message=f"{failure.message} during a call")
             worker.waiting, worker.pending = False, None
             taken += self._on_called(now_s)

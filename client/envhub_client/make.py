@@ -22,10 +22,10 @@ from envhub.protocol.prelude import RECONNECT_S
 from envhub.recording.options import RecordOptions
 from envhub.transport.address import ENVIRONMENT_VARIABLE
 from envhub.values import codec
-from envhub_client.connection.failures import hide_frames
 from envhub_client.envs.recorded_vector_env import RecordedVectorEnv
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.frames import hiding_frames
 from envhub_client.keywords import meant, refused_keyword, split
 from envhub_client.session import faults, hosting
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
@@ -34,6 +34,7 @@ from envhub_client.session.options import ObservationMode, SessionOptions
 EnvLike = str | EnvSpec | Factory | Sequence[Factory]
 
 
+@hiding_frames
 def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is positional
     env: EnvLike,
     num_envs: int = 1,
@@ -129,12 +130,8 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         name = refused_keyword(error, kwargs)
         question = meant(name, _KEYWORDS)
         if not question:
-            hide_frames(error)
             raise
         raise TypeError(f"neither make_vec nor the env takes {name!r}{question} The env: {error}") from error
-    except Exception as error:
-        hide_frames(error)
-        raise
 
 
 def _by_name(
@@ -250,6 +247,7 @@ _KEYWORDS = (
 )
 
 
+@hiding_frames
 def make(env: EnvLike, *, hub: str | None = None, env_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> HubEnv:
     """One env in a hub, as a ``gymnasium.Env``; arguments as for ``make_vec``, without lists.
 

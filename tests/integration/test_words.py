@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import pty
 import re
 import select
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
 import pytest
 from hubs import HERE, ServedHub, serve
 
@@ -205,6 +209,69 @@ def test_error_of_an_env_shows_the_envs_frames_first_and_not_the_librarys(tmp_pa
     if sys.version_info >= (3, 11):
         assert not any(name in own for name in LIBRARY)
         assert len(lines) <= IN_ALL_LINES, ran.stderr
+
+
+class Broken(gym.Env[Any, Any]):
+    """Everything raises ``KeyError`` that ``broken`` names."""
+
+    observation_space = action_space = gym.spaces.Discrete(3)
+    render_mode, metadata = "rgb_array", {"render_modes": ["rgb_array"]}
+
+    def __init__(self, broken: bool = False) -> None:
+        if broken:
+            raise KeyError("arm")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return {}["arm"] if options else (0, {})
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return {}["arm"] if action else (0, 0.0, False, False, {})
+
+    def render(self) -> Any:
+        raise KeyError("arm")
+
+    @property
+    def arm(self) -> Any:
+        raise KeyError("arm")
+
+    @arm.setter
+    def arm(self, value: Any) -> None:
+        raise KeyError("arm")
+
+
+OF_ENVS: dict[str, Callable[[Any], Any]] = {
+    "step": lambda envs: envs.step([1, 1]),
+    "reset": lambda envs: envs.reset(options={"arm": 1}),
+    "call": lambda envs: envs.call("arm"),
+    "call_some": lambda envs: envs.call_some([1], "arm"),
+    "get_attr": lambda envs: envs.get_attr("arm"),
+    "set_attr": lambda envs: envs.set_attr("arm", 3),
+    "has_attr": lambda envs: envs.has_attr("arm"),
+    "attr_is_callable": lambda envs: envs.attr_is_callable("arm", [0]),
+    "render": lambda envs: envs.render(),
+    "recv": lambda envs: (envs.send([1, 0]), envs.recv()),
+}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="a bare raise goes on with all frames before 3.11")
+@pytest.mark.parametrize("kind", ["make_vec", "num_workers=0", "AsyncVectorEnv", "make"])
+def test_traceback_of_an_envs_error_ends_at_the_call_in_the_program(kind: str) -> None:
+    make: Callable[[Any], Any] = {
+        "make_vec": lambda factory: envhub.make_vec([factory] * 2),
+        "num_workers=0": lambda factory: envhub.make_vec([factory] * 2, num_workers=0),
+        "AsyncVectorEnv": lambda factory: envhub.AsyncVectorEnv([factory] * 2),
+        "make": envhub.make,
+    }[kind]
+    asked = {"step": lambda env: env.step(1), "reset": OF_ENVS["reset"], "render": OF_ENVS["render"]}
+    with contextlib.closing(make(Broken)) as envs:
+        for name, ask in (asked if kind == "make" else OF_ENVS).items():
+            envs.reset()
+            with pytest.raises(KeyError) as raised:
+                ask(envs)
+            assert raised.traceback[-1].path == Path(__file__), name
+    with pytest.raises(KeyError) as raised:
+        make(functools.partial(Broken, broken=True))
+    assert raised.traceback[-1].path == Path(__file__)
 
 
 @pytest.mark.long

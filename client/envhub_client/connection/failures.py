@@ -8,7 +8,6 @@ it.
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from typing import Any, NoReturn
 
@@ -47,15 +46,6 @@ def raise_failure(failure: Failure, address: str) -> NoReturn:
     if (original := _original(failure)) is None:
         raise remote
     raise original from remote
-
-
-def hide_frames(error: BaseException) -> None:
-    """Take out of an env's error, which is being handled, the frames that it has passed in the library.
-
-    From Python 3.11 on a bare ``raise`` goes on with what is left; before, with all frames.
-    """
-    if errors.raised_by_env(error) is not None and not os.environ.get(errors.FULL_TRACEBACKS):
-        error.__traceback__ = None
 
 
 def _original(failure: Failure) -> Exception | None:

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from envhub.errors import raised_by_env
 from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.frames import hide_frames, hiding_frames
 from envhub_client.keywords import meant, split
 from envhub_client.session import faults, hosting
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
@@ -40,6 +41,7 @@ def _logged(method: Callable[Parameters, Result]) -> Callable[Parameters, Result
                 logger.error(f"Received the following error from Worker-{raised.env_index} - Shutting it down")
                 logger.error(raised.remote_traceback)
                 logger.error("Raising the last exception back to the main process.")
+            hide_frames(error)
             raise
 
     return logged
@@ -52,6 +54,7 @@ class AsyncVectorEnv(HubVectorEnv):
     cloudpickle. ``client/README.md`` lists what differs.
     """
 
+    @hiding_frames
     def __init__(  # noqa: PLR0913  upstream's, and what says in how many processes
         self,
         env_fns: Sequence[Factory],

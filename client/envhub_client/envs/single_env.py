@@ -10,6 +10,7 @@ from gymnasium.vector.utils import iterate
 
 from envhub.errors import RequestRefused
 from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.frames import hiding_frames
 
 
 class HubEnv(gymnasium.Env[Any, Any]):
@@ -23,11 +24,13 @@ class HubEnv(gymnasium.Env[Any, Any]):
         self.render_mode = envs.render_mode
         self.spec = envs.env_spec
 
+    @hiding_frames
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the env; as ``gymnasium.Env.reset``. Errors as for ``HubVectorEnv.reset``."""
         observations, infos = self._envs.reset_each(None if seed is None else [seed], options)
         return self._only(observations), infos.get(0, {})
 
+    @hiding_frames
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step the env; as ``gymnasium.Env.step``. Errors as for ``HubVectorEnv.step``."""
         actions = self._batch(self.action_space, action)
@@ -35,6 +38,7 @@ class HubEnv(gymnasium.Env[Any, Any]):
         flags = bool(terminations[0]), bool(truncations[0])
         return self._only(observations), float(rewards[0]), *flags, infos.get(0, {})
 
+    @hiding_frames
     def render(self) -> Any:
         """The env's rendered frame, or whatever its ``render`` returns."""
         return self._envs.render()[0]

@@ -33,6 +33,7 @@ from envhub.values.actions import pack
 from envhub.vector_errors import SessionBusy
 from envhub_client.batch import Batch
 from envhub_client.envs.arguments import checked_env_ids, options_of, seeds_of, split_mask
+from envhub_client.frames import hide_frames, hiding_frames
 from envhub_client.observer import Seen, seen
 from envhub_client.results.observations import Observations
 from envhub_client.results.rendered import NOT_RESET, Frames
@@ -389,11 +390,19 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             NothingPending: no env is under way.
             Exception: what an env raised; it is not under way any more, the others are.
         """
-        return self._recv(min_envs, timeout, by_env=False)
+        try:
+            return self._recv(min_envs, timeout, by_env=False)
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     def recv_each(self, min_envs: int | None = None, timeout: float | None = None) -> PartReturn:
         """As ``recv``, but with the infos as each env gave them, by env; an empty one may be left out."""
-        return self._recv(min_envs, timeout, by_env=True)
+        try:
+            return self._recv(min_envs, timeout, by_env=True)
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     def _recv(self, min_envs: int | None, timeout: float | None, by_env: bool) -> PartReturn:
         if self._session.state is AsyncState.WAITING_RESET:
@@ -472,6 +481,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             return self._called_at_once(self._pending_call, wanted)
         return self._frames.complete(results, wanted) if self._pending_call.skip_unreset else results
 
+    @hiding_frames
     def call_some(self, env_ids: Any, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """As ``call``, of these envs only; one result for each of ``env_ids``. The others are not touched.
 
@@ -509,6 +519,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         results = {row: self._session.decode(blob) if blob else NOT_RESET for row, blob in rows}
         return tuple(results[row] for row in wanted)
 
+    @hiding_frames
     def attr_is_callable(self, name: str, env_ids: Any = None) -> tuple[bool, ...]:
         """Whether the attribute of every env, or of these, is a method, or another callable; nothing is called.
 
@@ -519,6 +530,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         rows = self._checked_rows("attr_is_callable", name, env_ids)
         return self._called_at_once(Call(name, b"", only_kind=True, rows=sorted(rows)), rows)
 
+    @hiding_frames
     def has_attr(self, name: str, env_ids: Any = None) -> tuple[bool, ...]:
         """Whether every env, or each of these, has the attribute; no method is called, and no value travels.
 
@@ -528,6 +540,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self._session.require(1, "has_attr")
         return self._called_at_once(Call(name, b"", rows=sorted(rows), question="exists"), rows)
 
+    @hiding_frames
     def is_wrapped(self, wrapper: type | str, env_ids: Any = None) -> tuple[bool, ...]:
         """Whether a wrapper of every env, or of each of these, is of this class or extends it.
 
@@ -572,10 +585,12 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         policy = faults.on_timeout if isinstance(error, EnvTimeout) else faults.on_crash
         return call.skip_unreset and policy != "raise" and not isinstance(error, RestartsExhausted)
 
+    @hiding_frames
     def get_attr(self, name: str, env_ids: Any = None) -> tuple[Any, ...]:
         """An attribute of every env, or of these; a method is called. The same as ``call(name)`` or ``call_some``."""
         return self.call(name) if env_ids is None else self.call_some(env_ids, name)
 
+    @hiding_frames
     def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
         """Set an attribute of every env, or of these: one value for all, or a list or tuple with one for each.
 
@@ -598,6 +613,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             encoded = [blob for _, blob in sorted(zip(rows, encoded, strict=True))]
         self._session.set_attr(SetAttr(name, encoded, sorted(rows)))
 
+    @hiding_frames
     def render(self, env_ids: Any = None) -> tuple[Any, ...]:
         """The rendered frame of every env, or of these; the others are not rendered.
 

@@ -31,8 +31,9 @@ from envhub.values.compression import available
 from envhub.values.leaf import OBJECT
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, HEARTBEAT_MS, Connection
-from envhub_client.connection.failures import hide_frames, raise_failure
+from envhub_client.connection.failures import raise_failure
 from envhub_client.deadline import Deadline
+from envhub_client.frames import hide_frames
 from envhub_client.lanes.base import Lane
 from envhub_client.lanes.wire import WireLane
 from envhub_client.private_hub.in_process import OWN_WORLD, InProcessConnection

@@ -44,12 +44,13 @@ class HubVecEnv(VecEnv):
         reset_infos: each env's info of its last reset.
     """
 
-    def __init__(self, env: EnvLike, num_envs: int = 1, **options: Any) -> None:
+    def __init__(self, env: EnvLike, num_envs: int = 1, start_method: str | None = None, **options: Any) -> None:
         """Make the envs.
 
         Args:
             env: a list of factories, as SB3 passes, or anything else that ``envhub.make_vec`` takes.
             num_envs: how many; not needed with a list.
+            start_method: as of ``SubprocVecEnv``; it changes nothing, for the envs' processes start from none of these.
             **options: keywords of ``envhub.make_vec``, such as ``hub``, ``num_workers`` and the fault options.
 
         Raises:

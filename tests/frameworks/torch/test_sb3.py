@@ -313,6 +313,12 @@ def test_training_is_the_same_wherever_the_envs_are(tmp_path: Path) -> None:
         assert returns_of(served) == wanted
 
 
+def test_keywords_of_a_subproc_vec_env_may_stay() -> None:
+    options = {"start_method": "fork", "num_workers": 0}
+    with contextlib.closing(make_vec_env("CartPole-v1", 2, vec_env_cls=HubVecEnv, vec_env_kwargs=options)) as envs:
+        assert envs.reset().shape == (2, 4)
+
+
 def test_episode_that_a_crash_cut_short_is_not_counted() -> None:
     ended, cut = 0, 0
     with contextlib.closing(HubVecEnv([dies] * 2, num_workers=2, restarts_max=1000)) as envs:

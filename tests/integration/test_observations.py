@@ -102,6 +102,27 @@ def test_what_is_not_finite_is_a_truncation_if_so_wished(place: str | None, illn
         assert goes_on(envs)
 
 
+@pytest.mark.parametrize("policy", ["raise", "truncate"])
+@pytest.mark.parametrize("place", LANES, indirect=True)
+def test_reset_that_observes_what_is_not_finite_raises(place: str | None, policy: str) -> None:
+    with made(place, "bounds", on_invalid=policy, restarts_max=1000) as envs:
+        with pytest.raises(Exception, match="not finite") as caught:
+            envs.reset(options={"ill": True})
+        assert isinstance(caught.value, envhub.EnvRaised) or isinstance(caught.value.__cause__, envhub.EnvRaised)
+        assert goes_on(envs)
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_autoreset_that_observes_what_is_not_finite_is_a_truncation_if_so_wished(mode: str) -> None:
+    how = {"on_invalid": "truncate", "restarts_max": 1000, "autoreset_mode": mode}
+    with contextlib.closing(envhub.make_vec([odd_sims.EndsIll] * 2, num_workers=1, **how)) as envs:
+        envs.reset()
+        steps = [envs.step(np.zeros(2, int)) for _ in range(4)]
+        assert all(np.isfinite(observations).all() for observations, *_ in steps)
+        causes = [infos["env_failure"][0]["cause"] for *_, infos in steps if "env_failure" in infos]
+        assert causes and set(causes) == {"nan"}
+
+
 def _mutated(draw: st.DrawFn, value: Any) -> Any:
     """Something near to this element of a space that need not be in it."""
     if isinstance(value, dict) and value:

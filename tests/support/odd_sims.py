@@ -241,7 +241,7 @@ class Ill(gym.Env[Any, int]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.steps = 0
-        return np.zeros((2, 3), np.float32), {}
+        return np.full((2, 3), np.nan if (options or {}).get("ill") else 0, np.float32), {}
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.steps += 1
@@ -250,6 +250,22 @@ class Ill(gym.Env[Any, int]):
             return observation, 1.0, False, False, {}
         reward = float("nan") if self.illness == "reward" else 1.0
         return ILLNESSES[self.illness](observation), reward, False, False, {}
+
+
+class EndsIll(Ill):
+    """Its episodes are of one step; every reset but its first observes what is not finite."""
+
+    def __init__(self) -> None:
+        super().__init__("bounds")
+        self.resets = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.resets += 1
+        return super().reset(seed=seed, options={"ill": self.resets > 1})
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, _, truncated, info = super().step(action)
+        return observation, reward, True, truncated, info
 
 
 class Mutant(gym.Env[Any, int]):

@@ -194,7 +194,7 @@ class EnvBatch:
             self._note_first_seeds()
             found = self.env.reset_some(fresh, self.first_seeds, None)
             self._forget_first_seeds(fresh)
-            self._store(self._of_reset(*found, int(fresh.sum())), fresh)
+            self._store(self._of_reset(*found, self._rows[fresh]), fresh)
 
     def _forget_first_seeds(self, chosen: np.ndarray) -> None:
         """Use no more the seeds of these rows, which were just reset, nor those that the env cannot take alone."""
@@ -213,7 +213,7 @@ class EnvBatch:
         found = self.env.reset(self.first_seeds, self._arena.layout.rows, None, anew=True)
         self._new = False
         self.first_seeds = self._none()
-        self._store(self._of_reset(*found, len(self.indices)))
+        self._store(self._of_reset(*found, self._rows))
 
     def _stepped(self, pending: np.ndarray) -> Outcome:
         """The results of a step of the env; of rows whose episode ends, as the session's autoreset mode has them."""
@@ -224,7 +224,7 @@ class EnvBatch:
         parts = self._checked(observation, len(self.indices))
         outcome = Outcome(parts, np.asarray(rewards), np.asarray(terminations), np.asarray(truncations), infos)
         if self._finite_only:
-            self._check_finite(outcome)
+            self._check_finite(outcome, self._rows)
         if self._mode == SAME_STEP:
             ended = np.logical_or(outcome.terminations, outcome.truncations)
             if self.env.autoreset_mode == SAME_STEP:
@@ -235,6 +235,7 @@ class EnvBatch:
                 self.final_observations = _final_observations(outcome.infos, len(self.indices))
                 if self._finite_only:
                     self._check_final()
+                    self._check_finite(outcome, self._rows)
         return outcome
 
     def _same_step(self, outcome: Outcome, ended: np.ndarray) -> Outcome:
@@ -298,11 +299,11 @@ class EnvBatch:
             given = [seed if named else first for seed, named, first in zip(given, chosen, self.first_seeds)]
             found = self.env.reset(given, self._arena.layout.rows, options, anew=self._new and bool(own))
             self._new = False
-            outcome = self._of_reset(*found, len(self.indices))
+            outcome = self._of_reset(*found, self._rows)
             self._store(_only(outcome, chosen), chosen)
         else:
             found = self.env.reset_some(chosen, given, options)
-            self._store(self._of_reset(*found, int(chosen.sum())), chosen)
+            self._store(self._of_reset(*found, self._rows[chosen]), chosen)
         self._repeat(~chosen)
         self._forget_first_seeds(chosen)
         self._seeds = [last if seed is None else seed for last, seed in zip(self._seeds, wanted)]
@@ -314,9 +315,13 @@ class EnvBatch:
         awaiting = zip(self.indices, self.first_seeds, (self._needs_reset > ENDED).tolist())
         return {row: first for row, first, awaits_first_reset in awaiting if awaits_first_reset and row in seeds}
 
-    def _of_reset(self, observation: Any, infos: Any, count: int) -> Outcome:
+    def _of_reset(self, observation: Any, infos: Any, rows: np.ndarray) -> Outcome:
+        count = len(rows)
         none = np.zeros(count, bool)
-        return Outcome(self._checked(observation, count), np.zeros(count), none, none, infos)
+        outcome = Outcome(self._checked(observation, count), np.zeros(count), none, none, infos)
+        if self._finite_only:
+            self._check_finite(outcome, rows)
+        return outcome
 
     def repeat_last(self) -> None:
         """Store the rows' last observations as the results, without infos; the env is not called."""
@@ -357,13 +362,13 @@ class EnvBatch:
             parts.append(array)
         return parts
 
-    def _check_finite(self, outcome: Outcome) -> None:
+    def _check_finite(self, outcome: Outcome, rows: np.ndarray) -> None:
         wrong = ~np.isfinite(outcome.rewards)
         for part in outcome.observations:
             if part.dtype.kind in "fc":
                 wrong = wrong | ~np.isfinite(part).reshape(len(part), -1).all(axis=1)
         if wrong.any():
-            raise NotFinite(f"the observation or the reward of envs {self._rows[wrong].tolist()} is not finite")
+            raise NotFinite(f"the observation or the reward of envs {rows[wrong].tolist()} is not finite")
 
     def _check_final(self) -> None:
         finals = [(row, final) for row, final in zip(self.indices, self.final_observations) if final is not None]

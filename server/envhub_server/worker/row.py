@@ -146,6 +146,12 @@ class Row:
         if problem := why_not_finite(self._observation_space, observation):
             raise NotFinite(problem)
 
+    def _checked(self, found: tuple[Any, Any]) -> tuple[Any, Any]:
+        """What a reset has returned, in which only finite numbers may have to be."""
+        if self._finite_only:
+            self._check_finite(found[0], 0.0)
+        return found
+
     def take_place(
         self, seeds: Mapping[int, int | None], failure: Exception | None, info: bytes, objects: Mapping[int, bytes]
     ) -> None:
@@ -190,7 +196,7 @@ class Row:
                 raise LeftWithEnding(codec.encode({"reward": float(reward), **ended, "final": final}, self._lenient))
             if self.checkpoint_due and self.journal is not None:
                 self.journal.again(self)
-            observation, info = self._runner.autoreset()
+            observation, info = self._checked(self._runner.autoreset())
             self._store(observation, reward, terminated, truncated, {**final, **_as_dict(info)})
             self._needs_reset[self.index] = ONGOING
             return
@@ -200,14 +206,14 @@ class Row:
         """Reset the env because its episode has ended, and store its first observation."""
         if self.checkpoint_due and self.journal is not None:
             self.journal.again(self)
-        observation, info = self._runner.autoreset()
+        observation, info = self._checked(self._runner.autoreset())
         self._store(observation, 0.0, False, False, info)
 
     def end_for_another(self, ending: dict[str, Any]) -> None:
         """Complete the step that ended an episode of another worker's env, by a reset of this one (SAME_STEP)."""
         if self.journal is not None:
             self.journal.first_reset(self, self.first_seeds)
-        observation, info = self._runner.reset(self.first_seed, None)
+        observation, info = self._checked(self._runner.reset(self.first_seed, None))
         self.first_seed = None
         ended = ending["terminated"], ending["truncated"]
         self._store(observation, ending["reward"], *ended, {**ending["final"], **_as_dict(info)})
@@ -225,7 +231,7 @@ class Row:
         else:
             if self.journal is not None:
                 self.journal.first_reset(self, self.first_seeds)
-            observation, info = self._runner.reset(self.first_seed, None)
+            observation, info = self._checked(self._runner.reset(self.first_seed, None))
             self.first_seed = None
             self._store(observation, 0.0, False, False, info)
 
@@ -252,7 +258,7 @@ class Row:
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Reset the env and store its first observation."""
         self._last_seed = self._last_seed if seed is None else seed
-        observation, info = self._runner.reset(seed, options)
+        observation, info = self._checked(self._runner.reset(seed, options))
         self._store(observation, 0.0, False, False, info)
 
     def reset_by(self, seeds: Mapping[int, int | None], options_of: Callable[[int], dict[str, Any] | None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 import signal
@@ -35,8 +36,9 @@ def pytest_configure(config: pytest.Config) -> None:
         defaults = SessionOptions.__init__.__defaults__
         assert defaults is not None and defaults.count("auto") == 1
         SessionOptions.__init__.__defaults__ = tuple("wire" if value == "auto" else value for value in defaults)
-        assert make.make_vec.__kwdefaults__ is not None
-        make.make_vec.__kwdefaults__["lane"] = "wire"
+        keywords = inspect.unwrap(make.make_vec).__kwdefaults__
+        assert keywords is not None
+        keywords["lane"] = "wire"
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist

@@ -138,6 +138,7 @@ class HubProtocol:
             self.malformed += 1  # without a prelude no reply could refer to the message
             return None
         if refusal := self._refusal(prelude, uses):
+            self.malformed += refusal.code == "malformed"
             self._refuse(peer, prelude, refusal)
             return None
         op = _OPS[prelude.op]

@@ -288,8 +288,10 @@ def test_draining_hub_refuses_new_sessions_and_goes_on_with_old_ones() -> None:
 
 @pytest.mark.parametrize("op", [0, 7, 63, Op.PING, Op.FAILURE, REPLY | Op.STEP, REPLY | Op.FAILURE, 255])
 def test_request_with_an_unknown_op_is_refused(op: int) -> None:
-    failure = sent(joined(), op, 2)
+    pair = joined()
+    failure = sent(pair, op, 2)
     assert (failure.code, failure.scope) == ("malformed", "request")
+    assert pair.hub.malformed == 1
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x90", b"\x81\xa5seeds\x01", b"\x80" * 100])

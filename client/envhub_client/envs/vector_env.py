@@ -55,8 +55,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     Attributes:
         autoreset_mode: as in Gymnasium.
         env_spec: the ``EnvSpec`` of a single env, or None where it has none that can be carried. Of a hub on the
-            network it has the data only: ``gymnasium.make`` refuses it, for its entry points are the hub's choice, but
-            where this program has registered the same, and knows all arguments.
+            network it has the data only: ``gymnasium.make`` refuses it, for its entry points are the hub's choice,
+            unless this program has registered the same, and has registered or given all arguments.
     """
 
     _session: Session

@@ -50,7 +50,7 @@ class HubVecEnv(VecEnv):
         Args:
             env: a list of factories, as SB3 passes, or anything else that ``envhub.make_vec`` takes.
             num_envs: how many; not needed with a list.
-            start_method: as of ``SubprocVecEnv``; it changes nothing, for the envs' processes start from none of these.
+            start_method: as of ``SubprocVecEnv``; it changes nothing, for workers always start in the same way.
             **options: keywords of ``envhub.make_vec``, such as ``hub``, ``num_workers`` and the fault options.
 
         Raises:

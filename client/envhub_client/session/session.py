@@ -622,9 +622,10 @@ def _end(connection: Connection, terminate: bool) -> None:
 def _inert(spec: EnvSpec, asked: dict[str, Any]) -> EnvSpec:
     """The spec of a hub on the network, which names nothing to run but what is registered here under its id.
 
-    That is run with the arguments that are registered, or were ``asked`` for, only: others are the hub's choice, such
-    as the path of a file. Of wrappers, Gymnasium's own are kept, without those that write files. EnvHub's own id is
-    not: it makes any env here, of any module, writes recordings, and runs ssh.
+    Nor does it name that if it has other arguments than those that are registered or were ``asked`` for: these are the
+    hub's choice, such as the path of a file. It never names what is registered under EnvHub's own id, which makes any
+    env of this machine, of any module, writes recordings, and runs ssh. Of wrappers, Gymnasium's own are kept, without
+    those that write files.
     """
     own = None if spec.id == REMOTE else gymnasium.registry.get(spec.id)
     if own is not None and not is_part(spec.kwargs, {**own.kwargs, **asked}):

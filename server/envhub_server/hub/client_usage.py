@@ -34,7 +34,8 @@ class ClientUsage:
     def count_make(self, holder: Holder, now_s: float) -> str:
         """Note a MAKE or ATTACH of the client, whatever comes of it; why it is one too many, or empty.
 
-        Each gives a session a token, by which the lines of log and audit file are told apart.
+        An ATTACH counts because it gives the session another token, and each token has lines of its own in log and
+        audit file.
         """
         if holder.quotas is None:
             return ""

@@ -70,7 +70,7 @@ class Channel:
         self._reader = DescriptorReader(connection, descriptors_max)
         self._incoming = bytearray()
         self._outgoing: deque[memoryview] = deque()
-        self._reset = False  # what the kernel says once
+        self._reset = False  # whether the kernel has said so: it says it once
 
     def fileno(self) -> int:
         """The socket's descriptor, to poll."""

@@ -45,8 +45,8 @@ class Audit:
     def write(self, event: str, client: str, origin: str = "", **fields: str | int) -> None:
         """Write what happened: of which client, from where, and why.
 
-        Equal lines within ``repeats.REPEAT_S`` are counted in the next one, but none of a change of keys, which no
-        client can cause: the last one says who is admitted. ``origin`` is an IP address, or by ipc
+        Equal lines within ``repeats.REPEAT_S`` are counted in the next one. Each change of keys has a line of its own:
+        no client can cause one, and the last line says who is admitted. ``origin`` is an IP address, or by ipc
         ``localhost:UID:GID:PID``. A line that cannot be written is lost; the hub logs it and goes on.
         """
         if self._path is None or self._descriptor < 0:

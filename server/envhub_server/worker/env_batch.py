@@ -235,7 +235,6 @@ class EnvBatch:
                 self.final_observations = _final_observations(outcome.infos, len(self.indices))
                 if self._finite_only:
                     self._check_final()
-                    self._check_finite(outcome, self._rows)
         return outcome
 
     def _same_step(self, outcome: Outcome, ended: np.ndarray) -> Outcome:
@@ -249,7 +248,7 @@ class EnvBatch:
             parts = iter([part[row].copy() for part in observations])
             final = {"final_obs": spaces.assemble(self._observation_space, parts), "final_info": infos[row]}
             infos[row] = {**final, **of_reset}
-        for part, first in zip(observations, self._checked(found, len(where))):
+        for part, first in zip(observations, self._of_reset(found, infos_of_resets, self._rows[ended]).observations):
             part[ended] = first
         return outcome._replace(observations=observations, infos=infos)
 

@@ -105,7 +105,7 @@ class Row:
 
         The env's own observation space may have its keys in another order. ``send`` takes ``Suspicious`` for the first
         observation that is not in its space; see ``InfoPlace`` for what else it takes, ``columns`` and
-        ``info_bytes_max``. With ``finite_only``, a step may raise ``NotFinite``.
+        ``info_bytes_max``. With ``finite_only``, a step or a reset may raise ``NotFinite``.
         """
         self._send, self._finite_only = send, finite_only
         self._steps_to_check = 1  # no step is checked where this is not positive
@@ -147,7 +147,11 @@ class Row:
             raise NotFinite(problem)
 
     def _checked(self, found: tuple[Any, Any]) -> tuple[Any, Any]:
-        """What a reset has returned, in which only finite numbers may have to be."""
+        """What a reset has returned.
+
+        Raises:
+            NotFinite: it observes what is not finite, and the session wants finite numbers only.
+        """
         if self._finite_only:
             self._check_finite(found[0], 0.0)
         return found

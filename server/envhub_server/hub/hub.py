@@ -571,7 +571,7 @@ class Hub:
 
     def _read_monitor(self) -> Ends:
         """Note the connections that have come and gone; returns those that are to be ended."""
-        now_s, ends, in_handshake = self._clock.now_s(), Ends(), False
+        now_s, ends = self._clock.now_s(), Ends()
         while self._monitor.poll(0):
             event, value = sockets.read_monitor(self._monitor, zmq.NOBLOCK)
             match event:
@@ -581,10 +581,9 @@ class Hub:
                     self._guard.accepted(value, now_s)
                     ends += self._access.accepted(value, now_s)
                 case zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
-                    in_handshake = True  # of the connection whose end libzmq reports next
+                    self._access.handshake_failed()
                 case _:
-                    self._access.ended(value, now_s, in_handshake)
-                    in_handshake = False
+                    self._access.ended(value, now_s)
                     self._unread.connection_ended(value)
                     self._liveness.ended(value, now_s)
         return ends

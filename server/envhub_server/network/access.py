@@ -47,6 +47,7 @@ class Access:
         self._asked: list[bytes] | None = None  # by libzmq, and not answered yet
         self._refuse_s = math.inf  # when it is answered though others are connected
         self._server_key = b""
+        self._in_handshake = False  # whether the connection whose end is reported next is in its handshake
         self.connections_ended = 0
         self.connections = Connections()
         self._check_keys_s = math.inf
@@ -142,9 +143,13 @@ class Access:
             return [(known, "its process is another user's, or has gone; serve with --keys to admit others")]
         return []
 
-    def ended(self, descriptor: int, now_s: float, in_handshake: bool = False) -> None:
+    def handshake_failed(self) -> None:
+        """Note that the connection whose end libzmq reports next, if in a later turn, ends in its handshake."""
+        self._in_handshake = True
+
+    def ended(self, descriptor: int, now_s: float) -> None:
         """Forget a connection; where keys are wanted, note one that ended in its handshake."""
-        known = self.connections.get(descriptor)
+        known, in_handshake, self._in_handshake = self.connections.get(descriptor), self._in_handshake, False
         if in_handshake and known is not None and known.silent_until_s < math.inf and self._keys is not None:
             assert self.authenticator is not None
             self.authenticator.handshake_failed(known.origin)

@@ -22,7 +22,8 @@ class Episode:
         seed: that the reset was given, if any.
         observations: for each leaf the parts of its column, which has one entry more than there are steps.
         actions: for each leaf the parts of its column.
-        rewards, terminations, truncations: the parts of a column.
+        rewards: the parts of the column.
+        last: the mark of its last step, the only one with flags; 0 for one that was cut or dropped.
         ended: why it is over: ``"terminated"``, ``"truncated"``, ``"failed"``, or ``"cut"`` by a reset or the end of
             the session, or ``"dropped"``; empty as long as it is under way.
         failure: what was said of the env's failure.
@@ -36,18 +37,18 @@ class Episode:
     observations: list[list[np.ndarray]]
     actions: list[list[np.ndarray]]
     rewards: list[np.ndarray] = field(default_factory=list)
-    terminations: list[np.ndarray] = field(default_factory=list)
-    truncations: list[np.ndarray] = field(default_factory=list)
+    last: int = 0
     ended: str = ""
     failure: str = ""
     steps: int = 0
     nbytes: int = 0
     film: Film | None = None
 
-    def flags(self) -> tuple[np.ndarray, np.ndarray]:
-        """All terminations and truncations; one that was cut is truncated at its last step."""
-        terminations, truncations = np.concatenate(self.terminations), np.concatenate(self.truncations)
-        truncations[-1] |= not terminations[-1]
+    def terminations_and_truncations(self) -> tuple[np.ndarray, np.ndarray]:
+        """Their columns; an episode that was cut is truncated at its last step."""
+        terminations, truncations = np.zeros((2, self.steps), bool)
+        terminations[-1] = self.last & StepMark.TERMINATED
+        truncations[-1] = self.last & StepMark.TRUNCATED or not terminations[-1]
         return terminations, truncations
 
 
@@ -134,7 +135,7 @@ class EpisodeCutter:
                 self._extend(block, place, slice(step, step + 1), finals=bool(mark & StepMark.FINAL))
                 if mark & LAST:
                     flagged = "terminated" if mark & StepMark.TERMINATED else "truncated"
-                    yield self._end(place, "failed" if mark & StepMark.FAILED else flagged, failure)
+                    yield self._end(place, "failed" if mark & StepMark.FAILED else flagged, failure, mark)
         if mark & StepMark.BEGIN:
             seed = note if isinstance(note, int) else None
             first = [leaf[step : step + 1, place].copy() for leaf in block.observations]
@@ -152,8 +153,6 @@ class EpisodeCutter:
             *zip(episode.observations, block.finals if finals else block.observations, strict=True),
             *zip(episode.actions, block.actions, strict=True),
             (episode.rewards, block.rewards),
-            (episode.terminations, block.terminations),
-            (episode.truncations, block.truncations),
         ]
         for parts, array in columns:
             parts.append(array[steps, place].copy())
@@ -172,10 +171,10 @@ class EpisodeCutter:
             if episode is not None:
                 yield self._end(place, "failed" if failure else "cut", failure)
 
-    def _end(self, place: int, how: str, failure: str = "") -> Episode:
+    def _end(self, place: int, how: str, failure: str = "", mark: int = 0) -> Episode:
         episode, self._running[place] = self._running[place], None
         assert episode is not None
-        episode.ended, episode.failure = how, failure
+        episode.ended, episode.failure, episode.last = how, failure, mark
         return episode
 
 

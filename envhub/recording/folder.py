@@ -169,7 +169,7 @@ class RecordingFolder:
 
     def _stage(self, number: int, episode: Episode) -> list[Path]:
         """Write an episode under its hidden name; returns its folder, and the file of its film, if it has one."""
-        terminations, truncations = episode.flags()
+        terminations, truncations = episode.terminations_and_truncations()
         buffer = self._buffer(
             id=number,
             seed=episode.seed,

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from envhub.freed_memory import keep_large_blocks
 from envhub.recording.episodes import Episode, EpisodeCutter
 from envhub.recording.folder import ABOUT, RecordingFolder, bytes_of_all, claim, write_json
 from envhub.recording.tape import BLOCKS, Tape, TapeShape, is_frame, steps_of
@@ -33,6 +34,7 @@ MESSAGE_BYTES_MAX = 1 << 17
 SETUP_BYTES_MAX = 1 << 26
 BATCH_BYTES = 1 << 24  # of episodes that are forced to the disk together
 LAST_WORDS_S = 5.0  # without a word of any line, after which those that have not ended are given up
+KEPT_BYTES_MAX = 1 << 30  # of memory that episodes have used
 FPS, FPS_MAX = 30.0, 1000.0  # of films of an env that does not say, or not sensibly
 REFUSED_CHARACTERS = 300  # of why a line is refused
 LOOK_S = 10.0  # between looks at what the other recordings in the folder hold
@@ -270,6 +272,8 @@ class RecorderProcess:
 
     def _open_folder(self) -> None:
         setup = self._setup
+        # The next episodes take as much as those that have ended, whose columns are too large for what malloc keeps.
+        keep_large_blocks(min(setup["limits"]["held_bytes"], KEPT_BYTES_MAX))
         observation_space, action_space = (spaces.build(codec.decode(blob)) for blob in setup["spaces"])
         self._leaves = spaces.leaves(observation_space), spaces.leaves(action_space)
         path = Path(setup["folder"])

@@ -90,7 +90,6 @@ class TapeShape:
             found += [("finals", np.dtype(leaf.dtype), (*cell, *leaf.shape)) for leaf in observations]
         found += [("actions", np.dtype(leaf.dtype), (*cell, *leaf.shape)) for leaf in actions]
         found += [("rewards", np.dtype(np.float64), cell), ("marks", np.dtype(np.uint8), cell)]
-        found += [(name, np.dtype(np.bool_), cell) for name in ("terminations", "truncations")]
         if self.films:
             found.append(("frames", np.dtype(np.uint8), (self.steps, self.films, *self.frame)))
         return found
@@ -134,8 +133,6 @@ class Block:
 
     rewards: np.ndarray
     marks: np.ndarray
-    terminations: np.ndarray
-    truncations: np.ndarray
     frames: np.ndarray
 
 

@@ -37,10 +37,8 @@ def cut(tape: Tape, cutter: EpisodeCutter, marks: list[list[int]], notes: Any = 
     block = tape.blocks[0]
     count = np.arange(first, first + STEPS)[:, None] + 100 * np.arange(2)
     block.observations[0][:], block.finals[0][:], block.actions[0][:] = count, count + 0.5, -count
-    block.rewards[:], block.terminations[:], block.truncations[:] = count / 10, False, False
+    block.rewards[:] = count / 10
     block.marks[: len(marks)] = marks
-    for name in ("terminations", "truncations"):
-        getattr(block, name)[: len(marks)] = np.array(marks) & StepMark[name[:-1].upper().replace("TION", "TED")] != 0
     return list(cutter.take(block, len(marks), dict(notes)))
 
 
@@ -60,8 +58,8 @@ def test_episode_begins_at_one_step_and_has_those_after_it(tape: Tape) -> None:
     (found,) = cut(tape, cutter(), [[B, 0], [S, 0], [S, 0], [T, 0]], {(0, 0): 11}.items())
     assert (found.env_id, found.seed, found.ended, found.steps) == (4, 11, "terminated", 3)
     assert column(found.observations[0]) == [0, 1, 2, 3] and column(found.actions[0]) == [-1, -2, -3]
-    assert column(found.rewards) == [0.1, 0.2, 0.3] and found.nbytes == 8 * 4 + 8 * 3 * 2 + 3 * 2
-    assert [flags.tolist() for flags in found.flags()] == [[False, False, True], [False] * 3]
+    assert column(found.rewards) == [0.1, 0.2, 0.3] and found.nbytes == 8 * 4 + 8 * 3 * 2
+    assert [flags.tolist() for flags in found.terminations_and_truncations()] == [[False, False, True], [False] * 3]
 
 
 def test_last_observation_comes_from_the_finals_where_the_next_episode_begins_in_the_same_step(tape: Tape) -> None:
@@ -70,7 +68,7 @@ def test_last_observation_comes_from_the_finals_where_the_next_episode_begins_in
     assert found.env_id == 7 and column(found.observations[0]) == [100, 101, 102.5]
     (rest,) = one.cut_all()
     assert rest.ended == "cut" and column(rest.observations[0]) == [102, 103]
-    assert [flags.tolist() for flags in rest.flags()] == [[False], [True]]
+    assert [flags.tolist() for flags in rest.terminations_and_truncations()] == [[False], [True]]
 
 
 def test_episode_goes_on_in_the_next_block(tape: Tape) -> None:

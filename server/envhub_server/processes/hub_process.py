@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 
-from envhub_server.ipc.freed_memory import keep_freed_memory
+from envhub.freed_memory import keep_freed_memory
 
 
 def prepare() -> None:

@@ -23,9 +23,9 @@ import time
 import traceback
 from typing import Any, Callable
 
+from envhub.freed_memory import keep_freed_memory
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
-from envhub_server.ipc.freed_memory import keep_freed_memory
 from envhub_server.worker import main as worker
 from envhub_server.worker.bootstrap import PR_SET_PDEATHSIG, die_with_hub, prctl
 from envhub_server.worker.shared_imports import reseed

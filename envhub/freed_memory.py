@@ -8,7 +8,7 @@ import ctypes
 MAPPED_FROM_BYTES = 32 << 20  # a larger block is mapped for itself, and given back when it is freed
 KEPT_BYTES_MAX = 32 << 20  # at the end of the heap
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 
 
 def keep_freed_memory() -> None:
@@ -18,6 +18,15 @@ def keep_freed_memory() -> None:
     clears each page at the first access, which takes ten times as long as to copy a message. A C library without
     ``mallopt`` is left as it is.
     """
+    _set({_M_MMAP_THRESHOLD: MAPPED_FROM_BYTES, _M_TRIM_THRESHOLD: KEPT_BYTES_MAX})
+
+
+def keep_large_blocks(kept_bytes: int) -> None:
+    """Keep up to ``kept_bytes``, of blocks of any size; otherwise as ``keep_freed_memory``."""
+    _set({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: kept_bytes})
+
+
+def _set(options: dict[int, int]) -> None:
     if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
-        mallopt(_M_MMAP_THRESHOLD, MAPPED_FROM_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES_MAX)
+        for option, value in options.items():
+            mallopt(option, value)

@@ -48,6 +48,8 @@ class RecordOptions:
         """
         if not isinstance(self.folder, (str, os.PathLike)):
             raise TypeError(f"folder must be a path, got {self.folder!r}")
+        if not os.fspath(self.folder):
+            raise ValueError('folder is empty; "." is the working directory')
         for name in ("env_ids", "film"):
             if (numbers := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _checked_numbers(name, numbers))

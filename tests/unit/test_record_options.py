@@ -29,6 +29,11 @@ def test_value_of_another_type_is_named(said: dict[str, Any], text: str) -> None
         RecordOptions(**{"folder": "runs", **said})
 
 
+def test_empty_folder_is_refused() -> None:
+    with pytest.raises(ValueError, match=r'folder is empty; "\." is the working directory'):
+        SessionOptions(record="")
+
+
 def test_numbers_of_numpy_become_those_that_json_has() -> None:
     options = RecordOptions("runs", env_ids=np.arange(2), every=np.int64(3), film=np.array([1]))  # type: ignore[arg-type]
     numbers = [*options.chosen(2), *options.film, options.every]

@@ -10,7 +10,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from envhub.registration import REMOTE
-from envhub_client.session.session import is_part
+from envhub_client.session.session import own_spec
 
 
 def environment(envs: VectorEnv[Any, Any, Any]) -> EnvSpec | None:
@@ -29,11 +29,8 @@ def environment(envs: VectorEnv[Any, Any, Any]) -> EnvSpec | None:
         return None
     if base.address is None:
         return spec
-    known = gymnasium.registry.get(spec.id)
-    asked = {} if base.named is None else base.named[1]
-    # Not by arguments of the hub's choice, nor by the id with which it could name any env of this machine.
-    if known is not None and spec.id != REMOTE and is_part(spec.kwargs, {**known.kwargs, **asked}):
-        spec.entry_point, spec.vector_entry_point = known.entry_point, known.vector_entry_point
+    if (own := own_spec(spec, {} if base.named is None else base.named[1])) is not None:
+        spec.entry_point, spec.vector_entry_point = own.entry_point, own.vector_entry_point
         return spec
     return _remote(base.address, spec.id, spec.kwargs)
 

@@ -622,14 +622,9 @@ def _end(connection: Connection, terminate: bool) -> None:
 def _inert(spec: EnvSpec, asked: dict[str, Any]) -> EnvSpec:
     """The spec of a hub on the network, which names nothing to run but what is registered here under its id.
 
-    Nor does it name that if it has other arguments than those that are registered or were ``asked`` for: these are the
-    hub's choice, such as the path of a file. It never names what is registered under EnvHub's own id, which makes any
-    env of this machine, of any module, writes recordings, and runs ssh. Of wrappers, Gymnasium's own are kept, without
-    those that write files.
+    It names that only where ``own_spec`` does. Of wrappers, Gymnasium's own are kept, without those that write files.
     """
-    own = None if spec.id == REMOTE else gymnasium.registry.get(spec.id)
-    if own is not None and not is_part(spec.kwargs, {**own.kwargs, **asked}):
-        own = None
+    own = own_spec(spec, asked)
     wrappers = tuple(
         each if GYMNASIUM_WRAPPER.fullmatch(each.entry_point) else replace(each, entry_point=NOT_RUN)
         for each in spec.additional_wrappers
@@ -641,7 +636,18 @@ def _inert(spec: EnvSpec, asked: dict[str, Any]) -> EnvSpec:
     return inert
 
 
-def is_part(some: dict[str, Any], whole: dict[str, Any]) -> bool:
+def own_spec(spec: EnvSpec, asked: dict[str, Any]) -> EnvSpec | None:
+    """What is registered in this program under the id of a hub's spec; None where it may not be made by that spec.
+
+    It may not by other arguments than those that are registered or were ``asked`` for: these are the hub's choice, such
+    as the path of a file. Never is it what is registered under EnvHub's own id, which makes any env of this machine, of
+    any module, writes recordings, and runs ssh.
+    """
+    own = None if spec.id == REMOTE else gymnasium.registry.get(spec.id)
+    return own if own is not None and _is_part(spec.kwargs, {**own.kwargs, **asked}) else None
+
+
+def _is_part(some: dict[str, Any], whole: dict[str, Any]) -> bool:
     """Whether all of ``some`` is in ``whole``, with equal values."""
     try:
         return all(name in whole and codec.encode(some[name]) == codec.encode(whole[name]) for name in some)

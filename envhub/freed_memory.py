@@ -1,4 +1,4 @@
-"""Has the C library keep freed memory for the next message, instead of giving it back to the kernel each time."""
+"""Has the C library keep freed memory for the next use, instead of giving it back to the kernel each time."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def keep_freed_memory() -> None:
 
 
 def keep_large_blocks(kept_bytes: int) -> None:
-    """Keep up to ``kept_bytes``, of blocks of any size; otherwise as ``keep_freed_memory``."""
-    _set({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: kept_bytes})
+    """Keep up to ``kept_bytes`` if these are more, of blocks of any size; otherwise as ``keep_freed_memory``."""
+    _set({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: max(kept_bytes, KEPT_BYTES_MAX)})
 
 
 def _set(options: dict[int, int]) -> None:

@@ -26,7 +26,8 @@ class RecordOptions:
         episodes_max: likewise.
         folder_bytes_max: of all recordings in ``folder`` together, whichever sessions made them; likewise.
         queue_bytes: the memory between the program and the process that writes, and as much for episodes that have
-            not ended. Where both are full, whole episodes are dropped, and counted.
+            not ended. Where both are full, whole episodes are dropped, and counted. While an episode is written, it
+            takes its size once more; that process keeps this memory for the next one.
     """
 
     folder: str | Path

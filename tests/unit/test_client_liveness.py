@@ -78,6 +78,21 @@ def test_client_of_an_ended_connection_is_gone_once_it_is_not_reached(client: Fi
     assert client.look(0.1)
 
 
+def test_what_a_client_had_sent_before_its_connection_ended_brings_it_back_for_a_moment_only(client: Fixture) -> None:
+    client.reached = False
+    client.liveness.ended(CONNECTION, client.now_s)
+    assert client.look()
+    for _ in range(2):
+        client.pair.step(b"left")
+        assert not client.look()
+        peer = client.pair.hub.peer_of(TOKEN)
+        assert peer is not None
+        for _ in range(3):
+            client.liveness.heard_late(peer, client.now_s)
+        assert client.liveness.next_s == client.now_s and len([*client.liveness.suspects(client.now_s)]) == 1
+        assert client.look()
+
+
 def test_client_on_another_connection_is_not_probed_on_the_old_one(client: Fixture) -> None:
     client.pair.connection = 2
     client.pair.step(b"left")

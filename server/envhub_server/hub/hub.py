@@ -547,6 +547,9 @@ class Hub:
         for token in self._protocol.returned:
             log.info("client_back", session=token.hex()[:8])
         self._protocol.returned.clear()
+        if self._access.connections.of(peer, connection, self._handled_s) is None:
+            self._liveness.heard_late(peer, self._handled_s)
+            self._set_timer(_LIVENESS, self._liveness.next_s)
         return incoming
 
     def _refuse_frames(self, peer: bytes, frames: Sequence[zmq.Frame]) -> None:

@@ -80,6 +80,13 @@ class ClientLiveness:
         """Have the session's peer probed after each of these times."""
         self._suspects += [(now_s + delay_s, token, peer) for delay_s in delays_s]
 
+    def heard_late(self, peer: bytes, now_s: float) -> None:
+        """Report a message whose connection had ended when it was read: its end is not reported once more."""
+        suspected = {(token, of) for _, token, of in self._suspects}
+        for token in self._protocol.sessions_of(peer):
+            if (token, peer) not in suspected:
+                self.suspect(token, peer, now_s, SUSPICION_S)
+
     def suspects(self, now_s: float) -> Iterator[tuple[bytes, bytes]]:
         """Session and peer of each client to probe now; the caller reports one that cannot be reached by ``lost``."""
         due = [suspect for suspect in self._suspects if suspect[0] <= now_s]

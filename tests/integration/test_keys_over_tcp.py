@@ -86,7 +86,10 @@ def admit_for_now(common_hub: ServedHub, common_keys: KeyFolder) -> Iterator[Adm
 
     def admit(name: str, may: str = "use") -> str:
         names.add(name)
-        return f"envhub://{admitted(common_keys, name, may)}@{common_hub.tcp.removeprefix('tcp://')}"
+        address = f"envhub://{admitted(common_keys, name, may)}@{common_hub.tcp.removeprefix('tcp://')}"
+        # The hub may have looked for another unknown key just now, and looks again within ``KEYS_S``.
+        assert wait_until(lambda: answers(address))
+        return address
 
     yield admit
     for name in names.intersection(common_keys.names()):

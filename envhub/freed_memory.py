@@ -22,7 +22,7 @@ def keep_freed_memory() -> None:
 
 
 def keep_large_blocks(kept_bytes: int) -> None:
-    """Keep up to ``kept_bytes`` if these are more, of blocks of any size; otherwise as ``keep_freed_memory``."""
+    """Keep blocks of any size, up to ``kept_bytes`` or ``KEPT_BYTES_MAX``, whichever is more."""
     _set({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: max(kept_bytes, KEPT_BYTES_MAX)})
 
 

@@ -639,9 +639,9 @@ def _inert(spec: EnvSpec, asked: dict[str, Any]) -> EnvSpec:
 def own_spec(spec: EnvSpec, asked: dict[str, Any]) -> EnvSpec | None:
     """What is registered in this program under the id of a hub's spec; None where it may not be made by that spec.
 
-    It may not by other arguments than those that are registered or were ``asked`` for: these are the hub's choice, such
-    as the path of a file. Never is it what is registered under EnvHub's own id, which makes any env of this machine, of
-    any module, writes recordings, and runs ssh.
+    It may not be made with arguments that are neither registered nor ``asked`` for: they are the hub's choice, such as
+    the path of a file. EnvHub's own id is always refused: it makes any env of this machine, of any module, writes
+    recordings, and runs ssh.
     """
     own = None if spec.id == REMOTE else gymnasium.registry.get(spec.id)
     return own if own is not None and _is_part(spec.kwargs, {**own.kwargs, **asked}) else None

@@ -144,7 +144,7 @@ class Access:
         return []
 
     def handshake_failed(self) -> None:
-        """Note that the connection whose end libzmq reports next, if in a later turn, ends in its handshake."""
+        """Note that a handshake failed. libzmq reports the end of its connection next, maybe in a later turn."""
         self._in_handshake = True
 
     def ended(self, descriptor: int, now_s: float) -> None:

@@ -4,13 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import IntFlag
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from envhub.recording.film import Film
-from envhub.recording.tape import LAST, Block, StepMark, TapeShape
+from envhub.recording.marks import SAME_STEP, Follower, StepMark, has
+from envhub.recording.tape import BLOCKS, FEW, MANY, Block, TapeShape
+
+
+class StepOutcome(IntFlag):
+    """What a step was for an episode; nothing where it is 0."""
+
+    BEGIN = 1  # the observation is the first one of an episode
+    STEP = 2  # action, reward, flags and the observation after them
+    TERMINATED = 4  # the step is the last one of its episode, as its flags say
+    TRUNCATED = 8
+    FAILED = 16  # the env failed in this step, which is the last one
+    FINAL = 32  # the step's observation is in ``finals``; the one in ``observations`` belongs to the next episode
+    CUT = 64  # the episode ended before this step, without a last one: by a reset, or the end of the session
+    ABORT = 128  # the episode that was under way is not recorded after all
+
+
+LAST = StepOutcome.TERMINATED | StepOutcome.TRUNCATED | StepOutcome.FAILED
 
 
 @dataclass
@@ -23,7 +41,7 @@ class Episode:
         observations: for each leaf the parts of its column, which has one entry more than there are steps.
         actions: for each leaf the parts of its column.
         rewards: the parts of the column.
-        last: the mark of its last step, the only one with flags; 0 for one that was cut or dropped.
+        last: the outcome of its last step, the only one with flags; 0 for one that was cut or dropped.
         ended: why it is over: ``"terminated"``, ``"truncated"``, ``"failed"``, or ``"cut"`` by a reset or the end of
             the session, or ``"dropped"``; empty as long as it is under way.
         failure: what was said of the env's failure.
@@ -47,13 +65,16 @@ class Episode:
     def terminations_and_truncations(self) -> tuple[np.ndarray, np.ndarray]:
         """Their columns; an episode that was cut is truncated at its last step."""
         terminations, truncations = np.zeros((2, self.steps), bool)
-        terminations[-1] = self.last & StepMark.TERMINATED
-        truncations[-1] = self.last & StepMark.TRUNCATED or not terminations[-1]
+        terminations[-1] = self.last & StepOutcome.TERMINATED
+        truncations[-1] = self.last & StepOutcome.TRUNCATED or not terminations[-1]
         return terminations, truncations
 
 
 class EpisodeCutter:
     """Follows each env of a tape from block to block.
+
+    How many envs are recorded at a time follows from how many blocks were left to the program when it took one. If they
+    were few, half of the episodes under way are dropped, and as many fewer begin; if they were many, one more.
 
     Args:
         shape: of the tape.
@@ -75,9 +96,11 @@ class EpisodeCutter:
         self._films = films
         self._on_frames = on_frames
         self._failed_only = failed_only
-        # Whatever the code of an env has made of the marks of its worker's tape.
-        self._known = np.uint8(0xFF if shape.finals else 0xFF & ~StepMark.FINAL)
+        self._has_finals = shape.mode == SAME_STEP
+        self._follower = Follower(shape.places, shape.mode)
         self._running: list[Episode | None] = [None] * shape.places
+        self._since, self._begun = [0] * shape.places, 0  # the numbers of the episodes under way, in their order
+        self._count, self._limit = 0, shape.places  # of the episodes under way
 
     @property
     def running(self) -> list[Episode]:
@@ -92,57 +115,101 @@ class EpisodeCutter:
         )
         return self._end(place, "dropped")
 
-    def take(self, block: Block, steps: int, notes: Mapping[tuple[int, int], Any]) -> Iterator[Episode]:
+    def take(
+        self, block: Block, steps: int, notes: Mapping[tuple[int, int], Any], left: int = BLOCKS
+    ) -> Iterator[Episode]:
         """Each episode that ends in these steps.
 
-        ``notes`` has by step and place the seed of an episode that begins there, or what was said of a failure.
+        ``notes`` has by step and place the seed of an episode that begins there, or what was said of a failure; so many
+        blocks were ``left`` to the program.
         """
-        marks = block.marks[:steps] & self._known
-        for place in np.flatnonzero(marks.any(axis=0)).tolist():
+        if left < FEW:
+            yield from self._shed()
+        elif left >= MANY:
+            self._limit = min(len(self._running), self._limit + 1)
+        yield from self.cut(block, self._outcomes(block, steps), notes)
+
+    def cut(self, block: Block, outcomes: np.ndarray, notes: Mapping[tuple[int, int], Any]) -> Iterator[Episode]:
+        """As ``take``, of steps with these outcomes by place."""
+        for place in np.flatnonzero(outcomes.any(axis=0)).tolist():
             at = 0
-            for step, mark, note in self._events(marks[:, place], place, notes):
-                self._extend(block, place, _steps(marks[:, place], at, step))
-                yield from self._event(block, place, step, StepMark(mark), note)
+            for step, outcome, note in self._events(outcomes[:, place], place, notes):
+                self._extend(block, place, _steps(outcomes[:, place], at, step))
+                yield from self._event(block, place, step, StepOutcome(outcome), note)
                 at = step + 1
-            self._extend(block, place, _steps(marks[:, place], at, steps))
+            self._extend(block, place, _steps(outcomes[:, place], at, len(outcomes)))
+
+    def _shed(self) -> Iterator[Episode]:
+        """Drop the half of the episodes under way that began last, and let as many fewer begin."""
+        places = [place for place, episode in enumerate(self._running) if episode is not None]
+        self._limit = max(1, min(self._limit, len(places)) // 2)
+        for place in sorted(places, key=self._since.__getitem__)[self._limit :]:
+            yield self._end(place, "dropped")
+
+    def _outcomes(self, block: Block, steps: int) -> np.ndarray:
+        """What each of these steps was for the episode of each env, as uint8."""
+        marks = block.marks[:steps]
+        # Whatever the code of an env has made of its worker's tape: a byte that is neither 0 nor 1 is true.
+        terminated, truncated = (flags[:steps].view(np.uint8) != 0 for flags in (block.terminations, block.truncations))
+        begins, stepped = self._follower.follow(marks, terminated | truncated)
+        found = np.uint8(StepOutcome.STEP) * stepped
+        for outcome, where in (
+            (StepOutcome.BEGIN, begins & ~has(marks, StepMark.SKIP)),
+            (StepOutcome.TERMINATED, terminated & stepped),
+            (StepOutcome.TRUNCATED, truncated & stepped),
+            (StepOutcome.FAILED, has(marks, StepMark.FAILED) & stepped),
+            (StepOutcome.CUT, has(marks, StepMark.CUT | StepMark.RESET)),
+            (StepOutcome.ABORT, has(marks, StepMark.ABORT)),
+        ):
+            found |= np.uint8(outcome) * where
+        if self._has_finals:
+            found |= np.uint8(StepOutcome.FINAL) * ((terminated | truncated) & stepped & ~has(marks, StepMark.FAILED))
+        outcomes: np.ndarray = found
+        return outcomes
 
     def _events(
-        self, marks: np.ndarray, place: int, notes: Mapping[tuple[int, int], Any]
+        self, outcomes: np.ndarray, place: int, notes: Mapping[tuple[int, int], Any]
     ) -> Iterator[tuple[int, int, Any]]:
-        """Each step with which an episode begins or ends, its mark, and what was said of it."""
-        steps = np.flatnonzero(marks & ~np.uint8(StepMark.STEP))
-        found = [(step, mark, notes.get((step, place))) for step, mark in zip(steps.tolist(), marks[steps].tolist())]
+        """Each step with which an episode begins or ends, its outcome, and what was said of it."""
+        steps = np.flatnonzero(outcomes & ~np.uint8(StepOutcome.STEP)).tolist()
+        found = [(step, int(outcomes[step]), notes.get((step, place))) for step in steps]
         if not self._failed_only:
             yield from found
             return
         runs = self._running[place] is not None
-        for (step, mark, note), following in zip_longest(found, found[1:]):
+        for (step, outcome, note), following in zip_longest(found, found[1:]):
             ends, runs = runs, False
-            if mark & StepMark.BEGIN:
-                runs = following is None or bool(following[1] & StepMark.FAILED) or isinstance(following[2], str)
-                mark = mark if runs else mark & ~StepMark.BEGIN
+            if outcome & StepOutcome.BEGIN:
+                runs = following is None or bool(following[1] & StepOutcome.FAILED) or isinstance(following[2], str)
+                outcome = outcome if runs else outcome & ~StepOutcome.BEGIN
             if ends or runs:
-                yield step, mark, note
+                yield step, outcome, note
 
-    def _event(self, block: Block, place: int, step: int, mark: StepMark, note: Any) -> Iterator[Episode]:
+    def _event(self, block: Block, place: int, step: int, outcome: StepOutcome, note: Any) -> Iterator[Episode]:
         if self._running[place] is not None:
             failure = note if isinstance(note, str) else ""
-            if mark & StepMark.ABORT:
+            if outcome & StepOutcome.ABORT:
                 yield self._end(place, "dropped")
-            elif mark & StepMark.CUT:
+            elif outcome & StepOutcome.CUT:
                 yield self._end(place, "failed" if failure else "cut", failure)
-            elif mark & StepMark.STEP:
-                self._extend(block, place, slice(step, step + 1), finals=bool(mark & StepMark.FINAL))
-                if mark & LAST:
-                    flagged = "terminated" if mark & StepMark.TERMINATED else "truncated"
-                    yield self._end(place, "failed" if mark & StepMark.FAILED else flagged, failure, mark)
-        if mark & StepMark.BEGIN:
+            elif outcome & StepOutcome.STEP:
+                self._extend(block, place, slice(step, step + 1), finals=bool(outcome & StepOutcome.FINAL))
+                if outcome & LAST:
+                    flagged = "terminated" if outcome & StepOutcome.TERMINATED else "truncated"
+                    yield self._end(place, "failed" if outcome & StepOutcome.FAILED else flagged, failure, outcome)
+        if outcome & StepOutcome.BEGIN:
             seed = note if isinstance(note, int) else None
             first = [leaf[step : step + 1, place].copy() for leaf in block.observations]
             begun = Episode(self._env_ids[place], seed, [[part] for part in first], [[] for _ in block.actions])
             begun.nbytes = sum(part.nbytes for part in first)
             self._running[place] = begun
-            self._film(block, place, begun, slice(step, step + 1))
+            self._begun += 1
+            self._count += 1
+            self._since[place] = self._begun
+            if self._count <= self._limit:
+                self._film(block, place, begun, slice(step, step + 1))
+            else:
+                yield self._end(place, "dropped")
 
     def _extend(self, block: Block, place: int, steps: slice | np.ndarray, finals: bool = False) -> None:
         """Add steps of one env, if an episode of it is under way; one in ``finals``, which has no frame."""
@@ -171,14 +238,15 @@ class EpisodeCutter:
             if episode is not None:
                 yield self._end(place, "failed" if failure else "cut", failure)
 
-    def _end(self, place: int, how: str, failure: str = "", mark: int = 0) -> Episode:
+    def _end(self, place: int, how: str, failure: str = "", outcome: int = 0) -> Episode:
         episode, self._running[place] = self._running[place], None
         assert episode is not None
-        episode.ended, episode.failure, episode.last = how, failure, mark
+        self._count -= 1
+        episode.ended, episode.failure, episode.last = how, failure, outcome
         return episode
 
 
-def _steps(marks: np.ndarray, start: int, stop: int) -> slice | np.ndarray:
+def _steps(outcomes: np.ndarray, start: int, stop: int) -> slice | np.ndarray:
     """The steps from ``start`` to ``stop`` in which the env was stepped; in others, only other envs were reset."""
-    found: np.ndarray = np.flatnonzero(marks[start:stop] == StepMark.STEP) + start
+    found: np.ndarray = np.flatnonzero(outcomes[start:stop] == StepOutcome.STEP) + start
     return slice(start, stop) if len(found) == stop - start else found

@@ -47,7 +47,7 @@ class Counts:
     Attributes:
         episodes: in the folder.
         nbytes: of the folder.
-        dropped: episodes that did not fit into memory beside the others.
+        dropped: episodes that were begun, or were to begin, and for which there was no room.
         ended: why nothing more is recorded; empty as long as something is.
     """
 
@@ -85,6 +85,7 @@ class Given:
         block, steps: which, and how many of its steps are complete.
         notes: seeds and failures, by step and place.
         dropped: how many episodes were dropped at the other end so far.
+        left: how many blocks were left there when this one was taken.
         close: whether nothing follows.
     """
 
@@ -92,6 +93,7 @@ class Given:
     steps: int
     notes: dict[tuple[int, int], Any]
     dropped: int
+    left: int
     close: bool
 
     @classmethod
@@ -103,7 +105,8 @@ class Given:
         """
         order = codec.decode(message)
         notes = {(int(step), int(place)): note for step, place, note in order["notes"]}
-        found = cls(int(order["block"]), int(order["steps"]), notes, int(order["dropped"]), bool(order["close"]))
+        block, steps, dropped, left = (int(order[name]) for name in ("block", "steps", "dropped", "left"))
+        found = cls(block, steps, notes, dropped, left, bool(order["close"]))
         if not (0 <= found.block < BLOCKS and 0 <= found.steps <= tape.shape.steps and found.dropped >= 0):
             raise ValueError(f"there is no such block: {found}")
         return found
@@ -243,7 +246,7 @@ class RecorderProcess:
                 os.close(descriptor)
         if given is not None:
             line.dropped = given.dropped
-            self._take(line, given.block, given.steps, given.notes)
+            self._take(line, given.block, given.steps, given.notes, given.left)
             if given.close:
                 self._end(number)
                 return False
@@ -301,14 +304,15 @@ class RecorderProcess:
             self._keep(line.cutter.cut_all(failure))
         line.socket.close()
 
-    def _take(self, line: Line, block: int, steps: int, notes: Mapping[tuple[int, int], Any]) -> None:
+    def _take(
+        self, line: Line, block: int, steps: int, notes: Mapping[tuple[int, int], Any], left: int = BLOCKS
+    ) -> None:
         assert line.tape is not None and line.cutter is not None
-        self._keep(line.cutter.take(line.tape.blocks[block], steps, notes))
+        self._keep(line.cutter.take(line.tape.blocks[block], steps, notes, left))
         while self._held_bytes() > self._setup["limits"]["held_bytes"]:
             cutters = [each.cutter for each in self._lines.values() if each.cutter is not None]
             largest = max(cutters, key=lambda cutter: max((each.nbytes for each in cutter.running), default=0))
             self._keep([largest.drop_largest()])
-            self._counts.dropped += 1
 
     def _held_bytes(self) -> int:
         cutters = [line.cutter for line in self._lines.values() if line.cutter is not None]
@@ -320,6 +324,7 @@ class RecorderProcess:
         """Write those episodes that are wanted, up to ``BATCH_BYTES`` at once."""
         wanted: list[Episode] = []
         for episode in ended:
+            self._counts.dropped += episode.ended == "dropped" and not self._counts.ended
             if self._is_wanted(episode):
                 wanted.append(episode)
             elif episode.film is not None:

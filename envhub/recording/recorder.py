@@ -1,8 +1,8 @@
 """The half of a recording that sees the envs: it writes what each step brought into a tape, and hands over full blocks.
 
-A step costs a few copies of arrays and waits for nothing. How many envs are recorded at a time follows from how quickly
-the process that writes gives blocks back: while few are free, half of the episodes under way are dropped, and as many
-fewer begin; while many are free, one more each time. Runs on Python 3.8 and later, in workers too.
+A step costs a few copies of arrays and waits for nothing: the process that writes finds out which episodes begin and
+end in it. Where that has not given a block back, steps are missed, and their episodes dropped. Runs on Python 3.8 and
+later, in workers too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from envhub.recording.tape import BLOCKS, Block, StepMark, TapeShape, is_frame, new_tape, steps_of
+from envhub.recording.marks import KNOWN, SAME_STEP, Follower, StepMark, has
+from envhub.recording.tape import BLOCKS, MANY, Block, TapeShape, is_frame, new_tape, steps_of
 from envhub.values import codec, spaces
 
 START_S = 60.0  # for the process that writes to import what it needs
@@ -26,16 +27,7 @@ MESSAGE_BYTES_MAX = 1 << 16
 NOTES_BYTES_MAX = 1 << 16  # of a block: seeds, and what was said of failures
 NOTE_BYTES = 20  # of the numbers of a note
 NOTE_CHARACTERS = 300
-FEW, MANY = BLOCKS // 4, BLOCKS // 2  # free blocks
 WHOLE_STEP_BYTES = 1 << 16  # up to which copying all envs is quicker than choosing
-SAME_STEP, DISABLED = "SameStep", "Disabled"  # of ``AutoresetMode``, which older Gymnasium lacks
-
-# As plain numbers: in most steps few episodes begin or end, and up to some hundred Python counts off more quickly than
-# NumPy's arrays.
-_BEGIN, _STEP, _FAILED, _FINAL, _CUT, _ABORT = map(
-    int, (StepMark.BEGIN, StepMark.STEP, StepMark.FAILED, StepMark.FINAL, StepMark.CUT, StepMark.ABORT)
-)
-_TERMINATED, _TRUNCATED = int(StepMark.TERMINATED), int(StepMark.TRUNCATED)
 
 log = logging.getLogger("envhub")
 
@@ -84,10 +76,12 @@ class EpisodeRecorder:
         spaces_of_one: of observations and of actions, of one env.
         mode: the autoreset mode.
         queue_bytes: of the tape.
-        begun: how many episodes of each env of the session have begun, which is kept up to date; None for none.
+        begun: how many episodes of each env of the session have begun, which is kept up to date where not every episode
+            is recorded; None for none.
 
     Attributes:
-        dropped: how many episodes were begun, or were to begin, and are not recorded; the process may drop others.
+        records: whether steps are recorded: from ``open`` on until something ends it.
+        dropped: how many episodes began in steps that were missed; the process counts others.
         frames_due: the envs of which ``add_frames`` is to be given frames before anything else is reported.
     """
 
@@ -105,24 +99,21 @@ class EpisodeRecorder:
         self._envs, self._films = list(selection.recorded), list(selection.filmed)
         self._chosen = None if len(self._envs) == self._num_envs else np.array(self._envs)
         places = len(self._envs)
-        self._marks = bytearray(places)  # of a step in which nothing begins or ends: STEP where an episode is recorded
-        self._expecting: list[int] = []  # places whose next step is their reset
         self._ids = np.array(self._envs if selection.numbers is None else selection.numbers, np.int64)
         self._begun = np.zeros(int(self._ids.max(initial=0)) + 1, np.int64) if begun is None else begun
-        self._since = [0] * places  # the number of the step with which the recorded one began
-        self._owed = bytearray(places)  # marks for the next step that is written
-        self._is_owing = False
+        self._follower, self._followed = Follower(places, mode), 0  # the steps of the block that it has followed
+        self._wanted = np.zeros(places, bool)  # the episodes under way that ``every`` chooses, if each step is followed
+        self._no_flags = np.zeros(places), np.zeros(places, bool), np.zeros(places, bool)
+        self._owed: bytearray | None = None  # marks for the next step that is written
         self.frames_due: list[int] = []
-        self._on_count, self._limit = 0, places
-        self._steps = 0
         self._block: Block | None = None
-        self._number, self._at, self._due = -1, 0, 0.0
-        self._free = [*range(BLOCKS)]
+        self._number, self._at, self._end, self._due = -1, 0, 0, 0.0  # steps of the block: written, and in all
+        self._free, self._left = [*range(BLOCKS)], BLOCKS  # blocks, and how many were left when this one was taken
         self._notes: list[tuple[int, int, Any]] = []
         self._note_bytes = 0
         self.dropped = 0
         self.counts: dict[str, Any] = {"episodes": 0, "nbytes": 0, "dropped": 0, "ended": ""}
-        self.opened = self.closed = False
+        self.records = self.opened = self.closed = False
 
     def open(self, frame: tuple[int, ...] = (), wait_s: float = START_S) -> None:
         """Make the tape, and wait for up to ``wait_s`` for the process that writes.
@@ -133,15 +124,15 @@ class EpisodeRecorder:
             OSError: there is no memory.
         """
         observations, actions = ([leaf.wire() for leaf in spaces.leaves(space)] for space in self._spaces)
-        finals = self._mode == SAME_STEP
         if self._films and not is_frame(frame):
             log.warning("nothing is filmed: frames are to be (height, width, 3), and these are %s", frame)
             self._films, frame = [], ()
-        shape = TapeShape(len(self._envs), 1, observations, actions, finals, frame, len(self._films))
+        shape = TapeShape(len(self._envs), 1, observations, actions, self._mode, frame, len(self._films))
         shape = TapeShape(**{**vars(shape), "steps": steps_of(shape, self._queue_bytes)})
         self._tape, descriptor = new_tape(shape)
         self._whole = [leaf[0].nbytes <= WHOLE_STEP_BYTES for leaf in self._tape.blocks[0].observations]
-        self.opened = True
+        self._follows = self._every > 1 or bool(self._films)
+        self.records = self.opened = True
         rights = array.array("i", [descriptor]).tobytes()
         try:
             message = codec.encode({"shape": shape.wire()})
@@ -153,11 +144,6 @@ class EpisodeRecorder:
         if not self.closed:
             self.read_answers(wait_s)
 
-    @property
-    def records(self) -> bool:
-        """Whether an episode is under way that is recorded."""
-        return self._on_count > 0
-
     # --- what the vector env reports ----------------------------------------------------------------------------------
 
     def reset(
@@ -168,38 +154,33 @@ class EpisodeRecorder:
         frame: tuple[int, ...] = (),
     ) -> None:
         """Every env, or those of the mask, was reset and shows these observations; films have frames of this shape."""
-        if self.closed:
-            return
-        if not self.opened:
+        if not self.opened and not self.closed:
             self.open(frame)
-        places = [*range(len(self._envs))] if mask is None else np.flatnonzero(self._of_chosen(mask)).tolist()
-        room = self._has_room()
-        marks = bytearray(len(self._envs))
-        running = [place for place in places if self._marks[place]]
-        for place in running:
-            marks[place] = _CUT
-        self._stop(running)
-        self._expecting = sorted({*self._expecting}.difference(places))
-        self._begin(places, marks, room, dict(enumerate(seeds or ())))
-        if room:
-            self._write(marks, leaves)
+        if not self.records:
+            return
+        self._has_room()
+        marks = bytearray([StepMark.STILL]) * len(self._envs)
+        for place in range(len(marks)) if mask is None else np.flatnonzero(self._of_chosen(mask)).tolist():
+            marks[place] = StepMark.RESET
+            self._note(place, seeds[self._envs[place]] if seeds else None)
+        self._write(self._with_owed(marks), self._no_flags, leaves)
 
     def acted(self, leaves: Sequence[Any]) -> None:
         """A step with these actions begins: an array or a list for each leaf of the action space."""
-        if not self._on_count or self.closed or not self._has_room():
+        if not self.records or not (self._at < self._end or self._has_room()):
             return
         assert self._block is not None
         try:
             for column, leaf in zip(self._block.actions, leaves):
                 column[self._at] = leaf if self._chosen is None else np.asarray(leaf)[self._chosen]
         except (ValueError, TypeError) as error:  # of a form that envs understand, and their space does not
-            self._drop(self._recorded())
+            self._miss_what_is_under_way()
             log.warning("actions cannot be recorded: %s", error)
 
     def stepped(
         self,
         leaves: Sequence[np.ndarray],
-        flags: tuple[np.ndarray, np.ndarray, np.ndarray],
+        flags: Sequence[np.ndarray],
         infos: Mapping[Any, Any],
         moves: Moves | None = None,
         last: bool = False,
@@ -209,52 +190,28 @@ class EpisodeRecorder:
         Without ``moves`` every env moved, and those were reset whose episode had ended, where the mode is NEXT_STEP.
         The ``last`` step only ends episodes: those that begin with it belong to another recorder of these envs.
         """
-        if self.closed:
+        if not self.records:
             return
-        self._steps += 1
-        rewards, terminated, truncated = flags if self._chosen is None else map(self._of_chosen, flags)
         if moves is not None:
-            terminated, truncated = self._moved(moves, terminated, truncated)
-        ended = (terminated | truncated).nonzero()[0].tolist()
-        changing = ended or self._expecting
-        if not changing and not self._on_count and not self._is_owing:
-            return
-        room = self._has_room()
-        marks = self._marks
-        if changing:
-            marks, begins = self._changes(ended, terminated, truncated, infos, room)
-            if begins and not last:
-                self._begin(begins, marks, room, {} if moves is None else moves.seeds)
-        if moves is not None and moves.stepped is not None:
-            marks = bytearray(np.frombuffer(marks, np.uint8) * self._of_chosen(moves.stepped))
-        if room:
-            assert self._block is not None
-            self._block.rewards[self._at] = rewards
-            self._write(marks, leaves)
-
-    def _moved(self, moves: Moves, terminated: np.ndarray, truncated: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Note what the step was; returns the flags of the envs that moved."""
-        self.failed(moves.failed)
-        reset = moves.reset or ()
-        self._expecting = (
-            [*reset] if self._chosen is None else [self._envs.index(env) for env in reset if env in self._envs]
-        )
-        if moves.stepped is None:
-            return terminated, truncated
-        stepped = self._of_chosen(moves.stepped)
-        return terminated & stepped, truncated & stepped
+            self.failed(moves.failed)
+        if self._at == self._end:
+            self._has_room()
+        if self._chosen is not None:
+            flags = [*map(self._of_chosen, flags)]
+        marks = None
+        if infos or moves is not None or last or self._owed is not None:
+            marks = self._marks(flags, infos, moves, last)
+        self._write(marks, flags, leaves)
 
     def failed(self, failed: Mapping[int, str]) -> None:
         """The episodes of these envs ended without a result; what is said of them goes with the next step."""
         places = [self._envs.index(env) for env in failed if env in self._envs]
-        places = [place for place in places if self._marks[place]]
-        if not places or self.closed:
+        if not places or not self.records:
             return
-        self._owe(places, _CUT)
+        self._owe(places, StepMark.CUT)
         if self._has_room():
             for place in places:
                 self._note(place, failed[self._envs[place]][:NOTE_CHARACTERS] or "failed")
-        self._stop(places)
 
     def add_frames(self, frames: Sequence[np.ndarray]) -> None:
         """The frames of ``frames_due``, uint8 ``(height, width, 3)``."""
@@ -266,18 +223,13 @@ class EpisodeRecorder:
 
     def broke_off(self, failed: int | None = None, why: str = "") -> None:
         """A step or reset ended without a result, so that the envs may have moved unseen; this env failed."""
-        if self.closed or not self._on_count:
+        if not self.records:
             return
-        running = self._recorded()
-        self._owe(running, _CUT)
-        room = self._has_room()
-        place = self._envs.index(failed) if failed in self._envs else None
-        if place is not None and room and self._marks[place]:
-            self._note(place, why[:NOTE_CHARACTERS] or "failed")
-        self._expecting = []
-        self._stop(running)
-        if room:
-            self._write(self._marks, None)
+        self._has_room()
+        if failed in self._envs:
+            self._note(self._envs.index(failed), why[:NOTE_CHARACTERS] or "failed")
+        marks = bytearray([StepMark.CUT | StepMark.STILL]) * len(self._envs)
+        self._write(self._with_owed(marks), self._no_flags, ())
 
     def close(self) -> None:
         """Hand over what is complete, and close the line; nothing is recorded any more."""
@@ -286,162 +238,194 @@ class EpisodeRecorder:
         if self.opened and not self.closed:
             self._line.settimeout(CLOSE_S)
             self._hand_over(close=True)
-        self.closed = True
+        self.records, self.closed = False, True
         self._line.close()
 
-    # --- which episodes -----------------------------------------------------------------------------------------------
+    # --- what is out of the ordinary ----------------------------------------------------------------------------------
 
-    def _changes(
-        self, ended: list[int], terminated: np.ndarray, truncated: np.ndarray, infos: Mapping[Any, Any], room: bool
-    ) -> tuple[bytearray, list[int]]:
-        """The marks of a step in which the episodes at these places end, and the places at which others begin."""
-        marks, same_step = bytearray(self._marks), self._mode == SAME_STEP
+    def _marks(
+        self, flags: Sequence[np.ndarray], infos: Mapping[Any, Any], moves: Moves | None, last: bool
+    ) -> bytearray | None:
+        """What the envs are marked with in this step; None if it is an ordinary one. Writes its notes and finals."""
+        marks = bytearray(len(self._envs)) if moves is None else self._moved(moves)
         failed = self._failed(infos) if infos else ()
-        for place in ended:
-            if not marks[place]:
-                continue
-            self._marks[place] = 0
-            self._on_count -= 1
-            marks[place] |= (_TERMINATED if terminated[place] else 0) | (_TRUNCATED if truncated[place] else 0)
-            if place in failed:
-                marks[place] |= _FAILED
-                if room:
-                    self._note(place, _failure(infos, self._envs[place]))
-            elif same_step and room:
-                self._write_final(place, _final(infos, self._envs[place]))
-                marks[place] |= _FINAL
-        begins = sorted({*self._expecting, *ended}) if same_step else self._expecting
-        if failed:
-            begins = [place for place in begins if place not in failed]
-        if self._mode != DISABLED:
-            self._expecting = sorted(failed) if same_step else ended
-        return marks, begins
+        for place in failed:
+            marks[place] |= StepMark.FAILED
+            self._note(place, _failure(infos, self._envs[place]))
+        if self._mode == SAME_STEP and infos:
+            for place in np.flatnonzero(flags[1] | flags[2]).tolist():
+                if not marks[place] & (StepMark.FAILED | StepMark.RESET | StepMark.STILL):
+                    self._write_final(place, _final(infos, self._envs[place]))
+        if last:
+            marks = bytearray(mark | StepMark.LAST for mark in marks)
+        if self._owed is not None:
+            return self._with_owed(marks)
+        return marks if failed or last or moves is not None else None
 
-    def _begin(self, places: list[int], marks: bytearray, room: bool, seeds: Mapping[int, int | None]) -> None:
-        """Begin to record those episodes that begin at these places and are wanted, as far as there is room."""
-        wanted = places
-        if self._every > 1:
-            begun = self._begun[self._ids[places]]
-            wanted = [place for place, before in zip(places, begun.tolist()) if before % self._every == 0]
-            self._begun[self._ids[places]] += 1
-        if self.counts["ended"]:
-            wanted = []
-        allowed = max(0, self._limit - self._on_count) if room else 0
-        if len(wanted) > allowed:
-            self.dropped += len(wanted) - allowed
-            wanted = wanted[:allowed]
-        for place in wanted:
-            marks[place] |= _BEGIN
-            self._on_count += not self._marks[place]
-            self._marks[place], self._since[place] = _STEP, self._steps
-            if seeds:
-                self._note(place, seeds.get(self._envs[place]))
+    def _moved(self, moves: Moves) -> bytearray:
+        """The marks by which these are known."""
+        marks = bytearray([StepMark.STEPPED]) * len(self._envs)
+        for env in moves.reset or ():
+            if env in self._envs:
+                place = self._envs.index(env)
+                marks[place] = StepMark.RESET
+                self._note(place, moves.seeds.get(env))
+        if moves.stepped is not None:
+            for place in np.flatnonzero(~self._of_chosen(moves.stepped)).tolist():
+                marks[place] = StepMark.STILL
+        return marks
 
-    def _failed(self, infos: Mapping[Any, Any]) -> set[int]:
+    def _failed(self, infos: Mapping[Any, Any]) -> list[int]:
         """The places whose envs failed in this step."""
         if "invalid_transition" in infos:
-            return {*np.flatnonzero(self._of_chosen(np.asarray(infos["invalid_transition"], bool))).tolist()}
+            found: list[int] = np.flatnonzero(self._of_chosen(np.asarray(infos["invalid_transition"], bool))).tolist()
+            return found
         if not _is_by_env(infos):
-            return set()
+            return []
         failed = [env for env, info in infos.items() if info.get("invalid_transition")]
-        return {self._envs.index(env) for env in failed if env in self._envs}
-
-    def _recorded(self) -> list[int]:
-        """The places whose episodes are being recorded."""
-        return [place for place, mark in enumerate(self._marks) if mark]
-
-    def _stop(self, places: Sequence[int]) -> None:
-        """Record the episodes that are under way at these places no more."""
-        for place in places:
-            self._on_count -= self._marks[place] == _STEP
-            self._marks[place] = 0
-
-    def _drop(self, places: Sequence[int]) -> None:
-        """Do not record the episodes under way at these places after all."""
-        self._owe(places, _ABORT)
-        self._stop(places)
-        self.dropped += len(places)
+        return [self._envs.index(env) for env in failed if env in self._envs]
 
     def _owe(self, places: Sequence[int], mark: int) -> None:
         """Add the mark to the next step that is written."""
+        if self._owed is None:
+            self._owed = bytearray(len(self._envs))
         for place in places:
             self._owed[place] |= mark
-        self._is_owing = True
+
+    def _with_owed(self, marks: bytearray) -> bytearray:
+        """These marks and those that are owed, if there is room for a step.
+
+        After steps that were missed the other process knows which envs are reset only if it is told.
+        """
+        if self._owed is None or self._at == self._end:
+            return marks
+        expecting = self._follower.expecting.tolist()
+        for place, owed in enumerate(self._owed):
+            if owed & StepMark.ABORT and expecting[place] and marks[place] & ~StepMark.FAILED in (0, StepMark.STILL):
+                marks[place] |= StepMark.RESET
+            elif owed & StepMark.ABORT and not marks[place] & KNOWN:
+                marks[place] |= StepMark.STEPPED
+            marks[place] |= owed
+        self._owed = None
+        return marks
+
+    def _miss_what_is_under_way(self) -> None:
+        """Do not record the episodes under way after all."""
+        self._follow_up()
+        self._owe(range(len(self._envs)), StepMark.ABORT)
+        self._wanted[:] = False
 
     def _of_chosen(self, batch: np.ndarray) -> np.ndarray:
         chosen: np.ndarray = batch if self._chosen is None else batch[self._chosen]
         return chosen
 
+    # --- which episodes -----------------------------------------------------------------------------------------------
+
+    def _follow_up(self) -> None:
+        """Know which envs are to be reset after the steps of the block."""
+        if self._block is not None and self._followed < self._at:
+            block, last = self._block, self._at - 1
+            # The last step decides about the next one, where nobody was still in it.
+            steps = slice(self._followed if block.marks[last].any() else last, self._at)
+            self._follower.follow(block.marks[steps], block.terminations[steps] | block.truncations[steps])
+            self._followed = self._at
+
+    def _follow(self, marks: np.ndarray, ended: np.ndarray) -> list[int]:
+        """Mark those episodes that begin in this step and are not wanted; returns the places that show something."""
+        before = self._wanted & ~has(marks, StepMark.CUT | StepMark.ABORT)
+        begins, stepped = (row[0] for row in self._follower.follow(marks[None], ended[None]))
+        self._followed = self._at + 1
+        ends = stepped & (ended | has(marks, StepMark.FAILED))
+        wanted = self._count(begins)
+        marks[begins & ~wanted] |= np.uint8(StepMark.SKIP)
+        self._wanted = np.where(begins, wanted, before & ~ends)
+        shown = stepped & before
+        if self._films:
+            final = ends & ~has(marks, StepMark.FAILED) if self._mode == SAME_STEP else np.zeros_like(ends)
+            filmed = ((shown & ~final) | wanted).tolist()
+            self.frames_due = [env for env in self._films if filmed[self._envs.index(env)]]
+        found: list[int] = np.flatnonzero(shown | wanted).tolist()
+        return found
+
+    def _count(self, begins: np.ndarray) -> np.ndarray:
+        """Count the episodes that begin; returns those that are wanted."""
+        if self._every == 1:
+            return begins
+        wanted: np.ndarray = begins.copy()
+        ids = self._ids[begins]
+        wanted[begins] = self._begun[ids] % self._every == 0
+        self._begun[ids] += 1
+        return wanted
+
     # --- the tape -----------------------------------------------------------------------------------------------------
 
-    def _write(self, marks: bytearray, leaves: Sequence[np.ndarray] | None) -> None:
-        """Write the marks and observations of a step, and complete it if no frames belong to it."""
-        block, at = self._block, self._at
-        assert block is not None
-        if self._is_owing:
-            marks = bytearray(mark | owed for mark, owed in zip(marks, self._owed))
-            self._owed, self._is_owing = bytearray(len(marks)), False
-        for column, leaf, whole in zip(block.observations, leaves or (), self._whole):
-            if whole or self._on_count == len(marks):
+    def _write(self, marks: bytearray | None, flags: Sequence[np.ndarray], leaves: Sequence[np.ndarray]) -> None:
+        """Write a step, and complete it if no frames belong to it; where there is no room it is missed."""
+        at, block = self._at, self._block
+        if block is None or at == self._end:
+            self._miss(marks, flags)
+            return
+        block.rewards[at], block.terminations[at], block.truncations[at] = flags
+        shown: Sequence[int] | None = None
+        if marks is not None:
+            block.mark_bytes[at * len(marks) : (at + 1) * len(marks)] = marks
+            shown = [place for place, mark in enumerate(marks) if not mark & StepMark.STILL]
+        if self._follows:
+            shown = self._follow(block.marks[at], flags[1] | flags[2])
+        for column, leaf, whole in zip(block.observations, leaves, self._whole):
+            if whole or shown is None or len(shown) == len(self._envs):
                 column[at] = leaf if self._chosen is None else leaf[self._chosen]
             else:
-                for place in [place for place, mark in enumerate(marks) if mark]:
+                for place in shown:
                     column[at, place] = leaf[self._envs[place]]
-        block.marks[at] = marks
-        if self._films and leaves is not None:
-            shown = [mark & _BEGIN or mark & (_STEP | _FINAL) == _STEP for mark in marks]  # a final observation is not
-            self.frames_due = [env for env in self._films if shown[self._envs.index(env)]]
         if not self.frames_due:
             self._complete_step()
 
+    def _miss(self, marks: bytearray | None, flags: Sequence[np.ndarray]) -> None:
+        """Count the episodes that begin in this step."""
+        row = np.frombuffer(marks or bytes(len(self._envs)), np.uint8)
+        begins, _ = self._follower.follow(row[None], (flags[1] | flags[2])[None])
+        self.dropped += int(np.count_nonzero(self._count(begins[0])))
+
     def _complete_step(self) -> None:
-        self._at += 1
-        self._tape.written(self._at)
+        self._at = self._tape.words[1] = self._at + 1
         # Notes are not in the tape, and are lost if this process is killed. Where few blocks are free they wait.
         noted = self._notes and len(self._free) >= MANY
-        if noted or self._at == self._tape.shape.steps or time.monotonic() > self._due:
+        if noted or self._at == self._end or time.monotonic() > self._due:
             self._hand_over()
 
     def _write_final(self, place: int, observation: Any) -> None:
-        assert self._block is not None
+        if self._block is None or self._at == self._end:
+            return
         parts = spaces.flatten(self._spaces[0], observation)
         for column, part in zip(self._block.finals, parts):
             column[self._at, place] = part
 
     def _note(self, place: int, note: Any) -> None:
+        """Say this of the env in the step that is written next, if there is room."""
         nbytes = NOTE_BYTES + (len(note.encode()) if isinstance(note, str) else 0)
-        if note is not None and self._note_bytes + nbytes <= NOTES_BYTES_MAX:
+        if note is not None and self._at < self._end and self._note_bytes + nbytes <= NOTES_BYTES_MAX:
             self._note_bytes += nbytes
             self._notes.append((self._at, place, note))
 
     def _has_room(self) -> bool:
         """Whether there is a block to write into; if there is none, all episodes under way are dropped."""
         if self._block is not None:
-            if self._at < self._tape.shape.steps:
+            if self._at < self._end:
                 return True
             self._hand_over()  # which the line had no room for before
         self.read_answers()
-        if self._block is None and self._free and not self.counts["ended"]:
+        if self._block is None and self._free and self.records:
             self._number = self._free.pop()
-            self._block, self._at = self._tape.blocks[self._number], 0
+            self._block, self._at, self._end = self._tape.blocks[self._number], 0, self._tape.shape.steps
+            self._block.marks[:] = 0
+            self._followed, self._left = 0, len(self._free)
             self._due = time.monotonic() + HANDED_OVER_S
             self._tape.begin(self._number)
-            if len(self._free) < FEW:
-                self._shed()
-            elif len(self._free) >= MANY:
-                self._limit = min(len(self._marks), self._limit + 1)
             return True
-        if self._on_count:
-            self._limit = max(1, self._limit // 2)
-            self._drop(self._recorded())
+        if self.records:
+            self._miss_what_is_under_way()
         return False
-
-    def _shed(self) -> None:
-        """Drop the half of the episodes under way that began last, and let as many fewer begin."""
-        oldest = sorted(self._recorded(), key=lambda place: self._since[place])
-        self._limit = max(1, min(self._limit, len(oldest)) // 2)
-        if newest := oldest[self._limit :]:
-            self._drop(newest)
 
     # --- the other process --------------------------------------------------------------------------------------------
 
@@ -453,6 +437,7 @@ class EpisodeRecorder:
             "notes": [list(note) for note in self._notes],
             "close": close,
             "dropped": self.dropped,
+            "left": self._left,
         }
         self._tape.begin(None)  # before it is sent, because its steps would be read twice if this process were killed
         try:
@@ -460,13 +445,14 @@ class EpisodeRecorder:
         except OSError as error:
             if self._block is not None:
                 self._tape.begin(self._number)
-                self._tape.written(self._at)
+                self._tape.words[1] = self._at
             if not isinstance(error, BlockingIOError):  # else the line is full of notes, and the block is kept
                 self.read_answers()  # the last one says why the process has ended
                 if not self.closed:
                     self._lose(error)
         else:
-            self._block, self._notes, self._note_bytes = None, [], 0
+            self._follow_up()
+            self._block, self._at, self._end, self._notes, self._note_bytes = None, 0, 0, [], 0
 
     def read_answers(self, wait_s: float = 0.0) -> None:
         """Take all answers that are there, and the next one for up to ``wait_s``."""
@@ -482,6 +468,7 @@ class EpisodeRecorder:
                 self.counts = found["counts"]
                 if found["block"] is not None:
                     self._free.append(found["block"])
+                self.records = not (found["closed"] or self.counts["ended"])
                 if found["closed"]:
                     self.closed = True
                     return
@@ -493,7 +480,7 @@ class EpisodeRecorder:
 
     def _lose(self, error: OSError) -> None:
         """Go on without recording: the process that writes has ended."""
-        self.closed = True
+        self.records, self.closed = False, True
         self.counts = {**self.counts, "ended": self.counts["ended"] or f"{error}"}
 
 

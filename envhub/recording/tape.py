@@ -1,9 +1,9 @@
 """The tape: memory that the program writes steps into, and the process that records reads them from.
 
 It is divided into blocks of steps. A block belongs to the program until it is handed over, then to the other process
-until it is given back. A step of a block has a place for each env that is recorded. ``StepMark`` says what such a place
-holds. The words at the beginning say which block the program writes, and how many steps of it are complete: by them the
-other process reads the rest, if the program is killed.
+until it is given back. A step of a block has a place for each env that is recorded, which holds what the vector env
+returned, and a ``StepMark`` where that does not say everything. The words at the beginning say which block the program
+writes, and how many steps of it are complete: by them the other process reads the rest, if the program is killed.
 """
 
 from __future__ import annotations
@@ -12,38 +12,23 @@ import contextlib
 import mmap
 import os
 from dataclasses import asdict, dataclass
-from enum import IntFlag
 from typing import Any, Sequence
 
 import numpy as np
 
+from envhub.recording.marks import SAME_STEP
 from envhub.sealing import check_sealed, new_memory
 from envhub.values.leaf import Leaf
 
 ALIGN = 64
 HEADER_BYTES = 64
 BLOCKS = 8
+FEW, MANY = BLOCKS // 4, BLOCKS // 2  # free blocks
 STEPS_MAX = 1024  # of a block
 SIDE_MAX = 1 << 13  # pixels of a frame
 
 _NO_BLOCK = -1
 _MADV_POPULATE_WRITE = 23  # of linux/mman.h; Python has no name for it
-
-
-class StepMark(IntFlag):
-    """What one place of one step holds; nothing where it is 0."""
-
-    BEGIN = 1  # the observation is the first one of an episode
-    STEP = 2  # action, reward, flags and the observation after them
-    TERMINATED = 4  # the step is the last one of its episode, as its flags say
-    TRUNCATED = 8
-    FAILED = 16  # the env failed in this step, which is the last one
-    FINAL = 32  # the step's observation is in ``finals``; the one in ``observations`` belongs to the next episode
-    CUT = 64  # the episode ended before this step, without a last one: by a reset, or the end of the session
-    ABORT = 128  # the episode that was under way is not recorded after all
-
-
-LAST = StepMark.TERMINATED | StepMark.TRUNCATED | StepMark.FAILED
 
 
 @dataclass(frozen=True)
@@ -54,7 +39,7 @@ class TapeShape:
         places: the envs that are recorded.
         steps: of a block.
         observations, actions: the leaves of an observation and of an action, as ``Leaf.wire``.
-        finals: whether a step may have the last observation of one episode and the first one of another.
+        mode: the autoreset mode; in SAME_STEP there is room for the last observations of episodes in ``finals``.
         frame: the shape of a frame; empty if none are recorded.
         films: the envs that are filmed.
     """
@@ -63,7 +48,7 @@ class TapeShape:
     steps: int
     observations: list[Any]
     actions: list[Any]
-    finals: bool
+    mode: str
     frame: tuple[int, ...] = ()
     films: int = 0
 
@@ -86,9 +71,10 @@ class TapeShape:
         cell = (self.steps, self.places)
         observations, actions = self.leaves()
         found = [("observations", np.dtype(leaf.dtype), (*cell, *leaf.shape)) for leaf in observations]
-        if self.finals:
+        if self.mode == SAME_STEP:
             found += [("finals", np.dtype(leaf.dtype), (*cell, *leaf.shape)) for leaf in observations]
         found += [("actions", np.dtype(leaf.dtype), (*cell, *leaf.shape)) for leaf in actions]
+        found += [(name, np.dtype(bool), cell) for name in ("terminations", "truncations")]
         found += [("rewards", np.dtype(np.float64), cell), ("marks", np.dtype(np.uint8), cell)]
         if self.films:
             found.append(("frames", np.dtype(np.uint8), (self.steps, self.films, *self.frame)))
@@ -115,6 +101,7 @@ class Block:
 
     Attributes:
         observations, finals, actions: an array per leaf.
+        mark_bytes: the memory of ``marks``, which a step is written into more quickly.
     """
 
     def __init__(self, shape: TapeShape, memory: memoryview) -> None:
@@ -125,6 +112,8 @@ class Block:
         for name, dtype, dims in shape.arrays():
             size = dtype.itemsize * int(np.prod(dims))
             array = np.frombuffer(memory[at : at + size], dtype).reshape(dims)
+            if name == "marks":
+                self.mark_bytes = memory[at : at + size]
             at += _aligned(size)
             if name in ("observations", "finals", "actions"):
                 getattr(self, name).append(array)
@@ -132,12 +121,18 @@ class Block:
                 setattr(self, name, array)
 
     rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
     marks: np.ndarray
     frames: np.ndarray
 
 
 class Tape:
-    """The memory behind a descriptor, as blocks."""
+    """The memory behind a descriptor, as blocks.
+
+    Attributes:
+        words: the block that is written, and how many of its steps are complete.
+    """
 
     def __init__(self, shape: TapeShape, descriptor: int, writes: bool = False) -> None:
         """Map it; with ``writes`` its pages are taken at once.
@@ -153,23 +148,19 @@ class Tape:
             if writes:  # else a step takes ten times as long where it is the first to write into a page
                 self._map.madvise(_MADV_POPULATE_WRITE)
         memory = memoryview(self._map)
-        self._words = memory[:HEADER_BYTES].cast("q")
+        self.words = memory[:HEADER_BYTES].cast("q")
         size = shape.block_bytes()
         starts = range(HEADER_BYTES, HEADER_BYTES + BLOCKS * size, size)
         self.blocks = [Block(shape, memory[start : start + size]) for start in starts]
 
     def begin(self, block: int | None) -> None:
         """Say which block is written from now on; None for none."""
-        self._words[1] = 0
-        self._words[0] = _NO_BLOCK if block is None else block
-
-    def written(self, steps: int) -> None:
-        """Say that so many steps of that block are complete."""
-        self._words[1] = steps
+        self.words[1] = 0
+        self.words[0] = _NO_BLOCK if block is None else block
 
     def unfinished(self) -> tuple[int, int]:
         """The block that is being written, and its complete steps; 0 steps where there is none."""
-        block, steps = self._words[0], self._words[1]
+        block, steps = self.words[0], self.words[1]
         return (block, steps) if 0 <= block < BLOCKS and 0 <= steps <= self.shape.steps else (0, 0)
 
 

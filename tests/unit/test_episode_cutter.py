@@ -1,4 +1,4 @@
-"""Episodes are cut out of a tape's blocks as its marks say, across blocks, and with nothing of other episodes."""
+"""Episodes are cut out of a tape's blocks as their outcomes say, across blocks, with nothing of other episodes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envhub.recording.episodes import Episode, EpisodeCutter
-from envhub.recording.tape import BLOCKS, StepMark, Tape, TapeShape, new_tape, steps_of, tape_bytes
+from envhub.recording.episodes import Episode, EpisodeCutter, StepOutcome
+from envhub.recording.tape import BLOCKS, Tape, TapeShape, new_tape, steps_of, tape_bytes
 
 FLOAT = ["<f8", []]
 STEPS = 6
 
 
 def shape(places: int = 2) -> TapeShape:
-    return TapeShape(places, STEPS, [FLOAT], [FLOAT], finals=True)
+    return TapeShape(places, STEPS, [FLOAT], [FLOAT], mode="SameStep")
 
 
 @pytest.fixture
@@ -32,25 +32,24 @@ def cutter() -> EpisodeCutter:
     return EpisodeCutter(shape(), [4, 7], {}, lambda episode, frames: None)
 
 
-def cut(tape: Tape, cutter: EpisodeCutter, marks: list[list[int]], notes: Any = (), first: int = 0) -> list[Episode]:
-    """The episodes of a block with these marks by step and place; observations count steps, 100 more at each place."""
+def cut(tape: Tape, cutter: EpisodeCutter, outcomes: list[list[int]], notes: Any = (), first: int = 0) -> list[Episode]:
+    """Episodes of a block with these outcomes by step and place; observations count steps, 100 more at each place."""
     block = tape.blocks[0]
     count = np.arange(first, first + STEPS)[:, None] + 100 * np.arange(2)
     block.observations[0][:], block.finals[0][:], block.actions[0][:] = count, count + 0.5, -count
     block.rewards[:] = count / 10
-    block.marks[: len(marks)] = marks
-    return list(cutter.take(block, len(marks), dict(notes)))
+    return list(cutter.cut(block, np.array(outcomes, np.uint8), dict(notes)))
 
 
 def column(parts: list[Any]) -> list[float]:
     return [float(value) for value in np.concatenate(parts)]
 
 
-B, S, F, C, A = StepMark.BEGIN, StepMark.STEP, StepMark.FINAL, StepMark.CUT, StepMark.ABORT
+B, S, F, C, A = StepOutcome.BEGIN, StepOutcome.STEP, StepOutcome.FINAL, StepOutcome.CUT, StepOutcome.ABORT
 T, U, X = (
-    StepMark.STEP | StepMark.TERMINATED,
-    StepMark.STEP | StepMark.TRUNCATED,
-    StepMark.STEP | StepMark.TRUNCATED | StepMark.FAILED,
+    StepOutcome.STEP | StepOutcome.TERMINATED,
+    StepOutcome.STEP | StepOutcome.TRUNCATED,
+    StepOutcome.STEP | StepOutcome.TRUNCATED | StepOutcome.FAILED,
 )
 
 
@@ -93,7 +92,7 @@ def test_failures_have_what_was_said_of_them(tape: Tape) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_failed_episodes_are_the_same_where_no_others_are_cut_out(tape: Tape, seed: int) -> None:
-    """Marks as both autoreset modes have them; whatever an episode ends by, the next one begins with it or after it."""
+    """As both autoreset modes have them; whatever an episode ends by, the next one begins with it or after it."""
     chance, runs = random.Random(seed), [False, False]
     every, failing = cutter(), EpisodeCutter(shape(), [4, 7], {}, lambda episode, frames: None, failed_only=True)
     found: list[list[Any]] = [[], []]
@@ -102,11 +101,11 @@ def test_failed_episodes_are_the_same_where_no_others_are_cut_out(tape: Tape, se
         for step in range(STEPS):
             row = []
             for place, running in enumerate(runs):
-                mark = chance.choice([S, S, T, U, X, C, A, T | F, 0]) if running else StepMark(0)
+                mark = chance.choice([S, S, T, U, X, C, A, T | F, 0]) if running else StepOutcome(0)
                 if mark & C and chance.random() < 0.5:
                     notes[step, place] = f"exception: it raised in step {step}"
                 elif mark & (C | A) or not mark & S:
-                    mark |= chance.choice([B, StepMark(0)]) if mark or not running else StepMark(0)
+                    mark |= chance.choice([B, StepOutcome(0)]) if mark or not running else StepOutcome(0)
                 elif mark & F:
                     mark |= B
                 runs[place] = bool(mark & B or (running and mark in (0, S)))
@@ -126,17 +125,8 @@ def test_aborted_episodes_are_dropped_and_what_is_not_begun_is_none(tape: Tape) 
     assert one.drop_largest().env_id == 4 and [each.env_id for each in one.running] == [7]
 
 
-def test_mark_of_a_final_observation_is_nonsense_on_a_tape_without_any() -> None:
-    plain = TapeShape(1, STEPS, [FLOAT], [FLOAT], finals=False)
-    made, descriptor = new_tape(plain)
-    os.close(descriptor)
-    made.blocks[0].marks[:4, 0] = [B, S | F, F, T | F]
-    (found,) = EpisodeCutter(plain, [0], {}, lambda episode, frames: None).take(made.blocks[0], 4, {})
-    assert found.ended == "terminated" and found.steps == 2
-
-
 def test_blocks_share_the_memory_that_the_queue_may_have() -> None:
-    one = TapeShape(64, 1, [["|u1", [210, 160, 3]]], [["<i8", []]], finals=False)
+    one = TapeShape(64, 1, [["|u1", [210, 160, 3]]], [["<i8", []]], mode="NextStep")
     steps = steps_of(one, 1 << 29)
     whole = TapeShape(**{**vars(one), "steps": steps})
     assert steps > 1 and tape_bytes(whole) <= 1 << 29 < BLOCKS * (steps + 2) * one.block_bytes()
@@ -146,7 +136,7 @@ def test_blocks_share_the_memory_that_the_queue_may_have() -> None:
 def test_reader_finds_what_was_complete_when_the_writer_ended(tape: Tape) -> None:
     assert tape.unfinished() == (0, 0)
     tape.begin(3)
-    tape.written(5)
+    tape.words[1] = 5
     assert tape.unfinished() == (3, 5)
     tape.begin(None)
     assert tape.unfinished() == (0, 0)

@@ -137,7 +137,7 @@ def test_process_imports_nothing_of_the_folder_in_which_it_starts(
         assert handle.process.wait(60) == 0
 
 
-GIVEN = {"block": 0, "steps": 1, "notes": [], "dropped": 0, "close": False}
+GIVEN = {"block": 0, "steps": 1, "notes": [], "dropped": 0, "left": 7, "close": False}
 MALFORMED: list[Any] = [
     *(b"\xc1", {}, {"shape": 1}, {"shape": {"places": 1}}, {"shape": {**GIVEN, "frame": []}}),
     *({**GIVEN, "block": 8}, {**GIVEN, "block": -1}, {**GIVEN, "steps": 1 << 40}, {**GIVEN, "notes": [[0]]}),
@@ -237,7 +237,7 @@ def test_metadata_without_a_usable_rate_of_frames_has_the_usual_one(metadata: An
 def tape_shape(**changed: Any) -> TapeShape:
     observations, actions = ([leaf.wire() for leaf in spaces.leaves(space)] for space in SPACES)
     return TapeShape(
-        **{"places": 1, "steps": 1, "finals": False, "observations": observations, "actions": actions, **changed}
+        **{"places": 1, "steps": 1, "mode": "NextStep", "observations": observations, "actions": actions, **changed}
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from envhub.recording import process
 from envhub.recording.process import Line, RecorderProcess
+from envhub.recording.tape import BLOCKS
 from envhub.values import codec
 
 
@@ -36,7 +37,9 @@ class Taker(RecorderProcess):
     def _open_folder(self) -> None:
         """Nothing is written."""
 
-    def _take(self, line: Line, block: int, steps: int, notes: Mapping[tuple[int, int], Any]) -> None:
+    def _take(
+        self, line: Line, block: int, steps: int, notes: Mapping[tuple[int, int], Any], left: int = BLOCKS
+    ) -> None:
         self.taken.append(block)
 
 
@@ -49,7 +52,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def send(end: socket.socket, block: int, close: bool = False) -> None:
-    order = {"block": block, "steps": 1, "notes": [], "dropped": 0, "close": close}
+    order = {"block": block, "steps": 1, "notes": [], "dropped": 0, "left": 7, "close": close}
     end.send(codec.encode(order))
 
 

@@ -65,6 +65,7 @@ class RecordedVectorEnv(HubVectorEnv):
                 "versions": _versions(),
             }
             spaces_of_one = self.single_observation_space, self.single_action_space
+            self._are_flat = [*map(spaces.is_flat, spaces_of_one)]
             mode = self.autoreset_mode.value
             self._recorder = ProgramRecorder(
                 self._record, self.num_envs, spaces_of_one, mode, about, _spec(self), self.metadata
@@ -104,7 +105,7 @@ class RecordedVectorEnv(HubVectorEnv):
     def step_async(self, actions: Any) -> None:
         """As ``HubVectorEnv.step_async``."""
         super().step_async(actions)
-        self._recorder.acted(spaces.flatten(self.single_action_space, actions))
+        self._recorder.acted([actions] if self._are_flat[1] else spaces.flatten(self.single_action_space, actions))
 
     def step_wait(self, timeout: float | None = None) -> StepReturn:
         """As ``HubVectorEnv.step_wait``."""
@@ -120,10 +121,11 @@ class RecordedVectorEnv(HubVectorEnv):
         super().drop_pending()
 
     def _record_step(self, result: StepReturn) -> None:
-        observations, rewards, terminations, truncations, infos = result
-        leaves = spaces.flatten(self.single_observation_space, observations)
-        self._recorder.stepped(leaves, (rewards, terminations, truncations), infos)
-        self._record_frames()
+        observations, *flags, infos = result
+        leaves = [observations] if self._are_flat[0] else spaces.flatten(self.single_observation_space, observations)
+        self._recorder.stepped(leaves, flags, infos)
+        if self._record.film:
+            self._record_frames()
 
     def _record_frames(self) -> None:
         if due := self._recorder.frames_due:

@@ -107,12 +107,16 @@ class EpisodeCutter:
         """The episodes under way."""
         return [episode for episode in self._running if episode is not None]
 
-    def drop_largest(self) -> Episode:
-        """The episode under way that has the most bytes, which ends here as ``"dropped"``."""
-        place = max(
+    def drop_smallest(self) -> Episode:
+        """The episode under way that has the fewest bytes, which ends here as ``"dropped"``; no more are recorded.
+
+        Were it the largest, long episodes would be recorded more rarely than short ones.
+        """
+        place = min(
             (place for place, episode in enumerate(self._running) if episode is not None),
             key=lambda place: self._running[place].nbytes,  # type: ignore[union-attr]
         )
+        self._limit = max(1, self._count - 1)
         return self._end(place, "dropped")
 
     def take(

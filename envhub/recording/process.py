@@ -310,9 +310,9 @@ class RecorderProcess:
         assert line.tape is not None and line.cutter is not None
         self._keep(line.cutter.take(line.tape.blocks[block], steps, notes, left))
         while self._held_bytes() > self._setup["limits"]["held_bytes"]:
-            cutters = [each.cutter for each in self._lines.values() if each.cutter is not None]
-            largest = max(cutters, key=lambda cutter: max((each.nbytes for each in cutter.running), default=0))
-            self._keep([largest.drop_largest()])
+            cutters = [each.cutter for each in self._lines.values() if each.cutter is not None and each.cutter.running]
+            least = min(cutters, key=lambda cutter: min(each.nbytes for each in cutter.running))
+            self._keep([least.drop_smallest()])
 
     def _held_bytes(self) -> int:
         cutters = [line.cutter for line in self._lines.values() if line.cutter is not None]

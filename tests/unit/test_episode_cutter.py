@@ -122,7 +122,9 @@ def test_aborted_episodes_are_dropped_and_what_is_not_begun_is_none(tape: Tape) 
     found = cut(tape, one, [[B, S], [S, T], [A | B, 0], [T, 0]])
     assert [(each.ended, each.steps) for each in found] == [("dropped", 1), ("terminated", 1)]
     cut(tape, one, [[B, B], [S, 0]])
-    assert one.drop_largest().env_id == 4 and [each.env_id for each in one.running] == [7]
+    assert one.drop_smallest().env_id == 7 and [each.env_id for each in one.running] == [4]
+    (dropped,) = cut(tape, one, [[S, B], [S, S]])
+    assert (dropped.env_id, dropped.ended) == (7, "dropped")
 
 
 def test_blocks_share_the_memory_that_the_queue_may_have() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from envhub.errors import UnsupportedSpace
-from envhub.recording.folder import claim, recorded_in
+from envhub.recording.folder import ABOUT, claim, recorded_in, write_json
 from envhub.recording.options import RecordOptions
 from envhub.recording.recorder import EpisodeRecorder, Selection
 from envhub.recording.recorder_handle import RecorderHandle, missing_packages, setup_of, why_unrecordable
@@ -100,10 +101,13 @@ class ProgramRecorder(EpisodeRecorder):
         log.warning("nothing more is recorded in %s: %s", self._folder, self.counts["ended"])
 
     def _count_written(self) -> None:
-        """Count what the process that writes has written, but may not have told before it ended."""
+        """Count what the process that writes has written before it was ended, and write that beside the episodes."""
         with contextlib.suppress(OSError):  # it has not begun
             episodes, nbytes = recorded_in(self._folder)
             self.counts = {**self.counts, "episodes": episodes, "nbytes": nbytes}
+            about = json.loads((self._folder / ABOUT).read_text())
+            dropped = self.counts["dropped"] + self.dropped
+            write_json(self._folder / ABOUT, {**about, **self.counts, "dropped": dropped})
 
     def close(self) -> None:
         """Have everything written that is complete, and say what was not."""
@@ -122,8 +126,8 @@ class ProgramRecorder(EpisodeRecorder):
             if not self.opened:
                 self._folder.rmdir()  # nothing was reset, and nothing is in it
         if not told:
-            self._count_written()
             self.counts["ended"] = self.counts["ended"] or "its process has ended"
+            self._count_written()
         found = self.recorded
         level = logging.WARNING if found.dropped or found.ended else logging.INFO
         log.log(

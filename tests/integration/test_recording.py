@@ -219,6 +219,8 @@ def test_program_goes_on_when_the_process_that_records_is_killed(
     envs.close()
     assert not recorder.is_running()
     assert data_set(tmp_path).total_episodes == envs.recorded.episodes  # which is what was written before
+    about = json.loads((envs.recorded.folder / "recording.json").read_text())
+    assert (about["episodes"], about["ended"]) == (envs.recorded.episodes, envs.recorded.ended)
 
 
 KILLED_AFTER_WRITING = """

@@ -236,11 +236,12 @@ class EpisodeCutter:
         if place in self._films:
             self._on_frames(episode, block.frames[steps, self._films[place]])
 
-    def cut_all(self, failure: str = "") -> Iterator[Episode]:
-        """Every episode under way, which ends here, by this failure if there is one."""
+    def cut_all(self, failure: str = "", missing: bool = False) -> Iterator[Episode]:
+        """Every episode under way, which ends here, by this failure if there is one; dropped if steps are missing."""
+        how = "dropped" if missing else "failed" if failure else "cut"
         for place, episode in enumerate(self._running):
             if episode is not None:
-                yield self._end(place, "failed" if failure else "cut", failure)
+                yield self._end(place, how, failure)
 
     def _end(self, place: int, how: str, failure: str = "", outcome: int = 0) -> Episode:
         episode, self._running[place] = self._running[place], None

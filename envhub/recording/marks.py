@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # of ``AutoresetMode``, which older Gymnasium lacks
+NEXT_STEP, SAME_STEP = "NextStep", "SameStep"  # of ``AutoresetMode``, which older Gymnasium lacks
 
 
 class StepMark:
@@ -41,7 +41,7 @@ class Follower:
         self.expecting = np.zeros(places, bool)
 
     def follow(self, marks: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Whether with each of the next steps an episode begins, and whether it belongs to the one before.
+        """With which of the next steps an episode begins, and which of them belong to the episode that was under way.
 
         ``marks`` and ``ended``, whether a flag is set, have a row for each step; so have the results.
         """
@@ -59,7 +59,7 @@ class Follower:
         return begins & ~has(marks, StepMark.LAST), stepped
 
     def _follow_unmarked(self, ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As ``follow`` for one step without marks, with which the program has no time for more."""
+        """As ``follow`` for one step without marks, by fewer operations: the program may need it in each step."""
         resets = self.expecting[None]
         self.expecting = ended[0] if self._mode == NEXT_STEP else np.zeros_like(ended[0])
         begins: np.ndarray = resets | ended if self._mode == SAME_STEP else resets

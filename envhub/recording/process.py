@@ -301,7 +301,7 @@ class RecorderProcess:
         self._dropped += line.dropped
         if line.tape is not None and line.cutter is not None:
             self._take(line, *line.tape.unfinished(), notes={})  # which the other end, if killed, could not send
-            self._keep(line.cutter.cut_all(failure))
+            self._keep(line.cutter.cut_all(failure, missing=bool(line.tape.words[2])))
         line.socket.close()
 
     def _take(

@@ -105,6 +105,7 @@ class EpisodeRecorder:
         self._wanted = np.zeros(places, bool)  # the episodes under way that ``every`` chooses, if each step is followed
         self._no_flags = np.zeros(places), np.zeros(places, bool), np.zeros(places, bool)
         self._owed: bytearray | None = None  # marks for the next step that is written
+        self._failed_before: Sequence[int] = ()  # places whose envs failed in the step before
         self.frames_due: list[int] = []
         self._block: Block | None = None
         self._number, self._at, self._end, self._due = -1, 0, 0, 0.0  # steps of the block: written, and in all
@@ -159,6 +160,7 @@ class EpisodeRecorder:
         if not self.records:
             return
         self._has_room()
+        self._failed_before = ()
         marks = bytearray([StepMark.STILL]) * len(self._envs)
         for place in range(len(marks)) if mask is None else np.flatnonzero(self._of_chosen(mask)).tolist():
             marks[place] = StepMark.RESET
@@ -187,7 +189,8 @@ class EpisodeRecorder:
     ) -> None:
         """The step brought these observations, rewards, terminations and truncations, and infos, batched or by env.
 
-        Without ``moves`` every env moved, and those were reset whose episode had ended, where the mode is NEXT_STEP.
+        Without ``moves`` every env moved, and was reset where its autoreset mode says so: in NEXT_STEP after the end of
+        its episode, in SAME_STEP after a failure.
         The ``last`` step only ends episodes: those that begin with it belong to another recorder of these envs.
         """
         if not self.records:
@@ -201,6 +204,8 @@ class EpisodeRecorder:
         marks = None
         if infos or moves is not None or last or self._owed is not None:
             marks = self._marks(flags, infos, moves, last)
+        else:
+            self._failed_before = ()
         self._write(marks, flags, leaves)
 
     def failed(self, failed: Mapping[int, str]) -> None:
@@ -251,7 +256,9 @@ class EpisodeRecorder:
         failed = self._failed(infos) if infos else ()
         for place in failed:
             marks[place] |= StepMark.FAILED
-            self._note(place, _failure(infos, self._envs[place]))
+            if place not in self._failed_before:  # else there was no episode since
+                self._note(place, _failure(infos, self._envs[place]))
+        self._failed_before = failed
         if self._mode == SAME_STEP and infos:
             for place in np.flatnonzero(flags[1] | flags[2]).tolist():
                 if not marks[place] & (StepMark.FAILED | StepMark.RESET | StepMark.STILL):
@@ -306,13 +313,13 @@ class EpisodeRecorder:
             elif owed & StepMark.ABORT and not marks[place] & KNOWN:
                 marks[place] |= StepMark.STEPPED
             marks[place] |= owed
-        self._owed = None
         return marks
 
     def _miss_what_is_under_way(self) -> None:
         """Do not record the episodes under way after all."""
         self._follow_up()
         self._owe(range(len(self._envs)), StepMark.ABORT)
+        self._tape.words[2] = 1
         self._wanted[:] = False
 
     def _of_chosen(self, batch: np.ndarray) -> np.ndarray:
@@ -332,7 +339,7 @@ class EpisodeRecorder:
 
     def _follow(self, marks: np.ndarray, ended: np.ndarray) -> list[int]:
         """Mark those episodes that begin in this step and are not wanted; returns the places that show something."""
-        before = self._wanted & ~has(marks, StepMark.CUT | StepMark.ABORT)
+        before = self._wanted & ~has(marks, StepMark.CUT | StepMark.ABORT | StepMark.RESET)
         begins, stepped = (row[0] for row in self._follower.follow(marks[None], ended[None]))
         self._followed = self._at + 1
         ends = stepped & (ended | has(marks, StepMark.FAILED))
@@ -389,6 +396,9 @@ class EpisodeRecorder:
 
     def _complete_step(self) -> None:
         self._at = self._tape.words[1] = self._at + 1
+        if self._owed is not None:
+            self._owed = None
+            self._tape.words[2] = 0
         # Notes are not in the tape, and are lost if this process is killed. Where few blocks are free they wait.
         noted = self._notes and len(self._free) >= MANY
         if noted or self._at == self._end or time.monotonic() > self._due:
@@ -439,10 +449,15 @@ class EpisodeRecorder:
             "dropped": self.dropped,
             "left": self._left,
         }
-        self._tape.begin(None)  # before it is sent, because its steps would be read twice if this process were killed
+        self._follow_up()
+        kept = self._block, self._at, self._end, self._notes, self._note_bytes
         try:
+            # Before it is sent, because its steps would be read twice if this process were killed or interrupted.
+            self._tape.begin(None)
+            self._block, self._at, self._end, self._notes, self._note_bytes = None, 0, 0, [], 0
             self._line.send(codec.encode(order), 0 if close else socket.MSG_DONTWAIT)
         except OSError as error:
+            self._block, self._at, self._end, self._notes, self._note_bytes = kept
             if self._block is not None:
                 self._tape.begin(self._number)
                 self._tape.words[1] = self._at
@@ -450,9 +465,10 @@ class EpisodeRecorder:
                 self.read_answers()  # the last one says why the process has ended
                 if not self.closed:
                     self._lose(error)
-        else:
-            self._follow_up()
+        except BaseException:  # Ctrl-C: whether it was sent is not known
             self._block, self._at, self._end, self._notes, self._note_bytes = None, 0, 0, [], 0
+            self._miss_what_is_under_way()
+            raise
 
     def read_answers(self, wait_s: float = 0.0) -> None:
         """Take all answers that are there, and the next one for up to ``wait_s``."""

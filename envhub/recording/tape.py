@@ -3,7 +3,8 @@
 It is divided into blocks of steps. A block belongs to the program until it is handed over, then to the other process
 until it is given back. A step of a block has a place for each env that is recorded, which holds what the vector env
 returned, and a ``StepMark`` where that does not say everything. The words at the beginning say which block the program
-writes, and how many steps of it are complete: by them the other process reads the rest, if the program is killed.
+writes, and how many steps of it are complete: by them the other process reads the rest, if the program is killed. And
+they say whether there was no room for the steps that followed.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class Tape:
     """The memory behind a descriptor, as blocks.
 
     Attributes:
-        words: the block that is written, and how many of its steps are complete.
+        words: the block that is written, how many of its steps are complete, and whether steps after them are missing.
     """
 
     def __init__(self, shape: TapeShape, descriptor: int, writes: bool = False) -> None:

@@ -93,7 +93,7 @@ class RecordedVectorEnv(HubVectorEnv):
 
     def _record_reset(self, result: tuple[Any, Any]) -> None:
         frame: tuple[int, ...] = ()
-        if self._record.film:
+        if self._record.film and not self._recorder.opened:
             frame = np.shape(self.render([*self._record.film][:1])[0])
         reset = self._session.last_reset
         mask = np.array(reset.mask) if reset.mask else None

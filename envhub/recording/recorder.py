@@ -132,6 +132,7 @@ class EpisodeRecorder:
         shape = TapeShape(**{**vars(shape), "steps": steps_of(shape, self._queue_bytes)})
         self._tape, descriptor = new_tape(shape)
         self._whole = [leaf[0].nbytes <= WHOLE_STEP_BYTES for leaf in self._tape.blocks[0].observations]
+        self._all_whole = all(self._whole)
         self._follows = self._every > 1 or bool(self._films)
         self.records = self.opened = True
         rights = array.array("i", [descriptor]).tobytes()
@@ -376,7 +377,8 @@ class EpisodeRecorder:
         shown: Sequence[int] | None = None
         if marks is not None:
             block.mark_bytes[at * len(marks) : (at + 1) * len(marks)] = marks
-            shown = [place for place, mark in enumerate(marks) if not mark & StepMark.STILL]
+            if not self._all_whole:
+                shown = [place for place, mark in enumerate(marks) if not mark & StepMark.STILL]
         if self._follows:
             shown = self._follow(block.marks[at], flags[1] | flags[2])
         for column, leaf, whole in zip(block.observations, leaves, self._whole):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import random
 import select
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -183,14 +185,17 @@ def signalled_in_a_wait(number: int) -> Iterator[None]:
         sending.join()
 
 
-def _place(thread: int) -> tuple[int, int] | None:
-    """Where a thread is, if EnvHub was called there."""
-    frame = innermost = sys._current_frames()[thread]
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(_FOLDERS):
-            return id(innermost), innermost.f_lasti
-        frame = frame.f_back
-    return None
+def _place(thread: int) -> str | None:
+    """Where a thread is, as its stack says, if EnvHub was called there.
+
+    Frames of another thread, as ``sys._current_frames`` makes them, crash CPython 3.11 now and then.
+    """
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        stacks = file.read().split("\n\n")
+    (stack,) = (stack for stack in stacks if f"0x{thread:016x}" in stack.partition("\n")[0])
+    return stack if any(folder in stack for folder in _FOLDERS) else None
 
 
 def free_port() -> int:

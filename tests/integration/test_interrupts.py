@@ -386,3 +386,23 @@ def test_interrupted_close_can_be_repeated(error: type[BaseException]) -> None:
         envs.close()
     envs.close()
     assert wait_until(lambda: not any(map(psutil.pid_exists, pids)))
+
+
+def test_close_that_was_interrupted_when_its_sockets_were_closed_can_be_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    envhub.make_vec("CartPole-v1", 2).close()  # starts the private hub
+    before = len(os.listdir("/proc/self/fd"))
+    envs = envhub.make_vec("CartPole-v1", 2)
+    envs.reset()
+
+    def destroy(self: zmq.Context[Any], linger: int | None = None) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(zmq.Context, "destroy", destroy)
+        envs.close()
+    with pytest.raises(envhub.SessionClosed):
+        envs.call("render")
+    envs.close()
+    assert envs.closed and wait_until(lambda: len(os.listdir("/proc/self/fd")) == before)

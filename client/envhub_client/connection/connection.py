@@ -62,11 +62,15 @@ logger = logging.getLogger("envhub")
 
 
 class _User(_Lock):  # type: ignore[misc]
-    """A lock, held by the thread that uses a connection, which may nest its uses; another thread is refused."""
+    """A lock, held by the thread that uses a connection, which may nest its uses; another thread is refused.
 
-    def __init__(self, context: zmq.Context[Any], address: str) -> None:
+    Attributes:
+        closed: whether the connection is closed, or was begun to be: an interrupt may have left some of it open.
+    """
+
+    def __init__(self, address: str) -> None:
         super().__init__()  # for locks that are written in Python, as gevent's are
-        self._context = context
+        self.closed = False
         self._address = address
         self._pid = os.getpid()
         self._kept_alive = threading.Lock()  # held while the keep-alive thread is using the connection, for an instant
@@ -78,13 +82,13 @@ class _User(_Lock):  # type: ignore[misc]
             LocalProtocolError: the connection is closed.
             Forked: it belongs to the process that this one was forked from.
         """
-        if self._context.closed:
+        if self.closed:
             raise errors.LocalProtocolError(f"this connection to the hub at {self._address} is closed")
         if os.getpid() != self._pid:
             raise errors.Forked("this connection was made before a fork; connect again in the child")
 
     def __enter__(self) -> None:
-        if self._context.closed or os.getpid() != self._pid:
+        if self.closed or os.getpid() != self._pid:
             self.check()
         if not self.acquire(blocking=False):
             self.take()
@@ -169,7 +173,7 @@ class Connection:
         self._epoll: Any = None
         self.protocol = ClientProtocol(token, reconnect_timeout)
         self._context = zmq.Context()
-        self.in_use = _User(self._context, self.address)
+        self.in_use = _User(self.address)
         try:
             if hub_pidfd is not None:
                 self._pidfd = FileIO(os.dup(hub_pidfd))  # is closed also where an interrupt drops the connection
@@ -441,13 +445,17 @@ class Connection:
         if os.getpid() != self._pid or self._context.closed:
             return
         keepalive.keep_alive.drop(self)
-        with self.in_use:
+        self.in_use.take()
+        try:
+            self.in_use.closed = True
             for closer in self._closers:
                 closer()
             if self._pidfd is not None:
                 self._pidfd.close()
             self._close_sockets()
             self._context.destroy(linger=0)  # last: what an interrupt leaves open is closed at the next attempt
+        finally:
+            self.in_use.release()
         _UNCLOSED.pop(self._number, None)
 
     def __del__(self) -> None:

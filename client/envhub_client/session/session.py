@@ -391,7 +391,7 @@ class Session:
             SessionBusy: another request is pending, or envs are outstanding.
             SessionClosed: after ``close``.
         """
-        if self.closed:
+        if self.closed or self.connection.in_use.closed:
             raise self._closed_error()
         if self.state is not AsyncState.DEFAULT:
             name = str(self.state.value)
@@ -573,8 +573,9 @@ class Session:
         """
         try:
             self.connection.in_use.check()
-        except errors.LocalProtocolError:
-            return  # the session is the parent's, or an earlier attempt was interrupted when all was done
+        except errors.LocalProtocolError:  # it is the parent's, or an earlier attempt was interrupted near its end
+            self.connection.close()
+            return
         with self.connection.in_use:
             if isinstance(self.lane, RecoveringLane):
                 self.lane.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -10,41 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
+from tape_reader import TapeReader
 
-from envhub.recording.episodes import Episode, EpisodeCutter
 from envhub.recording.recorder import EpisodeRecorder, Moves, Selection
-from envhub.recording.tape import BLOCKS, Tape, TapeShape
-from envhub.values import codec
+from envhub.recording.tape import BLOCKS
 
 SPACES = Box(-9, 99999, (1,)), Discrete(2)
 NO = np.zeros(1, bool)
-
-
-class Reader:
-    """Reads what one env's recorder writes, as far as it is told to."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-        message, (descriptor,), *_ = socket.recv_fds(end, 1 << 17, 1)
-        self._tape = Tape(TapeShape.from_wire(codec.decode(message)["shape"]), descriptor)
-        os.close(descriptor)
-        self._cutter = EpisodeCutter(self._tape.shape, [0], {}, lambda *_: None)
-        self.episodes: list[Episode] = []
-        self.notes: list[Any] = []
-        end.setblocking(False)
-
-    def read(self) -> None:
-        """Take all blocks that have come, and give them back."""
-        while True:
-            try:
-                order = codec.decode(self._end.recv(1 << 17))
-            except BlockingIOError:
-                return
-            notes = {(step, place): note for step, place, note in order["notes"]}
-            self.notes += notes.values()
-            self.episodes += self._cutter.take(self._tape.blocks[order["block"]], order["steps"], notes, order["left"])
-            counts = {"episodes": 0, "nbytes": 0, "dropped": 0, "ended": ""}
-            self._end.send(codec.encode({"block": order["block"], "counts": counts, "closed": False}))
 
 
 @pytest.fixture
@@ -70,7 +41,7 @@ def step(recorder: EpisodeRecorder, number: int, ended: bool = False) -> None:
 def test_block_that_the_line_has_no_room_for_is_kept(ends: tuple[socket.socket, socket.socket]) -> None:
     ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # in fact a few messages
     recorder = recorder_of(ends[0])
-    reader = Reader(ends[1])
+    reader = TapeReader(ends[1])
     number = 0
     for _ in range(5):  # episodes of four steps, of which the line has room for some
         for at in range(40):
@@ -95,7 +66,7 @@ def test_seeds_are_handed_over_at_once_as_long_as_half_of_the_blocks_are_free(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     recorder = recorder_of(ends[0], queue_bytes=1 << 20)
-    reader = Reader(ends[1])
+    reader = TapeReader(ends[1])
     first, yes = [np.zeros((1, 1), np.float32)], np.ones(1, bool)
     recorder.reset(None, [1], first)
     for seed in range(2, 10):
@@ -133,7 +104,7 @@ def test_episode_that_fails_while_there_is_no_room_is_dropped_once(
     ends: tuple[socket.socket, socket.socket], how: str
 ) -> None:
     recorder = recorder_of(ends[0])  # each block has room for a step
-    reader = Reader(ends[1])
+    reader = TapeReader(ends[1])
     recorder.reset(None, None, [np.zeros((1, 1), np.float32)])
     for number in range(1, BLOCKS):
         step(recorder, number)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
 import socket
 from collections.abc import Iterator, Mapping
@@ -13,51 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
+from tape_reader import TapeReader
 
-from envhub.recording.episodes import Episode, EpisodeCutter
+from envhub.recording.episodes import Episode
 from envhub.recording.marks import NEXT_STEP, SAME_STEP, Follower, StepMark
 from envhub.recording.recorder import EpisodeRecorder, Moves, Selection
-from envhub.recording.tape import Tape, TapeShape
-from envhub.values import codec
 
 NUM_ENVS = 5
 DISABLED = "Disabled"
 SPACES = Box(-1, 1e6, (1,)), Discrete(1000)
 ENDED = {"terminated": (True, False), "truncated": (False, True), "failed": (False, True)}
 FAILURE = SimpleNamespace(cause="exception", message="it raised")
-
-
-class Reader:
-    """Cuts the episodes of all blocks out of the tape, once it is told to read."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-        message, (descriptor,), *_ = socket.recv_fds(end, 1 << 17, 1)
-        self._tape = Tape(TapeShape.from_wire(codec.decode(message)["shape"]), descriptor)
-        os.close(descriptor)
-        self._cutter = EpisodeCutter(self._tape.shape, [*range(self._tape.shape.places)], {}, lambda *_: None)
-        self.found: list[Episode] = []
-        end.setblocking(False)
-
-    def read(self) -> None:
-        """Take all blocks that have come, and give them back."""
-        while True:
-            try:
-                message = self._end.recv(1 << 17)
-            except BlockingIOError:
-                return
-            if not message:
-                return
-            order = codec.decode(message)
-            notes = {(step, place): note for step, place, note in order["notes"]}
-            self.found += self._cutter.take(self._tape.blocks[order["block"]], order["steps"], notes, order["left"])
-            counts = {"episodes": 0, "nbytes": 0, "dropped": 0, "ended": ""}
-            with contextlib.suppress(BrokenPipeError):  # to the last one
-                self._end.send(codec.encode({"block": order["block"], "counts": counts, "closed": False}))
-
-    def cut_all(self) -> None:
-        """The episodes under way end."""
-        self.found += self._cutter.cut_all(missing=bool(self._tape.words[2]))
 
 
 class Envs:
@@ -176,7 +140,7 @@ def test_episodes_are_those_that_the_envs_had(
     queue_bytes = 1 if reads < 1 else 1 << 14
     recorder = EpisodeRecorder(ends[0], selection, SPACES, mode, queue_bytes)
     recorder.open(wait_s=0.0)
-    envs, reader = Envs(recorder, mode, chance), Reader(ends[1])
+    envs, reader = Envs(recorder, mode, chance), TapeReader(ends[1])
     envs.reset(None)
     for _ in range(400):
         what = chance.random()
@@ -196,8 +160,8 @@ def test_episodes_are_those_that_the_envs_had(
     wanted = [each for had in envs.had for each in had[::every]]
     for each in wanted:
         each["ended"] = each["ended"] or "cut"
-    dropped = sum(each.ended == "dropped" for each in reader.found)
-    found = [told(each) for each in reader.found if each.ended != "dropped"]
+    dropped = sum(each.ended == "dropped" for each in reader.episodes)
+    found = [told(each) for each in reader.episodes if each.ended != "dropped"]
     by_first = {each["shown"][0]: each for each in wanted}
     for each in found:
         assert each == by_first[each["shown"][0]]
@@ -251,7 +215,7 @@ def test_ctrl_c_while_a_block_is_handed_over_records_no_step_twice(
 ) -> None:
     recorder = EpisodeRecorder(ends[0], Selection(NUM_ENVS, range(NUM_ENVS)), SPACES, NEXT_STEP, 1 << 14)
     recorder.open(wait_s=0.0)
-    envs, reader = Envs(recorder, NEXT_STEP, random.Random(0)), Reader(ends[1])
+    envs, reader = Envs(recorder, NEXT_STEP, random.Random(0)), TapeReader(ends[1])
 
     class Interrupted:
         """A line to the process in whose ``send`` Ctrl-C comes."""
@@ -279,7 +243,7 @@ def test_ctrl_c_while_a_block_is_handed_over_records_no_step_twice(
     recorder.close()
     reader.read()
     reader.cut_all()
-    found = [told(each) for each in reader.found if each.ended in ENDED]
+    found = [told(each) for each in reader.episodes if each.ended in ENDED]
     had = [each for episodes in envs.had for each in episodes]
     assert len(found) > 10 and all(each in had for each in found)
     assert len({each["shown"][0] for each in found}) == len(found)

@@ -108,9 +108,10 @@ class EpisodeCutter:
         return [episode for episode in self._running if episode is not None]
 
     def drop_smallest(self) -> Episode:
-        """The episode under way that has the fewest bytes, which ends here as ``"dropped"``; no more are recorded.
+        """The episode under way that has the fewest bytes, which ends here as ``"dropped"``.
 
-        Were it the largest, long episodes would be recorded more rarely than short ones.
+        From now on no more envs are recorded at a time than are left, until that grows as the class says. Were the
+        largest one dropped, long episodes would be recorded more rarely than short ones.
         """
         place = min(
             (place for place, episode in enumerate(self._running) if episode is not None),

@@ -18,7 +18,7 @@ class StepMark:
 
     RESET = 1  # the env was reset: the observation is the first one of an episode, and the flags mean nothing
     STEPPED = 2  # the env was stepped and not reset, even if its episode had ended
-    STILL = 4  # nothing happened to the env; with ``RESET``, and its next step without a mark is its reset
+    STILL = 4  # nothing happened to the env; with ``RESET`` as well, its next step without a mark is its reset
     FAILED = 8  # the env failed in this step, with which its episode ends
     CUT = 16  # the episode under way ended before this step, without a last one
     ABORT = 32  # steps are missing before this one, so that the episode under way is not recorded

@@ -69,10 +69,14 @@ class Spinner:
 
 
 def spin_us(processes: int, cpus: int, quota: bool) -> int:
-    """For how many microseconds to spin: ``processes`` counts workers and drivers, ``quota`` is that of a cgroup.
+    """For how many microseconds to spin; ``quota`` says whether a cgroup limits the CPU time.
 
-    No process spins where it would take the CPU of one that computes, where it would spend a cgroup's quota, or where a
-    weaker memory order than x86-64's forbids to read what a word guards without a system call.
+    ``processes`` are the workers of a session for one of them, and one more for their driver. A worker that spins keeps
+    its CPU from going idle while the driver computes. The driver may share that CPU: a process that slept gets it
+    before one that spun. A driver that spins takes CPU time from workers that compute, unless it has a CPU to itself.
+
+    No process spins where that would spend a cgroup's quota, or where a weaker memory order than x86-64's forbids to
+    read what a word guards without a system call.
 
     Raises:
         ValueError: ``ENVHUB_SPIN_US`` is no number of microseconds.

@@ -67,7 +67,7 @@ from envhub_server.session.instructions import (
     WindUp,
 )
 from envhub_server.session.state import TABLE, Driver, IllegalStimulus, LaneName, Phase, diagram
-from envhub_server.session.worker_count import WorkerCount
+from envhub_server.session.worker_count import Machine, WorkerCount
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import (
@@ -91,6 +91,7 @@ from sessions import (
 )
 
 from envhub.arena.layout import Layout, split_share
+from envhub.arena.spin import SPIN_US
 from envhub.protocol import messages
 from envhub.protocol.hub import FIRST_OPS
 from envhub.protocol.messages import (
@@ -365,6 +366,20 @@ def test_every_worker_is_told_to_build_its_block() -> None:
     assert (first.message.name, first.message.kwargs, first.message.entry) == ("CartPole-v1", b"k", "m:f")
     assert (first.message.modules, first.message.autoreset_mode) == (["mine"], "SameStep")
     assert session.phase is Phase.BUILDING and session.asked
+
+
+@pytest.mark.parametrize(
+    ("workers", "wanted_us", "worker_us", "driver_us"),
+    [(3, None, SPIN_US, SPIN_US), (4, None, SPIN_US, 0), (5, None, 0, 0), (5, 7, 7, 7), (3, 0, 0, 0)],
+)
+def test_who_spins_follows_from_the_numbers_of_workers_and_cpus(
+    workers: int, wanted_us: int | None, worker_us: int, driver_us: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envhub.arena.spin.HAS_FENCE", True)
+    sizing = WorkerCount(workers, "as the test wants it")
+    make = Make(8, "CartPole-v1", spin_us=wanted_us)
+    session = Session(make, RECIPE, sizing, INFO_BYTES, Machine((0, 1, 2, 3), 4), restarts())
+    assert (session.worker_spin_us, session.driver_spin_us) == (worker_us, driver_us)
 
 
 def test_only_workers_of_a_private_hub_may_unpickle() -> None:

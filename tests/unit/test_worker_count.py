@@ -36,8 +36,10 @@ def test_given_number_of_workers_is_used() -> None:
         (SIXTEEN, 16, ATARI, 16),
         # Cheap envs: as few as the driver has the least to do for, where there are CPUs enough.
         (TWO, 64, CARTPOLE, 2),
-        (TWO, 16, CARTPOLE, 1),
-        (TWO, 4, StepCost(60e-6, 0.0), 1),
+        (TWO, 16, CARTPOLE, 2),
+        (TWO, 4, CARTPOLE, 1),
+        (TWO, 4, StepCost(60e-6, 0.0), 2),
+        (TWO, 2, StepCost(80e-6, 0.0), 1),
         (TWO, 4, StepCost(150e-6, 0.0), 2),
         (TWO, 8, StepCost(48e-6, 0.0), 2),
         (SIXTEEN, 2, StepCost(1e-6, 0.0), 1),

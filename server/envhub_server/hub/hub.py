@@ -631,7 +631,7 @@ class Hub:
             return
         runtime.heard_ns = heard_ns
         if request.op == Op.STEP:
-            self._spinner = self._workers_spinner if runtime.state.spin_us else None
+            self._spinner = self._workers_spinner if runtime.state.driver_spin_us else None
             # Between two steps the workers need no CPU, however many they are.
             self._next_spinner = None if runtime.state.make.spin_us == 0 else self._client_spinner
         try:

@@ -590,7 +590,7 @@ class SessionRuntime:
         memory, side = self._memory, self._side
         assert memory is not None and side is not None
         self.ticket, self._side = b"", None
-        shared = messages.Shared(memory.arena.layout.info_bytes, len(self.state.workers), self.state.spin_us)
+        shared = messages.Shared(memory.arena.layout.info_bytes, len(self.state.workers), self.state.driver_spin_us)
         if not self._grant.share(side, shared, [memory.descriptor, *memory.bells]):
             self._report(stimuli.SideClosed(quiescent=True))
 

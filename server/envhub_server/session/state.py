@@ -242,7 +242,8 @@ class SessionState:
         driver: who posts rows.
         infos: infos of the request under way that were too large for the arena.
         sizing: how many workers it has, and why; None until that is decided.
-        spin_us: for how long its workers, and a client that drives them, spin before they park.
+        worker_spin_us: for how many microseconds each of its workers spins before it parks.
+        driver_spin_us: for how many its driver does.
         made: what the client is told of it, once it is made.
         history: the last stimuli, by their classes, for the log: what they carry may be large.
     """
@@ -270,7 +271,7 @@ class SessionState:
         self.driver = Driver.HUB
         self.infos: dict[int, bytes] = {}
         self.made: messages.Made | None = None
-        self.spin_us = 0
+        self.worker_spin_us = self.driver_spin_us = 0
         self.history: deque[type] = deque(maxlen=HISTORY_MAX)
         self._info_bytes = info_bytes
         self._machine = machine
@@ -460,8 +461,11 @@ class SessionState:
             else:
                 self.workers.append(WorkerState(rows, HangDetector(self.make.faults)))
         # Other sessions do not count: most are idle, and where they are not, spins are in vain and so become rare.
+        self.worker_spin_us, self.driver_spin_us = self._spin_us(count), self._spin_us(count + 1)
+
+    def _spin_us(self, processes: int) -> int:
         machine, wanted_us = self._machine, self.make.spin_us
-        self.spin_us = spin_us(count + 1, machine.cpus, machine.quota) if wanted_us is None else wanted_us
+        return spin_us(processes, machine.cpus, machine.quota) if wanted_us is None else wanted_us
 
     def _on_made(self, _: stimuli.SessionMade, now_s: float) -> Instructions:
         self._wait_for_all()
@@ -600,7 +604,7 @@ class SessionState:
             first.observation_spaces[0],
             first.action_space,
             self.make.observation_mode,
-            self.spin_us,
+            self.worker_spin_us,
         )
         self.phase = Phase.MAPPING
         self._wait_for_all()

@@ -102,6 +102,7 @@ class Arena:
         self._request_words, self._done_words = self.request.data, self.done.data
         self._op_bytes, self._request_bytes = (column.data.cast("B") for column in (self.op, self.request))
         self.info_length, self.info_template = self._view("info_length"), self._view("info_template")
+        self._length_words, self._template_words = self.info_length.data, self.info_template.data
         self.began_ns, self.ended_ns = self._view("began_ns"), self._view("ended_ns")
         self.results = self._view("results")
         self.rewards, self.terminations, self.truncations = split_results(self.results, layout.rows)
@@ -226,28 +227,39 @@ class Arena:
         mask: np.ndarray = (self.status == STATUS_RAISED) | (self.info_length > self.layout.info_bytes)
         return mask
 
-    def small_infos(self) -> list[tuple[int, memoryview]]:
-        """Row and encoded info of every row that left one in the arena; a larger one travels by the channel."""
-        if self.info_template.all():  # as mostly where envs have infos: all rows are in columns
-            return []
+    def info_form(self) -> tuple[int, int] | None:
+        """Template and length of every row's info, where all are in columns of one form, as mostly; else None."""
+        template, length = self._template_words[0], self._length_words[0]
+        if template <= 0 or not 0 < length <= self.layout.info_bytes:
+            return None
+        alike = (self.info_template, template), (self.info_length, length), (self.status, STATUS_INFO)
+        for column, word in alike:
+            if column.tobytes() != word.to_bytes(8, sys.byteorder) * self.layout.rows:
+                return None
+        return template, length
+
+    def all_infos(self) -> tuple[list[tuple[int, memoryview]], list[Rows]]:
+        """The infos of all rows that are in the arena: the encoded ones by row, and copies of those in columns."""
+        if (form := self.info_form()) is None:
+            return self._small_infos(), self.columns(self._all_rows)
+        template, nbytes = form
+        return [], [Rows(template, self._all_rows, self.infos[:, :nbytes].copy())]
+
+    def _small_infos(self) -> list[tuple[int, memoryview]]:
         lengths = self.info_length
         filled = ((lengths != 0) & (self.info_template == 0)).nonzero()[0]
         limit = self.layout.info_bytes
         return [(int(row), self.infos[row, : lengths[row]].data) for row in filled if 0 < lengths[row] <= limit]
 
-    def columns(self, rows: np.ndarray | None = None) -> list[Rows]:
-        """Copies of the infos in columns of these rows, or of all."""
-        templates = self.info_template if rows is None else self.info_template[rows]
-        kinds = set(templates.tolist())
+    def columns(self, rows: np.ndarray) -> list[Rows]:
+        """Copies of the infos in columns of these rows."""
+        templates = self.info_template[rows]
         found = []
-        for template in sorted(kinds - {0}):
-            whole = rows is None and len(kinds) == 1  # as mostly: all rows have infos of one form
-            where = self._all_rows if whole else np.flatnonzero(templates == template)
-            where = where if rows is None else rows[where]
+        for template in np.unique(templates).tolist():
+            where = rows[templates == template]
             nbytes = min(max(int(self.info_length[where[0]]), 0), self.layout.info_bytes)
             if template > 0 and nbytes:
-                data = self.infos[:, :nbytes].copy() if whole else self.infos[where, :nbytes]
-                found.append(Rows(template, where, data))
+                found.append(Rows(template, where, self.infos[where, :nbytes]))
         return found
 
     def close(self) -> None:

@@ -628,7 +628,7 @@ def test_end_of_the_worker_before_truncates_the_rows_that_have_not_reported_it()
         hub.tell(control.Serve(seeds=[1, 2, 3, 4], info=info))
         hub.step()
         assert hub.arena.truncations.tolist() == [True, False, True, False]
-        assert dict(hub.arena.small_infos()).keys() == {0, 2}
+        assert dict(hub.arena.all_infos()[0]).keys() == {0, 2}
         assert hub.arena.needs_reset.tolist() == [FRESH, 0, FRESH, 0]
 
 
@@ -661,7 +661,7 @@ def test_env_that_fails_is_truncated_and_made_again_where_wanted(policy: str, ac
         hub.step(GO_ON, action, GO_ON, GO_ON)
         assert hub.observed() == [[2, 1], [2, 0], [2, 1], [2, 1]]
         assert hub.arena.truncations.tolist() == [False, True, False, False]
-        ((row, blob),) = hub.arena.small_infos()
+        ((row, blob),) = hub.arena.all_infos()[0]
         failure = codec.decode(bytes(blob))["env_failure"]
         assert (row, failure["cause"], failure["restarts"]) == (1, cause, 0)
         (fault,) = hub.hear(control.Faulted)
@@ -670,7 +670,7 @@ def test_env_that_fails_is_truncated_and_made_again_where_wanted(policy: str, ac
         hub.step()
         assert made[-1].seeds == [reseeded(2, 1)] and hub.observed()[1] == [1, 0]
         hub.step(GO_ON, action, GO_ON, GO_ON)
-        ((_, blob),) = hub.arena.small_infos()
+        ((_, blob),) = hub.arena.all_infos()[0]
         assert codec.decode(bytes(blob))["env_failure"]["restarts"] == 1
 
 

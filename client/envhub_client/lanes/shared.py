@@ -200,10 +200,11 @@ class SharedLane:
             Exception: as an env raised it, which the hub holds, too.
         """
         arena = self._arena
-        rows = [(row, bytes(blob)) for row, blob in arena.small_infos()]
-        if left := np.flatnonzero(arena.said_by_channel()).tolist():
+        small, columns = arena.all_infos()
+        rows = [(row, bytes(blob)) for row, blob in small]
+        if arena.info_form() is None and (left := np.flatnonzero(arena.said_by_channel()).tolist()):
             rows = sorted([*rows, *self._ask_hub(left, deadline)])
-        return rows, self._wire.templates.read(arena.columns(), deadline)
+        return rows, self._wire.templates.read(columns, deadline)
 
     def _ask_hub(self, rows: list[int], deadline: Deadline | None) -> list[tuple[int, bytes]]:
         """The infos of these rows that the hub holds.

@@ -41,7 +41,7 @@ class Infos:
         infos = dict(self._maps)
         for template, rows, records in self._groups:
             infos.update(zip(rows.tolist(), template.infos(records), strict=True))
-        return dict(sorted(infos.items()))
+        return infos if len(self._groups) == 1 and not self._maps else dict(sorted(infos.items()))
 
     def batched(self, envs: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
         """All of them as one, laid out by ``envs._add_info``, or as if it had."""

@@ -259,7 +259,7 @@ class SessionRuntime:
         if self._request is not None and self._request.op is Op.STEP:
             self._passed_ns[2] = time.monotonic_ns()
         self._has_infos = memory.arena.noted()
-        if self._has_infos and memory.arena.said_by_channel().any():
+        if self._has_infos and memory.arena.info_form() is None and memory.arena.said_by_channel().any():
             self._pool.read()  # it was sent before the rows were done, so it is here by now
         self._events.append((self.number, ROWS_DONE))
 

@@ -130,8 +130,8 @@ class StepFrames:
             # A worker may have sent an info and then ended, so that the row's result is another.
             limit, lengths = arena.layout.info_bytes, arena.info_length
             large = [(row, info) for row, info in large_infos.items() if lengths[row] > limit]
-            blobs = sorted([*arena.small_infos(), *large], key=itemgetter(0)) if large else arena.small_infos()
-            frames += row_frames(blobs, arena.columns())
+            small, columns = arena.all_infos()
+            frames += row_frames(sorted([*small, *large], key=itemgetter(0)) if large else small, columns)
         return frames
 
     def rows(self, to_frames: ToFrames, rows: np.ndarray, infos: Sequence[Blob]) -> Frames:

@@ -31,7 +31,7 @@ from envhub_server.ipc.control import FirstBuilt
 ROW_S = 4e-6  # of a worker's CPU time, for each env
 WORKER_S = 30e-6  # of CPU time, for each worker: it is woken, finds its rows, tells that they are done, and parks
 DRIVER_S = 12e-6  # of the driver's CPU time, for each worker: to wake it, and to hear of it
-SHARED_CPU_S = 70e-6  # where the driver has no CPU of its own, on 2 CPUs: it parks, and its caches are cold then
+SHARED_CPU_S = 80e-6  # where the driver has no CPU of its own, on 2 CPUs: it parks, and its caches are cold then
 ABOUT_EQUAL = 1.05  # a batch that takes so many times as long is as good, if it needs fewer workers
 NOTABLY = 1.5  # a session's user is told where another number of workers would be so many times as fast
 SHARE = 0.5  # of the memory, descriptors and processes that are to be had, for one session that sizes itself

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -189,9 +192,16 @@ def test_summary_is_the_median_of_repeats_and_percentiles_of_all_steps() -> None
 
 def test_repeats_are_interleaved_and_every_way_steps_at_least_once() -> None:
     calls: list[str] = []
-    told: list[str] = []
-    found = interleave({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 0.0, 3, told.append)
+    ways = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
+
+    @contextlib.contextmanager
+    def noted(what: str, way: str) -> Iterator[None]:
+        calls.append(f"{what} {way}")
+        yield
+        calls.append("end")
+
+    found = interleave(ways, 0.0, 3, functools.partial(noted, "turn"), functools.partial(noted, "measured"))
     assert {way: len(repeats) for way, repeats in found.items()} == {"a": 3, "b": 3}
     # one warm-up and one timed step each time
-    assert calls == ["a", "a", "b", "b"] * 3
-    assert told == ["", "a", "", "b"] * 3
+    turns = [[f"turn {way}", way, f"measured {way}", way, "end", "end"] for way in "ab"]
+    assert calls == [*turns[0], *turns[1]] * 3

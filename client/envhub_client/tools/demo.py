@@ -51,7 +51,7 @@ def compare(hub: ServedHub) -> dict[str, tuple[Entrant, Summary]]:
             made = partial(envhub.make_vec, ENV, NUM_ENVS, hub=address)
             entrants[way] = stack.enter_context(vector_entrant(task, made))
         steps = {way: entrant.step for way, entrant in entrants.items()}
-        times = interleave(steps, SECONDS, REPEATS, after_each=lambda way: None)
+        times = interleave(steps, SECONDS, REPEATS)
     return {way: (entrant, summarize(entrant.env_steps, times[way])) for way, entrant in entrants.items()}
 
 

@@ -136,19 +136,17 @@ class Contest(contextlib.ExitStack):
     def run(self, seconds: float, repeats: int, after_each: Callable[[], object] = lambda: None) -> dict[str, Result]:
         """Time every way for ``seconds`` in each of ``repeats`` turns; results by way."""
         cpu_s: dict[str, float] = dict.fromkeys(self._entrants, 0.0)
-        before = 0.0
 
-        def account(way: str) -> None:
-            nonlocal before
-            own = time.process_time()  # read before and after the others', which takes time of its own
-            others = cpu_seconds_of_others()
-            if way:
-                cpu_s[way] += own + others - before
-                after_each()
-            before = time.process_time() + others
+        @contextlib.contextmanager
+        def measured(way: str) -> Iterator[None]:
+            # This process's own time is read last before it and first after it: to read the others' takes some of it.
+            before = cpu_seconds_of_others() + time.process_time()
+            yield
+            cpu_s[way] += time.process_time() + cpu_seconds_of_others() - before
+            after_each()
 
         steps = {way: entrant.step for way, entrant in self._entrants.items()}
-        times = interleave(steps, seconds, repeats, account, self._turn)
+        times = interleave(steps, seconds, repeats, self._turn, measured)
         return {way: self._result(way, found, cpu_s[way]) for way, found in times.items()}
 
     @contextlib.contextmanager

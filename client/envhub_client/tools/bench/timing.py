@@ -34,22 +34,21 @@ def interleave(
     ways: Mapping[str, Callable[[], object]],
     seconds: float,
     repeats: int,
-    after_each: Callable[[str], object],
     turn: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    measured: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> dict[str, list[np.ndarray]]:
     """Time every way in turn, ``repeats`` times over, each for ``seconds`` after a warm-up.
 
-    ``after_each`` is called before each measurement with an empty name, and after it with the way's; ``turn`` is
-    entered for both. Returns by name the seconds of every batched step, one array per repeat.
+    Each measurement is made within ``measured`` of the way's name, and with its warm-up within ``turn`` of it. Returns
+    by name the seconds of every batched step, one array per repeat.
     """
     found: dict[str, list[np.ndarray]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, step in ways.items():
             with turn(name):
                 step_times(step, WARM_UP * seconds)
-                after_each("")
-                found[name].append(step_times(step, seconds))
-                after_each(name)
+                with measured(name):
+                    found[name].append(step_times(step, seconds))
     return found
 
 

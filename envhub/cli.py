@@ -45,8 +45,8 @@ app = cyclopts.App(
     group_arguments=cyclopts.Group("Arguments", validator=_no_empty_path),
     group_parameters=cyclopts.Group("Parameters", validator=_no_empty_path),
 )
-console = Console()
-errors = Console(stderr=True)
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
 keys_app = cyclopts.App(name="keys", help="The keys that a hub admits.")
 app.command(keys_app)
 app.register_install_completion_command()
@@ -90,14 +90,14 @@ def serve(
 
     def ready(hub: Hub) -> None:
         for address in hub.addresses:
-            console.print(f"listening on {address}", highlight=False, soft_wrap=True)
+            console.print(f"listening on {address}", soft_wrap=True)
         first = re.sub(r"//(0\.0\.0\.0|\[::\]):", "//HOST:", hub.addresses[0])
         if hub.config.keys is not None and first.startswith("tcp"):
             first = "HOST"
-            console.print("clients with a key, see `envhub keys add`, run `envhub login` once", highlight=False)
+            console.print("clients with a key, see `envhub keys add`, run `envhub login` once")
         name = hub.config.registry().example() or "ENV"
         hint = f'connect with: envhub.make_vec("{name}", num_envs=64, hub="{first}")'
-        console.print(hint, highlight=False, soft_wrap=True)
+        console.print(hint, soft_wrap=True)
         if hub.config.allow_factories:
             errors.print(
                 "[bold red]factories:[/] workers run code of its own user and of keys that may deploy", soft_wrap=True
@@ -140,9 +140,9 @@ def health(address: str | None = None, *, timeout: float = 5.0) -> None:
     text = f"{found['sessions']} sessions, up for {found['uptime_s']:.0f} s"
     if (lag_s := found.get("loop_lag_s", 0.0)) >= SLOW_S:
         text += f", busy for up to {lag_s:.1f} s at a time"
-    console.print(f"{found['status']}: {text}", markup=False, highlight=False)
+    console.print(f"{found['status']}: {text}", markup=False)
     for name, why in found.get("unready", {}).items():
-        console.print(f"unready: {name}: {why}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"unready: {name}: {why}", markup=False, soft_wrap=True)
     sys.exit(0 if found["status"] == "ok" else EXIT_FAILED)
 
 
@@ -289,7 +289,7 @@ def login(name: str | None = None) -> None:
         else:
             console.print("the hub answers")
         known_hubs.keep(name, address)
-        console.print(f'kept: hub="{name}"', highlight=False)
+        console.print(f'kept: hub="{name}"')
 
 
 @app.command
@@ -307,7 +307,7 @@ def ls() -> None:
                 state = client.health()["status"]
         except EnvHubError as error:
             state = str(error)
-        console.print(f"{name}: {state}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{name}: {state}", markup=False, soft_wrap=True)
 
 
 @app.command
@@ -413,7 +413,7 @@ def record(
                     folder.rmdir()
             raise
     text = f"{found.episodes} episodes, {found.nbytes / 1e6:.1f} MB, in {found.folder}; {found.dropped} were dropped"
-    console.print(text, highlight=False, soft_wrap=True)
+    console.print(text, soft_wrap=True)
 
 
 @app.command
@@ -532,7 +532,7 @@ def replays(folder: Path | None = None) -> None:
             text = found.failure["message"] if not found.calls().cut else f"{found.failure['message']} (cut)"
         except ReplayError as error:
             text = str(error)
-        console.print(printable(f"{path.stem}: {text}"), markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(f"{path.stem}: {text}"), markup=False, soft_wrap=True)
 
 
 @app.command
@@ -573,14 +573,14 @@ def replay(
         _end("replay", f"--until counts from 0, got {until}", EXIT_USAGE)
     path = file if file.exists() else _replay_folder(None) / f"{file.name.removesuffix(SUFFIX)}{SUFFIX}"
     try:
-        errors.print(announced(path), markup=False, highlight=False, soft_wrap=True)
+        errors.print(announced(path), markup=False, soft_wrap=True)
         if not trust and not is_own(path, default_path(os.environ)):
             _end("replay", f"{path} is not run, for it is no file of yours in the folder of your hubs; --trust runs it")
         with _film_into(video) as show:
             verdict = run(path, until, pdb, show)
     except ReplayError as error:
         _end("replay", error)
-    console.print(printable(verdict.text), markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(verdict.text), markup=False, soft_wrap=True)
     sys.exit(0 if verdict.alike else EXIT_FAILED)
 
 
@@ -621,7 +621,7 @@ def _replay_folder(folder: Path | None) -> Path:
 
 
 def _end(command: str, why: object, status: int = EXIT_USAGE) -> NoReturn:
-    errors.print(f"envhub {command}: {why}", markup=False, highlight=False, soft_wrap=True)
+    errors.print(f"envhub {command}: {why}", markup=False, soft_wrap=True)
     sys.exit(status)
 
 

@@ -33,11 +33,11 @@ def run(console: Console) -> None:
         SystemExit: with status 1, where nothing was learned.
     """
     with served_hub(ENV) as hub:
-        console.print(f"a hub serves {ENV} at {hub.tcp} and {hub.ipc}", highlight=False, soft_wrap=True)
-        console.print(f"learning with {NUM_ENVS} envs over tcp:", highlight=False)
+        console.print(f"a hub serves {ENV} at {hub.tcp} and {hub.ipc}", soft_wrap=True)
+        console.print(f"learning with {NUM_ENVS} envs over tcp:")
         if cem_cartpole.learn(hub.tcp, SEED, console) <= cem_cartpole.SOLVED:
             sys.exit(1)
-        console.print("stepping over tcp, over ipc, and by AsyncVectorEnv, in turn:", highlight=False)
+        console.print("stepping over tcp, over ipc, and by AsyncVectorEnv, in turn:")
         results = compare(hub)
     console.print(table(results))
 

@@ -38,14 +38,14 @@ def run(console: Console, errors: Console, address: str | None, patterns: Sequen
         names = [name for name in offered if any(fnmatchcase(name, pattern) for pattern in patterns or ("*",))]
         if len(names) > SPACES_MAX:
             for name in names:
-                console.print(name, markup=False, highlight=False, soft_wrap=True)
+                console.print(name, markup=False, soft_wrap=True)
             text = f"{len(names)} envs; of at most {SPACES_MAX} the spaces are listed, too: name them, or a pattern"
-            errors.print(text, markup=False, highlight=False, soft_wrap=True)
+            errors.print(text, markup=False, soft_wrap=True)
             return True
         _print(console, [(name, *_spaces(client, name, timeout)) for name in names])
     if not names:
         text = f"of its {len(offered)} envs none matches {' or '.join(patterns)}" if offered else "it offers no env"
-        errors.print(text, markup=False, highlight=False, soft_wrap=True)
+        errors.print(text, markup=False, soft_wrap=True)
     return bool(names)
 
 

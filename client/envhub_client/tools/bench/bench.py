@@ -57,7 +57,7 @@ def run(
         Exception: what Gymnasium raises for an env it cannot make.
     """
     machine = machine_line(os.getloadavg())  # before the bench itself is the load
-    aside = Console(stderr=True) if as_json else console
+    aside = Console(stderr=True, highlight=False) if as_json else console
     with served_hub(*map(offered, envs)) as hub, _progress_bar(aside) as progress:
         results: dict[str, list[dict[str, Result]]] = {}
         failures: list[str] = []
@@ -67,18 +67,16 @@ def run(
             failures += [f"{rival} with {sized(size)} of {env}: {why}" for rival, why in failed.items()]
     if picture:
         draw(picture, results, f"{repeats} repeats of {seconds:g} s on {machine}")
-    if as_json:
-        for env, by_size in results.items():
+    for env, by_size in results.items():
+        if as_json:
             for record in records(env, by_size):
                 console.print_json(json.dumps({**record, "machine": machine}), indent=None)
-    else:
-        for env, by_size in results.items():
+        else:
             console.print(table(f"{env}, {repeats} interleaved repeats of {seconds:g} s", by_size), "", sep="\n")
     for failure in failures:
-        aside.print(failure, markup=False, highlight=False, soft_wrap=True)
+        aside.print(failure, markup=False, soft_wrap=True)
     if not as_json:
-        console.print(EXPLANATION, highlight=False)
-        console.print(machine, highlight=False)
+        console.print(EXPLANATION, machine, sep="\n")
 
 
 def run_budget(console: Console, envs: Sequence[str], sizes: list[int]) -> None:
@@ -97,8 +95,8 @@ def run_budget(console: Console, envs: Sequence[str], sizes: list[int]) -> None:
                     found[way] = budget(envs_of_way)
             console.print(budget_table(env, size, found))
     for hop, meaning in MEANINGS.items():
-        console.print(f"{hop}: {meaning}", highlight=False)
-    console.print(machine_line(os.getloadavg()), highlight=False)
+        console.print(f"{hop}: {meaning}")
+    console.print(machine_line(os.getloadavg()))
 
 
 def records(env: str, results: Sequence[Mapping[str, Result]]) -> Iterator[dict[str, Any]]:

@@ -33,7 +33,7 @@ from envhub.values.actions import pack
 from envhub.vector_errors import SessionBusy
 from envhub_client.batch import Batch
 from envhub_client.envs.arguments import checked_env_ids, options_of, seeds_of, split_mask
-from envhub_client.frames import hide_frames, hiding_frames
+from envhub_client.frames import hiding_frames
 from envhub_client.observer import Seen, seen
 from envhub_client.results.observations import Observations
 from envhub_client.results.rendered import NOT_RESET, Frames
@@ -373,6 +373,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             raise SpaceMismatch("a part of a batch takes actions of numbers in arrays only; no env has moved")
         self._session.begin_rows(rows, codes, arrays)
 
+    @hiding_frames
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> PartReturn:
         """Wait for some of the envs that are under way, and take every one that is done.
 
@@ -390,19 +391,12 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             NothingPending: no env is under way.
             Exception: what an env raised; it is not under way any more, the others are.
         """
-        try:
-            return self._recv(min_envs, timeout, by_env=False)
-        except Exception as error:
-            hide_frames(error)
-            raise
+        return self._recv(min_envs, timeout, by_env=False)
 
+    @hiding_frames
     def recv_each(self, min_envs: int | None = None, timeout: float | None = None) -> PartReturn:
         """As ``recv``, but with the infos as each env gave them, by env; an empty one may be left out."""
-        try:
-            return self._recv(min_envs, timeout, by_env=True)
-        except Exception as error:
-            hide_frames(error)
-            raise
+        return self._recv(min_envs, timeout, by_env=True)
 
     def _recv(self, min_envs: int | None, timeout: float | None, by_env: bool) -> PartReturn:
         if self._session.state is AsyncState.WAITING_RESET:
@@ -568,8 +562,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
                 "and calls no such method; use a public name, or a private hub (hub=None)"
             )
 
-    def _called_at_once(self, call: Call, wanted: Sequence[int] = ()) -> tuple[Any, ...]:
-        """The results of the wanted envs, or of all; errors as for ``_results``, and what an env raised."""
+    def _called_at_once(self, call: Call, wanted: Sequence[int]) -> tuple[Any, ...]:
+        """The results of the wanted envs, or of all without any; errors as for ``_results``, and what an env raised."""
         wanted = wanted or range(self.num_envs)
         while True:
             try:

@@ -548,7 +548,7 @@ class Session:
         make = self._make
         if self.allow_pickle or isinstance(make, Attach) or not make.name or make.kwargs_each or make.wrappers:
             return None
-        return make.name, codec.decode(make.kwargs) if make.kwargs else {}
+        return make.name, self._asked
 
     def detach(self) -> None:
         """Leave the session to another process, see ``HubVectorEnv.detach``."""

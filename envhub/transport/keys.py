@@ -6,7 +6,6 @@ A key has 32 bytes. As text it is base64 with ``-`` and ``_``, without padding: 
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import secrets
 import stat
@@ -41,7 +40,7 @@ def key_of(text: str, keys: int = 1) -> bytes:
     """
     try:
         found = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         found = b""
     if len(found) != keys * KEY_BYTES:
         raise KeysError(f"this is no key: {keys * KEY_BYTES} bytes of base64 are wanted, see that all was copied")

@@ -28,8 +28,6 @@ from envhub.values import spaces
 STAGING = ".unfinished"
 FILMS = "films"
 ABOUT = "recording.json"
-
-
 BEGINS = "recording-v"  # the names of recordings, before their numbers
 
 
@@ -69,8 +67,12 @@ def recorded_in(folder: Path) -> tuple[int, int]:
     data = folder / "data"
     episodes = int(json.loads((data / "metadata.json").read_text())["total_episodes"])
     files = [file for number in range(episodes) for file in (data / str(number)).iterdir()]
-    films = [folder / FILMS / f"episode-{number:06}.mp4" for number in range(episodes)]
+    films = [_film_of(folder, number) for number in range(episodes)]
     return episodes, sum(file.stat().st_size for file in [*files, *films] if file.exists())
+
+
+def _film_of(folder: Path, number: int) -> Path:
+    return folder / FILMS / f"episode-{number:06}.mp4"
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -147,16 +149,13 @@ class RecordingFolder:
         if not episodes:
             return
         data = self.path / "data"
-        moves = []
-        for number, episode in enumerate(episodes, self.episodes):
-            staged = self._stage(number, episode)
-            moves += [(file, self.path / FILMS / f"episode-{number:06}.mp4") for file in staged if file.suffix]
-            moves += [(file, data / str(number)) for file in staged if not file.suffix]
+        numbered = enumerate(episodes, self.episodes)
+        moves = [move for number, episode in numbered for move in self._stage(number, episode)]
         sync_filesystem(self._staging)
-        for staged_at, place in moves:
+        for staged, place in moves:
             if place.is_dir():  # of a process that ended before it could count it
                 shutil.rmtree(place)
-            staged_at.rename(place)
+            staged.rename(place)
         sync_filesystem(data)
         self.episodes += len(episodes)
         self._steps += sum(episode.steps for episode in episodes)
@@ -167,8 +166,8 @@ class RecordingFolder:
         }
         write_json(data / "metadata.json", {**self._metadata, **totals})
 
-    def _stage(self, number: int, episode: Episode) -> list[Path]:
-        """Write an episode under its hidden name; returns its folder, and the file of its film, if it has one."""
+    def _stage(self, number: int, episode: Episode) -> list[tuple[Path, Path]]:
+        """Write an episode under hidden names; returns its film, if it has one, and its folder, with their places."""
         terminations, truncations = episode.terminations_and_truncations()
         buffer = self._buffer(
             id=number,
@@ -181,11 +180,11 @@ class RecordingFolder:
         )
         self._storage.about = {"env_id": episode.env_id, "ended": episode.ended, "failure": episode.failure}
         self._storage.update_episodes([buffer])
-        written = [self._staging / "episodes" / str(number)]
-        if episode.film is not None:
-            written.append(episode.film.finish())
-        self.nbytes += sum(file.stat().st_size for file in (*written[0].iterdir(), *written[1:]))
-        return written
+        folder = self._staging / "episodes" / str(number)
+        films = [] if episode.film is None else [episode.film.finish()]
+        self.nbytes += sum(file.stat().st_size for file in (*films, *folder.iterdir()))
+        moves = [(film, _film_of(self.path, number)) for film in films]
+        return [*moves, (folder, self.path / "data" / str(number))]
 
     def film(self, name: str) -> Film:
         """A film of an episode that has just begun."""

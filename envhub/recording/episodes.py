@@ -113,10 +113,7 @@ class EpisodeCutter:
         From now on no more envs are recorded at a time than are left, until that grows as the class says. Were the
         largest one dropped, long episodes would be recorded more rarely than short ones.
         """
-        place = min(
-            (place for place, episode in enumerate(self._running) if episode is not None),
-            key=lambda place: self._running[place].nbytes,  # type: ignore[union-attr]
-        )
+        _, place = min((episode.nbytes, place) for place, episode in enumerate(self._running) if episode is not None)
         self._limit = max(1, self._count - 1)
         return self._end(place, "dropped")
 

@@ -310,13 +310,15 @@ class RecorderProcess:
         assert line.tape is not None and line.cutter is not None
         self._keep(line.cutter.take(line.tape.blocks[block], steps, notes, left))
         while self._held_bytes() > self._setup["limits"]["held_bytes"]:
-            cutters = [each.cutter for each in self._lines.values() if each.cutter is not None and each.cutter.running]
-            least = min(cutters, key=lambda cutter: min(each.nbytes for each in cutter.running))
+            running = [cutter for cutter in self._cutters() if cutter.running]
+            least = min(running, key=lambda cutter: min(each.nbytes for each in cutter.running))
             self._keep([least.drop_smallest()])
 
+    def _cutters(self) -> list[EpisodeCutter]:
+        return [line.cutter for line in self._lines.values() if line.cutter is not None]
+
     def _held_bytes(self) -> int:
-        cutters = [line.cutter for line in self._lines.values() if line.cutter is not None]
-        return sum(episode.nbytes for cutter in cutters for episode in cutter.running)
+        return sum(episode.nbytes for cutter in self._cutters() for episode in cutter.running)
 
     # --- the folder ---------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import time
+from dataclasses import replace
 from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -129,7 +130,7 @@ class EpisodeRecorder:
             log.warning("nothing is filmed: frames are to be (height, width, 3), and these are %s", frame)
             self._films, frame = [], ()
         shape = TapeShape(len(self._envs), 1, observations, actions, self._mode, frame, len(self._films))
-        shape = TapeShape(**{**vars(shape), "steps": steps_of(shape, self._queue_bytes)})
+        shape = replace(shape, steps=steps_of(shape, self._queue_bytes))
         self._tape, descriptor = new_tape(shape)
         self._whole = [leaf[0].nbytes <= WHOLE_STEP_BYTES for leaf in self._tape.blocks[0].observations]
         self._all_whole = all(self._whole)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Sequence
 
 import numpy as np
@@ -93,7 +93,7 @@ def is_frame(shape: Sequence[int]) -> bool:
 
 def steps_of(shape: TapeShape, queue_bytes: int) -> int:
     """How many steps each of the blocks has if all have ``queue_bytes``; at least one."""
-    one = TapeShape(**{**asdict(shape), "steps": 1}).block_bytes()
+    one = replace(shape, steps=1).block_bytes()
     return max(1, min(STEPS_MAX, queue_bytes // BLOCKS // one))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,7 @@ def test_aborted_episodes_are_dropped_and_what_is_not_begun_is_none(tape: Tape) 
 def test_blocks_share_the_memory_that_the_queue_may_have() -> None:
     one = TapeShape(64, 1, [["|u1", [210, 160, 3]]], [["<i8", []]], mode="NextStep")
     steps = steps_of(one, 1 << 29)
-    whole = TapeShape(**{**vars(one), "steps": steps})
+    whole = replace(one, steps=steps)
     assert steps > 1 and tape_bytes(whole) <= 1 << 29 < BLOCKS * (steps + 2) * one.block_bytes()
     assert steps_of(one, 1) == 1 and TapeShape.from_wire(whole.wire()) == whole
 

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 
 from envhub_client.tools.bench.entrant import SEED, Entrant, Task, cycled
-from envhub_client.tools.bench.peer import end_with_stdin, peer
+from envhub_client.tools.bench.peer import announce, peer
 from envhub_client.tools.bench.workloads import factory
 
 ACTION, OBSERVATION, REWARD = 1, 1, 2  # the numbers that the server gives them
@@ -73,8 +73,7 @@ def serve(env: str, num_envs: int) -> None:
     _module("dm_env_rpc_pb2_grpc").add_EnvironmentServicer_to_server(_Servicer(env), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    end_with_stdin()
-    print(f"127.0.0.1:{port}", flush=True)
+    announce(f"127.0.0.1:{port}")
     server.wait_for_termination()
 
 

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from envhub_client.tools.bench.peer import end_with_stdin, peer
+from envhub_client.tools.bench.peer import announce, peer
 
 # On the way; then the sender waits, and takes no CPU from the way that is measured meanwhile.
 QUEUE_MESSAGES_MAX = 4
@@ -58,7 +58,8 @@ def answer(reply_bytes: int) -> None:
     """Be the ROUTER: print its address, then answer every request, until stdin ends."""
     reply = bytes(reply_bytes)
     with _socket("ROUTER") as router:
-        _announce(router)
+        router.bind("tcp://127.0.0.1:*")
+        announce(router.last_endpoint.decode())
         while True:
             peer, _ = router.recv_multipart(copy=False)
             router.send_multipart([peer, reply], copy=False)
@@ -69,12 +70,7 @@ def pour(message_bytes: int) -> None:
     message = bytes(message_bytes)
     with _socket("PUSH") as push:
         push.sndhwm, push.sndbuf = QUEUE_MESSAGES_MAX, buffer_bytes(message_bytes)
-        _announce(push)
+        push.bind("tcp://127.0.0.1:*")
+        announce(push.last_endpoint.decode())
         while True:
             push.send(message, copy=False)
-
-
-def _announce(socket: Any) -> None:
-    end_with_stdin()
-    socket.bind("tcp://127.0.0.1:*")
-    print(socket.last_endpoint.decode(), flush=True)

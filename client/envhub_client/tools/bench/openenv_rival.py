@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from envhub_client.tools.bench.entrant import SEED, Entrant, Task, cycled
-from envhub_client.tools.bench.peer import end_with_stdin, peer
+from envhub_client.tools.bench.peer import announce, peer
 from envhub_client.tools.bench.workloads import factory
 
 
@@ -61,8 +61,7 @@ def serve(env: str, num_envs: int) -> None:
     app = http_server.create_fastapi_app(hosted, action, observation, max_concurrent_envs=num_envs)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     with socket.create_server(("127.0.0.1", 0), backlog=num_envs) as listener:
-        end_with_stdin()
-        print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+        announce(f"http://127.0.0.1:{listener.getsockname()[1]}")
         server.run([listener])
 
 

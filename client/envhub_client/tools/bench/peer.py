@@ -20,7 +20,7 @@ STOP_TIMEOUT_S = 5.0
 def peer(module: str, role: str, *arguments: object) -> Iterator[str]:
     """The address that the function ``role`` of this module prints, in a process of its own, which ends with the block.
 
-    The function calls ``end_with_stdin``, and then serves without end; the ``repr`` of its arguments must say all.
+    The function calls ``announce``, and then serves without end; the ``repr`` of its arguments must say all.
 
     Raises:
         HubUnreachable: it printed none; the message holds the last line that it wrote to stderr.
@@ -59,10 +59,11 @@ def stop(process: subprocess.Popen[Any], timeout: float) -> None:
         process.wait()
 
 
-def end_with_stdin() -> None:
-    """End this process as soon as its stdin does, which is when the program that started it is gone."""
+def announce(address: str) -> None:
+    """Print the address of this process, and end it as soon as its stdin ends: the program that started it is gone."""
     # A thread and not a poller, which every message would pay for.
     threading.Thread(target=_exit_with_stdin, daemon=True).start()
+    print(address, flush=True)
 
 
 def _exit_with_stdin() -> None:

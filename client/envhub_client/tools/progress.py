@@ -29,14 +29,21 @@ class _Bar(logging.Handler):
             self._progress.refresh()
 
 
+def counting_bar(console: Console, text: str = "{task.description}") -> Progress:
+    """A bar with a count, gone when it has stopped. Its caller refreshes it.
+
+    A thread of its own would do that, too; but a program that forks meanwhile, as ``AsyncVectorEnv`` does, may hang.
+    """
+    columns = (TextColumn(text), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, console=console, auto_refresh=False, transient=True)
+
+
 @contextlib.contextmanager
 def making_bar(console: Console) -> Iterator[None]:
     """Show a bar, on a console of its own, whenever a hub that makes envs takes more than a second."""
     logger = logging.getLogger("envhub")
     level = logger.level
-    # No thread to refresh it: what runs meanwhile may fork.
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    progress = Progress(*columns, console=console, auto_refresh=False, transient=True)
+    progress = counting_bar(console)
     bar = _Bar(progress)
     logger.addHandler(bar)
     logger.setLevel(min(level or logging.INFO, logging.INFO))

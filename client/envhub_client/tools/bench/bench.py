@@ -16,7 +16,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import Progress
 from rich.table import Table
 
 import envhub
@@ -27,6 +27,7 @@ from envhub_client.tools.bench.plot import draw, times
 from envhub_client.tools.bench.rivals import FORKING, THREADED
 from envhub_client.tools.bench.served_hub import ServedHub, served_hub
 from envhub_client.tools.bench.workloads import offered
+from envhub_client.tools.progress import counting_bar
 
 EXPLANATION = (
     "steps/s are of envs, the median of the repeats, and spread is how far they go; p50 and p99 are of one step of the "
@@ -58,7 +59,7 @@ def run(
     """
     machine = machine_line(os.getloadavg())  # before the bench itself is the load
     aside = Console(stderr=True, highlight=False) if as_json else console
-    with served_hub(*map(offered, envs)) as hub, _progress_bar(aside) as progress:
+    with served_hub(*map(offered, envs)) as hub, counting_bar(aside, "measuring {task.description}") as progress:
         results: dict[str, list[dict[str, Result]]] = {}
         failures: list[str] = []
         for env, size in itertools.product(envs, sizes):
@@ -181,9 +182,3 @@ def machine_line(load: tuple[float, float, float]) -> str:
     before = "load before " + " ".join(f"{value:.1f}" for value in load)
     packages = (f"{package} {version(package)}" for package in ("gymnasium", "pyzmq", "numpy"))
     return ", ".join([cores, before, f"Python {platform.python_version()}", f"envhub {envhub.__version__}", *packages])
-
-
-def _progress_bar(console: Console) -> Progress:
-    # No thread to refresh it: AsyncVectorEnv forks, and a fork of a program with threads may hang.
-    columns = (TextColumn("measuring {task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, console=console, transient=True, auto_refresh=False)

@@ -98,11 +98,11 @@ class Layout:
 
     def batch_bytes(self, leaf: Leaf) -> int:
         """The size of one batch of an observation leaf."""
-        return self.rows * leaf.items * np.dtype(leaf.dtype).itemsize
+        return self.rows * leaf.nbytes
 
     def row_bytes(self) -> int:
         """The size of one observation."""
-        return sum(map(self.batch_bytes, self.observations)) // self.rows
+        return sum(leaf.nbytes for leaf in self.observations)
 
     def nbytes(self) -> int:
         """The size of the whole arena."""

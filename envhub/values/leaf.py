@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Sequence
 
+import numpy as np
+
 LEAVES_MAX = 1000  # of a space; each leaf is a frame, and PROTOCOL.md limits the frames of a message
 LEAF_DIMENSIONS_MAX = 30  # NumPy 1 allows 32; an arena has two more: slot and row
 LEAF_ITEMS_MAX = 1 << 30  # of one env; no frame can hold more
@@ -45,6 +47,11 @@ class Leaf:
     def items(self) -> int:
         """How many elements one env contributes."""
         return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes one env contributes."""
+        return self.items * np.dtype(self.dtype).itemsize
 
     def wire(self) -> list[Any]:
         """The leaf as codec values."""

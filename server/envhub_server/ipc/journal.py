@@ -101,7 +101,7 @@ class JournalLayout:
 
     @property
     def _observation_bytes(self) -> int:
-        return sum(leaf.items * np.dtype(leaf.dtype).itemsize for leaf in self.observations)
+        return sum(leaf.nbytes for leaf in self.observations)
 
     @property
     def digest_bytes(self) -> int:

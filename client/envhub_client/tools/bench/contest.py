@@ -6,7 +6,7 @@ import contextlib
 import gc
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,6 @@ from gymnasium.vector import SyncVectorEnv
 import envhub
 from envhub.arena.layout import RESULT_BYTES
 from envhub.values import spaces
-from envhub.values.leaf import Leaf
 from envhub_client.private_hub.process import private_hub
 from envhub_client.tools.bench import entrant as entrants
 from envhub_client.tools.bench.echo import echo, one_way
@@ -166,8 +165,5 @@ class Contest(contextlib.ExitStack):
 
 def wire_bytes(observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> tuple[int, int]:
     """The bytes per env of the arrays that a step sends, and of those it gets, without headers and infos."""
-    return _leaf_bytes(spaces.leaves(action_space)), _leaf_bytes(spaces.leaves(observation_space)) + RESULT_BYTES
-
-
-def _leaf_bytes(leaves: Sequence[Leaf]) -> int:
-    return sum(leaf.items * np.dtype(leaf.dtype).itemsize for leaf in leaves)
+    sent, given = (sum(leaf.nbytes for leaf in spaces.leaves(space)) for space in (action_space, observation_space))
+    return sent, given + RESULT_BYTES

@@ -50,7 +50,7 @@ def sampled(made: Made) -> tuple[bytes, list[bytes], list[int]]:
         rows = enumerate(zip(*packed.beside, strict=True))
         frames.append(pack_rows((row, codec.encode(list(parts))) for row, parts in rows))
     fixed = [leaf for leaf in spaces.leaves(space) if leaf != OBJECT]
-    return packed.codes, frames, [made.num_envs * leaf.items * np.dtype(leaf.dtype).itemsize for leaf in fixed]
+    return packed.codes, frames, [made.num_envs * leaf.nbytes for leaf in fixed]
 
 
 def _same(left: Any, right: Any) -> bool:

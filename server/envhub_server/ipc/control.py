@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import field, is_dataclass
 from typing import Any, Dict, List, Optional, Type
 
+from envhub.arena.layout import Layout
 from envhub.frozen import Frozen
 from envhub.protocol.messages import EnvNames, Failure, as_map, build
 from envhub.values import codec
+from envhub.values.leaf import Leaf
 
 INFO_BYTES_MAX = 1 << 20  # of one row's info, besides the observation in it, unless the hub is private
 INFO_DROPPED = "info_dropped"  # the key that an info leaves which is larger
@@ -174,6 +176,16 @@ class MapArena(Frozen):
     spin_us: int
     journal: bool = False
     recording: Dict[str, Any] = field(default_factory=dict)
+
+    def layout(self) -> Layout:
+        """The arena's layout.
+
+        Raises:
+            ValueError: the leaves have no place in an arena.
+        """
+        leaves = (self.observation_leaves, self.action_leaves)
+        observations, actions = (tuple(map(Leaf.from_wire, found)) for found in leaves)
+        return Layout(self.num_envs, observations, actions, self.info_bytes)
 
 
 class Mapped(Frozen):

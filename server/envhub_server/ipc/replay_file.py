@@ -8,7 +8,6 @@ from typing import Any, Dict, List, Optional, Tuple
 from envhub.protocol.messages import as_map
 from envhub.protocol.messages import build as message_of
 from envhub.values import codec
-from envhub.values.leaf import Leaf
 from envhub_server.ipc import control
 from envhub_server.ipc.journal import BESIDE, BY_REQUEST, History, JournalLayout, checked_note
 
@@ -185,13 +184,13 @@ def _check(replay: Replay) -> None:
     message_of(_Interpreter, replay.interpreter)
     message_of(_Failure, replay.failure)
     history = replay.calls()
-    leaves = [tuple(map(Leaf.from_wire, found)) for found in (mapped.observation_leaves, mapped.action_leaves)]
+    arena = mapped.layout()
     rows = history.rows
     if rows < 1 or (rows > 1 and not build.shares) or len({*build.rows}) != rows or replay.row != build.rows[0]:
         raise ValueError("the replay is damaged: its rows are not those of one env, or vector env")
-    layout, calls = JournalLayout(rows, *leaves), history.calls
+    layout, calls = JournalLayout(rows, arena.observations, arena.actions), history.calls
     sizes = len(history.kinds), len(history.codes), [len(ring) for ring in history.actions], len(history.digests)
     each = calls * rows
-    wanted = each, calls * len(leaves[1]), [each * width for width in layout.widths], each * layout.digest_bytes
+    wanted = each, calls * len(arena.actions), [each * width for width in layout.widths], each * layout.digest_bytes
     if not history.cut and not (sizes == wanted and 0 <= replay.failed_at <= calls):
         raise ValueError("the replay is damaged: its calls have another number than their actions")

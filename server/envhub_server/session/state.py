@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from envhub.arena.layout import Layout, split_share, whole_shares
+from envhub.arena.layout import split_share, whole_shares
 from envhub.arena.spin import spin_us
 from envhub.env_failure import EnvFailure
 from envhub.protocol import messages
@@ -40,7 +40,6 @@ from envhub.protocol.messages import (
     TemplatesRequest,
 )
 from envhub.values.info_columns import TEMPLATES_MAX
-from envhub.values.leaf import Leaf
 from envhub_server.catalog.registry import Recipe
 from envhub_server.catalog.step_costs import average
 from envhub_server.ipc import control
@@ -587,25 +586,21 @@ class SessionState:
         self._share(self.rules.libraries or ())  # where none was found, that is known from now on
         first = self.workers[0].made
         assert first is not None
-        try:
-            observations, actions = (
-                tuple(Leaf.from_wire(leaf) for leaf in leaves)
-                for leaves in (first.observation_leaves, first.action_leaves)
-            )
-            layout = Layout(self.make.num_envs, observations, actions, self._info_bytes)
-        except ValueError as error:
-            why = Failure("limit", "hub", f"these envs have no place in shared memory: {error}")
-            return self._abandon(why, now_s)
         self._map_message = control.MapArena(
-            layout.rows,
+            self.make.num_envs,
             first.observation_leaves,
             first.action_leaves,
-            layout.info_bytes,
+            self._info_bytes,
             first.observation_spaces[0],
             first.action_space,
             self.make.observation_mode,
             self.worker_spin_us,
         )
+        try:
+            layout = self._map_message.layout()
+        except ValueError as error:
+            why = Failure("limit", "hub", f"these envs have no place in shared memory: {error}")
+            return self._abandon(why, now_s)
         self.phase = Phase.MAPPING
         self._wait_for_all()
         return [

@@ -43,7 +43,7 @@ from envhub.protocol import messages
 from envhub.values import codec, spaces
 from envhub.values.gym_api import registered
 from envhub.values.info_columns import Writer
-from envhub.values.leaf import OBJECT, Leaf
+from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import (
     FORKED_STATUS,
@@ -377,9 +377,7 @@ class Worker:
             os.close(bell)
         self._spinner, self._serving = Spinner(0, time.perf_counter_ns), False
         self._bells, self._done_bells = bells[:2], dict(zip((DRIVER_HUB, DRIVER_CLIENT), bells[2:]))
-        leaves = mapped.observation_leaves, mapped.action_leaves
-        observations, actions = (tuple(map(Leaf.from_wire, found)) for found in leaves)
-        layout = Layout(mapped.num_envs, observations, actions, mapped.info_bytes)
+        layout = mapped.layout()
         self._arena = arena = Arena(layout, memory)
         os.close(memory)
         arena.check()

@@ -21,12 +21,11 @@ from typing import Any, Callable
 
 import numpy as np
 
-from envhub.arena.layout import Layout
 from envhub.arena.memory import Arena, allocate
 from envhub.arena.stand_in import ENDED, FRESH, REPORT_PENDING
 from envhub.values import actions, codec, spaces
 from envhub.values.gym_api import api
-from envhub.values.leaf import OBJECT, Leaf
+from envhub.values.leaf import OBJECT
 from envhub_server.ipc import journal
 from envhub_server.ipc.control import Build
 from envhub_server.ipc.journal import AGAIN, BESIDE, BY_REQUEST, FIRST, Digester, Journal, JournalLayout, Note
@@ -69,21 +68,19 @@ class Replayer:
         self._is_batch = bool(build.shares)
         self._rows = mapped.num_envs if self._is_batch else 1
         self._place = self.part.place if isinstance(self.part, EnvBatch) else slice(0, 1)
-        observations, acting = (
-            tuple(map(Leaf.from_wire, found)) for found in (mapped.observation_leaves, mapped.action_leaves)
-        )
-        descriptor = allocate(Layout(self._rows, observations, acting, INFO_BYTES))
-        self._arena = Arena(Layout(self._rows, observations, acting, INFO_BYTES), descriptor)
+        arena_layout = replace(mapped, num_envs=self._rows, info_bytes=INFO_BYTES).layout()
+        observations, self._leaves = arena_layout.observations, arena_layout.actions
+        descriptor = allocate(arena_layout)
+        self._arena = Arena(arena_layout, descriptor)
         os.close(descriptor)
         self._arena.format(1)
         observed, acted = (spaces.build(codec.decode(blob)) for blob in (mapped.observation_space, mapped.action_space))
         self.part.attach(self._arena, observed, acted, lambda message: None, None, build.on_invalid != "pass")
-        layout = JournalLayout(self._history.rows, observations, acting)
+        layout = JournalLayout(self._history.rows, observations, self._leaves)
         descriptor = journal.allocate(layout)
         self._journal = Journal(layout, descriptor)
         os.close(descriptor)
         self._digester = Digester(self._journal, self._arena.observations, self._place)
-        self._leaves = acting
         shape = self._history.calls, self._history.rows
         self._kinds = np.frombuffer(self._history.kinds, np.uint8).reshape(shape)
         self._actions = [

@@ -17,10 +17,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_RESET, OP_STEP, Arena, allocate
 from envhub.values import actions, codec
-from envhub.values.leaf import Leaf
 from envhub_server.ipc import control, journal
 from envhub_server.ipc.channel import Channel
 from envhub_server.worker.env_sources import remember_registry, remember_variables
@@ -77,16 +75,15 @@ class _WarmUp:
 
     def _map(self, built: Any) -> Arena:
         leaves = built.observation_leaves, built.action_leaves
-        of_observations, of_actions = (tuple(map(Leaf.from_wire, found)) for found in leaves)
-        layout = Layout(1, of_observations, of_actions, INFO_BYTES)
+        spaces = built.observation_spaces[0], built.action_space
+        mapped = control.MapArena(1, *leaves, INFO_BYTES, *spaces, "same", 0, journal=True)
+        layout = mapped.layout()
         memory = allocate(layout)
         arena = Arena(layout, memory)
         arena.format(epoch=1)
         heard, rung = os.pipe()  # Python has no eventfd before 3.10
         os.set_blocking(rung, False)  # it is never read, and has room for all rings
-        spaces = built.observation_spaces[0], built.action_space
-        noted = journal.allocate(journal.JournalLayout(1, of_observations, of_actions))
-        mapped = control.MapArena(1, *leaves, INFO_BYTES, *spaces, "same", 0, journal=True)
+        noted = journal.allocate(journal.JournalLayout(1, layout.observations, layout.actions))
         self._tell(mapped, [memory, heard, heard, rung, rung, noted])
         for descriptor in (memory, heard, rung, noted):
             os.close(descriptor)

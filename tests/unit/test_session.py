@@ -56,7 +56,6 @@ from envhub_server.session.instructions import (
     PostReset,
     PostStep,
     RefuseSide,
-    ReportKilled,
     Revoke,
     StartProcesses,
     TakeDrive,
@@ -64,6 +63,7 @@ from envhub_server.session.instructions import (
     TakeRows,
     Tell,
     UseOtherArena,
+    Warn,
     WindUp,
 )
 from envhub_server.session.state import TABLE, Driver, IllegalStimulus, LaneName, Phase, diagram
@@ -754,7 +754,7 @@ def test_workers_that_do_not_close_in_time_are_killed() -> None:
     session.exited(0, ExitCause("exited with status 0"))
     assert session.next_deadline_s() == session.make.faults.close_s
     killed, failed, kill = session.elapsed(session.make.faults.close_s)
-    assert isinstance(killed, ReportKilled) and isinstance(failed, Fail) and kill == Kill(1)
+    assert killed == Warn("session_killed", {"close_s": 5.0}) and isinstance(failed, Fail) and kill == Kill(1)
     assert "close_timeout=5 s" in failed.failure.message
     assert session.exited(1, ExitCause("was ended by SIGKILL")) == [End()]
 

@@ -45,8 +45,6 @@ from envhub_server.session.instructions import (
     PostPart,
     PostReset,
     PostStep,
-    ReportDropped,
-    ReportForgotten,
     ReportLate,
     StartProcesses,
     TakeDrive,
@@ -54,6 +52,7 @@ from envhub_server.session.instructions import (
     TakeRows,
     Tell,
     UseOtherArena,
+    Warn,
 )
 from envhub_server.session.state import MEMORY_S, SAMPLE_S, STACKS_S, Driver, LaneName, Phase, Stage, Takeover
 from hypothesis import given, settings
@@ -398,14 +397,16 @@ def test_answer_to_an_earlier_call_is_dropped() -> None:
     session = ready()
     session.request(Call("x", b""))
     (dropped,) = session.said(0, CallResults([b"", b""], number=7))
-    assert isinstance(dropped, ReportDropped) and session.phase is Phase.CALLING
+    assert dropped == Warn("answer_dropped", {"worker": 0, "message": "CallResults", "of": 7})
+    assert session.phase is Phase.CALLING
 
 
 def test_message_about_a_step_that_was_given_up_is_dropped() -> None:
     session = ready()
     session.request(Step(b""))
     for stale in (RowInfo(0, b"old", number=1), RowFailed(RAISED, number=1)):
-        assert session.handle(WorkerSaid(0, stale, current=False)) == [ReportDropped(0, stale)]
+        fields = {"worker": 0, "message": type(stale).__name__, "of": 1}
+        assert session.handle(WorkerSaid(0, stale, current=False)) == [Warn("answer_dropped", fields)]
     assert not session.infos
     answer, *_ = session.rows_done()
     assert isinstance(answer, Answer)
@@ -724,4 +725,4 @@ def test_attribute_without_room_is_reported() -> None:
     session = ready()
     session.request(SetAttr("map", [bytes(BYTES_MAX)], [0]))
     reported, answer = session.said(0, CallResults([b""]))
-    assert reported == ReportForgotten("map") and isinstance(answer, Answer)
+    assert reported == Warn("attribute_not_kept", {"name": "map"}) and isinstance(answer, Answer)

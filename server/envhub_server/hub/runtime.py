@@ -429,13 +429,6 @@ class SessionRuntime:
     def _on_Kill(self, instruction: instructions.Kill) -> None:
         self._pool.kill(instruction.worker)
 
-    def _on_ReportDropped(self, instruction: instructions.ReportDropped) -> None:
-        message = instruction.message
-        self.log.warning("answer_dropped", worker=instruction.worker, message=type(message).__name__, of=message.number)
-
-    def _on_ReportForgotten(self, instruction: instructions.ReportForgotten) -> None:
-        self.log.warning("attribute_not_kept", name=instruction.name[:200])
-
     # --- instructions: the arena --------------------------------------------------------------------------------------
 
     def _on_MakeArena(self, instruction: instructions.MakeArena) -> None:
@@ -692,8 +685,8 @@ class SessionRuntime:
     def _on_LearnCost(self, learned: instructions.LearnCost) -> None:
         self._services.costs.note(self.state.make, learned.cost)
 
-    def _on_ReportKilled(self, _: instructions.ReportKilled) -> None:
-        self.log.warning("session_killed", close_s=self.state.make.faults.close_s)
+    def _on_Warn(self, warning: instructions.Warn) -> None:
+        self.log.warning(warning.event, **warning.fields)
 
     def discard(self) -> None:
         """Free everything, though the state machine cannot say so any more."""

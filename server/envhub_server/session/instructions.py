@@ -82,19 +82,6 @@ class Kill(Instruction):
     worker: int
 
 
-class ReportDropped(Instruction):
-    """A worker has answered what is no longer asked for: log it."""
-
-    worker: int
-    message: Any
-
-
-class ReportForgotten(Instruction):
-    """An attribute was set that will not be set again on envs that take the place of others: log it."""
-
-    name: str
-
-
 class KeepReplay(Instruction):
     """Keep in a file what an env of this worker was asked until it failed.
 
@@ -268,8 +255,11 @@ class LearnCost(Instruction):
     cost: StepCost
 
 
-class ReportKilled(Instruction):
-    """The envs did not close in time: log it."""
+class Warn(Instruction):
+    """Log this event as a warning, with these fields."""
+
+    event: str
+    fields: dict[str, Any]
 
 
 class End(Instruction):

@@ -358,7 +358,7 @@ class SessionState:
         of_spare = isinstance(stimulus, (WorkerSaid, WorkerExited)) and stimulus.worker >= len(self.workers)
         if isinstance(stimulus, WorkerSaid):
             if not (stimulus.current or of_spare or self._lost(stimulus.worker)):
-                return [do.ReportDropped(stimulus.worker, stimulus.message)]  # it is about a step that was given up
+                return [_dropped(stimulus)]  # it is about a step that was given up
             if not of_spare and self.workers[stimulus.worker].again:
                 return []  # it is about to be killed, and makes its envs once more
         try:
@@ -833,7 +833,7 @@ class SessionState:
     def _on_call_answered(self, said: WorkerSaid, now_s: float) -> Instructions:
         worker, answer = self.workers[said.worker], said.message
         if not isinstance(worker.pending, _CALLS) or worker.pending.number != answer.number:
-            return [do.ReportDropped(said.worker, answer)]
+            return [_dropped(said)]
         asked, worker.pending = worker.pending, None
         rows = asked.rows
         if isinstance(answer, control.CallFailed):
@@ -844,10 +844,11 @@ class SessionState:
         else:
             worker.results = tuple(zip(rows, answer.values, strict=True))
         worker.waiting = False
-        dropped: Instructions = []
+        forgotten: Instructions = []
         if isinstance(asked, control.SetAttrRows) and worker.results and not self._attributes.note(asked):
-            dropped = [do.ReportForgotten(asked.name)]
-        return [*dropped, *self._on_called(now_s)]
+            # It will not be set again on envs that take the place of others.
+            forgotten = [do.Warn("attribute_not_kept", {"name": asked.name[:200]})]
+        return [*forgotten, *self._on_called(now_s)]
 
     def _on_called(self, now_s: float) -> Instructions:
         if any(worker.waiting for worker in self.workers):
@@ -1451,7 +1452,8 @@ class SessionState:
         self._close_by_s = math.inf
         late = f"its envs did not close within close_timeout={self.make.faults.close_s:g} s and were killed"
         why = Failure("session_lost", "session", late)
-        return [do.ReportKilled(), *self._answered(do.Fail(why)), *self._close(now_s, terminate=True)]
+        killed = do.Warn("session_killed", {"close_s": self.make.faults.close_s})
+        return [killed, *self._answered(do.Fail(why)), *self._close(now_s, terminate=True)]
 
     # --- who drives ---------------------------------------------------------------------------------------------------
 
@@ -1620,6 +1622,12 @@ class IllegalStimulus(Exception):
 
 def _refusal(message: str) -> Failure:
     return Failure("refused", "request", message)
+
+
+def _dropped(said: WorkerSaid) -> do.Warn:
+    """A worker has answered what is no longer asked for."""
+    kind, number = type(said.message).__name__, said.message.number
+    return do.Warn("answer_dropped", {"worker": said.worker, "message": kind, "of": number})
 
 
 _POST_STEP: Instructions = [do.PostStep()]

@@ -777,19 +777,17 @@ class Hub:
         """Give a session to this client, or say why not."""
         if why := self._usage.count_make(holder, self._clock.now_s()):
             return Failure("limit", "hub", why)
-        runtime = self._found(request.message.session, holder)
         if request.token in self._by_token:
             return Failure("session_lost", "session", _STILL_CLOSING)
-        if runtime is None and request.message.session in self._by_token:
-            self._audit_foreign(request.peer, holder, request.op, request.message.session)
+        runtime = self._found(request, holder)
         if runtime is None or not runtime.state.attachable:
             why = "this hub has no such session to take over: its lease ran out, it was closed or taken over"
             return Failure("session_lost", "session", why)
-        runtime.log.info("session_taken_over", by=request.token.hex()[:8])
+        session, by = runtime.token.hex()[:8], request.token.hex()[:8]
+        runtime.log.info("session_taken_over", by=by)
         self._forget(runtime.token)
         self._by_token[request.token] = self._by_token.pop(runtime.token)
-        session = runtime.token.hex()[:8]
-        origin, by = self._access.connections.origin(request.peer), request.token.hex()[:8]
+        origin = self._access.connections.origin(request.peer)
         self._audit.write("session_taken_over", holder.name, origin, session=session, owner=runtime.owner, by=by)
         runtime.owner, runtime.origin = holder.name, origin
         runtime.attach(request, self._usage.budget(holder))
@@ -801,15 +799,16 @@ class Hub:
             self._by_token[token].connections |= self._protocol.connections_of(token)
         self._protocol.forget(token)
 
-    def _found(self, token: bytes, holder: Holder) -> SessionRuntime | None:
-        """The session of this token, if the client may see it."""
-        runtime = self._by_token.get(token)
-        return runtime if runtime is not None and holder.owns(runtime.owner) else None
+    def _found(self, request: Incoming, holder: Holder) -> SessionRuntime | None:
+        """The session that the request names, if the client may see it; that it may not is noted."""
+        runtime = self._by_token.get(request.message.session)
+        if runtime is None or holder.owns(runtime.owner):
+            return runtime
+        self._audit_foreign(request.peer, holder, request.op, request.message.session)
+        return None
 
     def _observe(self, request: Incoming, holder: Holder) -> None:
-        runtime = self._found(request.message.session, holder)
-        if runtime is None and request.message.session in self._by_token:
-            self._audit_foreign(request.peer, holder, request.op, request.message.session)
+        runtime = self._found(request, holder)
         if runtime is None or runtime.state.made is None or not runtime.arena_bytes:
             self._fail(request, Failure("session_lost", "session", "this hub has no such session to observe"))
             return

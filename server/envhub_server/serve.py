@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -124,7 +125,7 @@ def serve(config: HubConfig, ready: Callable[[Hub], None] = lambda hub: None) ->
         FactoryNotFound: ``config.envs`` has a factory that does not exist.
     """
     if not config.binds:
-        config = HubConfig(**{**config.__dict__, "binds": (address.default_address(),)})
+        config = replace(config, binds=(address.default_address(),))
     check_config(config)
     check_packages(config)
     log.configure()

@@ -40,7 +40,7 @@ class Recordings:
 
     def __init__(self, poller: Poller, memory_bytes_max: int) -> None:
         self.poller, self._memory_bytes_max = poller, memory_bytes_max
-        self.running: dict[int, SessionRecording] = {}  # by the descriptors that the poller watches
+        self.running: set[SessionRecording] = set()
 
     def begin(self, settings: EnvSettings, make: Make, session: str) -> SessionRecording | None:
         """Start the process for a session of this name; None if nothing is recorded; why is logged."""
@@ -59,10 +59,9 @@ class Recordings:
 
     def _lack(self, options: RecordOptions) -> str:
         """Why no recording is begun while those run that do; empty if one is."""
-        running = {*self.running.values()}
-        if len(running) >= RECORDINGS_MAX:
+        if len(self.running) >= RECORDINGS_MAX:
             return f"{RECORDINGS_MAX} recordings are being written"
-        used, most = sum(each.options.memory_bytes for each in running), self._memory_bytes_max
+        used, most = sum(each.options.memory_bytes for each in self.running), self._memory_bytes_max
         if used + options.memory_bytes <= most:
             return ""
         wanted = f"it takes {options.memory_bytes}, twice its queue_bytes"
@@ -70,7 +69,7 @@ class Recordings:
 
     def close(self, wait_s: Callable[[], float]) -> None:
         """Wait for up to so many seconds, asked again and again, until everything is written; sessions have ended."""
-        began_s, recordings = time.monotonic(), {*self.running.values()}
+        began_s, recordings = time.monotonic(), {*self.running}
         for recording in recordings:
             recording.close()
         for recording in recordings:
@@ -119,8 +118,7 @@ class SessionRecording:
                 recordings.poller.register(descriptor, self)
                 undo.callback(recordings.poller.unregister, descriptor)
             undo.pop_all()
-        for descriptor in (self.handle.control.fileno(), self._pidfd):
-            recordings.running[descriptor] = self
+        recordings.running.add(self)
 
     def _end_process(self) -> None:
         self.handle.control.close()
@@ -302,7 +300,7 @@ class SessionRecording:
         self.handle.give_up()
         for descriptor in (self.handle.control.fileno(), self._pidfd):
             self._recordings.poller.unregister(descriptor)
-            self._recordings.running.pop(descriptor, None)
+        self._recordings.running.discard(self)
         self.handle.control.close()
         os.close(self._pidfd)
         os.close(self._counted)

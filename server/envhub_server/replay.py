@@ -66,7 +66,6 @@ class Course:
         call: the last call that began; -1 before the env was made.
         differs: the first call after which the observation was another; None for none.
         end: the last report, or how the process ended.
-        killed: whether it is to be killed.
         show: takes its frames.
         unseen: why there are no more frames; empty if nothing was said of that.
     """
@@ -74,7 +73,6 @@ class Course:
     call: int = -1
     differs: int | None = None
     end: dict[str, Any] | None = None
-    killed: bool = False
     show: Show | None = None
     unseen: str = ""
     _unread: bytes = b""
@@ -199,8 +197,6 @@ def _run(replay: Replay, history: History, path: Path, how: tuple[int | None, bo
         try:
             _follow(course, replay, history, process, reports.fileno(), use_pdb)
         finally:
-            if course.killed:
-                process.kill()
             code = process.wait()
     course.end = course.end or {"code": code}
     return course
@@ -212,7 +208,7 @@ def _interpreter(replay: Replay) -> InterpreterKey:
 
 
 def _follow(course: Course, replay: Replay, history: History, process: Process, reports: int, use_pdb: bool) -> None:
-    """Note what the process reports until it ends, hangs, or takes too much memory."""
+    """Note what the process reports until it ends, or is killed since it hangs or takes too much memory."""
     heard_s = time.monotonic()
     while True:
         ready, _, _ = select.select([reports], [], [], SAMPLE_S)
@@ -224,12 +220,14 @@ def _follow(course: Course, replay: Replay, history: History, process: Process, 
         elif use_pdb or course.end is not None:
             continue
         elif replay.memory_max and memory_bytes(process.pid) > replay.memory_max:
-            course.end, course.killed = {"overrun": course.call}, True
+            course.end = {"overrun": course.call}
+            process.kill()
             return
         elif time.monotonic() - heard_s > _limit_s(replay, history, course):
             process.send_signal(signal.SIGUSR1)  # for the stacks of its threads
             time.sleep(STACKS_S)
-            course.end, course.killed = {"late": course.call}, True
+            course.end = {"late": course.call}
+            process.kill()
             return
 
 

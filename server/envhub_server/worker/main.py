@@ -77,7 +77,7 @@ from envhub_server.worker.journal_writer import JournalWriter, RowJournalWriter
 from envhub_server.worker.native_env import NativeEnv, Share, made_by
 from envhub_server.worker.other_interfaces import as_gymnasium
 from envhub_server.worker.row import SAME_STEP, LeftWithEnding, NotFinite, Row
-from envhub_server.worker.shared_imports import LibraryUse
+from envhub_server.worker.shared_imports import shareable
 from envhub_server.worker.slots import as_slice
 from envhub_server.worker.stack_dumps import StackDumps
 from envhub_server.worker.step_timer import StepTimer
@@ -261,18 +261,18 @@ class Worker:
         importing = ", ".join(module for module in modules_of(build) if module not in sys.modules)
         if importing:  # which may take long, or never end: the client is told
             self._channel.send(control.Building(0, importing))
-        self._library_use = LibraryUse(adopt_environment(build))
+        self._variables = adopt_environment(build)  # in which its envs begin
         self._factories = factories(build)
         if importing:
             self._channel.send(control.Building(0))
         self._runner = runner_class(build.runner)
         if build.says_imported:
-            self._channel.send(control.Imported(self._library_use.shareable()))
+            self._channel.send(control.Imported(shareable(self._variables)))
         if not build.first_only:
             return self._build_rows(build.rows)
         self._build_row(build.rows[0])
         in_process = computes_in_process(self._rows[0].env, self._runner)
-        return control.FirstBuilt(in_process, private_bytes(), self._library_use.shareable())
+        return control.FirstBuilt(in_process, private_bytes(), shareable(self._variables))
 
     def _build_row(self, row: int) -> None:
         self._row_built = row
@@ -337,7 +337,7 @@ class Worker:
             sys_path=[place for place in sys.path if isinstance(place, str)],
             cwd=_folder(),
             plain_spec=(b"" if spec is None else encode_or_nothing(lambda: spec)) if own_spec else None,
-            libraries=self._library_use.shareable(),
+            libraries=shareable(self._variables),
         )
 
     def _described(self, space: Any) -> bytes:

@@ -50,26 +50,19 @@ def reseed() -> None:
                 getattr(sys.modules[module], generator).seed()
 
 
-class LibraryUse:
-    """Which shared libraries this worker has from now on, when it has adopted the environment of its envs."""
+def shareable(variables: Mapping[str, str]) -> list[str] | None:
+    """The libraries in this process that a zygote can import for other workers of the same envs.
 
-    def __init__(self, variables: dict[str, str]) -> None:
-        """Begin in this environment."""
-        self._variables = variables
-
-    def shareable(self) -> list[str] | None:
-        """The libraries in this process that a zygote can import for other workers of the same envs.
-
-        None if workers of these envs must share none, because that could make a difference: the envs have changed a
-        variable, which a library may read; or this process has threads, and a zygote that has threads cannot fork; or
-        a library would be found elsewhere, by a zygote or by this process.
-        """
-        found = shared(sys.modules)
-        if not found:
-            return []
-        threads = len(os.listdir("/proc/self/task"))
-        same = all(_is_found_in(path, name.partition(".")[0]) for path in (_PLACES, sys.path) for name in found)
-        return found if same and threads == 1 and _read(os.environ) == _read(self._variables) else None
+    None if workers of these envs must share none, because that could make a difference: the envs have changed one of
+    these variables, with which they began, and which a library may read; or this process has threads, and a zygote
+    that has threads cannot fork; or a library would be found elsewhere, by a zygote or by this process.
+    """
+    found = shared(sys.modules)
+    if not found:
+        return []
+    threads = len(os.listdir("/proc/self/task"))
+    same = all(_is_found_in(path, name.partition(".")[0]) for path in (_PLACES, sys.path) for name in found)
+    return found if same and threads == 1 and _read(os.environ) == _read(variables) else None
 
 
 def _is_found_in(path: list[str], package: str) -> bool:

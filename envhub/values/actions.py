@@ -124,10 +124,15 @@ def sizes(codes: bytes, leaves: Sequence[Leaf], num_envs: int) -> list[int]:
     return found
 
 
+def batch_of(buffer: np.ndarray, leaf: Leaf, rows: int, code: int) -> np.ndarray:
+    """The actions of all rows in the arena's ``buffer``, as an array of the dtype that the code names."""
+    dtype = DTYPES[code & ~PYTHON]
+    return buffer[: rows * leaf.items * dtype.itemsize].view(dtype).reshape(rows, *leaf.shape)
+
+
 def reader(buffer: np.ndarray, leaf: Leaf, rows: int, row: int, code: int) -> Callable[[], Any]:
     """A function that reads the action of one row from the arena's ``buffer``, in the form for the env."""
-    dtype = DTYPES[code & ~PYTHON]
-    batch = buffer[: rows * leaf.items * dtype.itemsize].view(dtype).reshape(rows, *leaf.shape)
+    batch = batch_of(buffer, leaf, rows, code)
     if code & PYTHON:
         return batch[row].tolist if leaf.shape else partial(batch.item, row)
     # The env may keep its action, so it gets a copy. Indexing a vector makes a scalar, which is a copy already.

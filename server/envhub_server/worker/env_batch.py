@@ -272,9 +272,7 @@ class EnvBatch:
         layout = self._arena.layout
         self._actions = []
         for buffer, leaf, (code,) in zip(self._arena.actions, layout.actions, each):
-            dtype = actions.DTYPES[code & ~actions.PYTHON]
-            batch = buffer[: layout.rows * leaf.items * dtype.itemsize].view(dtype)
-            self._actions.append(batch.reshape(layout.rows, *leaf.shape)[self.place])
+            self._actions.append(actions.batch_of(buffer, leaf, layout.rows, code)[self.place])
         self._codes = codes
 
     # --- resets -------------------------------------------------------------------------------------------------------

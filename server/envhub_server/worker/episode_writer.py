@@ -172,9 +172,7 @@ class EpisodeWriter:
             kinds = set(column.tolist())
             if len(kinds) > 1 or actions.BESIDE in kinds or leaf == OBJECT:
                 return None
-            dtype = actions.DTYPES[kinds.pop() & ~actions.PYTHON]
-            batch = buffer[: layout.rows * leaf.items * dtype.itemsize].view(dtype)
-            found.append(batch.reshape(layout.rows, *leaf.shape)[self._mine])
+            found.append(actions.batch_of(buffer, leaf, layout.rows, kinds.pop())[self._mine])
         return found
 
     def _one_by_one(self) -> list[Any]:

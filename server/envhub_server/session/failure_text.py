@@ -60,18 +60,15 @@ def failure(
     """What to tell of a worker that ended, or was ended because an env was late or it took too much memory."""
     tail = ending.log_tail[-LOG_TAIL_CHARS_MAX:]
     tail = without_folders(tail) if hide_folders else tail
-    if not isinstance(why, Late):
-        text = f"{named(worker, rows)} {ending.how}"
-        if why is not None:
-            text = f"{named(worker, rows)} had {why.nbytes // MIB} MiB of memory, more than "
-            text += f"memory_max={why.bytes_max} bytes, and was ended"
-        return Failure("worker_died", "request", text, env_index=rows[0], worker=worker, log_tail=tail)
-    late = why
-    text = (
-        f"env {late.row} did not finish {_WHAT[late.kind]} within {late.kind}_timeout={late.limit_s:g} s; "
-        f"its {named(worker, rows)} was ended"
-    )
-    return Failure("env_timeout", "request", text, env_index=late.row, worker=worker, log_tail=tail)
+    if isinstance(why, Late):
+        text = f"env {why.row} did not finish {_WHAT[why.kind]} within {why.kind}_timeout={why.limit_s:g} s; "
+        text += f"its {named(worker, rows)} was ended"
+        return Failure("env_timeout", "request", text, env_index=why.row, worker=worker, log_tail=tail)
+    text = f"{named(worker, rows)} {ending.how}"
+    if why is not None:
+        text = f"{named(worker, rows)} had {why.nbytes // MIB} MiB of memory, more than "
+        text += f"memory_max={why.bytes_max} bytes, and was ended"
+    return Failure("worker_died", "request", text, env_index=rows[0], worker=worker, log_tail=tail)
 
 
 def env_failure(told: Failure, ending: ExitCause, why: Late | Overrun | None, restarts: int) -> EnvFailure:

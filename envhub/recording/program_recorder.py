@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -163,9 +162,6 @@ def check_packages(films: bool) -> None:
 
     Raises:
         ModuleNotFoundError: Minari, or PyAV for films, is not installed.
-        OSError: this machine does not run Linux.
     """
-    if sys.platform != "linux":
-        raise OSError("record= needs Linux: the process that writes reads memory that has no name")
     if why := missing_packages(films):
         raise ModuleNotFoundError(why, name=why.split()[2].rstrip(":"))

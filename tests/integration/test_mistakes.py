@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -176,6 +177,12 @@ def test_factory_of_what_is_no_single_env_is_refused(factory: Any, told: str) ->
     for make in (envhub.make_vec, partial(envhub.make_vec, num_workers=0), envhub.AsyncVectorEnv):
         with pytest.raises(TypeError, match=rf"the factory of env \d {told}"):
             make([factory])
+
+
+def test_program_on_another_system_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(envhub.HubUnreachable, match="EnvHub needs Linux, and this is darwin"):
+        envhub.make_vec("CartPole-v1", 2)
 
 
 # --- a hub that is down -----------------------------------------------------------------------------------------------

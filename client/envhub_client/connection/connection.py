@@ -170,7 +170,7 @@ class Connection:
         self._number = next(_numbers)
         self._socket: Any = None
         self._monitor: Any = None
-        self._poller: Any = None
+        self._epoll: Any = None
         self.protocol = ClientProtocol(token, reconnect_timeout)
         self._context = zmq.Context()
         self.in_use = _User(self.address)
@@ -201,13 +201,13 @@ class Connection:
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         self._monitor = sockets.open_monitor(dealer, _MONITORED)
         _UNCLOSED[self._number] = [self._context, dealer, self._monitor]
-        self._poller = select.poll()  # which is not Linux's alone
+        self._epoll = select.epoll()
         self._poll = [(dealer, _POLLIN)]
         self._descriptors = dealer.FD, self._monitor.FD
         for descriptor in self._descriptors:
-            self._poller.register(descriptor, select.POLLIN)
+            self._epoll.register(descriptor, select.EPOLLIN)
         if self._pidfd is not None:
-            self._poller.register(self._pidfd, select.POLLIN)
+            self._epoll.register(self._pidfd, select.EPOLLIN)
         try:
             dealer.connect(self.address)
         except zmq.ZMQError as error:
@@ -318,7 +318,7 @@ class Connection:
         try:
             # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
             arrived = bool(zmq.zmq_poll(self._poll, 0))
-            ready = () if arrived else self._poller.poll(wait_s * 1000)
+            ready = () if arrived else self._epoll.poll(wait_s)
         except (OSError, ValueError, zmq.ZMQError) as error:
             if not self._context.closed:
                 raise
@@ -495,6 +495,8 @@ class Connection:
             self._socket.close(linger=0)
         if self._monitor is not None:
             self._monitor.close()
+        if self._epoll is not None:
+            self._epoll.close()
 
     def _receive(self) -> Reply | None:
         for _ in range(UNASKED_MESSAGES_MAX):

@@ -45,17 +45,12 @@ class PrivateHub:
         """Start the process and wait until it listens.
 
         Raises:
-            HubUnreachable: no hub can run here, or it did not start.
+            HubUnreachable: this process is a worker's, or the hub did not start.
         """
         if _WORKER in sys.modules:
             raise HubUnreachable(
                 "a worker starts no hub of its own: this program was imported there to make an env; what only the "
                 'program itself is to do belongs under `if __name__ == "__main__":`; or pass the address of a hub'
-            )
-        if sys.platform != "linux":
-            raise HubUnreachable(
-                f"a hub needs Linux, this is {sys.platform}: run `envhub serve` on a Linux machine or in Docker, and "
-                "pass its address, hub='tcp://HOST:PORT'"
             )
         held = self._held
         try:

@@ -35,6 +35,7 @@ from envhub_client.connection.failures import raise_failure
 from envhub_client.deadline import Deadline
 from envhub_client.frames import hide_frames
 from envhub_client.lanes.base import Lane
+from envhub_client.lanes.shared import shared_lane
 from envhub_client.lanes.wire import WireLane
 from envhub_client.private_hub.in_process import OWN_WORLD, InProcessConnection
 from envhub_client.private_hub.process import PrivateHub, private_hub
@@ -103,12 +104,16 @@ class Session:
         may take ``timeout`` seconds, by default 10; building the envs is not timed.
 
         Raises:
-            HubUnreachable: no hub answered.
+            HubUnreachable: no hub answered, or this system is not Linux.
             RequestRefused: the hub does not make this.
             RuntimeError: the envs' spaces differ.
             UnsupportedSpace: a space has no form on the network.
             Exception: what an env's constructor raised, as its own class or as ``EnvRaised``.
         """
+        if sys.platform != "linux":
+            raise errors.HubUnreachable(
+                f"EnvHub needs Linux, and this is {sys.platform}: run the program on a Linux machine, or in Docker"
+            )
         self._owner = owner
         self.options = options
         self.state = AsyncState.DEFAULT
@@ -266,10 +271,8 @@ class Session:
         wire = WireLane(connection, made.num_envs, self._observation_leaves, options.copy, self.compression)
         if options.num_workers == 0:
             wire.name = "in-process"
-        if options.lane == "wire" or options.num_workers == 0 or sys.platform != "linux":
+        if options.lane == "wire" or options.num_workers == 0:
             return wire
-        from envhub_client.lanes.shared import shared_lane  # of modules that only Linux has
-
         return shared_lane(wire, connection, made.ticket, self.action_leaves) or wire
 
     def _renew(self, loss: errors.HubLost, adopt: Callable[[Lane], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -104,3 +105,33 @@ def compare(of_step: Any, of_reset: Any, mode: AutoresetMode, env: Any = Informi
         results.append(found)
     for number, (left, right) in enumerate(zip(*results, strict=True)):
         assert_same(left, right, f"record {number}")
+
+
+# --- infos of many forms ----------------------------------------------------------------------------------------------
+
+
+class Detector(sims.Counter):
+    """Ends after 70 steps; each step of each process has an info of another form."""
+
+    def __init__(self) -> None:
+        super().__init__(length=70)
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        found = super().step(action)
+        return *found[:4], {f"of_{os.getpid()}_{self.count}": self.count}
+
+
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_worker_that_takes_over_has_infos_of_forms_of_its_own(lane: str) -> None:
+    """A process has more forms than go in columns, and four take over from one another."""
+    options: dict[str, Any] = {"lane": lane, "recycle": {"episodes": 1}, "autoreset_mode": "SameStep"}
+    with contextlib.closing(envhub.make_vec(Detector, 1, num_workers=1, **options)) as envs:
+        envs.reset()
+        processes = set()
+        for _ in range(300):
+            _, _, terminations, _, infos = envs.step([1])
+            found = infos["final_info"] if terminations.any() else infos
+            ((key, (value,)),) = ((key, value) for key, value in found.items() if key.startswith("of_"))
+            processes.add(key.split("_")[1])
+            assert key.endswith(f"_{value}")
+        assert len(processes) > 3

@@ -14,6 +14,8 @@ from envhub_client.batch import InfoGroup
 from envhub_client.connection.connection import Connection
 from envhub_client.deadline import Deadline, answer_timeout
 
+KNOWN_MAX = 4096  # forms; beyond that all are forgotten, and those in use are asked for again
+
 
 class InfoTemplates:
     """The forms that the hub has described, by number."""
@@ -31,6 +33,9 @@ class InfoTemplates:
             EnvHubError: the session has failed or ended.
         """
         if unknown := [rows.template for rows in columns if rows.template not in self._known]:
+            if len(self._known) + len(unknown) > KNOWN_MAX:
+                self._known.clear()
+                unknown = [rows.template for rows in columns]
             request, timeout = TemplatesRequest(unknown), answer_timeout(deadline)
             reply = self._connection.ask(Op.TEMPLATES, request, timeout=timeout).message
             try:

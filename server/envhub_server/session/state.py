@@ -15,7 +15,7 @@ import enum
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -39,7 +39,7 @@ from envhub.protocol.messages import (
     Templates,
     TemplatesRequest,
 )
-from envhub.values.info_columns import TEMPLATES_MAX
+from envhub.values.info_columns import EXAMPLE_BYTES_MAX, TEMPLATES_MAX
 from envhub_server.catalog.registry import Recipe
 from envhub_server.catalog.step_costs import average
 from envhub_server.ipc import control
@@ -64,6 +64,7 @@ MEMORY_S = 0.2  # how often the workers' memory is measured, where it has a limi
 SPARE_RETRY_S = 1.0  # before another spare is made in place of one that ended, and twice as long each time in a row
 SPARE_RETRY_MAX_S = 60.0
 SAMPLE_IDLE_S = 1.0  # while the client drives and does not step
+KEPT_TEMPLATES_MAX = 2 * TEMPLATES_MAX  # of a worker: those of its process, and as many of the ones before it
 HISTORY_MAX = 100  # stimuli that are logged with an internal error
 NO_TURN = -1  # in place of a progress word, while the worker maps an arena
 STACKS_S = 1.0  # for a worker on a busy machine to write where its threads are, before it is killed
@@ -154,6 +155,7 @@ class WorkerState:
         imported: whether it has loaded what makes its envs.
         again: whether it makes its envs once more, without libraries, when its process has ended.
         first, made, times: what it said of its first env, of all its envs, and of their steps.
+        templates: the examples of the forms of infos that its processes announced last, by number, oldest first.
     """
 
     rows: list[int]
@@ -185,6 +187,7 @@ class WorkerState:
     first: control.FirstBuilt | None = None
     made: control.Built | None = None
     times: control.StepTimes | None = None
+    templates: dict[int, bytes] = field(default_factory=dict)
 
     @property
     def alive(self) -> bool:
@@ -278,7 +281,6 @@ class SessionState:
         self._sharing_tried = False  # whether a worker that shares libraries has made its envs
         self._warned = False  # that another number of workers would be better
         self._map_message: control.MapArena | None = None  # what a worker is told with the arena
-        self._templates: dict[int, bytes] = {}
         self._calls = 0  # the number of the last call, which its answers repeat
         self._failure: Failure | None = None  # of the request under way, or of the session
         self._uncollected: dict[int, Failure] = {}  # by row, for COLLECT and RECEIVE
@@ -873,8 +875,13 @@ class SessionState:
         return self._answered(do.Fail(failures[0]) if failures else do.Answer(messages.Done(), rows=infos))
 
     def _on_templates(self, request: Requested, now_s: float) -> Instructions:
-        known = [number for number in request.message.numbers if number in self._templates]
-        return self._answered(do.Answer(Templates(known, [self._templates[number] for number in known])))
+        found = {
+            number: worker.templates[number]
+            for number in request.message.numbers
+            for worker in self.workers
+            if number in worker.templates
+        }
+        return self._answered(do.Answer(Templates([*found], [*found.values()])))
 
     def _on_hops(self, request: Requested, now_s: float) -> Instructions:
         return self._answered(do.AnswerHops())
@@ -938,8 +945,13 @@ class SessionState:
         self._uncollected.pop(row, None)
 
     def _on_template(self, said: WorkerSaid, now_s: float) -> Instructions:
-        if len(self._templates) < TEMPLATES_MAX * len(self.workers):
-            self._templates[said.message.number] = said.message.example
+        number, example = said.message.number, said.message.example
+        templates = self.workers[said.worker].templates
+        if len(example) <= EXAMPLE_BYTES_MAX:
+            templates.pop(number, None)
+            templates[number] = example  # as the last one
+        if len(templates) > KEPT_TEMPLATES_MAX:
+            del templates[next(iter(templates))]
         return []
 
     def _on_row_failed(self, said: WorkerSaid, now_s: float) -> Instructions:

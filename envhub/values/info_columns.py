@@ -186,7 +186,7 @@ class BatchWriter:
         if form not in self._known:
             if len(self._known) >= TEMPLATES_MAX:
                 return 0, 0
-            self._known[form] = self._places(first())
+            self._known[form] = self._places(first(), arrays)
         known = self._known[form]
         if known is None:
             return 0, 0
@@ -195,8 +195,8 @@ class BatchWriter:
             place[...] = array
         return number, nbytes
 
-    def _places(self, info: dict[str, Any]) -> tuple[int, int, list[np.ndarray]] | None:
-        """The template of the info, and of each of its values the place in all rows."""
+    def _places(self, info: dict[str, Any], arrays: list[np.ndarray]) -> tuple[int, int, list[np.ndarray]] | None:
+        """The template of the info, and each value's place in all rows; None if an array is of another type."""
         found = self._writer.template_of(info)
         if found is None:
             return None
@@ -204,7 +204,10 @@ class BatchWriter:
         rows, row_bytes = range(len(self._infos))[self._rows], self._infos.strides[0]
         start, stride = rows.start * row_bytes, rows.step * row_bytes
         records = np.ndarray(len(rows), template.dtype, self._infos, start, (stride,))
-        return number, template.nbytes, [records[name] for name in template.dtype.names or ()]
+        places = [records[name] for name in template.dtype.names or ()]
+        if any(place.dtype != array.dtype for place, array in zip(places, arrays)):
+            return None
+        return number, template.nbytes, places
 
 
 def _form_of(columns: dict[str, Any], arrays: list[np.ndarray]) -> Iterator[Any]:

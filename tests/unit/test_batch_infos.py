@@ -54,6 +54,12 @@ def test_key_without_a_mask_is_every_envs_and_a_value_that_is_none_per_env_too()
     assert set(batch_infos.columns({"lives": infos["lives"], "in": {"x": infos["fast"]}}, 2) or {}) == {"lives", "in"}
 
 
+def test_values_of_several_types_are_no_column() -> None:
+    assert batch_infos.columns({"n": [1, 2.5]}, 2) is None
+    assert batch_infos.columns({"n": [True, 5]}, 2) is None
+    assert batch_infos.columns({"n": [1.0, 2.5]}, 2) is not None
+
+
 def test_infos_of_some_envs_are_their_entries() -> None:
     infos = {"a": np.arange(3), "b": {"c": [4, 5, 6]}, "d": 7}
     found = batch_infos.some(infos, np.array([True, False, True]))

@@ -29,6 +29,8 @@ def columns(infos: Infos, num_envs: int) -> Infos | None:
                 return None
             found[key] = nested
             continue
+        if isinstance(value, (list, tuple)) and len({*map(type, value)}) > 1:
+            return None  # in an array they would all have one type
         array = value if type(value) is np.ndarray else np.asarray(value)
         if array.dtype.kind not in "biuf" or array.ndim == 0 or len(array) != num_envs:
             return None

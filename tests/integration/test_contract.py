@@ -294,7 +294,7 @@ def test_exceptions_arrive_as_they_were_raised(make: Callable[[], Exception], te
 
 def test_errors_of_envs_are_logged_where_upstream_logs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(gym.logger, "error", lambda text, *_: said.append(text))
+    monkeypatch.setattr(gym.logger, "error", lambda text, *given: said.append(text % given))
     envs = AsyncVectorEnv([sims.Naughty] * 2)
     envs.reset()
     with pytest.raises(ValueError, match="one is not allowed"):
@@ -302,6 +302,18 @@ def test_errors_of_envs_are_logged_where_upstream_logs_them(monkeypatch: pytest.
     assert said[0] == "Received the following error from Worker-1 - Shutting it down"
     assert "one is not allowed" in said[1] and said[2].startswith("Raising the last exception")
     assert envs.reset()[0].shape == (2, 2)
+    envs.close()
+
+
+def test_error_whose_text_has_a_percent_sign_is_logged_and_raised() -> None:
+    class Full(sims.Counter):
+        def act(self, action: int) -> None:
+            raise ValueError(f"disk {action % 7}% full")
+
+    envs = AsyncVectorEnv([Full] * 2)
+    envs.reset()
+    with pytest.warns(UserWarning, match="disk 1% full"), pytest.raises(ValueError, match="disk 1% full"):
+        envs.step([1, 1])
     envs.close()
 
 

@@ -39,7 +39,7 @@ def _logged(method: Callable[Parameters, Result]) -> Callable[Parameters, Result
             raised = raised_by_env(error)
             if raised is not None:
                 logger.error(f"Received the following error from Worker-{raised.env_index} - Shutting it down")
-                logger.error(raised.remote_traceback)
+                logger.error("%s", raised.remote_traceback)  # in which a % is no place for an argument
                 logger.error("Raising the last exception back to the main process.")
             hide_frames(error)
             raise

@@ -56,8 +56,6 @@ def admitted(
             f"close_timeout={make.faults.close_s:g} is more than close_timeout_max={limits.close_s_max:g} s of this hub"
         )
         return Failure("limit", "hub", f"{text}, for as long as a session that closes keeps its workers")
-    if make.num_workers is not None and make.num_workers > make.num_envs:
-        return Failure("refused", "request", f"num_workers={make.num_workers} is more than num_envs")
     if make.autoreset_mode not in AUTORESET_MODES or make.observation_mode not in OBSERVATION_MODES:
         text = f"autoreset_mode={make.autoreset_mode!r}, observation_mode={make.observation_mode!r}: no such mode; "
         text += f"there are {', '.join(sorted(AUTORESET_MODES))}, and {', '.join(sorted(OBSERVATION_MODES))}"

@@ -52,7 +52,7 @@ class ClientUsage:
         quotas = holder.quotas
         if quotas is None:
             return ""
-        workers = (make.num_workers or 1) + spares
+        workers = min(make.num_workers or 1, make.num_envs) + spares
         states = [each.state for each in sessions if each.owner == holder.name]
         return (
             _beyond(holder, "sessions", len(states), 1, quotas.sessions_max)

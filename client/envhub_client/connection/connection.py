@@ -458,9 +458,9 @@ class Connection:
             self.in_use.release()
         _UNCLOSED.pop(self._number, None)
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Close a connection that nobody can use any more."""
-        if sys.is_finalizing() or not hasattr(self, "in_use"):
+        if is_finalizing() or not hasattr(self, "in_use"):
             return
         try:
             self.close()

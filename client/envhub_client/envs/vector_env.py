@@ -6,7 +6,7 @@ import contextlib
 import copy
 import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -687,8 +687,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         raise TypeError(f"a {type(self).__name__} cannot be pickled or copied; make one where it is used")
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Free the session of a vector env that was not closed; at the program's end its connection's end does it."""
-        if not sys.is_finalizing() and hasattr(self, "_session") and not self.closed:
+        if not is_finalizing() and hasattr(self, "_session") and not self.closed:
             with contextlib.suppress(Forked):  # it is the parent's
                 self.close(terminate=True)

@@ -594,9 +594,9 @@ class Session:
                 _end(self.connection, terminate)
                 self.closed = True
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Free a session that was not closed; at the program's end its connection's end does it."""
-        if sys.is_finalizing() or getattr(self, "closed", True):
+        if is_finalizing() or getattr(self, "closed", True):
             return
         if hasattr(self, "lane"):
             with contextlib.suppress(errors.Forked):  # it is the parent's

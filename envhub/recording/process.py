@@ -344,7 +344,11 @@ class RecorderProcess:
         counts, limits = self._counts, self._setup["limits"]
         assert self._folder is not None
         left = limits["episodes_max"] - counts.episodes
-        self._folder.add(episodes[:left])
+        try:
+            self._folder.add(episodes[:left])
+        except OSError:
+            counts.dropped += len(episodes[:left])
+            raise
         for episode in episodes[left:]:
             if episode.film is not None:
                 episode.film.discard()

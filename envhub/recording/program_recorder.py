@@ -133,7 +133,7 @@ class ProgramRecorder(EpisodeRecorder):
             level,
             "%d episodes (%.1f MB) are recorded in %s; %d were dropped%s",
             *(found.episodes, found.nbytes / 1e6, found.folder, found.dropped),
-            f"; {found.ended}" if found.ended else "",
+            f"; none was recorded after that: {found.ended}" if found.ended else "",
         )
 
     def _wait_until_written(self) -> bool:

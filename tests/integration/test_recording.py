@@ -268,7 +268,7 @@ def test_program_is_told_what_was_recorded_before_the_disk_took_no_more(tmp_path
         assert wait_until(lambda: bool(envs.step([1, 1]) and envs.recorded.episodes))
         recorder_of(envs).rlimit(psutil.RLIMIT_FSIZE, (64, 64))  # as on a full disk, a write fails
         assert wait_until(lambda: bool(envs.step([1, 1]) and envs.recorded.ended))
-        assert "OSError" in envs.recorded.ended
+        assert "OSError" in envs.recorded.ended and envs.recorded.dropped
         found = data_set(tmp_path).total_episodes
         assert found == envs.recorded.episodes > 0
         assert not (envs.recorded.folder / ".unfinished").exists()

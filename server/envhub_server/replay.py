@@ -252,18 +252,23 @@ def _verdict(replay: Replay, history: History, course: Course) -> Comparison:
     # A hub measures memory now and then, and may find that there is too much of it some steps later.
     late = now == ("memory",) and course.call < replay.failed_at
     same = now == recorded and (course.call == replay.failed_at or late)
+    not_run = _not_run(history)
     if course.differs is not None:
-        text = f"non-deterministic simulator: observation differs first at {_named(replay, history, course.differs)}; "
+        text = f"observation differs first at {_named(replay, history, course.differs)}; "
+        if not not_run:  # which else may be why
+            text = f"non-deterministic simulator: {text}"
         now_text = "it did not fail" if not now else f"it {_told(now)} at {_named(replay, history, course.call)}"
         return Comparison(
-            False, f"{text}{now_text}, and {_told(recorded)} at {_named(replay, history, replay.failed_at)} before"
+            False,
+            f"{text}{now_text}, and {_told(recorded)} at {_named(replay, history, replay.failed_at)} before{not_run}",
         )
     if same:
         return Comparison(True, f"failed alike: {_told(now)} at {_named(replay, history, course.call)}")
     before = f"it {_told(recorded)} at {_named(replay, history, replay.failed_at)} before"
     if not now:
-        return Comparison(False, f"did not fail, and every observation was the same; {before}{_remarks(history)}")
-    return Comparison(False, f"failed otherwise: {_told(now)} at {_named(replay, history, course.call)}; {before}")
+        return Comparison(False, f"did not fail, and every observation was the same; {before}{not_run}")
+    otherwise = f"failed otherwise: {_told(now)} at {_named(replay, history, course.call)}"
+    return Comparison(False, f"{otherwise}; {before}{not_run}")
 
 
 def _happened(end: dict[str, Any]) -> tuple[str, ...]:
@@ -310,6 +315,7 @@ def _named(replay: Replay, history: History, call: int) -> str:
     return f"step {call} ({since} of its episode)"
 
 
-def _remarks(history: History) -> str:
+def _not_run(history: History) -> str:
+    """What the program called or set, in words; empty if nothing."""
     names = sorted({note.options.decode("utf-8", "replace") for note in history.notes if note.kind == CALL})
     return f" (not run again: calls of {', '.join(names)})" if names else ""

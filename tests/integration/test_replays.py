@@ -225,6 +225,15 @@ def test_steps_are_counted_from_the_last_reset_whoever_asked_for_it(address: str
     )
 
 
+def test_simulator_whose_attribute_was_set_is_not_called_non_deterministic(address: str | None) -> None:
+    with made(address, "exception", rate=0.05) as envs:
+        envs.set_attr("unlike", True)
+        envs.reset(seed=3)
+        (failure,) = failures(envs, 1)
+    text = run(failure).text
+    assert text.startswith("observation differs first at step 1;") and text.endswith("(not run again: calls of unlike)")
+
+
 def test_simulator_that_is_not_deterministic_is_told_as_such(address: str | None) -> None:
     with made(address, "exception", unlike=True, rate=0.05) as envs:
         envs.reset(seed=3)
@@ -267,7 +276,7 @@ def test_factory_without_a_name_cannot_be_run_again() -> None:
     with contextlib.closing(envhub.make_vec(lambda: Brittle("exit", rate=1.0), 1, **OPTIONS)) as envs:
         envs.reset(seed=3)
         (failure,) = failures(envs, 1)
-        with pytest.raises(replay.ReplayError, match="factory of the env, which has no name"):
+        with pytest.raises(replay.ReplayError, match="factory of the env, which is in no module"):
             run(failure)
 
 

@@ -100,7 +100,7 @@ def plain(build: control.Build, row: int, source: bytes) -> Tuple[control.Build,
         entry, kwargs = _named(source)
         if not entry:
             shown = f" ({kwargs.decode('utf-8', 'replace')})" if kwargs else ""
-            lacks.append(f"the factory of the env, which has no name that can be imported{shown}")
+            lacks.append(f"the factory of the env, which is in no module that can be imported{shown}")
     if not (lacks or _is_plain(kwargs)):
         lacks.append("the arguments of the env")
     for wrapper, arguments in zip(build.wrappers, build.wrapper_kwargs):

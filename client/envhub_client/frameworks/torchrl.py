@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Binary, Unbounded
@@ -69,7 +70,8 @@ class HubTorchEnv(GymWrapper):
     ``"done"``. At ``"next"`` it is true of a step that the end of a worker cut short: reward 0, the last observation
     once more, truncated, and no part of a replay buffer. The env is reset as after any episode.
 
-    Any envs can be reset at any time, as with ``AutoresetMode.DISABLED``, and with the same results.
+    Any envs can be reset at any time, as with ``AutoresetMode.DISABLED``, and with the same results. A step raises
+    ``gymnasium.error.ResetNeeded`` where an episode has ended and the env was not reset.
 
     Attributes:
         failures: why the last cut episode of an env was cut short, by env.
@@ -100,6 +102,9 @@ class HubTorchEnv(GymWrapper):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         shown = self._shown
+        if shown.fresh.any():  # such as by a transform that repeats steps
+            ended = np.flatnonzero(shown.fresh).tolist()
+            raise ResetNeeded(f"the episodes of envs {ended} have ended: reset them before the next step")
         shown.fresh, shown.cut, shown.reset_infos = np.zeros_like(shown.fresh), False, {}
         observations, rewards, terminations, truncations, infos = self._env.step_each(self._actions(tensordict))
         shown.observations = observations

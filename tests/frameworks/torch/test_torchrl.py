@@ -208,6 +208,14 @@ def test_reset_of_what_a_step_has_reset_is_one_reset(options: dict[str, Any]) ->
             assert env.reset()["observation"].tolist() == [[episode, 0]] * NUM_ENVS
 
 
+def test_step_of_ended_episodes_is_refused_as_by_torchrls_own_wrapper(options: dict[str, Any]) -> None:
+    with contextlib.closing(made("counts", options)) as env:
+        found = env.reset()
+        with pytest.raises(gymnasium.error.ResetNeeded, match=r"the episodes of envs \[.*\] have ended"):
+            for _ in range(STEPS):
+                found = env.step_mdp(env.rand_step(found))
+
+
 def test_seed_holds_after_any_step(options: dict[str, Any]) -> None:
     with contextlib.closing(made("CartPole-v1", options)) as env:
         assert env.rollout(500)["next", "done"].any()
@@ -416,9 +424,9 @@ def test_error_of_an_env_is_raised_and_the_session_goes_on(options: dict[str, An
     with contextlib.closing(made("counts", options)) as env:
         ones = functools.partial(_with_action, env.action_spec.zero() + torch.tensor([0, 1]))
         for _ in range(2):
-            data = env.rollout(10, functools.partial(_with_action, env.action_spec.zero()))
+            env.rollout(10, functools.partial(_with_action, env.action_spec.zero()))
         with pytest.raises(ArithmeticError, match="third episode"):
-            env.step(ones(data[:, -1].exclude("next")))
+            env.step(ones(env.reset()))
         assert env.reset()["observation"].tolist() == [[4, 0]] * NUM_ENVS
         data = env.rollout(20, functools.partial(_with_action, env.action_spec.zero()), break_when_any_done=False)
         assert data["next", "done"].any()

@@ -99,7 +99,7 @@ def test_absurd_wishes_are_refused(raw: Raw) -> None:
         Make(-5, "counter"),
         Make(10**9, "counter"),
         Make(2, "counter", num_workers=-1),
-        Make(2, "counter", num_workers=3),
+        Make(2, "counter", num_workers=10**9),
         Make(2, "counter", spin_us=10**6),
         Make(2, "counter", autoreset_mode="Sometimes"),
         Make(2, "counter", factories=b"cos\nsystem\n(S'touch /tmp/pwned'\ntR."),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -354,6 +355,8 @@ def test_limits_are_refused_with_their_names(tmp_path: Path) -> None:
         with pytest.raises(envhub.RequestRefused, match="envs_max=6; 4 are in use"):
             client.make_vec("CartPole-v1", 3)
         envs.close()
+        with closing(client.make_vec("CartPole-v1", 2, num_workers=3)) as as_many_as_envs:
+            assert as_many_as_envs.num_workers == 2
         assert client.stats()["sessions"] == 0
 
 

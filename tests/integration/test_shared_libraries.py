@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import traces
 from envhub_server.config import usable_cpus
+from envhub_server.ipc import shared_libraries
 from hubs import HERE, ServedHub, serve
 
 import envhub
@@ -75,6 +76,17 @@ def shared(folder: Path, *sessions: int | None, steps: int = 1, **environ: str) 
 def test_first_workers_import_a_library_and_the_others_have_it(folder: Path) -> None:
     written(folder)
     assert shared(folder, None, NUM_ENVS, steps=LEARNED) == [OTHERS, ALL]
+
+
+@pytest.mark.long
+def test_mujoco_is_shared(folder: Path) -> None:
+    written(folder, library="mujoco")
+    assert shared(folder, None, NUM_ENVS, steps=LEARNED, MUJOCO_GL="") == [OTHERS, ALL]
+
+
+def test_mujoco_that_has_opened_a_device_is_not_shared() -> None:
+    assert shared_libraries.shared(["mujoco", "scipy"]) == ["mujoco", "scipy"]
+    assert shared_libraries.shared(["mujoco", "mujoco.egl", "scipy"]) == ["scipy"]
 
 
 @pytest.mark.long

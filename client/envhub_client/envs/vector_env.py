@@ -563,7 +563,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             )
 
     def _called_at_once(self, call: Call, wanted: Sequence[int]) -> tuple[Any, ...]:
-        """The results of the wanted envs, or of all without any; errors as for ``_results``, and what an env raised."""
+        """The results of these envs, or of all if none is named; errors as for ``_results``, and what an env raised."""
         wanted = wanted or range(self.num_envs)
         while True:
             try:

@@ -99,7 +99,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         RequestRefused: the hub does not make this, or one side cannot compress so.
         Exception: as for ``HubVectorEnv``.
     """
-    num_envs = operator.index(num_envs)
+    num_envs = _checked_num_envs(num_envs)
     if not isinstance(vector, bool):
         raise TypeError(f"vector must be True or False, got {vector!r}")
     fault_options, others = split(faults.FaultOptions, kwargs)
@@ -132,6 +132,16 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         if not question:
             raise
         raise TypeError(f"neither make_vec nor the env takes {name!r}{question} The env: {error}") from error
+
+
+def _checked_num_envs(num_envs: Any) -> int:
+    try:
+        count = operator.index(num_envs)
+    except TypeError:
+        raise TypeError(f"num_envs must be a whole number, got {num_envs!r}") from None
+    if count < 1:
+        raise ValueError(f"num_envs must be at least 1, got {count}")
+    return count
 
 
 def _by_name(

@@ -50,6 +50,16 @@ def test_keyword_of_another_type_is_named(wrong: dict[str, Any]) -> None:
         envhub.make_vec("CartPole-v1", num_envs=2, **wrong)
 
 
+@pytest.mark.parametrize("where", [{}, {"num_workers": 0}], ids=["hub", "in process"])
+def test_number_of_envs_that_cannot_be_is_named(where: dict[str, Any]) -> None:
+    for wrong, kind in ((0, ValueError), (-1, ValueError), (2.0, TypeError), ("3", TypeError)):
+        with pytest.raises(kind, match=f"^num_envs must be .*got {wrong!r}"):
+            envhub.make_vec("CartPole-v1", num_envs=wrong, **where)
+    for make in (envhub.make_vec, envhub.AsyncVectorEnv):
+        with pytest.raises(ValueError, match=r"^there is no factory in the list"):
+            make([], **where)
+
+
 def test_misspelt_keyword_beside_a_factory_is_named_with_the_right_one() -> None:
     with pytest.raises(TypeError, match=r"go into the factory.*did you mean 'num_workers'"):
         envhub.make_vec([sims.Counter] * 2, num_worker=3)

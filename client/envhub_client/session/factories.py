@@ -23,12 +23,15 @@ def checked_factories(given: Any) -> list[Factory]:
 
     Raises:
         TypeError: it is none, or one of them is no factory, such as an env that is made already.
+        ValueError: there is none in it.
     """
     if callable(given) or isinstance(given, (str, Env, VectorEnv)) or not isinstance(given, Iterable):
         raise TypeError(
             f'factories of envs are wanted, such as [lambda: gym.make("CartPole-v1")] * 4; got {_described(given)}'
         )
     factories = list(given)
+    if not factories:
+        raise ValueError("there is no factory in the list: it has one for each env")
     for number, factory in enumerate(factories):
         if not callable(factory):
             raise TypeError(

@@ -220,7 +220,7 @@ def test_every_hub_begins_its_routing_ids_elsewhere() -> None:
 
 MIB = 1 << 20
 EMPTY_LISTS = b"\x81\xa8num_envs\xdc\x00\x80" + (b"\xdc\xff\xff" + b"\x90" * 0xFFFF) * 128  # 8 MiB
-FRAMES = 100_000
+FRAMES, FRAMES_MANY = 100_000, 1_000_000
 
 
 @pytest.mark.usefixtures("honest")
@@ -307,10 +307,11 @@ def is_ended(peer: ZmtpPeer) -> bool:
 
 
 @pytest.mark.long
-def test_health_reports_how_long_the_handling_of_a_message_took(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_health_reports_how_long_other_messages_waited_for_one(tmp_path_factory: pytest.TempPathFactory) -> None:
     with serve(tmp_path_factory.mktemp("lag"), "counter=sims:counter") as hub, envhub.connect(hub.tcp) as client:
         with ZmtpPeer(hub.tcp) as peer:
             peer.connection.settimeout(30)
-            peer.connection.sendall(b"\x01\x00" * FRAMES + b"\x00\x00")
+            peer.connection.sendall(b"\x01\x00" * FRAMES_MANY + b"\x00\x00")
             assert wait_until(lambda: client.stats()["malformed"] == 1, 30)
-        assert client.health()["loop_lag_s"] > 0
+        # Each frame is thrown away by itself, and its share of the time is more than this anywhere.
+        assert client.health()["loop_lag_s"] > FRAMES_MANY * 1e-7

@@ -153,7 +153,7 @@ class Hub:
         self._started_s = time.monotonic()
         self._service = Service.SERVING
         self._requests = 0
-        self._discarding = False  # whether what comes next is the rest of a message that has too many frames
+        self._discarding_s: float | None = None  # since when what comes next is a message with too many frames
         self._listener: Listener | None = None
         self._audit = Audit(config.audit)
         unread_bytes_max = int(UNREAD_SHARE * config.limits.message_bytes_max)
@@ -473,9 +473,8 @@ class Hub:
 
     def _on_router(self) -> None:
         heard_ns = time.monotonic_ns()
-        if self._discarding:
-            with contextlib.suppress(zmq.Again):
-                self._discarding = not sockets.discard(self._router, DISCARDED_FRAMES_MAX)
+        if self._discarding_s is not None:
+            self._discard(self._discarding_s)
             return
         try:
             peer = sockets.receive_peer(self._router)
@@ -554,11 +553,19 @@ class Hub:
 
     def _refuse_frames(self, peer: bytes, frames: Sequence[zmq.Frame]) -> None:
         """End the connection that sends more frames than a message may have; those that libzmq has are thrown away."""
-        self._discarding = True
+        self._discarding_s = self._handled_s
         self._protocol.malformed += 1
         self._on_monitor()
         why = f"one of its messages has more than {prelude.FRAMES_MAX} frames"
         self._end_connections(self._access.ends(peer, sockets.connection_of(frames), why, self._handled_s))
+
+    def _discard(self, since_s: float) -> None:
+        """Throw away more of the message that came at ``since_s``; until it ends, no other is read."""
+        with contextlib.suppress(zmq.Again):
+            if sockets.discard(self._router, DISCARDED_FRAMES_MAX):
+                self._discarding_s = None
+        now_s = self._clock.now_s()
+        self._clock.note(now_s, now_s - since_s)
 
     def _admit_clients(self) -> None:
         """Answer libzmq whether clients are admitted, who wait in their handshakes."""

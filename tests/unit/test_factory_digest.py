@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +57,37 @@ def test_digest_is_the_same_in_every_run_of_a_program_and_another_once_that_is_c
 def test_captured_values_count() -> None:
     assert factories_digest([by_rank("CartPole-v1", 0)]) != factories_digest([by_rank("Pendulum-v1", 0)])
     assert factories_digest([by_rank("CartPole-v1", 0)]) == factories_digest([by_rank("CartPole-v1", 0)])
+
+
+def named_run(env_id: str, run_name: str, level: int) -> Callable[[], Any]:
+    return lambda: (gymnasium.make(env_id), run_name, level)
+
+
+def test_beside_an_id_other_texts_do_not_count() -> None:
+    known = factories_digest([named_run("CartPole-v1", "run at 1764192743", 1)])
+    assert known == factories_digest([named_run("CartPole-v1", "run at 1764192901", 1)])
+    assert known != factories_digest([named_run("Pendulum-v1", "run at 1764192743", 1)])
+    assert known != factories_digest([named_run("CartPole-v1", "run at 1764192743", 2)])
+    assert factories_digest([named_run("no id", "a", 1)]) != factories_digest([named_run("no id", "b", 1)])
+
+
+class Options:
+    """Options of a class of the program's own."""
+
+    def __init__(self, wait: float) -> None:
+        self.wait = wait
+
+
+@pytest.mark.parametrize("kind", [argparse.Namespace, types.SimpleNamespace, Options])
+def test_options_tell_by_their_values(kind: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Options, "__module__", "__main__")
+
+    def digest(wait: float) -> str:
+        options = kind(wait=wait)
+        return factories_digest([lambda: options])
+
+    assert digest(0.01) != digest(0.0)
+    assert digest(0.01) == digest(0.01)
 
 
 def test_values_that_differ_from_env_to_env_do_not_count() -> None:

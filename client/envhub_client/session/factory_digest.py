@@ -6,6 +6,7 @@ and of a program's own classes differ from run to run.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 import hashlib
@@ -14,6 +15,8 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, zip_longest
 from typing import Any
+
+import gymnasium
 
 TOKENS_MAX = 10_000  # of one factory
 FACTORIES_MAX = 16  # that are read
@@ -94,20 +97,28 @@ def _parts(value: Any) -> Iterator[Any]:
             yield from sorted(map(repr, value))
         case _ if dataclasses.is_dataclass(value):
             yield from (getattr(value, field.name) for field in dataclasses.fields(value))
-        case _ if callable(value):  # a factory of a class of its own
+        case types.SimpleNamespace() | argparse.Namespace():  # a program's options
+            yield vars(value)
+        case _ if callable(value) or _is_programs_own(type(value)):  # a factory, or options, of a class of its own
             yield from (type(value), vars(value) if hasattr(value, "__dict__") else None)
 
 
 def _captured(function: types.FunctionType) -> Iterator[Any]:
-    """The values of other scopes that a function uses."""
+    """The values of other scopes that a function uses.
+
+    Beside the id of an env other texts do not count: many programs name each run by the time, and its folders by that.
+    """
     try:
         found = inspect.getclosurevars(function)
     except ValueError:  # a cell is still empty
         return
-    for scope in (found.nonlocals, found.globals):
-        for _, value in sorted(scope.items()):
-            if not isinstance(value, types.ModuleType):
-                yield value
+    values = [value for scope in (found.nonlocals, found.globals) for _, value in sorted(scope.items())]
+    texts = [value for value in values if isinstance(value, str)]
+    ids = [text for text in texts if text.rpartition(":")[2] in gymnasium.registry]
+    for value in values:
+        if not isinstance(value, (types.ModuleType, str)):
+            yield value
+    yield from ids or texts
 
 
 def _is_programs_own(value: Any) -> bool:

@@ -83,6 +83,27 @@ def test_map_of_any_kind_is_an_info(info: Any, mode: AutoresetMode) -> None:
     compare(info, info, mode)
 
 
+class Deep(Informing):
+    """Its infos are dicts in dicts, deeper than can be copied, pickled or encoded."""
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        info: dict[str, Any] = {}
+        for _ in range(500):
+            info = {"d": info}
+        return *super().step(action)[:4], info
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=lambda mode: mode.value)
+def test_info_that_is_too_deep_to_be_copied_ends_no_step(mode: AutoresetMode) -> None:
+    with contextlib.closing(envhub.make_vec([lambda: Deep({}, {})] * 2, autoreset_mode=mode)) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        *_, terminations, _, infos = envs.step([0, 0])
+        assert terminations.all()
+        ended = infos["final_info"] if mode is AutoresetMode.SAME_STEP else infos
+        assert "d" in ended["d"]
+
+
 @pytest.mark.parametrize("info", [*NO_MAPS, {}], ids=repr)
 def test_final_info_is_whatever_the_env_gave(info: Any) -> None:
     class Ending(Informing):

@@ -60,6 +60,18 @@ def test_number_of_envs_that_cannot_be_is_named(where: dict[str, Any]) -> None:
             make([], **where)
 
 
+class Unprintable:
+    """An argument whose ``repr`` raises."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("not initialised yet")
+
+
+def test_factory_may_have_what_has_no_repr() -> None:
+    with closing(envhub.make_vec([partial(lambda _: sims.Counter(), Unprintable())] * 2)) as envs:
+        envs.reset()
+
+
 def test_misspelt_keyword_beside_a_factory_is_named_with_the_right_one() -> None:
     with pytest.raises(TypeError, match=r"go into the factory.*did you mean 'num_workers'"):
         envhub.make_vec([sims.Counter] * 2, num_worker=3)

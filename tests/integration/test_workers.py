@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import psutil
 import pytest
 import sims
@@ -181,7 +182,9 @@ def waits_as_if_in_process() -> sims.Counter:
     return kind()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(("keyword", "workers"), [("num_workers", 2), ("max_concurrency", 2)])
+@pytest.mark.parametrize(
+    ("keyword", "workers"), [("num_workers", 2), ("num_workers", np.int64(2)), ("max_concurrency", 2)]
+)
 def test_drop_in_takes_the_number_of_workers(keyword: str, workers: int) -> None:
     with closing(envhub.AsyncVectorEnv([sims.Counter] * 5, **{keyword: workers})) as envs:
         assert envs.sizing == (2, "told by num_workers=2")

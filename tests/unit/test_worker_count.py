@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 from envhub_server.catalog.step_costs import StepCost
 from envhub_server.ipc.control import FirstBuilt
-from envhub_server.session.worker_count import Machine, WorkerCount, better_count, known, of_first_envs, soonest, told
+from envhub_server.session.worker_count import (
+    Machine,
+    WorkerCount,
+    better_count,
+    better_count_text,
+    known,
+    of_first_envs,
+    soonest,
+    told,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -118,6 +127,12 @@ def test_number_that_is_reported_as_better_is_the_one_that_the_next_session_gets
     found, next_one = better_count(64, 1, WAIT_10_MS, small), known(64, WAIT_10_MS, small)
     assert found is not None and next_one is not None and found[0] == next_one.workers == 8
     assert better_count(64, 8, WAIT_10_MS, small) is None
+
+
+def test_next_session_is_promised_the_number_only_where_it_knows_the_env_again() -> None:
+    texts = [better_count_text(16, 1, 16, 12.0, WAIT_10_MS, known_again) for known_again in (True, False)]
+    assert ["by itself" in text for text in texts] == [True, False]
+    assert texts[1].endswith("pass num_workers=16")
 
 
 def test_known_env_gets_no_more_workers_than_there_is_memory_for() -> None:

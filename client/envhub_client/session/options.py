@@ -7,6 +7,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
@@ -82,8 +83,11 @@ class SessionOptions:
             raise ValueError(f"lane must be 'auto' or 'wire', got {self.lane!r}")
         if self.compression not in (None, "auto", *METHODS):
             raise ValueError(f"compression must be 'auto', 'lz4', 'zstd' or None, got {self.compression!r}")
-        workers, seconds = self.num_workers, cast("object", self.reconnect_timeout)
-        if not (workers is None or workers == "auto" or (type(workers) is int and workers >= 0)):
+        workers, seconds = cast("object", self.num_workers), cast("object", self.reconnect_timeout)
+        if isinstance(workers, np.integer):
+            workers = int(workers)
+            object.__setattr__(self, "num_workers", workers)
+        if not (workers is None or (type(workers) is int and workers >= 0) or str(workers) == "auto"):
             raise ValueError(f"num_workers must be a number from 0, 'auto' or None, got {workers!r}")
         if not isinstance(self.pin, bool):
             raise TypeError(f"pin must be True or False, got {self.pin!r}")

@@ -41,7 +41,7 @@ from envhub.protocol.messages import (
 )
 from envhub.values.info_columns import EXAMPLE_BYTES_MAX, TEMPLATES_MAX
 from envhub_server.catalog.registry import Recipe
-from envhub_server.catalog.step_costs import average
+from envhub_server.catalog.step_costs import average, key
 from envhub_server.ipc import control
 from envhub_server.ipc.journal import name_of_raised
 from envhub_server.ipc.reseeding import reseeded
@@ -1002,7 +1002,7 @@ class SessionState:
         if better is None:
             return learned
         self._warned = True
-        return [*learned, do.Notify(better_count_text(num_envs, count, *better, cost))]
+        return [*learned, do.Notify(better_count_text(num_envs, count, *better, cost, bool(key(self.make))))]
 
     # --- workers that end, and those that take their place ------------------------------------------------------------
 

@@ -148,9 +148,12 @@ def better_count(num_envs: int, workers: int, cost: StepCost, machine: Machine) 
     return (best, taken_s / best_s) if taken_s / best_s > NOTABLY else None
 
 
-def better_count_text(num_envs: int, workers: int, best: int, times_as_fast: float, cost: StepCost) -> str:
-    """What is told where ``better_count`` found a better number."""
+def better_count_text(
+    num_envs: int, workers: int, best: int, times_as_fast: float, cost: StepCost, known_again: bool
+) -> str:
+    """What is told where ``better_count`` found a better number; ``known_again``: the next session finds the cost."""
+    then = "the next session of this env gets them by itself" if known_again else f"pass num_workers={best}"
     return (
         f"{num_envs} envs in {workers} workers: {best} would step them about {times_as_fast:.1f} times as fast, for a "
-        f"step takes {cost}; the next session of this env gets them by itself"
+        f"step takes {cost}; {then}"
     )

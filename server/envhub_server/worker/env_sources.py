@@ -94,7 +94,7 @@ def source_of(factory: Any) -> bytes:
     """How a factory that came pickled can be named, encoded: ``[entry, kwargs]`` with an encoded map of arguments.
 
     Of one that has no name, such as a lambda, or takes what the codec does not carry, the entry is empty, and in place
-    of the arguments is its ``repr``.
+    of the arguments is the ``repr`` of its function.
     """
     function, args, kwargs = factory, (), {}
     if isinstance(factory, partial):
@@ -109,7 +109,7 @@ def source_of(factory: Any) -> bytes:
             return codec.encode([entry, codec.encode({**named_args, **kwargs})])
     except Exception:  # a name that leads nowhere, or an argument that has no form in the codec
         pass
-    return codec.encode(["", repr(factory).encode()[:256]])
+    return codec.encode(["", codec.as_repr(function).data[:256]])  # that of all arguments may be of megabytes
 
 
 def versions_of(env: Any) -> dict[str, str]:

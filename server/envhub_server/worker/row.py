@@ -381,8 +381,12 @@ def _copied(info: Any) -> Any:
     """A copy as deep as possible; a value that cannot be copied, such as a lock, later travels as its ``repr``."""
     try:
         return copy.deepcopy(info)
+    except RecursionError:
+        return info
     except Exception:  # anything may raise in a foreign __reduce__
-        return {key: _copied(value) for key, value in info.items()} if isinstance(info, dict) else info
+        pass
+    # Outside of the handler, in which each level's exception would be the context of the next.
+    return {key: _copied(value) for key, value in info.items()} if isinstance(info, dict) else info
 
 
 def _store_leaf(batch: np.ndarray, index: int, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 from importlib import import_module
@@ -68,15 +69,22 @@ def unfit(made: Any) -> str:
 def pickled(spec: Any) -> bytes:
     """An entry of the registry as bytes, which are equal in all processes that have the same entry.
 
+    They are a pair: the entry without its callables, and these by the names of their fields, each pickled by itself.
+
     Raises:
         Exception: what a foreign object raises when it is pickled.
     """
-    if not isinstance(spec.entry_point, str):
+    found = {name: getattr(spec, name, None) for name in ("entry_point", "vector_entry_point")}
+    callables = {name: each for name, each in found.items() if callable(each)}
+    if callables:
         from envhub.values import code_pickler
 
-        return code_pickler.dumps(spec)
+        plain = copy.copy(spec)
+        for name in callables:
+            setattr(plain, name, None)
+        return code_pickler.dumps((plain, {name: code_pickler.dumps(each) for name, each in callables.items()}))
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer)
     pickler.fast = True  # no references to equal parts, because some processes have one object there and others two
-    pickler.dump(spec)
+    pickler.dump((spec, {}))
     return buffer.getvalue()

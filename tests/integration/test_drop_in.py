@@ -248,10 +248,54 @@ def test_registration_that_does_not_load_in_a_worker_hides_no_other(tmp_path: Pa
     gym.register("Lost-v0", entry_point=module.Lost)
     try:
         envhub.make_vec("CartPole-v1", 1).close()
-        with pytest.raises(gym.error.NameNotFound):
+        with pytest.raises(ModuleNotFoundError, match="of_the_program_alone"):
             envhub.make_vec("Lost-v0", 1)
     finally:
         del gym.registry["Lost-v0"], sys.modules[module.__name__]
+
+
+HEAVY = """
+import sims
+
+print("heavy is imported")
+
+def make():
+    return sims.Counter()
+"""
+REGISTERING = """
+import gymnasium, sims
+
+gymnasium.register("Registered-v0", entry_point="registering:make")
+gymnasium.register("Registered-v1", entry_point=sims.Counter)
+
+def make():
+    return sims.Counter()
+"""
+USING = """
+import functools, sys
+sys.path[:0] = {places!r}
+import gymnasium, envhub, heavy, registering
+
+gymnasium.register("Heavy-v0", entry_point=heavy.make)
+for name in ("Registered-v0", "Registered-v1", "Heavy-v0"):
+    print("making", name, flush=True)
+    for env in (name, [functools.partial(gymnasium.make, name)] * 2):
+        envs = envhub.make_vec(env, 2, num_workers=2)
+        envs.reset()
+        envs.close()
+"""
+
+
+@pytest.mark.long
+def test_what_an_env_needs_not_is_neither_imported_nor_told(tmp_path: Path) -> None:
+    (tmp_path / "heavy.py").write_text(HEAVY)
+    (tmp_path / "registering.py").write_text(REGISTERING)
+    program = USING.format(places=[str(tmp_path), str(Path(sims.__file__).parent)])
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    before, _, after = ran.stdout.partition("making Heavy-v0")
+    assert [part.count("heavy is imported") for part in (before, after)] == [1, 4]
+    assert "Overriding" not in ran.stderr
 
 
 PROGRAM = """

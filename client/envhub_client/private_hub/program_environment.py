@@ -13,7 +13,6 @@ from gymnasium.envs.registration import EnvSpec
 
 from envhub.errors import HubUnreachable
 from envhub.protocol.messages import World
-from envhub.values import code_pickler
 from envhub.values.gym_api import pickled
 
 
@@ -37,7 +36,7 @@ def _pickled(spec: EnvSpec) -> bytes:
         module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
         if module == "__main__":  # a worker's main module is another one, so the class itself travels
             owner = functools.reduce(getattr, name.split("."), sys.modules[module])
-            return code_pickler.dumps(dataclasses.replace(spec, entry_point=owner))
+            return pickled(dataclasses.replace(spec, entry_point=owner))
         return pickled(spec)
     except Exception:  # whatever a foreign object raises when it is pickled, it stays at home
         return b""

@@ -9,6 +9,7 @@ import os
 import pickle
 import platform
 import sys
+import warnings
 from functools import partial
 from typing import Any
 
@@ -187,8 +188,33 @@ def _register(registrations: bytes) -> None:
         if entry in _known_registrations:
             continue
         try:
-            spec = pickle.loads(entry)  # noqa: S301
+            spec, callables = pickle.loads(entry)  # noqa: S301
         except Exception as error:  # most programs never use this entry, so it must not stop the others
             api.logger.warn(f"a registration of the program cannot be loaded in a worker: {error!r}")
             continue
+        for name, blob in callables.items():
+            setattr(spec, name, _Unloaded(blob))
         api.registry[spec.id] = spec
+    # What the program has imported is registered already, and once more where an env imports it.
+    warnings.filterwarnings("ignore", r".*Overriding environment .* already in registry", UserWarning)
+
+
+class _Unloaded:
+    """A callable of the program's registry, loaded once it is used: that may import what no env here needs."""
+
+    def __init__(self, blob: bytes) -> None:
+        self._blob = blob
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._load()(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:  # such as the ``metadata`` of an env's class
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._load(), name)
+
+    def __reduce__(self) -> Any:
+        return pickle.loads, (self._blob,)
+
+    def _load(self) -> Any:
+        return pickle.loads(self._blob)  # noqa: S301  from the owner of this private hub

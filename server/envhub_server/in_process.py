@@ -199,6 +199,8 @@ class _Crashed(Exception):
 class _InProcessWorker(Worker):
     """A worker that is no process of its own."""
 
+    never_truncated = (*Worker.never_truncated, KeyboardInterrupt)  # which is the program's
+
     def __init__(self, channel: Any, interrupts: _Interrupts) -> None:
         super().__init__(channel)
         self._interrupts = interrupts

@@ -158,7 +158,8 @@ def test_env_that_cannot_be_built_at_all() -> None:
         pass
 
 
-def test_interrupt_in_a_step_is_the_programs_and_reset_goes_on() -> None:
+@pytest.mark.parametrize("on_exception", ["raise", "truncate"])
+def test_interrupt_in_a_step_is_the_programs_and_reset_goes_on(on_exception: str) -> None:
     class Slow(Strict):
         def step(self, action: Any) -> Any:
             if action == 1:
@@ -166,7 +167,7 @@ def test_interrupt_in_a_step_is_the_programs_and_reset_goes_on() -> None:
                 time.sleep(20)
             return super().step(action)
 
-    with made(Slow) as envs:
+    with made(Slow, on_exception=on_exception) as envs:
         envs.reset(seed=1)
         with pytest.raises(KeyboardInterrupt):
             envs.step(np.array([0, 1, 0]))

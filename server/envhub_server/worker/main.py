@@ -104,7 +104,13 @@ _CAME_BACK = (
 
 
 class Worker:
-    """The envs of this process and the loop that serves them."""
+    """The envs of this process and the loop that serves them.
+
+    Attributes:
+        never_truncated: what a step raises whatever is to be done about exceptions of envs.
+    """
+
+    never_truncated: tuple[type[BaseException], ...] = (PendingFailure,)
 
     def __init__(self, channel: Channel, stack_dumps: StackDumps | None = None) -> None:
         """Serve by this channel; ``stack_dumps`` are those of a process of its own."""
@@ -655,7 +661,7 @@ class Worker:
             return  # the other worker completes the row
         except BaseException as error:
             policy = self._on_invalid if isinstance(error, NotFinite) else self._on_exception
-            if steps and not isinstance(error, PendingFailure) and policy == "truncate":
+            if steps and not isinstance(error, self.never_truncated) and policy == "truncate":
                 self._truncate(row, error)
             else:
                 row.repeat_last()

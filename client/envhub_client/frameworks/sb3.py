@@ -21,6 +21,7 @@ from stable_baselines3.common.vec_env.base_vec_env import (
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.frameworks import composed_actions
 from envhub_client.frameworks.attributes import attributes
 from envhub_client.frameworks.by_value import by_value
 from envhub_client.frameworks.decided_options import refuse_decided
@@ -65,6 +66,7 @@ class HubVecEnv(VecEnv):
         except BaseException:
             self.envs.close(terminate=True)
             raise
+        self._composed_actions = composed_actions.is_composed(self.action_space)
         # As ``DummyVecEnv`` does: ``VecVideoRecorder`` asks other classes than SB3's own for its ``render_fps``.
         self.metadata = {name: value for name, value in self.envs.metadata.items() if name != "autoreset_mode"}
 
@@ -84,6 +86,8 @@ class HubVecEnv(VecEnv):
     def step_async(self, actions: np.ndarray) -> None:
         """Begin a step; errors as for ``HubVectorEnv.step_async``."""
         self.envs.drop_pending()  # as in ``reset``
+        if self._composed_actions:
+            actions = composed_actions.batched(self.action_space, actions)
         self.envs.step_async(actions)
 
     def step_wait(self) -> VecEnvStepReturn:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Dict, Tuple
+from gymnasium.spaces import Tuple
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import create_empty_array, iterate
 from tianshou.data import AsyncCollector as TianshouAsyncCollector
 from tianshou.data import CollectStats, VectorReplayBuffer
 from tianshou.env import BaseVectorEnv, VectorEnvWrapper
@@ -21,6 +21,7 @@ from envhub.errors import HubTimeout
 from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.deadline import Deadline
 from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.frameworks import composed_actions
 from envhub_client.frameworks.attributes import attributes, call
 from envhub_client.frameworks.by_value import by_value
 from envhub_client.frameworks.decided_options import refuse_decided
@@ -116,7 +117,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         self._all = np.arange(count)
         self._all_ids = list(range(count))
         self._space = self.envs.single_observation_space
-        self._flat_actions = not isinstance(self.envs.single_action_space, (Dict, Tuple))
+        self._flat_actions = not composed_actions.is_composed(self.envs.single_action_space)
         self._space_seeds: list[int | None] = [None] * count
         self._sent: Any = None  # the last actions that were sent by parts
         self._held: list[_Part] = []  # results that came while other envs were waited for
@@ -371,9 +372,7 @@ class TianshouVectorEnv(BaseVectorEnv):
             return action.detach().cpu().numpy()
         if self._flat_actions:
             return action
-        space: Any = self.envs.single_action_space
-        empty: Any = create_empty_array(space, len(action))
-        return concatenate(space, list(action), empty)
+        return composed_actions.batched(self.envs.single_action_space, action)
 
     # --- observations -------------------------------------------------------------------------------------------------
 

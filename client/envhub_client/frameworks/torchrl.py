@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.error import ResetNeeded
+from gymnasium.spaces import Dict, Space, Tuple
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Binary, Unbounded
@@ -116,7 +117,7 @@ class HubTorchEnv(GymWrapper):
             for row in rows:
                 self._end(row, infos, invalid)
             shown.fresh, shown.cut = dones & ~invalid, bool(invalid.any())
-            observations = _replaced(observations, rows, ends)
+            observations = _replaced(self._env.single_observation_space, observations, rows, ends)
         others = {
             "reward": _column(rewards.astype(np.float32)),
             "done": _column(dones),
@@ -196,12 +197,16 @@ def _column(values: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(values).unsqueeze(-1)
 
 
-def _replaced(batch: Any, rows: list[int], values: Sequence[Any]) -> Any:
-    """A copy of batched observations with those of some rows in their places."""
-    if isinstance(batch, dict):
-        return {key: _replaced(part, rows, [value[key] for value in values]) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(_replaced(part, rows, [value[place] for value in values]) for place, part in enumerate(batch))
-    batch = batch.copy()
-    batch[rows] = values
-    return batch
+def _replaced(space: Space[Any], batch: Any, rows: list[int], values: Sequence[Any]) -> Any:
+    """A copy of batched observations of ``space`` with those of some rows in their places."""
+    if isinstance(space, Dict):
+        return {key: _replaced(part, batch[key], rows, [value[key] for value in values]) for key, part in space.items()}
+    if isinstance(space, Tuple):
+        parts = enumerate(space.spaces)
+        return tuple(_replaced(part, batch[at], rows, [value[at] for value in values]) for at, part in parts)
+    if isinstance(batch, np.ndarray):
+        batch = batch.copy()
+        batch[rows] = values
+        return batch
+    given = dict(zip(rows, values, strict=True))  # of texts, and whatever else has no array
+    return tuple(given.get(row, value) for row, value in enumerate(batch))

@@ -154,6 +154,36 @@ def test_results_are_those_of_subproc_vec_env(program: str) -> None:
             assert_same(found, wanted, f"{program} {number}")
 
 
+class Composed(gymnasium.Env[Any, Any]):
+    """Its observation is the sum of the parts of its action."""
+
+    observation_space = gymnasium.spaces.Box(-9, 9, (1,), np.float64)
+
+    def __init__(self, kind: type) -> None:
+        parts = {"push": gymnasium.spaces.Box(-1, 1, (2,), np.float32), "gear": gymnasium.spaces.Discrete(3)}
+        self.action_space = kind(parts if kind is gymnasium.spaces.Dict else tuple(parts.values()))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(1), {}
+
+    def step(self, action: Any) -> Any:
+        push, gear = (action["push"], action["gear"]) if isinstance(action, dict) else action
+        return np.array([push.sum() + gear], np.float64), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("kind", [gymnasium.spaces.Dict, gymnasium.spaces.Tuple])
+def test_actions_with_parts_are_given_for_each_env(kind: type) -> None:
+    shown = []
+    for env_class in (SubprocVecEnv, HubVecEnv):
+        with contextlib.closing(env_class([functools.partial(Composed, kind)] * NUM_ENVS)) as envs:
+            envs.reset()
+            envs.action_space.seed(5)
+            actions = [[envs.action_space.sample() for _ in range(NUM_ENVS)] for _ in range(5)]
+            shown.append([envs.step(each)[0] for each in actions])  # type: ignore[arg-type]
+    assert np.array_equal(*shown) and np.unique(shown).size > NUM_ENVS
+
+
 ASKED: dict[str, Callable[[VecEnv, Any], Any]] = {
     "value": lambda envs, indices: envs.get_attr("value", indices),
     "property": lambda envs, indices: envs.get_attr("computed", indices),

@@ -208,6 +208,21 @@ def test_reset_of_what_a_step_has_reset_is_one_reset(options: dict[str, Any]) ->
             assert env.reset()["observation"].tolist() == [[episode, 0]] * NUM_ENVS
 
 
+def test_texts_of_an_ended_episode_are_the_last_ones_of_it() -> None:
+    with contextlib.closing(make_env(torchrl_envs.Speaks, 2, num_workers=1)) as env:
+        root, shown = env.reset(), []
+        for _ in range(5):
+            data, root = env.step_and_maybe_reset(env.rand_action(root))
+            shown.append([list(each["said"]) for each in (data["next"], root)])
+    assert shown == [
+        [["1x1"] * 2, ["1x1"] * 2],
+        [["1x2"] * 2, ["2x0"] * 2],
+        [["2x1"] * 2, ["2x1"] * 2],
+        [["2x2"] * 2, ["2x2"] * 2],
+        [["2x3"] * 2, ["3x0"] * 2],
+    ]
+
+
 def test_step_of_ended_episodes_is_refused_as_by_torchrls_own_wrapper(options: dict[str, Any]) -> None:
     with contextlib.closing(made("counts", options)) as env:
         found = env.reset()

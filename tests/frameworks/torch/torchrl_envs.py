@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, Text
 
 LENGTH = 5
 
@@ -49,6 +49,28 @@ class Kinds(gymnasium.Env[Any, Any]):
             self.steps % 5 == 0,
             {"taken": np.float32(self.steps)},
         )
+
+
+class Speaks(gymnasium.Env[Any, Any]):
+    """Says in which step of which episode it is; an episode has as many steps as its number and one."""
+
+    observation_space = Dict({"said": Text(9), "place": Box(-1, 99, (1,), np.float32)})
+    action_space = Discrete(2)
+
+    def __init__(self) -> None:
+        self.episode, self.steps = 0, 0
+
+    def _observed(self) -> dict[str, Any]:
+        return {"said": f"{self.episode}x{self.steps}", "place": np.array([self.steps], np.float32)}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.episode, self.steps = self.episode + 1, 0
+        return self._observed(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self._observed(), 1.0, self.steps > self.episode, False, {}
 
 
 class Counts(gymnasium.Env[Any, Any]):

@@ -20,7 +20,7 @@ from envhub.arena.stand_in import ENDED, FRESH
 from envhub.errors import printable
 from envhub.values import codec
 from envhub_server.ipc import control, journal
-from envhub_server.ipc.journal import CALL, History
+from envhub_server.ipc.journal import BY_REQUEST, CALL, FIRST, History
 from envhub_server.ipc.replay_file import FILE_BYTES_MAX, Replay, unpack
 from envhub_server.processes.exit_cause import signal_name
 from envhub_server.processes.interpreter import (
@@ -256,7 +256,7 @@ def _verdict(replay: Replay, history: History, course: Course) -> Comparison:
     if course.differs is not None:
         text = f"observation differs first at {_named(replay, history, course.differs)}; "
         if not not_run:  # which else may be why
-            text = f"non-deterministic simulator: {text}"
+            text = f"{'reset without a seed' if _is_unseeded(history) else 'non-deterministic simulator'}: {text}"
         now_text = "it did not fail" if not now else f"it {_told(now)} at {_named(replay, history, course.call)}"
         return Comparison(
             False,
@@ -313,6 +313,12 @@ def _named(replay: Replay, history: History, call: int) -> str:
     if since == call or history.rows > 1:  # each env of a vector env has episodes of its own
         return f"step {call}"
     return f"step {call} ({since} of its episode)"
+
+
+def _is_unseeded(history: History) -> bool:
+    """Whether the env was reset without a seed, and the random numbers that it had are not known."""
+    resets = [note for note in history.notes if note.kind in (BY_REQUEST, FIRST)]
+    return any(note.seed is None and not note.generator for note in resets)
 
 
 def _not_run(history: History) -> str:

@@ -436,7 +436,7 @@ def test_env_that_is_built_again_in_its_process_has_the_init_timeout() -> None:
 def test_env_that_dies_at_every_step_ends_in_one_clear_error_and_the_hub_lives(address: str | None) -> None:
     with made(address) as envs:
         envs.reset()
-        with pytest.raises(envhub.RestartsExhausted, match="it ended 6 times and is not started again"):
+        with pytest.raises(envhub.RestartsExhausted, match="it failed 6 times and is not started again"):
             for _ in range(50):
                 step(envs, 0, KILL, 0)
         with pytest.raises(envhub.RestartsExhausted):

@@ -123,3 +123,11 @@ def test_vector_env_of_chance_is_told_as_such() -> None:
         envs.reset(seed=3)
         (name,) = failures(envs, 1)
         assert run(name).text.startswith("non-deterministic simulator: observation differs first at step 1;")
+
+
+def test_vector_env_without_a_seed_is_told_as_such() -> None:
+    factory = partial(vector_sims.brittles, cause="exception", rate=0.05)
+    with closing(envhub.make_vec(factory, NUM_ENVS, vector=True, **OPTIONS)) as envs:
+        envs.reset()
+        for name in failures(envs, 1):
+            assert run(name).text.startswith("reset without a seed: observation differs first at step 0;")

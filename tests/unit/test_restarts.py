@@ -18,7 +18,7 @@ def test_one_that_ends_at_once_waits_twice_as_long_each_time_and_is_then_given_u
     found = restarts()
     delays = [serve_and_end(found, 10.0 + number, served_s=0.1) for number in range(6)]
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, None]
-    assert found.count(0) == 6
+    assert found.count(0) == 6 and found.told(0) == "it failed 6 times"
 
 
 def test_delay_has_a_limit() -> None:
@@ -43,6 +43,7 @@ def test_workers_have_budgets_of_their_own_and_one_of_all() -> None:
     found = restarts()
     delays = [serve_and_end(found, 10.0, served_s=5, worker=worker) for worker in range(11)]
     assert delays == [0.1] * 10 + [None]
+    assert found.told(10) == "it failed 1 times, and all workers of this session 11 times within 60 s,"
 
 
 def test_one_budget_of_all_workers_has_a_restart_for_each_env() -> None:

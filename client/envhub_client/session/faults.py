@@ -31,7 +31,7 @@ class FaultOptions:
         restarts_max: how often the envs of one process are restarted within a minute; ``RestartsExhausted`` after that.
         init_timeout: for making an env, and for its first step, in which much is compiled.
         reset_timeout: for a reset.
-        step_timeout: for a step.
+        step_timeout: for a step, also where that resets the env.
         call_timeout: for a call.
         close_timeout: for all envs to close.
     """

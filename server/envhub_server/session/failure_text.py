@@ -101,9 +101,9 @@ def loss(told: Failure, found: EnvFailure, faults: Faults) -> WorkerLoss:
     return WorkerLoss(told, policy == "raise", failure_info(found))
 
 
-def exhausted(told: Failure, restarts: int) -> Failure:
-    """What to tell once a worker is not started again."""
-    text = f"{told.message}; it ended {restarts} times and is not started again: close this session, mend the env"
+def exhausted(told: Failure, how_often: str) -> Failure:
+    """What to tell once a worker is not started again; ``how_often`` it failed, as a sentence without an end."""
+    text = f"{told.message}; {how_often} and is not started again: close this session, mend the env"
     return Failure(
         "restarts_exhausted", "session", text, told.env_index, told.worker, log_tail=told.log_tail, replay=told.replay
     )

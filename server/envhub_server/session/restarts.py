@@ -42,6 +42,13 @@ class Restarts:
         """How often this worker has ended."""
         return self._count[worker]
 
+    def told(self, worker: int) -> str:
+        """How often the worker, or an env of it, has failed; and all of them, where that is what was too often."""
+        text = f"it failed {self._count[worker]} times"
+        if len(self._ends_s[worker]) > self._restarts_max or len(self._all_s) <= self._all_max:
+            return text
+        return f"{text}, and all workers of this session {len(self._all_s)} times within {WINDOW_S:g} s,"
+
     def serves(self, worker: int, now_s: float) -> None:
         """Note that its envs are made."""
         self._serving_since_s[worker] = now_s

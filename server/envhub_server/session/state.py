@@ -1048,7 +1048,7 @@ class SessionState:
         found = failure_text.env_failure(failure, exited.cause, why, count - 1)
         kept = self._keep_replay(number, None, -1, found)
         if delay_s is None:
-            return [*kept, *self._break(failure_text.exhausted(failure, count))]
+            return [*kept, *self._break(failure_text.exhausted(failure, self._restarts.told(number)))]
         worker.restart_at_s = now_s + delay_s
         worker.loss = failure_text.loss(failure, found, self.make.faults)
         resetting = tuple(worker.pending.rows) if isinstance(worker.pending, control.ResetRows) else None
@@ -1092,7 +1092,7 @@ class SessionState:
             return kept
         text = f"env {row} raised {said.message.message}"
         failure = Failure("worker_died", "request", text, env_index=row, worker=said.worker)
-        return [*kept, *self._break(failure_text.exhausted(failure, self._restarts.count(said.worker)))]
+        return [*kept, *self._break(failure_text.exhausted(failure, self._restarts.told(said.worker)))]
 
     def _on_built_again(self, said: WorkerSaid, now_s: float) -> Instructions:
         worker = self.workers[said.worker]

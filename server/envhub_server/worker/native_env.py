@@ -87,7 +87,8 @@ class NativeEnv:
         """Why its rows cannot be reset as this autoreset mode demands; empty if they can."""
         name, own = type(self.made).__name__, self.autoreset_mode
         if own not in (NEXT_STEP, SAME_STEP, DISABLED):
-            return f"{name} does not say in metadata['autoreset_mode'] when it resets its envs, but {own!r}"
+            text = f"{name} does not say in metadata['autoreset_mode'] when it resets its envs, but {own!r}"
+            return f"{text}; vector envs of gym, and of Gymnasium before 1.0, do not"
         possible = {own}
         if self.takes_masks and own != SAME_STEP:
             possible |= {SAME_STEP, DISABLED}

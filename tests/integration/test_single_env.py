@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import sims
+from gymnasium import spaces
+from same import assert_same
 
 import envhub
 
@@ -69,3 +72,47 @@ def test_attribute_that_nobody_has_is_set_only_by_force(env: envhub.HubEnv) -> N
     wrapped.set_wrapper_attr("fresh", 1)
     assert vars(wrapped)["fresh"] == 1 and not env.has_wrapper_attr("fresh")
     assert env.set_wrapper_attr("fresh", 2) and env.get_wrapper_attr("fresh") == 2
+
+
+class Samples(gym.Env[Any, Any]):
+    """Observes samples of a space."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        self.observation_space = space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+
+SCALAR, PAIR = spaces.Box(-1, 1, (), np.float32), spaces.Box(-1, 1, (2,), np.float64)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        SCALAR,
+        PAIR,
+        spaces.Discrete(5, start=2),
+        spaces.MultiDiscrete([3, 4]),
+        spaces.MultiBinary(3),
+        spaces.Text(4, charset="a"),
+        spaces.Sequence(SCALAR),
+        spaces.Dict(b=SCALAR, a=spaces.Tuple([PAIR, spaces.Discrete(3)])),
+        spaces.Tuple([SCALAR, spaces.Dict(a=PAIR, text=spaces.Text(3, charset="b"))]),
+    ],
+    ids=str,
+)
+def test_observations_are_of_the_kinds_that_the_env_gives(space: gym.Space[Any]) -> None:
+    with contextlib.closing(envhub.make(lambda: Samples(space))) as found:
+        wanted = Samples(space)
+        assert_same(found.reset(seed=3)[0], wanted.reset(seed=3)[0], "reset")
+        for _ in range(3):
+            observation = found.step(0)[0]
+            assert_same(observation, wanted.step(0)[0], "step")
+            assert found.observation_space.contains(observation)

@@ -6,7 +6,6 @@ from typing import Any, SupportsFloat
 
 import gymnasium
 import numpy as np
-from gymnasium.vector.utils import iterate
 
 from envhub.errors import RequestRefused
 from envhub_client.envs.vector_env import HubVectorEnv
@@ -28,7 +27,7 @@ class HubEnv(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the env; as ``gymnasium.Env.reset``. Errors as for ``HubVectorEnv.reset``."""
         observations, infos = self._envs.reset_each(None if seed is None else [seed], options)
-        return self._only(observations), infos.get(0, {})
+        return self._only(self.observation_space, observations), infos.get(0, {})
 
     @hiding_frames
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
@@ -36,7 +35,7 @@ class HubEnv(gymnasium.Env[Any, Any]):
         actions = self._batch(self.action_space, action)
         observations, rewards, terminations, truncations, infos = self._envs.step_each(actions)
         flags = bool(terminations[0]), bool(truncations[0])
-        return self._only(observations), float(rewards[0]), *flags, infos.get(0, {})
+        return self._only(self.observation_space, observations), float(rewards[0]), *flags, infos.get(0, {})
 
     @hiding_frames
     def render(self) -> Any:
@@ -99,8 +98,12 @@ class HubEnv(gymnasium.Env[Any, Any]):
         seed: int = self._envs.get_attr("np_random_seed")[0]
         return seed
 
-    def _only(self, observations: Any) -> Any:
-        return next(iter(iterate(self._envs.observation_space, observations)))
+    def _only(self, space: gymnasium.Space[Any], batch: Any) -> Any:
+        if isinstance(space, gymnasium.spaces.Dict):
+            return {key: self._only(sub, batch[key]) for key, sub in space.spaces.items()}
+        if isinstance(space, gymnasium.spaces.Tuple):
+            return tuple(self._only(sub, part) for sub, part in zip(space.spaces, batch, strict=True))
+        return batch[0, ...] if isinstance(space, gymnasium.spaces.Box) else batch[0]  # of no axes, too, an array
 
     def _batch(self, space: gymnasium.Space[Any], action: Any) -> Any:
         if isinstance(space, gymnasium.spaces.Dict):

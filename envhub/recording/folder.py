@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,16 @@ def write_json(path: Path, value: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     hidden.replace(path)
+
+
+def amend(folder: Path, counts: Mapping[str, Any]) -> None:
+    """Say something else of a recording, whose process has ended before it could.
+
+    Raises:
+        OSError: it was not begun.
+    """
+    about = json.loads((folder / ABOUT).read_text())
+    write_json(folder / ABOUT, {**about, **counts})
 
 
 class RecordingFolder:

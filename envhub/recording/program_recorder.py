@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import subprocess
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from envhub.errors import UnsupportedSpace
-from envhub.recording.folder import ABOUT, claim, recorded_in, write_json
+from envhub.recording.folder import amend, claim, recorded_in
 from envhub.recording.options import RecordOptions
 from envhub.recording.recorder import EpisodeRecorder, Selection
 from envhub.recording.recorder_handle import RecorderHandle, missing_packages, setup_of, why_unrecordable
@@ -104,9 +103,7 @@ class ProgramRecorder(EpisodeRecorder):
         with contextlib.suppress(OSError):  # it has not begun
             episodes, nbytes = recorded_in(self._folder)
             self.counts = {**self.counts, "episodes": episodes, "nbytes": nbytes}
-            about = json.loads((self._folder / ABOUT).read_text())
-            dropped = self.counts["dropped"] + self.dropped
-            write_json(self._folder / ABOUT, {**about, **self.counts, "dropped": dropped})
+            amend(self._folder, {**self.counts, "dropped": self.counts["dropped"] + self.dropped})
 
     def close(self) -> None:
         """Have everything written that is complete, and say what was not."""

@@ -707,7 +707,8 @@ def test_session_goes_on_when_the_process_that_records_is_killed(hub: ServedHub,
     envs.close()
     (ended,) = told(hub, "recording_ended")
     assert ended["why"] == "its process has ended" and Path(ended["folder"]).name == "recording-v0"
-    assert (Path(ended["folder"]) / "recording.json").exists()
+    assert json.loads((Path(ended["folder"]) / "recording.json").read_text())["ended"] == ended["why"]
+    assert json.loads((Path(ended["folder"]) / "recording.json").read_text())["ended"] == "its process has ended"
     assert not told(hub, "worker_exited") or all(line["level"] == "info" for line in told(hub, "worker_exited"))
 
 

@@ -12,6 +12,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -308,6 +309,11 @@ class SessionRecording:
         if not found.get("closed"):
             why = "the hub ends while it is written" if self.runs else "its process has ended"
             self._log.warning("recording_ended", folder=found.get("folder", ""), why=why)
+            if not self.runs and found.get("folder"):
+                from envhub.recording.folder import amend  # which imports Gymnasium
+
+                with contextlib.suppress(OSError):  # it has not begun
+                    amend(Path(found["folder"]), {"dropped": found["dropped"], "ended": why})
         elif found["folder"]:
             told = {"nbytes": found["nbytes"], "dropped": found["dropped"]}
             self._log.info("recorded", folder=found["folder"], episodes=found["episodes"], **told)

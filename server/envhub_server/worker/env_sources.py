@@ -203,7 +203,7 @@ class _Unloaded:
     """A callable of the program's registry, loaded once it is used: that may import what no env here needs."""
 
     def __init__(self, blob: bytes) -> None:
-        self._blob = blob
+        self._blob, self._loaded = blob, None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._load()(*args, **kwargs)
@@ -217,4 +217,6 @@ class _Unloaded:
         return pickle.loads, (self._blob,)
 
     def _load(self) -> Any:
-        return pickle.loads(self._blob)  # noqa: S301  from the owner of this private hub
+        if self._loaded is None:
+            self._loaded = pickle.loads(self._blob)  # noqa: S301  from the owner of this private hub
+        return self._loaded

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Dict, Text
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 from stable_baselines3.common.vec_env import VecMonitor
@@ -67,6 +68,10 @@ class HubVecEnv(VecEnv):
             self.envs.close(terminate=True)
             raise
         self._composed_actions = composed_actions.is_composed(self.action_space)
+        parts = (
+            self.observation_space.values() if isinstance(self.observation_space, Dict) else [self.observation_space]
+        )
+        self._has_texts = any(isinstance(part, Text) for part in parts)
         # As ``DummyVecEnv`` does: ``VecVideoRecorder`` asks other classes than SB3's own for its ``render_fps``.
         self.metadata = {name: value for name, value in self.envs.metadata.items() if name != "autoreset_mode"}
 
@@ -81,7 +86,7 @@ class HubVecEnv(VecEnv):
         self.reset_infos = [infos.get(row, {}) for row in range(self.num_envs)]
         self._reset_seeds()
         self._reset_options()
-        return observations
+        return self._stacked(observations)
 
     def step_async(self, actions: np.ndarray) -> None:
         """Begin a step; errors as for ``HubVectorEnv.step_async``."""
@@ -112,7 +117,15 @@ class HubVecEnv(VecEnv):
             cut = np.array(["env_failure" in info for info in infos])
             if cut.any():
                 observations = self._reset_cut(cut, observations)
-        return observations, rewards, dones, infos
+        return self._stacked(observations), rewards, dones, infos
+
+    def _stacked(self, observations: Any) -> VecEnvObs:
+        """The observations with texts in arrays, which Gymnasium batches as tuples."""
+        if not self._has_texts:
+            return observations
+        if isinstance(observations, dict):
+            return {key: np.stack(part) if isinstance(part, tuple) else part for key, part in observations.items()}
+        return np.stack(observations)
 
     def _end(self, row: int, info: dict[str, Any], truncated: bool) -> dict[str, Any]:
         """The info of an episode's end, which came with that of the reset after it."""

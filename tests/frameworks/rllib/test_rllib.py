@@ -97,6 +97,17 @@ def test_options_of_make_vec_arrive() -> None:
     envs.close()
 
 
+def test_workers_import_neither_ray_nor_torch() -> None:
+    before = {each.pid for each in worker_processes(os.getpid())}
+    runner = SingleAgentEnvRunner(config=config(envhub.rllib.register(), {"env": "CartPole-v1", "num_workers": 2}))
+    try:
+        own = {each.pid for each in worker_processes(os.getpid())} - before
+        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in own]
+        assert len(maps) == 2 and not any(name in each for name in ("_raylet", "libtorch") for each in maps)
+    finally:
+        runner.stop()
+
+
 def test_what_is_missing_is_named() -> None:
     with pytest.raises(TypeError, match="env_config needs 'env'"):
         envhub.rllib.env_creator({"num_envs": 2})

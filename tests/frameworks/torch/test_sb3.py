@@ -172,6 +172,43 @@ class Composed(gymnasium.Env[Any, Any]):
         return np.array([push.sum() + gear], np.float64), 1.0, False, False, {}
 
 
+class Speaking(gymnasium.Env[Any, Any]):
+    """Says how many steps it took, alone or beside a number; an episode has three."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, alone: bool) -> None:
+        said, place = gymnasium.spaces.Text(9), gymnasium.spaces.Box(0, 9, (1,), np.float32)
+        self.observation_space = said if alone else gymnasium.spaces.Dict(said=said, place=place)
+        self.alone, self.steps = alone, 0
+
+    def _observed(self) -> Any:
+        said = "x" * (self.steps + 1)
+        return said if self.alone else {"said": said, "place": np.array([self.steps], np.float32)}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._observed(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self._observed(), 1.0, self.steps == 3, False, {}
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_texts_are_in_arrays_as_with_subproc_vec_env(alone: bool) -> None:
+    found = []
+    for env_class in (SubprocVecEnv, HubVecEnv):
+        with contextlib.closing(env_class([functools.partial(Speaking, alone)] * 2)) as envs:
+            shown = [envs.reset()]
+            for _ in range(4):
+                *results, infos = envs.step(np.zeros(2, int))
+                shown.append((*results, comparable(infos)))
+            found.append(shown)
+    assert_same(found[1], found[0], "texts")
+
+
 @pytest.mark.parametrize("kind", [gymnasium.spaces.Dict, gymnasium.spaces.Tuple])
 def test_actions_with_parts_are_given_for_each_env(kind: type) -> None:
     shown = []

@@ -86,7 +86,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def amend(folder: Path, counts: Mapping[str, Any]) -> None:
-    """Say something else of a recording, whose process has ended before it could.
+    """Replace some of what ``recording.json`` says of a recording whose process has ended.
 
     Raises:
         OSError: it was not begun.

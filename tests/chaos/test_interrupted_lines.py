@@ -150,7 +150,7 @@ def test_interrupted_call_leaves_a_session_that_goes_on(
         for _ in range(3):
             work, numbers = work_of(trainer, name)
             if sweep == "sample":
-                places = Places()  # few are tried, of those that are passed once again: what is lazy is done by then
+                places = Places()  # of the last call: lines that run only once in a session are not passed again
             places.during(work)
             trainer.interrupted(numbers)
         for place, time in chosen(request, places):

@@ -103,7 +103,8 @@ class HubEnv(gymnasium.Env[Any, Any]):
             return {key: self._only(sub, batch[key]) for key, sub in space.spaces.items()}
         if isinstance(space, gymnasium.spaces.Tuple):
             return tuple(self._only(sub, part) for sub, part in zip(space.spaces, batch, strict=True))
-        return batch[0, ...] if isinstance(space, gymnasium.spaces.Box) else batch[0]  # of no axes, too, an array
+        # ``batch[0]`` would make a scalar of an array without axes.
+        return batch[0, ...] if isinstance(space, gymnasium.spaces.Box) else batch[0]
 
     def _batch(self, space: gymnasium.Space[Any], action: Any) -> Any:
         if isinstance(space, gymnasium.spaces.Dict):

@@ -553,7 +553,7 @@ class Hub:
 
     def _refuse_frames(self, peer: bytes, frames: Sequence[zmq.Frame]) -> None:
         """End the connection that sends more frames than a message may have; those that libzmq has are thrown away."""
-        self._discarding_s = self._handled_s
+        self._discarding_s = self._clock.now_s()
         self._protocol.malformed += 1
         self._on_monitor()
         why = f"one of its messages has more than {prelude.FRAMES_MAX} frames"

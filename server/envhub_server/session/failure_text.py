@@ -102,7 +102,7 @@ def loss(told: Failure, found: EnvFailure, faults: Faults) -> WorkerLoss:
 
 
 def exhausted(told: Failure, how_often: str) -> Failure:
-    """What to tell once a worker is not started again; ``how_often`` it failed, as a sentence without an end."""
+    """What to tell once a worker is not started again; ``how_often`` is as of ``Restarts.told``."""
     text = f"{told.message}; {how_often} and is not started again: close this session, mend the env"
     return Failure(
         "restarts_exhausted", "session", text, told.env_index, told.worker, log_tail=told.log_tail, replay=told.replay

@@ -107,7 +107,7 @@ class Worker:
     """The envs of this process and the loop that serves them.
 
     Attributes:
-        never_truncated: what a step raises whatever is to be done about exceptions of envs.
+        never_truncated: exceptions of a step that are raised also with ``on_exception="truncate"``.
     """
 
     never_truncated: tuple[type[BaseException], ...] = (PendingFailure,)

@@ -88,7 +88,7 @@ class NativeEnv:
         name, own = type(self.made).__name__, self.autoreset_mode
         if own not in (NEXT_STEP, SAME_STEP, DISABLED):
             text = f"{name} does not say in metadata['autoreset_mode'] when it resets its envs, but {own!r}"
-            return f"{text}; vector envs of gym, and of Gymnasium before 1.0, do not"
+            return f"{text}; vector envs of gym, and of Gymnasium before 1.0, never say it"
         possible = {own}
         if self.takes_masks and own != SAME_STEP:
             possible |= {SAME_STEP, DISABLED}

@@ -7,8 +7,20 @@ from collections.abc import Iterable
 from typing import Any
 
 from minari.dataset._storages import get_minari_storage
+from pyarrow.dataset import IpcFileFormat, IpcFileWriteOptions
 
 _ArrowStorage: Any = get_minari_storage("arrow")
+
+
+class _Compressed(IpcFileFormat):  # type: ignore[misc]
+    """Arrow's files, whose columns are compressed by zstd. Whoever reads them need not know.
+
+    An episode of Atari frames has a hundredth of its bytes then, and is written in a tenth of the time.
+    """
+
+    def make_write_options(self, **options: Any) -> IpcFileWriteOptions:
+        """As of ``IpcFileFormat``; compressed unless ``options`` say otherwise."""
+        return super().make_write_options(**{"compression": "zstd", **options})
 
 
 class StagingStorage(_ArrowStorage):  # type: ignore[misc]
@@ -18,6 +30,7 @@ class StagingStorage(_ArrowStorage):  # type: ignore[misc]
         about: what is said of the next episode, besides what Minari says.
     """
 
+    FORMAT = _Compressed()  # Minari hands it on to ``pyarrow.dataset.write_dataset``
     total_steps = total_episodes = 0
     about: dict[str, Any]
 

@@ -77,6 +77,16 @@ def test_factories_are_told_by_their_names_and_arguments(tmp_path: Path) -> None
     assert about["kwargs"] == [{"raises_at": 7, "length": 3}, {"raises_at": 7, "length": 4}]
 
 
+def test_frames_are_compressed_and_read_back_as_they_were(tmp_path: Path) -> None:
+    with contextlib.closing(envhub.make_vec("ALE/Pong-v5", 1, record=tmp_path)) as envs:
+        seen = [envs.reset(seed=3)[0]]
+        seen += [envs.step([action % 6])[0] for action in range(60)]
+    (episode,) = data_set(tmp_path).iterate_episodes()
+    frames = np.concatenate(seen)
+    assert_same(np.asarray(episode.observations), frames, "observations")
+    assert envs.recorded.nbytes < frames.nbytes / 20
+
+
 @pytest.mark.long
 def test_env_of_a_data_set_can_be_made_again(tmp_path: Path) -> None:
     envs = envhub.make_vec("Pendulum-v1", 2, record=str(tmp_path), env_kwargs={"g": 1.5})

@@ -206,7 +206,8 @@ class Call(Frozen):
     ``skip_unreset`` an env that was built again after a failure and not yet reset is skipped; its result is empty.
     With a ``question`` nothing is called or read: ``"exists"`` asks whether the env has the attribute, ``"wrapped"``
     whether one of its wrappers is of the class ``name``, written ``module:Class``. With ``apart`` the results of
-    several envs may come in a frame each, which a hub need not copy.
+    several envs may come in a frame each, which a hub need not copy. With ``reset_first`` an env that ``skip_unreset``
+    would skip is reset and called; its turn to be reset, by the same seed, still comes.
     """
 
     name: str
@@ -216,6 +217,7 @@ class Call(Frozen):
     rows: List[int] = field(default_factory=list)  # ascending; empty for all
     question: str = ""
     apart: bool = False
+    reset_first: bool = False
 
 
 class SetAttr(Frozen):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ import psutil
 import pytest
 import sims
 from envhub_client.private_hub.process import private_hub
+from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers.vector import RecordVideo
+from same import assert_same
 
 import envhub
 
@@ -67,11 +71,101 @@ def test_env_that_was_never_shown_shows_a_blank_frame_like_those_of_the_others(a
         assert values(envs.render()) == [0, 2]
 
 
-def test_frames_of_no_known_shape_are_blank(address: str | None) -> None:
+def test_envs_that_nobody_has_seen_show_their_first_frames(address: str | None) -> None:
     with made(address) as envs:
+        assert step(envs, DIES, DIES)[3].tolist() == [True, True]
+        assert values(envs.render()) == [0, 0]
+        assert step(envs, 0, 0)[0][:, 0].tolist() == [0, 0]  # is their reset
+        step(envs, 0, DIES)
+        assert values(envs.render()) == [1, 0]
+
+
+def test_env_that_dies_when_it_is_seen_first_is_blank_and_dies_once(address: str | None) -> None:
+    with made(address) as envs:
+        envs.set_attr("doomed", True)
         step(envs, DIES, DIES)
-        frames = envs.render()
-        assert [(frame.ndim, frame.dtype, frame.any()) for frame in frames] == [(3, np.uint8, False)] * 2
+        for _ in range(2):
+            assert [(frame.shape, frame.any()) for frame in envs.render()] == [((64, 64, 3), False)] * 2
+        envs.set_attr("doomed", False)
+        assert step(envs, 0, 0)[3].tolist() == [False, False]  # no episode was lost by it
+        assert values(envs.render()) == [0, 0]
+
+
+def test_env_that_cannot_be_reset_before_its_turn_is_blank() -> None:
+    with contextlib.closing(envhub.make_vec(ShownSeldom, 1, on_exception="truncate")) as envs:
+        envs.reset(seed=1)
+        step(envs, RAISES)
+        envs.set_attr("fails", True)
+        assert envs.render()[0].shape == (64, 64, 3)
+        envs.set_attr("fails", False)
+        assert not step(envs, 0)[3].any()
+        assert values(envs.render()) == [0]
+
+
+class ShownSeldom(sims.Shown):
+    """Cannot be reset while it ``fails``."""
+
+    fails = False
+
+    def reset(self, **how: Any) -> Any:
+        if self.fails:
+            raise RuntimeError("no reset now")
+        return super().reset(**how)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize("seed", [3, None])
+def test_showing_a_new_env_changes_nothing_else(num_workers: int, vector: bool, seed: int | None) -> None:
+    seen = []
+    for renders in (False, True):
+        env: Any = vectors if vector else Drawing
+        options: dict[str, Any] = {"num_workers": num_workers, "vector": vector, "on_exception": "truncate"}
+        with contextlib.closing(envhub.make_vec(env, 2, **options)) as envs:
+            envs.reset(seed=seed)
+            failed = step(envs, RAISES, RAISES)
+            assert failed[3].all()
+            if renders:
+                assert values(envs.render()) == [0, 0]
+            steps = [step(envs, 0, 0) for _ in range(3)]
+            seen.append([failed[0], *(part for each in steps for part in each[:4])])
+            step(envs, RAISES, 0)
+            assert envs.reset(seed=9)[0][:, 0].tolist() == [0, 0]
+    if seed is not None:
+        for found, wanted in zip(*seen, strict=True):
+            assert_same(found, wanted, "step")
+
+
+class Drawing(sims.Shown):
+    """Observes random numbers, too."""
+
+    def observation(self) -> np.ndarray:
+        return np.array([self.count, self.np_random.random()])
+
+
+def vectors(num_envs: int) -> Any:
+    return Mosaic([Drawing] * num_envs)
+
+
+class Mosaic(SyncVectorEnv):
+    """Renders as vector envs do."""
+
+    render_mode = "rgb_array"
+
+    def render(self) -> Any:
+        return tuple(env.render() for env in self.envs)
+
+
+def test_replay_of_a_failure_after_it_was_shown_early(tmp_path: Path) -> None:
+    with contextlib.closing(envhub.make_vec(Drawing, 1, on_exception="truncate")) as envs:
+        envs.reset(seed=3)
+        step(envs, RAISES)
+        envs.render()
+        step(envs, 0)
+        step(envs, 0)
+        failure = step(envs, RAISES)[4]["env_failure"][0]
+    ran = subprocess.run([sys.executable, "-m", "envhub", "replay", failure.replay], capture_output=True, text=True)
+    assert ran.returncode == 0 and "failed alike" in ran.stdout, ran
 
 
 def test_env_that_dies_while_it_renders_is_truncated_by_the_next_step(address: str | None) -> None:
@@ -180,6 +274,18 @@ def test_video_goes_on_when_a_worker_dies(address: str | None, tmp_path: Path) -
         recorded.stop_recording()
         (video,) = tmp_path.glob("*.mp4")
         assert frames_of(video) >= 5  # moviepy may leave out the last one
+
+
+def test_video_begins_with_the_step_in_which_every_env_dies(address: str | None, tmp_path: Path) -> None:
+    with made(address) as envs:
+        recorded = RecordVideo(envs, str(tmp_path), step_trigger=lambda count: count == 2, video_length=8)
+        recorded.reset(seed=1)
+        for count in range(9):
+            action = DIES if count == 2 else 0
+            recorded.step(np.array([action, action]))
+        recorded.stop_recording()
+        (video,) = tmp_path.glob("*.mp4")
+        assert frames_of(video) >= 6
 
 
 @pytest.mark.long

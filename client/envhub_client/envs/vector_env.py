@@ -7,6 +7,7 @@ import copy
 import operator
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -473,7 +474,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             if not self._goes_on_rendering(error, self._pending_call):
                 raise
             return self._called_at_once(self._pending_call, wanted)
-        return self._frames.complete(results, wanted) if self._pending_call.skip_unreset else results
+        return self._completed(results, self._pending_call, wanted)
 
     @hiding_frames
     def call_some(self, env_ids: Any, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -567,11 +568,19 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         wanted = wanted or range(self.num_envs)
         while True:
             try:
-                results = self._results(self._session.ask(Op.CALL, call), wanted)
-                return self._frames.complete(results, wanted) if call.skip_unreset else results
+                return self._completed(self._results(self._session.ask(Op.CALL, call), wanted), call, wanted)
             except (WorkerDied, EnvTimeout) as error:
                 if not self._goes_on_rendering(error, call):
                     raise
+                call = replace(call, reset_first=False)
+
+    def _completed(self, results: tuple[Any, ...], call: Call, wanted: Sequence[int]) -> tuple[Any, ...]:
+        """The results of the call; if it renders, a frame for every env."""
+        if not call.skip_unreset:
+            return results
+        if self._frames.seeks_one(results):
+            return self._called_at_once(replace(call, reset_first=True), wanted)
+        return self._frames.complete(results, wanted)
 
     def _goes_on_rendering(self, error: WorkerDied | EnvTimeout, call: Call) -> bool:
         """Whether the call that ended so is made once more: the env is made again, and left alone until its reset."""
@@ -612,7 +621,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """The rendered frame of every env, or of these; the others are not rendered.
 
         An env that failed, was made again and was not yet reset shows its last frame; if it never was rendered, a
-        blank one. ``call("render")`` and ``call_some`` do the same, and pass arguments to the envs' ``render``.
+        blank one; and if no env was, it is reset before its turn and shows its first frame. ``call("render")`` and
+        ``call_some`` do the same, and pass arguments to the envs' ``render``.
 
         Args:
             env_ids: the numbers of envs, all different; None for all. One frame for each, in their order.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,20 +21,30 @@ class Frames:
         self._last: list[Any] = [None] * num_envs
         shape = _BLANK_SHAPES.get(render_mode or "")
         self._blank = None if shape is None else np.zeros(shape, np.uint8)
+        self._seeks = render_mode is not None  # a first frame, of which it is known how a blank one looks
+
+    def seeks_one(self, rendered: Sequence[Any]) -> bool:
+        """Whether envs that are ``NOT_RESET`` are to be reset, to see a frame at all; True once at most.
+
+        An env that dies of it does not die of each rendering.
+        """
+        seeks = self._seeks and all(frame is NOT_RESET for frame in rendered)
+        self._seeks = False
+        return seeks
 
     def complete(self, rendered: Sequence[Any], rows: Sequence[int]) -> tuple[Any, ...]:
         """These frames of ``rows``, with the env's last frame, or a blank one, for each that is ``NOT_RESET``."""
         for row, frame in zip(rows, rendered, strict=True):
             if isinstance(frame, np.ndarray):
                 self._last[row] = frame.copy()  # the caller may draw into the one returned
-        shown = [frame for frame in (*rendered, *self._last) if frame is not NOT_RESET and frame is not None]
-        blank = _blank_like(shown[0]) if shown else self._blank
+        shown = next((frame for frame in rendered if frame is not NOT_RESET and frame is not None), None)
+        self._blank = self._blank if shown is None else _blank_like(shown)
         both = zip(rows, rendered, strict=True)
-        return tuple(self._stand_in(row, blank) if frame is NOT_RESET else frame for row, frame in both)
+        return tuple(self._stand_in(row) if frame is NOT_RESET else frame for row, frame in both)
 
-    def _stand_in(self, row: int, blank: Any) -> Any:
-        frame = blank if self._last[row] is None else self._last[row]
-        return frame.copy() if isinstance(frame, np.ndarray) else frame  # the caller may draw into it
+    def _stand_in(self, row: int) -> Any:
+        frame = self._blank if self._last[row] is None else self._last[row]
+        return copy.copy(frame)  # the caller may draw into it
 
 
 def _blank_like(frame: Any) -> Any:

@@ -275,6 +275,7 @@ class CallRows(Frozen):
     skip_unreset: bool = False
     question: str = ""
     number: int = 0  # of the call; the answer repeats it
+    reset_first: bool = False
 
 
 class SetAttrRows(Frozen):

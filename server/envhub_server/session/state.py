@@ -788,6 +788,7 @@ class SessionState:
         if call.question != "wrapped" and (forbidden := self._forbidden(call.name)):
             return forbidden
         wanted = control.CallRows([], call.name, call.args, call.only_kind, call.skip_unreset, call.question)
+        wanted = replace(wanted, reset_first=call.reset_first)
         return self._call(request, now_s, lambda rows: replace(wanted, rows=rows))
 
     def _on_set_attr(self, request: Requested, now_s: float) -> Instructions:

@@ -146,7 +146,7 @@ class EnvBatch:
     def targets(self, rows: Collection[int]) -> list[SubEnv]:
         """What a call on these rows goes to: each of their envs, which share one call."""
         wanted = [number for number, row in enumerate(self.indices) if row in rows]
-        shared = _SharedCall(self.env, len(wanted) == len(self.indices))
+        shared = _SharedCall(self.env, len(wanted) == len(self.indices), self._reset_early)
         fresh = self._needs_reset > ENDED
         return [SubEnv(self.indices[number], number, shared, bool(fresh[number])) for number in wanted]
 
@@ -214,6 +214,10 @@ class EnvBatch:
         self._new = False
         self.first_seeds = self._none()
         self._store(self._of_reset(*found, self._rows))
+
+    def _reset_early(self) -> None:
+        if self._new:  # else all of its rows were reset with the first one
+            self.env.reset(self.first_seeds, self._arena.layout.rows, None, anew=True)
 
     def _stepped(self, pending: np.ndarray) -> Outcome:
         """The results of a step of the env; of rows whose episode ends, as the session's autoreset mode has them."""
@@ -459,8 +463,9 @@ def _final_observations(infos: Any, num_envs: int) -> list[Any]:
 class _SharedCall:
     """A call of the vector env on behalf of several of its envs."""
 
-    def __init__(self, env: NativeEnv, whole: bool) -> None:
-        self.env, self._whole = env, whole
+    def __init__(self, env: NativeEnv, whole: bool, reset_early: Callable[[], None]) -> None:
+        self.env, self._whole, self._reset_early = env, whole, reset_early
+        self._has_reset = False
         self._returned: list[Any] | None = None
         self._values: dict[int, Any] = {}
 
@@ -469,6 +474,12 @@ class _SharedCall:
         if self._returned is None:
             self._returned = self.env.call(name, args, dict(kwargs or {}))
         return self._returned
+
+    def reset_early(self) -> None:
+        """As of a ``Row``, for all of its envs."""
+        if not self._has_reset:
+            self._reset_early()
+            self._has_reset = True
 
     def check_whole(self, name: str) -> None:
         """Check that all envs are called.
@@ -496,6 +507,10 @@ class SubEnv:
         self.vector_env = shared.env.made
         self.awaits_first_reset = fresh
         self._number, self._shared = number, shared
+
+    def reset_early(self) -> None:
+        """Reset the new vector env before its turn, once for all of its envs."""
+        self._shared.reset_early()
 
     def get_wrapper_attr(self, name: str) -> Any:
         """As of a single env; a method of the vector env is called once for all of its envs.

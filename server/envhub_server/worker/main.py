@@ -730,7 +730,7 @@ class Worker:
     def _on_CallRows(self, call: Any) -> None:
         def run(row: Target) -> bytes:
             env = row.env
-            if call.skip_unreset and row.awaits_first_reset:
+            if call.skip_unreset and row.awaits_first_reset and not (call.reset_first and self._reset_early(row)):
                 return b""
             if call.question:
                 return codec.encode(_QUESTIONS[call.question](env, call.name))
@@ -749,6 +749,15 @@ class Worker:
             return codec.encode(found, self._exact)
 
         self._for_each_env(run, call)
+
+    def _reset_early(self, row: Target) -> bool:
+        """Whether the new env could be reset before its turn."""
+        try:
+            row.reset_early()
+        except Exception:  # in its turn the session's policy applies to it
+            traceback.print_exc()  # into the worker's log
+            return False
+        return True
 
     def _on_SetAttrRows(self, wanted: Any) -> None:
         each = dict(zip(wanted.rows, wanted.each))
@@ -773,7 +782,8 @@ class Worker:
         """The envs of a call or of attributes, each once the worker begins to call it."""
         for target in [target for row in self._rows for target in row.targets(call.rows)]:
             self._begin(target)
-            if self._journal is not None and not getattr(call, "skip_unreset", False):
+            renders = getattr(call, "skip_unreset", False) and not call.reset_first
+            if self._journal is not None and not renders:
                 self._journal.called(target, call.name)
             yield target
 

@@ -249,6 +249,10 @@ class Row:
         """Whether the env replaced another one and was not reset yet."""
         return bool(self._needs_reset[self.index] > ENDED)
 
+    def reset_early(self) -> None:
+        """Reset the new env so that it can be rendered; its first step or reset resets it again, by the same seed."""
+        self._runner.reset(self.first_seed, None)
+
     def truncate(self, info: bytes) -> None:
         """End the episode without a transition of the env; the env is reset before its next step."""
         nbytes = self._info.put(with_objects(self._last_objects, info) if self._has_objects else info)

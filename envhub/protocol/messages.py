@@ -207,7 +207,7 @@ class Call(Frozen):
     With a ``question`` nothing is called or read: ``"exists"`` asks whether the env has the attribute, ``"wrapped"``
     whether one of its wrappers is of the class ``name``, written ``module:Class``. With ``apart`` the results of
     several envs may come in a frame each, which a hub need not copy. With ``reset_first`` an env that ``skip_unreset``
-    would skip is reset and called; its turn to be reset, by the same seed, still comes.
+    would skip is reset and called; the reset that it waits for follows all the same, by the same seed.
     """
 
     name: str

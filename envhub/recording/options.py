@@ -22,7 +22,7 @@ class RecordOptions:
         every: of each env, every n-th episode, beginning with its first.
         only: ``"failed"`` keeps only episodes in which the env failed: it crashed, hung, raised or was not finite.
         film: the envs, among those that are recorded, whose episodes are also filmed; each step then renders them.
-        bytes_max: of everything in the recording; nothing is recorded once it is reached.
+        bytes_max: of all episodes and films; nothing is recorded once it is reached.
         episodes_max: likewise.
         folder_bytes_max: of all recordings in ``folder`` together, whichever sessions made them; likewise.
         queue_bytes: the memory between the program and the process that writes, and as much for episodes that have

@@ -46,7 +46,7 @@ class Counts:
 
     Attributes:
         episodes: in the folder.
-        nbytes: of the folder.
+        nbytes: of all episodes and films in it.
         dropped: episodes that were begun, or were to begin, and for which there was no room.
         ended: why nothing more is recorded; empty as long as something is.
     """

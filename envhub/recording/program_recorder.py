@@ -128,8 +128,8 @@ class ProgramRecorder(EpisodeRecorder):
         level = logging.WARNING if found.dropped or found.ended else logging.INFO
         log.log(
             level,
-            "%d episodes (%.1f MB) are recorded in %s; %d were dropped%s",
-            *(found.episodes, found.nbytes / 1e6, found.folder, found.dropped),
+            "%d episodes (%s bytes) are recorded in %s; %d were dropped%s",
+            *(found.episodes, f"{found.nbytes:,}", found.folder, found.dropped),
             f"; none was recorded after that: {found.ended}" if found.ended else "",
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,26 +92,79 @@ def test_env_that_dies_when_it_is_seen_first_is_blank_and_dies_once(address: str
         assert values(envs.render()) == [0, 0]
 
 
-def test_env_that_cannot_be_reset_before_its_turn_is_blank() -> None:
-    with contextlib.closing(envhub.make_vec(ShownSeldom, 1, on_exception="truncate")) as envs:
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+@pytest.mark.parametrize("vector", [False, True])
+def test_env_that_cannot_be_reset_to_be_shown_is_blank(error: type[BaseException], vector: bool) -> None:
+    env: Any = sulking_vectors if vector else Sulking
+    with contextlib.closing(envhub.make_vec(env, 3, vector=vector, num_workers=1, on_exception="truncate")) as envs:
+        envs.reset(seed=1)
+        step(envs, RAISES, RAISES, RAISES)
+        envs.set_attr("error", [error] * 3)
+        assert [frame.shape for frame in envs.render()] == [(64, 64, 3)] * 3
+        assert envs.get_attr("resets") == ((1, 0, 0) if vector else (1, 1, 1))  # the first that raises is the last
+        envs.set_attr("error", [None] * 3)
+        assert not step(envs, 0, 0, 0)[3].any()
+        assert values(envs.render()) == [0, 0, 0]
+
+
+class Sulking(sims.Shown):
+    """Counts its resets, takes ``nap_s`` for each, and raises its ``error`` there if it has one."""
+
+    error: Any = None
+    resets, nap_s = 0, 0.0
+
+    def reset(self, **how: Any) -> Any:
+        self.resets += 1
+        time.sleep(self.nap_s)
+        if self.error is not None:
+            raise self.error("no reset now")
+        return super().reset(**how)
+
+
+def sulking_vectors(num_envs: int) -> Any:
+    return Mosaic([Sulking] * num_envs)
+
+
+def test_wait_for_frames_ends_at_its_timeout_while_an_env_is_reset_to_be_shown() -> None:
+    with contextlib.closing(envhub.make_vec(Sulking, 1, on_exception="truncate")) as envs:
         envs.reset(seed=1)
         step(envs, RAISES)
-        envs.set_attr("fails", True)
-        assert envs.render()[0].shape == (64, 64, 3)
-        envs.set_attr("fails", False)
+        envs.set_attr("nap_s", 1.0)
+        envs.call_async("render")
+        with pytest.raises(envhub.HubTimeout):
+            envs.call_wait(0.3)
+        assert values(envs.call_wait()) == [0]
+        envs.set_attr("nap_s", 0.0)
         assert not step(envs, 0)[3].any()
+
+
+def test_interrupted_rendering_does_not_forgo_the_first_frame() -> None:
+    with contextlib.closing(envhub.make_vec(Sulking, 1, num_workers=0, on_exception="truncate")) as envs:
+        envs.reset(seed=1)
+        step(envs, RAISES)
+        envs.set_attr("error", KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            envs.render()
+        envs.set_attr("error", None)
         assert values(envs.render()) == [0]
 
 
-class ShownSeldom(sims.Shown):
-    """Cannot be reset while it ``fails``."""
+def test_env_that_renders_for_humans_is_not_reset_to_be_shown() -> None:
+    with contextlib.closing(envhub.make_vec(OnScreen, 1, on_exception="truncate")) as envs:
+        envs.reset(seed=1)
+        step(envs, RAISES)
+        assert envs.render() == (None,) and envs.get_attr("resets") == (0,)
 
-    fails = False
 
-    def reset(self, **how: Any) -> Any:
-        if self.fails:
-            raise RuntimeError("no reset now")
-        return super().reset(**how)
+class OnScreen(Sulking):
+    metadata = {"render_modes": ["human"]}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.render_mode = "human"
+
+    def render(self) -> Any:
+        return None
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -156,8 +210,16 @@ class Mosaic(SyncVectorEnv):
         return tuple(env.render() for env in self.envs)
 
 
-def test_replay_of_a_failure_after_it_was_shown_early(tmp_path: Path) -> None:
-    with contextlib.closing(envhub.make_vec(Drawing, 1, on_exception="truncate")) as envs:
+class Resetting(Sulking):
+    """Observes its resets."""
+
+    def observation(self) -> np.ndarray:
+        return np.array([self.count, self.resets], np.float64)
+
+
+@pytest.mark.parametrize(("env", "told"), [(Drawing, "failed alike"), (Resetting, "not run again: calls of reset")])
+def test_replay_of_a_failure_of_an_env_that_was_reset_to_be_shown(env: Any, told: str) -> None:
+    with contextlib.closing(envhub.make_vec(env, 1, on_exception="truncate")) as envs:
         envs.reset(seed=3)
         step(envs, RAISES)
         envs.render()
@@ -165,7 +227,7 @@ def test_replay_of_a_failure_after_it_was_shown_early(tmp_path: Path) -> None:
         step(envs, 0)
         failure = step(envs, RAISES)[4]["env_failure"][0]
     ran = subprocess.run([sys.executable, "-m", "envhub", "replay", failure.replay], capture_output=True, text=True)
-    assert ran.returncode == 0 and "failed alike" in ran.stdout, ran
+    assert told in ran.stdout, ran
 
 
 def test_env_that_dies_while_it_renders_is_truncated_by_the_next_step(address: str | None) -> None:

@@ -33,6 +33,7 @@ from envhub.values import spaces
 from envhub.values.actions import pack
 from envhub.vector_errors import SessionBusy
 from envhub_client.batch import Batch
+from envhub_client.deadline import Deadline
 from envhub_client.envs.arguments import checked_env_ids, options_of, seeds_of, split_mask
 from envhub_client.frames import hiding_frames
 from envhub_client.observer import Seen, seen
@@ -467,14 +468,19 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no call was begun.
         """
-        wanted = range(self.num_envs)
+        wanted, deadline = range(self.num_envs), None if timeout is None else Deadline(timeout)
+        call = self._pending_call
         try:
             results = self._results(self._session.wait_call(timeout), wanted)
         except (WorkerDied, EnvTimeout) as error:
-            if not self._goes_on_rendering(error, self._pending_call):
-                raise
-            return self._called_at_once(self._pending_call, wanted)
-        return self._completed(results, self._pending_call, wanted)
+            call = self._rendering_again(error, call)
+        else:
+            if not self._lacks_a_frame(results, call):
+                return self._completed(results, call, wanted)
+            call = replace(call, reset_first=True)
+        self._session.begin_call(call)
+        self._pending_call = call
+        return self.call_wait(None if deadline is None else deadline.left_s())
 
     @hiding_frames
     def call_some(self, env_ids: Any, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -568,25 +574,35 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         wanted = wanted or range(self.num_envs)
         while True:
             try:
-                return self._completed(self._results(self._session.ask(Op.CALL, call), wanted), call, wanted)
+                results = self._results(self._session.ask(Op.CALL, call), wanted)
             except (WorkerDied, EnvTimeout) as error:
-                if not self._goes_on_rendering(error, call):
-                    raise
-                call = replace(call, reset_first=False)
+                call = self._rendering_again(error, call)
+                continue
+            if not self._lacks_a_frame(results, call):
+                return self._completed(results, call, wanted)
+            call = replace(call, reset_first=True)
 
     def _completed(self, results: tuple[Any, ...], call: Call, wanted: Sequence[int]) -> tuple[Any, ...]:
         """The results of the call; if it renders, a frame for every env."""
-        if not call.skip_unreset:
-            return results
-        if self._frames.seeks_one(results):
-            return self._called_at_once(replace(call, reset_first=True), wanted)
-        return self._frames.complete(results, wanted)
+        return self._frames.complete(results, wanted) if call.skip_unreset else results
 
-    def _goes_on_rendering(self, error: WorkerDied | EnvTimeout, call: Call) -> bool:
-        """Whether the call that ended so is made once more: the env is made again, and left alone until its reset."""
+    def _lacks_a_frame(self, results: tuple[Any, ...], call: Call) -> bool:
+        """Whether the call is to be made once more, with ``reset_first``, to see how large frames are."""
+        return call.skip_unreset and not call.reset_first and self._frames.lacks_one(results)
+
+    def _rendering_again(self, error: WorkerDied | EnvTimeout, call: Call) -> Call:
+        """The call to make after one that ended so: an env that died is made again, and left alone until its reset.
+
+        Raises:
+            WorkerDied, EnvTimeout: the error, where the call does not render, or the session's policy is to raise.
+        """
         faults = self._session.options.faults
         policy = faults.on_timeout if isinstance(error, EnvTimeout) else faults.on_crash
-        return call.skip_unreset and policy != "raise" and not isinstance(error, RestartsExhausted)
+        if not call.skip_unreset or policy == "raise" or isinstance(error, RestartsExhausted):
+            raise error
+        if call.reset_first:
+            self._frames.give_up()
+        return replace(call, reset_first=False)
 
     @hiding_frames
     def get_attr(self, name: str, env_ids: Any = None) -> tuple[Any, ...]:
@@ -621,8 +637,9 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """The rendered frame of every env, or of these; the others are not rendered.
 
         An env that failed, was made again and was not yet reset shows its last frame; if it never was rendered, a
-        blank one; and if no env was, it is reset before its turn and shows its first frame. ``call("render")`` and
-        ``call_some`` do the same, and pass arguments to the envs' ``render``.
+        blank one. If no env was rendered before, this one is reset, and shows its first frame; its next step or reset
+        resets it once more, by the same seed. ``call("render")`` and ``call_some`` do the same, and pass arguments to
+        the envs' ``render``.
 
         Args:
             env_ids: the numbers of envs, all different; None for all. One frame for each, in their order.

@@ -465,7 +465,7 @@ class _SharedCall:
 
     def __init__(self, env: NativeEnv, whole: bool, reset_early: Callable[[], None]) -> None:
         self.env, self._whole, self._reset_early = env, whole, reset_early
-        self._has_reset = False
+        self._early: BaseException | bool = False  # whether all envs were reset early, or what that raised
         self._returned: list[Any] | None = None
         self._values: dict[int, Any] = {}
 
@@ -476,10 +476,15 @@ class _SharedCall:
         return self._returned
 
     def reset_early(self) -> None:
-        """As of a ``Row``, for all of its envs."""
-        if not self._has_reset:
-            self._reset_early()
-            self._has_reset = True
+        """As of a ``Row``, once for all of its envs; what that raises is raised for each."""
+        if self._early is False:
+            try:
+                self._reset_early()
+                self._early = True
+            except BaseException as error:
+                self._early = error
+        if isinstance(self._early, BaseException):
+            raise self._early
 
     def check_whole(self, name: str) -> None:
         """Check that all envs are called.
@@ -509,7 +514,7 @@ class SubEnv:
         self._number, self._shared = number, shared
 
     def reset_early(self) -> None:
-        """Reset the new vector env before its turn, once for all of its envs."""
+        """As of a ``Row``; all envs of the vector env are reset together."""
         self._shared.reset_early()
 
     def get_wrapper_attr(self, name: str) -> Any:

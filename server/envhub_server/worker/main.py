@@ -751,11 +751,15 @@ class Worker:
         self._for_each_env(run, call)
 
     def _reset_early(self, row: Target) -> bool:
-        """Whether the new env could be reset before its turn."""
+        """Reset a new env that is to be rendered; returns whether it could be."""
+        if self._journal is not None:
+            self._journal.called(row, "reset")  # which a replay does not run
         try:
             row.reset_early()
-        except Exception:  # in its turn the session's policy applies to it
-            traceback.print_exc()  # into the worker's log
+        except BaseException as error:
+            if isinstance(error, self.never_truncated):
+                raise
+            traceback.print_exc()  # into the worker's log; the session's policy applies to the reset that is due
             return False
         return True
 
@@ -782,8 +786,7 @@ class Worker:
         """The envs of a call or of attributes, each once the worker begins to call it."""
         for target in [target for row in self._rows for target in row.targets(call.rows)]:
             self._begin(target)
-            renders = getattr(call, "skip_unreset", False) and not call.reset_first
-            if self._journal is not None and not renders:
+            if self._journal is not None and not getattr(call, "skip_unreset", False):
                 self._journal.called(target, call.name)
             yield target
 

@@ -250,7 +250,7 @@ class Row:
         return bool(self._needs_reset[self.index] > ENDED)
 
     def reset_early(self) -> None:
-        """Reset the new env so that it can be rendered; its first step or reset resets it again, by the same seed."""
+        """Reset the new env so that it can be rendered; the reset that is due follows nevertheless, by this seed."""
         self._runner.reset(self.first_seed, None)
 
     def truncate(self, info: bytes) -> None:

@@ -18,12 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from gymnasium import Space
 
 from envhub.recording.episodes import Episode
 from envhub.recording.film import Film
-from envhub.values import spaces
 
 STAGING = ".unfinished"
 FILMS = "films"
@@ -112,14 +110,12 @@ class RecordingFolder:
             OSError: the folder cannot be written.
             Exception: Minari has no form for a space.
         """
-        from minari.data_collector import EpisodeBuffer
-
-        from envhub.recording.staging import StagingStorage
+        from envhub.recording.episode_file import write_episode
 
         self.path, self.episodes, self.nbytes, self._fps = path, 0, 0, fps
         self._steps = 0
         self._spaces = observation_space, action_space
-        self._buffer = EpisodeBuffer
+        self._write_episode = write_episode
         self._staging = path / STAGING
         self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # for ``remove_leftovers``
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -131,7 +127,6 @@ class RecordingFolder:
         if spec and not _is_of_vector_env(spec):
             self._metadata["env_spec"] = spec  # given to Minari, it would make the env here
             write_json(path / "data" / "metadata.json", self._metadata)
-        self._storage = StagingStorage(self._staging / "episodes", *self._spaces, jpeg_encoding=False)
 
     def _make_empty(self) -> None:
         """Make an empty data set, and move it to its place as a whole."""
@@ -178,19 +173,8 @@ class RecordingFolder:
 
     def _stage(self, number: int, episode: Episode) -> list[tuple[Path, Path]]:
         """Write an episode under hidden names; returns its film, if it has one, and its folder, with their places."""
-        terminations, truncations = episode.terminations_and_truncations()
-        buffer = self._buffer(
-            id=number,
-            seed=episode.seed,
-            observations=_column(self._spaces[0], episode.observations),
-            actions=_column(self._spaces[1], episode.actions),
-            rewards=np.concatenate(episode.rewards),
-            terminations=terminations,
-            truncations=truncations,
-        )
-        self._storage.about = {"env_id": episode.env_id, "ended": episode.ended, "failure": episode.failure}
-        self._storage.update_episodes([buffer])
         folder = self._staging / "episodes" / str(number)
+        self._write_episode(folder, number, episode, self._spaces)
         films = [] if episode.film is None else [episode.film.finish()]
         self.nbytes += sum(file.stat().st_size for file in (*films, *folder.iterdir()))
         moves = [(film, _film_of(self.path, number)) for film in films]
@@ -223,11 +207,6 @@ def remove_leftovers(folder: Path) -> None:
 def _is_of_vector_env(spec: str) -> bool:
     """Whether a spec, in JSON, makes a vector env, and so none whose episodes a data set has."""
     return "vectorization_mode" in json.loads(spec).get("kwargs", {})
-
-
-def _column(space: Space[Any], leaves: list[list[np.ndarray]]) -> Any:
-    """The column of a space as Minari takes it: an array for each leaf, nested as the space is."""
-    return spaces.assemble(space, (np.concatenate(parts) for parts in leaves))
 
 
 def sync_filesystem(folder: Path) -> None:

@@ -469,15 +469,14 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             NothingPending: no call was begun.
         """
         wanted, deadline = range(self.num_envs), None if timeout is None else Deadline(timeout)
-        call = self._pending_call
         try:
             results = self._results(self._session.wait_call(timeout), wanted)
         except (WorkerDied, EnvTimeout) as error:
-            call = self._rendering_again(error, call)
+            call = self._rendering_again(error, self._pending_call)
         else:
-            if not self._lacks_a_frame(results, call):
-                return self._completed(results, call, wanted)
-            call = replace(call, reset_first=True)
+            if not self._lacks_a_frame(results, self._pending_call):
+                return self._completed(results, self._pending_call, wanted)
+            call = replace(self._pending_call, reset_first=True)
         self._session.begin_call(call)
         self._pending_call = call
         return self.call_wait(None if deadline is None else deadline.left_s())

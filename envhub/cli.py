@@ -412,7 +412,7 @@ def record(
                 if is_new:
                     folder.rmdir()
             raise
-    text = f"{found.episodes} episodes, {found.nbytes / 1e6:.1f} MB, in {found.folder}; {found.dropped} were dropped"
+    text = f"{found.episodes} episodes, {found.nbytes:,} bytes, in {found.folder}; {found.dropped} were dropped"
     console.print(text, soft_wrap=True)
 
 

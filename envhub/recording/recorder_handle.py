@@ -226,5 +226,6 @@ def _close_all(descriptors: Sequence[int]) -> None:
 
 def missing_packages(films: bool) -> str:
     """What is missing to record, and how it is installed; empty if nothing is."""
-    missing = [name for name in ("minari", "pyarrow", *(("av",) if films else ())) if find_spec(name) is None]
+    packages = ("minari", "pyarrow", "PIL", *(("av",) if films else ()))
+    missing = [name for name in packages if find_spec(name) is None]
     return f'recording needs {" and ".join(missing)}: pip install "envhub-rl[record]"' if missing else ""

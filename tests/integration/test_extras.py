@@ -47,6 +47,15 @@ assert minari.load_dataset("cartpole/extra-v0").total_episodes > 1
 """
 
 
+STEP = """
+import envhub
+envs = envhub.make_vec({env!r}, 2)
+envs.reset(seed=1)
+envs.step(envs.action_space.sample())
+envs.close()
+"""
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[[str, str], None]:
     """Runs a program with the packages of an extra, and no others."""
@@ -66,6 +75,16 @@ def run(tmp_path: Path) -> Callable[[str, str], None]:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("extra", "program"), [("record", RECORD), ("minari", BUILD)])
+@pytest.mark.parametrize(
+    ("extra", "program"),
+    [
+        ("record", RECORD),
+        ("minari", BUILD),
+        ("atari", STEP.format(env="ALE/Pong-v5")),
+        ("mujoco", STEP.format(env="HalfCheetah-v5")),
+        ("dm-control", STEP.format(env="dm_control/cartpole-swingup-v0")),
+    ],
+    ids=["record", "minari", "atari", "mujoco", "dm-control"],
+)
 def test_extra_is_all_that_its_feature_needs(run: Callable[[str, str], None], extra: str, program: str) -> None:
     run(extra, program)

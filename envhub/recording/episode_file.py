@@ -14,17 +14,17 @@ from gymnasium.spaces import Dict, Discrete, Tuple
 
 from envhub.recording.episodes import Episode
 
-# An episode of Atari frames has less than a hundredth of its bytes then, and is written in a third to a tenth of the
-# time. Numbers that look random stay as large, and take about as long.
+# Compressed, an episode of Atari frames has less than a hundredth of its bytes, and is written in a third to a tenth of
+# the time. Numbers that look random stay as large, and take about as long.
 COMPRESSION = "zstd"
 
 
 def write_episode(folder: Path, number: int, episode: Episode, spaces_of_one: tuple[Space[Any], Space[Any]]) -> None:
-    """Make ``folder`` with the episode, which has this number in its data set, and what is said of it.
+    """Make ``folder`` with the file of the episode, and its metadata.
 
     Args:
         folder: does not exist.
-        number: see above.
+        number: of the episode in its data set.
         episode: has at least one step.
         spaces_of_one: of observations and of actions.
 

@@ -110,12 +110,9 @@ class RecordingFolder:
             OSError: the folder cannot be written.
             Exception: Minari has no form for a space.
         """
-        from envhub.recording.episode_file import write_episode
-
         self.path, self.episodes, self.nbytes, self._fps = path, 0, 0, fps
         self._steps = 0
         self._spaces = observation_space, action_space
-        self._write_episode = write_episode
         self._staging = path / STAGING
         self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # for ``remove_leftovers``
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -173,8 +170,10 @@ class RecordingFolder:
 
     def _stage(self, number: int, episode: Episode) -> list[tuple[Path, Path]]:
         """Write an episode under hidden names; returns its film, if it has one, and its folder, with their places."""
+        from envhub.recording.episode_file import write_episode  # and with it pyarrow, which the program need not have
+
         folder = self._staging / "episodes" / str(number)
-        self._write_episode(folder, number, episode, self._spaces)
+        write_episode(folder, number, episode, self._spaces)
         films = [] if episode.film is None else [episode.film.finish()]
         self.nbytes += sum(file.stat().st_size for file in (*films, *folder.iterdir()))
         moves = [(film, _film_of(self.path, number)) for film in films]

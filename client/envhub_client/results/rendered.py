@@ -21,19 +21,19 @@ class Frames:
         self._last: list[Any] = [None] * num_envs
         shape = _BLANK_SHAPES.get(render_mode or "")
         self._blank = None if shape is None else np.zeros(shape, np.uint8)
-        self._wanting = render_mode not in (None, "human")  # until the first frame is known
+        self._unknown = render_mode not in (None, "human")  # how large frames are
 
     def lacks_one(self, rendered: Sequence[Any]) -> bool:
-        """Whether neither these nor earlier frames show how large a blank one should be."""
-        return self._wanting and all(frame is NOT_RESET for frame in rendered)
+        """Whether neither these nor earlier frames tell how large a blank one should be."""
+        return self._unknown and all(frame is NOT_RESET for frame in rendered)
 
     def give_up(self) -> None:
-        """Lack no frame any more: an env has died because it was reset to show one."""
-        self._wanting = False
+        """Lack no frame from now on: an env died when it was reset to show one."""
+        self._unknown = False
 
     def complete(self, rendered: Sequence[Any], rows: Sequence[int]) -> tuple[Any, ...]:
         """These frames of ``rows``, with the env's last frame, or a blank one, for each that is ``NOT_RESET``."""
-        self._wanting = False
+        self._unknown = False
         for row, frame in zip(rows, rendered, strict=True):
             if isinstance(frame, np.ndarray):
                 self._last[row] = frame.copy()  # the caller may draw into the one returned

@@ -787,8 +787,9 @@ class SessionState:
         # The name of a class is compared, and nothing else.
         if call.question != "wrapped" and (forbidden := self._forbidden(call.name)):
             return forbidden
-        flags = {"only_kind": call.only_kind, "skip_unreset": call.skip_unreset, "reset_first": call.reset_first}
-        wanted = control.CallRows([], call.name, call.args, question=call.question, **flags)
+        wanted = control.CallRows(
+            [], call.name, call.args, call.only_kind, call.skip_unreset, call.question, reset_first=call.reset_first
+        )
         return self._call(request, now_s, lambda rows: replace(wanted, rows=rows))
 
     def _on_set_attr(self, request: Requested, now_s: float) -> Instructions:

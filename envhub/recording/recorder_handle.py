@@ -226,6 +226,6 @@ def _close_all(descriptors: Sequence[int]) -> None:
 
 def missing_packages(films: bool) -> str:
     """What is missing to record, and how it is installed; empty if nothing is."""
-    packages = ("minari", "pyarrow", "PIL", *(("av",) if films else ()))
-    missing = [name for name in packages if find_spec(name) is None]
+    packages = {"minari": "minari", "pyarrow": "pyarrow", "PIL": "Pillow", **({"av": "av"} if films else {})}
+    missing = [name for module, name in packages.items() if find_spec(module) is None]
     return f'recording needs {" and ".join(missing)}: pip install "envhub-rl[record]"' if missing else ""

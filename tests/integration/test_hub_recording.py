@@ -815,7 +815,7 @@ from importlib.abc import MetaPathFinder
 import importlib.util
 
 found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, package=None: None if name == "minari" else found(name, package)
+importlib.util.find_spec = lambda name, package=None: None if name in ("minari", "PIL") else found(name, package)
 """
 
 
@@ -827,8 +827,8 @@ def test_missing_extra_is_told_at_the_start_of_the_hub_and_to_clients(tmp_path: 
     path = os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)])
     with serve(tmp_path, "--config", str(tmp_path / "hub.toml"), environ={"PYTHONPATH": path}) as hub:
         assert wait_until(lambda: len(told(hub, "env_unready")) == TABLES.count("record = "))
-        why = 'recording needs minari: pip install "envhub-rl[record]"'
+        why = 'recording needs minari and Pillow: pip install "envhub-rl[record]"'
         assert {line["why"] for line in told(hub, "env_unready")} == {why}
-        with pytest.raises(envhub.RequestRefused, match=r"'pole' is not ready: recording needs minari"):
+        with pytest.raises(envhub.RequestRefused, match=r"'pole' is not ready: recording needs minari and Pillow"):
             make(hub, "pole", 2)
         make(hub, "plain", 2).close()

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from hubs import HERE, ServedHub, serve, wait_until
+from hubs import HERE, ServedHub, serve, wait_until, written_replay
 from interpreters import FEW, MATRIX, WORKING, Combination, environment, interpreter
 
 import envhub
@@ -196,9 +196,8 @@ def test_failure_is_run_again_in_the_interpreter_of_its_env(hosted: Hosted, lane
 
 
 def again(name: str) -> subprocess.CompletedProcess[str]:
-    """``envhub replay`` of the replay of this name, which the hub may still be writing."""
-    assert wait_until((Path(os.environ["ENVHUB_REPLAYS"]) / f"{name}.replay").exists, 10)
-    command = [sys.executable, "-m", "envhub", "replay", name]
+    """``envhub replay`` of the replay of this name."""
+    command = [sys.executable, "-m", "envhub", "replay", written_replay(name).stem]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 

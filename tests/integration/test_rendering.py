@@ -19,6 +19,7 @@ import sims
 from envhub_client.private_hub.process import private_hub
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers.vector import RecordVideo
+from hubs import written_replay
 from same import assert_same
 
 import envhub
@@ -226,7 +227,8 @@ def test_replay_of_a_failure_of_an_env_that_was_reset_to_be_shown(env: Any, told
         step(envs, 0)
         step(envs, 0)
         failure = step(envs, RAISES)[4]["env_failure"][0]
-    ran = subprocess.run([sys.executable, "-m", "envhub", "replay", failure.replay], capture_output=True, text=True)
+    command = [sys.executable, "-m", "envhub", "replay", written_replay(failure.replay).stem]
+    ran = subprocess.run(command, capture_output=True, text=True)
     assert told in ran.stdout, ran
 
 

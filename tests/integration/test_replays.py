@@ -26,7 +26,7 @@ from envhub_server import replay
 from envhub_server.catalog.replay_folder import files_in
 from envhub_server.ipc import replay_file
 from gymnasium.vector import AutoresetMode
-from hubs import ServedHub, serve, wait_until, worker_processes
+from hubs import ServedHub, serve, wait_until, worker_processes, written_replay
 
 import envhub
 from envhub.values import codec
@@ -74,14 +74,12 @@ def some_of(*few: tuple[str, str], among: Iterable[str]) -> list[Any]:
     return [pytest.param(*each, marks=() if each in few else pytest.mark.long) for each in combined]
 
 
-def path_of(failure: envhub.EnvFailure | envhub.EnvRaised) -> Path:
-    path = FOLDER / f"{failure.replay}.replay"
-    assert failure.replay and wait_until(path.exists, 10)  # the hub writes it a moment after it tells of the failure
-    return path
+def session_of(path: Path) -> str:
+    return path.stem.partition("-worker")[0]
 
 
 def run(failure: envhub.EnvFailure | envhub.EnvRaised) -> replay.Comparison:
-    return replay.run(path_of(failure))
+    return replay.run(written_replay(failure.replay))
 
 
 @pytest.mark.parametrize(
@@ -137,11 +135,11 @@ def test_reset_that_fails_is_run_after_the_episode_before_it(address: str | None
     with made(address, "exit", rate=0.0, restarts_max=1) as envs:
         envs.reset(seed=3)
         envs.step(np.array([1, 2]))
-        before = set(files_in(FOLDER))
+        others = {*map(session_of, files_in(FOLDER))}  # one more of theirs may still be written
         with pytest.raises(envhub.RestartsExhausted):  # for it is reset again, and again
             envs.reset(seed=4, options={"fail": True})
-        assert wait_until(lambda: set(files_in(FOLDER)) - before, 10)
-        (path, *_) = [path for path in files_in(FOLDER) if path not in before][-1:]
+        assert wait_until(lambda: {*map(session_of, files_in(FOLDER))} - others)
+        path = [path for path in files_in(FOLDER) if session_of(path) not in others][-1]
         found = replay.read(path)
         assert (found.failed_at, len(found.calls().kinds)) == (2, 3)
         verdict = replay.run(path)
@@ -255,7 +253,7 @@ def test_failure_after_long_training_is_run_from_known_random_numbers(address: s
         envs.step(np.zeros(2, int))
         envs.set_attr("rate", 1.0)
         (failure,) = failures(envs, 1)
-        found = replay.read(path_of(failure))
+        found = replay.read(written_replay(failure.replay))
         assert found.calls().begins == "generator"
         assert 0 < len(found.calls().kinds) < 2000
 
@@ -284,7 +282,7 @@ def test_file_holds_data_only(address: str | None) -> None:
     with made(address, "exit") as envs:
         envs.reset(seed=3)
         (failure,) = failures(envs, 1)
-        blob = path_of(failure).read_bytes()
+        blob = written_replay(failure.replay).read_bytes()
         found = replay_file.unpack(blob)
         assert not any(found.build[name] for name in ("factories", "registrations", "environ", "authkey", "runner"))
         assert found.versions["numpy"] == np.__version__ and found.versions["gymnasium"] == gym.__version__
@@ -305,7 +303,7 @@ def test_file_that_no_hub_wrote_runs_no_code_of_its_own(tmp_path: Path) -> None:
     with made(None, "exit") as envs:
         envs.reset(seed=3)
         (failure,) = failures(envs, 1)
-        found = codec.decode(path_of(failure).read_bytes())
+        found = codec.decode(written_replay(failure.replay).read_bytes())
     touched, file = tmp_path / "touched", tmp_path / "foreign.replay"
     pickled = pickle.dumps(Touches(touched))
     changes: list[dict[str, Any]] = [
@@ -338,6 +336,7 @@ def test_commands_list_replays_and_run_them() -> None:
     with made(None, "exit") as envs:
         envs.reset(seed=3)
         (failure,) = failures(envs, 1)
+    written_replay(failure.replay)
     assert f"{failure.replay}: worker " in command("replays").stdout
     ran = command("replay", failure.replay)
     assert (ran.returncode, ran.stdout.startswith("failed alike: ended by status 3 at step ")) == (0, True)
@@ -354,7 +353,7 @@ def test_file_from_elsewhere_is_run_only_if_it_is_trusted(tmp_path: Path) -> Non
     with made(None, "exit") as envs:
         envs.reset(seed=3)
         (failure,) = failures(envs, 1)
-    own, elsewhere, linked = path_of(failure), tmp_path / "sent.replay", FOLDER / "linked.replay"
+    own, elsewhere, linked = written_replay(failure.replay), tmp_path / "sent.replay", FOLDER / "linked.replay"
     elsewhere.write_bytes(own.read_bytes())
     linked.symlink_to(elsewhere)
     try:
@@ -399,6 +398,7 @@ def test_oldest_files_give_way(tmp_path: Path) -> None:
     ):
         envs.reset(seed=3)
         found = failures(envs, 6)
+        assert wait_until((folder / f"{found[-1].replay}.replay").exists)
     kept = {path.stem for path in files_in(folder)}
     assert len(kept) == 3 and found[0].replay not in kept
 
@@ -414,7 +414,7 @@ def test_film_shows_every_step_of_the_run(tmp_path: Path) -> None:
         before = set(files_in(FOLDER))
         for worker in worker_processes(private_hub().pid):
             worker.kill()
-        assert wait_until(lambda: set(files_in(FOLDER)) - before, 10)
+        assert wait_until(lambda: set(files_in(FOLDER)) - before)
     (path,) = set(files_in(FOLDER)) - before
     line = [sys.executable, "-m", "envhub", "replay", str(path), "--video", str(film)]
     ran = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
@@ -442,7 +442,7 @@ def test_env_that_takes_no_render_mode_is_filmed_if_it_shows_frames(
     with contextlib.closing(envhub.make_vec(partial(env, cause="exception"), 1, **OPTIONS)) as envs:
         envs.reset(seed=3)
         (failure,) = failures(envs, 1)
-    ran = command("replay", failure.replay, "--video", str(film))
+    ran = command("replay", written_replay(failure.replay).stem, "--video", str(film))
     assert ran.returncode == 0 and ran.stdout.startswith("failed alike: "), ran
     assert film.exists() is frames and ("it shows no frames: NotImplementedError" in ran.stdout) is not frames
 
@@ -453,7 +453,7 @@ def test_debugger_that_is_left_ends_the_run_without_a_verdict(arguments: tuple[s
     with made(None, "exit") as envs:
         envs.reset(seed=3)
         (failure,) = failures(envs, 1)
-    ran = command("replay", failure.replay, "--pdb", *arguments, stdin="quit\n")
+    ran = command("replay", written_replay(failure.replay).stem, "--pdb", *arguments, stdin="quit\n")
     assert ran.returncode == 0 and "where the debugger was left" in ran.stdout, ran
 
 
@@ -481,7 +481,7 @@ def test_env_that_was_killed_observes_the_same_again(
         hub = private_hub().pid if address is None else request.getfixturevalue("hub").process.pid
         for worker in worker_processes(hub):
             worker.kill()
-        assert wait_until(lambda: len(set(files_in(FOLDER)) - before) >= 2, 10)
+        assert wait_until(lambda: len(set(files_in(FOLDER)) - before) >= 2)
     name = "env-" if address is None else env.replace("/", "-")
     paths = [path for path in set(files_in(FOLDER)) - before if path.name.startswith(name)]
     for path in paths:
@@ -516,7 +516,7 @@ def test_env_that_another_client_took_over_fails_alike(hub: ServedHub) -> None:
         before = set(files_in(FOLDER))
         envs.set_attr("rate", 1.0)
         envs.step(np.array([1]))
-        assert wait_until(lambda: set(files_in(FOLDER)) - before, 10)
+        assert wait_until(lambda: set(files_in(FOLDER)) - before)
         (path,) = [path for path in set(files_in(FOLDER)) - before if "brittle" in path.name]
     assert token[:8] not in path.name  # for who knows the token has the session
     assert len(replay.read(path).calls().kinds) == 12  # the steps before, too

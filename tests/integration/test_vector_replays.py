@@ -16,7 +16,7 @@ from envhub_client.private_hub.process import private_hub
 from envhub_server import replay
 from envhub_server.catalog.replay_folder import files_in
 from gymnasium.vector import AutoresetMode
-from hubs import serve, wait_until, worker_processes
+from hubs import serve, wait_until, worker_processes, written_replay
 
 import envhub
 
@@ -47,9 +47,7 @@ def failures(envs: envhub.HubVectorEnv, count: int) -> dict[str, list[int]]:
 
 
 def run(name: str) -> replay.Comparison:
-    path = FOLDER / f"{name}.replay"
-    assert wait_until(path.exists, 10)
-    return replay.run(path)
+    return replay.run(written_replay(name))
 
 
 def check(envs: envhub.HubVectorEnv, count: int) -> None:
@@ -110,7 +108,7 @@ def test_vector_env_that_was_killed_observes_the_same_again(env: str) -> None:
         before = set(files_in(FOLDER))
         for worker in worker_processes(private_hub().pid):
             worker.kill()
-        assert wait_until(lambda: len(set(files_in(FOLDER)) - before) >= 2, 10)
+        assert wait_until(lambda: len(set(files_in(FOLDER)) - before) >= 2)
     for path in set(files_in(FOLDER)) - before:
         found = replay.read(path).calls()
         assert (found.begins, found.rows, found.calls) == ("made", 2, 51)

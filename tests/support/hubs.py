@@ -249,6 +249,13 @@ def at_rest(count: Callable[[], int]) -> int:
     return found
 
 
+def written_replay(name: str) -> Path:
+    """The file of the replay of this name, once the hub has written it: a moment after it told the name."""
+    path = Path(os.environ["ENVHUB_REPLAYS"]) / f"{name}.replay"
+    assert name and wait_until(path.exists), path
+    return path
+
+
 def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> bool:
     """Whether the condition came true in time."""
     end, late = time.monotonic() + timeout, False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import inspect
 import os
 import shutil
@@ -46,6 +47,12 @@ def pytest_xdist_auto_num_workers() -> int:
     """Three processes for two CPUs: a test waits for other processes half of its time."""
     cpus = len(os.sched_getaffinity(0))
     return cpus + (cpus + 1) // 2
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Print no stacks of a test that has a limit of its own and goes on: that can crash its process."""
+    if item.get_closest_marker("timeout") is not None:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_unconfigure() -> None:

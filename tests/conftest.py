@@ -50,7 +50,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Print no stacks of a test that has a limit of its own and goes on: that can crash its process."""
+    """Cancel `faulthandler_timeout` for tests with a limit of their own: printing running threads can crash."""
     if item.get_closest_marker("timeout") is not None:
         faulthandler.cancel_dump_traceback_later()
 

@@ -108,7 +108,7 @@ def test_vector_env_that_was_killed_observes_the_same_again(env: str) -> None:
         before = set(files_in(FOLDER))
         for worker in worker_processes(private_hub().pid):
             worker.kill()
-        assert wait_until(lambda: len(set(files_in(FOLDER)) - before) >= 2)
+        assert wait_until(lambda: len(set(files_in(FOLDER)) - before) >= 2, 10)
     for path in set(files_in(FOLDER)) - before:
         found = replay.read(path).calls()
         assert (found.begins, found.rows, found.calls) == ("made", 2, 51)

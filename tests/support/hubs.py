@@ -252,7 +252,7 @@ def at_rest(count: Callable[[], int]) -> int:
 def written_replay(name: str) -> Path:
     """The file of the replay of this name, once the hub has written it: a moment after it told the name."""
     path = Path(os.environ["ENVHUB_REPLAYS"]) / f"{name}.replay"
-    assert name and wait_until(path.exists), path
+    assert name and wait_until(path.exists, 10), path
     return path
 
 

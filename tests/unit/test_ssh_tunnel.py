@@ -20,8 +20,9 @@ import re, socket, sys
 forwarded = next((each for each in sys.argv if ".sock:" in each), None)
 if forwarded:
     here, there = forwarded.split(":")
+    with open(here + ".there", "w") as file:  # before the socket: the tunnel is open once that is there
+        file.write(there)
     socket.socket(socket.AF_UNIX).bind(here)
-    open(here + ".there", "w").write(there)
     sys.stdin.read()
     sys.exit()
 """

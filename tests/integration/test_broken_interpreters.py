@@ -213,6 +213,7 @@ def test_import_that_does_not_end_is_told_while_it_runs(tmp_path: Path, caplog: 
         '[envs.sleepy]\nenv = "sleepy_sim:make"\nfolder = "."\n[envs.dying]\nenv = "dying_sim:make"\n'
     )
     with serve(tmp_path, "--config", str(tmp_path / "hub.toml"), cwd=tmp_path) as hub:
+        assert wait_until(lambda: bool(lines_of(hub.log, "env_starting", "a worker still imports sleepy_sim"))), hub.log
         with caplog.at_level("INFO", "envhub"), pytest.raises(envhub.EnvTimeout, match=r"sleepy_sim\.py"):
             envhub.make_vec("sleepy", 2, hub=hub.ipc, init_timeout=4)
         assert "0 of 2 envs stand (importing sleepy_sim)" in caplog.text

@@ -71,8 +71,12 @@ def test_frames_of_half_cheetah(served: ServedHub, backend: str) -> None:
 
 def test_rendering_that_does_not_work_is_told_with_what_to_do(served: ServedHub) -> None:
     needs("egl")
-    assert wait_until(lambda: '"env": "hidden"' in served.log, 30)
-    (line,) = (line for line in served.log.splitlines() if '"env_unready"' in line and '"hidden"' in line)
+
+    def unready() -> list[str]:
+        return [line for line in served.log.splitlines() if '"env_unready"' in line and '"hidden"' in line]
+
+    assert wait_until(lambda: bool(unready()))
+    (line,) = unready()
     assert "rendering by egl does not work" in line
     with pytest.raises(envhub.RequestRefused) as caught:
         envhub.make_vec("hidden", 1, hub=served.tcp)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -42,19 +43,28 @@ def test_envs_of_two_workers_draw_different_numbers(address: str | None) -> None
     assert len({*first, *second, *third}) == 6
 
 
-def test_hub_without_its_zygote_gets_another(hub: ServedHub) -> None:
+@pytest.fixture
+def own_hub(tmp_path: Path) -> Iterator[ServedHub]:
+    """A hub of the test's own, with one zygote: other tests have more of them started, for envs with libraries."""
+    with serve(tmp_path, "counter=sims:counter") as served:
+        yield served
+
+
+def test_hub_without_its_zygote_gets_another(own_hub: ServedHub) -> None:
+    hub = own_hub
     with closing(envhub.make_vec("counter", 2, hub=hub.ipc)) as envs:
         envs.reset()
         (zygote,) = zygotes(hub)
         zygote.kill()
-        zygote.wait(5)
+        zygote.wait(60)
         assert envs.step([1, 1])[0][:, 0].tolist() == [1, 1]  # workers do not depend on it
         with closing(envhub.make_vec("counter", 2, hub=hub.ipc)) as others:
             others.reset()
         assert [process.pid != zygote.pid for process in zygotes(hub)] == [True]
 
 
-def test_session_whose_zygote_is_killed_before_it_forks_is_refused(hub: ServedHub) -> None:
+def test_session_whose_zygote_is_killed_before_it_forks_is_refused(own_hub: ServedHub) -> None:
+    hub = own_hub
     with closing(envhub.make_vec("counter", 1, hub=hub.ipc)):
         (zygote,) = zygotes(hub)
     zygote.suspend()
@@ -206,8 +216,10 @@ def test_zygote_that_cannot_be_executed_leaves_nothing(tmp_path: Path) -> None:
 
 
 IN_CYCLES = """
-import gc, sys
+import gc, logging, sys
 import envhub
+
+logging.getLogger("envhub").setLevel("WARNING")  # a making that takes long is not counted on stderr
 
 class Trainer:
     def __init__(self, made):
@@ -235,9 +247,10 @@ def test_what_is_not_closed_is_closed_by_the_garbage_collector(hub: ServedHub) -
 
 
 FORKED = """
-import gc, os, sys
+import gc, logging, os, sys
 import envhub
 
+logging.getLogger("envhub").setLevel("WARNING")  # a making that takes long is not counted on stderr
 held = [envhub.make_vec("counter", 1, hub=sys.argv[1]), envhub.connect(sys.argv[1])]
 if not os.fork():
     held.clear()

@@ -203,7 +203,7 @@ def test_log_has_one_structured_line_per_change(tmp_path: Path) -> None:
         envs.close()
         hub.stop()
         # What comes every second, and what a machine that stalls adds.
-        others = {"session_making", "hub_was_stopped", "client_lost", "client_back"}
+        others = {"session_making", "env_starting", "hub_was_stopped", "client_lost", "client_back"}
         lines = [line for line in map(json.loads, hub.log.splitlines()) if line["event"] not in others]
     made, first, second, ready, died, anew, *exited, ended, stopping = lines
     assert made["event"] == "session_made" and made["num_envs"] == 2

@@ -156,11 +156,14 @@ def with_here() -> str:
 # --- an env's error ---------------------------------------------------------------------------------------------------
 
 RAISING = """
+import logging
+
 import gymnasium as gym
 import numpy as np
 
 import envhub
 
+logging.getLogger("envhub").setLevel("WARNING")  # a making that takes long is not counted on stderr
 
 class Arm(gym.Env):
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from envhub_client.connection import ssh_tunnel
@@ -92,8 +94,21 @@ def test_tunnel_goes_on_however_much_ssh_says(ssh: Ssh, tmp_path: Path) -> None:
     assert wait_until((tmp_path / "said").exists, timeout=10)
 
 
-def test_machine_that_prints_without_an_end_fills_no_memory(ssh: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_that_prints_without_an_end_fills_no_memory(
+    ssh: Ssh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    printed = tmp_path / "printed"
+
+    class Printing(subprocess.Popen[bytes]):
+        """Its time begins once it has printed as much as is kept."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            assert wait_until(printed.exists)
+
+    monkeypatch.setattr(subprocess, "Popen", Printing)
     monkeypatch.setattr(ssh_tunnel, "OPEN_S", 1.0)
-    ssh("import sys\nwhile True: sys.stdout.write('y' * 65536); sys.stderr.write('n' * 65536)")
+    first = f"import sys\nsys.stderr.write('n' * {ssh_tunnel.TAIL_BYTES})\nopen('{printed}', 'w')\n"
+    ssh(first + "while True: sys.stdout.write('y' * 65536); sys.stderr.write('n' * 65536)")
     with pytest.raises(HubUnreachable, match=r"no connection within 1 s: n{4096}$"):
         ssh_tunnel.forwarded("ssh://simbox")

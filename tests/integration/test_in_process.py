@@ -22,7 +22,7 @@ import pytest
 import sims
 from gymnasium.spaces import Box, Dict, Discrete, Text
 from gymnasium.vector import AutoresetMode
-from hubs import wait_until
+from hubs import interrupted_after, wait_until
 from same import assert_same
 
 import envhub
@@ -194,18 +194,6 @@ def test_interrupt_in_an_env_is_told_once(begin: str, wait: str) -> None:
             assert envs.recv()[-1].tolist() == [0, 2]
         envs.reset(seed=1)
         assert envs.step(np.zeros(NUM_ENVS, int))[1].tolist() == [1.0] * NUM_ENVS
-
-
-@contextlib.contextmanager
-def interrupted_after(seconds: float) -> Iterator[None]:
-    """Within the context, SIGINT comes after so many seconds."""
-    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def test_interrupt_anywhere_in_a_step_leaves_envs_that_go_on() -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import sims
 from gymnasium import spaces
-from hubs import ServedHub, serve, stopped, wait_until
+from hubs import ServedHub, interrupted_after, serve, stopped, wait_until
 
 import envhub
 from envhub.protocol.messages import Collect
@@ -350,20 +350,6 @@ class Sleepy(sims.Counter):
     @slow.setter
     def slow(self, seconds: float) -> None:
         time.sleep(seconds)
-
-
-@contextlib.contextmanager
-def interrupted_after(seconds: float) -> Iterator[None]:
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def test_step_that_is_done_is_had_though_its_hub_has_ended(tmp_path: Path) -> None:

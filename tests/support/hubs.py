@@ -157,6 +157,18 @@ def stopped(*pids: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """Within the block, SIGINT comes after so many seconds."""
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
 def signalled_in_a_wait(number: int) -> Iterator[None]:
     """Send the main thread this signal once it waits in EnvHub's code, for something that cannot happen meanwhile."""
     main, ended = threading.main_thread().ident, threading.Event()

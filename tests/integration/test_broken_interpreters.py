@@ -215,7 +215,7 @@ def test_import_that_does_not_end_is_told_while_it_runs(tmp_path: Path, caplog: 
     with serve(tmp_path, "--config", str(tmp_path / "hub.toml"), cwd=tmp_path) as hub:
         assert wait_until(lambda: bool(lines_of(hub.log, "env_starting", "a worker still imports sleepy_sim"))), hub.log
         with caplog.at_level("INFO", "envhub"), pytest.raises(envhub.EnvTimeout, match=r"sleepy_sim\.py"):
-            envhub.make_vec("sleepy", 2, hub=hub.ipc, init_timeout=4)
+            envhub.make_vec("sleepy", 2, hub=hub.ipc, init_timeout=10)
         assert "0 of 2 envs stand (importing sleepy_sim)" in caplog.text
         assert wait_until(
             lambda: "the worker that imported 'dying_sim' was ended by SIGABRT before it was done" in hub.log

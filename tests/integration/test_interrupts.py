@@ -21,7 +21,7 @@ import zmq
 from chaos.chaos_proxy import proxy
 from chaos.interrupts import Interrupt, Places
 from envhub_client.connection.connection import Connection
-from hubs import ServedHub, signalled_in_a_wait, stopped, wait_until, worker_processes
+from hubs import ServedHub, interrupted_after, signalled_in_a_wait, stopped, wait_until, worker_processes
 
 import envhub
 from envhub.errors import LocalProtocolError
@@ -154,20 +154,12 @@ def test_interrupt_at_any_moment_leaves_a_session_that_goes_on(lane: str, count:
 
 
 def test_request_after_one_that_was_given_up_waits_for_its_end() -> None:
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     with closing(envhub.make_vec([sims.Naughty], lane="wire")) as envs:
         envs.reset()
-        before = signal.signal(signal.SIGALRM, interrupt)
-        try:
-            for _ in range(3):
-                with pytest.raises(KeyboardInterrupt):
-                    signal.setitimer(signal.ITIMER_REAL, 0.02)
-                    envs.set_attr("nap", 0.3)
-                assert envs.step([7])[1].tolist() == [7]
-        finally:
-            signal.signal(signal.SIGALRM, before)
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt), interrupted_after(0.02):
+                envs.set_attr("nap", 0.3)
+            assert envs.step([7])[1].tolist() == [7]
 
 
 @contextmanager

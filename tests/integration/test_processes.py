@@ -45,37 +45,35 @@ def test_envs_of_two_workers_draw_different_numbers(address: str | None) -> None
 
 @pytest.fixture
 def own_hub(tmp_path: Path) -> Iterator[ServedHub]:
-    """A hub of the test's own, with one zygote: other tests have more of them started, for envs with libraries."""
+    """A hub of the test's own, which has one zygote. In the common hub other tests start more, for other envs."""
     with serve(tmp_path, "counter=sims:counter") as served:
         yield served
 
 
 def test_hub_without_its_zygote_gets_another(own_hub: ServedHub) -> None:
-    hub = own_hub
-    with closing(envhub.make_vec("counter", 2, hub=hub.ipc)) as envs:
+    with closing(envhub.make_vec("counter", 2, hub=own_hub.ipc)) as envs:
         envs.reset()
-        (zygote,) = zygotes(hub)
+        (zygote,) = zygotes(own_hub)
         zygote.kill()
         zygote.wait(60)
         assert envs.step([1, 1])[0][:, 0].tolist() == [1, 1]  # workers do not depend on it
-        with closing(envhub.make_vec("counter", 2, hub=hub.ipc)) as others:
+        with closing(envhub.make_vec("counter", 2, hub=own_hub.ipc)) as others:
             others.reset()
-        assert [process.pid != zygote.pid for process in zygotes(hub)] == [True]
+        assert [process.pid != zygote.pid for process in zygotes(own_hub)] == [True]
 
 
 def test_session_whose_zygote_is_killed_before_it_forks_is_refused(own_hub: ServedHub) -> None:
-    hub = own_hub
-    with closing(envhub.make_vec("counter", 1, hub=hub.ipc)):
-        (zygote,) = zygotes(hub)
+    with closing(envhub.make_vec("counter", 1, hub=own_hub.ipc)):
+        (zygote,) = zygotes(own_hub)
     zygote.suspend()
-    with ThreadPoolExecutor() as pool, envhub.connect(hub.ipc) as client:
-        making = pool.submit(envhub.make_vec, "counter", 1, hub=hub.ipc)
+    with ThreadPoolExecutor() as pool, envhub.connect(own_hub.ipc) as client:
+        making = pool.submit(envhub.make_vec, "counter", 1, hub=own_hub.ipc)
         building = wait_until(lambda: "building" in [session["phase"] for session in client.sessions()])
         zygote.kill()  # whatever else happened: nobody must wait for it
         assert building
         with pytest.raises(envhub.WorkerDied, match=r"worker 0 \(env 0\) could not be started"):
             making.result(30)
-    with closing(envhub.make_vec("counter", 1, hub=hub.ipc)) as envs:
+    with closing(envhub.make_vec("counter", 1, hub=own_hub.ipc)) as envs:
         envs.reset()
 
 
@@ -219,7 +217,7 @@ IN_CYCLES = """
 import gc, logging, sys
 import envhub
 
-logging.getLogger("envhub").setLevel("WARNING")  # a making that takes long is not counted on stderr
+logging.getLogger("envhub").setLevel("WARNING")  # so that EnvHub does not count a slow making on stderr
 
 class Trainer:
     def __init__(self, made):
@@ -250,7 +248,7 @@ FORKED = """
 import gc, logging, os, sys
 import envhub
 
-logging.getLogger("envhub").setLevel("WARNING")  # a making that takes long is not counted on stderr
+logging.getLogger("envhub").setLevel("WARNING")  # so that EnvHub does not count a slow making on stderr
 held = [envhub.make_vec("counter", 1, hub=sys.argv[1]), envhub.connect(sys.argv[1])]
 if not os.fork():
     held.clear()

@@ -163,7 +163,7 @@ import numpy as np
 
 import envhub
 
-logging.getLogger("envhub").setLevel("WARNING")  # a making that takes long is not counted on stderr
+logging.getLogger("envhub").setLevel("WARNING")  # so that EnvHub does not count a slow making on stderr
 
 class Arm(gym.Env):
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)

@@ -22,7 +22,7 @@ import re, socket, sys
 forwarded = next((each for each in sys.argv if ".sock:" in each), None)
 if forwarded:
     here, there = forwarded.split(":")
-    with open(here + ".there", "w") as file:  # before the socket: the tunnel is open once that is there
+    with open(here + ".there", "w") as file:  # before the socket: once the socket exists, the tunnel counts as open
         file.write(there)
     socket.socket(socket.AF_UNIX).bind(here)
     sys.stdin.read()
@@ -100,7 +100,7 @@ def test_machine_that_prints_without_an_end_fills_no_memory(
     printed = tmp_path / "printed"
 
     class Printing(subprocess.Popen[bytes]):
-        """Its time begins once it has printed as much as is kept."""
+        """Is returned once ssh has printed more than is kept: only then OPEN_S begins."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -108,7 +108,8 @@ def test_machine_that_prints_without_an_end_fills_no_memory(
 
     monkeypatch.setattr(subprocess, "Popen", Printing)
     monkeypatch.setattr(ssh_tunnel, "OPEN_S", 1.0)
-    first = f"import sys\nsys.stderr.write('n' * {ssh_tunnel.TAIL_BYTES})\nopen('{printed}', 'w')\n"
+    much = f"'n' * {2 * ssh_tunnel.TAIL_BYTES}"
+    first = f"import sys\nprint({much}, end='', file=sys.stderr, flush=True)\nopen('{printed}', 'w')\n"
     ssh(first + "while True: sys.stdout.write('y' * 65536); sys.stderr.write('n' * 65536)")
     with pytest.raises(HubUnreachable, match=r"no connection within 1 s: n{4096}$"):
         ssh_tunnel.forwarded("ssh://simbox")

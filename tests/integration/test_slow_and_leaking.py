@@ -81,13 +81,14 @@ def noted(path: Path, count: int) -> list[int]:
 
 def test_lost_env_is_back_without_another_being_made(address: str | None, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    arguments = {"seconds": 0.5, "notes": str(notes)}
+    arguments = {"seconds": 0.8, "notes": str(notes)}
     with closing(make(sims.SlowToMake, 2, address, num_workers=2, spares=1, env_kwargs=arguments)) as envs:
         envs.reset()
         spare, lost = 2, 1
         for _ in range(2):
             pids = envs.step([0, 0])[0][:, 1]
             begun = noted(notes, spare + 1)
+            time.sleep(0.4)  # so much earlier than the next process of the worker, the spare is made
             kill_worker(int(pids[lost]))
             _, _, _, truncations, infos = envs.step([0, 0])
             assert truncations.tolist() == [row == lost for row in range(2)]

@@ -230,7 +230,7 @@ def listening(process: int) -> set[str]:
         for end in ends:
             if end.status == psutil.CONN_LISTEN:
                 found.add(f"{end.laddr.ip}:{end.laddr.port}")
-        numbers = {os.readlink(link)[8:-1] for link in Path(f"/proc/{each.pid}/fd").iterdir() if _is_socket(link)}
+        numbers = _sockets(each.pid)
         for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
             _, _, _, flags, _, _, inode, *path = line.split()
             if inode in numbers and int(flags, 16) & _ACCEPTS:
@@ -238,11 +238,14 @@ def listening(process: int) -> set[str]:
     return found
 
 
-def _is_socket(link: Path) -> bool:
-    try:
-        return os.readlink(link).startswith("socket:")
-    except FileNotFoundError:
-        return False
+def _sockets(process: int) -> set[str]:
+    """The inode numbers of the sockets that a process has open; none if it has ended."""
+    found = set()
+    with contextlib.suppress(FileNotFoundError):  # it has ended
+        for link in Path(f"/proc/{process}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # this one was closed meanwhile
+                found.add(os.readlink(link))
+    return {target[8:-1] for target in found if target.startswith("socket:")}
 
 
 def kill_worker(pid: int) -> None:

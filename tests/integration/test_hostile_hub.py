@@ -205,7 +205,7 @@ def test_step_whose_infos_have_a_form_that_the_hub_does_not_tell_times_out(monke
         envs.reset()
         envs.step_async([0, 0])
         protocol = envs._session.connection.protocol
-        assert wait_until(lambda: protocol.answer is not None)  # the step's, which is not waited for below
+        assert wait_until(lambda: protocol.answer is not None)  # to STEP; only that to TEMPLATES is late
         with pytest.raises(envhub.HubTimeout, match="TEMPLATES"):
             envs.step_wait(timeout=0.1)
         hub.answers[Op.TEMPLATES] = Templates([1], [codec.encode({"level": 1.5})]), ()

@@ -583,7 +583,7 @@ def test_ipc_admits_the_hubs_user_only() -> None:
         "import os, socket, sys; os.setuid(int(sys.argv[1]))\n"
         "for path in sys.argv[2:]:\n"
         "    peer = socket.socket(socket.AF_UNIX); peer.connect(path.replace('@', chr(0)))\n"
-        "    peer.settimeout(30 if os.getuid() or not path.endswith('.side') else 2)\n"  # it says nothing to its user
+        "    peer.settimeout(30 if os.getuid() or not path.endswith('.side') else 2)\n"  # the hub waits for its user
         "    try: print(len(peer.recv(1)))\n"
         "    except TimeoutError: print('open')\n"
     )

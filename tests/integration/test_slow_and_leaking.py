@@ -88,7 +88,7 @@ def test_lost_env_is_back_without_another_being_made(address: str | None, tmp_pa
         for _ in range(2):
             pids = envs.step([0, 0])[0][:, 1]
             begun = noted(notes, spare + 1)
-            time.sleep(0.4)  # so much earlier than the next process of the worker, the spare is made
+            time.sleep(0.4)  # the spare has begun to make its env so long before the killed worker's next process
             kill_worker(int(pids[lost]))
             _, _, _, truncations, infos = envs.step([0, 0])
             assert truncations.tolist() == [row == lost for row in range(2)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import os
 import re
@@ -23,7 +22,7 @@ IPC_PATH_BYTES_MAX = 107  # sun_path, less its closing zero
 
 @dataclass(frozen=True)
 class Address:
-    """A parsed address: of TCP with ``host`` and ``port``, or of IPC with ``path`` (``@name`` where it is abstract).
+    """A parsed address: of TCP with ``host`` and ``port``, or of IPC with ``path``.
 
     Attributes:
         text: the address as ZeroMQ takes it, without keys.
@@ -57,15 +56,10 @@ class Address:
             return False  # a name may mean any machine
 
 
-def side_path(address: Address) -> str | None:
-    """Where the side socket of an ipc address is; None where there can be none."""
-    path = f"{address.path}.side"
-    return path if address.is_ipc and len(os.fsencode(path)) <= IPC_PATH_BYTES_MAX else None
-
-
-def socket_name(path: str) -> str:
-    """The path as the kernel takes it: of an abstract socket, which is written with ``@``, with a zero byte."""
-    return f"\0{path[1:]}" if path.startswith("@") else path
+def side_path(path: str) -> str | None:
+    """Where the side socket of the hub is whose socket has this path; None where there can be none."""
+    side = f"{path}.side"
+    return side if len(os.fsencode(side)) <= IPC_PATH_BYTES_MAX else None
 
 
 def parse(text: str) -> Address:
@@ -79,6 +73,8 @@ def parse(text: str) -> Address:
     if scheme == "ipc" and rest:
         if len(os.fsencode(rest)) > IPC_PATH_BYTES_MAX:
             raise AddressError(f"{text}: a socket's path has at most {IPC_PATH_BYTES_MAX} bytes; choose a shorter one")
+        if rest.startswith("@"):
+            raise AddressError(f"{text}: any user could listen at an abstract name in the hub's place; choose a path")
         return Address(text, path=rest)
     token, _, place = rest.rpartition("@") if scheme == "envhub" else ("", "", rest)
     host, colon, port = place.rpartition(":")
@@ -134,21 +130,6 @@ def runtime_folder() -> Path:
     if usual.is_dir():
         return usual / "envhub"
     return Path(tempfile.gettempdir()) / f"envhub-{os.getuid()}"
-
-
-def check_owner(wanted: Address) -> None:
-    """Refuse the socket of an ipc address that another user has made; one that does not exist yet is no error.
-
-    Raises:
-        AddressError: it is another user's.
-    """
-    if not wanted.is_ipc or wanted.path.startswith("@"):
-        return
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        if (owner := os.stat(wanted.path).st_uid) != os.getuid():
-            raise AddressError(
-                f"{wanted.text} is a socket of user {owner}, not of yours; a hub is used by its own user"
-            )
 
 
 def check_private(folder: Path) -> None:

@@ -1,15 +1,19 @@
 """The private hub: the process that ``hub=None`` starts for one program, and that ends with the program.
 
-Started by ``envhub_client.private_hub.process`` as ``ADDRESS OWNER_PIDFD READY_FD``; it writes one byte to the last
-once it listens.
+``envhub_client.private_hub.process`` starts it with ``OWNER_PIDFD PROGRAM_FD FOLDER``. The hub binds its sockets in the
+folder, sends their files through the second descriptor, a Unix socket, and removes the folder. The program connects by
+the files.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
+import socket
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envhub_server.ipc import process_marks
@@ -22,21 +26,22 @@ if TYPE_CHECKING:
     from envhub_server.hub.hub import Hub
 
 
-def main(address: str, owner: int, ready_fd: int) -> None:
-    """Serve the program behind the pidfd ``owner`` on this address until it ends."""
+def main(owner: int, program: int, folder: str) -> None:
+    """Serve the program behind the pidfd ``owner`` until it ends; ``program`` is a socket to it."""
     leave_terminal()
     # If this process is stopped when its program ends, it must continue, to end itself.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     hub_process.prepare()
     # The zygote and this process import side by side what each needs: a program waits for its first envs half as long.
     environ = environment_of(OWN, sys.executable, os.environ)
-    _serve(address, owner, ready_fd, ZygoteProcess(process_marks.new_hub(), sys.executable, environ))
+    _serve(owner, program, Path(folder), ZygoteProcess(process_marks.new_hub(), sys.executable, environ))
 
 
-def _serve(address: str, owner: int, ready_fd: int, zygote: ZygoteProcess) -> None:
+def _serve(owner: int, program: int, folder: Path, zygote: ZygoteProcess) -> None:
     import logging
 
     from envhub.protocol.validation import SECONDS_MAX
+    from envhub.transport.address import side_path
     from envhub_server import log
     from envhub_server.catalog.replay_folder import default_path
     from envhub_server.catalog.step_cost_file import cache_path
@@ -45,12 +50,18 @@ def _serve(address: str, owner: int, ready_fd: int, zygote: ZygoteProcess) -> No
 
     log.configure(logging.ERROR)  # the terminal is the program's: write only errors
 
+    path = str(folder / "hub.sock")
+
     def ready(hub: Hub) -> None:
-        try:
-            os.write(ready_fd, b"1")
-        except BrokenPipeError:
-            hub.stop("its program ended, or was interrupted while it started the hub")
-        os.close(ready_fd)
+        with socket.socket(fileno=program) as line:
+            files = [os.open(name, os.O_PATH) for name in (path, side_path(path) or "")]
+            shutil.rmtree(folder, ignore_errors=True)  # which the program removes, too, if it is there
+            try:
+                socket.send_fds(line, [b"1"], files)
+            except BrokenPipeError:
+                hub.stop("its program ended, or was interrupted while it started the hub")
+            for file in files:
+                os.close(file)
 
     # Its one client is the program itself, which may use the whole machine.
     limits = Limits(
@@ -64,5 +75,5 @@ def _serve(address: str, owner: int, ready_fd: int, zygote: ZygoteProcess) -> No
     timing = Timing(lease_s=3600.0)  # the hub ends with the program, which a debugger may stop for long
     costs = cache_path(os.environ)
     replays = default_path(os.environ)
-    config = HubConfig((address,), owner=owner, limits=limits, timing=timing, step_costs=costs, replays=replays)
+    config = HubConfig((f"ipc://{path}",), owner=owner, limits=limits, timing=timing, step_costs=costs, replays=replays)
     run_hub(config, ready, zygote)

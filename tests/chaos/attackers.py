@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 
 from chaos.mutations import HUB_REQUESTS, MAKE, RESET, SESSION_REQUESTS, Message, Mutator, on_the_wire, unreadable
+from envhub_client.connection.local_sockets import LocalSockets
 from envhub_client.lanes.attach import Attachment
 from envhub_client.tools.conformance.raw_peer import RawAnswer, RawPeer
 from envhub_server.network.connections import MALFORMED_MAX
@@ -21,6 +22,7 @@ import envhub
 from envhub.protocol import messages
 from envhub.protocol.messages import REPLY, Close, Made, Op
 from envhub.protocol.prelude import MAGIC, NO_SESSION, PRELUDE, Prelude, pack_head
+from envhub.transport.address import parse
 
 ANSWER_S = 30.0
 ASK_AGAIN_S = 1.0  # of replies that are more than their queue holds, the awaited one may be lost
@@ -210,7 +212,7 @@ class MemoryAttack(Attack):
                 self.stopped.wait(0.1)
                 return
             peer.ask(Op.RESET, RESET.header, token, 2)
-            attachment.open(self._address, messages.unpack(Made, made.body).ticket)
+            attachment.open(LocalSockets(parse(self._address).path), messages.unpack(Made, made.body).ticket)
             arena, *bells = attachment.bells
             with mmap.mmap(arena, os.fstat(arena).st_size) as memory:
                 self._write_over(memory, bells, peer, token)

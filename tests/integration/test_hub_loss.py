@@ -352,7 +352,14 @@ def raises(ask: Callable[[envhub.HubVectorEnv], Any]) -> Request:
 
 
 def detach(envs: envhub.HubVectorEnv) -> str:
-    assert wait_until(lambda: bool(envs._session.connection.protocol.loss(time.monotonic())), 30)
+    protocol = envs._session.connection.protocol
+
+    def proved() -> bool:
+        """A hub that refuses connections for some seconds is within reach again when another one has started."""
+        loss = protocol.loss(time.monotonic())
+        return bool(loss) and "refused" not in loss
+
+    assert wait_until(proved, 30)
     return envs.detach()
 
 

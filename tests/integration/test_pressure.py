@@ -47,7 +47,7 @@ def raw_connection(hub: ServedHub, kind: str) -> socket.socket:
     if kind == "tcp":
         family, place = socket.AF_INET, ("127.0.0.1", parse(hub.tcp).port)
     else:
-        path = parse(hub.ipc).path if kind == "ipc" else side_path(parse(hub.ipc))
+        path = parse(hub.ipc).path if kind == "ipc" else side_path(parse(hub.ipc).path)
         family, place = socket.AF_UNIX, path  # type: ignore[assignment]
     begun = socket.socket(family)
     begun.setblocking(False)

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import zmq
+from envhub_server.network.listener import Listener
 from hubs import ServedHub, lives, serve, stopped, wait_until
 
 import envhub
@@ -275,11 +277,18 @@ def test_bad_arguments_end_with_2_and_one_line() -> None:
         assert process.returncode == 2 and why in errors and "Traceback" not in errors, (given, errors)
 
 
-def test_file_in_the_place_of_the_socket_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "notes").write_text("precious")
-    refused = command("serve", "CartPole-v1", "--bind", f"ipc://{tmp_path}/notes")
-    assert refused.returncode == 2 and "is no socket" in refused.stderr
-    assert (tmp_path / "notes").read_text() == "precious"
+def test_files_in_the_place_of_a_hubs_own_are_kept(tmp_path: Path) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        listener = Listener(router, open_to_all=False)
+        for ending in ("", ".side", ".aside", ".full", ".lock"):
+            notes = tmp_path / f"notes{ending}"
+            notes.write_text("precious")
+            with pytest.raises(envhub.AddressError, match=rf"{notes} exists and is no"):
+                listener.bind(f"ipc://{tmp_path}/notes")
+            assert notes.read_text() == "precious"
+            notes.unlink()
+        assert not [*tmp_path.iterdir()]
+        listener.close()
 
 
 @pytest.mark.long

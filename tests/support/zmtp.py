@@ -9,7 +9,7 @@ from types import TracebackType
 from envhub.protocol import messages
 from envhub.protocol.messages import Hello, Op
 from envhub.protocol.prelude import NO_SESSION, Prelude
-from envhub.transport.address import parse, socket_name
+from envhub.transport.address import parse
 
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 _MORE, _LONG, _COMMAND = 1, 2, 4
@@ -36,7 +36,7 @@ def connected(address: str, timeout_s: float = 10.0) -> socket.socket:
         return socket.create_connection((place.host, place.port), timeout_s)
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(timeout_s)
-    connection.connect(socket_name(place.path))
+    connection.connect(place.path)
     return connection
 
 

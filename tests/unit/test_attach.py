@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from envhub_client.connection.local_sockets import LocalSockets
 from envhub_client.lanes import attach
 from envhub_client.lanes.attach import Attachment
 
@@ -30,7 +31,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
         def begin(answer: Callable[[socket.socket, threading.Event], None]) -> str:
             address = f"ipc://{tmp_path}/hub.sock"
-            listener.bind(side_path(parse(address)) or "")
+            listener.bind(side_path(parse(address).path) or "")
             listener.listen()
 
             def run() -> None:
@@ -58,7 +59,7 @@ def give(peer: socket.socket, *descriptors: int, info_bytes: int = 2048) -> None
 def opened(address: str) -> Attachment:
     attachment = Attachment()
     try:
-        attachment.open(address, b"t" * 16)
+        attachment.open(LocalSockets(parse(address).path), b"t" * 16)
     except BaseException:
         attachment.close()
         raise

@@ -27,11 +27,11 @@ from envhub import errors
 from envhub.protocol import prelude as protocol
 from envhub.protocol.client import ClientProtocol, Reply
 from envhub.protocol.messages import Collect, Failure, Hello, Op, Welcome
-from envhub.transport import address as envhub_address
 from envhub.transport import sockets
 from envhub_client.connection import keepalive, known_hubs
 from envhub_client.connection.failures import raise_failure
 from envhub_client.connection.keepalive import TEND_S
+from envhub_client.connection.local_sockets import PROBE_S, LocalSockets, OwnHub
 from envhub_client.connection.making_line import MakingLine
 
 CONNECT_TIMEOUT_S = 10.0
@@ -41,7 +41,6 @@ CONNECT_TIMEOUT_S = 10.0
 RECEIVE_QUEUE_MESSAGES_MAX = 0
 UNASKED_MESSAGES_MAX = 1000
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HEARTBEAT_TTL_MS = 1000, 2000, 4000
-PROBE_S = 0.2
 GREETING_S = 1.0
 RECONNECT_MS, RECONNECT_MAX_MS = 20, 500
 
@@ -124,6 +123,7 @@ class Connection:
         sent_ns: when the last request began to be sent, on the monotonic clock.
         heard_ns: when the last message arrived.
         tend_ns: when ``tend`` is due, on the monotonic clock.
+        local_sockets: the hub's Unix sockets, where its address is of ipc.
         making_line: shows how far a making is, until its caller ends it.
         in_use: for ``with``: use the connection in this thread alone. Entering it raises ``LocalProtocolError`` where
             the connection is closed, ``ConnectionInUse`` where another thread uses it, and ``Forked`` in a child.
@@ -134,12 +134,12 @@ class Connection:
         address: str,
         token: bytes = protocol.NO_SESSION,
         timeout: float = CONNECT_TIMEOUT_S,
-        hub_pidfd: int | None = None,
+        own: OwnHub | None = None,
         reconnect_timeout: float = protocol.RECONNECT_S,
     ) -> None:
         """Connect to an address, or the hub of a name, within ``timeout`` seconds, and say hello.
 
-        ``token`` is of the session that it is to carry; ``hub_pidfd`` of this program's own hub, if it is that. While a
+        ``token`` is of the session that it is to carry. ``own`` is this program's own hub, if it is that. While a
         request is pending, the hub may be out of reach for ``reconnect_timeout`` seconds.
 
         Raises:
@@ -151,7 +151,6 @@ class Connection:
         """
         self._given = address
         self._target = known_hubs.resolve(address)
-        envhub_address.check_owner(self._target)
         if not 0 < timeout < math.inf:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
         self.address = self._target.text
@@ -159,6 +158,7 @@ class Connection:
         self._broken_handshakes = 0  # in a row
         self._pid = os.getpid()
         self._pidfd: FileIO | None = None  # of the hub's process, if it is this program's own
+        self.local_sockets: LocalSockets | None = None
         self._warned = False
         self.making_line = MakingLine()
         self._tried = f"for {timeout:g} s"  # how long a hub that is out of reach is tried, for messages
@@ -175,8 +175,10 @@ class Connection:
         self._context = zmq.Context()
         self.in_use = _User(self.address)
         try:
-            if hub_pidfd is not None:
-                self._pidfd = FileIO(os.dup(hub_pidfd))  # is closed also where an interrupt drops the connection
+            if own is not None:
+                self._pidfd = FileIO(os.dup(own.pidfd))  # is closed also where an interrupt drops the connection
+            if self._target.is_ipc:
+                self.local_sockets = LocalSockets(self._target.path, own)
             self._open()
             self.welcome: Welcome = self._hello(timeout)
             self._tried = f"for reconnect_timeout={reconnect_timeout:g} s"
@@ -209,7 +211,7 @@ class Connection:
         if self._pidfd is not None:
             self._epoll.register(self._pidfd, select.EPOLLIN)
         try:
-            dealer.connect(self.address)
+            dealer.connect(f"ipc://{self.local_sockets.place()}" if self.local_sockets is not None else self.address)
         except zmq.ZMQError as error:
             raise errors.AddressError(f"{self.address} is no address to connect to: {error}") from error
         self._on_monitor()  # libzmq signals only what comes after the socket was found to be empty
@@ -453,6 +455,8 @@ class Connection:
             if self._pidfd is not None:
                 self._pidfd.close()
             self._close_sockets()
+            if self.local_sockets is not None:
+                self.local_sockets.close()
             self._context.destroy(linger=0)  # last: what an interrupt leaves open is closed at the next attempt
         finally:
             self.in_use.release()
@@ -550,7 +554,11 @@ class Connection:
             elif event == zmq.EVENT_DISCONNECTED:
                 self.protocol.disconnected(time.monotonic())
         self._whole = not renewed
-        if closed and self._refuses():  # once, however many attempts have failed meanwhile
+        if not closed:
+            return
+        if self.local_sockets is not None and self.local_sockets.has_moved() and not zmq.zmq_poll(self._poll, 0):
+            self._whole = False  # nothing of the former hub is left to be read: connect to the one at its path
+        elif self._refuses():  # once, however many attempts have failed meanwhile
             self.protocol.refused(time.monotonic())
 
     def _on_refusal(self, event: int, value: int) -> bool:
@@ -602,14 +610,11 @@ class Connection:
 
     def _refuses(self) -> bool:
         """Whether nothing listens at the address, which proves a loss; that the network does not get there does not."""
+        if self.local_sockets is not None:
+            return self.local_sockets.refuses()
         parsed = self._target
         try:
-            if parsed.is_ipc:
-                with socket.socket(socket.AF_UNIX) as probe:
-                    probe.settimeout(PROBE_S)
-                    probe.connect(envhub_address.socket_name(parsed.path))
-            else:
-                socket.create_connection((parsed.host.strip("[]"), parsed.port), PROBE_S).close()
+            socket.create_connection((parsed.host.strip("[]"), parsed.port), PROBE_S).close()
         except OSError as error:
-            return isinstance(error, (ConnectionRefusedError, FileNotFoundError))
+            return isinstance(error, ConnectionRefusedError)
         return False

@@ -9,8 +9,8 @@ from envhub.arena.layout import Layout
 from envhub.arena.memory import Arena
 from envhub.protocol import messages, validation
 from envhub.protocol.messages import Shared
-from envhub.transport import address as addresses
 from envhub.transport.fd_passing import DescriptorReader, above_stdio
+from envhub_client.connection.local_sockets import LocalSockets
 from envhub_client.deadline import Deadline
 
 ATTACH_TIMEOUT_S = 5.0
@@ -31,19 +31,18 @@ class Attachment:
         self.side = socket.socket(socket.AF_UNIX)
         self._reader = DescriptorReader(self.side)
 
-    def open(self, address: str, ticket: bytes) -> None:
-        """Show the ticket to the hub at this address, and receive what it gives.
+    def open(self, sockets: LocalSockets | None, ticket: bytes) -> None:
+        """Show the ticket to the hub that has these sockets, and receive what it gives.
 
         Raises:
             OSError: there is no side socket, it gives nothing in time, or its bells cannot be rung.
             codec.DecodeError: what it sent cannot be read, or a number of it is out of its bounds.
         """
-        path = addresses.side_path(addresses.parse(address))
-        if path is None or not ticket:
+        if sockets is None or not ticket:
             raise OSError("there is no side socket")
         deadline = Deadline(ATTACH_TIMEOUT_S)
         self.side.settimeout(ATTACH_TIMEOUT_S)
-        self.side.connect(addresses.socket_name(path))
+        sockets.connect_side(self.side)
         self.side.sendall(ticket)
         self.shared = messages.unpack(Shared, self._read()[4:])
         validation.check(self.shared, validation.REPLY_BOUNDS)

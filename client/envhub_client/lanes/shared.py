@@ -277,7 +277,7 @@ def shared_lane(wire: WireLane, connection: Connection, ticket: bytes, actions: 
     attachment = Attachment()
     connection.on_close(attachment.close)
     try:
-        attachment.open(connection.address, ticket)
+        attachment.open(connection.local_sockets, ticket)
         layout = Layout(wire.num_envs, tuple(wire.leaves), tuple(actions), attachment.shared.info_bytes)
         return SharedLane(wire, connection, attachment, attachment.arena(layout))
     except (OSError, ValueError) as error:

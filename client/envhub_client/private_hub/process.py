@@ -6,18 +6,21 @@ import atexit
 import contextlib
 import importlib.util
 import os
-import secrets
 import select
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
 from envhub.errors import HubUnreachable
-from envhub.transport.fd_passing import above_stdio
+from envhub.transport.fd_passing import DescriptorReader, above_stdio
+from envhub_client.connection.local_sockets import OwnHub
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 1.0
+MEMORY = "/dev/shm"  # where files are in memory, with short paths, also where all other folders are read-only
 _WORKER = "envhub_server.worker.zygote"  # only ever imported by the process that workers are forked from
 
 # The program's folder and the empty entry come first in its path; the hub must not find a zmq.py of theirs. The folders
@@ -31,14 +34,17 @@ class PrivateHub:
     """A hub process that serves this program only.
 
     It is made before it is started, so that its owner can hold it before there is a process.
+
+    The hub passes the files of its sockets through the socket pair that it was started with, and removes their paths.
+    So no other process can connect to the hub, nor listen in its place once it has ended, and no file is left.
     """
 
     def __init__(self) -> None:
         self.owner_pid = os.getpid()
-        # An abstract name of 128 random bits leaves no file; only this user's processes can connect.
-        self.address = f"ipc://@envhub-{secrets.token_hex(16)}"
         self._process: subprocess.Popen[bytes] | None = None
         self._held: list[int] = []  # descriptors, while it is started
+        self._reader: DescriptorReader | None = None  # owns what comes through the socket pair
+        self._sockets: list[int] = []  # the files of the hub's socket and side socket, once it listens
         self._pidfds: list[int] = []  # one, once it listens
 
     def start(self) -> None:
@@ -54,12 +60,14 @@ class PrivateHub:
             )
         held = self._held
         try:
-            held += os.pipe()
+            held += (end.detach() for end in socket.socketpair())
             held.append(os.pidfd_open(self.owner_pid))
             held[:] = map(above_stdio, held)
-            self._spawn(owner=held[2], ready=held[1])
-            os.close(held.pop(1))
-            self._await(held[0])
+            with _folder() as folder:
+                self._spawn(owner=held[2], program=held[1], folder=folder)
+                os.close(held.pop(1))
+                with socket.socket(fileno=held.pop(0)) as hub:
+                    self._await(hub)
             _close(held)
             self._pidfds.append(os.pidfd_open(self.pid))
         except BaseException:  # an interrupt, too, must not leave it behind
@@ -67,27 +75,42 @@ class PrivateHub:
                 self._process.kill()
                 self._process.wait()
             _close(held)
+            self._close_sockets()
             raise
 
-    def _spawn(self, owner: int, ready: int) -> None:
+    def _spawn(self, owner: int, program: int, folder: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT.format(_places(), (self.address, owner, ready))],
+            [sys.executable, "-c", _BOOT.format(_places(), (owner, program, folder))],
             stdin=subprocess.DEVNULL,
             cwd="/",
             env=dict(os.environ),  # as ``program_environment`` sends it; C code may have set other variables
-            pass_fds=[owner, ready],
+            pass_fds=[owner, program],
         )
 
-    def _await(self, ready: int) -> None:
+    def _await(self, hub: socket.socket) -> None:
         poller = select.poll()
-        poller.register(ready, select.POLLIN)
+        poller.register(hub, select.POLLIN)
         heard = poller.poll(START_TIMEOUT_S * 1000)
-        if heard and os.read(ready, 1):
-            return
+        if heard:
+            self._reader = DescriptorReader(hub)
+            if self._reader.read(1):
+                self._reader.descriptors[:] = map(above_stdio, self._reader.descriptors)
+                self._sockets = [*self._reader.descriptors]
+                return
         why = f"it was silent for {START_TIMEOUT_S:g} s"
-        if heard and self._process is not None:  # the end of the pipe: it has ended, or is about to
+        if heard and self._process is not None:  # the end of the stream: it has ended, or is about to
             why = f"it exited with status {self._process.wait(STOP_TIMEOUT_S)}"
         raise HubUnreachable(f"the private hub did not start: {why}; what it wrote to stderr says more")
+
+    @property
+    def address(self) -> str:
+        """Where processes of this user reach it, as long as this program lets them look into it."""
+        return f"ipc:///proc/{self.owner_pid}/fd/{self._sockets[0]}"
+
+    @property
+    def own(self) -> OwnHub:
+        """Its descriptors, for connections; they stay this object's."""
+        return OwnHub(self.pidfd, self._sockets[0], self._sockets[1])
 
     @property
     def pid(self) -> int:
@@ -111,6 +134,7 @@ class PrivateHub:
         atexit.unregister(self.stop)
         _close(self._held)
         _close(self._pidfds)
+        self._close_sockets()
 
     def stop(self) -> None:
         """End the process; should it take its time, it ends on its own once the program is gone."""
@@ -118,6 +142,10 @@ class PrivateHub:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_TIMEOUT_S)
+
+    def _close_sockets(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
 
 
 def _close(descriptors: list[int]) -> None:
@@ -145,6 +173,13 @@ def private_hub() -> PrivateHub:
             atexit.register(_hub.stop)
             _hub.start()
         return _hub
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder of this user alone, in which the hub binds its sockets."""
+    return tempfile.TemporaryDirectory(
+        prefix="envhub-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None, ignore_cleanup_errors=True
+    )
 
 
 def _places() -> list[str]:

@@ -149,10 +149,10 @@ class Session:
             return self._open_on(private_hub(), timeout, lost)  # it had just been killed
 
     def _open_on(self, private: PrivateHub | None, timeout: float, lost: bytes) -> Made:
-        address, pidfd = (private.address, private.pidfd) if private else (self.address or "", None)
+        address, own = (private.address, private.own) if private else (self.address or "", None)
         reconnect_timeout = self.options.reconnect_timeout
         # Noted before there is a session on it: an interrupt may come as soon as there is.
-        self._connections.append(Connection(address, secrets.token_bytes(16), timeout, pidfd, reconnect_timeout))
+        self._connections.append(Connection(address, secrets.token_bytes(16), timeout, own, reconnect_timeout))
         return self._open_in(program_environment() if private else None, lost)
 
     def _open_in(self, environment: World | None, lost: bytes) -> Made:

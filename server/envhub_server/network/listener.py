@@ -76,8 +76,6 @@ class Listener:
         return bound.rstrip(b"\0").decode() if isinstance(bound, bytes) else text
 
     def _prepare(self, wanted: Address) -> None:
-        if wanted.path.startswith("@"):
-            return
         path = Path(wanted.path)
         if path.parent == address.runtime_folder():
             try:
@@ -87,10 +85,12 @@ class Listener:
             address.check_private(path.parent)
         if not path.parent.is_dir():
             raise AddressError(f"{wanted.text}: the folder {path.parent} does not exist")
-        if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):
-            raise AddressError(f"{wanted.text}: {path} exists and is no socket; choose another path")
+        sockets_there = [path, _shut_path(path), _full_path(path), *filter(None, [_side_path(path)])]
+        for there in sockets_there:
+            if os.path.lexists(there) and not stat.S_ISSOCK(there.lstat().st_mode):
+                raise AddressError(f"{wanted.text}: {there} exists and is no socket; choose another path")
         self._lock(path)
-        for left_over in (path, _shut_path(path)):
+        for left_over in sockets_there:
             left_over.unlink(missing_ok=True)  # of a killed hub: one that listens would hold the lock
         self._paths.append(path)
         self._make_blockers()
@@ -98,9 +98,13 @@ class Listener:
     def _lock(self, path: Path) -> None:
         lock = path.with_name(path.name + ".lock")
         try:
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError as error:
             raise AddressError(f"{lock} cannot be made: {error}") from error
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size:  # and no hub's, which are empty
+            os.close(descriptor)
+            raise AddressError(f"{lock} exists and is no hub's lock; choose another path for the socket")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -119,7 +123,7 @@ class Listener:
         client that finds no socket, or is refused, must think that the hub is lost.
         """
         for path, (blocker, client) in self._blockers.items():
-            temporary = path.with_name(path.name + ".full")
+            temporary = _full_path(path)
             try:
                 os.link(path, _shut_path(path))
             except OSError as error:  # somebody has removed the socket, or the file system has no links
@@ -166,6 +170,16 @@ class Listener:
             os.close(descriptor)
         self._paths.clear()
         self._locks.clear()
+
+
+def _side_path(path: Path) -> Path | None:
+    side = address.side_path(str(path))
+    return None if side is None else Path(side)
+
+
+def _full_path(path: Path) -> Path:
+    """The path that the socket with a full queue has for an instant, before it takes that of the ROUTER's."""
+    return path.with_name(path.name + ".full")
 
 
 def _shut_path(path: Path) -> Path:

@@ -14,7 +14,7 @@ import struct
 from collections import OrderedDict, deque
 from pathlib import Path
 
-from envhub.transport.address import parse, side_path, socket_name
+from envhub.transport.address import parse, side_path
 from envhub_server.log import Logger
 from envhub_server.loop.poller import Poller
 from envhub_server.network import descriptor_guard
@@ -46,15 +46,14 @@ class SideSocket:
 
     def listen(self, address: str) -> None:
         """Open the side socket of this address, if that is ipc; on failure its clients use the wire."""
-        path = side_path(parse(address))
+        bound = parse(address)
+        path = side_path(bound.path) if bound.is_ipc else None
         if path is None:
             return
         listener = socket.socket(socket.AF_UNIX)
         try:
-            if not path.startswith("@"):
-                Path(path).unlink(missing_ok=True)  # of a killed hub: this one holds the lock of the address
             listener.setblocking(False)
-            listener.bind(socket_name(path))
+            listener.bind(path)
             listener.listen(BACKLOG)
         except OSError as error:
             listener.close()
@@ -130,7 +129,6 @@ class SideSocket:
         for listener, path in self._listeners:
             self._poller.unregister(listener.fileno())
             listener.close()
-            if not path.startswith("@"):
-                Path(path).unlink(missing_ok=True)
+            Path(path).unlink(missing_ok=True)
         self._listeners.clear()
         self._close_spare()

@@ -1,0 +1,99 @@
+"""The Unix sockets of a hub on this machine, and the proof of who is behind them: only what this user bound is reached.
+
+A connection is made to the file of a socket, which is held open from the check of its owner on. So a connection that
+libzmq makes again by itself reaches the same process, or nobody, whoever has taken the path meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from io import FileIO
+from typing import NamedTuple
+
+from envhub.errors import AddressError
+from envhub.transport.address import side_path
+from envhub.transport.socket_file import NOWHERE, open_socket_file, place_of
+
+PROBE_S = 0.2
+
+
+class OwnHub(NamedTuple):
+    """This program's own hub, by descriptors: of its process, and of the files of its socket and its side socket."""
+
+    pidfd: int
+    socket: int
+    side: int
+
+
+class LocalSockets:
+    """The socket and the side socket of a hub: those of this program's own hub, or those at an ipc address."""
+
+    def __init__(self, path: str, own: OwnHub | None = None) -> None:
+        """At this path; of ``own``, whose descriptors stay the caller's, wherever that may be.
+
+        Raises:
+            AddressError: the socket at the path is another user's.
+        """
+        self._path = path
+        self._own = None if own is None else (FileIO(os.dup(own.socket)), FileIO(os.dup(own.side)))
+        self._file: FileIO | None = None if self._own is None else self._own[0]
+        if self._own is None:
+            try:
+                open_socket_file(path).close()
+            except PermissionError as error:
+                raise AddressError(f"ipc://{path} cannot be used: {error}") from error
+            except OSError:
+                pass  # a hub may be about to start there
+
+    def place(self) -> str:
+        """Where to connect to the hub from now on, as a path; one that refuses connections while there is no hub."""
+        if self._own is None:
+            self._file = self._found()
+        return NOWHERE if self._file is None else place_of(self._file)
+
+    def has_moved(self) -> bool:
+        """True if the path means another socket than the last ``place``, as of a hub that was started again."""
+        found = None if self._own is not None else self._found()
+        if found is None:
+            return False
+        with found:
+            return self._file is None or not os.path.sameopenfile(found.fileno(), self._file.fileno())
+
+    def refuses(self) -> bool:
+        """True if nothing listens at the last ``place``, which proves that the hub is gone."""
+        if self._file is None:
+            return True
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(PROBE_S)
+            try:
+                probe.connect(place_of(self._file))
+            except OSError as error:
+                return isinstance(error, ConnectionRefusedError)
+        return False
+
+    def connect_side(self, side: socket.socket) -> None:
+        """Connect this socket to the hub's side socket.
+
+        Raises:
+            OSError: there is none of this user's, or it takes no connection.
+        """
+        if self._own is not None:
+            side.connect(place_of(self._own[1]))
+            return
+        if (path := side_path(self._path)) is None:
+            raise OSError(f"{self._path} is too long for a side socket")
+        with open_socket_file(path) as file:
+            side.connect(place_of(file))
+
+    def _found(self) -> FileIO | None:
+        try:
+            return open_socket_file(self._path)
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        """Close the files; sockets that are connected stay so."""
+        for file in self._own or (self._file,):
+            if file is not None:
+                file.close()

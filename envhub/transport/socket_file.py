@@ -1,0 +1,36 @@
+"""The file of a Unix socket, held open by who connects to it.
+
+A path can be given to another socket between a check and a connection, and again before every reconnection. A
+descriptor of the file cannot: Linux resolves ``/proc/self/fd/N`` to the file itself, whatever has become of its path.
+A connection to that place reaches the process that bound the socket, and is refused once that process has closed it.
+The file need not have a path any more.
+"""
+
+from __future__ import annotations
+
+import os
+from io import FileIO
+
+NOWHERE = "/dev/null"  # a place that refuses every connection, as a socket does at which nothing listens
+
+
+def open_socket_file(path: str) -> FileIO:
+    """Open the file of the socket at this path.
+
+    Returns:
+        A file that is good for ``place_of`` only. The caller owns it.
+
+    Raises:
+        PermissionError: another user has made it, or this user may not enter its folder.
+        OSError: there is none.
+    """
+    file = FileIO(path, opener=lambda name, _: os.open(name, os.O_PATH | os.O_CLOEXEC))
+    if (owner := os.fstat(file.fileno()).st_uid) != os.getuid():
+        file.close()
+        raise PermissionError(f"{path} is a socket of user {owner}, not of yours; a hub is used by its own user")
+    return file
+
+
+def place_of(file: FileIO) -> str:
+    """The path by which this process connects to the socket, as long as the file is open."""
+    return f"/proc/self/fd/{file.fileno()}"

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psutil
@@ -26,10 +26,16 @@ pytestmark = pytest.mark.skipif(SSHD is None or shutil.which("ssh") is None, rea
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of an sshd that lets this user in by a key, which ``ENVHUB_SSH`` presents."""
-    folder = tmp_path_factory.mktemp("sshd")
+    with sshd_of(tmp_path_factory.mktemp("sshd")) as number:
+        yield number
+
+
+@contextmanager
+def sshd_of(folder: Path, options_of_key: str = "", log: Path = Path(os.devnull)) -> Iterator[int]:
+    """Run an sshd that lets this user in by a key, which ``ENVHUB_SSH`` presents, and return its port."""
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
-    (folder / "authorized").write_text((folder / "user.pub").read_text())
+    (folder / "authorized").write_text(options_of_key + (folder / "user.pub").read_text())
     number = free_port()
     Path("/run/sshd").mkdir(exist_ok=True)
     options = {
@@ -39,16 +45,20 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         "StrictModes": "no",
         "UsePAM": "no",
         "PidFile": "none",
+        "LogLevel": "DEBUG1",
     }
     flags = [part for name, value in options.items() for part in ("-o", f"{name}={value}")]
-    with subprocess.Popen([str(SSHD), "-D", "-e", "-f", "/dev/null", *flags], stderr=subprocess.DEVNULL) as sshd:
-        wait_until(lambda: listens(number))
-        known = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
-        os.environ["ENVHUB_SSH"] = f"ssh -F none -i {folder / 'user'} {known}"
+    known = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
+    with (
+        log.open("w") as file,
+        pytest.MonkeyPatch.context() as patch,
+        subprocess.Popen([str(SSHD), "-D", "-e", "-f", "/dev/null", *flags], stderr=file) as sshd,
+    ):
+        assert wait_until(lambda: listens(number))
+        patch.setenv("ENVHUB_SSH", f"ssh -F none -i {folder / 'user'} {known}")
         try:
             yield number
         finally:
-            del os.environ["ENVHUB_SSH"]
             sshd.terminate()
 
 
@@ -92,3 +102,25 @@ def test_what_ssh_says_is_told(port: int) -> None:
         envhub.connect(f"ssh://nobody@127.0.0.1:{port}")
     with pytest.raises(envhub.AddressError, match="no place for ssh"):
         envhub.connect("ssh://-oProxyCommand=x")
+
+
+@pytest.fixture
+def lying_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, Path]]:
+    """The port of an sshd whose shell prints a path that asks for a variable of the client, and its log."""
+    (tmp_path / "shell").write_text("#!/bin/sh\necho '/tmp/${OF_THE_CLIENT}/%u'\ncat\n")
+    (tmp_path / "shell").chmod(0o755)
+    monkeypatch.setenv("OF_THE_CLIENT", "hunter2")
+    log = tmp_path / "log"
+    with sshd_of(tmp_path, f'command="{tmp_path / "shell"}" ', log) as number:
+        yield number, log
+
+
+def test_path_that_the_machine_there_reports_does_not_read_the_clients_environment(
+    lying_port: tuple[int, Path],
+) -> None:
+    number, log = lying_port
+    with pytest.raises(envhub.HubUnreachable, match=r"127\.0\.0\.1: .* got '/tmp/\$\{OF_THE_CLIENT\}/%u'"):
+        envhub.connect(f"ssh://{getpass.getuser()}@127.0.0.1:{number}", timeout=1.0)
+    assert "hunter2" not in log.read_text() and "direct-streamlocal" not in log.read_text()
+    with pytest.raises(envhub.AddressError, match="no place for ssh"):
+        envhub.connect(f"ssh://{getpass.getuser()}@127.0.0.1:{number}/tmp/${{OF_THE_CLIENT}}", timeout=1.0)

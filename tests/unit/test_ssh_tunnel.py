@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from envhub_client.connection import ssh_tunnel
+from envhub_client.connection import known_hubs, ssh_tunnel
 from hubs import wait_until
 
-from envhub.errors import HubUnreachable
+from envhub.errors import AddressError, HubUnreachable
 
 Ssh = Callable[[str], None]
 # Makes the socket that it is told to forward, and ends at the end of its input.
@@ -28,6 +28,14 @@ if forwarded:
     sys.stdin.read()
     sys.exit()
 """
+# As of OpenSSH, which puts variables of the client and words of its own in place of some parts of the forwarded path.
+EXPANDING = FORWARDING.replace(
+    "here, there = forwarded.split",
+    """import os
+    asked = re.sub(r"\\$\\{(\\w+)\\}", lambda found: os.environ[found[1]], forwarded.partition(":")[2])
+    print("asked for", asked.replace("%u", "alice"), file=sys.stderr)
+    here, there = forwarded.split""",
+)
 
 
 @pytest.fixture
@@ -113,3 +121,61 @@ def test_machine_that_prints_without_an_end_fills_no_memory(
     ssh(first + "while True: sys.stdout.write('y' * 65536); sys.stderr.write('n' * 65536)")
     with pytest.raises(HubUnreachable, match=r"no connection within 1 s: n{4096}$"):
         ssh_tunnel.forwarded("ssh://simbox")
+
+
+READ_BY_SSH = ["/tmp/${SECRET}/hub.sock", "/tmp/%u/hub.sock", "/tmp/$SECRET", "/tmp/a:b:22", r"/tmp/a\b", "/tmp/a\tb",
+               "/tmp/a\0b", "/tmp/\x9b2J"]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [*READ_BY_SSH, "tmp/hub.sock", "-oProxyCommand=x"])
+def test_path_that_the_machine_there_names_reaches_no_ssh_that_would_read_it(
+    ssh: Ssh, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setenv("SECRET", "of-the-client")
+    ssh(EXPANDING + f"print({path!r})")
+    with pytest.raises(HubUnreachable) as raised:
+        ssh_tunnel.forwarded("ssh://simbox")
+    said = str(raised.value)
+    assert f"does not reach simbox: the shell there should print the path of the hub's socket, got {path!r};" in said
+    assert said.isprintable() and "of-the-client" not in said
+
+
+@pytest.mark.parametrize("path", READ_BY_SSH)
+def test_path_of_an_address_reaches_no_ssh_that_would_read_it(
+    ssh: Ssh, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setenv("SECRET", "of-the-client")
+    ssh(EXPANDING)
+    for use in (ssh_tunnel.forwarded, known_hubs.resolve, known_hubs.with_own_key):
+        with pytest.raises(AddressError, match="no place for ssh") as raised:
+            use(f"ssh://simbox{path}")
+        assert str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "place", ["ssh://-oProxyCommand=x", "ssh://me@-oProxyCommand=x", "ssh://-x@simbox", "ssh://sim%box", "ssh://${HOME}",
+              "ssh://simbox:-1", "ssh://simbox:٣", "ssh://simbox:", "ssh://me@", "ssh://", "ssh://sim box",
+              "ssh://simbox\n", "ssh://simbox/\ud800"]
+)  # fmt: skip
+def test_host_user_or_port_that_ssh_would_take_for_something_else_is_refused(ssh: Ssh, place: str) -> None:
+    ssh("print('/tmp/hub.sock')")
+    with pytest.raises(AddressError, match="no place for ssh") as raised:
+        ssh_tunnel.forwarded(place)
+    assert str(raised.value).isprintable()
+
+
+def test_password_in_a_place_is_not_repeated() -> None:
+    with pytest.raises(AddressError, match="no place for ssh") as raised:
+        ssh_tunnel.forwarded("ssh://me:hunter2@simbox")
+    assert "hunter2" not in str(raised.value)
+
+
+def test_folder_for_the_end_of_a_tunnel_that_ssh_would_read_is_told(
+    ssh: Ssh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "50%").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "50%"))
+    ssh(FORWARDING)
+    with pytest.raises(HubUnreachable, match="TMPDIR"):
+        ssh_tunnel.forwarded("ssh://simbox/tmp/hub.sock")
+    assert not [*(tmp_path / "50%").iterdir()]

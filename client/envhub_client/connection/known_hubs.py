@@ -86,8 +86,7 @@ def with_own_key(text: str) -> str:
         if not _own_key().exists():
             raise KeysError("this address is for a key of one's own, and there is none here: run `envhub keygen` first")
         text = f"envhub://{text_of(key_of(head[-KEY_TEXT_CHARS:]) + key_of(read_secret(_own_key())))}@{place}"
-    if not ssh_tunnel.PLACE.fullmatch(text):
-        addresses.parse_hub(text)
+    ssh_tunnel.parse(text) if text.startswith("ssh://") else addresses.parse_hub(text)
     return text
 
 
@@ -97,8 +96,8 @@ def name_of(text: str) -> str:
     Raises:
         AddressError: that is no name.
     """
-    by_ssh = ssh_tunnel.PLACE.fullmatch(text)
-    host = by_ssh["host"].rpartition("@")[2] if by_ssh else addresses.parse(text).host
+    by_ssh = text.startswith("ssh://")
+    host = ssh_tunnel.parse(text)[0].rpartition("@")[2] if by_ssh else addresses.parse(text).host
     if not NAME.fullmatch(host):
         raise AddressError("the address has no host that can be the hub's name; give it one: envhub login NAME")
     return host

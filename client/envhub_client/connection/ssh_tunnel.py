@@ -22,7 +22,14 @@ from typing import IO
 from envhub.errors import AddressError, HubUnreachable, printable
 
 COMMAND = "ENVHUB_SSH"  # the environment variable with the command, if it is another than ``ssh``
-PLACE = re.compile(r"ssh://(?P<host>[A-Za-z0-9_][\w.@-]*)(:(?P<port>\d+))?(?P<path>/.*)?")
+# OpenSSH puts variables of the client's environment and words of its own in place of ``${`` and ``%`` in the paths of
+# -L (ssh_config(5), TOKENS), and has no escape for the one, and in old versions none for the other. ``:`` and a
+# backslash are parts of -L itself. So a path that has one is refused, whoever names it.
+_PATH = r"/[^$%:\\\x00-\x1f\x7f-\x9f\ud800-\udfff]*"
+_UNREAD = "without $, %, :, backslashes and control characters, which ssh would read"
+# Neither the user nor the host can be an option, of ssh or of a command in its configuration.
+_HOST = r"([A-Za-z0-9_][\w.@-]*@)?[A-Za-z0-9_][\w.-]*"
+_PLACE = re.compile(rf"ssh://(?P<host>{_HOST})(:(?P<port>[0-9]{{1,5}}))?(?P<path>{_PATH})?")
 OPEN_S = 60.0  # for ssh to connect; it may ask the user for a password
 POLL_S = 0.05
 TAIL_BYTES = 4096  # of what ssh and the machine there say
@@ -58,6 +65,20 @@ _lock = threading.Lock()
 _tunnels: dict[tuple[int, str], tuple[subprocess.Popen[bytes], str]] = {}  # by process and place
 
 
+def parse(place: str) -> tuple[str, str | None, str | None]:
+    """``[USER@]HOST``, and the port and the path that ``ssh://[USER@]HOST[:PORT][/PATH]`` has.
+
+    Raises:
+        AddressError: this is no such place.
+    """
+    found = _PLACE.fullmatch(place)
+    if found is None:
+        shown = "what was given" if "@" in place else repr(place)  # some write a password before it
+        form = f"ssh://[USER@]HOST[:PORT][/PATH/OF/hub.sock], the path {_UNREAD}"
+        raise AddressError(f"{shown} is no place for ssh; write {form}")
+    return found["host"], found["port"], found["path"]
+
+
 def forwarded(place: str) -> str:
     """The ipc address on this machine to which the hub's socket at ``ssh://[USER@]HOST[:PORT][/PATH]`` is forwarded.
 
@@ -65,13 +86,11 @@ def forwarded(place: str) -> str:
         AddressError: this is no such place.
         HubUnreachable: ssh does not get there; the message has what it says.
     """
-    found = PLACE.fullmatch(place)
-    if found is None:
-        raise AddressError(f"{place!r} is no place for ssh; write ssh://[USER@]HOST[:PORT][/PATH/OF/hub.sock]")
+    host, port, path = parse(place)
     with _lock:
         ssh, address = _tunnels.get((os.getpid(), place), (None, ""))
         if ssh is None or ssh.poll() is not None:
-            ssh, address = _open(found["host"], found["port"], found["path"])
+            ssh, address = _open(host, port, path)
             _tunnels[os.getpid(), place] = ssh, address
         return address
 
@@ -85,6 +104,9 @@ def _open(host: str, port: str | None, path: str | None) -> tuple[subprocess.Pop
     if shutil.which(command[0]) is None:
         raise HubUnreachable(f"ssh does not reach {host}: there is no command {command[0]!r}; {COMMAND} names another")
     path = path or _default_path(host, command)
+    if not re.fullmatch(_PATH, tempfile.gettempdir()):
+        text = f"its socket here would be in {tempfile.gettempdir()!r}; name a folder by TMPDIR {_UNREAD}"
+        raise HubUnreachable(f"ssh does not reach {host}: {text}")
     folder = Path(tempfile.mkdtemp(prefix="envhub-ssh-"))
     socket = folder / f"{host}.sock"
     options = ["-o", "ExitOnForwardFailure=yes", "-L", f"{socket}:{path}"]
@@ -124,8 +146,11 @@ def _default_path(host: str, command: list[str]) -> str:
         raise _unreachable(host, said.text())
     # The shell's startup files may print lines, too, before it runs the command.
     path = os.fsdecode((printed.text().strip().splitlines() or [b""])[-1])
-    if not path.startswith("/"):
-        raise _unreachable(host, f"the shell there should print the path of the hub's socket, got {path!r}".encode())
+    if not re.fullmatch(_PATH, path):
+        text = (
+            f"the shell there should print the path of the hub's socket, got {path!r:.300}; it begins with /, {_UNREAD}"
+        )
+        raise _unreachable(host, text.encode())
     return path
 
 

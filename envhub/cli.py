@@ -171,19 +171,21 @@ def keys_add(
     from envhub.errors import KeysError
     from envhub.transport import sockets
     from envhub.transport.address import parse_hub
-    from envhub.transport.keys import key_of, text_of
+    from envhub.transport.keys import HubKeys, key_of, text_of, token_of
 
+    _leave_no_core()
     with _errors_in_a_line("keys add"):
         place = at or f"{socket.gethostname()}:5555"
         parse_hub(f"tcp://{place}")  # before a key is admitted that nobody could use
         folder = KeyFolder(keys)
         server = sockets.public_key(folder.make_secret())
-        own, secret = (key_of(public), b"") if public else sockets.new_key_pair()
+        own, secret = (key_of(public), None) if public else sockets.new_key_pair()
+        token = text_of(server) if secret is None else token_of(HubKeys(server, secret)).reveal_secret()
         folder.add(name, own, may)
         try:
             if sys.stdout is None:  # its descriptor is closed
                 raise OSError("there is no standard output")
-            print(f"envhub://{text_of(server + secret)}@{place}", flush=True)
+            print(f"envhub://{token}@{place}", flush=True)
         except BaseException as error:
             folder.remove(name, own)  # nobody has its secret
             if isinstance(error, OSError):
@@ -254,6 +256,7 @@ def keygen(*, new: bool = False) -> None:
     """
     from envhub_client.connection.known_hubs import make_own_key
 
+    _leave_no_core()
     with _errors_in_a_line("keygen"):
         print(make_own_key(new))
 
@@ -271,12 +274,14 @@ def login(name: str | None = None) -> None:
     from envhub_client.connection import known_hubs
 
     from envhub.errors import HubUnreachable
+    from envhub.transport.address import guarded
 
+    _leave_no_core()
     with _errors_in_a_line("login"):
         text = ""
         if sys.stdin is not None:  # it is None where the descriptor is closed
             text = getpass.getpass("envhub:// address: ") if sys.stdin.isatty() else sys.stdin.readline()
-        address = known_hubs.with_own_key(text.strip())
+        address = known_hubs.with_own_key(guarded(text.strip()))
         if not name:
             name = known_hubs.name_of(address)
             if known_hubs.keeps_another(name, address):  # whose secret nobody has a second time
@@ -623,6 +628,13 @@ def _replay_folder(folder: Path | None) -> Path:
 def _end(command: str, why: object, status: int = EXIT_USAGE) -> NoReturn:
     errors.print(f"envhub {command}: {why}", markup=False, soft_wrap=True)
     sys.exit(status)
+
+
+def _leave_no_core() -> None:
+    """Have the kernel write no core file of this process, which has a secret in its memory."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 @contextlib.contextmanager

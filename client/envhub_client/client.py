@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from envhub.errors import RemoteProtocolError
 from envhub.protocol.messages import Attach, Op, Question
+from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection
 from envhub_client.observer import Observer, token_bytes
@@ -25,7 +25,7 @@ _HEALTH: dict[str, Any] = {
 _OLDER: dict[str, Any] = {"loop_lag_s": 0.0, "unready": {}}  # which an older hub does not tell
 
 
-def connect(address: str | None = None, timeout: float = CONNECT_TIMEOUT_S) -> Client:
+def connect(address: str | Secret[str] | None = None, timeout: float = CONNECT_TIMEOUT_S) -> Client:
     """A client of the hub at ``address``.
 
     Args:
@@ -39,7 +39,7 @@ def connect(address: str | None = None, timeout: float = CONNECT_TIMEOUT_S) -> C
         AddressError: not an address, or by default one where somebody else could listen in the hub's place.
         HubUnreachable: no hub answered in time; the message names the address and what to check.
     """
-    chosen = address or os.environ.get(addresses.ENVIRONMENT_VARIABLE)
+    chosen = address or addresses.of_environment()
     if not chosen:
         chosen = addresses.default_address()
         if addresses.runtime_folder().exists():
@@ -50,8 +50,8 @@ def connect(address: str | None = None, timeout: float = CONNECT_TIMEOUT_S) -> C
 class Client(AbstractContextManager["Client"]):
     """A connection to the hub at ``address``, usable in ``with``."""
 
-    def __init__(self, address: str, timeout: float = CONNECT_TIMEOUT_S) -> None:
-        self._hub = address  # as it was given: a name, or with keys
+    def __init__(self, address: str | Secret[str], timeout: float = CONNECT_TIMEOUT_S) -> None:
+        self._hub = addresses.guarded(address)  # as it was given: a name, or with keys
         self._timeout = timeout
         self._connection = Connection(address, timeout=timeout)
         self.address = self._connection.address

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 import operator
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,8 @@ from envhub.errors import RequestRefused
 from envhub.protocol.messages import Make
 from envhub.protocol.prelude import RECONNECT_S
 from envhub.recording.options import RecordOptions
-from envhub.transport.address import ENVIRONMENT_VARIABLE
+from envhub.secret import Secret
+from envhub.transport import address as addresses
 from envhub.values import codec
 from envhub_client.envs.recorded_vector_env import RecordedVectorEnv
 from envhub_client.envs.single_env import HubEnv
@@ -100,6 +100,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         Exception: as for ``HubVectorEnv``.
     """
     num_envs = _checked_num_envs(num_envs)
+    guarded: str | Secret[str] | None = addresses.guarded(hub)
     if not isinstance(vector, bool):
         raise TypeError(f"vector must be True or False, got {vector!r}")
     fault_options, others = split(faults.FaultOptions, kwargs)
@@ -115,13 +116,13 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         num_envs = len(each)
     arguments = {**arguments, **(env_kwargs or {})}
     if num_workers == 0 and hub is not None:
-        raise ValueError(f"num_workers=0 makes the envs in this program's own process, and hub={hub!r} in a hub's")
+        raise ValueError(f"num_workers=0 makes the envs in this program's own process, and hub={guarded!r} in a hub's")
     if vector and each:
         raise ValueError("a vector env takes the same arguments for all of its envs, and env_kwargs are a list")
     if not isinstance(env, (str, EnvSpec)):
         names = {name: None for one in (arguments, *each) for name in one}
-        return _recording(_by_factories(env, num_envs, hub, options, names, vector), env, [])
-    address = None if num_workers == 0 else hub or os.environ.get(ENVIRONMENT_VARIABLE) or None
+        return _recording(_by_factories(env, num_envs, guarded, options, names, vector), env, [])
+    address = None if num_workers == 0 else guarded or addresses.of_environment()
     try:
         made = _by_name(env, num_envs, address, options, arguments, each, vector)
         return _recording(made, env, each or [arguments])
@@ -147,7 +148,7 @@ def _checked_num_envs(num_envs: Any) -> int:
 def _by_name(
     env: str | EnvSpec,
     num_envs: int,
-    address: str | None,
+    address: str | Secret[str] | None,
     options: SessionOptions,
     arguments: dict[str, Any],
     each: Sequence[dict[str, Any]],
@@ -203,7 +204,7 @@ def _wrapper_arguments(wrapper: WrapperSpec) -> dict[str, Any]:
 def _by_factories(
     env: Factory | Sequence[Factory],
     num_envs: int,
-    hub: str | None,
+    hub: str | Secret[str] | None,
     options: SessionOptions,
     arguments: dict[str, Any],
     vector: bool = False,
@@ -223,7 +224,7 @@ def _by_factories(
     return _session(hub, replace(make_of_factories(factories), vector=vector), options)
 
 
-def _session(address: str | None, make: Make, options: SessionOptions) -> HubVectorEnv:
+def _session(address: str | Secret[str] | None, make: Make, options: SessionOptions) -> HubVectorEnv:
     return (HubVectorEnv if options.record is None else RecordedVectorEnv)(address, make, options)
 
 

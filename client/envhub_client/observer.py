@@ -120,5 +120,6 @@ def token_bytes(token: str) -> bytes:
     with suppress(ValueError, TypeError):
         parsed = bytes.fromhex(token)
     if len(parsed) != 16:
-        raise ValueError(f"a session's token is 32 hexadecimal digits, got {token!r}")
+        # What was given may be nearly a token, and so is not repeated.
+        raise ValueError("a session's token is 32 hexadecimal digits, as detach returned it")
     return parsed

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from envhub.errors import AddressError
+from envhub.secret import Secret
+from envhub.transport.address import guarded
 from envhub_client import make as making
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
@@ -26,6 +28,6 @@ def _without_secret(url: str | None) -> str | None:
     Raises:
         AddressError: it has a key in it.
     """
-    if url is not None and url.strip().lower().startswith("envhub:"):
+    if isinstance(guarded(url), Secret):
         raise AddressError("a spec would keep the key in this url: run `envhub login`, and give the hub's name as url")
     return url

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from envhub.recording.options import RecordOptions
+from envhub.transport.address import environment
 from envhub.values import codec
 from envhub.values.leaf import OBJECT, Leaf
 
@@ -49,7 +50,7 @@ class RecorderHandle:
                     [sys.executable, "-c", _BOOT.format(other.fileno())],
                     pass_fds=[other.fileno()],
                     stdin=subprocess.DEVNULL,
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    env={**environment(os.environ), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 )
         except BaseException:
             self.control.close()

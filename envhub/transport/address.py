@@ -7,14 +7,18 @@ import os
 import re
 import stat
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from envhub.errors import AddressError, KeysError
-from envhub.transport.keys import KEY_BYTES, HubKeys, key_of
+from envhub.secret import SHOWN, Secret
+from envhub.transport.keys import NOT_SHOWN, HubKeys, keys_of, shown
 
 ENVIRONMENT_VARIABLE = "ENVHUB_ADDRESS"
-SECRET = re.compile(r"[\w-]{43}")  # what may be a key, and is not repeated in an error
+WITH_KEYS, KEYS_LEFT_OUT = "envhub://", f"envhub://{SHOWN}@"  # what addresses with keys begin with
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # and what is no text
 # What a resolver may know; of any script, which some resolve. The longest name that DNS can have has 253 characters.
 HOST = re.compile(r"(?!-)(?=.{1,253}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?")
 IPC_PATH_BYTES_MAX = 107  # sun_path, less its closing zero
@@ -62,13 +66,63 @@ def side_path(path: str) -> str | None:
     return side if len(os.fsencode(side)) <= IPC_PATH_BYTES_MAX else None
 
 
-def parse(text: str) -> Address:
+def guarded(hub: Any) -> Any:
+    """The address as a ``Secret``, if it has keys; any other, and what is no text, as it is."""
+    if isinstance(hub, str) and hub.strip().casefold().startswith("envhub:") and not without_keys(hub):
+        return Secret(hub)
+    return hub
+
+
+def without_keys(text: str) -> str:
+    """``HOST:PORT`` of an address whose keys were left out, as ``written`` gives it; empty for any other."""
+    text = text.strip()
+    return text[len(KEYS_LEFT_OUT) :] if text.startswith(KEYS_LEFT_OUT) else ""
+
+
+def written(hub: str | Secret[str]) -> str:
+    """The address as it may be written down: ``***`` in place of its keys."""
+    if not isinstance(hub, Secret):
+        return hub
+    try:
+        return parse(hub).text.replace("tcp://", KEYS_LEFT_OUT, 1)
+    except AddressError:
+        return SHOWN
+
+
+def of_environment() -> Any:
+    """The hub that ``ENVHUB_ADDRESS`` names, ``guarded``; None where it names none.
+
+    Raises:
+        AddressError: it has control characters, so that it names none.
+    """
+    text = os.environ.get(ENVIRONMENT_VARIABLE)
+    if text and _CONTROLS.search(text.strip()):
+        raise AddressError(f"{ENVIRONMENT_VARIABLE}: {_quoted(text)} has control characters, or is no UTF-8")
+    return guarded(text) or None
+
+
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """These variables for a process that connects to no hub of its own: without the keys in ``ENVHUB_ADDRESS``."""
+    if ENVIRONMENT_VARIABLE not in environ:
+        return dict(environ)
+    return {**environ, ENVIRONMENT_VARIABLE: written(guarded(environ[ENVIRONMENT_VARIABLE]))}
+
+
+def parse(text: str | Secret[str]) -> Address:
     """The address that ``text`` names.
 
     Raises:
         AddressError: it names none.
     """
+    text = text.reveal_secret() if isinstance(text, Secret) else text
     text = text.strip() if isinstance(text, str) else ""
+    if _CONTROLS.search(text):
+        raise AddressError(f"{_quoted(text)} is no address: it has control characters, or is no UTF-8")
+    if place := without_keys(text):
+        raise AddressError(
+            f"the keys of {KEYS_LEFT_OUT}{place} were left out where it was written down, and none are kept here for "
+            f"{place}: run `envhub login` with the whole address"
+        )
     scheme, _, rest = text.partition("://")
     if scheme == "ipc" and rest:
         if len(os.fsencode(rest)) > IPC_PATH_BYTES_MAX:
@@ -80,11 +134,15 @@ def parse(text: str) -> Address:
     host, colon, port = place.rpartition(":")
     if scheme in ("tcp", "envhub") and "@" not in host and host and colon and port.isdecimal() and int(port) < 65536:
         return Address(f"tcp://{place}", host=host, port=int(port), keys=_keys(token) if scheme == "envhub" else None)
-    shown = "what was given" if SECRET.search(text) or "@" in text else repr(text)
-    raise AddressError(f"{shown} is no address; write tcp://HOST:PORT or ipc://PATH, or all of an envhub:// address")
+    form = "write tcp://HOST:PORT or ipc://PATH, or all of an envhub:// address"
+    raise AddressError(f"{_quoted(text)} is no address; {form}")
 
 
-def parse_hub(text: str) -> Address:
+def _quoted(text: str) -> str:
+    return NOT_SHOWN if "@" in text else shown(text)
+
+
+def parse_hub(text: str | Secret[str]) -> Address:
     """The address that ``text`` names, of a hub to connect to.
 
     Raises:
@@ -93,8 +151,7 @@ def parse_hub(text: str) -> Address:
     """
     found = parse(text)
     if not found.is_ipc and not _can_be_a_host(found.host):
-        shown = "what was given" if SECRET.search(found.host) else repr(found.host)
-        raise AddressError(f"{shown} is no host; write its name or IP address, one of IPv6 in brackets")
+        raise AddressError(f"{shown(found.host)} is no host; write its name or IP address, one of IPv6 in brackets")
     if found.port == 0:
         raise AddressError(f"no hub is at port 0 of {found.host}; `envhub serve` prints the port that it took")
     return found
@@ -111,10 +168,9 @@ def _can_be_a_host(host: str) -> bool:
 
 def _keys(token: str) -> HubKeys:
     try:
-        both = key_of(token, 2)
+        return keys_of(token)
     except KeysError as error:
         raise AddressError(f"the token of this envhub:// address: {error}") from error
-    return HubKeys(both[:KEY_BYTES], both[KEY_BYTES:])
 
 
 def default_address() -> str:

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import secrets
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from envhub.errors import KeysError
+from envhub.secret import Secret
 
 KEY_BYTES = 32
 KEY_TEXT_CHARS = 43
 SECRET_FILE_BYTES_MAX = 1 << 14
+NOT_SHOWN = "what was given"
+_MAY_BE_KEY = re.compile(r"[\w-]{43}|(?i:^\s*envhub:)")
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class HubKeys:
     """What a client needs to be let in: the hub's public key, and its own secret key."""
 
     server: bytes
-    secret: bytes = field(repr=False)
+    secret: Secret[bytes]
 
 
 def text_of(key: bytes) -> str:
@@ -47,7 +51,33 @@ def key_of(text: str, keys: int = 1) -> bytes:
     return found
 
 
-def write_secret(path: Path, text: str, replace: bool = False) -> None:
+def secret_key_of(text: Secret[str]) -> Secret[bytes]:
+    """The secret key that ``secret_text_of`` wrote; errors as of ``key_of``."""
+    return Secret(key_of(text.reveal_secret()))
+
+
+def secret_text_of(key: Secret[bytes]) -> Secret[str]:
+    """A secret key as text."""
+    return Secret(text_of(key.reveal_secret()))
+
+
+def token_of(keys: HubKeys) -> Secret[str]:
+    """What stands before the ``@`` of an ``envhub://`` address."""
+    return Secret(text_of(keys.server + keys.secret.reveal_secret()))
+
+
+def keys_of(token: str) -> HubKeys:
+    """The keys that ``token_of`` wrote; errors as of ``key_of``."""
+    both = key_of(token, 2)
+    return HubKeys(both[:KEY_BYTES], Secret(both[KEY_BYTES:]))
+
+
+def shown(text: str) -> str:
+    """The text in quotes, for an error; one that may have a key in it is not repeated."""
+    return NOT_SHOWN if _MAY_BE_KEY.search(text) else repr(text)
+
+
+def write_secret(path: Path, text: Secret[str] | str, replace: bool = False) -> None:
     """Write a line into a new file, or with ``replace`` also one that exists, that only this user can read.
 
     Raises:
@@ -58,7 +88,8 @@ def write_secret(path: Path, text: str, replace: bool = False) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
-            os.write(descriptor, text.encode() + b"\n")
+            line = text.reveal_secret() if isinstance(text, Secret) else text
+            os.write(descriptor, line.encode() + b"\n")
             if replace:
                 os.rename(temporary, path)
             else:
@@ -70,8 +101,13 @@ def write_secret(path: Path, text: str, replace: bool = False) -> None:
         raise KeysError(f"{path} cannot be written: {error}") from error
 
 
-def read_secret(path: Path) -> str:
-    """The line in a file that only this user can read.
+def read_secret(path: Path) -> Secret[str]:
+    """The line in a file that only this user can read; errors as of ``read_private``."""
+    return Secret(read_private(path))
+
+
+def read_private(path: Path) -> str:
+    """The text of a file that only this user can read.
 
     Raises:
         KeysError: there is no such file, or others can read or replace it.

@@ -10,6 +10,7 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
+from envhub.secret import Secret
 from envhub.transport.address import Address
 from envhub.transport.keys import HubKeys
 
@@ -75,18 +76,18 @@ def choose_family(socket: zmq.Socket[Any], address: Address) -> None:
     socket.setsockopt(zmq.IPV6, int(address.is_ipv6))
 
 
-def new_key_pair() -> tuple[bytes, bytes]:
+def new_key_pair() -> tuple[bytes, Secret[bytes]]:
     """A new public key and its secret one."""
     public, secret = zmq.curve_keypair()
-    return z85.decode(public), z85.decode(secret)
+    return z85.decode(public), Secret(z85.decode(secret))
 
 
-def public_key(secret: bytes) -> bytes:
+def public_key(secret: Secret[bytes]) -> bytes:
     """The public key of a secret one."""
-    return z85.decode(zmq.curve_public(z85.encode(secret)))
+    return z85.decode(zmq.curve_public(z85.encode(secret.reveal_secret())))
 
 
-def ask_before_admitting(socket: zmq.Socket[Any], secret: bytes | None, domain: bytes) -> None:
+def ask_before_admitting(socket: zmq.Socket[Any], secret: Secret[bytes] | None, domain: bytes) -> None:
     """Have the addresses bound from now on admit only clients whom the handler of this domain admits.
 
     With ``secret``, the hub's key, clients must present keys, and all is encrypted. Without a handler nobody is
@@ -95,7 +96,7 @@ def ask_before_admitting(socket: zmq.Socket[Any], secret: bytes | None, domain: 
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     socket.setsockopt(zmq.ZAP_DOMAIN, domain)
     if secret is not None:
-        socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, secret.reveal_secret())
         socket.setsockopt(zmq.CURVE_SERVER, 1)
 
 
@@ -103,7 +104,7 @@ def present_keys(socket: zmq.Socket[Any], keys: HubKeys) -> None:
     """Have the next connect present this client's key to the hub of that public key, and encrypt all."""
     socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, public_key(keys.secret))
-    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.reveal_secret())
 
 
 def open_monitor(socket: zmq.Socket[Any], events: int) -> Any:

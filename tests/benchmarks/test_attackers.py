@@ -26,7 +26,7 @@ from envhub.protocol import messages
 from envhub.protocol.messages import Hello, Make, Op, Question, Reset
 from envhub.protocol.prelude import NO_SESSION, Prelude
 from envhub.transport import sockets
-from envhub.transport.keys import HubKeys, text_of
+from envhub.transport.keys import HubKeys, token_of
 from envhub.values import codec
 
 REPEATS, SECONDS = 5, 3.0
@@ -113,7 +113,7 @@ class GuardedHub:
     def __init__(self, hub: ServedHub, folder: KeyFolder) -> None:
         self.place, self.folder = hub.tcp, folder
         self.honest, self.attacker = self._add("honest"), self._add("attacker")
-        self.address = f"envhub://{text_of(self.honest.server + self.honest.secret)}@{hub.tcp.removeprefix('tcp://')}"
+        self.address = f"envhub://{token_of(self.honest).reveal_secret()}@{hub.tcp.removeprefix('tcp://')}"
         assert wait_until(self._answers, 20)
 
     def _add(self, name: str) -> HubKeys:

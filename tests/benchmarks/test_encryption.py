@@ -13,7 +13,7 @@ from test_neighbours import steps_per_second
 
 import envhub
 from envhub.transport import sockets
-from envhub.transport.keys import text_of
+from envhub.transport.keys import HubKeys, token_of
 
 TURNS = 7
 
@@ -27,7 +27,7 @@ def test_step_with_a_key(tmp_path: Path, env: str, num_envs: int) -> None:
     keys.make_secret()
     public, secret = sockets.new_key_pair()
     keys.add("alice", public, "use")
-    token = text_of(sockets.public_key(keys.secret()) + secret)
+    token = token_of(HubKeys(sockets.public_key(keys.secret()), secret)).reveal_secret()
     with (
         serve(tmp_path, env, "--keys", str(keys.path)) as guarded,
         serve(tmp_path, env, binds=["tcp://127.0.0.1:0"]) as plain,

@@ -36,7 +36,7 @@ def test_host_of_a_hub_is_a_name_or_an_ip_address(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["bad host", "a\x1b[2J", "-simbox", "a..b", ".", "*", "a/b", "eth0;simbox", "x" * 64, "a." * 127 + "a",
+    "host", ["bad host", "-simbox", "a..b", ".", "*", "a/b", "eth0;simbox", "x" * 64, "a." * 127 + "a",
              "::1", "[simbox]", "[::1", "[]", "[::1]x"]
 )  # fmt: skip
 def test_host_that_no_machine_can_have_is_refused(host: str) -> None:

@@ -117,7 +117,7 @@ ROOMS = {
     "envhub": {
         "arena": {"values"},
         "protocol": {"arena", "values"},
-        "recording": {"values"},
+        "recording": {"transport", "values"},
         "transport": set(),
         "values": set(),
     },
@@ -143,7 +143,10 @@ ROOMS = {
             *("connection", "lanes", "private_hub"),
             *("envhub.arena", "envhub.protocol", "envhub.recording", "envhub.transport", "envhub.values"),
         },
-        "tools": {"envhub.arena", "envhub.protocol", "envhub.recording", "envhub.values", "envs", "private_hub"},
+        "tools": {
+            *("connection", "envs", "private_hub"),
+            *("envhub.arena", "envhub.protocol", "envhub.recording", "envhub.transport", "envhub.values"),
+        },
     },
 }
 
@@ -323,6 +326,25 @@ def test_stock_decoder_is_called_behind_the_check_only() -> None:
         if dotted(node) == "msgpack_numpy.decode"
     ]
     assert [name for name, _ in found] == ["_numpy_or_map"]
+
+
+# --- secrets ----------------------------------------------------------------------------------------------------------
+
+# Who takes a key out of its ``Secret``, and how often: to write its file, to give it to a socket, to read an address,
+# to print it once.
+REVEALING = {
+    "envhub/cli.py": 1,
+    "envhub/transport/address.py": 1,
+    "envhub/transport/keys.py": 4,
+    "envhub/transport/sockets.py": 3,
+    "client/envhub_client/connection/known_hubs.py": 2,
+}
+
+
+def test_secrets_are_revealed_where_the_table_says_and_nowhere_else() -> None:
+    others = {name: path.read_text() for name, path in FILES.items() if name != "envhub/secret.py"}
+    assert {name: text.count("reveal_secret") for name, text in others.items() if "reveal_secret" in text} == REVEALING
+    assert not [name for name, text in others.items() if re.search(r"\b_hidden\b", text)]
 
 
 # --- dependencies -----------------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from envhub_server.network import key_folder
 from envhub_server.network.key_folder import KeyFolder
 
 from envhub.errors import AddressError, HubUnreachable, KeysError
+from envhub.secret import Secret
 from envhub.transport import address, sockets
-from envhub.transport.keys import HubKeys, key_of, read_secret, text_of, write_secret
+from envhub.transport.keys import HubKeys, key_of, read_private, read_secret, text_of, write_secret
 
 A, B, C = (bytes([number]) * 32 for number in range(1, 4))
 
@@ -40,13 +41,13 @@ def test_what_is_no_key_is_refused_without_repeating_it(text: str) -> None:
 
 def test_secret_key_has_one_public_key() -> None:
     public, secret = sockets.new_key_pair()
-    assert sockets.public_key(secret) == public and len(public) == len(secret) == 32
+    assert sockets.public_key(secret) == public and len(public) == len(secret.reveal_secret()) == 32
 
 
 def test_address_with_keys_is_one_of_tcp_that_shows_no_secret() -> None:
     text = f"envhub://{text_of(A + B)}@simbox:5555"
     found = address.parse(text)
-    assert found.text == "tcp://simbox:5555" and found.keys == HubKeys(A, B)
+    assert found.text == "tcp://simbox:5555" and found.keys == HubKeys(A, Secret(B))
     assert text_of(B) not in repr(found) and str(B) not in repr(found)
 
 
@@ -68,11 +69,11 @@ def test_secret_is_kept_for_its_user_alone(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "secret"
     write_secret(path, "x")
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
-    assert read_secret(path) == "x" and [*path.parent.iterdir()] == [path]
+    assert read_private(path) == "x" and read_secret(path) == Secret("x") and [*path.parent.iterdir()] == [path]
     with pytest.raises(KeysError, match="exists"):
         write_secret(path, "y")
     write_secret(path, "y", replace=True)
-    assert read_secret(path) == "y"
+    assert read_private(path) == "y"
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o640, 0o666])
@@ -253,7 +254,7 @@ def test_hub_is_kept_by_its_host_or_a_name(config: Path) -> None:
     known_hubs.keep(known_hubs.name_of(text), text)
     known_hubs.keep("other", "tcp://127.0.0.1:1")
     assert known_hubs.names() == ["other", "simbox"]
-    assert known_hubs.resolve("simbox").keys == HubKeys(A, B)
+    assert known_hubs.resolve("simbox").keys == HubKeys(A, Secret(B))
     assert (config / "hubs/simbox").stat().st_mode & 0o777 == 0o600
     with pytest.raises(AddressError, match="known: other, simbox"):
         known_hubs.resolve("nobody")
@@ -363,7 +364,7 @@ def test_key_that_is_kept_by_now_is_read_without_ssh(config: Path) -> None:
     text = f"envhub://{text_of(A + B)}@simbox:5555"
     known_hubs.keep("simbox", text)
     found = known_hubs.kept_now("simbox")
-    assert found is not None and found.keys == HubKeys(A, B)
+    assert found is not None and found.keys == HubKeys(A, Secret(B))
     assert known_hubs.kept_now("tcp://simbox:5555") is None
     known_hubs.keep("simbox", "ssh://nohost.invalid")
     assert known_hubs.kept_now("simbox") is None
@@ -405,13 +406,13 @@ def test_server_key_that_several_make_at_one_time_is_one(tmp_path: Path) -> None
         folder = tmp_path / str(number)
         start = threading.Barrier(4)
 
-        def make(folder: Path = folder, start: threading.Barrier = start) -> bytes:
+        def make(folder: Path = folder, start: threading.Barrier = start) -> Secret[bytes]:
             start.wait()
             return KeyFolder(folder).make_secret()
 
         with ThreadPoolExecutor(4) as pool:
             made = [pool.submit(make) for _ in range(4)]
-            assert len({each.result() for each in made}) == 1
+            assert len({each.result().reveal_secret() for each in made}) == 1
 
 
 def test_changes_at_one_time_are_all_made(tmp_path: Path) -> None:

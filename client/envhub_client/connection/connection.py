@@ -27,6 +27,8 @@ from envhub import errors
 from envhub.protocol import prelude as protocol
 from envhub.protocol.client import ClientProtocol, Reply
 from envhub.protocol.messages import Collect, Failure, Hello, Op, Welcome
+from envhub.secret import Secret
+from envhub.transport import address as envhub_address
 from envhub.transport import sockets
 from envhub_client.connection import keepalive, known_hubs
 from envhub_client.connection.failures import raise_failure
@@ -131,7 +133,7 @@ class Connection:
 
     def __init__(
         self,
-        address: str,
+        address: str | Secret[str],
         token: bytes = protocol.NO_SESSION,
         timeout: float = CONNECT_TIMEOUT_S,
         own: OwnHub | None = None,
@@ -149,8 +151,8 @@ class Connection:
             HubUnreachable: no hub answered in time.
             VersionMismatch: it speaks another protocol version.
         """
-        self._given = address
-        self._target = known_hubs.resolve(address)
+        self._given: str | Secret[str] = envhub_address.guarded(address)
+        self._target = known_hubs.resolve(self._given)
         if not 0 < timeout < math.inf:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
         self.address = self._target.text

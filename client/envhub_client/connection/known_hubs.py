@@ -6,52 +6,99 @@ program, notebook or command line has a secret in it.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
 from envhub.errors import AddressError, KeysError
+from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub.transport import sockets
 from envhub.transport.address import Address
-from envhub.transport.keys import KEY_TEXT_CHARS, config_folder, key_of, read_secret, text_of, write_secret
+from envhub.transport.keys import (
+    KEY_TEXT_CHARS,
+    HubKeys,
+    config_folder,
+    key_of,
+    read_private,
+    read_secret,
+    secret_key_of,
+    secret_text_of,
+    shown,
+    text_of,
+    token_of,
+    write_secret,
+)
 from envhub_client.connection import ssh_tunnel
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def resolve(text: str) -> Address:
-    """The address that ``text`` is, or that is kept under this name; of ``ssh://HOST`` the end of a tunnel there.
+def resolve(hub: str | Secret[str]) -> Address:
+    """The address that ``hub`` is, or that is kept under this name; of ``ssh://HOST`` the end of a tunnel there.
+
+    An address whose keys were left out where it was written down has those that this user keeps for its place.
 
     Raises:
         AddressError: it is no address, and no hub of this name is known.
         HubUnreachable: ssh does not get there.
         KeysError: its file can be read by others.
     """
-    if isinstance(text, str) and NAME.fullmatch(text):
-        text = _kept(text)
-    if isinstance(text, str) and text.startswith("ssh://"):
-        text = ssh_tunnel.forwarded(text)
-    return addresses.parse_hub(text)
+    if isinstance(hub, str) and NAME.fullmatch(hub):
+        return _from_file(hub)
+    if isinstance(hub, str) and (place := addresses.without_keys(hub)):
+        return _with_kept_keys(place) or addresses.parse_hub(hub)
+    return _reached(hub)
 
 
-def kept_now(name: str) -> Address | None:
+def _reached(address: str | Secret[str]) -> Address:
+    if isinstance(address, str) and address.startswith("ssh://"):
+        address = ssh_tunnel.forwarded(address)
+    return addresses.parse_hub(address)
+
+
+def _from_file(name: str) -> Address:
+    """The address that is kept under this name; errors as of ``resolve``."""
+    kept = _kept(name)
+    try:
+        return _reached(kept)
+    except AddressError as error:
+        raise AddressError(f"{_folder() / name}: {error}") from error
+
+
+def _with_kept_keys(place: str) -> Address | None:
+    """The address at ``HOST:PORT`` for which ``ENVHUB_ADDRESS`` or a kept one has keys; None if there is none."""
+    for name in ["", *names()]:
+        with contextlib.suppress(AddressError, KeysError):
+            found = addresses.parse_hub(_kept(name) if name else addresses.of_environment() or "")
+            if found.keys is not None and found.text == f"tcp://{place}":
+                return found
+    return None
+
+
+def kept_now(name: str | Secret[str]) -> Address | None:
     """The address that is kept under this name by now; None where this is no name, or the hub is reached by ssh.
 
     Raises:
         AddressError: there is none any more.
         KeysError: its file can be read by others.
     """
-    if not NAME.fullmatch(name) or (text := _kept(name)).startswith("ssh://"):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         return None
-    return addresses.parse_hub(text)
+    kept = _kept(name)
+    return None if isinstance(kept, str) and kept.startswith("ssh://") else addresses.parse_hub(kept)
 
 
-def _kept(name: str) -> str:
+def _kept(name: str) -> str | Secret[str]:
+    """The address that is kept under this name; one with keys as a secret."""
     path = _folder() / name
     if not path.exists():
         known = ", ".join(names()) or "none yet"
-        raise AddressError(f"no hub is known as {name!r} (known: {known}); `envhub login` keeps the address of one")
-    return read_secret(path)
+        raise AddressError(
+            f"no hub is known as {shown(name)} (known: {known}); `envhub login` keeps the address of one"
+        )
+    kept: str | Secret[str] = addresses.guarded(read_private(path))
+    return kept
 
 
 def names() -> list[str]:
@@ -70,57 +117,60 @@ def make_own_key(new: bool = False) -> str:
     """
     path = _own_key()
     if new or not path.exists():
-        write_secret(path, text_of(sockets.new_key_pair()[1]), replace=new)
-    return text_of(sockets.public_key(key_of(read_secret(path))))
+        write_secret(path, secret_text_of(sockets.new_key_pair()[1]), replace=new)
+    return text_of(sockets.public_key(secret_key_of(read_secret(path))))
 
 
-def with_own_key(text: str) -> str:
+def with_own_key(address: str | Secret[str]) -> str | Secret[str]:
     """The address; one that has the hub's public key only, with this user's own key.
 
     Raises:
         AddressError: it is no address.
         KeysError: there is no own key.
     """
+    text = address.reveal_secret() if isinstance(address, Secret) else address
     head, _, place = text.rpartition("@")
     if len(head) == len("envhub://") + KEY_TEXT_CHARS:
         if not _own_key().exists():
             raise KeysError("this address is for a key of one's own, and there is none here: run `envhub keygen` first")
-        text = f"envhub://{text_of(key_of(head[-KEY_TEXT_CHARS:]) + key_of(read_secret(_own_key())))}@{place}"
-    ssh_tunnel.parse(text) if text.startswith("ssh://") else addresses.parse_hub(text)
-    return text
+        keys = HubKeys(key_of(head[-KEY_TEXT_CHARS:]), secret_key_of(read_secret(_own_key())))
+        address = Secret(f"envhub://{token_of(keys).reveal_secret()}@{place}")
+    ssh_tunnel.parse(text) if text.startswith("ssh://") else addresses.parse_hub(address)
+    return address
 
 
-def name_of(text: str) -> str:
+def name_of(address: str | Secret[str]) -> str:
     """The name under which an address is kept where none is given: its host's.
 
     Raises:
         AddressError: that is no name.
     """
-    by_ssh = text.startswith("ssh://")
-    host = ssh_tunnel.parse(text)[0].rpartition("@")[2] if by_ssh else addresses.parse(text).host
+    if isinstance(address, str) and address.startswith("ssh://"):
+        host = ssh_tunnel.parse(address)[0].rpartition("@")[2]
+    else:
+        host = addresses.parse(address).host
     if not NAME.fullmatch(host):
         raise AddressError("the address has no host that can be the hub's name; give it one: envhub login NAME")
     return host
 
 
-def keeps_another(name: str, text: str) -> bool:
+def keeps_another(name: str, address: str | Secret[str]) -> bool:
     """Whether the hub that is kept under this name has another address, or another key of its own, than this one.
 
     Raises:
         KeysError: its file can be read by others.
     """
-    path = _folder() / name
-    if not path.exists() or (kept := read_secret(path)) == text:
+    if not (_folder() / name).exists() or (kept := _kept(name)) == address:
         return False
     try:
-        old, new = addresses.parse(kept), addresses.parse(text)
+        old, new = addresses.parse(kept), addresses.parse(address)
     except AddressError:  # by ssh, whose place is the whole text
         return True
     same_key = old.keys is None or (new.keys is not None and new.keys.server == old.keys.server)
     return old.text != new.text or not same_key
 
 
-def keep(name: str, text: str) -> None:
+def keep(name: str, address: str | Secret[str]) -> None:
     """Keep an address under a name; an earlier one of this name is replaced.
 
     Raises:
@@ -128,7 +178,7 @@ def keep(name: str, text: str) -> None:
         KeysError: the file cannot be written.
     """
     check_name(name)
-    write_secret(_folder() / name, text, replace=True)
+    write_secret(_folder() / name, address, replace=True)
 
 
 def check_name(name: str) -> None:
@@ -138,7 +188,9 @@ def check_name(name: str) -> None:
         AddressError: it cannot.
     """
     if not NAME.fullmatch(name):
-        raise AddressError(f"{name!r} is no name for a hub: letters, digits, dots, dashes and underscores, at most 64")
+        raise AddressError(
+            f"{shown(name)} is no name for a hub: letters, digits, dots, dashes and underscores, at most 64"
+        )
 
 
 def _own_key() -> Path:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from envhub.errors import AddressError, HubUnreachable, printable
+from envhub.transport.keys import NOT_SHOWN
 
 COMMAND = "ENVHUB_SSH"  # the environment variable with the command, if it is another than ``ssh``
 # OpenSSH puts variables of the client's environment and words of its own in place of ``${`` and ``%`` in the paths of
@@ -73,9 +74,9 @@ def parse(place: str) -> tuple[str, str | None, str | None]:
     """
     found = _PLACE.fullmatch(place)
     if found is None:
-        shown = "what was given" if "@" in place else repr(place)  # some write a password before it
+        given = NOT_SHOWN if "@" in place else repr(place)  # some write a password before it
         form = f"ssh://[USER@]HOST[:PORT][/PATH/OF/hub.sock], the path {_UNREAD}"
-        raise AddressError(f"{shown} is no place for ssh; write {form}")
+        raise AddressError(f"{given} is no place for ssh; write {form}")
     return found["host"], found["port"], found["path"]
 
 

@@ -14,6 +14,7 @@ from envhub.errors import ConnectionInUse, HubTimeout, raised_by_env
 from envhub.protocol.messages import Make
 from envhub.recording.options import RecordOptions
 from envhub.recording.program_recorder import ProgramRecorder, Recorded, check_packages
+from envhub.secret import Secret
 from envhub.values import spaces
 from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.envs.recoverable import environment
@@ -32,7 +33,7 @@ class RecordedVectorEnv(HubVectorEnv):
     offered.
     """
 
-    def __init__(self, address: str | None, make: Make, options: SessionOptions) -> None:
+    def __init__(self, address: str | Secret[str] | None, make: Make, options: SessionOptions) -> None:
         """Make a session; arguments and errors as for ``HubVectorEnv``. ``options.record`` says what is recorded.
 
         Raises:

@@ -29,6 +29,7 @@ from envhub.errors import (
 )
 from envhub.protocol.client import Reply
 from envhub.protocol.messages import Attach, Call, Make, Observe, Op, Reset, SetAttr, pack_rows, unpack_rows
+from envhub.secret import Secret
 from envhub.values import spaces
 from envhub.values.actions import pack
 from envhub.vector_errors import SessionBusy
@@ -64,7 +65,11 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     _session: Session
 
     def __init__(
-        self, address: str | None, make: Make | Attach, options: SessionOptions, timeout: float | None = None
+        self,
+        address: str | Secret[str] | None,
+        make: Make | Attach,
+        options: SessionOptions,
+        timeout: float | None = None,
     ) -> None:
         """Make a session and wait until its envs are built, or take one over; arguments and errors as ``Session``."""
         self._session = Session(type(self).__name__, address, make, options, timeout)
@@ -119,7 +124,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     @property
     def address(self) -> str | None:
-        """The hub's address or name, as it was given; None for a private hub, or none."""
+        """The hub's address or name, as it was given but without its keys; None for a private hub, or none."""
         return self._session.address
 
     @property

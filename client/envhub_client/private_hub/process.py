@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 
 from envhub.errors import HubUnreachable
+from envhub.transport.address import environment
 from envhub.transport.fd_passing import DescriptorReader, above_stdio
 from envhub_client.connection.local_sockets import OwnHub
 
@@ -83,7 +84,7 @@ class PrivateHub:
             [sys.executable, "-c", _BOOT.format(_places(), (owner, program, folder))],
             stdin=subprocess.DEVNULL,
             cwd="/",
-            env=dict(os.environ),  # as ``program_environment`` sends it; C code may have set other variables
+            env=environment(os.environ),  # as ``program_environment`` sends it; C code may have set other variables
             pass_fds=[owner, program],
         )
 

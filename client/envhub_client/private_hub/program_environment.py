@@ -13,6 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from envhub.errors import HubUnreachable
 from envhub.protocol.messages import World
+from envhub.transport.address import environment
 from envhub.values.gym_api import pickled
 
 
@@ -28,7 +29,7 @@ def program_environment() -> World:
     # The key of ``multiprocessing``, if the program uses that: proxies in factories need it in the workers.
     process = sys.modules.get("multiprocessing.process")
     authkey = b"" if process is None else bytes(process.current_process().authkey)
-    return World(sys_path, cwd, dict(os.environ), registrations, authkey)
+    return World(sys_path, cwd, environment(os.environ), registrations, authkey)
 
 
 def _pickled(spec: EnvSpec) -> bytes:

@@ -25,7 +25,8 @@ from envhub.env_failure import EnvFailure, failure_info
 from envhub.protocol.client import Reply
 from envhub.protocol.messages import Attach, Call, Close, Failure, Made, Make, Op, Reset, SetAttr, World
 from envhub.registration import REMOTE
-from envhub.transport.address import parse
+from envhub.secret import Secret
+from envhub.transport.address import guarded, parse, written
 from envhub.values import codec, spaces
 from envhub.values.compression import available
 from envhub.values.leaf import OBJECT
@@ -75,7 +76,7 @@ class Session:
     """A session on a hub, through which a vector env does everything.
 
     Attributes:
-        address: of the hub, as it was given; None for the private hub, or without one.
+        address: of the hub, as it was given but without its keys; None for the private hub, or without one.
         allow_pickle: whether what comes from the hub may be unpickled, for the hub is this program's own.
         options: its options; of a session that was taken over, as far as the hub reports them.
         metadata, render_mode, env_spec, action_space, action_leaves: of one env.
@@ -93,7 +94,7 @@ class Session:
     def __init__(
         self,
         owner: str,
-        address: str | None,
+        address: str | Secret[str] | None,
         make: Make | Attach,
         options: SessionOptions,
         timeout: float | None = None,
@@ -118,7 +119,8 @@ class Session:
         self.options = options
         self.state = AsyncState.DEFAULT
         self.closed = False
-        self.address = address
+        self._hub: str | Secret[str] | None = guarded(address)
+        self.address = None if self._hub is None else written(self._hub)
         self._make = make
         self.allow_pickle = address is None
         self._attributes: dict[tuple[Any, ...], SetAttr] = {}  # that were set, by name and rows, if a hub may follow
@@ -149,7 +151,7 @@ class Session:
             return self._open_on(private_hub(), timeout, lost)  # it had just been killed
 
     def _open_on(self, private: PrivateHub | None, timeout: float, lost: bytes) -> Made:
-        address, own = (private.address, private.own) if private else (self.address or "", None)
+        address, own = (private.address, private.own) if private else (self._hub or "", None)
         reconnect_timeout = self.options.reconnect_timeout
         # Noted before there is a session on it: an interrupt may come as soon as there is.
         self._connections.append(Connection(address, secrets.token_bytes(16), timeout, own, reconnect_timeout))

@@ -22,8 +22,18 @@ from pathlib import Path
 import msgspec
 
 from envhub.errors import KeysError
+from envhub.secret import Secret
 from envhub.transport import sockets
-from envhub.transport.keys import key_of, read_secret, text_of, write_secret
+from envhub.transport.keys import (
+    key_of,
+    read_private,
+    read_secret,
+    secret_key_of,
+    secret_text_of,
+    shown,
+    text_of,
+    write_secret,
+)
 from envhub_server.log import Logger
 from envhub_server.network.rights import RIGHTS, Holder, Quotas, Right
 from envhub_server.table_check import Spot, TableError, check_table
@@ -55,7 +65,7 @@ class KeyFolder:
 
     # --- the hub's own key --------------------------------------------------------------------------------------------
 
-    def secret(self) -> bytes:
+    def secret(self) -> Secret[bytes]:
         """The hub's secret key.
 
         Raises:
@@ -63,11 +73,11 @@ class KeyFolder:
         """
         path = self.path / "server.key"
         try:
-            return key_of(read_secret(path))
+            return secret_key_of(read_secret(path))
         except KeysError as error:
             raise KeysError(f"{path}: {error}") from error
 
-    def make_secret(self) -> bytes:
+    def make_secret(self) -> Secret[bytes]:
         """The hub's secret key, made if there is none.
 
         Raises:
@@ -79,7 +89,7 @@ class KeyFolder:
         if not path.exists():
             with self._locked():
                 if not path.exists():  # another process may have made it meanwhile
-                    write_secret(path, text_of(sockets.new_key_pair()[1]))
+                    write_secret(path, secret_text_of(sockets.new_key_pair()[1]))
         return self.secret()
 
     # --- clients ------------------------------------------------------------------------------------------------------
@@ -261,7 +271,7 @@ class KeyFolder:
 
     def _write(self, name: str, keys: list[bytes], right: str, quotas: Quotas) -> None:
         if right not in RIGHTS:
-            raise KeysError(f"{right!r} is no right; there are {', '.join(RIGHTS)}")
+            raise KeysError(f"{shown(right)} is no right; there are {', '.join(RIGHTS)}")
         lines = [f"keys = [{', '.join(f'{chr(34)}{text_of(key)}{chr(34)}' for key in keys)}]", f'may = "{right}"']
         if changed := {name: most for name, most in vars(quotas).items() if most != getattr(Quotas(), name)}:
             lines += ["", "[quotas]", *(f"{name} = {most}" for name, most in changed.items())]
@@ -286,7 +296,7 @@ class _ClientFile:
 
 
 def _no_name(name: str) -> str:
-    return f"{name!r} is no name: letters, digits, dots, dashes and underscores, at most 64"
+    return f"{shown(name)} is no name: letters, digits, dots, dashes and underscores, at most 64"
 
 
 def _difference(old: _File | None, new: _File | None) -> str:
@@ -306,7 +316,7 @@ def _difference(old: _File | None, new: _File | None) -> str:
 
 
 def _read_client(path: Path) -> tuple[Holder, list[bytes]]:
-    text = read_secret(path)
+    text = read_private(path)
     try:
         table = tomllib.loads(text)
         check_table(table, _ClientFile, Spot(f"{path}: "))

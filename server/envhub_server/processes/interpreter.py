@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from envhub.transport.address import environment
 from envhub_server.ipc.packages import here, install, package_of
 
 Environment = Mapping[str, str]  # variables, by name
@@ -178,7 +179,7 @@ def start_environment(environ: Environment) -> Environment:
 
 def environment_of(key: InterpreterKey, program: str, environ: Environment) -> Environment:
     """The environment in which this program starts, given that of the hub's own interpreter."""
-    found = {**environ, **ONE_THREAD}
+    found = {**environment(environ), **ONE_THREAD}
     if key.is_other:
         found = {name: value for name, value in found.items() if not name.startswith(OF_THE_HUB)}
         bin_folder = Path(program).parent

@@ -49,11 +49,11 @@ def run(console: Console, address: str, envs: Sequence[str], as_json: bool, time
         RequestRefused: the hub offers no env, or not these.
     """
     with connect(address, timeout) as client:
-        offered = client.envs()
+        offered, place = client.envs(), client.address  # which has no keys in it
     if not offered:
-        raise RequestRefused(f"the hub at {address} offers no env to check it with")
+        raise RequestRefused(f"the hub at {place} offers no env to check it with")
     if missing := set(envs).difference(offered):
-        raise RequestRefused(f"the hub at {address} does not offer {', '.join(sorted(missing))}")
+        raise RequestRefused(f"the hub at {place} does not offer {', '.join(sorted(missing))}")
     first = "CartPole-v1" if "CartPole-v1" in offered else offered[0]
     verdicts = []
     for verdict in examine(address, envs or [first], timeout):
@@ -61,7 +61,7 @@ def run(console: Console, address: str, envs: Sequence[str], as_json: bool, time
         if as_json:
             console.print_json(json.dumps({**asdict(verdict), "passed": verdict.passed}), indent=None)
     if not as_json:
-        console.print(_table(address, verdicts))
+        console.print(_table(place, verdicts))
     return all(verdict.passed for verdict in verdicts)
 
 

@@ -9,6 +9,9 @@ from envhub.errors import HubTimeout
 from envhub.protocol import messages
 from envhub.protocol.messages import REPLY, Failure, Hello, Op
 from envhub.protocol.prelude import FRAME_BYTES_MAX, NO_SESSION, PRELUDE, Prelude
+from envhub.transport import address as addresses
+from envhub.transport import sockets
+from envhub_client.connection import known_hubs
 
 ANSWER_TIMEOUT_S = 30.0
 
@@ -34,15 +37,22 @@ class RawPeer:
     """
 
     def __init__(self, address: str, timeout: float = ANSWER_TIMEOUT_S) -> None:
-        """Connect and say hello; ``timeout`` is how many seconds each answer may take."""
+        """Connect to an address, or the hub of a name, and say hello.
+
+        ``timeout`` is how many seconds each answer may take. Errors as of ``envhub.connect``.
+        """
         import zmq
 
+        target = known_hubs.resolve(addresses.guarded(address))
         self._timeout = timeout
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.maxmsgsize = FRAME_BYTES_MAX
-        self._socket.connect(address)
+        sockets.choose_family(self._socket, target)
+        if target.keys is not None:
+            sockets.present_keys(self._socket, target.keys)
+        self._socket.connect(target.text)
         self.hub_id = 0
         try:
             self.hub_id = self.ask(Op.HELLO, messages.pack(Hello())).prelude.hub_id

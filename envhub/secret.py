@@ -1,0 +1,67 @@
+"""``Secret``: a key, or a text with a key in it, which nothing shows or writes down by accident."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Any, Generic, NoReturn, SupportsIndex, TypeVar
+
+Value = TypeVar("Value", bytes, str)
+
+SHOWN = "***"
+
+
+class Secret(Generic[Value]):
+    """Bytes or a text that only ``reveal_secret`` gives; as text it is ``***``, and it is not pickled or encoded.
+
+    A test lists the modules that may call ``reveal_secret``. There is no ``bytes()``, length or hash of a secret.
+    """
+
+    __slots__ = ("_hidden",)
+    __hash__ = None  # type: ignore[assignment]  # a hash of few possible values tells which one it is
+
+    def __init__(self, value: Value) -> None:
+        self._hidden: Value = value
+
+    def reveal_secret(self) -> Value:
+        """The value itself, for a socket, a file of keys, or the one output that is to have it."""
+        return self._hidden
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Secret):
+            return NotImplemented
+        return hmac.compare_digest(_bytes(self._hidden), _bytes(other._hidden))
+
+    def __repr__(self) -> str:
+        return SHOWN
+
+    def __str__(self) -> str:
+        return SHOWN
+
+    def __format__(self, _: str) -> str:
+        return SHOWN
+
+    def __copy__(self) -> Secret[Value]:
+        return self
+
+    def __deepcopy__(self, _: Any) -> Secret[Value]:
+        return self
+
+    def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
+        """Refuse to be pickled.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("a key is not pickled: name the hub as `envhub login` keeps it, and connect where it is used")
+
+    def __getstate__(self) -> NoReturn:
+        """Refuse as ``__reduce_ex__``.
+
+        Raises:
+            TypeError: always.
+        """
+        self.__reduce_ex__(0)
+
+
+def _bytes(value: bytes | str) -> bytes:
+    return value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass")

@@ -15,6 +15,7 @@ from typing import Callable
 ENVIRONMENT_VARIABLE = "ENVHUB_SPIN_US"
 SPIN_US = 200  # with both sides parked, a wake-up and the caches that are cold after it cost about as much
 SPIN_US_MAX = 1000
+DIGITS_MAX = 20  # of the variable; Python reads no number of thousands of digits
 # A machine that also loads in order: what a word guards can be read once the word was seen, without a system call.
 HAS_FENCE = platform.machine() in ("x86_64", "AMD64")
 SKIPS_MAX = 127  # waits that only park, after many vain spins
@@ -94,7 +95,10 @@ def configured_spin_us() -> int | None:
         ValueError: it is no number of microseconds.
     """
     text = os.environ.get(ENVIRONMENT_VARIABLE)
-    return None if text is None else checked_spin_us(int(text) if text.isdecimal() else -1, ENVIRONMENT_VARIABLE)
+    if text is None:
+        return None
+    is_number = text.isdecimal() and len(text) <= DIGITS_MAX
+    return checked_spin_us(int(text) if is_number else -1, ENVIRONMENT_VARIABLE)
 
 
 def checked_spin_us(wanted: int, name: str) -> int:

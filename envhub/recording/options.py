@@ -51,6 +51,8 @@ class RecordOptions:
             raise TypeError(f"folder must be a path, got {self.folder!r}")
         if not os.fspath(self.folder):
             raise ValueError('folder is empty; "." is the working directory')
+        if "\0" in os.fsdecode(self.folder):
+            raise ValueError(f"folder has a null character: {os.fsdecode(self.folder)!r}")
         for name in ("env_ids", "film"):
             if (numbers := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _checked_numbers(name, numbers))

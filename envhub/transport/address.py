@@ -21,6 +21,7 @@ WITH_KEYS, KEYS_LEFT_OUT = "envhub://", f"envhub://{SHOWN}@"  # what addresses w
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # and what is no text
 # What a resolver may know; of any script, which some resolve. The longest name that DNS can have has 253 characters.
 HOST = re.compile(r"(?!-)(?=.{1,253}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?")
+PORT = re.compile(r"[0-9]{1,5}")
 IPC_PATH_BYTES_MAX = 107  # sun_path, less its closing zero
 
 
@@ -131,8 +132,8 @@ def parse(text: str | Secret[str]) -> Address:
             raise AddressError(f"{text}: any user could listen at an abstract name in the hub's place; choose a path")
         return Address(text, path=rest)
     token, _, place = rest.rpartition("@") if scheme == "envhub" else ("", "", rest)
-    host, colon, port = place.rpartition(":")
-    if scheme in ("tcp", "envhub") and "@" not in host and host and colon and port.isdecimal() and int(port) < 65536:
+    host, _, port = place.rpartition(":")
+    if scheme in ("tcp", "envhub") and "@" not in host and host and PORT.fullmatch(port) and int(port) < 65536:
         return Address(f"tcp://{place}", host=host, port=int(port), keys=_keys(token) if scheme == "envhub" else None)
     form = "write tcp://HOST:PORT or ipc://PATH, or all of an envhub:// address"
     raise AddressError(f"{_quoted(text)} is no address; {form}")

@@ -53,11 +53,23 @@ def parse_arguments(text: str) -> tuple[str, frozenset[str]]:
     return pattern, names
 
 
+def parse_variable(text: str) -> str:
+    """The name of a variable of the environment.
+
+    Raises:
+        ValueError: none can have this name.
+    """
+    if not text or "=" in text or "\0" in text:
+        raise ValueError(f"{text!r} is no name of a variable: it is not empty, and has no '=' and no null character")
+    return text
+
+
 TEXTS: Mapping[str, Callable[[str], object]] = {
     "bind": address.parse,
     "allow_arguments": parse_arguments,
     "python": expanded,
     "record": expanded,
+    "worker_env": parse_variable,
 }
 
 

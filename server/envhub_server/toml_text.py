@@ -1,20 +1,48 @@
-"""What an operator wrote, as TOML writes it, for errors."""
+"""What an operator wrote in TOML: how it is read, and how errors write it."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
+from typing import Any
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-__all__ = ["heading", "key_text", "tomllib", "value_text"]
 
 VALUE_CHARS_MAX = 60  # of a value in an error
+_DIGITS = re.compile(r"[0-9][0-9_]*")
+_KEY = re.compile(r"^[ \t]*([^\s=#\[][^=\n#]*?)[ \t]*=", re.MULTILINE)
 BARE_KEY = re.compile(r"[A-Za-z0-9_]+")  # with dashes TOML allows more, but most write quotes
+
+
+class TomlError(ValueError):
+    """A text is no TOML; the message says what it is, and where, after the name of its file."""
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """The table that a text says.
+
+    Raises:
+        TomlError: it is no TOML, is nested too deeply, or has a number with more digits than Python reads.
+    """
+    try:
+        found: dict[str, Any] = tomllib.loads(text)
+        return found
+    except RecursionError as error:
+        raise TomlError("cannot be read: its values are nested too deeply") from error
+    except tomllib.TOMLDecodeError as error:
+        quotes = " (a name such as ALE/* is written in quotes)" if "table declaration" in str(error) else ""
+        raise TomlError(f"is no TOML: {error}{quotes}") from error
+    except ValueError as error:  # of ``int``, which knows no place
+        longest = max(_DIGITS.finditer(text), key=lambda found: len(found[0]))
+        keys = _KEY.findall(text[: longest.start()])
+        line = text.count("\n", 0, longest.start()) + 1
+        why = f"a number has {len(longest[0])} digits, more than Python reads"
+        raise TomlError(f"cannot be read: {keys[-1] if keys else 'a key'} (at line {line}): {why}") from error
 
 
 def key_text(name: str) -> str:
@@ -29,5 +57,8 @@ def heading(name: str) -> str:
 
 def value_text(value: object) -> str:
     """A value, or its beginning, in one line."""
-    text = json.dumps(value, default=str, ensure_ascii=False)
+    try:
+        text = json.dumps(value, default=str, ensure_ascii=False)
+    except ValueError:
+        text = "a number with more digits than Python writes"
     return text if len(text) <= VALUE_CHARS_MAX else f"{text[: VALUE_CHARS_MAX - 3]}..."

@@ -4,7 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+from envhub_client.connection import known_hubs
 
+import envhub
 from envhub.errors import AddressError
 from envhub.transport import address
 from envhub.transport.address import Address
@@ -68,6 +70,35 @@ def test_abstract_name_at_which_any_user_could_listen_is_refused() -> None:
 def test_text_that_is_no_address_is_refused_with_the_right_forms(text: str) -> None:
     with pytest.raises(AddressError, match="tcp://HOST:PORT or ipc://PATH"):
         address.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["ipc:///tmp/a\0b", "tcp://a\0b:1", "tcp://a\x1b[2J:1", "ipc:///tmp/a\nb", "ipc:///tmp/\x9b2J", "ipc:///tmp/\udcff",
+     "ipc:///tmp/\ud800", "\0", "envhub://\0@a:1", "simbox\0"],
+)  # fmt: skip
+def test_address_with_control_characters_or_of_no_encoding_is_refused(text: str) -> None:
+    for parse in (address.parse, address.parse_hub, known_hubs.resolve):
+        with pytest.raises(AddressError, match="is no address: it has control characters, or is no UTF-8") as raised:
+            parse(text)
+        assert str(raised.value).isprintable()
+
+
+def test_source_of_an_address_that_names_no_hub_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENVHUB_ADDRESS", "tcp://a\x01:1")
+    for use in (envhub.connect, lambda: envhub.make_vec("CartPole-v1")):
+        with pytest.raises(AddressError, match=r"^ENVHUB_ADDRESS: 'tcp://a\\x01:1' has control characters"):
+            use()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    known_hubs.keep("simbox", "ipc:///tmp/a\0b")
+    with pytest.raises(AddressError, match=r"envhub/hubs/simbox: 'ipc:///tmp/a\\x00b' is no address"):
+        known_hubs.resolve("simbox")
+
+
+@pytest.mark.parametrize("port", ["1" * 5000, "٣", "+1", "000001"])
+def test_port_is_of_at_most_five_digits(port: str) -> None:
+    with pytest.raises(AddressError, match="is no address"):
+        address.parse(f"tcp://simbox:{port}")
 
 
 def test_ipc_path_that_no_socket_can_have_is_refused() -> None:

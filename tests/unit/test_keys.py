@@ -380,6 +380,10 @@ def test_odd_file_of_a_client_keeps_the_list(tmp_path: Path, spoil: str) -> None
         path.mkdir()  # as Docker makes of a file to mount that is not there
     else:
         write_secret(path, "x = " + ("[" * 3000 if spoil == "brackets" else "1" * 5000))
+        with pytest.raises(
+            KeysError, match=r"x\.toml cannot be read: (its values are nested|x \(at line 1\): a number)"
+        ):
+            KeyFolder(tmp_path).holder("x")
     assert folder.refresh() == [("x", "cannot be read; as before")]
     assert [*folder.holders] == [A]
 

@@ -29,9 +29,11 @@ def test_value_of_another_type_is_named(said: dict[str, Any], text: str) -> None
         RecordOptions(**{"folder": "runs", **said})
 
 
-def test_empty_folder_is_refused() -> None:
+def test_folder_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match=r'folder is empty; "\." is the working directory'):
         SessionOptions(record="")
+    with pytest.raises(ValueError, match=r"folder has a null character: 'a\\x00b'"):
+        SessionOptions(record="a\0b")
 
 
 def test_numbers_of_numpy_become_those_that_json_has() -> None:

@@ -87,7 +87,7 @@ def test_no_process_spins_where_cpus_are_short(
 def test_variable_overrides_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENVHUB_SPIN_US", "7")
     assert spin_us(100, 1, True) == 7
-    for wrong in ("-1", "x", "", str(SPIN_US_MAX + 1)):
+    for wrong in ("-1", "x", "", str(SPIN_US_MAX + 1), "1" * 5000):
         monkeypatch.setenv("ENVHUB_SPIN_US", wrong)
         with pytest.raises(ValueError, match="ENVHUB_SPIN_US"):
             spin_us(1, 1, False)

@@ -26,7 +26,7 @@ from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.record_settings import RecordSettings
 from envhub_server.catalog.registry import Registry
 from envhub_server.table_check import Spot, TableError, check_table, expanded
-from envhub_server.toml_text import heading, tomllib
+from envhub_server.toml_text import TomlError, heading, read_toml
 
 FILE_BYTES_MAX = 1 << 20
 
@@ -63,14 +63,13 @@ def read(path: Path) -> HubFile:
             text = file.read(FILE_BYTES_MAX + 1)
         if len(text) > FILE_BYTES_MAX:
             raise HubFileError(f"{path} has more than {FILE_BYTES_MAX} bytes")
-        found = tomllib.loads(text.decode())
+        found = read_toml(text.decode())
     except OSError as error:
         raise HubFileError(f"{path} cannot be read: {error.strerror}") from error
-    except RecursionError as error:
-        raise HubFileError(f"{path} cannot be read: its values are nested too deeply") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        quotes = " (a name such as ALE/* is written in quotes)" if "table declaration" in str(error) else ""
-        raise HubFileError(f"{path} is no TOML: {error}{quotes}") from error
+    except TomlError as error:
+        raise HubFileError(f"{path} {error}") from error
+    except UnicodeDecodeError as error:
+        raise HubFileError(f"{path} is no TOML: {error}") from error
     envs = found.pop("envs", {})
     if not isinstance(envs, dict) or not all(isinstance(table, dict) for table in envs.values()):
         raise HubFileError(f"{path}: envs has a table for each environment, such as [envs.NAME]")

@@ -223,6 +223,8 @@ def _stem(name: str) -> str:
 
 
 def _parse(entry: str) -> _Entry:
+    if not entry.isprintable():  # no module or id has such a name, and errors and logs would show it
+        raise ValueError(f"{entry!r} has characters that cannot be printed")
     name, equals, factory = entry.partition("=")
     if equals:
         module, colon, attribute = factory.partition(":")
@@ -237,6 +239,8 @@ def _parse(entry: str) -> _Entry:
 
 def _from_table(name: str, settings: EnvSettings) -> _Entry:
     """The entry of ``[envs.name]``, whose ``env`` is a factory if the part after the colon is a name in Python."""
+    if not (settings.env + name).isprintable():
+        raise ValueError(f"{heading(name)} env = {value_text(settings.env)}: a character cannot be printed")
     if not settings.env:
         return replace(_parse(name), settings=settings)
     if ":" in name:

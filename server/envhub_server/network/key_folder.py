@@ -37,7 +37,7 @@ from envhub.transport.keys import (
 from envhub_server.log import Logger
 from envhub_server.network.rights import RIGHTS, Holder, Quotas, Right
 from envhub_server.table_check import Spot, TableError, check_table
-from envhub_server.toml_text import tomllib
+from envhub_server.toml_text import TomlError, read_toml
 
 KEYS_PER_CLIENT_MAX = 2
 CLIENTS_MAX = 1024
@@ -318,16 +318,15 @@ def _difference(old: _File | None, new: _File | None) -> str:
 def _read_client(path: Path) -> tuple[Holder, list[bytes]]:
     text = read_private(path)
     try:
-        table = tomllib.loads(text)
+        table = read_toml(text)
         check_table(table, _ClientFile, Spot(f"{path}: "))
         found = msgspec.convert(table, _ClientFile)
         keys = [key_of(each) for each in found.keys]
     except TableError as error:
         raise KeysError(str(error)) from error
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # of TOML that is none, is nested too deeply, or of a key that is none
+    except TomlError as error:
+        raise KeysError(f"{path} {error}") from error
+    except ValueError as error:  # of a key that is none
         raise KeysError(f"{path}: {error}") from error
     if not 0 < len(keys) <= KEYS_PER_CLIENT_MAX:
         raise KeysError(f"{path}: keys is a list of 1 or {KEYS_PER_CLIENT_MAX} keys")

@@ -167,7 +167,13 @@ def raised_by_env(error: BaseException) -> EnvRaised | None:
 
 
 class WorkerDied(EnvHubError):
-    """A worker process of the session ended; its envs are built again, and other envs continue."""
+    """A worker process of the session ended; its envs are built again, and other envs continue.
+
+    Attributes:
+        env_index: an env of that worker; from ``recv``, the env whose result this is. None where the hub names none.
+    """
+
+    env_index: int | None = None
 
 
 class RestartsExhausted(WorkerDied):
@@ -175,7 +181,13 @@ class RestartsExhausted(WorkerDied):
 
 
 class EnvTimeout(EnvHubError, TimeoutError):
-    """An env did not finish in time. Its worker was ended; the message has the stacks of its threads."""
+    """An env did not finish in time. Its worker was ended; the message has the stacks of its threads.
+
+    Attributes:
+        env_index: as of ``WorkerDied``; the message names the env that was late.
+    """
+
+    env_index: int | None = None
 
 
 class AddressError(EnvHubError, ValueError):

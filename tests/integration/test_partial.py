@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import functools
+import os
+import signal
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import faulty
 import gymnasium as gym
 import numpy as np
+import psutil
 import pytest
 import sims
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
-from hubs import ServedHub, stopped
+from hubs import ServedHub, lives, stopped, wait_until
 
 import envhub
 
@@ -25,9 +33,13 @@ def make(request: pytest.FixtureRequest) -> Make:
     where, _, by_wire = request.param.partition(" ")
     hub: ServedHub = request.getfixturevalue("hub")
 
-    def made(name: str, factory: Any, num_envs: int, **kwargs: Any) -> envhub.HubVectorEnv:
+    def made(name: str, factory: Any, num_envs: int, held_by: str = "", **kwargs: Any) -> envhub.HubVectorEnv:
         address = None if where == "embedded" else getattr(hub, where)
         lane = "wire" if by_wire else "auto"
+        if held_by and address is None:
+            factory = functools.partial(factory, held_by=held_by)
+        elif held_by:
+            kwargs["held_by"] = held_by
         envs = envhub.make_vec(name if address else factory, num_envs, hub=address, lane=lane, **kwargs)
         assert envs.lane == ("wire" if by_wire or where == "tcp" else "shared")
         return envs
@@ -252,3 +264,104 @@ def test_views_hold_where_parts_come_in_between() -> None:
     assert envs.reset()[0][:, 0].tolist() == [0, 0, 0]
     assert envs.step([0, 0, 0])[0][:, 0].tolist() == [1, 1, 1]
     envs.close()
+
+
+# --- envs that die, where that is an error ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def held(pid: int) -> Iterator[None]:
+    """Have this process stopped; it may end meanwhile."""
+    os.kill(pid, signal.SIGSTOP)
+    assert wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def hub_of(envs: envhub.HubVectorEnv, hub: ServedHub) -> int:
+    """The process of the hub of these envs."""
+    if envs.address is not None:
+        return hub.process.pid
+    below = psutil.Process().children()
+    return next(child.pid for child in below if any("envhub_server.private_hub" in part for part in child.cmdline()))
+
+
+def received(envs: envhub.HubVectorEnv) -> dict[int, Any]:
+    """What every env that is under way gives: the steps that it has observed, or of which of its rows its death is."""
+    found: dict[int, list[Any]] = defaultdict(list)
+    while True:
+        try:
+            seen, _, _, truncations, _, env_ids = envs.recv(timeout=60)
+            assert not truncations.any()
+            for env, steps in zip(env_ids.tolist(), seen[:, 0].tolist(), strict=True):
+                found[env].append(steps)
+        except envhub.NothingPending:
+            return dict(found)
+        except envhub.WorkerDied as error:
+            assert error.env_index is not None and "worker 0 (envs 0, 2) was ended by SIGKILL" in str(error)
+            found[error.env_index].append("died")
+
+
+@pytest.mark.parametrize(
+    "make",
+    ["embedded", "tcp", *(pytest.param(lane, marks=pytest.mark.long) for lane in ("ipc", "embedded by wire"))],
+    indirect=True,
+)
+@pytest.mark.parametrize("before", [0, faulty.END], ids=["in an episode", "between episodes"])
+def test_env_that_is_sent_around_the_end_of_its_worker_raises_once_whenever_that_is(
+    make: Make, hub: ServedHub, tmp_path: Path, before: int
+) -> None:
+    held_by = tmp_path / "held"
+    how = {"num_workers": 2, "on_crash": "raise", "restarts_max": 100, "held_by": str(held_by)}
+    with contextlib.closing(make("faulty", faulty.Faulty, 4, **how)) as envs:
+        for sent in ("before the end", "before the hub knows", "before it is made again", "afterwards"):
+            envs.reset()
+            envs.step(np.full(4, before))
+            first = 0 if before == faulty.END else 2  # of the steps that an env has made after its next one
+            worker = psutil.Process(envs.call("pid")[0])
+            held_by.touch()
+            found = _death(envs, hub, worker, held_by, sent)
+            assert found == {0: ["died"], 1: [first], 2: ["died"]}, sent
+            held_by.unlink(missing_ok=True)
+            envs.send([0, 0, 0, 0])
+            assert received(envs) == {0: [0], 1: [first + 1], 2: [0], 3: [first]}, sent
+            assert envs.step(np.zeros(4, int))[0][:, 0].tolist() == [1, first + 2, 1, first + 1]
+
+
+def _death(
+    envs: envhub.HubVectorEnv, hub: ServedHub, worker: psutil.Process, held_by: Path, sent: str
+) -> dict[int, list[Any]]:
+    """End the worker of envs 0 and 2 while 0 is under way; what these give, of which 2 is sent when this says, and 1.
+
+    As long as there is the file ``held_by``, no other worker takes its place.
+    """
+    sending = threading.Thread(target=envs.send, args=([0], [2]))
+    with held(worker.pid):
+        envs.send([0, 0], [0, 1])
+        if sent == "before the end":
+            envs.send([0], [2])
+        if sent == "before the hub knows":
+            with held(hub_of(envs, hub)):
+                worker.kill()
+                assert wait_until(lambda: not lives(worker))
+                sending.start()
+                if envs.lane == "shared":  # where nothing waits for the hub
+                    sending.join()
+            sending.join()
+        else:
+            worker.kill()
+            assert wait_until(lambda: not worker.is_running())  # its hub has reaped it, and so knows
+    found: dict[int, list[Any]] = {}
+    if sent == "before it is made again":
+        envs.send([0], [2])
+    if sent == "afterwards":
+        found = received(envs)
+        held_by.unlink()
+        assert envs.call("pid")[0] != worker.pid
+        envs.send([0], [2])
+    for env, results in received(envs).items():
+        found[env] = [*found.get(env, []), *results]
+    return found

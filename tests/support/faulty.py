@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-KILL, SEGFAULT, EXIT, SLEEP, HOLD_GIL, RAISE = range(1, 7)
+KILL, SEGFAULT, EXIT, SLEEP, HOLD_GIL, RAISE, END = range(1, 8)
 
 
 class Faulty(gym.Env[np.ndarray, int]):
@@ -63,7 +63,7 @@ class Faulty(gym.Env[np.ndarray, int]):
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.steps += 1
         self.act(int(action))
-        return self.seen(), 1.0, False, False, {"steps": self.steps}
+        return self.seen(), 1.0, action == END, False, {"steps": self.steps}
 
     def seen(self) -> np.ndarray:
         return np.array([self.steps, self.drawn, os.getpid()], np.float64)

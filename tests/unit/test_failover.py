@@ -26,20 +26,28 @@ def found(planned: Plan) -> dict[str, Any]:
     return {name: column.tolist() for name, column in planned._asdict().items() if column.size}
 
 
-@pytest.mark.parametrize("raises", [False, True])
 @pytest.mark.parametrize("needs_reset", [ENDED, FRESH])
-def test_row_that_is_done_and_begins_an_episode_is_reset_first(needs_reset: int, raises: bool) -> None:
-    planned = plan(words((DONE, OP_STEP, needs_reset)), None, raises)
+def test_row_that_is_done_and_begins_an_episode_is_reset_first(needs_reset: int) -> None:
+    planned = plan(words((DONE, OP_STEP, needs_reset)), None, raises=False)
     assert found(planned) == {"needs_reset": [FRESH]}
 
 
-def test_row_that_is_done_reports_no_loss_where_one_error_of_another_row_stands_for_all() -> None:
-    planned = plan(words((DONE, OP_STEP, ONGOING), (UNDER_WAY, OP_STEP, ONGOING)), None, raises=True)
+@pytest.mark.parametrize("op", [OP_STEP, OP_OUT_OF_BAND, OP_RESET])
+def test_row_that_is_done_reports_no_loss_where_one_error_of_another_row_stands_for_all(op: int) -> None:
+    planned = plan(words((DONE, op, ONGOING), (UNDER_WAY, op, ONGOING)), None, raises=True)
     assert planned.lost.tolist() == [3] and planned.needs_reset.tolist() == [FRESH, FRESH]
 
 
-@pytest.mark.parametrize("raises", [False, True])
-@pytest.mark.parametrize("needs_reset", [ONGOING, REPORT_PENDING])
+@pytest.mark.parametrize("needs_reset", [ONGOING, ENDED, FRESH, REPORT_PENDING])
+def test_row_that_is_done_reports_the_loss_by_an_error_of_its_own_besides_parts_of_the_batch(needs_reset: int) -> None:
+    planned = plan(words((DONE, OP_STEP, needs_reset), (UNDER_WAY, OP_PART, ONGOING)), None, raises=True)
+    assert planned.lost.tolist() == [3] and planned.needs_reset.tolist() == [REPORT_PENDING, FRESH]
+
+
+@pytest.mark.parametrize(
+    ("needs_reset", "raises"),
+    [(ONGOING, False), (REPORT_PENDING, False), *((word, True) for word in (ONGOING, ENDED, FRESH, REPORT_PENDING))],
+)
 def test_row_that_is_done_reports_the_loss_at_its_next_step(needs_reset: int, raises: bool) -> None:
     planned = plan(words((DONE, OP_STEP, needs_reset)), None, raises)
     assert found(planned) == {"needs_reset": [REPORT_PENDING]}

@@ -40,7 +40,10 @@ def raise_failure(failure: Failure, address: str) -> NoReturn:
         kind = _CLASSES.get(failure.code, errors.RequestRefused)
         output = f"\n\nLast output of its worker:\n{failure.log_tail.rstrip()}" if failure.log_tail else ""
         again = f"\n\nOn the hub's machine `envhub replay {failure.replay}` runs it again." if failure.replay else ""
-        raise kind(f"{failure.message} (hub at {address}){output}{again}")
+        error = kind(f"{failure.message} (hub at {address}){output}{again}")
+        if isinstance(error, (errors.WorkerDied, errors.EnvTimeout)):
+            error.env_index = failure.env_index
+        raise error
     index, worker = failure.env_index, failure.worker
     remote = errors.EnvRaised(index, failure.type, failure.message, failure.traceback, worker, address, failure.replay)
     if (original := _original(failure)) is None:

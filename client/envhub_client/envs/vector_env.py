@@ -396,6 +396,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         Raises:
             HubTimeout: fewer were done in time; receive again.
             NothingPending: no env is under way.
+            WorkerDied, EnvTimeout: an env's process ended, where the policy is to raise: once for each of its envs, in
+                place of the env's first result since. That env, ``env_index``, is not under way any more.
             Exception: what an env raised; it is not under way any more, the others are.
         """
         return self._recv(min_envs, timeout, by_env=False)

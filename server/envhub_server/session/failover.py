@@ -3,8 +3,10 @@
 ====================  ====================================  ==================  ======================================
 the row               and                                   its step            ``needs_reset`` says afterwards
 ====================  ====================================  ==================  ======================================
-is done               its episode had ended, or it is new   --                  FRESH: reset before its next step
-is done               the loss raises, in another's step    --                  FRESH: that one error tells of all
+is done               the loss raises in another's step     --                  FRESH: that one error tells of all
+                      of the whole batch
+is done               its episode had ended, or it is new,  --                  FRESH: reset before its next step
+                      and the loss is a truncation
 is done               the request that has reset it names   under way again,    FRESH: the next worker resets it
                       a row that waits for its reset        left for the next
 is done               otherwise                             --                  REPORT_PENDING: the next step tells
@@ -18,6 +20,10 @@ waits for a reset     the loss raises, or the hub knows of  completed, as lost  
 
 Completed as lost is a truncation, or an exception where the policy is to raise. A row that is kept shows its last
 observation again.
+
+Where the policy is to raise, the first step of each row that was not done when its worker ended raises, once. It makes
+no difference whether that step was posted before the end or after it, and what the hub knew of the end by then. A step
+of the whole batch raises once for all of its rows; in parts of a batch, each error is in place of one row's result.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envhub.arena.memory import OP_RESET
+from envhub.arena.memory import OP_PART, OP_RESET
 from envhub.arena.stand_in import ENDED, FRESH, REPORT_PENDING
 
 
@@ -73,8 +79,9 @@ def plan(words: Words, resetting: Collection[int] | None, raises: bool) -> Plan:
     resets, named = pending & asked, pending & asked & is_named
     kept, again = resets & ~named, ~pending & asked & is_named & named.any()
     lost = pending & ~resets
+    told = raises and bool((words.op[lost] != OP_PART).any())  # of all rows, by one error
     new = (words.needs_reset == ENDED) | (words.needs_reset == FRESH)
-    needs_reset = np.where(new, FRESH, FRESH if raises and lost.any() else REPORT_PENDING)
+    needs_reset = np.where(told | (new & (not raises)), FRESH, REPORT_PENDING)
     needs_reset[named | again | lost] = FRESH
     return Plan(rows[lost], rows[kept & (not named.any())], rows[named], rows[again], needs_reset)
 

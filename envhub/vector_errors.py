@@ -9,7 +9,7 @@ from typing import Any
 
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 
-from envhub.errors import EnvHubError
+from envhub.errors import ConnectionInUse, EnvHubError
 
 
 class SessionBusy(EnvHubError, AlreadyPendingCallError):
@@ -18,6 +18,10 @@ class SessionBusy(EnvHubError, AlreadyPendingCallError):
     def __reduce__(self) -> tuple[Any, ...]:
         # Gymnasium's base passes only the message on, so the default pickle would lose the name.
         return type(self), (str(self), self.name)
+
+
+class SessionInUse(ConnectionInUse, SessionBusy):
+    """Another thread is using this vector env at this moment; nothing was done."""
 
 
 class NothingPending(EnvHubError, NoAsyncCallError):

@@ -17,6 +17,7 @@ from envhub.recording.program_recorder import ProgramRecorder, Recorded, check_p
 from envhub.secret import Secret
 from envhub.values import spaces
 from envhub.vector_errors import NothingPending, SessionBusy
+from envhub_client.envs.exclusive import exclusive
 from envhub_client.envs.recoverable import environment
 from envhub_client.envs.vector_env import HubVectorEnv, Options, StepReturn
 from envhub_client.session.options import SessionOptions
@@ -82,10 +83,12 @@ class RecordedVectorEnv(HubVectorEnv):
 
     # --- reset --------------------------------------------------------------------------------------------------------
 
+    @exclusive
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """As ``HubVectorEnv.reset_wait``."""
         return self._noted(self._record_reset, super().reset_wait, timeout)
 
+    @exclusive
     def reset_each(
         self, seed: Sequence[int | None] | None, options: Options, *, masked: bool = False, env_ids: Any = None
     ) -> tuple[Any, dict[int, dict[str, Any]]]:
@@ -103,19 +106,23 @@ class RecordedVectorEnv(HubVectorEnv):
 
     # --- step ---------------------------------------------------------------------------------------------------------
 
+    @exclusive
     def step_async(self, actions: Any) -> None:
         """As ``HubVectorEnv.step_async``."""
         super().step_async(actions)
         self._recorder.acted([actions] if self._are_flat[1] else spaces.flatten(self.single_action_space, actions))
 
+    @exclusive
     def step_wait(self, timeout: float | None = None) -> StepReturn:
         """As ``HubVectorEnv.step_wait``."""
         return self._noted(self._record_step, super().step_wait, timeout)
 
+    @exclusive
     def step_wait_each(self) -> StepReturn:
         """As ``HubVectorEnv.step_wait_each``."""
         return self._noted(self._record_step, super().step_wait_each)
 
+    @exclusive
     def drop_pending(self) -> None:
         """As ``HubVectorEnv.drop_pending``."""
         self._recorder.broke_off()
@@ -159,12 +166,14 @@ class RecordedVectorEnv(HubVectorEnv):
         """Not offered; raises as ``send``."""
         self.send(None)
 
+    @exclusive
     def detach(self) -> str:
         """As ``HubVectorEnv.detach``; the recording ends here."""
         token = super().detach()
         self._recorder.close()
         return token
 
+    @exclusive
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """As ``HubVectorEnv.close_extras``; first everything that is complete is written."""
         try:

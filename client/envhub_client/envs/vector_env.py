@@ -36,6 +36,7 @@ from envhub.vector_errors import SessionBusy
 from envhub_client.batch import Batch
 from envhub_client.deadline import Deadline
 from envhub_client.envs.arguments import checked_env_ids, options_of, seeds_of, split_mask
+from envhub_client.envs.exclusive import exclusive
 from envhub_client.frames import hiding_frames
 from envhub_client.observer import Seen, seen
 from envhub_client.results.observations import Observations
@@ -172,6 +173,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     # --- reset --------------------------------------------------------------------------------------------------------
 
+    @exclusive
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: Options = None
     ) -> tuple[Any, dict[str, Any]]:
@@ -196,6 +198,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             self._session.forget_pending(error)
             raise
 
+    @exclusive
     def reset_async(
         self,
         seed: int | Sequence[int | None] | None = None,
@@ -234,6 +237,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def _options(self, options: dict[str, Any] | None) -> bytes:
         return b"" if options is None else self._session.encode(options)
 
+    @exclusive
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for the reset begun by ``reset_async``.
 
@@ -243,6 +247,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         return self._session.wait(AsyncState.WAITING_RESET, self._reset_result, timeout)
 
+    @exclusive
     def reset_each(
         self, seed: Sequence[int | None] | None, options: Options, *, masked: bool = False, env_ids: Any = None
     ) -> tuple[Any, dict[int, dict[str, Any]]]:
@@ -269,6 +274,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     # --- step ---------------------------------------------------------------------------------------------------------
 
+    @exclusive
     def step(self, actions: Any) -> StepReturn:
         """Step every env once and wait for all of them.
 
@@ -293,6 +299,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             self._session.forget_pending(error)
             raise
 
+    @exclusive
     def step_async(self, actions: Any) -> None:
         """Begin a step; arguments and errors as for ``step``.
 
@@ -307,6 +314,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         out_of_band = self._packed(elements) if elements else b""
         session.begin(AsyncState.WAITING_STEP, session.lane.begin_step, codes, arrays, out_of_band)
 
+    @exclusive
     def step_wait(self, timeout: float | None = None) -> StepReturn:
         """Wait for the step begun by ``step_async``.
 
@@ -316,6 +324,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         return self._session.wait(AsyncState.WAITING_STEP, self._step_result, timeout)
 
+    @exclusive
     def step_wait_each(self) -> StepReturn:
         """As ``step_wait``, but with the infos as each env gave them, by env; an empty one may be left out.
 
@@ -327,10 +336,12 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             self._session.forget_pending(error)
             raise
 
+    @exclusive
     def drop_pending(self) -> None:
         """Have nothing pending: the next request drops the result of one that was begun and not waited for."""
         self._session.drop_pending()
 
+    @exclusive
     def step_each(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]:
         """As ``step``, but with the infos as each env gave them, by env; an empty one may be left out."""
         try:
@@ -354,6 +365,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """Begin a reset of every env, whose result ``recv`` returns; arguments and errors as for ``reset``."""
         self.reset_async(seed, options)
 
+    @exclusive
     def send(self, actions: Any, env_ids: Any = None) -> None:
         """Begin a step of some envs, while others may be under way.
 
@@ -380,7 +392,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             raise SpaceMismatch("a part of a batch takes actions of numbers in arrays only; no env has moved")
         self._session.begin_rows(rows, codes, arrays)
 
-    @hiding_frames
+    @exclusive
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> PartReturn:
         """Wait for some of the envs that are under way, and take every one that is done.
 
@@ -402,7 +414,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         return self._recv(min_envs, timeout, by_env=False)
 
-    @hiding_frames
+    @exclusive
     def recv_each(self, min_envs: int | None = None, timeout: float | None = None) -> PartReturn:
         """As ``recv``, but with the infos as each env gave them, by env; an empty one may be left out."""
         return self._recv(min_envs, timeout, by_env=True)
@@ -435,6 +447,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
+    @exclusive
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute; one result per env, in order.
 
@@ -451,6 +464,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             self._session.forget_pending(error)
             raise
 
+    @exclusive
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Begin a call.
 
@@ -468,6 +482,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         arguments = self._session.encode([list(args), kwargs])
         return Call(name, arguments, skip_unreset=name == "render", rows=sorted(rows), apart=True)
 
+    @exclusive
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for the call begun by ``call_async``.
 
@@ -488,7 +503,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self._pending_call = call
         return self.call_wait(None if deadline is None else deadline.left_s())
 
-    @hiding_frames
+    @exclusive
     def call_some(self, env_ids: Any, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """As ``call``, of these envs only; one result for each of ``env_ids``. The others are not touched.
 
@@ -526,7 +541,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         results = {row: self._session.decode(blob) if blob else NOT_RESET for row, blob in rows}
         return tuple(results[row] for row in wanted)
 
-    @hiding_frames
+    @exclusive
     def attr_is_callable(self, name: str, env_ids: Any = None) -> tuple[bool, ...]:
         """Whether the attribute of every env, or of these, is a method, or another callable; nothing is called.
 
@@ -537,7 +552,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         rows = self._checked_rows("attr_is_callable", name, env_ids)
         return self._called_at_once(Call(name, b"", only_kind=True, rows=sorted(rows)), rows)
 
-    @hiding_frames
+    @exclusive
     def has_attr(self, name: str, env_ids: Any = None) -> tuple[bool, ...]:
         """Whether every env, or each of these, has the attribute; no method is called, and no value travels.
 
@@ -547,7 +562,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self._session.require(1, "has_attr")
         return self._called_at_once(Call(name, b"", rows=sorted(rows), question="exists"), rows)
 
-    @hiding_frames
+    @exclusive
     def is_wrapped(self, wrapper: type | str, env_ids: Any = None) -> tuple[bool, ...]:
         """Whether a wrapper of every env, or of each of these, is of this class or extends it.
 
@@ -615,7 +630,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """An attribute of every env, or of these; a method is called. The same as ``call(name)`` or ``call_some``."""
         return self.call(name) if env_ids is None else self.call_some(env_ids, name)
 
-    @hiding_frames
+    @exclusive
     def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
         """Set an attribute of every env, or of these: one value for all, or a list or tuple with one for each.
 
@@ -638,7 +653,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             encoded = [blob for _, blob in sorted(zip(rows, encoded, strict=True))]
         self._session.set_attr(SetAttr(name, encoded, sorted(rows)))
 
-    @hiding_frames
+    @exclusive
     def render(self, env_ids: Any = None) -> tuple[Any, ...]:
         """The rendered frame of every env, or of these; the others are not rendered.
 
@@ -664,6 +679,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """The key to this session, with which ``Client.attach`` takes it over or observes it. Keep it as a password."""
         return self._session.connection.protocol.token.hex()
 
+    @exclusive
     def detach(self) -> str:
         """Leave the session as it is, for another process to take it over by ``Client.attach`` within the hub's lease.
 
@@ -678,6 +694,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self._session.detach()
         return self.token
 
+    @exclusive
     def observe(self) -> Seen:
         """What the envs showed last, such as what another process left; nothing is stepped.
 

@@ -43,6 +43,7 @@ from envhub_client.private_hub.process import PrivateHub, private_hub
 from envhub_client.private_hub.program_environment import program_environment
 from envhub_client.session import hosting
 from envhub_client.session.hosting import HostingOptions
+from envhub_client.session.in_use import InUse
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.recovery import RecoveringLane
 from envhub_client.session.shares import Shares
@@ -83,6 +84,8 @@ class Session:
         observation_spaces: of each env, or of the first one for all.
         compression: how observations are compressed on the wire lane; empty for not at all.
         vector: whether each worker's envs are one vector env.
+        in_use: for ``with``: use the session in this thread alone. Entering it raises ``SessionInUse`` where another
+            thread uses it. Whoever looks at ``state``, or at what is outstanding, holds it until that is acted on.
         state: which request is pending.
         last_reset: the last reset that was begun, once there is one.
         closed: whether it is over, or left to another process.
@@ -116,6 +119,7 @@ class Session:
                 f"EnvHub needs Linux, and this is {sys.platform}: run the program on a Linux machine, or in Docker"
             )
         self._owner = owner
+        self.in_use = InUse()
         self.options = options
         self.state = AsyncState.DEFAULT
         self.closed = False
@@ -576,25 +580,29 @@ class Session:
             LocalProtocolError: another thread is using this session; nothing was closed.
             EnvRaised: as an env raised it in the pending request; all is closed.
         """
-        try:
-            self.connection.in_use.check()
-        except errors.LocalProtocolError:  # it is the parent's, or an earlier attempt was interrupted near its end
-            self.connection.close()
-            return
-        with self.connection.in_use:
-            if isinstance(self.lane, RecoveringLane):
-                self.lane.stop()
+        with self.in_use:
             try:
-                if self.state is not AsyncState.DEFAULT:
-                    terminate = not finish() or terminate
-            except errors.EnvRaised:
-                raise
-            except errors.EnvHubError as error:
-                log.debug("closing a %s: %s", self._owner, error)
-            finally:
-                self._end_all_but(self.connection)
-                _end(self.connection, terminate)
-                self.closed = True
+                self.connection.in_use.check()
+            except errors.LocalProtocolError:  # it is the parent's, or an earlier attempt was interrupted near its end
+                self.connection.close()
+                return
+            with self.connection.in_use:
+                self._close(terminate, finish)
+
+    def _close(self, terminate: bool, finish: Callable[[], bool]) -> None:
+        if isinstance(self.lane, RecoveringLane):
+            self.lane.stop()
+        try:
+            if self.state is not AsyncState.DEFAULT:
+                terminate = not finish() or terminate
+        except errors.EnvRaised:
+            raise
+        except errors.EnvHubError as error:
+            log.debug("closing a %s: %s", self._owner, error)
+        finally:
+            self._end_all_but(self.connection)
+            _end(self.connection, terminate)
+            self.closed = True
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Free a session that was not closed; at the program's end its connection's end does it."""

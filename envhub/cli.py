@@ -83,6 +83,7 @@ def serve(
     from envhub_server.catalog.registry import FactoryNotFound
     from envhub_server.hub.hub import Hub
     from envhub_server.network.audit import AuditError
+    from envhub_server.processes.import_folder import UnsafeFolder
     from envhub_server.serve import config_of
     from envhub_server.serve import serve as run
 
@@ -111,7 +112,7 @@ def serve(
         _end("serve", error)
     try:
         run(found, ready)
-    except (AddressError, AuditError, FactoryNotFound) as error:
+    except (AddressError, AuditError, FactoryNotFound, UnsafeFolder) as error:
         _end("serve", error)
     except KeysError as error:
         _end("serve", error, EXIT_KEYS)

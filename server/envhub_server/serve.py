@@ -20,6 +20,7 @@ from envhub_server.catalog import hub_file
 from envhub_server.catalog.replay_folder import default_path
 from envhub_server.config import HubConfig, Limits, Timing
 from envhub_server.hub.hub import Hub
+from envhub_server.import_check import check_folders
 from envhub_server.processes import hub_process
 from envhub_server.processes.zygote_process import ZygoteProcess
 from envhub_server.table_check import check_options
@@ -123,12 +124,14 @@ def serve(config: HubConfig, ready: Callable[[Hub], None] = lambda hub: None) ->
         KeysError: the keys cannot be used, or let strangers in.
         AuditError: the file of ``config.audit`` cannot be opened.
         FactoryNotFound: ``config.envs`` has a factory that does not exist.
+        UnsafeFolder: an env would be imported from a folder that others may write to.
     """
     if not config.binds:
         config = replace(config, binds=(address.default_address(),))
     check_config(config)
-    check_packages(config)
     log.configure()
+    check_folders(config.registry())
+    check_packages(config)
     hub_process.prepare()
     run_hub(config, ready)
 

@@ -64,6 +64,7 @@ def serve(
     binds: Sequence[str] | None = None,
     cwd: Path = HERE,
     environ: Mapping[str, str] | None = None,
+    program: Sequence[str] = ("-m", "envhub"),
 ) -> Iterator[ServedHub]:
     """Run ``envhub serve`` until the block ends; its stderr goes to a file in ``folder``."""
     if binds is None:
@@ -72,7 +73,7 @@ def serve(
     log = folder / f"hub-{time.monotonic_ns()}.log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "envhub", "serve", *arguments, *options],
+            [sys.executable, *program, "serve", *arguments, *options],
             stdout=subprocess.PIPE,
             stderr=stderr,
             stdin=subprocess.DEVNULL,

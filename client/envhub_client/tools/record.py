@@ -57,7 +57,7 @@ def _loaded(policy: str) -> Policy:
     if not (module and name):
         raise RequestRefused(f"a policy is written module:function, got {policy!r}")
     if "" not in sys.path:
-        sys.path.insert(0, "")  # as ``python -m`` has it: the policy is mostly in the current folder
+        sys.path.append("")  # the policy is mostly in the current folder, and comes after what is installed
     try:
         found: Policy = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:

@@ -187,6 +187,9 @@ def environment_of(key: InterpreterKey, program: str, environ: Environment) -> E
         for variable, mark in (("VIRTUAL_ENV", "pyvenv.cfg"), ("CONDA_PREFIX", "conda-meta")):
             if (bin_folder.parent / mark).exists():
                 found[variable] = str(bin_folder.parent)
+    # An empty part is the working directory, and would come before what is installed.
+    if "PYTHONPATH" in found:
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, found["PYTHONPATH"].split(os.pathsep)))
     if key.ld_library_path:
         found["LD_LIBRARY_PATH"] = os.pathsep.join(key.ld_library_path)
     return {**found, **dict(key.variables)}

@@ -44,6 +44,7 @@ class Supervisor:
 
     Attributes:
         hub: the hub's name in the marks of its processes.
+        private: whether the envs are those of its own program.
         message_bytes_max, message_limits: a worker that sends a larger message is ended.
         memory_kills: tells whether the kernel killed a worker for lack of memory.
     """
@@ -63,6 +64,7 @@ class Supervisor:
         """
         self.message_bytes_max = MESSAGE_BYTES_MAX if private else WORKER_MESSAGE_BYTES_MAX
         self.message_limits = KNOWN if private else WORKER_LIMITS
+        self.private = private
         self._events = events
         self._environ = environ
         self.hub = process_marks.new_hub() if zygote is None else zygote.hub

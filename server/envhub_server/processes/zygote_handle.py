@@ -12,6 +12,7 @@ from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.ipc.packages import here
 from envhub_server.processes.exit_cause import OutOfMemory, exit_cause
+from envhub_server.processes.import_folder import import_folder, trusted
 from envhub_server.processes.interpreter import (
     Environment,
     InterpreterKey,
@@ -75,6 +76,8 @@ class ZygoteHandle:
         self._program = find(key.python)
         if key.folder and not os.path.isdir(key.folder):
             raise InterpreterUnusable(f"the folder {key.folder}{here()}, which its environment wants, does not exist")
+        # The workers of a private hub have the paths of its program.
+        self._imports = "" if owner.private else trusted(import_folder(key.folder))
         with contextlib.ExitStack() as undo:
             self._timer: TimerDescriptor | None = TimerDescriptor()
             undo.callback(self._timer.close)
@@ -98,7 +101,7 @@ class ZygoteHandle:
         key = self.key
         variables = environment_of(key, self._program, environ)
         try:
-            return ZygoteProcess(hub, self._program, variables, key.folder, key.libraries, guarded)
+            return ZygoteProcess(hub, self._program, variables, key.folder, key.libraries, guarded, self._imports)
         except OSError as error:
             if error.filename is None:  # no process or descriptor is left; of a program the error has the name
                 raise

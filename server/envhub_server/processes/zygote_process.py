@@ -39,6 +39,7 @@ class ZygoteProcess:
         folder: str = "",
         libraries: Sequence[str] = (),
         guarded: int = 0,
+        imports: str = "",
     ) -> None:
         """Start the process.
 
@@ -49,6 +50,7 @@ class ZygoteProcess:
             folder: its working directory; empty for the hub's.
             libraries: that it imports for all workers that it forks.
             guarded: the number of running workers that it is about to guard.
+            imports: the folder from which workers import what is nowhere else; empty for none.
 
         Raises:
             OSError: there is no process or descriptor left, or the program cannot be executed, and then the error has
@@ -70,7 +72,7 @@ class ZygoteProcess:
             (self.said, *self.outputs), (said, stdout, stderr) = zip(*pipes, strict=True)
             numbers = map(str, (control.fileno(), said, os.getpid(), guarded))
             self.process = subprocess.Popen(
-                [program, BOOTSTRAP, *numbers, ",".join(libraries), *exposed()],
+                [program, BOOTSTRAP, *numbers, ",".join(libraries), imports, *exposed()],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,

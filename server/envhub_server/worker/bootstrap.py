@@ -1,7 +1,8 @@
-"""The first lines of a zygote: ``python bootstrap.py CONTROL_FD SAID_FD HUB_PID WORKERS LIBRARIES NAME=FILE ...``.
+"""The first lines of a zygote, ``python bootstrap.py CONTROL_FD SAID_FD HUB_PID WORKERS LIBRARIES FOLDER NAME=FILE …``.
 
 ``WORKERS`` is the number of running workers that the zygote guards, and ``LIBRARIES`` are the shared libraries that it
-imports for its own, with commas between them. ``python bootstrap.py replay FILE REPORT_FD UNTIL
+imports for its own, with commas between them. From ``FOLDER``, if it is not empty, workers import what is nowhere
+else; the zygote itself imports nothing from there. ``python bootstrap.py replay FILE REPORT_FD UNTIL
 PDB VIDEO NAME=FILE …`` runs a replay in the same environment. Each file is that of a package or module that the
 workers import. Nothing else of the hub's installation comes into the envs' ``sys.path``, because an interpreter of
 another version must not find the hub's NumPy.
@@ -12,6 +13,7 @@ describes: the hub tells its operator and its clients what this interpreter lack
 
 import ctypes
 import fcntl
+import functools
 import importlib
 import importlib.util
 import json
@@ -53,6 +55,12 @@ def leave_terminal() -> None:
     os.close(terminal)
 
 
+def forget_own_folder() -> None:
+    """Take this file's folder, which Python puts first, out of ``sys.path``: envs must not find its modules' names."""
+    if os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):  # not with PYTHONSAFEPATH
+        del sys.path[0]
+
+
 def expose(name: str, file: str) -> None:
     """Make a module, or a package by its ``__init__.py``, importable by its file, leaving ``sys.path`` as it is."""
     spec = importlib.util.spec_from_file_location(name, file)
@@ -80,8 +88,11 @@ class StartReport:
         self.say(problem=problem, module=module, why=why)
         os._exit(1)
 
-    def ready(self) -> None:
-        """Say that workers can be forked, and close the pipe, which no worker may have."""
+    def ready(self, folder: str) -> None:
+        """Say that workers can be forked, which also import from this folder; close the pipe, which none may have."""
+        # Last, and only now: a numpy.py there is no more than any other file of its owner.
+        if folder and folder not in sys.path:
+            sys.path.append(folder)
         self.say(ready=True)
         os.close(self._descriptor)
 
@@ -129,11 +140,12 @@ def _raised_in(error: BaseException) -> str:
 def replay() -> None:
     """Run a replay; never returns."""
     path, report, until, use_pdb, video = sys.argv[2:7]
-    sys.path[0] = ""
+    forget_own_folder()
     for place in sys.argv[7:]:
         expose(*place.split("=", 1))
     from envhub_server.worker import replayer
 
+    sys.path.append(os.getcwd())
     replayer.main(path, int(report), until, use_pdb == "1", video == "1")
 
 
@@ -147,14 +159,14 @@ if __name__ == "__main__":
         report.give_up("apart")
     if not workers:  # without workers it has nothing to do if the hub ends before it is ready
         die_with_hub(hub_pid)
-    sys.path[0] = ""  # Python put this file's folder there, whose module names envs must not find
+    forget_own_folder()
     report.check()
     report.say(importing="envhub")
-    for place in sys.argv[6:]:
+    for place in sys.argv[7:]:
         expose(*place.split("=", 1))
     from envhub_server.worker import shared_imports, zygote
 
     for library in filter(None, sys.argv[5].split(",")):
         report.say(importing=library)
         shared_imports.load(library)
-    zygote.main(control, hub_pid, report.ready)
+    zygote.main(control, hub_pid, functools.partial(report.ready, sys.argv[6]))

@@ -20,7 +20,7 @@ from envhub_server.ipc.shared_libraries import shared
 GENERATORS = (("torch", "default_generator"), ("sympy.core.random", "rng"), ("sympy.core.random", "_assumptions_rng"))
 # The dynamic loader reads it when a process starts, and only then; OpenCV changes it when it is imported.
 READ_BY_THE_LOADER = "LD_LIBRARY_PATH"
-# Where the zygote looks for libraries: not in its working directory, which its workers may leave.
+# Where the zygote looks for libraries: not in the folder of envs' own modules, which is added later.
 _PLACES = [place for place in sys.path if place]
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import sys
 import time
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from envhub_server.processes.nonblocking_writer import NonblockingWriter
-from envhub_server.repeats import Repeats
+from envhub_server.repeats import LEFT_OUT, Repeats, network_of, shortened
 
 
 class Stderr:
@@ -29,7 +30,7 @@ class Stderr:
         """Do nothing: no line is buffered."""
 
 
-# What a client can cause as often as it likes, each with what tells one from another.
+# Of these one line is written in a while, each with what tells one from another.
 _REPEATED = {
     "request_failed": ("session", "code"),
     "client_refused": ("why", "host"),
@@ -41,21 +42,50 @@ _REPEATED = {
     "attribute_not_kept": ("session",),
     "session_making": ("session", "phase", "built", "doing"),
     "audit_failed": ("why",),
+    "side_refused": ("uid",),
+    "internal_error": ("error",),
 }
+_PROGRESS = "session_making"  # that equal lines were left out of it is no news
+# That belong together, of other events than these: a session may have a line for each of 256 workers.
+LINES_MAX = 300
 _repeats = Repeats()
+_on_left_out: Callable[[], None] = lambda: None  # noqa: E731
 
 
 def _without_repeats(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Leave out what was logged moments ago; the next line of its kind says how often."""
-    if line["event"] not in _REPEATED:
+    """Leave out what peers cause again and again; ``tell_left_out`` says how often."""
+    event = line["event"]
+    if event == LEFT_OUT:
         return line
-    kind = (line["event"], *(line.get(name) for name in _REPEATED[line["event"]]))
-    left_out = _repeats.left_out(kind, time.monotonic())
-    if left_out is None:
+    repeated = _REPEATED.get(event)
+    kind = None if repeated is None else tuple(map(str, map(line.get, repeated)))
+    names = {"client": line["client"]} if "client" in line else {}
+    origin = network_of(str(line.get("host", line.get("uid", ""))))
+    lines_max = {} if repeated else {"lines_max": LINES_MAX}
+    if not _repeats.admits(event, names, origin, kind, time.monotonic(), **lines_max):
+        if event != _PROGRESS:
+            _on_left_out()
         from structlog import DropEvent
 
         raise DropEvent
-    return {**line, "repeats": left_out} if left_out else line
+    return {name: shortened(value) for name, value in line.items()}
+
+
+def on_left_out(called: Callable[[], None]) -> None:
+    """Have this called whenever a line is left out, so that ``tell_left_out`` is called later."""
+    global _on_left_out
+    _on_left_out = called
+
+
+def tell_left_out(ends: bool = False) -> bool:
+    """Log how many lines were left out in the last while, if any were; whether there may be more to tell later.
+
+    ``ends`` says that it is not called again.
+    """
+    for told in _repeats.told(math.inf if ends else time.monotonic()):
+        if told["of"] != _PROGRESS:
+            Logger("envhub.hub").warning(LEFT_OUT, **told)
+    return _repeats.pending
 
 
 _level: int | None = None  # from which on lines are written; None where a program's own structlog writes them

@@ -1,26 +1,117 @@
-"""Lines of the same kind, of which one is written in a while: whatever a client repeats, a log stays small. Pure."""
+"""Lines of a log or an audit file, of which few are written in a while: whatever a peer repeats, both stay small. Pure.
+
+Lines belong together if they have the event and the same names, such as those of a client and of the place it is at. Of
+these the first of each kind is written, up to a number of kinds, in a period that begins with the first. What is left
+out is counted, and told in one line at the end of the period.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import socket
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-REPEAT_S = 10.0  # from one line of a kind to the next
-KINDS_MAX = 1024  # that are remembered
+REPEAT_S = 10.0  # the period
+LINES_MAX = 100  # that belong together
+ORIGINS_MAX = 64  # of an event, that are told apart
+OTHERS = "others"  # in place of the origins beyond
+LEFT_OUT = "lines_left_out"  # the event of the line that tells of others
+FIELD_CHARS_MAX = 2000  # of a text in a line
+NETWORK_BYTES = 8  # of an IPv6 address, of which each machine has as many as it likes
+
+Names = Mapping[str, str | int]
+
+
+@dataclass
+class _Period:
+    until_s: float
+    kinds: set[Hashable] = field(default_factory=set)
+    lines: int = 0
+    left_out: int = 0
+
+
+_Group = tuple[str, tuple[tuple[str, str | int], ...], str]  # the event, the names and the origin of lines
 
 
 class Repeats:
-    """When the last line of each kind was written, and how many were left out since."""
+    """Which lines are written, and how many others were left out."""
 
     def __init__(self) -> None:
-        self._kinds: dict[Hashable, tuple[float, int]] = {}
+        self._periods: dict[_Group, _Period] = {}  # the oldest first
+        self._origins: dict[str, Counter[str]] = {}  # of each event, in these periods
+        self._left_out: Counter[_Group] = Counter()  # in periods that have ended
 
-    def left_out(self, kind: Hashable, now_s: float) -> int | None:
-        """How many lines of this kind were left out before this one; None where this one is to be left out, too."""
-        written_s, count = self._kinds.pop(kind, (-REPEAT_S, 0))
-        if now_s - written_s < REPEAT_S:
-            self._kinds[kind] = written_s, count + 1
-            return None
-        while len(self._kinds) >= KINDS_MAX:
-            del self._kinds[next(iter(self._kinds))]
-        self._kinds[kind] = now_s, 0
-        return count
+    @property
+    def pending(self) -> bool:
+        """Whether lines were left out of which ``told`` has not told."""
+        return bool(self._left_out) or any(period.left_out for period in self._periods.values())
+
+    def admits(
+        self, event: str, names: Names, origin: str, kind: Hashable, now_s: float, lines_max: int = LINES_MAX
+    ) -> bool:
+        """Whether a line is written.
+
+        Args:
+            event: of the line.
+            names: of a bounded number of values, which tell lines apart, and are told of those left out.
+            origin: likewise, of any values: of too many, the rest counts together.
+            kind: of which one line is written in a period; None for one that no other line has.
+            now_s: the time.
+            lines_max: that belong together.
+        """
+        self._end_periods(now_s)
+        period = self._period(event, names, origin, now_s)
+        if period.lines >= lines_max or kind in period.kinds:
+            period.left_out += 1
+            return False
+        period.lines += 1
+        if kind is not None:
+            period.kinds.add(kind)
+        return True
+
+    def _period(self, event: str, names: Names, origin: str, now_s: float) -> _Period:
+        origins = self._origins.setdefault(event, Counter())
+        if origin not in origins and len(origins) >= ORIGINS_MAX:
+            origin = OTHERS
+        group = event, tuple(names.items()), origin
+        if group not in self._periods:
+            origins[origin] += 1
+            self._periods[group] = _Period(now_s + REPEAT_S)
+        return self._periods[group]
+
+    def _end_periods(self, now_s: float) -> None:
+        while self._periods:
+            group, period = next(iter(self._periods.items()))
+            if period.until_s > now_s:
+                return
+            del self._periods[group]
+            event, _, origin = group
+            self._origins[event] -= Counter([origin])
+            self._left_out += Counter({group: period.left_out})
+
+    def told(self, now_s: float) -> list[dict[str, str | int]]:
+        """What is to be told of the lines that were left out in periods that have ended, once: names and number."""
+        self._end_periods(now_s)
+        found, self._left_out = self._left_out, Counter()
+        return [
+            {"of": event, **dict(names), **({"origin": origin} if origin else {}), "lines": lines}
+            for (event, names, origin), lines in found.items()
+        ]
+
+
+def shortened(value: Any) -> Any:
+    """The value of a line's field, if it is a text at most so long."""
+    too_long = isinstance(value, str) and len(value) > FIELD_CHARS_MAX
+    return f"{value[:FIELD_CHARS_MAX]}…" if too_long else value
+
+
+def network_of(origin: str) -> str:
+    """What a peer cannot vary of its origin: its user on this machine, its IPv4 address, the network of an IPv6 one."""
+    if origin.startswith("localhost:"):  # by ipc; its process's number follows that of its user
+        return ":".join(origin.split(":")[:2])
+    try:
+        return socket.inet_ntop(socket.AF_INET6, socket.inet_pton(socket.AF_INET6, origin)[:NETWORK_BYTES] + bytes(8))
+    except OSError:
+        return origin

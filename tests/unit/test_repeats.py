@@ -1,20 +1,77 @@
+"""Which lines of a log are written of many, and what is told of the others."""
+
 from __future__ import annotations
 
-from envhub_server.repeats import KINDS_MAX, REPEAT_S, Repeats
+import itertools
+
+import pytest
+from envhub_server.repeats import (
+    FIELD_CHARS_MAX,
+    LINES_MAX,
+    ORIGINS_MAX,
+    OTHERS,
+    REPEAT_S,
+    Repeats,
+    network_of,
+    shortened,
+)
 
 
-def test_one_line_of_a_kind_in_a_while_and_the_next_says_how_many_were_left_out() -> None:
+def test_first_of_equal_lines_is_written_and_the_others_are_told_of_once() -> None:
     repeats = Repeats()
-    assert repeats.left_out("a", 100.0) == 0
-    assert [repeats.left_out("a", 100.0 + second) for second in (0, 1, REPEAT_S - 0.1)] == [None] * 3
-    assert repeats.left_out("b", 101.0) == 0
-    assert repeats.left_out("a", 100.0 + REPEAT_S) == 3
-    assert repeats.left_out("a", 101.0 + REPEAT_S) is None
+    admitted = [repeats.admits("refused", {"client": "a"}, "::1", "why", now_s) for now_s in (0.0, 1.0, REPEAT_S - 1)]
+    assert admitted == [True, False, False] and repeats.pending
+    assert repeats.told(REPEAT_S - 1) == []
+    assert repeats.told(REPEAT_S) == [{"of": "refused", "client": "a", "origin": "::1", "lines": 2}]
+    assert repeats.told(REPEAT_S) == [] and not repeats.pending
+    assert repeats.admits("refused", {"client": "a"}, "::1", "why", REPEAT_S)
 
 
-def test_only_so_many_kinds_are_remembered_and_a_flood_of_kinds_is_written() -> None:
+def test_lines_that_all_differ_are_bounded_and_the_next_period_has_as_many() -> None:
+    repeats, reasons = Repeats(), itertools.count()
+    for begin_s in (0.0, REPEAT_S):
+        assert sum(repeats.admits("refused", {}, "", next(reasons), begin_s) for _ in range(5000)) == LINES_MAX
+    assert repeats.told(2 * REPEAT_S) == [{"of": "refused", "lines": 2 * (5000 - LINES_MAX)}]
+
+
+def test_lines_of_no_kind_are_bounded_too() -> None:
     repeats = Repeats()
-    for number in range(KINDS_MAX + 1):
-        assert repeats.left_out(number, 100.0) == 0
-    assert repeats.left_out(KINDS_MAX, 100.0) is None
-    assert repeats.left_out(0, 100.0) == 0  # it was forgotten
+    assert sum(repeats.admits("worker_started", {}, "", None, 0.0, lines_max=7) for _ in range(50)) == 7
+
+
+def test_flood_of_one_client_or_origin_hides_no_line_of_another() -> None:
+    repeats = Repeats()
+    for reason in range(5000):
+        repeats.admits("refused", {"client": "mallory"}, "10.0.0.1", reason, 0.0)
+    assert repeats.admits("refused", {"client": "alice"}, "10.0.0.1", "why", 1.0)
+    assert repeats.admits("refused", {"client": "mallory"}, "10.0.0.2", "why", 1.0)
+    assert repeats.admits("connected", {"client": "mallory"}, "10.0.0.1", "why", 1.0)
+
+
+def test_lines_from_any_number_of_origins_are_bounded_and_all_are_counted() -> None:
+    repeats = Repeats()
+    origins = [f"10.1.{number // 256}.{number % 256}" for number in range(5000)]
+    written = sum(repeats.admits("refused", {}, origin, (origin, "why"), 0.0) for origin in origins)
+    assert written == ORIGINS_MAX + LINES_MAX
+    assert repeats.told(REPEAT_S) == [{"of": "refused", "origin": OTHERS, "lines": 5000 - written}]
+    assert repeats.admits("refused", {}, origins[-1], (origins[-1], "why"), REPEAT_S)
+    assert len(vars(repeats)["_periods"]) == 1 and sum(vars(repeats)["_origins"]["refused"].values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("origin", "network"),
+    [
+        ("localhost:1000:100:4711", "localhost:1000"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("1000", "1000"),
+        ("", ""),
+    ],
+)
+def test_what_a_peer_can_vary_of_its_origin_does_not_count(origin: str, network: str) -> None:
+    assert network_of(origin) == network
+
+
+def test_long_texts_are_shortened() -> None:
+    assert len(shortened("x" * 10**6)) == FIELD_CHARS_MAX + 1
+    assert shortened("short") == "short" and shortened(3) == 3

@@ -38,6 +38,7 @@ from envhub.protocol.messages import SESSION_OPS, Failure, HeartbeatReply, Make,
 from envhub.protocol.prelude import Prelude
 from envhub.transport import address, sockets
 from envhub.values import codec, compression
+from envhub_server import log as log_file
 from envhub_server.catalog.admission import admitted
 from envhub_server.catalog.hosting import granted
 from envhub_server.catalog.listing import LISTING, LOOK_S, Listing
@@ -70,6 +71,7 @@ from envhub_server.processes.interpreter import InterpreterKey, clean_environmen
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import Events
 from envhub_server.processes.zygote_process import ZygoteProcess
+from envhub_server.repeats import REPEAT_S
 from envhub_server.session import stimuli
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.restarts import Restarts
@@ -96,7 +98,7 @@ _HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
 
 # Timers besides those of the sessions, whose keys are their numbers.
 _GUARD, _LIVENESS, _LEASES, _ACCESS = "descriptor guard", "client liveness", "leases", "access"
-_UNREAD, _LISTING = "unread memory", "listing"
+_UNREAD, _LISTING, _LEFT_OUT = "unread memory", "listing", "lines left out"
 
 log = Logger("envhub.hub")
 
@@ -153,9 +155,11 @@ class Hub:
         self._started_s = time.monotonic()
         self._service = Service.SERVING
         self._requests = 0
+        self._is_telling = False  # of lines left out, at the time that is set
+        log_file.on_left_out(self._plan_telling)
         self._discarding_s: float | None = None  # since when what comes next is a message with too many frames
         self._listener: Listener | None = None
-        self._audit = Audit(config.audit)
+        self._audit = Audit(config.audit, self._plan_telling)
         unread_bytes_max = int(UNREAD_SHARE * config.limits.message_bytes_max)
         self._access = Access(config.keys, config.insecure, self._audit, unread_bytes_max)
         self._heard_ns = 0  # when it was last asked which sessions have taken a request
@@ -247,6 +251,8 @@ class Hub:
             self._access.close()
             self._audit.close()
             self._context.term()
+        log_file.on_left_out(lambda: None)
+        log_file.tell_left_out(ends=True)
 
     def _write_s(self, heard: signals.Signals) -> float:
         """For how many seconds recordings may write from the end of the loop on, also if it is told to stop again."""
@@ -341,6 +347,10 @@ class Hub:
                 late = map(self._access.connections.get, self._unread.check(now_s))
                 self._end_connections([(known, why) for known in late if known is not None])
                 self._timers.set(_UNREAD, self._unread.next_s)
+            elif key == _LEFT_OUT:
+                self._is_telling = False
+                if any([log_file.tell_left_out(), self._audit.tell_left_out()]):
+                    self._plan_telling()
             elif key == _LISTING:
                 self._listing.look(now_s)
                 self._plan_look()
@@ -416,6 +426,12 @@ class Hub:
         self._set_timer(runtime.number, math.inf)
         self._costs.write()
         log.info("session_ended", session=runtime.token.hex()[:8])
+
+    def _plan_telling(self) -> None:
+        """Tell after a while how many lines were left out in the log and the audit file."""
+        if not self._is_telling:
+            self._is_telling = True
+            self._set_timer(_LEFT_OUT, self._clock.now_s() + REPEAT_S)
 
     def _start_listing(self) -> None:
         self._listing.start()

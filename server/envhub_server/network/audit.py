@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from envhub_server.log import Logger, stamped
-from envhub_server.repeats import Repeats
+from envhub_server.repeats import LEFT_OUT, Repeats, network_of, shortened
 
 KEYS_READ = "keys_read"
+_NAMES = ("op", "owner")  # of fields of a line, whose values are few, and which count apart what is left out
 
 log = Logger("envhub.hub")
 
@@ -31,8 +34,10 @@ class Audit:
     A file that is renamed or removed, as by logrotate, is followed by a new one of its name.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, on_left_out: Callable[[], None] = lambda: None) -> None:
         """Open the file, of mode 0600 if it is new.
+
+        ``on_left_out`` is called whenever a line is left out, so that ``tell_left_out`` is called later.
 
         Raises:
             AuditError: it cannot be opened, or is no regular file.
@@ -41,23 +46,39 @@ class Audit:
         self._descriptor = -1 if path is None else _opened(path)
         self._is_cut = path is not None and _ends_in_half_a_line(path)
         self._repeats = Repeats()
+        self._on_left_out = on_left_out
 
     def write(self, event: str, client: str, origin: str = "", **fields: str | int) -> None:
         """Write what happened: of which client, from where, and why.
 
-        Equal lines within ``repeats.REPEAT_S`` are counted in the next one. Each change of keys has a line of its own:
+        Of equal lines within ``repeats.REPEAT_S`` the first is written, and of those of one client, from one place, a
+        bounded number; ``tell_left_out`` counts the others. Each change of keys has a line of its own:
         no client can cause one, and the last line says who is admitted. ``origin`` is an IP address, or by ipc
         ``localhost:UID:GID:PID``. A line that cannot be written is lost; the hub logs it and goes on.
         """
         if self._path is None or self._descriptor < 0:
             return
-        left_out: int | None = 0
         if event != KEYS_READ:
-            left_out = self._repeats.left_out((event, client, origin, *fields.values()), time.monotonic())
-        if left_out is None:
+            names = {"client": client, **{name: fields[name] for name in _NAMES if name in fields}}
+            kind = (origin, *fields.values())
+            if not self._repeats.admits(event, names, network_of(origin), kind, time.monotonic()):
+                self._on_left_out()
+                return
+        self._write({"event": event, "client": client, "from": origin, **fields})
+
+    def tell_left_out(self, ends: bool = False) -> bool:
+        """Write how many lines were left out in the last while, if any were; whether there may be more to tell later.
+
+        ``ends`` says that it is not called again.
+        """
+        for told in self._repeats.told(math.inf if ends else time.monotonic()):
+            self._write({"event": LEFT_OUT, "from": told.pop("origin", ""), **told})
+        return self._repeats.pending
+
+    def _write(self, fields: dict[str, str | int]) -> None:
+        if self._path is None or self._descriptor < 0:
             return
-        repeats = {"repeats": left_out} if left_out else {}
-        line = stamped({"event": event, "client": client, "from": origin, **fields, **repeats})
+        line = stamped({name: shortened(value) for name, value in fields.items()})
         try:
             self._follow(self._path)
         except AuditError as error:
@@ -85,7 +106,8 @@ class Audit:
             raise OSError(errno.ENOSPC, "only a part of a line was written")
 
     def close(self) -> None:
-        """Close the file."""
+        """Write what was left out, and close the file."""
+        self.tell_left_out(ends=True)
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

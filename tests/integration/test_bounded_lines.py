@@ -1,0 +1,120 @@
+"""Whatever a peer repeats, and however it varies it, log and audit stay small, and say who it was and how often."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from envhub_client.tools.conformance.raw_peer import RawPeer
+from envhub_server.network.key_folder import KeyFolder
+from envhub_server.repeats import LINES_MAX
+from hubs import ServedHub, serve, wait_until
+
+import envhub
+from envhub.protocol import messages
+from envhub.protocol.messages import Attach, Make, Op
+
+TIMES = 1500
+BYTES_MAX = 120_000  # of which a flood of one kind may have some
+STRANGER = """
+import os, socket, sys
+os.setgroups([])
+os.setgid(54321)
+os.setuid(54321)
+for _ in range(int(sys.argv[2])):
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(sys.argv[1])
+        stranger.recv(1)
+"""
+
+
+def lines_of(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def audited(tmp_path: Path) -> Iterator[tuple[ServedHub, Path]]:
+    """A hub, and its audit."""
+    with serve(tmp_path, "CartPole-v1", "--audit", str(tmp_path / "audit")) as hub:
+        yield hub, tmp_path / "audit"
+
+
+def test_refusals_of_the_hubs_own_user_are_bounded_and_counted(audited: tuple[ServedHub, Path]) -> None:
+    hub, audit = audited
+    with closing(RawPeer(hub.ipc)) as peer:
+        for number in range(TIMES):
+            token = number.to_bytes(16, "big")
+            for op, message in ((Op.MAKE, Make(name=f"Nope-{number}", num_envs=1)), (Op.ATTACH, Attach(token))):
+                answer = peer.ask(op, messages.pack(message), bytes([op]) + token[1:], 1)
+                assert answer.failure is not None, answer
+    assert hub.stop() == 0
+    lines = lines_of(audit.read_text())
+    for op in ("MAKE", "ATTACH"):
+        written = [line for line in lines if line["event"] == "refused" and line["op"] == op]
+        assert 0 < len(written) <= 3 * LINES_MAX  # of periods of 10 s
+        told = [line for line in lines if line["event"] == "lines_left_out" and line["op"] == op]
+        assert sum(line["lines"] for line in told) == TIMES - len(written)
+        assert {line["from"] for line in told} == {f"localhost:{os.getuid()}"} and {
+            line["client"] for line in told
+        } == {""}
+    assert any("Nope-0'" in line.get("why", "") for line in lines)
+    assert len(audit.read_bytes()) < 3 * BYTES_MAX and len(hub.log) < BYTES_MAX
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="is another user, too")
+def test_other_users_at_the_side_socket_have_a_line_in_a_while(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        with serve(tmp_path, "CartPole-v1", binds=[f"ipc://{folder}/hub.sock"]) as hub:
+            os.chmod(f"{folder}/hub.sock.side", 0o777)
+            arguments = [f"{folder}/hub.sock.side", str(TIMES)]
+            assert subprocess.run([sys.executable, "-c", STRANGER, *arguments], timeout=60).returncode == 0
+            assert hub.stop() == 0
+    refused = [line for line in lines_of(hub.log) if line["event"] == "side_refused"]
+    assert 0 < len(refused) <= 3 and {line["uid"] for line in refused} == {54321}
+    told = [line for line in lines_of(hub.log) if line["event"] == "lines_left_out"]
+    assert {(line["of"], line["origin"]) for line in told} == {("side_refused", "54321")}
+    assert sum(line["lines"] for line in told) == TIMES - len(refused)
+    assert len(hub.log) < BYTES_MAX
+
+
+def test_handshakes_that_fail_and_connections_that_come_and_go_are_counted(tmp_path: Path) -> None:
+    keys, audit = KeyFolder(tmp_path / "keys"), tmp_path / "audit"
+    with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path), "--audit", str(audit)) as hub:
+        port = int(hub.tcp.rpartition(":")[2])
+        for _ in range(100):
+            socket.create_connection(("127.0.0.1", port)).close()
+        with envhub.connect(hub.ipc) as client:
+            assert wait_until(lambda: client.stats()["handshakes_refused"] == 100)
+        assert hub.stop() == 0
+    told = [line for line in lines_of(audit.read_text()) if line["event"] == "lines_left_out"]
+    written = [line for line in lines_of(audit.read_text()) if line["event"] == "refused"]
+    # A connection that has ended before it is looked at is from nowhere.
+    assert ("refused", "127.0.0.1") in {(line["of"], line["from"]) for line in told}
+    assert {line["from"] for line in told} <= {"127.0.0.1", ""}
+    assert len(written) + sum(line["lines"] for line in told) == 100 and len(written) <= 6
+    logged = [line for line in lines_of(hub.log) if line["event"] == "lines_left_out"]
+    assert sum(line["lines"] for line in logged) == 100 - len(written)
+
+
+@pytest.mark.long
+def test_what_was_left_out_is_told_though_nothing_follows(audited: tuple[ServedHub, Path]) -> None:
+    hub, audit = audited
+    with closing(RawPeer(hub.ipc)) as peer:
+        for number in range(1, 4):
+            assert (
+                peer.ask(Op.MAKE, messages.pack(Make(name="Nope", num_envs=1)), bytes([number]) * 16, 1).failure
+                is not None
+            )
+    assert wait_until(lambda: "lines_left_out" in audit.read_text(), 20)
+    (told,) = (line for line in lines_of(audit.read_text()) if line["event"] == "lines_left_out")
+    assert told["of"] == "refused" and told["lines"] == 2

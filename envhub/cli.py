@@ -19,6 +19,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.console import Console
 
+from envhub.core_files import write_no_core_file
 from envhub.errors import printable
 from envhub.hub_options import HubOptions
 
@@ -174,8 +175,7 @@ def keys_add(
     from envhub.transport.address import parse_hub
     from envhub.transport.keys import HubKeys, key_of, text_of, token_of
 
-    _leave_no_core()
-    with _errors_in_a_line("keys add"):
+    with _with_secrets("keys add"):
         place = at or f"{socket.gethostname()}:5555"
         parse_hub(f"tcp://{place}")  # before a key is admitted that nobody could use
         folder = KeyFolder(keys)
@@ -209,7 +209,7 @@ def keys_list(*, keys: Path) -> None:
     from envhub.errors import KeysError
     from envhub.transport.keys import text_of
 
-    with _errors_in_a_line("keys list"):
+    with _with_secrets("keys list"):
         if not keys.is_dir():
             raise KeysError(f"there is no folder {keys}")
         folder = KeyFolder(keys)
@@ -242,7 +242,7 @@ def keys_remove(name: str, *, keys: Path, key: KeyText | None = None) -> None:
 
     from envhub.transport.keys import key_of
 
-    with _errors_in_a_line("keys remove"):
+    with _with_secrets("keys remove"):
         KeyFolder(keys).remove(name, None if key is None else key_of(key))
 
 
@@ -257,8 +257,7 @@ def keygen(*, new: bool = False) -> None:
     """
     from envhub_client.connection.known_hubs import make_own_key
 
-    _leave_no_core()
-    with _errors_in_a_line("keygen"):
+    with _with_secrets("keygen"):
         print(make_own_key(new))
 
 
@@ -277,8 +276,7 @@ def login(name: str | None = None) -> None:
     from envhub.errors import HubUnreachable
     from envhub.transport.address import guarded
 
-    _leave_no_core()
-    with _errors_in_a_line("login"):
+    with _with_secrets("login"):
         text = ""
         if sys.stdin is not None:  # it is None where the descriptor is closed
             text = getpass.getpass("envhub:// address: ") if sys.stdin.isatty() else sys.stdin.readline()
@@ -598,7 +596,7 @@ def _film_into(path: Path | None) -> Iterator[Callable[[np.ndarray, float], None
         return
     from envhub.recording.film import Film
 
-    if path.is_dir() or not path.absolute().parent.is_dir():
+    if (path.exists() and not path.is_file()) or not path.absolute().parent.is_dir():
         _end("replay", f"--video {path}: it has to be a file in a folder that exists", EXIT_USAGE)
     films: list[Film] = []
 
@@ -631,11 +629,12 @@ def _end(command: str, why: object, status: int = EXIT_USAGE) -> NoReturn:
     sys.exit(status)
 
 
-def _leave_no_core() -> None:
-    """Have the kernel write no core file of this process, which has a secret in its memory."""
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+@contextlib.contextmanager
+def _with_secrets(command: str) -> Iterator[None]:
+    """Have keys in this process, which then leaves no core file; errors as of ``_errors_in_a_line``."""
+    write_no_core_file()
+    with _errors_in_a_line(command):
+        yield
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ import numpy as np
 
 from envhub.arena.stand_in import ENDED, FRESH
 from envhub.errors import printable
+from envhub.regular_file import read_regular_file
 from envhub.values import codec
 from envhub_server.ipc import control, journal
 from envhub_server.ipc.journal import BY_REQUEST, CALL, FIRST, History
@@ -112,8 +113,7 @@ def read(path: Path) -> Replay:
         ReplayError: it cannot be read, or is none.
     """
     try:
-        with path.open("rb") as file:
-            return unpack(file.read(FILE_BYTES_MAX))
+        return unpack(read_regular_file(path, FILE_BYTES_MAX))
     except OSError as error:
         raise ReplayError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from envhub.hub_options import HubOptions
+from envhub.regular_file import read_regular_file
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.record_settings import RecordSettings
 from envhub_server.catalog.registry import Registry
@@ -59,11 +60,7 @@ def read(path: Path) -> HubFile:
         HubFileError: it cannot be read, or a key or a value is not allowed; it names the file, the key, and what is.
     """
     try:
-        with path.open("rb") as file:
-            text = file.read(FILE_BYTES_MAX + 1)
-        if len(text) > FILE_BYTES_MAX:
-            raise HubFileError(f"{path} has more than {FILE_BYTES_MAX} bytes")
-        found = read_toml(text.decode())
+        found = read_toml(read_regular_file(path, FILE_BYTES_MAX).decode())
     except OSError as error:
         raise HubFileError(f"{path} cannot be read: {error.strerror}") from error
     except TomlError as error:

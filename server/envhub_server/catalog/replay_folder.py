@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from envhub.regular_file import open_regular_file
 from envhub_server.catalog.replay_shares import Kept, giving_way
 from envhub_server.ipc.replay_file import SUFFIX
 
@@ -78,7 +79,7 @@ class ReplayFolder:
     def remove_leftovers(self) -> None:
         """Remove what hubs were writing when they were killed; what another hub is writing is locked by it."""
         for path, _ in _unfinished(self.path):
-            with contextlib.suppress(OSError), path.open("rb") as file:
+            with contextlib.suppress(OSError), open_regular_file(path) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
 

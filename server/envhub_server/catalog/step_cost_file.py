@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from envhub.protocol.messages import Make
+from envhub.regular_file import open_regular_file
 from envhub_server.catalog.step_costs import StepCost, StepCosts, key
 from envhub_server.log import Logger
 
@@ -27,10 +28,8 @@ def read(path: Path | None) -> StepCosts:
     if path is None:
         return StepCosts()
     try:
-        # Without waiting: a pipe at this path must not delay the hub's start.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            return StepCosts.of_text((file.read(FILE_BYTES_MAX) or b"").decode("utf-8", "replace"))
+        with open_regular_file(path) as file:
+            return StepCosts.of_text(file.read(FILE_BYTES_MAX).decode("utf-8", "replace"))
     except FileNotFoundError:
         return StepCosts()
     except OSError as error:

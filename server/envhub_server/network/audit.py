@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from envhub.regular_file import open_regular_file
 from envhub_server.log import Logger, stamped
 from envhub_server.repeats import LEFT_OUT, Repeats, network_of, shortened
 
@@ -128,7 +129,7 @@ def _opened(path: Path) -> int:
 
 def _ends_in_half_a_line(path: Path) -> bool:
     """Whether a hub was cut off in a line, by a full disk or its end; False of a file that may not be read."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
+    with contextlib.suppress(OSError), open_regular_file(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
         return file.read(1) not in (b"", b"\n")

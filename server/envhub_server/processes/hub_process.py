@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 
+from envhub.core_files import write_no_core_file
 from envhub.freed_memory import keep_freed_memory
 
 
@@ -17,4 +18,5 @@ def prepare() -> None:
     # As many descriptors as the system allows: libzmq ends the process when it cannot accept a connection.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    write_no_core_file()
     keep_freed_memory()

@@ -23,13 +23,14 @@ import numpy as np
 
 from envhub.arena.memory import Arena, allocate
 from envhub.arena.stand_in import ENDED, FRESH, REPORT_PENDING
+from envhub.regular_file import read_regular_file
 from envhub.values import actions, codec, spaces
 from envhub.values.gym_api import api
 from envhub.values.leaf import OBJECT
 from envhub_server.ipc import journal
 from envhub_server.ipc.control import Build
 from envhub_server.ipc.journal import AGAIN, BESIDE, BY_REQUEST, FIRST, Digester, Journal, JournalLayout, Note
-from envhub_server.ipc.replay_file import Replay, unpack
+from envhub_server.ipc.replay_file import FILE_BYTES_MAX, Replay, unpack
 from envhub_server.worker.env_batch import EnvBatch
 from envhub_server.worker.env_sources import adopt_environment, factories, runner_class
 from envhub_server.worker.gym_compat import adapt, innermost
@@ -319,8 +320,7 @@ def main(path: str, report_descriptor: int, until: str, use_pdb: bool, video: bo
         while data:
             data = data[os.write(report_descriptor, data) :]
 
-    with open(path, "rb") as file:
-        replay = unpack(file.read())
+    replay = unpack(read_regular_file(path, FILE_BYTES_MAX))
     try:
         replayer = Replayer(replay, report, show if video else None)
     except BaseException:

@@ -16,13 +16,13 @@ import contextlib
 import gc
 import itertools
 import os
-import resource
 import signal
 import socket
 import time
 import traceback
 from typing import Any, Callable
 
+from envhub.core_files import write_no_core_file
 from envhub.freed_memory import keep_freed_memory
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
@@ -156,7 +156,7 @@ def name_process(name: str) -> None:
 
 def yield_memory() -> None:
     """Let the kernel end this process first when memory is short, and write no core file unless an env allows one."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    write_no_core_file()
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:  # which may be read-only
         score = min(1000, int(file.read()) + OOM_SCORE)
         file.seek(0)

@@ -346,3 +346,7 @@ class _InProcessWorkers:
     def orphans(self) -> Mapping[int, Sequence[int]]:
         """None are known: what the envs start is the program's."""
         return {}
+
+    def inherited_bytes(self, pid: int) -> int:
+        """No bytes: there are no processes."""
+        return 0

@@ -57,5 +57,6 @@ BOUNDS: Mapping[str, NumberBounds] = {
     # The quotas of a client.
     **dict.fromkeys(("sessions_max", "envs_max", "workers_max"), NumberBounds(0, BYTES_MAX)),
     **dict.fromkeys(("arena_bytes_max", "connections_max", "makes_per_minute_max"), NumberBounds(0, BYTES_MAX)),
+    "worker_memory_bytes_max": MEMORY,
 }
 DISTINCT = frozenset(["bind", "gpus", "env_ids", "film"])  # lists in which nothing stands twice

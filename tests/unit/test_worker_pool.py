@@ -55,6 +55,9 @@ class Starter:
     def orphans(self) -> Mapping[int, Sequence[int]]:
         return {}
 
+    def inherited_bytes(self, pid: int) -> int:
+        return 0
+
 
 def pool_of(workers: int, *spares: int) -> tuple[WorkerPool, list[Process]]:
     starter = Starter()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from operator import itemgetter
 
 from envhub.protocol.messages import Make
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.memory.session_memory import ArenaBudget
 from envhub_server.network.rights import Holder
+from envhub_server.session.failure_text import Overrun
 
 MINUTE_S = 60.0
 
@@ -21,6 +23,9 @@ class ClientUsage:
         """Within this budget of shared memory of all clients."""
         self._budget = budget
         self._budgets: dict[str, ArenaBudget] = {}
+        self._memory: dict[
+            str, tuple[int, int]
+        ] = {}  # of the workers of each client, when last measured, and its limit
         self._made_s: dict[str, deque[float]] = {}  # the times of the last MAKEs and ATTACHes
 
     def budget(self, holder: Holder) -> ArenaBudget:
@@ -54,11 +59,42 @@ class ClientUsage:
             return ""
         workers = min(make.num_workers or 1, make.num_envs) + spares
         states = [each.state for each in sessions if each.owner == holder.name]
+        if why := self.memory_lack(holder.name):
+            return why
         return (
             _beyond(holder, "sessions", len(states), 1, quotas.sessions_max)
             or _beyond(holder, "envs", sum(each.make.num_envs for each in states), make.num_envs, quotas.envs_max)
             or _beyond(holder, "workers", sum(each.processes for each in states), workers, quotas.workers_max)
         )
+
+    def overruns(
+        self, name: str, bytes_max: int, sessions: Iterable[SessionRuntime]
+    ) -> list[tuple[SessionRuntime, int, Overrun]]:
+        """Measure the workers of a client, of these sessions; returns those to end so that the others have no more.
+
+        The largest are ended first. What a worker has of its zygote does not count, for all have that in common.
+        """
+        found = [(nbytes, each, worker) for each in sessions for worker, nbytes in each.memory.items()]
+        total = left = sum(nbytes for nbytes, _, _ in found)
+        self._memory[name] = total, bytes_max
+        ended = []
+        for nbytes, runtime, worker in sorted(found, key=itemgetter(0), reverse=True):
+            if left <= bytes_max:
+                break
+            left -= nbytes
+            ended.append((runtime, worker, Overrun(nbytes, bytes_max, name, total)))
+        return ended
+
+    def memory_lack(self, name: str) -> str:
+        """Why the client may have no more memory in its workers; empty if it may, or nothing was measured."""
+        has, bytes_max = self._memory.get(name, (0, 0))
+        if has <= bytes_max:
+            return ""
+        return f"the workers of {name} have {has} bytes of memory, of worker_memory_bytes_max={bytes_max} of its key"
+
+    def forget_memory(self, names: Container[str]) -> None:
+        """Forget what was measured of all clients but these, which have sessions."""
+        self._memory = {name: found for name, found in self._memory.items() if name in names}
 
     def workers_left(self, holder: Holder, spares: int, sessions: Iterable[SessionRuntime]) -> float:
         """How many workers a new session of the client may have besides its spares; infinity without quotas."""

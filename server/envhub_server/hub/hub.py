@@ -82,6 +82,7 @@ RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a tim
 LINGER_MS = 2000
 DISCARDED_FRAMES_MAX = 1000  # in one turn, some milliseconds, so that workers and deadlines do not wait
 UNREAD_SHARE = 1.5  # of the largest frame, which one client may have sent of messages that are not whole
+MEMORY_S = 0.2  # from one measurement of the workers of a client to that of the next client's
 WAKE_S = 1.0  # at the latest, while there is a deadline; less than ``clock.STOPPED_S``
 STEP_FRAME_BYTES_MAX = 1024  # of a first frame that may be the one that a session waits for
 
@@ -99,6 +100,7 @@ _HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
 # Timers besides those of the sessions, whose keys are their numbers.
 _GUARD, _LIVENESS, _LEASES, _ACCESS = "descriptor guard", "client liveness", "leases", "access"
 _UNREAD, _LISTING, _LEFT_OUT = "unread memory", "listing", "lines left out"
+_MEMORY = "memory of clients"
 
 log = Logger("envhub.hub")
 
@@ -155,6 +157,8 @@ class Hub:
         self._started_s = time.monotonic()
         self._service = Service.SERVING
         self._requests = 0
+        self._is_measuring = False  # the memory of clients' workers, at the time that is set
+        self._measured = ""  # the client whose workers were measured last
         self._is_telling = False  # of lines left out, at the time that is set
         log_file.on_left_out(self._plan_telling)
         self._discarding_s: float | None = None  # since when what comes next is a message with too many frames
@@ -347,6 +351,8 @@ class Hub:
                 late = map(self._access.connections.get, self._unread.check(now_s))
                 self._end_connections([(known, why) for known in late if known is not None])
                 self._timers.set(_UNREAD, self._unread.next_s)
+            elif key == _MEMORY:
+                self._measure_memory()
             elif key == _LEFT_OUT:
                 self._is_telling = False
                 if any([log_file.tell_left_out(), self._audit.tell_left_out()]):
@@ -426,6 +432,25 @@ class Hub:
         self._set_timer(runtime.number, math.inf)
         self._costs.write()
         log.info("session_ended", session=runtime.token.hex()[:8])
+
+    def _measure_memory(self) -> None:
+        """Measure the workers of the next client with a quota of memory, and end the largest if it has too much."""
+        self._is_measuring = False
+        limits = {name: quotas.worker_memory_bytes_max for name, quotas in self._access.quotas.items()}
+        owners = sorted({each.owner for each in self._sessions.values() if limits.get(each.owner)})
+        self._usage.forget_memory(owners)
+        if not owners:
+            return
+        self._measured = name = next((each for each in owners if each > self._measured), owners[0])
+        own = [each for each in self._sessions.values() if each.owner == name]
+        for runtime, worker, overrun in self._usage.overruns(name, limits[name], own):
+            runtime.overrun(worker, overrun)
+        self._plan_measuring()
+
+    def _plan_measuring(self) -> None:
+        if not self._is_measuring:  # a client that makes sessions puts nothing off
+            self._is_measuring = True
+            self._set_timer(_MEMORY, self._clock.now_s() + MEMORY_S)
 
     def _plan_telling(self) -> None:
         """Tell after a while how many lines were left out in the log and the audit file."""
@@ -653,6 +678,9 @@ class Hub:
                 self._fail(request, Failure("internal", "hub", f"a bug in the hub, which logged it: {error!r}"))
             return
         runtime.heard_ns = heard_ns
+        if request.op is Op.SET_ATTR and (why := self._usage.memory_lack(runtime.owner)):
+            self._fail(request, Failure("limit", "hub", why))
+            return
         if request.op == Op.STEP:
             self._spinner = self._workers_spinner if runtime.state.driver_spin_us else None
             # Between two steps the workers need no CPU, however many they are.
@@ -772,6 +800,8 @@ class Hub:
         made: dict[str, str | int] = {"env": make.name[:200], "num_envs": make.num_envs, **factories}
         self._audit.write("session_made", holder.name, runtime.origin, session=request.token.hex()[:8], **made)
         runtime.start(request)
+        if holder.quotas is not None:
+            self._plan_measuring()
 
     def _machine(self, holder: Holder, spares: int) -> Machine:
         affinity = tuple(sorted(os.sched_getaffinity(0)))
@@ -814,6 +844,8 @@ class Hub:
         self._audit.write("session_taken_over", holder.name, origin, session=session, owner=runtime.owner, by=by)
         runtime.owner, runtime.origin = holder.name, origin
         runtime.attach(request, self._usage.budget(holder))
+        if holder.quotas is not None:
+            self._plan_measuring()
         return None
 
     def _forget(self, token: bytes) -> None:

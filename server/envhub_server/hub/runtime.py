@@ -45,6 +45,7 @@ from envhub_server.memory.unread_memory import UnreadMemory
 from envhub_server.network.side_socket import TICKET_BYTES
 from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid, WorkerStarted
 from envhub_server.session import instructions, stimuli
+from envhub_server.session.failure_text import Overrun
 from envhub_server.session.instructions import Instruction
 from envhub_server.session.state import Driver, Phase, SessionState
 from envhub_server.session.stimuli import Requested, Stimulus
@@ -154,6 +155,15 @@ class SessionRuntime:
     def arena_bytes(self) -> int:
         """How much shared memory the session holds."""
         return 0 if self._memory is None else self._memory.arena.layout.nbytes()
+
+    @property
+    def memory(self) -> Mapping[int, int]:
+        """How many bytes each worker has besides what it was forked with, without those that end for their memory."""
+        return {number: each for number, each in self._pool.own_memory().items() if not self.state.overruns(number)}
+
+    def overrun(self, worker: int, overrun: Overrun) -> None:
+        """Report that this worker has too much memory, as the largest one of its client."""
+        self._report(stimuli.QuotaOverrun(worker, overrun))
 
     @property
     def quiescent(self) -> bool:
@@ -287,6 +297,7 @@ class SessionRuntime:
         if isinstance(stimulus, Requested):
             self._request = self._arrived
         elif isinstance(stimulus, WorkerStarted):
+            self._pool.born(stimulus.pid)
             self.log.info("worker_started", worker=stimulus.worker, pid=stimulus.pid)
             return
         elif isinstance(stimulus, WorkerExited):

@@ -43,6 +43,7 @@ class WorkerStarter(Protocol):
         """Start the workers of these numbers; errors as for ``Supervisor.start``."""
 
     def orphans(self) -> Mapping[int, Sequence[int]]: ...  # noqa: D102
+    def inherited_bytes(self, pid: int, /) -> int: ...  # noqa: D102
 
 
 class WorkerPool:
@@ -64,6 +65,7 @@ class WorkerPool:
         self._rung: dict[int, StartedWorker] = {}  # those that are no spares
         self._workers: dict[int, int] = {}  # whose each process is, which has a number that is used once
         self._started = 0
+        self._inherited_bytes: dict[int, int] = {}  # of each process, by its process id
 
     def start(self, workers: Collection[int], spares: bool = False, libraries: Sequence[str] = ()) -> None:
         """Ask for the processes of these workers, or of spares, which nobody rings, with these libraries.
@@ -94,7 +96,9 @@ class WorkerPool:
 
     def remove(self, worker: int) -> None:
         """Forget a process that has ended."""
-        self._handles.pop(worker, None)
+        handle = self._handles.pop(worker, None)
+        if handle is not None and handle.pid is not None:
+            self._inherited_bytes.pop(handle.pid, None)
         self._rung.pop(worker, None)
         self._workers = {process: number for process, number in self._workers.items() if number != worker}
 
@@ -108,6 +112,15 @@ class WorkerPool:
         pids = {number: each.pid for number, each in self._handles.items() if each.pid is not None}
         orphans = self._supervisor.orphans()
         return {number: memory_bytes(pid, *orphans.get(pid, ())) for number, pid in pids.items()}
+
+    def born(self, pid: int) -> None:
+        """Note what a process has of its zygote when it begins."""
+        self._inherited_bytes[pid] = self._supervisor.inherited_bytes(pid)
+
+    def own_memory(self) -> Mapping[int, int]:
+        """As ``memory``, without what the processes had of their zygote when they began."""
+        inherited = {number: self._inherited_bytes.get(each.pid or 0, 0) for number, each in self._handles.items()}
+        return {number: max(0, nbytes - inherited[number]) for number, nbytes in self.memory().items()}
 
     def output(self, worker: int) -> str:
         """The last output of a process; empty once it has ended."""

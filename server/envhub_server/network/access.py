@@ -15,7 +15,7 @@ from envhub_server.network.audit import KEYS_READ, Audit
 from envhub_server.network.authenticator import DOMAIN, OWN, Authenticator
 from envhub_server.network.connections import HELLO_S, MALFORMED_MAX, Connections, KnownConnection
 from envhub_server.network.key_folder import KeyFolder
-from envhub_server.network.rights import ANYBODY, OWN_USER, Holder
+from envhub_server.network.rights import ANYBODY, OWN_USER, Holder, Quotas
 
 KEYS_S = 0.5  # from one check of the folder of keys to the next
 UNKNOWN_KEY_S = 0.1  # the same where a client comes with a key that is not known, which may have been added just now
@@ -63,6 +63,12 @@ class Access:
     def handshakes_refused(self) -> int:
         """How many clients were not let in: they had no key that is known, or others' connections did not end."""
         return 0 if self.authenticator is None else self.authenticator.refused
+
+    @property
+    def quotas(self) -> dict[str, Quotas]:
+        """What each client may have that has a key, by its name."""
+        holders = () if self._keys is None else self._keys.holders.values()
+        return {holder.name: holder.quotas for holder in holders if holder.quotas is not None}
 
     def guard(self, context: Any, router: Any) -> None:
         """Have the addresses that this socket binds from now on admit whom they are to admit.

@@ -23,6 +23,7 @@ class Quotas:
     arena_bytes_max: int = 1 << 30
     connections_max: int = 16
     makes_per_minute_max: int = 60
+    worker_memory_bytes_max: int = 8 << 30  # of all its workers together, as it is measured; 0 for no limit
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,23 @@ def memory_bytes(*pids: int) -> int:
     total, found = 0, [*pids]
     for each in found:  # which grows
         with contextlib.suppress(OSError, ValueError, IndexError):
-            _, resident, shared = Path(f"/proc/{each}/statm").read_bytes().split()[:3]
-            total += (int(resident) - int(shared)) * PAGE_BYTES
+            total += _resident_bytes(each)
             if len(found) < PROCESSES_MAX:
                 found += listed_children(each) or ()  # to look at every process would cost too much
     return total
+
+
+def inherited_bytes(pid: int, *zygotes: int) -> int:
+    """How much of the memory of a worker, which was just forked, is that of one of these zygotes."""
+    return min(_memory_of(pid), max(map(_memory_of, zygotes), default=0))
+
+
+def _memory_of(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return _resident_bytes(pid)
+    return 0
+
+
+def _resident_bytes(pid: int) -> int:
+    _, resident, shared = Path(f"/proc/{pid}/statm").read_bytes().split()[:3]
+    return (int(resident) - int(shared)) * PAGE_BYTES

@@ -21,10 +21,15 @@ _WHAT = {"init": "its making or its first step", "reset": "its reset", "step": "
 
 @dataclass(frozen=True)
 class Overrun:
-    """A worker took more memory than it may: it had so many bytes, and may have ``bytes_max``."""
+    """A worker took more memory than it may: it had so many bytes, and may have ``bytes_max``.
+
+    If there is an ``owner``, that is what all workers of this client may have, which had ``owner_bytes``.
+    """
 
     nbytes: int
     bytes_max: int
+    owner: str = ""
+    owner_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,12 @@ def failure(
         return Failure("env_timeout", "request", text, env_index=why.row, worker=worker, log_tail=tail)
     text = f"{named(worker, rows)} {ending.how}"
     if why is not None:
-        text = f"{named(worker, rows)} had {why.nbytes // MIB} MiB of memory, more than "
-        text += f"memory_max={why.bytes_max} bytes, and was ended"
+        text = f"{named(worker, rows)} had {why.nbytes // MIB} MiB of memory, "
+        if why.owner:
+            text += f"the most of the workers of {why.owner}, which had {why.owner_bytes // MIB} MiB together, more "
+            text += f"than worker_memory_bytes_max={why.bytes_max} of its key, and was ended"
+        else:
+            text += f"more than memory_max={why.bytes_max} bytes, and was ended"
     return Failure("worker_died", "request", text, env_index=rows[0], worker=worker, log_tail=tail)
 
 

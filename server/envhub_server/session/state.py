@@ -1420,6 +1420,18 @@ class SessionState:
                 killed.append(do.Kill(number))
         return killed
 
+    def overruns(self, number: int) -> bool:
+        """Whether this worker is about to end for the memory that it has."""
+        worker = self._processes().get(number)
+        return worker is not None and worker.overrun is not None
+
+    def _on_quota_overrun(self, found: stimuli.QuotaOverrun, now_s: float) -> Instructions:
+        worker = self._processes().get(found.worker)
+        if worker is None or not worker.alive or worker.overrun is not None:
+            return []
+        worker.overrun = found.overrun
+        return [do.Kill(found.worker)]
+
     def _plan_next_sample(self, elapsed: stimuli.Elapsed, now_s: float) -> None:
         """Soon, or, where the client drives and steps nothing, the later the longer that lasts."""
         if not self._samples:
@@ -1693,6 +1705,7 @@ TABLE: Mapping[type, Mapping[Phase, Rule]] = {
     stimuli.LeaseExpired: _ending(_S._on_lease_expired),
     stimuli.Draining: _ending(_S._on_draining),
     stimuli.Abandoned: _ending(_S._on_abandoned),
+    stimuli.QuotaOverrun: _in(_LIVE, _S._on_quota_overrun),
     # What came of an instruction.
     stimuli.WorkersNotStarted: _in(_MAKING, _S._on_not_started, _P.CLOSING, _P.ENDED)
     | _in(_SERVING, _S._on_not_started, _P.BROKEN)

@@ -14,6 +14,7 @@ from typing import Any
 from envhub.frozen import Frozen
 from envhub.protocol.messages import Failure
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
+from envhub_server.session.failure_text import Overrun
 from envhub_server.session.hang_detector import Progress
 
 
@@ -68,6 +69,13 @@ class Draining(SessionStimulus):
     by_s: float
     end_by_s: float
     quiescent: bool
+
+
+class QuotaOverrun(SessionStimulus):
+    """The workers of its client have more memory than they may, and this one has the most of them."""
+
+    worker: int
+    overrun: Overrun
 
 
 class Abandoned(SessionStimulus):

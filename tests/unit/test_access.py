@@ -151,6 +151,8 @@ def test_rights() -> None:
     assert not observer.may(Op.MAKE) and not observer.may(Op.ATTACH) and not observer.may(Op.STEP)
     assert ALICE.may(Op.MAKE) and ALICE.owns("alice") and not ALICE.owns("bob") and not ALICE.owns("")
     assert admin.owns("alice") and OWN_USER.owns("alice")
+    for other in (observer, ANYBODY, Holder("dave", "deploy")):
+        assert not other.owns("alice") and other.owns(other.name)
     assert OWN_USER.deploys and admin.deploys and Holder("dave", "deploy").deploys
     assert not ANYBODY.deploys and not ALICE.deploys and ANYBODY.may(Op.MAKE)
 

@@ -161,6 +161,24 @@ def test_heartbeat_about_an_unknown_session_is_answered_unknown() -> None:
     assert messages.unpack(HeartbeatReply, pair.to_client[0].frames[0][40:]).state == "unknown"
 
 
+def test_heartbeat_of_another_client_is_told_nothing_and_takes_nothing() -> None:
+    pair = joined()
+    step_on_its_way(pair)
+    pair.deliver_to_hub()
+    question = [Prelude(Op.HEARTBEAT, HUB_ID, TOKEN, 2).pack() + b"\x80"]
+    for answered in (False, True):
+        if answered:
+            pair.finish()
+            pair.disconnect()  # also not the lease
+        pair.hub.outgoing.clear()
+        assert pair.hub.receive(b"eve", 7, question, "eve") is None
+        ((peer, frames),) = pair.hub.outgoing
+        assert peer == b"eve" and messages.unpack(HeartbeatReply, bytes(frames[0])[40:]).state == "unknown"
+        assert pair.hub.connection_of(TOKEN) == 1 and pair.hub.connections_of(TOKEN) <= {1}
+        assert pair.hub.sessions_of(b"eve") == []
+    assert TOKEN in pair.hub.leases and pair.hub.returned == []
+
+
 # --- sequence numbers -------------------------------------------------------------------------------------------------
 
 

@@ -120,6 +120,26 @@ def test_lost_reply_to_close_is_sent_again() -> None:
     assert pair.replies[-1].message == messages.Done()
 
 
+@pytest.mark.parametrize("closed_early", [False, True])
+def test_reply_of_an_ended_session_goes_to_its_own_client_alone(closed_early: bool) -> None:
+    pair = ProtocolPair() if closed_early else joined()
+    pair.hello()
+    last = Prelude(Op.CLOSE, HUB_ID, TOKEN, 2).pack() + messages.pack(Close())
+    incoming = pair.hub.receive(b"alice", 1, [last])
+    if incoming is not None:
+        pair.hub.answer(incoming, messages.Done())
+        pair.hub.forget(TOKEN)
+    pair.hub.outgoing.clear()
+    for _ in range(2):
+        assert pair.hub.receive(b"eve", 7, [last], "eve") is None
+        ((peer, frames),) = pair.hub.outgoing
+        assert peer == b"eve" and Prelude.unpack(frames[0]).op == REPLY | Op.FAILURE
+        assert messages.unpack(Failure, bytes(frames[0])[40:]).code == "session_lost"
+        pair.hub.outgoing.clear()
+    assert pair.hub.receive(b"alice again", 8, [last]) is None
+    assert Prelude.unpack(pair.hub.outgoing[0][1][0]).op == REPLY | (Op.FAILURE if closed_early else Op.CLOSE)
+
+
 def test_late_copy_of_a_make_does_not_make_the_closed_session_again() -> None:
     pair = ProtocolPair()
     pair.hello()

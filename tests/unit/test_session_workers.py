@@ -161,6 +161,25 @@ def test_worker_is_started_again_when_its_time_has_come_and_serves_its_rows() ->
     assert session.request(Step(b"\x04")) == [PostStep()]
 
 
+def test_seed_of_an_env_is_kept_until_it_is_given_another() -> None:
+    session = ready()
+    for reset in (Reset([3, 4, 5]), Reset(), Reset([7, None, None], mask=[False, True, True]), Reset([None, 8, None])):
+        session.request(reset)
+        session.rows_done()
+    assert seeds_of_the_next(session, 0) == [reseeded(3, 1), reseeded(5, 1)]
+    assert seeds_of_the_next(session, 1) == [reseeded(8, 1)]
+
+
+def seeds_of_the_next(session: Session, worker: int) -> list[int | None]:
+    """What the process that takes a worker's place is given, once the worker has ended."""
+    session.exited(worker, now_s=100.0)
+    session.elapsed(100.1)
+    session.said(worker, built())
+    (handed,) = session.said(worker, Mapped(), now_s=101.0)
+    assert isinstance(handed, HandOver)
+    return handed.message.seeds
+
+
 def late(session: Session) -> float:
     """Have env 2 of worker 0 hang in a step of the session until its worker is killed; returns the time."""
     session.request(Step(b"\x04"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from envhub_server.ipc.control import RowInfo
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
@@ -65,6 +67,37 @@ def test_step_of_a_worker_that_ended_is_a_truncation_with_the_last_observation(m
     assert arena.rewards.tolist() == [0.0, 1.0, 0.0, 1.0] and not arena.terminations.any()
     assert arena.needs_reset.tolist() == [FRESH, ONGOING, FRESH, ONGOING]
     assert bytes(arena.infos[2, : arena.info_length[2]]) == TRUNCATED.info and arena.status[2] == STATUS_INFO
+
+
+class Watched(np.ndarray):
+    """Words that note at which moment each of them is set."""
+
+    moments: ClassVar[list[dict[str, Any]]]
+    arena: ClassVar[Arena]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        arena = self.arena
+        for row in np.arange(arena.layout.rows)[key].reshape(-1).tolist():
+            said = bytes(arena.infos[row, : arena.info_length[row]])
+            shown = float(arena.observations[0][arena.request[row] & 1, row, 0])
+            self.moments.append({"row": row, "truncated": bool(arena.truncations[row]), "said": said, "shown": shown})
+        super().__setitem__(key, value)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5, 8])
+def test_every_row_of_a_worker_is_truncated_and_is_done_only_then(rows: int) -> None:
+    made = SessionMemory(Layout(rows, (Leaf("<f4", (2,)),), (Leaf("<i8", ()),), 64), 1, ArenaBudget(1 << 30))
+    arena, stand_ins = made.arena, StandIns(made, None)
+    step(made)
+    finish(made, *range(rows), seen=7.0)
+    step(made)
+    Watched.moments, Watched.arena = [], arena
+    arena.done = arena.done.view(Watched)
+    stand_ins.take(0, TRUNCATED, None)
+    wanted = {"truncated": True, "said": TRUNCATED.info, "shown": 7.0}
+    assert Watched.moments == [{**wanted, "row": row} for row in range(rows)]
+    assert arena.quiescent() and arena.truncations.all() and arena.rewards.tolist() == [0.0] * rows
+    made.close()
 
 
 def test_reset_that_is_done_once_more_leaves_the_observation_before_it_as_the_last(memory: SessionMemory) -> None:

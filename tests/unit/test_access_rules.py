@@ -1,0 +1,268 @@
+"""Who a message is of and whether it is refused, by keys and without: with a ROUTER that nobody connects to."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from envhub_server.network import network_peer
+from envhub_server.network.access import CHANGED, IPC_ORIGIN, KEYS_S, REFUSED_S, REMOVED, UNKNOWN_KEY_S, Access
+from envhub_server.network.audit import Audit
+from envhub_server.network.authenticator import OWN
+from envhub_server.network.connections import HELLO_S, UNREAD_S, KnownConnection
+from envhub_server.network.key_folder import KeyFolder
+from envhub_server.network.rights import ANYBODY, OWN_USER
+from hubs import wait_until
+from zmq.utils.monitor import recv_monitor_message
+
+from envhub.errors import AddressError
+from envhub.transport import sockets
+from envhub.transport.keys import HubKeys, text_of
+
+DESCRIPTOR = 1 << 20  # of no connection
+HOST = "192.0.2.7"
+HANDSHAKES = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyFolder:
+    folder = KeyFolder(tmp_path / "keys")
+    folder.make_secret()
+    return folder
+
+
+@pytest.fixture
+def router() -> Iterator[tuple[Any, Any]]:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as opened:
+        yield context, opened
+
+
+@pytest.fixture
+def access(keys: KeyFolder, router: tuple[Any, Any], tmp_path: Path) -> Iterator[Access]:
+    """Of a hub that knows alice, who may have one connection, and bob."""
+    for name in ("alice", "bob"):
+        keys.add(name, key(name))
+    path = keys.path / "clients/alice.toml"
+    path.write_text(path.read_text() + "[quotas]\nconnections_max = 1")
+    made = Access(keys.path, False, Audit(tmp_path / "audit"), 100)
+    made.guard(*router)
+    yield made
+    made.close()
+
+
+def key(name: str) -> bytes:
+    return name.encode().ljust(32, b"-")
+
+
+def said(name: str = "", descriptor: int = DESCRIPTOR, origin: str = HOST, user: str | None = None) -> list[Any]:
+    """What libzmq knows of a message: its frame is asked for no more."""
+    user = (text_of(key(name)) if name else "") if user is None else user
+    return [{"User-Id": user, "Peer-Address": origin, zmq.SRCFD: descriptor}]
+
+
+def known_of(access: Access, descriptor: int = DESCRIPTOR) -> KnownConnection:
+    known = access.connections.get(descriptor)
+    assert known is not None
+    return known
+
+
+def audited(tmp_path: Path) -> list[tuple[str, str, str]]:
+    lines = map(json.loads, (tmp_path / "audit").read_text().splitlines())
+    return [(line["event"], line["client"], line["from"]) for line in lines]
+
+
+# --- with keys --------------------------------------------------------------------------------------------------------
+
+
+def test_client_is_the_holder_of_its_key_from_its_first_message_on(access: Access, tmp_path: Path) -> None:
+    assert access.accepted(DESCRIPTOR, 100.0) == [] and known_of(access).silent_until_s == 100.0 + HELLO_S
+    for _ in range(2):
+        holder, why = access.holder(b"peer", said("alice"), 100.1)
+        assert (holder.name, holder.right, why) == ("alice", "use", "")
+        known = known_of(access)
+        assert (known.holder, known.client, known.key, known.origin) == (holder, "alice", key("alice"), HOST)
+        assert known.silent_until_s == math.inf and not known.is_others
+    assert audited(tmp_path) == [("connected", "alice", HOST)]
+
+
+def test_client_with_too_many_connections_is_refused_and_its_first_one_is_not(access: Access) -> None:
+    for descriptor in (DESCRIPTOR, DESCRIPTOR + 1, DESCRIPTOR + 2):
+        access.accepted(descriptor, 100.0)
+    assert access.holder(b"peer 0", said("alice"), 100.0)[1] == ""
+    for _ in range(2):
+        holder, why = access.holder(b"peer 1", said("alice", DESCRIPTOR + 1), 100.0)
+        assert holder.name == "alice" and why == "alice has 1 connections, of connections_max=1"
+        assert known_of(access, DESCRIPTOR + 1).holder is None
+    assert access.holder(b"peer 0", said("alice"), 100.0)[1] == ""
+    assert access.holder(b"peer 2", said("bob", DESCRIPTOR + 2), 100.0)[1] == "", "another client's do not count"
+    access.ended(DESCRIPTOR, 100.1)
+    assert access.holder(b"peer 1", said("alice", DESCRIPTOR + 1), 100.2)[1] == ""
+
+
+def test_client_that_is_refused_has_a_second_to_read_why(access: Access) -> None:
+    access.accepted(DESCRIPTOR, 100.0)
+    assert access.refused(b"peer", DESCRIPTOR, "too many", 100.0) == []
+    assert known_of(access).silent_until_s == 100.0 + REFUSED_S
+    assert access.refused(b"peer", DESCRIPTOR, "too many", 100.5) == [(known_of(access), "too many")]
+    assert access.refused(b"another", DESCRIPTOR, "too many", 100.5) == []
+    access.accepted(DESCRIPTOR, 200.0)
+    assert access.refused(b"other", DESCRIPTOR, REMOVED, 200.0) == [(known_of(access), REMOVED)]
+
+
+@pytest.mark.parametrize("user", [text_of(key("eve")), ""])
+def test_key_that_is_not_known_or_none_is_refused(access: Access, user: str) -> None:
+    access.accepted(DESCRIPTOR, 100.0)
+    assert access.holder(b"peer", said(user=user), 100.0) == (ANYBODY, REMOVED)
+    assert known_of(access).holder is None
+
+
+@pytest.mark.parametrize("who", [{"origin": f"{IPC_ORIGIN}0:0:7"}, {"user": OWN}])
+def test_own_user_needs_no_key(access: Access, who: dict[str, str]) -> None:
+    access.accepted(DESCRIPTOR, 100.0)
+    assert access.holder(b"peer", said(**who), 100.0) == (OWN_USER, "")
+    assert known_of(access).holder is OWN_USER and known_of(access).key == b""
+
+
+def test_message_of_a_connection_that_has_ended_is_its_clients_all_the_same(access: Access, tmp_path: Path) -> None:
+    assert access.holder(b"peer", said("alice"), 100.0)[0].name == "alice"
+    assert audited(tmp_path) == [] and access.ends(b"peer", DESCRIPTOR, "why", 100.0) == []
+    assert access.refused(b"peer", DESCRIPTOR, "why", 100.0) == access.malformed(b"peer", DESCRIPTOR, 100.0) == []
+    access.accepted(DESCRIPTOR, 100.1)
+    assert access.ends(b"peer", DESCRIPTOR, "why", 100.2) == [(known_of(access), "why")]
+
+
+def test_change_of_the_keys_ends_the_connections_that_it_concerns(
+    access: Access, keys: KeyFolder, tmp_path: Path
+) -> None:
+    for number, name in enumerate(("alice", "bob")):
+        access.accepted(DESCRIPTOR + number, 100.0)
+        access.holder(b"peer %d" % number, said(name, DESCRIPTOR + number), 100.0)
+    assert access.next_s() == 0.0, "the folder is looked at at once"
+    assert access.check(100.0, ()) == [] and access.next_s() <= 100.0 + KEYS_S
+    keys.remove("alice")
+    assert access.check(100.0 + KEYS_S / 2, ()) == []
+    assert access.check(100.0 + KEYS_S, ()) == [(known_of(access), CHANGED)]
+    assert access.holder(b"peer 0", said("alice"), 100.6) == (ANYBODY, REMOVED)
+    access.ended(DESCRIPTOR, 100.6)
+    assert access.check(100.0 + 2 * KEYS_S, ()) == []
+    keys.add("carol", key("carol"))
+    assert access.check(100.0 + 3 * KEYS_S, ()) == [], "nobody's who is connected"
+    assert audited(tmp_path)[-2:] == [("keys_read", "alice", ""), ("keys_read", "carol", "")]
+    assert '"why": "removed"' in (tmp_path / "audit").read_text()
+
+
+def test_connection_in_its_handshake_counts_as_refused_and_one_that_has_spoken_does_not(access: Access) -> None:
+    for descriptor in (DESCRIPTOR, DESCRIPTOR + 1, DESCRIPTOR + 2):
+        access.accepted(descriptor, 100.0)
+    access.holder(b"peer", said("bob"), 100.0)
+    access.handshake_failed()
+    access.ended(DESCRIPTOR, 100.0)  # it has spoken
+    access.ended(DESCRIPTOR + 1, 100.0)  # it ends by itself
+    access.handshake_failed()
+    access.ended(DESCRIPTOR + 5, 100.0)  # nobody knows this one
+    assert access.handshakes_refused == 0
+    access.handshake_failed()
+    access.ended(DESCRIPTOR + 2, 100.0)
+    assert access.handshakes_refused == 1 and len(access.connections) == 0
+
+
+def test_address_refuses_a_client_with_a_key_that_nobody_knows(access: Access, router: tuple[Any, Any]) -> None:
+    port = router[1].bind_to_random_port("tcp://127.0.0.1")
+    access.bound(f"tcp://127.0.0.1:{port}")  # else it raises
+    assert access.handshakes_refused == 0, "which is the hub's own test"
+    assert access.open_to_all
+
+
+def test_key_that_was_added_just_now_is_let_in_but_the_folder_is_not_read_for_each_stranger(
+    access: Access, keys: KeyFolder, router: tuple[Any, Any]
+) -> None:
+    context, opened = router
+    address = f"tcp://127.0.0.1:{opened.bind_to_random_port('tcp://127.0.0.1')}"
+    server = sockets.public_key(keys.secret())
+    found = []
+    for now_s, name in [(100.0, "carol"), (100.0 + UNKNOWN_KEY_S / 2, "dave"), (100.0 + UNKNOWN_KEY_S, "eve")]:
+        public, secret = sockets.new_key_pair()
+        keys.add(name, public)
+        with context.socket(zmq.DEALER) as client:
+            client.setsockopt(zmq.LINGER, 0)
+            client.setsockopt(zmq.RECONNECT_IVL, -1)
+            sockets.present_keys(client, HubKeys(server, secret))
+            with sockets.open_monitor(client, HANDSHAKES) as monitor:
+                client.connect(address)
+                assert wait_until(access.asked) and access.answer(now_s) and not access.answer(now_s)
+                found.append(recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+                client.monitor(None, 0)
+    assert found == [True, False, True] and access.handshakes_refused == 1
+
+
+# --- without keys -----------------------------------------------------------------------------------------------------
+
+
+def test_hub_without_keys_admits_anybody_whom_its_addresses_let_in() -> None:
+    access = Access(None, True, Audit(None), 100)
+    assert access.open_to_all and access.handshakes_refused == access.connections_ended == 0
+    assert access.accepted(DESCRIPTOR, 100.0) == [], "also of another user"
+    assert access.holder(b"peer", said(), 100.0) == (ANYBODY, "")
+    assert known_of(access).origin == HOST and not access.connections.others
+    access.close()
+
+
+def test_hub_for_its_own_user_has_connections_of_others_ended() -> None:
+    access = Access(None, False, Audit(None), 100)
+    assert not access.open_to_all
+    ((known, why),) = access.accepted(DESCRIPTOR, 100.0)
+    assert known is known_of(access) and known.is_others and "another user's" in why
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        peer = socket.create_connection(server.getsockname())
+        with peer, server.accept()[0] as own:
+            assert access.accepted(own.fileno(), 100.0) == [] and not known_of(access, own.fileno()).is_others
+
+
+def test_hub_that_cannot_know_its_user_from_others_serves_no_tcp_address(
+    router: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, keys: KeyFolder
+) -> None:
+    monkeypatch.setattr(network_peer, "kernel_tells", lambda: False)
+    with pytest.raises(AddressError, match="--keys"):
+        Access(None, False, Audit(None), 100).guard(*router)
+    for guarded in (Access(None, True, Audit(None), 100), Access(keys.path, False, Audit(None), 100)):
+        guarded.guard(*router)
+        guarded.close()
+
+
+def test_origin_is_that_of_a_connection_where_keys_are_wanted(keys: KeyFolder, router: tuple[Any, Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        peer = socket.create_connection(server.getsockname())
+        with peer, server.accept()[0] as accepted:
+            for wanted, folder in (("127.0.0.1", keys.path), ("", None)):
+                access = Access(folder, False, Audit(None), 100)
+                access.accepted(accepted.fileno(), 100.0)
+                assert known_of(access, accepted.fileno()).origin == wanted
+
+
+def test_client_that_sends_too_much_without_an_end_is_ended_and_told_why() -> None:
+    access = Access(None, False, Audit(None), 100)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        peer = socket.create_connection(server.getsockname())
+        with peer, server.accept()[0] as accepted:
+            access.accepted(accepted.fileno(), 100.0)
+            peer.sendall(bytes(101))
+            accepted.recv(101, socket.MSG_WAITALL)
+            ((known, why),) = access.check(100.0 + UNREAD_S, ())
+            assert known.descriptor == accepted.fileno() and "over 100 bytes" in why
+            ((known, why),) = access.check(100.0 + HELLO_S, {b""})
+            assert known.descriptor == accepted.fileno() and "sent nothing" in why
+
+
+def test_next_check_is_the_first_of_all_that_is_due() -> None:
+    access = Access(None, False, Audit(None), 100)
+    assert access.next_s() == math.inf
+    access.accepted(DESCRIPTOR, 100.0)
+    assert access.next_s() == 100.0 + UNREAD_S
+    access.check(100.0 + UNREAD_S, ())
+    assert access.next_s() == 100.0 + HELLO_S

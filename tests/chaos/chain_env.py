@@ -4,6 +4,8 @@ An observation is int64::
 
     row | incarnation | counter | link | counter | counter | ... | counter
 
+With ``noted`` it is a dict of that (``chain``) and of the counter as a text (``note``), which has no fixed size.
+
 ``row`` is whose actions the env gets: -1 before the first, -2 once two rows have sent some. ``incarnation`` is another
 number for every env that is made. ``counter`` says how many resets and steps the incarnation has seen, and ``link`` is
 a rolling hash of all of them. So one look at an observation shows that every action was carried out once, in order, by
@@ -18,12 +20,13 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict, Text
 
 HEAD = 4  # elements before the tail
 UNOWNED, STRAYED = -1, -2
 ROWS_MAX = 1 << 16
 RESET = 0
+NOTE_CHARS_MAX = 20
 MISSTEP = 1 << 40  # an action at which the env raises
 
 _MODULUS = (1 << 61) - 1
@@ -53,13 +56,15 @@ def _space(elements: int) -> Box:
     return Box(limits.min, limits.max, (HEAD + elements,), np.int64)
 
 
-class ChainEnv(gym.Env[np.ndarray, np.ndarray]):
+class ChainEnv(gym.Env[Any, np.ndarray]):
     """Episodes of ``length`` steps, which are terminated and truncated in turn; ``elements`` numbers in the tail."""
 
     action_space = Box(0, 1 << 46, (2,), np.int64)
 
-    def __init__(self, elements: int = 60, length: int = 50) -> None:
-        self.observation_space = _space(elements)
+    def __init__(self, elements: int = 60, length: int = 50, noted: bool = False) -> None:
+        chain = _space(elements)
+        self.observation_space = Dict(chain=chain, note=Text(NOTE_CHARS_MAX)) if noted else chain
+        self._noted = noted
         self._length = length
         self._row = UNOWNED
         self._incarnation = int.from_bytes(os.urandom(7), "little")
@@ -67,15 +72,13 @@ class ChainEnv(gym.Env[np.ndarray, np.ndarray]):
         self._resets = self._steps = 0
         self._seen = np.empty(HEAD + elements, np.int64)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._resets += 1
         self._steps = 0
         return self._observe(RESET), {}
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         row, number = map(int, action)
         if number == MISSTEP:
             raise ArithmeticError("a misstep")
@@ -86,9 +89,9 @@ class ChainEnv(gym.Env[np.ndarray, np.ndarray]):
         ended, odd = self._steps >= self._length, self._resets % 2 == 1
         return seen, reward_of(self._link), ended and odd, ended and not odd, {}
 
-    def _observe(self, token: int) -> np.ndarray:
+    def _observe(self, token: int) -> Any:
         self._counter += 1
         self._link = advance(self._link, token)
         self._seen[:] = self._counter
         self._seen[:HEAD] = self._row, self._incarnation, self._counter, self._link
-        return self._seen
+        return {"chain": self._seen, "note": str(self._counter)} if self._noted else self._seen

@@ -45,9 +45,9 @@ class Finding:
 
 
 class Batch(NamedTuple):
-    """What one step returned."""
+    """What one step returned; observations of noted chains are dicts."""
 
-    observations: np.ndarray
+    observations: Any
     rewards: np.ndarray
     terminations: np.ndarray
     truncations: np.ndarray
@@ -129,8 +129,9 @@ class Checker:
         self._chains = [Chain() for _ in range(rows)]
         self._trail: deque[tuple[Any, ...]] = deque(maxlen=TRAIL)
 
-    def session(self) -> None:
-        """A new session begins: what stood in the old one has ended, and must not come back."""
+    def session(self, rows: int | None = None) -> None:
+        """A new session begins, of so many rows: what stood in the old one has ended, and must not come back."""
+        self._rows = self._rows if rows is None else rows
         self._chains = [Chain() for _ in range(self._rows)]
 
     @property
@@ -141,9 +142,11 @@ class Checker:
     def recall(self, memory: Any) -> None:
         """Go on from where another checker was."""
         self._chains, self._owners = memory
+        self._rows = len(self._chains)
 
-    def reset(self, observations: np.ndarray, infos: Mapping[str, Any], mask: Sequence[bool] | None = None) -> None:
+    def reset(self, observations: Any, infos: Mapping[str, Any], mask: Sequence[bool] | None = None) -> None:
         """A reset of all rows, or of those of the mask, returned this."""
+        observations = self._chain_of(observations)
         self._trail.append(("reset", mask, _heads(observations), infos))
         self._check_tails(observations)
         for row, head in enumerate(_heads(observations)):
@@ -159,6 +162,7 @@ class Checker:
 
     def step(self, numbers: Sequence[int], batch: Batch) -> None:
         """A step with the actions ``[row, numbers[row]]`` returned this."""
+        batch = batch._replace(observations=self._chain_of(batch.observations))
         self._trail.append(("step", numbers, _heads(batch.observations), batch.infos))
         self._check_tails(batch.observations)
         failed = _mask(batch.infos, "env_failure", self._rows)
@@ -319,6 +323,16 @@ class Checker:
             return Kind.DOUBLED if head[2] > expected[2] else Kind.LOST
         return Kind.REORDERED
 
+    def _chain_of(self, observations: Any) -> np.ndarray:
+        """The arrays of a batch, each of whose notes must be of the same moment."""
+        if not isinstance(observations, dict):
+            return np.asarray(observations)
+        chains: np.ndarray = observations["chain"]
+        for row, (counter, note) in enumerate(zip(chains[:, 2].tolist(), observations["note"], strict=True)):
+            if note != str(counter):
+                self._find(Kind.TORN, row, f"step {counter}, and the note of step {note!r}")
+        return chains
+
     def _check_tails(self, observations: np.ndarray) -> None:
         whole = (observations[:, HEAD:] == observations[:, 2:3]).all(axis=1)
         for row in np.flatnonzero(~whole).tolist():
@@ -351,5 +365,7 @@ def _failures(infos: Mapping[str, Any]) -> str:
 
 
 def _final(batch: Batch, row: int) -> np.ndarray | None:
-    found: np.ndarray | None = batch.infos.get("final_obs", [None] * len(batch.rewards))[row]
-    return found
+    found = batch.infos.get("final_obs", [None] * len(batch.rewards))[row]
+    if isinstance(found, dict):
+        return found["chain"] if found["note"] == str(found["chain"][2]) else None
+    return None if found is None else np.asarray(found)

@@ -13,7 +13,14 @@ SERVED = (IPC, TCP, RELAY)
 # How often what, beside the others, and for how long at most.
 _EVERYWHERE = {"kill worker": (6, 0.0), "stop worker": (3, 3.0), "kill trainer": (1, 0.0), "stop trainer": (2, 8.0)}
 _ON_HUBS = {"kill hub": (1, 2.0), "stop hub": (1, 6.0)}
-_SERVED_ONLY = {"flood": (1, 3.0), "starve": (1, 3.0), "hoard": (1, 0.0)}
+_SERVED_ONLY = {
+    "flood": (1, 3.0),
+    "starve": (1, 3.0),
+    "hoard": (1, 0.0),
+    "take over": (1, 0.0),
+    "abandon": (1, 0.0),
+    "meddle": (1, 0.0),
+}
 _BY_LANE = {
     EMBEDDED: {},
     IPC: {},
@@ -26,7 +33,13 @@ _BY_LANE = {
         "trickle": (1, 2.0),
         "narrow": (1, 3.0),
     },
-    RELAY: {"double": (2, 3.0), "delay": (2, 3.0), "drop": (2, 2.0)},
+    RELAY: {
+        "double": (2, 3.0),
+        "repeat": (2, 3.0),
+        "delay": (2, 3.0),
+        "drop": (2, 2.0),
+        "return late": (1, 0.0),
+    },
 }
 
 

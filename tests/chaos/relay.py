@@ -2,6 +2,9 @@
 
 To the clients it is a ROUTER as the hub is, to the hub a DEALER per client. What it does to bytes on the way a network
 might do between two brokers, and PROTOCOL.md says that neither side is confused by it.
+
+A copy that follows at once only meets a request that runs, and one that is delayed a hub that has taken a later one. So
+the relay repeats requests when that matters: right after the hub has answered, before the client knows; and long after.
 """
 
 from __future__ import annotations
@@ -12,21 +15,34 @@ import itertools
 import random
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import zmq
 
+from envhub.protocol.messages import SESSION_OPS, Op
+from envhub.transport import sockets
+from envhub.transport.keys import HubKeys
+
+OP, NAMED = 6, slice(16, 40)  # of a prelude: its op, and the token and number that a reply repeats
 POLL_MS = 5
+KEPT = 50  # requests of each client
 
 
 @dataclass(frozen=True)
 class Mischief:
-    """How likely what is, per message; a message that is delayed is overtaken by those that are not."""
+    """How likely what is, per message; a message that is delayed is overtaken by those that are not.
+
+    Attributes:
+        repeat: a copy of the request that a reply belongs to goes to the hub before the reply goes to the client.
+        recall: with a request, a copy of any one of the client's last ``KEPT`` goes to the hub.
+    """
 
     double: float = 0.0
+    repeat: float = 0.0
+    recall: float = 0.0
     delay: float = 0.0
     drop: float = 0.0
     delay_s: float = 0.05
@@ -37,11 +53,12 @@ class Relay:
 
     Attributes:
         address: to connect to instead of the target.
-        done: how many messages were passed on, doubled, delayed and dropped.
+        done: how many messages were passed on, doubled, delayed and dropped, repeated and recalled.
     """
 
-    def __init__(self, target: str, seed: int = 0) -> None:
+    def __init__(self, target: str, seed: int = 0, keys: HubKeys | None = None) -> None:
         self._target = target
+        self._keys = keys
         self._chance = random.Random(seed)
         self._context = zmq.Context()
         self._clients = self._context.socket(zmq.ROUTER)
@@ -50,6 +67,9 @@ class Relay:
         self.mischief = Mischief()
         self.done: Counter[str] = Counter()
         self._hubs: dict[bytes, Any] = {}  # a socket to the hub for each client
+        self._requests: dict[bytes, deque[list[bytes]]] = {}  # the last ones of each client
+        self._holding = False
+        self._held: dict[bytes, tuple[Any, list[bytes]]] = {}  # the first step that each client sent meanwhile
         self._later: list[tuple[float, int, Any, list[bytes]]] = []
         self._order = itertools.count()
         self._poller = zmq.Poller()
@@ -63,15 +83,28 @@ class Relay:
         self._closing = True
         self._thread.join()
 
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Within the block clients say nothing; of what they sent meanwhile, one step each arrives afterwards."""
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+
     def _run(self) -> None:
         while not self._closing:
             ready = dict(self._poller.poll(POLL_MS))
             if self._clients in ready:
                 peer, *frames = self._clients.recv_multipart()
-                self._pass_on(self._hub_of(peer), frames)
+                self._from_client(peer, frames)
             for peer, hub in self._hubs.items():
                 if hub in ready:
-                    self._pass_on(self._clients, [peer, *hub.recv_multipart()])
+                    self._from_hub(peer, hub, hub.recv_multipart())
+            if self._held and not self._holding:
+                held, self._held = self._held, {}
+                for hub, frames in held.values():
+                    self._send(hub, frames)
             while self._later and self._later[0][0] <= time.monotonic():
                 _, _, out, frames = heapq.heappop(self._later)
                 self._send(out, frames)
@@ -79,10 +112,35 @@ class Relay:
             each.close(linger=0)
         self._context.term()
 
+    def _from_client(self, peer: bytes, frames: list[bytes]) -> None:
+        hub = self._hub_of(peer)
+        if self._holding:
+            if frames[0][OP] == Op.STEP:
+                self._held.setdefault(peer, (hub, frames))
+            return
+        if self._chance.random() < self.mischief.recall and self._requests[peer]:
+            self.done["recalled"] += 1
+            self._send(hub, self._chance.choice(self._requests[peer]))
+        if frames[0][OP] in SESSION_OPS:
+            self._requests[peer].append(frames)
+        self._pass_on(hub, frames)
+
+    def _from_hub(self, peer: bytes, hub: Any, frames: list[bytes]) -> None:
+        if self._chance.random() < self.mischief.repeat:
+            for asked in self._requests[peer]:
+                if asked[0][NAMED] == frames[0][NAMED]:
+                    self.done["repeated"] += 1
+                    self._send(hub, asked)
+                    break
+        self._pass_on(self._clients, [peer, *frames])
+
     def _hub_of(self, peer: bytes) -> Any:
         if peer not in self._hubs:
             hub = self._hubs[peer] = self._context.socket(zmq.DEALER)
             hub.linger = 0
+            if self._keys is not None:
+                sockets.present_keys(hub, self._keys)
+            self._requests[peer] = deque(maxlen=KEPT)
             hub.connect(self._target)
             self._poller.register(hub, zmq.POLLIN)
         return self._hubs[peer]
@@ -111,9 +169,9 @@ class Relay:
 
 
 @contextlib.contextmanager
-def relay(target: str, seed: int = 0) -> Iterator[Relay]:
-    """A relay to the target, for the block."""
-    running = Relay(target, seed)
+def relay(target: str, seed: int = 0, keys: HubKeys | None = None) -> Iterator[Relay]:
+    """A relay to the target, for the block; it presents these keys there."""
+    running = Relay(target, seed, keys)
     try:
         yield running
     finally:

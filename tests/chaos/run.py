@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,21 @@ from chaos.scene import Scene, scene
 from chaos.trainer import Task
 
 REPORT_S = 10.0
-MODES = {EMBEDDED: NEXT_STEP, IPC: SAME_STEP, TCP: NEXT_STEP, RELAY: DISABLED}
+MODES = {EMBEDDED: NEXT_STEP, IPC: SAME_STEP, TCP: DISABLED, RELAY: NEXT_STEP}
+# The rows, the workers, whether the envs are noted, and their elements, of a trainer's sessions in turn.
+SHAPES = [
+    (8, 1, True, 150_000),
+    (6, 1, False, 60),
+    (3, 3, True, 60),
+    (14, 2, False, 60),
+    (4, 2, True, 60),
+    (10, 2, True, 60),
+    (1, 1, False, 60),
+    (12, 4, False, 60),
+]
+# By looking it sees what the hub does in their common memory while the hub does it, which takes a while for large rows.
+POLL_S = {EMBEDDED: 0.002}
+PAUSE_S = {IPC: 0.001}  # with it, workers end while nothing is under way, too
 OPTIONS: dict[str, dict[str, Any]] = {
     EMBEDDED: {"on_exception": "truncate", "on_hub_loss": "recreate"},
     IPC: {"restart_wait": 0.05, "step_timeout": 1.0, "on_hub_loss": "recreate"},
@@ -83,30 +98,43 @@ def run(
     pace_s: float = 1.0,
     seconds: float = 0.0,
     say: Callable[[str], None] = lambda text: None,
+    first: Sequence[tuple[str, str]] = (),
 ) -> Outcome:
-    """Let the nemesis of this seed loose for so many acknowledged steps, and seconds, at least."""
-    tasks = {
-        lane: Task(seed + number, UNBOUNDED, mode=MODES[lane], options={"restarts_max": RESTARTS_MAX, **OPTIONS[lane]})
-        for number, lane in enumerate(lanes)
-    }
+    """Let the nemesis of this seed loose for so many acknowledged steps, and seconds, at least.
+
+    It begins with the acts, each on its lane, that are to come ``first``.
+    """
+    tasks = {lane: _task(seed + number, lane) for number, lane in enumerate(lanes)}
     with scene(folder, seed, tasks) as found:
         found.await_trainers()
         said_s = begun_s = time.monotonic()
-        for pause_s, act in acts(seed, lanes, pace_s):
+        schedule = chain(((pace_s, act) for act in first), acts(seed, lanes, pace_s))
+        for number, (pause_s, act) in enumerate(schedule):
             found.pass_time(time.monotonic() + pause_s)
             found.check()
             total = _total(found)
-            enough = total.acknowledged >= steps and time.monotonic() >= begun_s + seconds
+            enough = total.acknowledged >= steps and time.monotonic() >= begun_s + seconds and number >= len(first)
             if enough or total.wrong:
                 break
             if time.monotonic() > said_s + REPORT_S:
                 said_s = time.monotonic()
                 say(f"{total.acknowledged:,} steps after {said_s - begun_s:.0f} s; {_counts(found.done)}")
             found.act(act)
+            if number < len(first):
+                found.pass_time(time.monotonic() + act.seconds)
         found.end()
         endings: Counter[str] = sum((trainer.endings for trainer in found.trainers.values()), Counter())
         tallies = {lane: trainer.tally for lane, trainer in found.trainers.items()}
         return Outcome(seed, time.monotonic() - begun_s, tallies, endings, found.done, found.relayed())
+
+
+def _task(seed: int, lane: str) -> Task:
+    """What a trainer on this lane does."""
+    number = LANES.index(lane)
+    shapes = (*SHAPES[2 * number :], *SHAPES[: 2 * number])
+    options = {"restarts_max": RESTARTS_MAX, **OPTIONS[lane]}
+    paces = {"pause_s": PAUSE_S.get(lane, 0.0), "poll_s": POLL_S.get(lane, 0.0)}
+    return Task(seed, UNBOUNDED, shapes=shapes, mode=MODES[lane], options=options, **paces)
 
 
 def _total(found: Scene) -> Tally:

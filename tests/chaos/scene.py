@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,41 +20,43 @@ from typing import Any
 import psutil
 from chaos.chaos_proxy import FAIR, ChaosProxy, Weather, proxy
 from chaos.checker import Tally
+from chaos.intruder import CONNECTIONS_MAX, Unanswered, meddle
+from chaos.journal import Journal
 from chaos.nemesis import EMBEDDED, IPC, RELAY, TCP, Act
 from chaos.relay import Mischief, Relay, relay
 from chaos.trainer import Task, arguments, heard
+from envhub_server.network.key_folder import KeyFolder
+from envhub_server.network.rights import RIGHTS
 from hubs import ServedHub, lives, serve, wait_until, worker_processes
 
 import envhub
+from envhub.transport import sockets
+from envhub.transport.address import parse
+from envhub.transport.keys import text_of
 
 TESTS = Path(__file__).parent.parent
 FLOOD_PACE_S = 0.002  # within one turn of its loop the hub has to notice that its descriptors run out
 FLOOD_CONNECTIONS, LEFT_DESCRIPTORS = 200, 100
 HOARD_ENVS, HOARD_ELEMENTS = 64, 250_000  # a quarter of a gigabyte
 HOARD_SESSIONS_MAX = 12
+LEASE_S = 4.15  # no multiple of the time between two looks of the hub at whether its clients are there
+SILENCE_S = 3.0  # of a client's connection, before its lease runs
+LEFT_S = 0.12  # of a lease, when a client comes back late
+EXPIRED_S = SILENCE_S + LEASE_S + 3.0  # by then a session without a client has ended
+LOOK_S = 1.0  # between two looks at what a hub holds
+MANY = {"sessions_max": 64, "connections_max": 4096, "makes_per_minute_max": 10_000}
+INTRUDERS = {"sessions_max": 1, "connections_max": CONNECTIONS_MAX, "makes_per_minute_max": 10_000}
 START_S = 60.0
 GONE_S = 3.0  # one second is promised; the rest is for a machine on which everything happens at once
 
 
-class TrainerProcess:
-    """A trainer in a process of its own, and the next one after it was killed.
-
-    Attributes:
-        tally: what all of them saw.
-        endings: how their sessions ended.
-        kills: how many of them were killed.
-    """
+class _Run:
+    """One process of a trainer, and the last line that it printed."""
 
     def __init__(self, task: Task) -> None:
-        self._task = task
-        self._past = Tally()
-        self._past_endings: Counter[str] = Counter()
-        self.kills = 0
-        self._start()
-
-    def _start(self) -> None:
-        self._line = ""
-        self.process = subprocess.Popen(arguments(self._task), stdout=subprocess.PIPE, text=True, cwd=TESTS)
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(arguments(task), stdin=pipe, stdout=pipe, text=True, cwd=TESTS)
+        self.line = ""
         self._reader = threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True)
         self._reader.start()
 
@@ -62,29 +64,28 @@ class TrainerProcess:
         with lines:
             for line in lines:
                 if line.endswith("}\n"):
-                    self._line = line
+                    self.line = line
 
-    @property
-    def tally(self) -> Tally:
-        total = Tally()
-        total.add(self._past)
-        if self._line:
-            total.add(heard(self._line)[0])
-        return total
+    def heard(self) -> tuple[Tally, Counter[str]]:
+        """What it saw, and how its sessions ended, as far as it has said so."""
+        return heard(self.line) if self.line else (Tally(), Counter())
 
-    @property
-    def endings(self) -> Counter[str]:
-        return self._past_endings + (heard(self._line)[1] if self._line else Counter())
+    def await_readiness(self) -> None:
+        """Wait until it waits for ``go``."""
+        assert wait_until(lambda: bool(self.line) or self.process.poll() is not None, START_S), "no trainer started"
+
+    def go(self) -> None:
+        """Have it begin, if its task is to wait for that."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
 
     def kill(self) -> None:
-        """Kill it, and have another one begin anew."""
+        """Kill it; nothing that it has started outlives it for long."""
         below = _below(self.process.pid)
         self.process.kill()
         self.process.wait()
-        self._bury()
-        self.kills += 1
         assert wait_until(lambda: not any(map(lives, below)), GONE_S), f"left of a killed trainer: {below}"
-        self._start()
 
     def stop(self) -> None:
         """Have it end, and hear its last words."""
@@ -94,11 +95,98 @@ class TrainerProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
-        self._bury()
+        self.join()
 
-    def _bury(self) -> None:
+    def join(self) -> None:
+        """Wait until all that it has printed is read, once it has ended."""
         self._reader.join(10)
-        self._past, self._past_endings, self._line = self.tally, self.endings, ""
+        self.go()
+
+
+class TrainerProcess:
+    """A trainer in a process of its own, and the next one after it was killed, or when that takes its session over.
+
+    Attributes:
+        kills: how many of them were killed.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._past, self._past_endings = Tally(), Counter[str]()
+        self.kills = 0
+        self._run = _Run(task)
+
+    @property
+    def process(self) -> subprocess.Popen[str]:
+        """The one that trains now."""
+        return self._run.process
+
+    @property
+    def tally(self) -> Tally:
+        """What all of them saw."""
+        total = Tally()
+        total.add(self._past)
+        total.add(self._run.heard()[0])
+        return total
+
+    @property
+    def endings(self) -> Counter[str]:
+        """How their sessions ended."""
+        return self._past_endings + self._run.heard()[1]
+
+    def token(self) -> bytes | None:
+        """The token of its session, as it has noted it; None if it has made none."""
+        entry = Journal(Path(self._task.journal)).read() if self._task.journal else None
+        return None if entry is None else bytes.fromhex(entry[0])
+
+    def kill(self) -> None:
+        """Kill it, and have another one take its session over, or begin anew."""
+        self._replace(_Run.kill)
+        self.kills += 1
+
+    def abandon(self) -> None:
+        """Kill it, and have another one begin anew that knows nothing of its session: nobody comes back to that."""
+        self._replace(lambda run: (run.kill(), Path(self._task.journal).unlink(missing_ok=True)))
+        self.kills += 1
+        self._await_steps()
+
+    def take_over(self) -> None:
+        """Have another one take its session over while it is stopped; going on, it must find that out, and end."""
+        old = self._replace(lambda run: run.process.send_signal(signal.SIGSTOP), bury=False)
+        try:
+            self._await_steps()
+        finally:
+            old.process.send_signal(signal.SIGCONT)
+            old.stop()
+            self._bury(old)
+
+    def _replace(self, end: Callable[[_Run], object], bury: bool = True) -> _Run:
+        """Have another one go on as soon as this has come to its end; it is started before, since that takes longer.
+
+        Returns the one that ended.
+        """
+        old, new = self._run, _Run(replace(self._task, waits=True))
+        new.await_readiness()
+        end(old)
+        if bury:
+            self._bury(old)
+        self._run = new
+        new.go()
+        return old
+
+    def _await_steps(self) -> None:
+        made = wait_until(lambda: bool(self._run.heard()[0].batches) or self._run.process.poll() is not None, START_S)
+        assert made, f"the next trainer made no step within {START_S:g} s"
+
+    def stop(self) -> None:
+        """Have it end, and hear its last words."""
+        self._run.stop()
+
+    def _bury(self, run: _Run) -> None:
+        run.join()
+        tally, endings = run.heard()
+        self._past.add(tally)
+        self._past_endings += endings
 
 
 class Scene:
@@ -119,12 +207,23 @@ class Scene:
         self._ending = threading.Event()
         self.problems: list[str] = []
         self._hub_stack = stack.enter_context(contextlib.ExitStack())
+        self._keys = KeyFolder(folder / "keys")
+        self._keys.make_secret()
+        tokens = {lane: self._admit(lane, "use", MANY) for lane in (TCP, RELAY)}
+        self._intruders = {right: self._admit(f"intruder-{right}", right, INTRUDERS) for right in RIGHTS}
+        self._looked_s = 0.0
         self.hub = self._serve(None)
         self._proxy: ChaosProxy = stack.enter_context(proxy(self.hub.tcp, seed))
-        self._relay: Relay = stack.enter_context(relay(self.hub.tcp, seed))
-        addresses = {EMBEDDED: None, IPC: self.hub.ipc, TCP: self._proxy.address, RELAY: self._relay.address}
+        keys = parse(f"envhub://{tokens[RELAY]}@{self.hub.tcp.removeprefix('tcp://')}").keys
+        self._relay: Relay = stack.enter_context(relay(self.hub.tcp, seed, keys))
+        by_proxy = f"envhub://{tokens[TCP]}@{self._proxy.address.removeprefix('tcp://')}"
+        addresses = {EMBEDDED: None, IPC: self.hub.ipc, TCP: by_proxy, RELAY: self._relay.address}
         self.trainers = {
-            lane: TrainerProcess(replace(task, hub=addresses[lane], journal=self._journal(lane)))
+            lane: TrainerProcess(
+                replace(
+                    task, hub=addresses[lane], journal=self._journal(lane), lease_s=0.0 if lane == EMBEDDED else LEASE_S
+                )
+            )
             for lane, task in tasks.items()
         }
 
@@ -132,8 +231,18 @@ class Scene:
         return "" if lane == EMBEDDED else str(self._folder / f"journal-{lane}")
 
     def _serve(self, binds: Sequence[str] | None) -> ServedHub:
-        offered = ("chain=chaos.chain_env:ChainEnv", "--lease", "20")
+        offered = ("chain=chaos.chain_env:ChainEnv", "--lease", str(LEASE_S), "--keys", str(self._keys.path))
         return self._hub_stack.enter_context(serve(self._folder, *offered, binds=binds, cwd=TESTS))
+
+    def _admit(self, name: str, right: str, quotas: Mapping[str, int]) -> str:
+        """Admit a client with a new key; returns the key, as an address has it."""
+        public, secret = sockets.new_key_pair()
+        self._keys.add(name, public, right)
+        path = self._keys.path / f"clients/{name}.toml"
+        path.write_text(
+            "\n".join([path.read_text(), "[quotas]", *(f"{what} = {most}" for what, most in quotas.items())])
+        )
+        return text_of(sockets.public_key(self._keys.secret()) + secret)
 
     def await_trainers(self) -> None:
         """See that all of them are on their way."""
@@ -145,7 +254,29 @@ class Scene:
         for lane, trainer in self.trainers.items():
             assert trainer.process.poll() is None or trainer.tally.wrong, f"the trainer on {lane} has ended"
         assert self.hub.process.poll() is None, f"the hub has ended:\n{self.hub.log[-4000:]}"
+        if not self._undo and time.monotonic() > self._looked_s + LOOK_S:
+            self._looked_s = time.monotonic()
+            found = self._unknown_workers
+            if found() and not wait_until(lambda: not found(), GONE_S):
+                self.problems.append(f"workers of no session: {found()}")
         assert not self.problems, self.problems
+
+    def _unknown_workers(self) -> set[int]:
+        """The workers below the hub of which it knows no session."""
+        below = {worker.pid for worker in self.hub.workers()}
+        with envhub.connect(self.hub.ipc) as hub:
+            return below - {pid for session in hub.sessions() for pid in session["workers"]}
+
+    def _await_end_of_sessions(self) -> None:
+        """See that the hub ends all sessions and workers once no client is left, and holds no memory of them."""
+
+        def left() -> list[object]:
+            with envhub.connect(self.hub.ipc) as hub:
+                found = hub.sessions(), hub.stats()["arena_bytes"], [worker.pid for worker in self.hub.workers()]
+            return [each for each in found if each]
+
+        if not wait_until(lambda: not left(), EXPIRED_S):
+            self.problems.append(f"sessions, bytes or workers left of clients that have gone: {left()}")
 
     # --- acts ---------------------------------------------------------------------------------------------------------
 
@@ -195,6 +326,46 @@ class Scene:
     def _kill_trainer(self, act: Act) -> None:
         self.undo(float("inf"))  # its private hub may be stopped, and could not notice
         self.trainers[act.lane].kill()
+
+    def _take_over(self, act: Act) -> None:
+        self.undo(float("inf"))  # who takes over waits for the hub and its workers
+        self.trainers[act.lane].take_over()
+
+    def _abandon(self, act: Act) -> None:
+        self.undo(float("inf"))
+        self.trainers[act.lane].abandon()
+
+    def _return_late(self, act: Act) -> bool | None:
+        """Have a client be silent until its lease has nearly run out, and go on by a step."""
+        self.undo(float("inf"))
+        token = self.trainers[RELAY].token()
+        if token is None:
+            return False
+
+        def leased() -> bool:
+            return any(each["leased"] and each["session"] == token.hex()[:8] for each in hub.sessions())
+
+        with envhub.connect(self.hub.ipc) as hub, self._relay.hold():
+            if not wait_until(leased, SILENCE_S + GONE_S):
+                return False
+            time.sleep(LEASE_S - LEFT_S)
+        return None
+
+    def _meddle(self, act: Act) -> bool | None:
+        """Try all that is forbidden."""
+        self.undo(float("inf"))
+        place = self.hub.tcp.removeprefix("tcp://")
+        addresses = {right: f"envhub://{key}@{place}" for right, key in self._intruders.items()}
+        try:
+            self.problems += meddle(addresses, self._tokens)
+        except Unanswered as error:
+            self.problems.append(f"of an intruder: {error}")
+        return None
+
+    def _tokens(self) -> list[bytes]:
+        """The tokens of the trainers' sessions."""
+        tokens = [trainer.token() for trainer in self.trainers.values()]
+        return [token for token in tokens if token is not None]
 
     def _stop_trainer(self, act: Act) -> None:
         self._signal(psutil.Process(self.trainers[act.lane].process.pid), signal.SIGSTOP, act.seconds)
@@ -307,7 +478,10 @@ class Scene:
         self._later(seconds, lambda: self._proxy.weather(FAIR))
 
     def _double(self, act: Act) -> None:
-        self._set_mischief(Mischief(double=0.3), act.seconds)
+        self._set_mischief(Mischief(double=0.3, repeat=0.3), act.seconds)
+
+    def _repeat(self, act: Act) -> None:
+        self._set_mischief(Mischief(repeat=0.5, recall=0.2), act.seconds)
 
     def _delay(self, act: Act) -> None:
         self._set_mischief(Mischief(delay=0.3, double=0.1), act.seconds)
@@ -334,6 +508,8 @@ class Scene:
         assert not self.problems, self.problems
         for trainer in self.trainers.values():
             trainer.stop()
+        self._await_end_of_sessions()
+        assert not self.problems, self.problems
         below = _below(self.hub.process.pid)
         assert self.hub.stop() == 0, f"the hub did not end well:\n{self.hub.log[-4000:]}"
         assert wait_until(lambda: not any(map(lives, below)), GONE_S), f"left of the hub: {below}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from chaos.nemesis import EMBEDDED, IPC, LANES, RELAY, TCP, acts
+from chaos.nemesis import EMBEDDED, IPC, LANES, RELAY, TCP, Act, acts
 from chaos.run import run
 
 
@@ -16,15 +16,27 @@ def test_schedule_follows_from_the_seed_alone() -> None:
     assert first(3) == first(3) != first(4)
 
 
+FIRST = {
+    EMBEDDED: ["kill worker"],
+    IPC: ["abandon", "take over", "kill worker", "meddle"],
+    TCP: ["abandon", "take over", "kill worker"],
+    RELAY: ["repeat", "return late", "meddle"],
+}
+ROWS_A_WORKER_MAX = 8
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("seed", "lanes"), [(18, [EMBEDDED, IPC]), (8, [TCP, RELAY])])
 def test_nothing_is_lost_in_a_short_run(tmp_path: Path, seed: int, lanes: list[str]) -> None:
-    found = run(tmp_path, seed, 1000, lanes, pace_s=0.4, seconds=6)
+    first = [Act(what, lane, 0, 2.0 if what == "repeat" else 0.0) for lane in lanes for what in FIRST[lane]]
+    found = run(tmp_path, seed, 1000, lanes, pace_s=0.4, seconds=8, first=first)
     print(found.text())
     assert not found.total.wrong, found.text()
     assert found.acts["kill worker"] and found.total.truncations["crash"], found.text()
-    # A worker has two rows here, and nobody else's end with it.
-    assert found.total.truncations["crash"] <= 2 * found.acts["kill worker"], found.text()
+    # Nobody else's rows end with those of a worker.
+    assert found.total.truncations["crash"] <= ROWS_A_WORKER_MAX * found.acts["kill worker"], found.text()
+    assert found.total.inherited or found.endings["SessionLost of attach"], found.text()
+    assert RELAY not in lanes or (found.relayed["repeated"] and found.acts["return late"]), found.text()
 
 
 @pytest.mark.chaos

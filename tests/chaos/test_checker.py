@@ -254,3 +254,29 @@ def test_final_observation_of_same_step_is_checked() -> None:
     batch.infos["final_obs"][1][0] = 2
     checker.step([LENGTH - 1] * ROWS, batch)
     assert kinds(checker) == {"broken": 1}
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_note_is_of_the_step_that_its_row_shows(torn: bool) -> None:
+    hub, checker = FaultlessHub(SAME_STEP), Checker(ROWS, SAME_STEP, LENGTH)
+
+    def noted(chains: np.ndarray) -> dict[str, object]:
+        return {"chain": chains, "note": tuple(str(counter) for counter in chains[:, 2].tolist())}
+
+    checker.reset(noted(hub.reset()), {})
+    for number in range(LENGTH + 2):
+        before, batch = noted(hub.last.copy()), hub.step(number)
+        finals = [None if each is None else {"chain": each, "note": str(each[2])} for each in batch.infos["final_obs"]]
+        seen = noted(batch.observations)
+        if torn and number == 2:
+            seen["note"] = before["note"]
+        checker.step([number] * ROWS, batch._replace(observations=seen, infos={"final_obs": finals}))
+    assert kinds(checker) == ({"torn": ROWS} if torn else {})
+
+
+def test_next_session_may_have_another_number_of_rows() -> None:
+    _, checker = history(batches=2)
+    checker.session(1)
+    for _ in range(2):
+        checker.reset(ChainEnv(ELEMENTS, LENGTH).reset()[0][None], {})
+    assert kinds(checker) == {} and checker.tally.incarnations == ROWS + 2

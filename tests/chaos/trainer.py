@@ -6,8 +6,10 @@ Each line it prints is a JSON map, of which the last one counts.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import math
 import random
 import signal
 import sys
@@ -41,8 +43,14 @@ class Task:
     Attributes:
         hub: the address; None for a private hub.
         steps: of single envs, all sessions together.
+        shapes: rows, workers, whether envs are noted, and their elements, of its sessions in turn; if empty, ``rows``,
+            ``workers`` and ``elements``.
+        poll_s: how often it looks whether an answer is there; 0 to wait until it is woken.
+        pause_s: on average between two steps, so that workers end while nothing is under way, too.
+        lease_s: of the hub; within it no session that was answered may be lost. 0 if that is not known.
         patience_s: for any one answer; who waits longer hangs.
         options: of ``make_vec``.
+        waits: whether it begins only when its standard input ends.
         journal: a file by which the next trainer takes over the session of one that was killed; none if empty.
     """
 
@@ -51,12 +59,17 @@ class Task:
     hub: str | None = None
     rows: int = 4
     workers: int = 2
+    shapes: tuple[tuple[int, int, bool, int], ...] = ()
+    poll_s: float = 0.0
+    pause_s: float = 0.0
+    lease_s: float = 0.0
     mode: str = NEXT_STEP
     elements: int = 60
     length: int = 50
     patience_s: float = 60.0
     options: dict[str, Any] = field(default_factory=dict)
     journal: str = ""
+    waits: bool = False
 
 
 class Hung(Exception):
@@ -73,7 +86,10 @@ class Trainer:
 
     def __init__(self, task: Task, report: Callable[[Trainer], None] = lambda trainer: None) -> None:
         self.task = task
-        self.checker = Checker(task.rows, task.mode, task.length)
+        shapes = task.shapes or [(task.rows, task.workers, False, task.elements)]
+        self._shapes = itertools.cycle(shapes)
+        self.checker = Checker(shapes[0][0], task.mode, task.length)
+        self._answered_s = -math.inf  # when the last request was made that got an answer
         self.endings: Counter[str] = Counter()
         self.stopped = False
         self._chance = random.Random(task.seed)
@@ -102,7 +118,7 @@ class Trainer:
         try:
             if envs is None:
                 envs = self._make()
-                self.checker.session()
+                self.checker.session(envs.num_envs)
                 self._reset(envs)
             while not self.done:
                 self._step(envs)
@@ -111,9 +127,16 @@ class Trainer:
             envs.close()
         except ENDINGS as error:
             self.endings[type(error).__name__] += 1
+            self._check_lease(error)
         finally:
             if envs is not None:
                 envs.close(terminate=True)
+
+    def _check_lease(self, error: Exception) -> None:
+        """See that the hub has not ended a session whose client it has just answered, unless another one has it."""
+        lost_s = time.monotonic() - self._answered_s
+        if type(error) is envhub.SessionLost and not self.stopped and lost_s < self.task.lease_s:
+            self.checker.broke(f"the session was lost {lost_s:.2f} s after a request that was answered: {error}")
 
     def _inherit(self) -> Any:
         """The session of a trainer that was killed, if there is one and the hub still has it."""
@@ -130,6 +153,7 @@ class Trainer:
         except ENDINGS as error:
             self.endings[f"{type(error).__name__} of attach"] += 1
             return None
+        self._answered_s = time.monotonic()
         self.checker.inherited(numbers)
         if self.task.mode == DISABLED:
             self._reset(envs)  # which envs the other one was about to reset, nobody knows
@@ -143,13 +167,14 @@ class Trainer:
     def _make(self) -> Any:
         """A session; while the hub is being started again there is nobody to make one."""
         task, until_s = self.task, time.monotonic() + self.task.patience_s
-        arguments = {"elements": task.elements, "length": task.length}
-        options = {"num_workers": task.workers, "autoreset_mode": task.mode, **task.options}
+        rows, workers, noted, elements = next(self._shapes)
+        arguments = {"elements": elements, "length": task.length, "noted": noted}
+        options = {"num_workers": workers, "autoreset_mode": task.mode, **task.options}
         while True:
             try:
                 if task.hub is None:
-                    return envhub.make_vec(partial(ChainEnv, **arguments), task.rows, **options)
-                return envhub.make_vec("chain", task.rows, hub=task.hub, env_kwargs=arguments, **options)
+                    return envhub.make_vec(partial(ChainEnv, **arguments), rows, **options)
+                return envhub.make_vec("chain", rows, hub=task.hub, env_kwargs=arguments, **options)
             except (*ENDINGS, envhub.WorkerDied) as error:
                 self.endings[f"{type(error).__name__} of make"] += 1
                 if time.monotonic() > until_s:
@@ -158,13 +183,15 @@ class Trainer:
                 time.sleep(RETRY_S)
 
     def _reset(self, envs: Any, mask: np.ndarray | None = None) -> None:
-        self._note(envs, [None] * self.task.rows)
+        self._note(envs, [None] * envs.num_envs)
         envs.reset_async(options=None if mask is None else {"reset_mask": mask})
         observations, infos = self._waited(envs.reset_wait, "reset")
         self.checker.reset(observations, infos, None if mask is None else mask.tolist())
 
     def _step(self, envs: Any) -> None:
-        rows = self.task.rows
+        rows = envs.num_envs
+        if self.task.pause_s:
+            time.sleep(self._chance.uniform(0, 2 * self.task.pause_s))
         numbers = [self._chance.getrandbits(30) for _ in range(rows)]
         if self._missteps and self._chance.random() < rows / MISSTEP_EVERY:
             numbers[self._chance.randrange(rows)] = MISSTEP
@@ -179,10 +206,16 @@ class Trainer:
 
     def _waited(self, wait: Callable[[float], Any], what: str) -> Any:
         begun_s = time.monotonic()
-        try:
-            return wait(self.task.patience_s)
-        except envhub.HubTimeout as error:
-            raise Hung(f"a {what} was not answered in {time.monotonic() - begun_s:.0f} s: {error}") from error
+        while True:
+            try:
+                found = wait(self.task.poll_s or self.task.patience_s)
+            except envhub.HubTimeout as error:
+                waited_s = time.monotonic() - begun_s
+                if waited_s >= self.task.patience_s:
+                    raise Hung(f"a {what} was not answered in {waited_s:.0f} s: {error}") from error
+            else:
+                self._answered_s = begun_s
+                return found
 
     def _tell(self) -> None:
         now_s = time.monotonic()
@@ -216,6 +249,9 @@ def main() -> None:
     trainer = Trainer(Task(**json.loads(sys.argv[1])), lambda trainer: print(told(trainer), flush=True))
     logging.getLogger("envhub").setLevel(logging.ERROR)
     signal.signal(signal.SIGTERM, lambda *_: setattr(trainer, "stopped", True))
+    if trainer.task.waits:
+        print(told(trainer), flush=True)
+        sys.stdin.read()
     trainer.run()
     print(told(trainer), flush=True)
 

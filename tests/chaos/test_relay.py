@@ -1,0 +1,79 @@
+"""Requests that the relay repeats reach the hub and run once; attempts of intruders are refused and change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from chaos.intruder import CONNECTIONS_MAX, meddle
+from chaos.relay import Mischief, relay
+from chaos.scene import TESTS
+from chaos.trainer import Task, Trainer
+from envhub_server.network.key_folder import KeyFolder
+from envhub_server.network.rights import RIGHTS
+from hubs import ServedHub, serve
+
+import envhub
+from envhub.transport import sockets
+from envhub.transport.address import parse
+from envhub.transport.keys import text_of
+
+STEPS = 300
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyFolder:
+    folder = KeyFolder(tmp_path / "keys")
+    folder.make_secret()
+    return folder
+
+
+@pytest.fixture
+def hub(tmp_path: Path, keys: KeyFolder) -> Iterator[ServedHub]:
+    with serve(tmp_path, "chain=chaos.chain_env:ChainEnv", "--keys", str(keys.path), cwd=TESTS) as served:
+        yield served
+
+
+def admitted(hub: ServedHub, keys: KeyFolder, name: str, right: str, quotas: str = "") -> str:
+    """The address of the hub for a client with a new key."""
+    public, secret = sockets.new_key_pair()
+    keys.add(name, public, right)
+    path = keys.path / f"clients/{name}.toml"
+    path.write_text(f"{path.read_text()}\n[quotas]\n{quotas}")
+    return f"envhub://{text_of(sockets.public_key(keys.secret()) + secret)}@{hub.tcp.removeprefix('tcp://')}"
+
+
+def test_requests_that_come_again_after_their_replies_are_answered_and_not_run(hub: ServedHub, keys: KeyFolder) -> None:
+    address = parse(admitted(hub, keys, "alice", "use"))
+    with relay(hub.tcp, seed=1, keys=address.keys) as between:
+        between.mischief = Mischief(repeat=1.0, recall=0.5)
+        trainer = Trainer(Task(1, STEPS, between.address, rows=3, workers=2))
+        trainer.run()
+        assert not trainer.checker.tally.wrong, trainer.checker.tally.findings
+        assert trainer.checker.tally.acknowledged >= STEPS and not trainer.endings
+        assert between.done["repeated"] >= STEPS / 3 and between.done["recalled"]
+    with envhub.connect(hub.ipc) as client:
+        found = client.stats()
+        assert found["replayed"] >= STEPS / 3 and found["failures"]["bad_seq"]
+        assert client.sessions() == []
+
+
+def test_keys_of_no_right_let_their_clients_touch_the_sessions_of_others(hub: ServedHub, keys: KeyFolder) -> None:
+    alice = admitted(hub, keys, "alice", "use")
+    quotas = f"connections_max = {CONNECTIONS_MAX}"
+    intruders = {right: admitted(hub, keys, f"eve-{right}", right, quotas) for right in RIGHTS}
+    with (
+        closing(envhub.make_vec("chain", 3, hub=alice, num_workers=2)) as of_alice,
+        closing(envhub.make_vec("chain", 3, hub=hub.ipc, num_workers=2)) as own,
+    ):
+        for envs in (of_alice, own):
+            envs.reset()
+        for number in range(2):
+            found = meddle(intruders, lambda: [bytes.fromhex(envs.token) for envs in (of_alice, own)])
+            assert found == []
+            for envs in (of_alice, own):
+                assert envs.step(np.array([[row, 7] for row in range(3)]))[0][:, 2].tolist() == [number + 2] * 3
+        assert "client_lost" not in hub.log and "session_taken_over" not in hub.log

@@ -230,3 +230,14 @@ def sent(pair: ProtocolPair, op: int, seq: int, body: bytes = b"", *frames: byte
 
 def step_on_its_way(pair: ProtocolPair, actions: bytes = b"left") -> None:
     pair.request(Op.STEP, Step(b"\x04"), actions)
+
+
+def given_up() -> ProtocolPair:
+    """A pair whose hub carries out a step that nobody waits for, and whose client wants a reset."""
+    pair = joined()
+    step_on_its_way(pair)
+    pair.deliver_to_hub()
+    pair.client.give_up()
+    assert pair.client.pending is None
+    pair.request(Op.RESET, Reset())
+    return pair

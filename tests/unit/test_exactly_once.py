@@ -7,6 +7,7 @@ from protocol_pair import (
     TOKEN,
     Packet,
     ProtocolPair,
+    given_up,
     joined,
     sent,
     step_on_its_way,
@@ -255,17 +256,6 @@ def test_second_make_of_a_session_is_refused_and_the_session_goes_on() -> None:
 
 
 # --- requests that were given up --------------------------------------------------------------------------------------
-
-
-def given_up() -> ProtocolPair:
-    """A pair whose hub carries out a step that nobody waits for, and whose client wants a reset."""
-    pair = joined()
-    step_on_its_way(pair)
-    pair.deliver_to_hub()
-    pair.client.give_up()
-    assert pair.client.pending is None
-    pair.request(Op.RESET, Reset())
-    return pair
 
 
 def test_request_is_held_back_until_the_one_that_was_given_up_has_ended() -> None:

@@ -32,6 +32,14 @@ def test_rest_between_two_steps_does_not_count() -> None:
     assert detector.sample(1059.0, 59.0, "step", 0, 1) == Late("step", 0, 59.0, 60.0)  # slow
 
 
+def test_env_that_is_slow_again_after_a_rest_is_reported_again() -> None:
+    detector = HangDetector(FAULTS)
+    for begin_s in (0.0, 1000.0):
+        found = [detector.sample(begin_s + now_s, 10.0, "step", 3, turn=7) for now_s in range(0, 41, 10)]
+        assert [late is not None for late in found] == [False, False, False, True, False]
+        detector.rest()
+
+
 def test_each_kind_has_its_own_time() -> None:
     for kind, limit_s in {"init": 100.0, "reset": 10.0, "step": 60.0, "call": 20.0}.items():
         detector = HangDetector(FAULTS)

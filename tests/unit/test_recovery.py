@@ -36,13 +36,22 @@ class Hub:
         self.lost = False
         self.posted: list[str] = []
         self.sent = np.zeros(ROWS, bool)
+        self.first = first
+        self.loose = False  # whether its blobs have observations of no fixed size, too
+        self.tries = 0
+        self.settled = 0
+        self.raises: Exception | None = None  # in the next part
 
     def _check(self, what: str) -> None:
+        self.tries += 1
         if self.lost:
-            raise HubLost("lost")
+            raise HubLost(f"hub {self.first} is lost")
         self.posted.append(what)
 
     def settle(self) -> bool:
+        self.settled += 1
+        if self.raises is not None:
+            raise self.raises
         return False
 
     def begin_reset(self, reset: Reset) -> None:
@@ -68,7 +77,13 @@ class Hub:
         return Batch([self.shows.copy()], np.ones(ROWS), flags, self.cut.copy(), self._rows(np.arange(ROWS)), [])
 
     def _rows(self, env_ids: np.ndarray) -> list[tuple[int, bytes]]:
+        if self.loose:
+            return [(row, codec.encode([b"objects", LOST if self.cut[row] else b""])) for row in env_ids.tolist()]
         return [(row, LOST) for row in env_ids.tolist() if self.cut[row]]
+
+    @property
+    def moving(self) -> np.ndarray:
+        return self.sent
 
     @property
     def outstanding(self) -> int:
@@ -76,12 +91,17 @@ class Hub:
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: list[np.ndarray]) -> None:
         self._check("send")
+        if self.raises is not None:
+            raise self.raises
         assert len(arrays[0]) == len(env_ids)
         self._step(env_ids)
         self.sent[env_ids] = True
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         self._check("recv")
+        if self.raises is not None:
+            self.sent[0] = False
+            raise self.raises
         env_ids = np.flatnonzero(self.sent)
         flags = np.zeros(len(env_ids), bool)
         seen = [self.shows[env_ids]]
@@ -98,11 +118,13 @@ class Hubs:
         self.left = [Hub(100 * number) for number in range(count)]
         self.now = self.left.pop(0)
         self.lane = RecoveringLane(self.now, self._renew)  # type: ignore[arg-type]
+        self.losses: list[str] = []  # after which another one was made
         self.interrupts = 0  # that come right after the adoption of a lane
 
     def _renew(self, loss: HubLost, adopt: Callable[[Hub], None]) -> None:
         if not self.left:
             raise HubLost(f"{loss}, and no other")
+        self.losses.append(str(loss))
         self.now = self.left.pop(0)
         adopt(self.now)
         if self.interrupts:
@@ -333,3 +355,148 @@ def test_stopped_lane_looks_for_no_other_hub() -> None:
     with pytest.raises(HubLost):
         hubs.step()
     assert len(hubs.left) == 8
+
+
+# --- what is begun, given up and told ---------------------------------------------------------------------------------
+
+
+def test_lane_is_as_the_one_that_it_holds() -> None:
+    hubs = Hubs()
+    assert hubs.lane.name == "wire" and hubs.lane.moving.tolist() == [False] * ROWS
+    hubs.send(1)
+    assert hubs.lane.moving.tolist() == [False, True, False] and hubs.lane.settle() is True
+    hubs.receive(1)
+    assert hubs.lane.settle() is False and hubs.now.settled == 3
+
+
+def test_loss_that_is_found_while_a_step_that_was_given_up_ends_is_told_by_the_next() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    hubs.now.raises = HubLost("while it settled")
+    tries = hubs.now.tries
+    assert truncated(hubs.step()) == [0, 1, 2] and hubs.losses == ["while it settled"]
+    assert len(hubs.left) == 7 and tries == 2
+
+
+def test_lost_lane_is_not_settled_again() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    first = hubs.now
+    first.lost = True
+    hubs.lane.begin_step(b"", [np.zeros(ROWS)], b"")
+    settled = first.settled
+    hubs.lane.settle()
+    assert first.settled == settled and truncated(hubs.lane.wait(None)) == [0, 1, 2]
+
+
+def test_stopped_lane_tries_its_lost_hub_once() -> None:
+    hubs = Hubs()
+    hubs.now.lost = True
+    hubs.lane.stop()
+    with pytest.raises(HubLost, match="hub 0 is lost"):
+        hubs.step()
+    assert hubs.now.tries == 1 and hubs.losses == []
+
+
+def test_last_loss_is_the_one_that_is_raised() -> None:
+    hubs = Hubs()
+    for hub in (hubs.now, *hubs.left):
+        hub.lost = True
+    with pytest.raises(HubLost, match=f"hub {100 * ATTEMPTS_MAX} is lost"):
+        hubs.reset()
+    assert hubs.losses == [f"hub {100 * number} is lost" for number in range(ATTEMPTS_MAX)]
+
+
+def test_call_that_found_a_loss_is_given_up_and_leaves_the_next_session() -> None:
+    for stepped in (False, True):
+        hubs = Hubs()
+        hubs.reset()
+        if stepped:
+            hubs.post()
+            hubs.lane.give_up()
+        else:
+            hubs = Hubs()  # nothing was ever begun
+        hubs.now.lost = True
+        hubs.lane.lose(HubLost("lost"))
+        hubs.lane.give_up()
+        assert truncated(hubs.step()) == [0, 1, 2] and len(hubs.left) == 7
+
+
+def test_step_that_is_given_up_on_a_lost_hub_is_told_of_that_loss() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    hubs.now.lost = True
+    hubs.post()
+    hubs.lane._wait(lambda lane: lane.wait(None))  # and then came an interrupt
+    hubs.now.lost = True
+    hubs.lane.begin_step(b"", [np.zeros(ROWS)], b"")
+    hubs.lane.give_up()
+    assert truncated(hubs.step()) == [0, 1, 2]
+    assert hubs.losses == ["hub 0 is lost", "hub 100 is lost"]
+
+
+def test_reset_and_parts_after_a_step_that_nobody_waits_for_leave_the_session_when_given_up() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    hubs.post()
+    hubs.now.lost = True
+    hubs.lane.begin_reset(Reset(mask=[False, True, False]))
+    hubs.lane._wait(lambda lane: lane.wait(None))
+    hubs.lane.give_up()
+    assert truncated(hubs.step()) == [0, 2] and len(hubs.left) == 7
+    hubs.post()
+    hubs.now.lost = True
+    hubs.send(0)
+    assert truncated(hubs.receive(1)) == [0]
+    hubs.lane.give_up()
+    assert truncated(hubs.step()) == [1, 2] and len(hubs.left) == 6
+
+
+def test_masked_reset_tells_nothing_of_the_envs_that_it_leaves_out() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    hubs.now.lost = True
+    hubs.reset(False, True, False)
+    hubs.post()
+    hubs.lane._wait(lambda lane: lane.wait(None))  # and then came an interrupt
+    hubs.lane.give_up()
+    assert {0, 2} <= {*truncated(hubs.step())}
+
+
+def test_parts_with_several_numbers_an_action_are_begun_again_with_all_of_them() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    hubs.lane.begin_rows(np.array([0, 2]), b"", [np.zeros((2, 5))])
+    hubs.now.lost = True
+    assert truncated(hubs.receive(2)) == [0, 2]
+
+
+def test_parts_that_could_not_be_begun_are_not_under_way() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    hubs.now.raises = ValueError("no such actions")
+    with pytest.raises(ValueError, match="no such actions"):
+        hubs.lane.begin_rows(np.array([0, 1]), b"", [np.zeros(2)])
+    assert hubs.lane.outstanding == 0
+
+
+def test_env_that_raised_in_a_part_is_not_under_way_any_more() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    hubs.send(0, 2)
+    hubs.now.raises = KeyError("of env 0")
+    with pytest.raises(KeyError, match="of env 0"):
+        hubs.lane.wait_rows(1, None)
+    assert hubs.lane.moving.tolist() == [False, False, True]
+
+
+def test_truncation_is_known_by_an_info_that_came_with_observations_of_no_fixed_size() -> None:
+    hubs = Hubs()
+    for hub in (hubs.now, *hubs.left):
+        hub.loose = True
+    hubs.reset()
+    assert seen(hubs.step()) == [1, 1, 1]
+    hubs.now.lost = True
+    assert seen(hubs.reset(False, True, False)) == [1, 0, 1]
+    assert seen(hubs.step()) == [1, 1, 1]  # a truncation, a step, a truncation
+    assert seen(hubs.step()) == [101, 2, 101]

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from envhub_server.ipc.reseeding import reseeded
-from envhub_server.session.restarts import JITTER, Restarts
+from envhub_server.session.restarts import ALL_MAX, DELAY_S, JITTER, STABLE_S, WINDOW_S, Restarts
 from hypothesis import given
 from hypothesis import strategies as st
 from sessions import restarts
@@ -83,3 +84,51 @@ def test_seed_of_another_incarnation_is_another_and_always_the_same(seed: int, i
     assert reseeded(seed, incarnation) not in (seed, reseeded(seed, incarnation + 1))
     assert 0 <= reseeded(seed, incarnation) < 2**31  # type: ignore[operator]
     assert reseeded(None, incarnation) is None and reseeded(seed, 0) == seed
+
+
+class Drawn(random.Random):
+    """Every delay is longer, by half of the most."""
+
+    def uniform(self, a: float, b: float) -> float:
+        assert (a, b) == (-JITTER, JITTER)
+        return b / 2
+
+
+def test_delay_is_longer_or_shorter_by_what_is_drawn() -> None:
+    assert serve_and_end(Restarts(5, 1, Drawn()), 10.0, 0.1) == pytest.approx(DELAY_S * (1 + JITTER / 2))
+
+
+def test_worker_that_served_for_just_a_while_begins_a_new_row() -> None:
+    found = restarts(100)
+    assert [serve_and_end(found, 10.0 * number, STABLE_S) for number in (1, 2, 3)] == [DELAY_S] * 3
+
+
+def test_end_counts_for_just_a_minute() -> None:
+    found = restarts(1)
+    assert serve_and_end(found, 100.0, STABLE_S) is not None
+    assert serve_and_end(found, 100.0 + WINDOW_S, STABLE_S) is not None
+    assert serve_and_end(found, 100.0 + 2 * WINDOW_S - 0.1, STABLE_S) is None
+
+
+def test_envs_that_are_made_again_are_counted() -> None:
+    found = restarts(5)
+    assert found.faulted(0, 100.0) and found.faulted(0, 100.0) and found.count(0) == 2
+
+
+def test_all_workers_are_told_of_where_they_are_what_was_too_often() -> None:
+    found = Restarts(ALL_MAX - 1, 1, random.Random(1))
+    for worker in range(ALL_MAX + 1):
+        assert ("all workers" in found.told(worker)) is False
+        given_up = serve_and_end(found, 100.0, STABLE_S, worker) is None
+        assert given_up == (worker == ALL_MAX)
+    assert found.told(0) == f"it failed 1 times, and all workers of this session {ALL_MAX + 1} times within 60 s,"
+    for number in range(ALL_MAX - 1):
+        found.faulted(0, 100.0)
+        assert ("all workers" in found.told(0)) == (number < ALL_MAX - 2), "then it is this one that failed too often"
+
+
+def test_worker_that_fails_too_often_is_told_of_alone() -> None:
+    found = Restarts(2, 1, random.Random(1))
+    for _ in range(3):
+        found.faulted(0, 100.0)
+    assert found.told(0) == "it failed 3 times"

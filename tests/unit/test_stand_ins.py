@@ -17,6 +17,7 @@ from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_RESET, OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, Arena
 from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING, put_info, with_objects
 from envhub.protocol.messages import Failure
+from envhub.values import codec
 from envhub.values.leaf import Leaf
 
 ROWS, WORKERS = 4, 2
@@ -274,3 +275,98 @@ def test_bytes_that_a_client_wrote_into_the_arena_break_nothing(memory: SessionM
     arena.done[1] = arena.request[1]
     copies.keep(arena, range(ROWS))
     assert [copies.last(arena, row) for row in range(ROWS)] == [b""] * ROWS
+
+
+def test_blob_that_just_fits_is_read_from_the_arena_and_none_is_none() -> None:
+    with_room = memory_of(info_bytes=len(blob := with_objects(b"just fits", b"")))
+    copies, arena = ObjectCopies(), with_room.arena
+    arena.post(OP_STEP)
+    leave(arena, 0, blob)
+    arena.done[1] = arena.request[1]  # of a row without a blob
+    copies.keep(arena, range(ROWS))
+    assert copies.last(arena, 0) == b"just fits" and copies.last(arena, 1) == b""
+    with_room.close()
+
+
+def test_objects_that_were_not_kept_at_the_first_step_are_none(memory: SessionMemory) -> None:
+    copies, arena = ObjectCopies(), memory.arena
+    arena.post(OP_STEP)
+    leave(arena, 0, b"")  # its blob is large, and was not sent
+    copies.keep(arena, [0])
+    assert int(arena.done[0]) == 1 and copies.last(arena, 0) == copies.last(arena, 1) == b""
+
+
+@pytest.mark.parametrize("value", [b"text", [b"one"], [b"one", b"", b"more"], {"a": 1, "b": 2}, [1, b""]])
+def test_blob_that_is_no_pair_of_bytes_has_no_objects(memory: SessionMemory, value: Any) -> None:
+    copies, arena = ObjectCopies(), memory.arena
+    arena.post(OP_STEP)
+    leave(arena, 0, codec.encode(value))
+    copies.keep(arena, [0])
+    assert copies.last(arena, 0) == b""
+
+
+# --- what is left to others -------------------------------------------------------------------------------------------
+
+
+def test_objects_of_rows_that_were_done_are_kept_when_their_worker_ends(memory: SessionMemory) -> None:
+    stand_ins, arena = StandIns(memory, ObjectCopies()), memory.arena
+    step(memory)
+    leave(arena, 0, with_objects(b"done", b""))
+    stand_ins.take(0, TRUNCATED, None)
+    step(memory)
+    assert stand_ins.posted(0) == [RowsWaiting(0)]  # row 2 has told of the loss
+    assert bytes(arena.infos[0, : arena.info_length[0]]) == with_objects(b"done", TRUNCATED.info)
+
+
+def test_objects_are_copied_only_where_there_are_objects(memory: SessionMemory) -> None:
+    plain = StandIns(memory, None)
+    plain.keep_objects()
+    assert plain.objects(0) == []
+    stand_ins, arena = StandIns(memory, ObjectCopies()), memory.arena
+    step(memory)
+    leave(arena, 0, with_objects(b"seen", b""))
+    stand_ins.keep_objects()
+    put_info(arena, 0, b"of the next")
+    step(memory)
+    stand_ins.take(0, TRUNCATED, None)
+    assert stand_ins.objects(0)[0] == b"seen"
+
+
+def test_reset_that_waits_for_the_next_process_is_not_finished_with_the_steps(memory: SessionMemory) -> None:
+    stand_ins, arena = StandIns(memory, None), memory.arena
+    step(memory)
+    finish(memory, *range(ROWS))
+    stand_ins.take(0, TRUNCATED, None)
+    step(memory, OP_RESET)
+    assert stand_ins.finish(0, TRUNCATED) == [] and not (arena.done == arena.request)[[0, 2]].any()
+
+
+def test_each_row_that_raises_is_named_shows_its_last_observation_and_is_reset_next(memory: SessionMemory) -> None:
+    stand_ins, arena = StandIns(memory, None), memory.arena
+    step(memory)
+    finish(memory, *range(ROWS), seen=7.0)
+    step(memory)
+    reports = stand_ins.take(0, RAISED, None)
+    assert [report.failure.env_index for report in reports if isinstance(report, StandInFailed)] == [0, 2]
+    assert [shown(memory, row) for row in (0, 2)] == [7.0, 7.0]
+    stand_ins.take(1, TRUNCATED, None)
+    step(memory)
+    stand_ins.finish(0, RAISED)
+    assert arena.needs_reset[[0, 2]].tolist() == [FRESH, FRESH]
+
+
+def test_rows_of_a_vector_env_report_their_loss_together_and_others_do_not(memory: SessionMemory) -> None:
+    for is_batch in (False, True):
+        stand_ins, arena = StandIns(memory, None, is_batch), memory.arena
+        stand_ins.take(0, TRUNCATED, None)
+        arena.needs_reset[0], arena.needs_reset[2] = FRESH, REPORT_PENDING
+        step(memory)
+        assert stand_ins.posted(0) == ([] if is_batch else [RowsWaiting(0)])
+        stand_ins.finish(0, TRUNCATED)
+        stand_ins.release(0)
+        finish(memory, *range(ROWS))
+    default = StandIns(memory, None)
+    default.take(0, TRUNCATED, None)
+    memory.arena.needs_reset[0], memory.arena.needs_reset[2] = FRESH, REPORT_PENDING
+    step(memory)
+    assert default.posted(0) == [RowsWaiting(0)]

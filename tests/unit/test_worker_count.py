@@ -6,8 +6,14 @@ import pytest
 from envhub_server.catalog.step_costs import StepCost
 from envhub_server.ipc.control import FirstBuilt
 from envhub_server.session.worker_count import (
+    DRIVER_S,
+    ROW_S,
+    SHARED_CPU_S,
+    WORKER_S,
     Machine,
     WorkerCount,
+    _worth_a_look,
+    batch_s,
     better_count,
     better_count_text,
     known,
@@ -143,3 +149,27 @@ def test_known_env_gets_no_more_workers_than_there_is_memory_for() -> None:
 
 def test_pinned_workers_take_the_cpus_in_turn() -> None:
     assert [Machine((2, 5), 2).cpu(worker) for worker in range(3)] == [2, 5, 2]
+
+
+def test_batch_takes_what_its_largest_worker_its_cpus_and_its_driver_take() -> None:
+    cost = StepCost(100e-6, 900e-6)
+    alone_s = 2 * (1e-3 + ROW_S) + WORKER_S  # one after the other, waits included
+    assert batch_s(3, 2, cost, 4) == pytest.approx(alone_s + 2 * DRIVER_S)
+    assert batch_s(3, 2, cost, 2) == pytest.approx(alone_s + 2 * DRIVER_S + SHARED_CPU_S)
+    busy = StepCost(1e-3, 0.0)
+    computing_s = 8 * (1e-3 + ROW_S) + 8 * WORKER_S  # on two CPUs
+    assert batch_s(8, 8, busy, 2) == pytest.approx(computing_s / 2 + 8 * DRIVER_S + SHARED_CPU_S)
+    computing_s = 8 * (1e-3 + ROW_S) + 2 * WORKER_S  # by two workers, though there are more CPUs
+    assert batch_s(8, 2, busy, 4) == pytest.approx(max(computing_s / 2, 4 * (1e-3 + ROW_S) + WORKER_S) + 2 * DRIVER_S)
+
+
+def test_worker_without_memory_of_its_own_is_one_for_each_byte_at_most() -> None:
+    few = Machine((0,), 1, memory_bytes=8)
+    assert of_first_envs(16, [FirstBuilt(False, 0)], few).workers == 4
+    assert of_first_envs(16, [FirstBuilt(False, 2)], few).workers == 2
+
+
+@pytest.mark.parametrize(("num_envs", "cpus"), [(7, 5), (5, 7), (16, 3)])
+def test_one_worker_per_cpu_is_among_the_numbers_that_are_compared(num_envs: int, cpus: int) -> None:
+    found = _worth_a_look(num_envs, cpus)
+    assert {1, min(num_envs, cpus), num_envs} <= found and max(found) == num_envs and min(found) == 1

@@ -1,0 +1,217 @@
+"""What the client's half of the protocol takes for an answer, and what it says of its hub: a rule a test."""
+
+from __future__ import annotations
+
+import pytest
+from protocol_pair import HUB_ID, MADE, TOKEN, ProtocolPair, given_up, joined, step_on_its_way
+
+from envhub.errors import RemoteProtocolError
+from envhub.protocol import messages, prelude
+from envhub.protocol.client import NOTICE_CHARS_MAX, NOTICES_MAX, ClientProtocol, Reply
+from envhub.protocol.messages import Failure, HeartbeatReply, Make, Notice, Op, Question, Reset
+from envhub.protocol.prelude import Prelude
+
+REPLY = messages.REPLY
+BAD_SEQ = Failure("bad_seq", "request", "request 3 does not follow request 2, which runs")
+
+
+def say(pair: ProtocolPair, op: int, seq: int, message: object = None, token: bytes = TOKEN) -> Reply | None:
+    """What the client makes of this message of the hub."""
+    body = b"" if message is None else messages.pack(message)
+    return pair.client.receive([Prelude(op, HUB_ID, token, seq).pack() + body], pair.now_s)
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_questions_have_numbers_of_their_own() -> None:
+    pair = ProtocolPair()
+    seqs = []
+    for _ in range(3):
+        pair.request(Op.LIST, Question())
+        seqs.append(Prelude.unpack(pair.to_hub[-1].frames[0]).seq)
+        pair.client.give_up()
+    assert len(set(seqs)) == 3
+
+
+def test_reply_without_its_message_breaks_the_protocol() -> None:
+    pair = ProtocolPair()
+    pair.hello()
+    pair.request(Op.MAKE, Make(1))
+    with pytest.raises(RemoteProtocolError, match="MAKE"):
+        say(pair, REPLY | Op.MAKE, 1)
+
+
+def test_number_out_of_its_bounds_breaks_the_protocol() -> None:
+    pair = ProtocolPair()
+    pair.hello()
+    pair.request(Op.MAKE, Make(1))
+    with pytest.raises(RemoteProtocolError, match="num_envs"):
+        say(pair, REPLY | Op.MAKE, 1, messages.Made(0, *list(vars(MADE).values())[1:4]))
+
+
+def test_message_of_no_frames_breaks_the_protocol_also_while_a_step_is_pending() -> None:
+    pair = joined()
+    step_on_its_way(pair)
+    with pytest.raises(RemoteProtocolError):
+        pair.client.receive([], pair.now_s)
+
+
+def test_refused_number_is_an_answer_where_no_request_was_given_up() -> None:
+    for pair in (joined(), after_a_question_that_was_given_up(), after_an_answer()):
+        step_on_its_way(pair)
+        found = say(pair, REPLY | Op.FAILURE, pair.client._session_seq, BAD_SEQ)
+        assert found is not None and found.message == BAD_SEQ
+
+
+def after_a_question_that_was_given_up() -> ProtocolPair:
+    pair = joined()
+    pair.request(Op.LIST, Question())
+    pair.client.give_up()
+    pair.to_hub.clear()
+    return pair
+
+
+def after_an_answer() -> ProtocolPair:
+    pair = given_up()
+    pair.finish()
+    pair.deliver_to_client()
+    pair.advance(0)
+    pair.settle()
+    assert pair.replies[-1].op is Op.RESET
+    return pair
+
+
+def test_refused_number_is_no_answer_while_a_copy_of_a_request_that_was_given_up_may_run() -> None:
+    pair = joined()
+    step_on_its_way(pair)
+    pair.client.give_up()
+    pair.client.give_up()  # nothing is pending
+    pair.request(Op.RESET, Reset())
+    assert say(pair, REPLY | Op.HEARTBEAT, 2, HeartbeatReply("unknown")) is None
+    assert say(pair, REPLY | Op.FAILURE, 3, BAD_SEQ) is None and pair.client.pending is Op.RESET
+    other = Failure("env_raised", "env", "no", env_index=0)
+    found = say(pair, REPLY | Op.FAILURE, 3, other)
+    assert found is not None and found.message == other
+
+
+def test_progress_is_of_a_request_that_makes_envs() -> None:
+    pair = ProtocolPair()
+    pair.hello()
+    pair.request(Op.MAKE, Make(2))
+    building = HeartbeatReply("running", "building", 1, 2)
+    say(pair, REPLY | Op.HEARTBEAT, 1, building)
+    assert pair.client.progress == building
+    say(pair, REPLY | Op.HEARTBEAT, 1, HeartbeatReply("running"))
+    assert pair.client.progress is None
+
+
+# --- notices ----------------------------------------------------------------------------------------------------------
+
+
+def test_notices_of_the_session_are_kept_short_and_few() -> None:
+    pair = joined()
+    for token, op in ((bytes(16), Op.NOTICE), (bytes(15) + b"\x01", Op.NOTICE), (TOKEN, REPLY | Op.NOTICE)):
+        assert say(pair, op, 0, Notice("no"), token) is None
+    assert pair.client.notices == []
+    for number in range(NOTICES_MAX + 2):
+        assert say(pair, Op.NOTICE, 0, Notice(f"{number} " + "x" * NOTICE_CHARS_MAX)) is None
+    found = pair.client.notices
+    assert [text.split()[0] for text in found] == [str(number) for number in range(NOTICES_MAX)]
+    assert {len(text) for text in found} == {NOTICE_CHARS_MAX}
+
+
+# --- requests that were given up --------------------------------------------------------------------------------------
+
+
+def test_new_client_has_nothing_unsettled_and_says_nothing_when_it_is_connected() -> None:
+    client = ClientProtocol(TOKEN)
+    assert not client.unsettled
+    client.connected()
+    assert client.tick(100.0) == []
+    client.request(Op.MAKE, Make(1), [], 100.0)
+    assert client.unsettled
+
+
+def test_client_that_has_made_a_session_tells_of_itself_when_it_is_connected_again() -> None:
+    pair = joined()
+    pair.client.connected()
+    (frames,) = pair.client.tick(pair.now_s)
+    assert Prelude.unpack(frames[0])[:4] == (Op.HEARTBEAT, HUB_ID, TOKEN, 1)
+
+
+@pytest.mark.parametrize(
+    ("op", "token", "seq", "message"),
+    [
+        (REPLY | Op.STEP, TOKEN, 1, None),
+        (REPLY | Op.STEP, bytes(15) + b"\x01", 2, None),
+        (REPLY | Op.HEARTBEAT, TOKEN, 2, HeartbeatReply("running")),
+        (Op.STEP, TOKEN, 2, None),
+    ],
+)
+def test_message_that_says_nothing_of_the_request_that_was_given_up_does_not_settle_it(
+    op: int, token: bytes, seq: int, message: object
+) -> None:
+    pair = given_up()
+    assert say(pair, op, seq, message, token) is None
+    assert pair.client.unsettled and pair.client.held
+
+
+def test_request_that_was_held_is_unsettled_once_it_is_sent() -> None:
+    pair = given_up()
+    assert say(pair, REPLY | Op.STEP, 2) is None
+    assert not pair.client.held and pair.client.unsettled
+    assert [Prelude.unpack(frames[0]).op for frames in pair.client.tick(pair.now_s)] == [Op.RESET]
+
+
+def test_request_that_was_given_up_ends_while_a_question_waits() -> None:
+    pair = joined()
+    step_on_its_way(pair)
+    pair.client.give_up()
+    pair.request(Op.LIST, Question())
+    assert say(pair, REPLY | Op.STEP, 2) is None
+    assert not pair.client.unsettled and pair.client.tick(pair.now_s) == []
+    assert say(pair, REPLY | Op.STEP, 2) is None and not pair.client.unsettled
+
+
+# --- the hub that is not heard ----------------------------------------------------------------------------------------
+
+
+def test_reply_to_a_step_is_a_sign_of_life() -> None:
+    pair = joined()
+    step_on_its_way(pair)
+    pair.client.disconnected(0.0)
+    assert pair.client.trouble(prelude.AWAY_WARNING_S) == "the connection to it is lost"
+    assert say(pair, REPLY | Op.STEP, 2) is not None and pair.client.trouble(pair.now_s + 100.0) == ""
+
+
+def test_refused_connections_are_told_of_a_hub_that_was_there() -> None:
+    pair = joined()
+    assert not pair.client.is_refused
+    pair.client.disconnected(0.0)
+    assert not pair.client.is_refused
+    pair.client.refused(0.0)
+    assert pair.client.is_refused
+    told = pair.client.trouble(prelude.AWAY_WARNING_S)
+    assert told == "the connection to it is lost, and others are refused"
+    unknown = ClientProtocol(TOKEN)
+    unknown.request(Op.HELLO, messages.Hello(), [], 100.0)
+    unknown.refused(100.0)
+    assert not unknown.is_refused
+    assert unknown.loss(100.0 + 10 * prelude.RECONNECT_S) == "", "it may be starting: the timeout decides"
+
+
+def test_first_reason_for_a_loss_is_told() -> None:
+    client = ClientProtocol(TOKEN)
+    client.lost("its process has ended")
+    client.lost("another reason")
+    assert client.loss(100.0) == "its process has ended"
+
+
+def test_time_out_of_reach_counts_from_the_end_of_the_connection() -> None:
+    pair = joined()
+    step_on_its_way(pair)
+    begun_s, away_s = pair.now_s, pair.now_s + prelude.RECONNECT_S / 2
+    pair.client.disconnected(away_s)
+    assert pair.client.loss(begun_s + prelude.RECONNECT_S) == ""
+    assert "reconnect_timeout" in pair.client.loss(away_s + prelude.RECONNECT_S)

@@ -1,0 +1,288 @@
+"""What the hub's half of the protocol answers, remembers and forgets: rules of which each has its own test."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from protocol_pair import HUB_ID, MADE, TOKEN, Packet, ProtocolPair, failure_in, joined, sent, step_on_its_way
+
+from envhub.protocol import messages
+from envhub.protocol.hub import CODE_CHARS_MAX, CODES_MAX, HubProtocol, Incoming
+from envhub.protocol.messages import Attach, Close, Done, Failure, Make, Notice, Op, Question, Reset
+from envhub.protocol.prelude import CLOSED_EARLY_MAX, FRAMES_MAX, NO_SESSION, Prelude
+
+REPLY = messages.REPLY
+OTHER = bytes(range(100, 116))
+FAILURE = Failure("limit", "hub", "too much")
+
+
+def head(op: int, seq: int, message: Any = None, token: bytes = TOKEN) -> bytes:
+    return Prelude(op, HUB_ID, token, seq).pack() + (b"\x04" if message is None else messages.pack(message))
+
+
+def with_session(hub: HubProtocol, connection: int = 1, token: bytes = TOKEN, owner: str = "") -> Incoming:
+    """Make a session by the first request, and return that."""
+    made = hub.receive(b"peer", connection, [head(Op.MAKE, 1, Make(1, "x"), token)], owner)
+    assert made is not None
+    hub.answer(made, MADE)
+    hub.outgoing.clear()
+    return made
+
+
+def answered(hub: HubProtocol) -> tuple[bytes, Prelude, bytes]:
+    """The peer, the prelude and the body of the only message."""
+    ((peer, frames),) = hub.outgoing
+    hub.outgoing.clear()
+    first = bytes(frames[0])
+    return peer, Prelude.unpack(first), first[40:]
+
+
+def refused(hub: HubProtocol) -> str:
+    """The code of the failure that is the only message."""
+    _, found, body = answered(hub)
+    assert found.op == REPLY | Op.FAILURE
+    return messages.unpack(Failure, body).code
+
+
+# --- who may ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("op", "message"), [(Op.MAKE, Make(1)), (Op.ATTACH, Attach(OTHER)), (Op.STEP, None), (Op.CLOSE, Close())]
+)
+def test_client_that_only_observes_uses_no_session(op: Op, message: Any) -> None:
+    hub = HubProtocol(HUB_ID)
+    with_session(hub)
+    for token in (TOKEN, OTHER):
+        assert hub.receive(b"peer", 1, [head(op, 2, message, token)], uses=False) is None
+        assert refused(hub) == "not_permitted"
+    assert (hub.failures["not_permitted"], hub.malformed) == (2, 0) and hub.peer_of(OTHER) is None
+
+
+@pytest.mark.parametrize("op", [Op.LIST, Op.STATS, Op.SESSIONS, Op.OBSERVE])
+def test_client_that_only_observes_asks_about_the_hub(op: Op) -> None:
+    hub = HubProtocol(HUB_ID)
+    asked = messages.Observe(TOKEN) if op is Op.OBSERVE else Question()
+    found = hub.receive(b"peer", 1, [head(op, 3, asked, NO_SESSION)], uses=False)
+    assert found == Incoming(b"peer", op, NO_SESSION, 3, asked, []) and hub.outgoing == []
+
+
+def test_request_to_the_session_of_another_client_is_answered_as_if_there_were_none() -> None:
+    hub = HubProtocol(HUB_ID)
+    with_session(hub, owner="alice")
+    assert hub.receive(b"eve", 7, [head(Op.STEP, 2)], "eve") is None
+    assert hub.foreign == [(Op.STEP, TOKEN)] and refused(hub) == "session_lost"
+    assert hub.peer_of(TOKEN) == b"peer" and hub.connections_of(TOKEN) == {1}
+
+
+def test_client_that_is_not_let_in_is_answered_and_nothing_else_is_done() -> None:
+    hub = HubProtocol(HUB_ID)
+    hub.refuse(b"peer", [head(Op.MAKE, 1, Make(1))], FAILURE)
+    peer, found, body = answered(hub)
+    assert (peer, found.op, found.token, found.seq) == (b"peer", REPLY | Op.FAILURE, TOKEN, 1)
+    assert messages.unpack(Failure, body) == FAILURE and hub.refused == 1 and hub.peer_of(TOKEN) is None
+    for frames in ([], [b"x"]):
+        hub.refuse(b"peer", frames, FAILURE)
+    assert hub.outgoing == [] and hub.malformed == 0
+
+
+# --- what is read -----------------------------------------------------------------------------------------------------
+
+
+def test_request_is_handed_on_with_its_message_and_frames() -> None:
+    hub = HubProtocol(HUB_ID)
+    with_session(hub)
+    found = hub.receive(b"peer", 1, [head(Op.RESET, 2, Reset([5])), b"more"])
+    assert found == Incoming(b"peer", Op.RESET, TOKEN, 2, Reset([5]), [b"more"])
+
+
+def test_number_out_of_its_bounds_is_refused_and_is_not_malformed() -> None:
+    hub = HubProtocol(HUB_ID)
+    with_session(hub)
+    assert hub.receive(b"peer", 1, [head(Op.RECEIVE, 2, messages.Receive(0))]) is None
+    assert refused(hub) == "refused" and (hub.refused, hub.malformed) == (1, 0)
+    assert hub.receive(b"peer", 1, [head(Op.RECEIVE, 3, messages.Receive(1))]) is not None
+
+
+@pytest.mark.parametrize("op", [Op.STEP, Op.RESET])
+def test_message_has_so_many_frames_and_no_more(op: Op) -> None:
+    hub = HubProtocol(HUB_ID)
+    with_session(hub)
+    message = Reset() if op is Op.RESET else None
+    most = hub.receive(b"peer", 1, [head(op, 2, message), *[b""] * (FRAMES_MAX - 1)])
+    assert most is not None and len(most.frames) == FRAMES_MAX - 1
+    hub.answer(most, Done())
+    hub.outgoing.clear()
+    assert hub.receive(b"peer", 1, [head(op, 3, message), *[b""] * FRAMES_MAX]) is None
+    assert refused(hub) == "malformed"
+
+
+def stepped(hub: HubProtocol, connection: int = 1) -> bytes:
+    """Have a session made and stepped; returns the first frame of its next step."""
+    with_session(hub, connection)
+    step = hub.receive(b"peer", connection, [head(Op.STEP, 2)])
+    assert step is not None
+    hub.answer(step, Done())
+    hub.outgoing.clear()
+    return head(Op.STEP, 3)
+
+
+@pytest.mark.parametrize(("count", "taken"), [(FRAMES_MAX - 1, True), (FRAMES_MAX, False)])
+def test_expected_step_has_so_many_frames_and_no_more(count: int, taken: bool) -> None:
+    hub = HubProtocol(HUB_ID)
+    assert (hub.receive_step(b"peer", stepped(hub), [b""] * count) is not None) is taken
+
+
+@pytest.mark.parametrize(("connection", "taken"), [(-1, False), (0, True)])
+def test_step_by_a_connection_that_nobody_knows_is_left_to_receive(connection: int, taken: bool) -> None:
+    hub = HubProtocol(HUB_ID)
+    assert (hub.receive_step(b"peer", stepped(hub, connection), []) is not None) is taken
+
+
+def test_expected_step_runs_until_it_is_answered() -> None:
+    hub = HubProtocol(HUB_ID)
+    taken = hub.receive_step(b"peer", stepped(hub), [])
+    assert taken is not None
+    assert hub.receive(b"peer", 1, [head(Op.RESET, 4, Reset())]) is None
+    assert "which runs" in messages.unpack(Failure, answered(hub)[2]).message
+    assert hub.receive(b"peer", 1, [head(Op.STEP, 3)]) is None and hub.outgoing == [], "its reply is none of before"
+
+
+def test_expected_step_of_a_session_that_is_forgotten_is_none() -> None:
+    hub = HubProtocol(HUB_ID)
+    first = stepped(hub)
+    hub.forget(TOKEN)
+    assert hub.receive_step(b"peer", first, []) is None
+
+
+def test_request_that_overtakes_is_refused_before_it_is_read() -> None:
+    pair = joined()
+    step_on_its_way(pair)
+    pair.deliver_to_hub()
+    assert sent(pair, Op.RESET, 3, b"\xc1").code == "bad_seq" and pair.hub.malformed == 0
+
+
+def test_close_that_cannot_be_read_uses_up_its_number_where_nothing_runs() -> None:
+    pair = joined()
+    packet = Packet(pair.peer, pair.connection, [Prelude(Op.CLOSE, HUB_ID, TOKEN, 2).pack() + b"\xc1"])
+    for _ in range(2):
+        pair.to_hub.append(packet)
+        assert pair.deliver_to_hub() is None
+        assert Prelude.unpack(pair.to_client[0].frames[0]).op == REPLY | Op.FAILURE
+        assert failure_in(pair.to_client.pop()).code == "malformed"
+    assert pair.hub.replayed == 1 and pair.hub.malformed == 1
+
+
+def test_close_that_cannot_be_read_while_a_step_runs_is_answered_as_a_failure() -> None:
+    pair = joined()
+    step_on_its_way(pair)
+    pair.deliver_to_hub()
+    pair.to_hub.append(Packet(pair.peer, 1, [Prelude(Op.CLOSE, HUB_ID, TOKEN, 3).pack() + b"\xc1"]))
+    assert pair.deliver_to_hub() is None
+    assert Prelude.unpack(pair.to_client[0].frames[0])[:4] == (REPLY | Op.FAILURE, HUB_ID, TOKEN, 3)
+
+
+# --- what is remembered -----------------------------------------------------------------------------------------------
+
+
+def test_copy_of_an_ended_sessions_last_request_is_counted_as_one() -> None:
+    hub = HubProtocol(HUB_ID)
+    with_session(hub)
+    closed = hub.receive(b"peer", 1, [head(Op.CLOSE, 2, Close())])
+    assert closed is not None
+    hub.answer(closed, Done())
+    hub.forget(TOKEN)
+    hub.outgoing.clear()
+    assert hub.receive(b"peer", 1, [head(Op.CLOSE, 2, Close())]) is None
+    assert answered(hub)[1].op == REPLY | Op.CLOSE and hub.replayed == 1
+
+
+def test_request_to_no_session_leaves_its_token_for_a_make_of_any_number() -> None:
+    hub = HubProtocol(HUB_ID)
+    assert hub.receive(b"peer", 1, [head(Op.RESET, 5, Reset())]) is None and refused(hub) == "session_lost"
+    assert hub.receive(b"peer", 1, [head(Op.MAKE, 1, Make(1, "x"))]) is not None
+
+
+def test_closes_of_ended_sessions_take_no_place_of_tokens_that_were_closed_early() -> None:
+    hub = HubProtocol(HUB_ID)
+    early = bytes(15) + b"\x01"
+    assert hub.receive(b"peer", 1, [head(Op.CLOSE, 2, Close(), early)]) is None
+    for number in range(CLOSED_EARLY_MAX):
+        token = b"ended" + number.to_bytes(11, "big")
+        with_session(hub, token=token)
+        hub.forget(token)
+        assert hub.receive(b"peer", 1, [head(Op.CLOSE, 9, Close(), token)]) is None
+    hub.outgoing.clear()
+    assert hub.receive(b"peer", 1, [head(Op.MAKE, 1, Make(1, "x"), early)]) is None and refused(hub) == "session_lost"
+
+
+def test_takeover_is_admitted_where_there_are_as_many_sessions_as_may_be() -> None:
+    hub = HubProtocol(HUB_ID, sessions_max=1)
+    with_session(hub)
+    assert hub.receive(b"peer", 1, [head(Op.MAKE, 1, Make(1, "x"), OTHER)]) is None and refused(hub) == "limit"
+    assert hub.receive(b"peer", 1, [head(Op.ATTACH, 1, Attach(TOKEN), OTHER)]) is not None
+
+
+def test_code_that_is_counted_goes_on_being_counted() -> None:
+    hub = HubProtocol(HUB_ID)
+    codes = ["x" * CODE_CHARS_MAX, "y" * (CODE_CHARS_MAX + 1), *map(str, range(CODES_MAX))]
+    for code in (*codes, codes[0]):
+        hub.refuse(b"peer", [head(Op.LIST, 1, Question(), NO_SESSION)], Failure(code, "hub", ""))
+    assert hub.failures[codes[0]] == 2 and codes[1] not in hub.failures and len(hub.failures) == CODES_MAX
+
+
+# --- connections and leases -------------------------------------------------------------------------------------------
+
+
+def test_connections_are_those_that_a_session_was_heard_on_and_that_last() -> None:
+    hub = HubProtocol(HUB_ID)
+    with_session(hub, connection=4)
+    assert hub.connections_of(TOKEN) == {4} and hub.connection_of(TOKEN) == 4
+    assert hub.receive(b"again", 5, [head(Op.RESET, 2, Reset())]) is not None
+    assert hub.connections_of(TOKEN) == {4, 5} and hub.connection_of(TOKEN) == 5
+    assert hub.connection_ended(4) == [] and hub.connections_of(TOKEN) == {5}
+    assert hub.connection_ended(5) == [(TOKEN, b"again")] and hub.connections_of(TOKEN) == set()
+    assert hub.connections_of(OTHER) == set() and hub.connection_of(OTHER) == -1
+
+
+def test_client_that_was_never_gone_has_not_returned() -> None:
+    hub = HubProtocol(HUB_ID)
+    with_session(hub)
+    assert hub.receive(b"peer", 1, [head(Op.RESET, 2, Reset())]) is not None and hub.returned == []
+
+
+def test_peer_is_a_sessions_while_its_client_is_there() -> None:
+    hub = HubProtocol(HUB_ID, lease_s=60.0)
+    with_session(hub)
+    with_session(hub, token=OTHER)
+    assert hub.peer_of(TOKEN) == b"peer" and hub.peer_of(bytes(15) + b"\x01") is None
+    assert hub.sessions_of(b"peer") == [TOKEN, OTHER] and hub.sessions_of(b"another") == []
+    hub.connection_lost(TOKEN, 100.0)
+    assert hub.peer_of(TOKEN) is None and hub.sessions_of(b"peer") == [OTHER]
+    hub.forget(TOKEN)
+    assert hub.next_expiry_s() == math.inf and hub.leases == {}
+    hub.forget(TOKEN)  # it is forgotten already
+
+
+def test_pushes_go_to_the_peer_of_their_session() -> None:
+    hub = HubProtocol(HUB_ID)
+    hub.notice(TOKEN, "nobody's")
+    hub.goodbye(TOKEN, FAILURE)
+    assert hub.outgoing == []
+    with_session(hub)
+    hub.notice(TOKEN, "a text")
+    peer, found, body = answered(hub)
+    assert (peer, found[:4]) == (b"peer", (Op.NOTICE, HUB_ID, TOKEN, 0))
+    assert messages.unpack(Notice, body).text == "a text"
+    hub.goodbye(TOKEN, FAILURE)
+    peer, found, body = answered(hub)
+    assert (peer, found[:4]) == (b"peer", (Op.GOODBYE, HUB_ID, TOKEN, 0)) and messages.unpack(Failure, body) == FAILURE
+
+
+def test_heartbeat_of_a_client_that_only_observes_is_answered() -> None:
+    pair = ProtocolPair()
+    head_of = Prelude(Op.HEARTBEAT, HUB_ID, TOKEN, 1).pack() + messages.pack(Question())
+    assert pair.hub.receive(b"eve", 3, [head_of], "eve", uses=False) is None
+    assert Prelude.unpack(pair.hub.outgoing[0][1][0]).op == REPLY | Op.HEARTBEAT

@@ -15,7 +15,7 @@ from envhub_server.network import network_peer
 from envhub_server.network.access import CHANGED, IPC_ORIGIN, KEYS_S, REFUSED_S, REMOVED, UNKNOWN_KEY_S, Access
 from envhub_server.network.audit import Audit
 from envhub_server.network.authenticator import OWN
-from envhub_server.network.connections import HELLO_S, UNREAD_S, KnownConnection
+from envhub_server.network.connections import GONE_MAX, HELLO_S, UNREAD_S, Connections, KnownConnection
 from envhub_server.network.key_folder import KeyFolder
 from envhub_server.network.rights import ANYBODY, OWN_USER
 from hubs import wait_until
@@ -149,8 +149,8 @@ def test_change_of_the_keys_ends_the_connections_that_it_concerns(
     assert access.check(100.0 + KEYS_S / 2, ()) == []
     assert access.check(100.0 + KEYS_S, ()) == [(known_of(access), CHANGED)]
     assert access.holder(b"peer 0", said("alice"), 100.6) == (ANYBODY, REMOVED)
-    access.ended(DESCRIPTOR, 100.6)
-    assert access.check(100.0 + 2 * KEYS_S, ()) == []
+    assert access.check(100.0 + 2 * KEYS_S, ()) == [], "once"
+    access.ended(DESCRIPTOR, 101.0)
     keys.add("carol", key("carol"))
     assert access.check(100.0 + 3 * KEYS_S, ()) == [], "nobody's who is connected"
     assert audited(tmp_path)[-2:] == [("keys_read", "alice", ""), ("keys_read", "carol", "")]
@@ -266,3 +266,37 @@ def test_next_check_is_the_first_of_all_that_is_due() -> None:
     assert access.next_s() == 100.0 + UNREAD_S
     access.check(100.0 + UNREAD_S, ())
     assert access.next_s() == 100.0 + HELLO_S
+
+
+def test_handshake_that_failed_counts_only_where_keys_are_wanted(router: tuple[Any, Any]) -> None:
+    access = Access(None, True, Audit(None), 100)
+    access.guard(*router)
+    access.accepted(DESCRIPTOR, 100.0)
+    access.handshake_failed()
+    access.ended(DESCRIPTOR, 100.1)
+    assert access.handshakes_refused == 0
+    access.close()
+
+
+def test_origin_is_told_of_a_peer_that_is_there() -> None:
+    known = Connections()
+    for descriptor, peer, origin in ((5, b"alice", HOST), (6, b"bob", "192.0.2.8")):
+        known.accepted(descriptor, 100.0).origin = origin
+        known.of(peer, descriptor, 100.0)
+    assert (known.origin(b"alice"), known.origin(b"bob"), known.origin(b"eve")) == (HOST, "192.0.2.8", "")
+    assert len(known) == 2
+
+
+def test_last_peers_that_have_gone_are_remembered_and_those_without_a_word_take_no_place() -> None:
+    known = Connections()
+    for number in range(GONE_MAX + 1):
+        known.accepted(number, 100.0)
+        known.of(b"peer %d" % number, number, 100.0)
+        known.ended(number, 100.0)
+        known.accepted(number, 100.0)
+        if number:
+            known.ended(number, 100.0)  # of which no message came
+            known.accepted(number, 100.0)
+    assert known.of(b"peer 0", 0, 100.1) is not None, "which is forgotten"
+    for number in (1, 2, GONE_MAX):
+        assert known.of(b"peer %d" % number, number, 100.1) is None

@@ -33,7 +33,7 @@ from envhub_server.session.instructions import (
     Tell,
     UseOtherArena,
 )
-from envhub_server.session.state import MEMORY_S, SPARE_RETRY_S, STACKS_S, Phase, Stage
+from envhub_server.session.state import MEMORY_S, SPARE_RETRY_MAX_S, SPARE_RETRY_S, STACKS_S, Phase, Stage
 from sessions import KILLED, RAISED, Session, attached, built, ready, session_of, shared
 
 from envhub.protocol.messages import Call, Close, Faults, Hosting, Make, Recycle, Reset, Step
@@ -553,3 +553,35 @@ def test_worker_that_recycling_swaps_while_it_is_ended_for_its_memory_leaves_its
     assert session.elapsed(MEMORY_S, memory={1: 2 * MIB}) == [Kill(1)]
     session.said(1, Left(), now_s=MEMORY_S)
     assert Kill(1) in session.elapsed(3 * MEMORY_S, memory={1: 2 * MIB})
+
+
+def test_spare_that_is_made_while_a_worker_is_lost_takes_its_place_at_once() -> None:
+    session = ready(**SPARES)
+    session.exited(0)
+    swapped, *_ = session.said(2, built())
+    assert swapped == SwapProcesses(0, 2) and 2 not in session.spares
+
+
+def test_spare_that_fails_again_and_again_is_tried_once_a_minute() -> None:
+    session = ready(**SPARES)
+    session._spares_failed = 5000
+    session.exited(2, now_s=100.0)
+    assert session.next_deadline_s() == 100.0 + SPARE_RETRY_MAX_S
+
+
+def test_worker_that_is_lost_does_not_become_too_old() -> None:
+    session = ready(hosting=Hosting(recycle=Recycle(age_s=30.0)))
+    session.exited(0, now_s=29.9)
+    session.elapsed(30.0)
+    assert [worker.worn for worker in session.workers] == [False, True]
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_worker_of_one_env_is_between_episodes_sooner_or_later_and_is_never_cut(mode: str) -> None:
+    session = ready(2, 2, autoreset_mode=mode, hosting=Hosting(recycle=Recycle(age_s=30.0)))
+    session.elapsed(30.0)
+    number = next(iter(session.spares))
+    place = session.spares[number].place
+    session.said(number, built(), 30.0)
+    assert session.said(number, Mapped(), 30.0) == [Tell(place, Leave())]
+    assert Tell(place, Leave(cut=True)) not in session.elapsed(100.0)

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from envhub_server.catalog.env_settings import EnvSettings
+from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc.control import (
     Build,
     Building,
@@ -39,6 +42,7 @@ from envhub_server.session.instructions import (
     GiveArena,
     GiveDrive,
     HandOver,
+    KeepReplay,
     KeepRows,
     Kill,
     MakeOtherArena,
@@ -345,7 +349,8 @@ def test_every_request_after_the_last_end_fails_at_once(request_: Any) -> None:
 
 def test_env_that_raises_too_often_breaks_the_session() -> None:
     session = ready(faults=Faults(restarts_max=2))
-    assert [session.said(0, Faulted(2, "ValueError: no"), 1.0) for _ in range(3)] == [[], [], []]
+    for phase in (Phase.READY, Phase.READY, Phase.BROKEN):
+        assert session.said(0, Faulted(2, "ValueError: no"), 1.0) == [] and session.phase is phase
     (fail,) = session.request(Step(b"\x04"))
     assert isinstance(fail, Fail) and "env 2 raised ValueError: no" in fail.failure.message
 
@@ -745,3 +750,128 @@ def test_attribute_without_room_is_reported() -> None:
     session.request(SetAttr("map", [bytes(BYTES_MAX)], [0]))
     reported, answer = session.said(0, CallResults([b""]))
     assert reported == Warn("attribute_not_kept", {"name": "map"}) and isinstance(answer, Answer)
+
+
+# --- replays of what an env was asked before it failed ----------------------------------------------------------------
+
+
+def recorded(**make: Any) -> Session:
+    """A session whose replays are kept."""
+    session = ready(**make)
+    session.rules = replace(session.rules, replays="kept")
+    return session
+
+
+def test_replay_is_kept_of_the_process_that_served_and_not_of_the_next_that_never_did() -> None:
+    session = recorded()
+    kept, taken = session.exited(0, now_s=100.0)
+    assert isinstance(kept, KeepReplay) and (kept.worker, kept.row, kept.tick) == (0, None, -1)
+    assert isinstance(taken, TakeRows) and taken.loss.failure.replay == kept.failure.replay == "kept-worker0-1"
+    session.elapsed(100.2)
+    (taken,) = session.exited(0, now_s=100.3)
+    assert isinstance(taken, TakeRows) and taken.loss.failure.replay == ""
+
+
+@pytest.mark.parametrize("tick", [-1, 0, 7])
+def test_replay_of_an_env_that_raised_says_where_and_when(tick: int) -> None:
+    session = recorded()
+    session.request(Step(b"\x04"))
+    failure = Failure("env_raised", "env", "no", 2, 0, type="ValueError", traceback="its traceback")
+    found = session.said(0, RowFailed(failure, number=5, tick=tick))
+    if tick < 0:
+        assert found == []
+        return
+    (kept,) = found
+    assert isinstance(kept, KeepReplay) and (kept.row, kept.tick) == (2, tick)
+    told = kept.failure
+    assert (told.cause, told.message, told.exception, told.traceback) == (
+        "exception",
+        "no",
+        "ValueError",
+        "its traceback",
+    )
+
+
+def test_replay_of_a_vector_env_is_that_of_its_first_row() -> None:
+    recipe = Recipe("CartPole-v1", settings=EnvSettings(vector=True))
+    session = begun(4, 2, recipe=recipe)
+    for message in (built(), Mapped()):
+        for worker in range(2):
+            session.said(worker, message)
+    session.rules = replace(session.rules, replays="kept")
+    session.request(Step(b"\x04"))
+    kept = [
+        session.said(1, RowFailed(Failure("env_raised", "env", "no", env_index=row, worker=1), number=1, tick=3))
+        for row in (1, 3)
+    ]
+    assert [[type(each) for each in found] for found in kept] == [[KeepReplay], []]
+
+
+# --- what is refused, told and planned --------------------------------------------------------------------------------
+
+
+def test_end_is_expected_of_the_workers_of_a_session_that_closes() -> None:
+    session = ready()
+    assert not session.expects_end(0) and session.processes == 2
+    session.request(Close())
+    assert session.expects_end(0)
+
+
+def test_part_is_refused_while_a_step_that_the_client_drives_has_not_ended() -> None:
+    session = shared()
+    (refused,) = session.request(Send([0], b"\x04"), quiescent=False)
+    assert isinstance(refused, Fail) and "has not ended" in refused.failure.message
+
+
+def test_client_does_not_drive_a_session_that_has_broken() -> None:
+    session = shared(faults=Faults(restarts_max=0))
+    session.request(Reset())
+    found = session.exited(0)
+    assert session.phase is Phase.BROKEN and session.driver is Driver.HUB
+    assert not any(isinstance(each, GiveDrive) for each in found)
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_failure_of_no_env_comes_before_those_of_envs(last: int) -> None:
+    session = ready()
+    session.request(Call("x", b""))
+    failures = [Failure("env_raised", "env", "of env 1", env_index=1), Failure("refused", "request", "of none")]
+    for number in (1 - last, last):
+        told = session.said(number, CallFailed(failures[number]))
+    assert isinstance(told[0], Fail) and told[0].failure.message == "of none"
+
+
+def test_failure_of_a_worker_that_maps_the_arena_ends_the_making() -> None:
+    session = begun()
+    for worker in range(2):
+        session.said(worker, built())
+    session.workers[0].shares = True
+    failed, *_ = session.said(0, RowFailed(Failure("factory_failed", "session", "no", worker=0)))
+    assert isinstance(failed, Fail) and session.phase is Phase.CLOSING
+
+
+def test_rows_that_wait_are_nothing_to_be_done() -> None:
+    session = ready()
+    assert session.handle(stimuli.RowsWaiting(0)) == []
+    session.exited(0)
+    assert session.handle(stimuli.RowsWaiting(0), 1.0) == []
+
+
+@pytest.mark.parametrize("kind", ["init", "step", "reset"])
+def test_client_that_does_not_step_is_looked_after_four_times_in_the_shortest_deadline(kind: str) -> None:
+    times = {"init_s": 400.0, "step_s": 400.0, "reset_s": 400.0, f"{kind}_s": 2.0}
+    session, now_s = shared(faults=Faults(**times)), 0.0
+    for _ in range(20):
+        now_s += 1.0
+        session.elapsed(now_s)
+    assert session.next_deadline_s() == now_s + 0.5
+
+
+def test_envs_that_close_have_their_time_and_a_hub_that_shuts_down_gives_them_no_more() -> None:
+    session = ready(faults=Faults(close_s=5.0))
+    session.request(Close())
+    assert session.elapsed(4.9) == [] and session.next_deadline_s() == 5.0
+    session.handle(stimuli.Draining(100.0, 200.0, quiescent=True))
+    assert session.next_deadline_s() == 5.0
+    session.handle(stimuli.Draining(2.0, 3.0, quiescent=True))
+    assert session.next_deadline_s() == 3.0

@@ -108,7 +108,7 @@ def test_reset_that_is_done_once_more_leaves_the_observation_before_it_as_the_la
     step(memory, OP_RESET)
     finish(memory, 0, 1, 3, seen=8.0)
     assert stand_ins.take(0, TRUNCATED, (0, 2)) == []
-    assert (arena.request != arena.done).tolist() == [True, False, True, False]
+    assert (arena.request - arena.done).tolist() == [1, 0, 1, 0]
     arena.observations[0][arena.request[0] & 1, 0, 0] = 99.0  # by the next worker, before it ended, too
     assert [float(row[0]) for row in arena.last_observations()[2][0]] == [7.0, 8.0, 7.0, 8.0]
     finish(memory, 0, 2, seen=9.0)
@@ -370,3 +370,16 @@ def test_rows_of_a_vector_env_report_their_loss_together_and_others_do_not(memor
     memory.arena.needs_reset[0], memory.arena.needs_reset[2] = FRESH, REPORT_PENDING
     step(memory)
     assert default.posted(0) == [RowsWaiting(0)]
+
+
+def test_loss_that_is_raised_by_a_later_step_has_the_env_reset_next(memory: SessionMemory) -> None:
+    stand_ins, arena = StandIns(memory, None), memory.arena
+    assert not stand_ins.unrung
+    step(memory)
+    finish(memory, *range(ROWS))
+    stand_ins.take(0, RAISED, None)
+    assert arena.needs_reset[[0, 2]].tolist() == [REPORT_PENDING] * 2
+    step(memory)
+    reports = stand_ins.posted(0)
+    assert [report.failure.env_index for report in reports if isinstance(report, StandInFailed)] == [0, 2]
+    assert arena.needs_reset[[0, 2]].tolist() == [FRESH, FRESH]

@@ -65,6 +65,7 @@ from envhub_server.network.audit import Audit
 from envhub_server.network.client_liveness import ClientLiveness
 from envhub_server.network.descriptor_guard import DescriptorGuard
 from envhub_server.network.listener import Listener, seed_routing_ids
+from envhub_server.network.proxy import ProxyHandle
 from envhub_server.network.rights import OWN_USER, Holder
 from envhub_server.network.side_socket import SideSocket
 from envhub_server.processes.interpreter import InterpreterKey, clean_environment
@@ -100,7 +101,8 @@ _HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
 # Timers besides those of the sessions, whose keys are their numbers.
 _GUARD, _LIVENESS, _LEASES, _ACCESS = "descriptor guard", "client liveness", "leases", "access"
 _UNREAD, _LISTING, _LEFT_OUT = "unread memory", "listing", "lines left out"
-_MEMORY = "memory of clients"
+_MEMORY, _PROXY = "memory of clients", "proxy"
+_UNKNOWN = object()  # a peer of which no message was read
 
 log = Logger("envhub.hub")
 
@@ -124,7 +126,6 @@ class Hub:
         self._registry = config.registry()
         headers = codec.KNOWN if config.private else codec.STRANGERS
         self._protocol = HubProtocol(self.id, config.timing.lease_s, config.limits.sessions_max, headers)
-        self._liveness = ClientLiveness(self._protocol, config.timing.lease_s)
         self._sessions: dict[int, SessionRuntime] = {}
         self._by_token: dict[bytes, SessionRuntime] = {}
         self._last_number = 0  # of a session
@@ -164,8 +165,10 @@ class Hub:
         self._discarding_s: float | None = None  # since when what comes next is a message with too many frames
         self._listener: Listener | None = None
         self._audit = Audit(config.audit, self._plan_telling)
-        unread_bytes_max = int(UNREAD_SHARE * config.limits.message_bytes_max)
-        self._access = Access(config.keys, config.insecure, self._audit, unread_bytes_max)
+        self._unread_bytes_max = int(UNREAD_SHARE * config.limits.message_bytes_max)
+        self._access = Access(config.keys, config.insecure, self._audit, self._unread_bytes_max)
+        self._entries: dict[bytes, Any] | None = None  # of the peers of the proxy, once there is one
+        self._liveness = ClientLiveness(self._protocol, config.timing.lease_s, self._access.silence_s)
         self._heard_ns = 0  # when it was last asked which sessions have taken a request
         self._admitted: deque[tuple[bytes, socket.socket]] = deque()  # by the side socket, with their tickets
         self._side_socket = SideSocket(self._poller, self._admitted)
@@ -234,9 +237,31 @@ class Hub:
         for text in self.config.binds:
             if not is_ipc[text]:
                 bound[text] = listener.bind(text)
+        if listener.proxied:
+            self._start_proxy(listener)
+        for text in self.config.binds:
+            if not is_ipc[text]:
                 self._access.bound(bound[text])
         self.addresses = [bound[text] for text in self.config.binds]
         self._set_timer(_ACCESS, self._access.next_s())
+
+    def _start_proxy(self, listener: Listener) -> None:
+        """Have a process accept the connections of strangers: libzmq bounds no message before it is whole."""
+        hub, curve = listener.bind_unnamed(), self._access.encrypted
+        proxy = ProxyHandle(self._supervisor, hub, curve, prelude.FRAMES_MAX, self._unread_bytes_max)
+        self._access.proxy, self._entries = proxy, self._access.entries
+        for listening in listener.proxied:
+            self._guard.listens(listening.fileno())
+        proxy.start(listener.proxied, self._clock.now_s())
+        self._poller.register(proxy.pidfd, self)
+
+    def _check_proxy(self, now_s: float) -> None:
+        proxy = self._access.proxy
+        if proxy is not None:
+            proxy.check(now_s)
+            if proxy.pidfd >= 0:
+                self._poller.register(proxy.pidfd, self)
+            self._timers.set(_PROXY, proxy.restart_s)
 
     def _close(self, heard: signals.Signals) -> None:
         self._abandon_all()
@@ -255,6 +280,8 @@ class Hub:
             self._access.close()
             self._audit.close()
             self._context.term()
+            if self._access.proxy is not None:
+                self._access.proxy.close()
         log_file.on_left_out(lambda: None)
         log_file.tell_left_out(ends=True)
 
@@ -357,6 +384,8 @@ class Hub:
                 self._is_telling = False
                 if any([log_file.tell_left_out(), self._audit.tell_left_out()]):
                     self._plan_telling()
+            elif key == _PROXY:
+                self._check_proxy(now_s)
             elif key == _LISTING:
                 self._listing.look(now_s)
                 self._plan_look()
@@ -501,10 +530,15 @@ class Hub:
         self._pump()
 
     def on_ready(self, descriptor: int) -> None:
-        """Answer whether a connection is admitted; or the program that the hub belongs to has ended."""
-        authenticator = self._access.authenticator
+        """Answer whether a connection is admitted; or the proxy, or the program that the hub belongs to, has ended."""
+        authenticator, proxy = self._access.authenticator, self._access.proxy
         if authenticator is not None and descriptor == authenticator.descriptor:
             self._admit_clients()
+            return
+        if proxy is not None and descriptor == proxy.pidfd:
+            self._poller.unregister(descriptor)
+            proxy.ended(self._clock.now_s())
+            self._set_timer(_PROXY, proxy.restart_s)
             return
         self._poller.unregister(descriptor)  # no client is left to answer, so there is nothing to drain
         self._service = Service.DRAINING
@@ -522,6 +556,12 @@ class Hub:
         except zmq.Again:  # what was signalled was no message
             return
         frames = sockets.receive(self._router, prelude.FRAMES_MAX)
+        if self._entries is not None:
+            entry = self._entries.get(peer, _UNKNOWN)
+            if entry is _UNKNOWN:
+                self._tell_proxy(peer, frames)
+            elif entry is not None:
+                entry.read(len(frames), sum(map(len, frames)))
         if frames[-1].more:
             self._refuse_frames(peer, frames)
             return
@@ -544,6 +584,12 @@ class Hub:
             self._dispatch(incoming, heard_ns, holder)
         if self._events or self._protocol.outgoing:
             self._pump()
+
+    def _tell_proxy(self, peer: bytes, frames: Sequence[zmq.Frame]) -> None:
+        """Tell the proxy that a message was read, of a peer that may be one of its clients."""
+        if not self._access.read(peer, frames, self._handled_s):
+            self._on_monitor()  # the message came before it was read that its connection was accepted
+            self._access.read(peer, frames, self._handled_s)
 
     def _end_connections(self, ends: Ends) -> None:
         """End those of these connections that are there still, and plan the next check; peers may connect again.

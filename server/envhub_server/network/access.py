@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from envhub.errors import AddressError
+from envhub.protocol.prelude import FRAMES_MAX
 from envhub.transport import sockets
 from envhub.transport.keys import key_of
-from envhub_server.network import network_peer
+from envhub_server.network import client_liveness, network_peer
 from envhub_server.network.audit import KEYS_READ, Audit
 from envhub_server.network.authenticator import DOMAIN, OWN, Authenticator
 from envhub_server.network.connections import HELLO_S, MALFORMED_MAX, Connections, KnownConnection
 from envhub_server.network.key_folder import KeyFolder
+from envhub_server.network.proxy import ProxyHandle
+from envhub_server.network.proxy_page import DENIED, PageEntry
 from envhub_server.network.rights import ANYBODY, OWN_USER, Holder, Quotas
 
 KEYS_S = 0.5  # from one check of the folder of keys to the next
@@ -23,7 +27,7 @@ REMOVED = "its key was removed"
 CHANGED = "its key was removed, or has another right"
 REFUSED_S = 1.0  # for a client that was refused to read why, and to go
 OTHERS_S = 1.0  # for libzmq to end the connections of others, before who asks is refused for them
-IPC_ORIGIN = "localhost:"  # libzmq has seen that the peer is the hub's own user
+IPC_ORIGIN = "localhost:"  # libzmq has seen that the peer is the hub's own user, or it is the hub's proxy
 
 Ends = list[tuple[KnownConnection, str]]  # connections that are to be ended, each with the reason
 
@@ -35,6 +39,9 @@ class Access:
         authenticator: answers libzmq for tcp addresses; None while there are none.
         connections: those that there are.
         connections_ended: how many connections the hub has ended.
+        entries: by the peer of each connection of which a message was read, what the proxy has of it; None where it
+            came by itself.
+        proxy: by which the connections to tcp addresses come that strangers may use; None where there is none.
     """
 
     def __init__(self, keys: Path | None, insecure: bool, audit: Audit, unread_bytes_max: int) -> None:
@@ -44,6 +51,8 @@ class Access:
         self._keys = KeyFolder(keys) if keys is not None else None
         self._insecure = insecure
         self.authenticator: Authenticator | None = None
+        self.proxy: ProxyHandle | None = None
+        self.entries: dict[bytes, PageEntry | None] = {}
         self._asked: list[bytes] | None = None  # by libzmq, and not answered yet
         self._refuse_s = math.inf  # when it is answered though others are connected
         self._server_key = b""
@@ -56,7 +65,7 @@ class Access:
 
     @property
     def open_to_all(self) -> bool:
-        """Whether other machines may reach an address: they need a key, or are let in on purpose."""
+        """Whether strangers may reach a tcp address: they need a key, or are let in on purpose."""
         return self._insecure or self._keys is not None
 
     @property
@@ -97,6 +106,11 @@ class Access:
         """
         if self.authenticator is not None and self._keys is not None:
             self.authenticator.prove(address, self._server_key)
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether CURVE encrypts what comes by tcp."""
+        return self._keys is not None
 
     def close(self) -> None:
         """Let nobody in any more who needs a key."""
@@ -143,8 +157,8 @@ class Access:
         """Note a new connection; one of another user to an address that wants no key keeps the own user out."""
         is_others = not self.open_to_all and network_peer.is_others(descriptor)
         known = self.connections.accepted(descriptor, now_s, is_others)
-        if self._keys is not None:
-            known.origin = network_peer.host(descriptor)
+        if self.proxy is not None and (entry := self.proxy.entry(descriptor)) is not None:
+            known.entry, known.origin = entry, entry.host
         if is_others:
             return [(known, "its process is another user's, or has gone; serve with --keys to admit others")]
         return []
@@ -156,17 +170,48 @@ class Access:
     def ended(self, descriptor: int, now_s: float) -> None:
         """Forget a connection; where keys are wanted, note one that ended in its handshake."""
         known, in_handshake, self._in_handshake = self.connections.get(descriptor), self._in_handshake, False
+        if known is not None:
+            self._note_denial(known)
+            self.entries.pop(known.peer, None)
         if in_handshake and known is not None and known.silent_until_s < math.inf and self._keys is not None:
             assert self.authenticator is not None
             self.authenticator.handshake_failed(known.origin)
         self.connections.ended(descriptor, now_s)
+
+    def _note_denial(self, known: KnownConnection) -> None:
+        """Note a client whose key is not known; libzmq, which refused it, does not tell by which connection it came."""
+        if known.entry is None or known.denied or not known.entry.state & DENIED:
+            return
+        known.denied = True
+        if self.authenticator is not None:
+            self.authenticator.denied(known.origin)
+
+    def read(self, peer: bytes, frames: Sequence[Any], now_s: float) -> bool:
+        """Tell the proxy that these frames of a message were read; False if its connection is not known yet."""
+        descriptor = sockets.connection_of(frames)
+        known = self.connections.of(peer, descriptor, now_s)
+        if known is None:
+            return self.connections.get(descriptor) is not None
+        self.entries[peer] = known.entry
+        if known.entry is not None:
+            known.entry.read(len(frames), sum(map(len, frames)))
+        return True
+
+    def silence_s(self, descriptor: int) -> float:
+        """The seconds since the peer of this connection last sent data, as of ``client_liveness``."""
+        known = self.connections.get(descriptor)
+        if known is None or known.entry is None:
+            return client_liveness.silent_s(descriptor)
+        heard_ns = known.entry.heard_ns
+        return (time.monotonic_ns() - heard_ns) / 1e9 if heard_ns else 0.0
 
     def holder(self, peer: bytes, frames: Sequence[Any], now_s: float) -> tuple[Holder, str]:
         """The client that sent this message, and why it is refused, if it is."""
         known = self.connections.of(peer, sockets.connection_of(frames), now_s)
         key, origin = b"", sockets.origin_of(frames)
         user = sockets.user_of(frames)
-        if origin.startswith(IPC_ORIGIN) or user == OWN:
+        # The proxy connects by ipc, too. But at its address libzmq asks who is admitted, and so its clients have a user.
+        if (origin.startswith(IPC_ORIGIN) and not user) or user == OWN:
             holder: Holder | None = OWN_USER
         elif self._keys is None:
             holder = ANYBODY
@@ -175,6 +220,8 @@ class Access:
             holder = self._keys.holders.get(key)
         if holder is None:
             return ANYBODY, REMOVED
+        if known is not None and known.entry is not None:
+            origin = known.origin
         if known is not None and known.holder is None:
             self._audit.write("connected", holder.name, origin)
             known.silent_until_s, known.key, known.origin, known.client = math.inf, key, origin, holder.name
@@ -219,6 +266,9 @@ class Access:
         much = f"its client has sent over {self._unread_bytes_max} bytes of messages that do not end"
         unread = self.connections.unread(heard, network_peer.bytes_sent, self._unread_bytes_max, now_s)
         ends += [(known, much) for known in unread]
+        ends += self.connections.unfinished(FRAMES_MAX, now_s)
+        for known in self.connections.proxied():
+            self._note_denial(known)
         if self._keys is not None and now_s >= self._check_keys_s:
             self._check_keys_s = now_s + KEYS_S
             self._read_keys()

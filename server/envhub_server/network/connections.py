@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from envhub_server.network.proxy_page import FULL, FULL_BYTES, FULL_FRAMES, PARTIAL, PageEntry
 from envhub_server.network.rights import Holder
 
 HELLO_S = 10.0  # for the first message of a new connection
@@ -18,6 +19,10 @@ GONE_MAX = 1024
 # From one check of the bytes that came by the connections and were not read to the next, and more per connection.
 # Near the limit it is a share of this time, for a local peer sends 45 MiB in all of it.
 UNREAD_S, UNREAD_EACH_S, UNREAD_SHARE_MIN = 0.05, 0.001, 0.05
+# A connection of the proxy at its limit is ended at this check if the hub has read none of its messages since the first
+# one: then what came is no whole message. By then libzmq, and the hub, have taken what the proxy had passed on.
+FULL_CHECKS = 3
+PROGRESS_S, PROGRESS_BYTES = 10.0, 1024  # of a message that has begun, so many bytes come within this time
 
 
 @dataclass
@@ -36,6 +41,11 @@ class KnownConnection:
     malformed: int = 0
     heard: bool = False  # whether the hub has read a message of it since the last check of unread bytes
     read_bytes: int = 0  # those it had sent at the last check before which the hub had read a message of it
+    entry: PageEntry | None = None  # what the proxy has of it, where it came by the proxy
+    denied: bool = False  # whether it was noted that its client has no key that is known
+    frames_read: int = 0  # at the last check
+    full_checks: int = 0  # in a row at which it was at its limit, and nothing of it had been read
+    progress: tuple[float, int] | None = None  # since when its message comes too slowly, and the bytes by then
 
 
 class Connections:
@@ -114,11 +124,14 @@ class Connections:
         """
         clients: dict[str, list[tuple[int, KnownConnection]]] = {}
         for each in self._known.values():
+            client = "" if each.holder is None else each.holder.name
+            if each.entry is not None:
+                clients.setdefault(client, []).append((each.entry.unread_bytes, each))
+                continue
             if (count := sent(each.descriptor)) is None:
                 continue
             if each.heard or each.peer in heard:
                 each.heard, each.read_bytes = False, count
-            client = "" if each.holder is None else each.holder.name
             clients.setdefault(client, []).append((count - each.read_bytes, each))
         totals = {client: sum(count for count, _ in found) for client, found in clients.items()}
         left = 1.0 - max(totals.values(), default=0) / bytes_max
@@ -126,6 +139,32 @@ class Connections:
         self._unread_s = now_s + each_s if clients else math.inf
         over = [(totals[client] / len(found), found) for client, found in clients.items() if totals[client] > bytes_max]
         return [each for mean, found in over for count, each in found if count >= mean]
+
+    def proxied(self) -> list[KnownConnection]:
+        """The connections that came by the proxy."""
+        return [each for each in self._known.values() if each.entry is not None]
+
+    def unfinished(self, frames_max: int, now_s: float) -> list[tuple[KnownConnection, str]]:
+        """The connections of the proxy whose message does not end, or does not come, each with the reason."""
+        ends = []
+        for each in self.proxied():
+            assert each.entry is not None
+            state = each.entry.state
+            if each.frames_read != each.entry.frames_read:
+                each.frames_read, each.full_checks = each.entry.frames_read, 0
+            each.full_checks = each.full_checks + 1 if state & FULL else 0
+            if each.full_checks == FULL_CHECKS:
+                ends.append((each, _too_much(state, frames_max)))
+            elif not state & PARTIAL or each.silent_until_s < math.inf:
+                each.progress = None
+            elif each.progress is None or each.entry.received >= each.progress[1] + PROGRESS_BYTES:
+                each.progress = now_s, each.entry.received
+            elif now_s >= each.progress[0] + PROGRESS_S:
+                each.progress = math.inf, each.entry.received
+                ends.append(
+                    (each, f"less than {PROGRESS_BYTES} bytes of its message have come within {PROGRESS_S:g} s")
+                )
+        return ends
 
     def next_s(self) -> float:
         """When ``silent`` and ``unread`` are to be called next."""
@@ -135,6 +174,14 @@ class Connections:
         """The connections of clients whose keys are not among these any more, or are another's or with other rights."""
         found = [each for each in self._known.values() if each.key and each.holder is not None]
         return [each for each in found if _admitted_as(holders.get(each.key)) != _admitted_as(each.holder)]
+
+
+def _too_much(state: int, frames_max: int) -> str:
+    if state & FULL_FRAMES:
+        return f"one of its messages has more than {frames_max} frames"
+    if state & FULL_BYTES:
+        return "it has sent too many bytes of a message that does not end"
+    return "it has sent too many bytes before it was let in"
 
 
 def _admitted_as(holder: Holder | None) -> tuple[str, str] | None:

@@ -9,6 +9,8 @@ import fcntl
 import os
 import socket
 import stat
+import struct
+import tempfile
 from pathlib import Path
 
 import zmq
@@ -21,6 +23,9 @@ from envhub_server.log import Logger
 # The most connections that wait for libzmq to accept them, which it does even when the address is shut. An ipc client
 # that finds the queue full tries again at once, a tcp client after a second; ipc must not run out of descriptors.
 IPC_BACKLOG, TCP_BACKLOG = 16, 100
+PROXY_BACKLOG = 1000  # connections of the proxy, which tries again when they are too many
+
+_SIOCGIFADDR = 0x8915
 
 log = Logger("envhub.hub")
 
@@ -35,10 +40,13 @@ def seed_routing_ids() -> None:
 
 
 class Listener:
-    """The addresses of one ROUTER.
+    """The addresses of one ROUTER, and those of tcp that its proxy has.
 
     libzmq binds an ipc path that another hub listens on without an error, and so steals it. A lock file keeps two hubs
     apart, and distinguishes the socket file of a dead hub from that of a living one.
+
+    Attributes:
+        proxied: the sockets that listen for the proxy.
     """
 
     def __init__(self, router: zmq.Socket[bytes], open_to_all: bool) -> None:
@@ -47,6 +55,7 @@ class Listener:
         self._open_to_all = open_to_all
         self._paths: list[Path] = []
         self._locks: list[tuple[Path, int]] = []
+        self.proxied: list[socket.socket] = []
         # By path, for when the address is shut: a socket in place of the ROUTER's, and a client that fills its queue.
         self._blockers: dict[Path, tuple[socket.socket, socket.socket]] = {}
 
@@ -59,7 +68,9 @@ class Listener:
         wanted = address.parse(text)
         if wanted.is_ipc:
             self._prepare(wanted)
-        elif not wanted.is_loopback and not self._open_to_all:
+        elif self._open_to_all:
+            return self._listen_for_proxy(wanted)
+        elif not wanted.is_loopback:
             raise AddressError(
                 f"{text} can be reached from other machines and nothing guards it; make keys (`envhub keys add NAME "
                 "--keys DIR`) and serve with --keys DIR, or bind tcp://127.0.0.1 or ipc, or say --insecure"
@@ -69,11 +80,41 @@ class Listener:
         try:
             self._router.bind(text.replace("://localhost:", "://127.0.0.1:"))
         except zmq.ZMQError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise AddressError(f"{text} is in use; end the other server, or choose another port") from error
-            raise AddressError(f"{text} cannot be bound: {error}") from error
+            raise _not_bound(text, error) from error
         bound = self._router.get(zmq.LAST_ENDPOINT)
         return bound.rstrip(b"\0").decode() if isinstance(bound, bytes) else text
+
+    def _listen_for_proxy(self, wanted: Address) -> str:
+        family = socket.AF_INET6 if wanted.is_ipv6 else socket.AF_INET
+        listening = socket.socket(family)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((_numeric(wanted.host), wanted.port))
+            listening.listen(TCP_BACKLOG)
+        except OSError as error:
+            listening.close()
+            raise _not_bound(wanted.text, error) from error
+        self.proxied.append(listening)
+        host, port = listening.getsockname()[:2]
+        return f"tcp://[{host}]:{port}" if wanted.is_ipv6 else f"tcp://{host}:{port}"
+
+    def bind_unnamed(self) -> int:
+        """Bind a Unix socket that has no name; the proxy connects to it by the descriptor that this returns.
+
+        Raises:
+            AddressError: it cannot be bound.
+        """
+        with tempfile.TemporaryDirectory(prefix="envhub-") as folder:
+            path = os.path.join(folder, "hub")
+            opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._router.setsockopt(zmq.BACKLOG, PROXY_BACKLOG)
+            try:
+                self._router.bind(f"ipc:///proc/self/fd/{opened}/hub")  # however long the name of the folder is
+                return os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except (OSError, zmq.ZMQError) as error:
+                raise AddressError(f"no socket for the proxy of tcp addresses in {folder}: {error}") from error
+            finally:
+                os.close(opened)
 
     def _prepare(self, wanted: Address) -> None:
         path = Path(wanted.path)
@@ -162,6 +203,8 @@ class Listener:
     def close(self) -> None:
         """Remove the files of the ipc addresses; the ROUTER must be closed before."""
         self._close_blockers()
+        for listening in self.proxied:
+            listening.close()
         for path in [*self._paths, *map(_shut_path, self._paths)]:
             path.unlink(missing_ok=True)
         for lock, descriptor in self._locks:
@@ -180,6 +223,22 @@ def _side_path(path: Path) -> Path | None:
 def _full_path(path: Path) -> Path:
     """The path that the socket with a full queue has for an instant, before it takes that of the ROUTER's."""
     return path.with_name(path.name + ".full")
+
+
+def _not_bound(text: str, error: OSError | zmq.ZMQError) -> AddressError:
+    if error.errno == errno.EADDRINUSE:
+        return AddressError(f"{text} is in use; end the other server, or choose another port")
+    return AddressError(f"{text} cannot be bound: {error}")
+
+
+def _numeric(host: str) -> str:
+    """The IP address that ``host`` means, as libzmq binds it: also ``*``, and the name of an interface."""
+    host = {"localhost": "127.0.0.1", "*": "0.0.0.0"}.get(host, host.strip("[]"))
+    if host in (name for _, name in socket.if_nameindex()):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+            found = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", host.encode()[:15]))
+        return socket.inet_ntoa(found[20:24])
+    return host
 
 
 def _shut_path(path: Path) -> Path:

@@ -25,8 +25,13 @@ class OrphanReaper:
         """Reap orphans with this hub's mark; the children that exist now are no orphans and are left alone."""
         self._hub = hub
         self._foreign = frozenset(process_marks.children(os.getpid()))
+        self._spared: set[int] = set()
         self._adopted: dict[int, int] = {}  # by pid of an orphan, the pid of its worker, or NO_WORKER
         self._ended: dict[int, float] = {}  # by pid of an ended worker, until when it is remembered
+
+    def spare(self, pid: int) -> None:
+        """Leave this child to its owner, who reaps it."""
+        self._spared.add(pid)
 
     def worker_ended(self, pid: int) -> None:
         """Have the next ``sweep`` end the orphans of this worker."""
@@ -45,7 +50,9 @@ class OrphanReaper:
         self._ended = {pid: until for pid, until in self._ended.items() if until > now_s and pid not in workers}
         before, self._adopted = self._adopted, {}
         for pid in process_marks.children(os.getpid()):
-            if pid in known or (not births and _reaped(pid)):  # a new worker must not be reaped here
+            if pid in known or pid in self._spared:
+                continue
+            if not births and _reaped(pid):  # a new worker must not be reaped here
                 continue
             worker = before[pid] if pid in before else process_marks.worker_of(pid, self._hub) or NO_WORKER
             self._adopted[pid] = worker
@@ -73,7 +80,7 @@ class OrphanReaper:
         """End all descendants of this process but the children from before, and wait until they have ended."""
         deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
         while time.monotonic() < deadline_s:
-            orphans = [pid for pid in process_marks.children(os.getpid()) if pid not in self._foreign]
+            orphans = [pid for pid in process_marks.children(os.getpid()) if pid not in self._foreign | self._spared]
             for pid in orphans:
                 process_marks.kill_tree(pid)
                 _reaped(pid)

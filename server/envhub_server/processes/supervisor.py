@@ -231,6 +231,10 @@ class Supervisor:
         """The processes that left their worker's tree, by the pid of the worker."""
         return self._orphan_reaper.by_worker({*self._pids(), *(zygote.pid for zygote in self._zygotes())})
 
+    def spare(self, pid: int) -> None:
+        """Leave this child of the hub to its owner, who reaps it."""
+        self._orphan_reaper.spare(pid)
+
     def reap_orphans(self) -> None:
         """Sweep orphans in the next turn of the loop: once, however many workers end in this turn."""
         os.write(self._sweep_bell, RING)

@@ -1,0 +1,99 @@
+"""The memory that a hub shares with its proxy: for each connection, what has come and what the hub has read.
+
+The hub's loop reads and writes it without a system call. Each word has one writer, and each side's have a cache line.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from dataclasses import dataclass, field
+
+SLOTS = 1 << 14
+WORD, WORDS = 8, 16  # bytes of a word, and words of a slot
+# Written by the proxy. A slot keeps them after the connection has ended, until it is another's.
+NUMBER, RECEIVED, HEARD_NS, STATE, UNREAD_BYTES = range(5)
+# Written by the hub; they hold for the connection whose number is in ``OWNER``.
+OWNER, FRAMES_READ, BYTES_READ = range(8, 11)
+# Bits of ``STATE``.
+PARTIAL, FULL_FRAMES, FULL_BYTES, FULL_HANDSHAKE, DENIED = 1, 2, 4, 8, 16
+FULL = FULL_FRAMES | FULL_BYTES | FULL_HANDSHAKE
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def make_page() -> int:
+    """The descriptor of a new page, which no process can make smaller or larger.
+
+    Raises:
+        OSError: there is no descriptor or memory left.
+    """
+    descriptor = os.memfd_create("envhub-proxy", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, SLOTS * WORDS * WORD)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def words_of(descriptor: int) -> memoryview:
+    """The words of a page; its descriptor is needed no more."""
+    return memoryview(mmap.mmap(descriptor, SLOTS * WORDS * WORD)).cast("q")
+
+
+@dataclass(eq=False)
+class PageEntry:
+    """What the page has of one connection, for the hub.
+
+    Attributes:
+        host: the address of its client.
+    """
+
+    words: memoryview = field(repr=False)
+    slot: int
+    number: int
+    host: str
+
+    def __post_init__(self) -> None:
+        self._at = self.slot * WORDS
+        at = self._at
+        self.words[at + FRAMES_READ] = self.words[at + BYTES_READ] = 0
+        self.words[at + OWNER] = self.number
+
+    def _word(self, word: int) -> int:
+        return self.words[self._at + word] if self.words[self._at + NUMBER] == self.number else 0
+
+    @property
+    def received(self) -> int:
+        """The bytes that its client has sent so far."""
+        return self._word(RECEIVED)
+
+    @property
+    def heard_ns(self) -> int:
+        """When its client last sent something, by the monotonic clock."""
+        return self._word(HEARD_NS)
+
+    @property
+    def state(self) -> int:
+        """Bits that say what state it is in."""
+        return self._word(STATE)
+
+    @property
+    def unread_bytes(self) -> int:
+        """The bytes that have come of messages that the hub has not read."""
+        return self._word(UNREAD_BYTES)
+
+    @property
+    def frames_read(self) -> int:
+        """The frames that the hub has read."""
+        return self.words[self._at + FRAMES_READ]
+
+    def read(self, frames: int, nbytes: int) -> None:
+        """Note that the hub has read a message."""
+        words, at = self.words, self._at
+        if words[at + OWNER] == self.number:
+            words[at + BYTES_READ] += nbytes
+            words[at + FRAMES_READ] += frames

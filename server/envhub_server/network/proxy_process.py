@@ -1,0 +1,429 @@
+"""The process before the tcp addresses of a hub that strangers may use: ``main`` is what it executes.
+
+::
+
+    client ══ tcp ══ proxy ══ Unix socket, which has no name ══ the hub's ROUTER
+
+It passes on what clients send, up to a limit of frames and bytes that the hub has not read (``zmtp_framing``). From a
+connection at its limit it reads no more: one whose message is whole waits until the hub has read it. It ends none by
+itself, and knows no client. The hub sees in their common memory (``proxy_page``) which connections are at their limit,
+and ends those of which it cannot read a message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from envhub_server.network import proxy_page
+from envhub_server.network.proxy_page import (
+    BYTES_READ,
+    DENIED,
+    FRAMES_READ,
+    FULL_BYTES,
+    FULL_FRAMES,
+    FULL_HANDSHAKE,
+    HEARD_NS,
+    NUMBER,
+    OWNER,
+    PARTIAL,
+    RECEIVED,
+    SLOTS,
+    STATE,
+    UNREAD_BYTES,
+    WORDS,
+)
+from envhub_server.network.zmtp_framing import BYTES, FRAMES, HANDSHAKE, ClientFrames, HubFrames
+
+CHUNK_BYTES = 1 << 17  # that is read of a connection in one turn
+ACCEPTED_MAX = 16  # connections in one turn
+DESCRIPTORS_KEPT = 64  # besides those of connections
+FULL_CHECK_S, CHECK_S = 0.005, 0.2  # from one look to the next at connections that wait
+LOOK_S = 0.0001  # of the time between two looks, for each connection that waits
+LINGER_S = 2.0  # for a client to read what the hub had sent before it ended the connection
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 10, 5, 3
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_LAST_DATA_RECV = struct.Struct("=52xI")  # of Linux's struct tcp_info, in milliseconds
+_IN, _OUT = select.EPOLLIN, select.EPOLLOUT
+_STATES = {FRAMES: FULL_FRAMES, BYTES: FULL_BYTES, HANDSHAKE: FULL_HANDSHAKE}
+
+Handler = Callable[[int], None]
+
+
+class Link:
+    """One client's connection, and the one to the hub that stands for it."""
+
+    def __init__(self, proxy: Proxy, client: socket.socket, hub: socket.socket, slot: int, number: int) -> None:
+        self._proxy, self.client, self.hub, self.slot = proxy, client, hub, slot
+        self._words, self._at, self._number = proxy.words, slot * WORDS, number
+        self._frames = ClientFrames(proxy.frames_max, proxy.bytes_max, proxy.curve)
+        self._answers = HubFrames(proxy.curve)
+        self._to_hub = b""  # counted, and not sent yet
+        self._held = b""  # not counted yet
+        self._to_client = b""
+        self._client_ended = self._hub_ended = self._answered = False
+        self.closed = False
+        self.linger_s = 0.0  # until when it waits for its client, once the hub has ended it
+        words, at = self._words, self._at
+        words[at + RECEIVED] = words[at + STATE] = words[at + UNREAD_BYTES] = 0
+        words[at + HEARD_NS] = time.monotonic_ns()
+        words[at + NUMBER] = number
+
+    # --- from the client to the hub ---------------------------------------------------------------------------------
+
+    def on_client(self, events: int) -> None:
+        """Handle that the client's connection is readable, writable or has ended."""
+        if events & _OUT:
+            self._send_to_client(b"")
+        if self.closed or not events & ~_OUT:
+            return
+        try:
+            count = self.client.recv_into(self._proxy.chunk)
+        except BlockingIOError:
+            return
+        except OSError:
+            count = 0
+        if not count:
+            self._client_ended = True
+            if not self._to_hub:
+                self.close()
+            else:
+                self._watch()
+            return
+        words, at = self._words, self._at
+        words[at + RECEIVED] += count
+        words[at + HEARD_NS] = time.monotonic_ns()
+        data = self._proxy.chunk[:count]
+        self._pass(memoryview(self._held + data) if self._held else data)
+
+    def _pass(self, data: memoryview) -> None:
+        """Send on what of these bytes may pass, and keep the others."""
+        frames = self._frames
+        self._note_read()
+        count = frames.admit(data)
+        self._held = bytes(data[count:])
+        self._send_to_hub(data[:count])
+
+    def _note_read(self) -> None:
+        words, at = self._words, self._at
+        if words[at + OWNER] == self._number:
+            self._frames.read(words[at + FRAMES_READ], words[at + BYTES_READ])
+
+    def _send_to_hub(self, data: memoryview) -> None:
+        sent = 0
+        try:
+            if data:
+                sent = self.hub.send(data)
+        except BlockingIOError:
+            pass
+        except OSError:  # the hub has ended it; what it had sent is still to be read
+            self._held, data = b"", data[:0]
+        self._to_hub = bytes(data[sent:])
+        self._show()
+        if self._to_hub or self._frames.full or self in self._proxy.waiting:
+            self._watch()
+
+    def _show(self) -> None:
+        """Write what the hub is to know into the page."""
+        frames, words, at = self._frames, self._words, self._at
+        words[at + UNREAD_BYTES] = max(0, frames.unread_bytes - frames.left)
+        state = PARTIAL if frames.partial or self._held else 0
+        words[at + STATE] = state | _STATES.get(frames.full, 0) | (DENIED if self._answers.denied else 0)
+
+    def look(self) -> None:
+        """See whether more may pass, and whether the client lives, of which nothing is read meanwhile."""
+        with contextlib.suppress(OSError):
+            info = self.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECV.size)
+            heard_ns = time.monotonic_ns() - int(_LAST_DATA_RECV.unpack(info)[0]) * 1_000_000
+            self._words[self._at + HEARD_NS] = max(self._words[self._at + HEARD_NS], heard_ns)
+        if self._frames.full and not self._to_hub:
+            self._note_read()
+            if not self._frames.full:
+                self._pass(memoryview(self._held))
+
+    # --- from the hub to the client ---------------------------------------------------------------------------------
+
+    def on_hub(self, events: int) -> None:
+        """Handle that the hub's connection is readable, writable or has ended."""
+        if events & _OUT:
+            self._send_to_hub(memoryview(self._to_hub))
+            if self._client_ended and not self._to_hub:
+                self.close()
+        if self.closed or not events & ~_OUT:
+            return
+        try:
+            count = self.hub.recv_into(self._proxy.chunk)
+        except BlockingIOError:
+            return
+        except OSError:
+            count = 0
+        if not count:
+            self._hub_ended = True
+            self._end_after_sending()
+            return
+        data = self._proxy.chunk[:count]
+        pongs = self._answers.scan(data)
+        if pongs:
+            self._frames.answered(pongs)
+            self._show()
+        elif not self._answered:
+            self._note_answer()
+        self._send_to_client(data)
+
+    def _note_answer(self) -> None:
+        """Note whether the hub has let the client in."""
+        if self._answers.ready or self._answers.denied:
+            self._answered = True
+            if self._answers.ready:
+                self._frames.ready()
+                self._pass(memoryview(self._held))
+            self._show()
+            self._watch()
+
+    def _send_to_client(self, data: memoryview | bytes) -> None:
+        waited = bool(self._to_client)
+        if waited:
+            data = memoryview(self._to_client + bytes(data))
+        sent = 0
+        try:
+            if data:
+                sent = self.client.send(data)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close()
+            return
+        self._to_client = bytes(data[sent:])
+        if self._to_client or waited:
+            self._watch()
+        if self._hub_ended:
+            self._end_after_sending()
+
+    def _end_after_sending(self) -> None:
+        if not self._to_client:
+            self.close()
+        elif not self.linger_s:
+            self.linger_s = time.monotonic() + LINGER_S
+            self._watch()
+
+    # --- both -------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Wait for both sides, once the hub's side is connected."""
+        self._proxy.handlers[self.client.fileno()] = self.on_client
+        self._proxy.handlers[self.hub.fileno()] = self.on_hub
+        self._watch()
+
+    def _watch(self) -> None:
+        """Wait for what can be handled now. A descriptor that waits for nothing would still report its end."""
+        if self.closed:
+            return
+        reads = not (self._to_hub or self._frames.full or self._client_ended or self._hub_ended)
+        self._proxy.watch(self.client, _IN * reads | _OUT * bool(self._to_client))
+        self._proxy.watch(self.hub, _IN * (not self._to_client and not self._hub_ended) | _OUT * bool(self._to_hub))
+        if self._frames.full or self._to_hub or self.linger_s:
+            self._proxy.waiting[self] = bool(self._frames.full)
+        else:
+            self._proxy.waiting.pop(self, None)
+
+    def close(self) -> None:
+        """End both connections."""
+        if not self.closed:
+            self.closed = True
+            self._show()
+            self._proxy.forget(self)
+
+
+class Proxy:
+    """All connections of one hub.
+
+    Attributes:
+        handlers: of each descriptor that is waited for.
+        waiting: links of which nothing is read for now, each with whether it is at its limit.
+    """
+
+    def __init__(self, name: str, curve: bool, frames_max: int, bytes_max: int, descriptors: Sequence[int]) -> None:
+        """Make a proxy that accepts nothing yet.
+
+        Args:
+            name: with which the names of its connections to the hub begin.
+            curve: whether CURVE encrypts what clients send.
+            frames_max: that may pass of a client and are not read.
+            bytes_max: of these frames.
+            descriptors: which end when the hub is about to; of the hub's socket; of the page; and of the addresses.
+        """
+        self._control, hub, page, *listeners = descriptors
+        self.words = proxy_page.words_of(page)
+        self.curve, self.frames_max, self.bytes_max = curve, frames_max, bytes_max
+        self.chunk = memoryview(bytearray(CHUNK_BYTES))
+        self.handlers: dict[int, Handler] = {}
+        self.waiting: dict[Link, bool] = {}
+        self._hub, self._name = f"/proc/self/fd/{hub}", name
+        self._listeners = [socket.socket(fileno=listener) for listener in listeners]
+        self._links: set[Link] = set()
+        self._connecting: deque[tuple[Link, str]] = deque()
+        self._free = deque(range(SLOTS))
+        self._number = 0
+        self._links_max = min(SLOTS, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT) // 2)
+        self._epoll = select.epoll()
+        self._watched: dict[int, int] = {}
+        self._listening = self._ending = False
+        self._end_s = 0.0
+
+    def run(self) -> None:
+        """Serve until the hub has ended, and its last replies have gone."""
+        self.handlers[self._control] = self._on_control
+        self._epoll.register(self._control, _IN)
+        for listener in self._listeners:
+            listener.setblocking(False)
+            self.handlers[listener.fileno()] = self._accepts(listener)
+        self._listen()
+        while not self._ending or (self._links and time.monotonic() < self._end_s):
+            for descriptor, events in self._epoll.poll(self._wait_s()):
+                handler = self.handlers.get(descriptor)
+                if handler is None:  # an earlier one of this turn has closed it
+                    continue
+                try:
+                    handler(events)
+                except Exception:  # a bug costs no other connection anything
+                    traceback.print_exc()
+                    if isinstance(link := getattr(handler, "__self__", None), Link):
+                        link.close()
+            if self.waiting or self._connecting:
+                self._look()
+
+    def _wait_s(self) -> float | None:
+        if self._connecting or any(self.waiting.values()):
+            return max(FULL_CHECK_S, LOOK_S * len(self.waiting))
+        return CHECK_S if self.waiting or self._ending else None
+
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        for link in [*self.waiting]:
+            if link.linger_s and link.linger_s < now_s:
+                link.close()
+            elif not link.closed:
+                link.look()
+        for _ in range(len(self._connecting)):
+            self._connect(*self._connecting.popleft())
+
+    def _on_control(self, events: int) -> None:
+        """The hub has closed its addresses: what it has sent is passed on, and nobody else is let in."""
+        self._epoll.unregister(self._control)
+        self._ending, self._end_s = True, time.monotonic() + LINGER_S
+        self._listen()
+
+    # --- connections ------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Accept connections while there is room for more."""
+        wanted = not self._ending and len(self._links) < self._links_max
+        if wanted != self._listening:
+            self._listening = wanted
+            for listener in self._listeners:
+                self.watch(listener, _IN * wanted)
+
+    def _accepts(self, listener: socket.socket) -> Handler:
+        def accept(events: int) -> None:
+            for _ in range(ACCEPTED_MAX):
+                if not self._listening:
+                    return
+                try:
+                    client, address = listener.accept()
+                except OSError:  # there is none, or it has ended already
+                    return
+                self._accepted(client, str(address[0]))
+
+        return accept
+
+    def _accepted(self, client: socket.socket, host: str) -> None:
+        hub = None
+        try:
+            client.setblocking(False)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_COUNT)
+            hub = socket.socket(socket.AF_UNIX)
+            hub.setblocking(False)
+        except OSError:
+            client.close()
+            if hub is not None:
+                hub.close()
+            return
+        self._number += 1
+        slot = self._free.popleft()  # the one that was freed first
+        link = Link(self, client, hub, slot, self._number)
+        self._links.add(link)
+        self._listen()
+        self._connect(link, f"\0{self._name}/{slot}/{self._number}/{host[:60]}")
+
+    def _connect(self, link: Link, name: str) -> None:
+        """Connect to the hub by a name that tells it whose connection this is; later, if too many wait there."""
+        if link.closed:
+            return
+        try:
+            if not link.hub.getsockname():
+                link.hub.bind(name)
+            link.hub.connect(self._hub)
+        except BlockingIOError:
+            self._connecting.append((link, name))
+        except OSError:  # the hub has ended
+            link.close()
+        else:
+            link.begin()
+
+    def forget(self, link: Link) -> None:
+        """Close a link's connections; its slot may be another's later."""
+        for connection in (link.client, link.hub):
+            self.watch(connection, 0)
+            self.handlers.pop(connection.fileno(), None)
+            connection.close()
+        self.waiting.pop(link, None)
+        self._links.discard(link)
+        self._free.append(link.slot)
+        self._listen()
+
+    def watch(self, connection: socket.socket, events: int) -> None:
+        """Wait for these events of a connection."""
+        descriptor = connection.fileno()
+        before = self._watched.pop(descriptor, 0)
+        if events:
+            self._watched[descriptor] = events
+        if events == before:
+            return
+        if not before:
+            self._epoll.register(descriptor, events)
+        elif events:
+            self._epoll.modify(descriptor, events)
+        else:
+            self._epoll.unregister(descriptor)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the proxy: ``HUB_PID NAME CURVE FRAMES_MAX BYTES_MAX CONTROL_FD HUB_FD PAGE_FD LISTENER_FD ...``.
+
+    ``CURVE`` is 1 or 0; the others are as of ``Proxy``.
+    """
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_NAME, b"envhub-proxy")
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent, name, *numbers = arguments
+    if os.getppid() != int(parent):
+        return  # the hub ended before the line above
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the hub says when to end
+        signal.signal(number, signal.SIG_IGN)
+    curve, frames_max, bytes_max, *descriptors = map(int, numbers)
+    Proxy(name, bool(curve), frames_max, bytes_max, descriptors).run()

@@ -210,7 +210,7 @@ class Access:
         known = self.connections.of(peer, sockets.connection_of(frames), now_s)
         key, origin = b"", sockets.origin_of(frames)
         user = sockets.user_of(frames)
-        # The proxy connects by ipc, too. But at its address libzmq asks who is admitted, and so its clients have a user.
+        # The proxy connects by ipc, too. But at its address libzmq asks who is admitted, so its clients have a user.
         if (origin.startswith(IPC_ORIGIN) and not user) or user == OWN:
             holder: Holder | None = OWN_USER
         elif self._keys is None:

@@ -151,7 +151,7 @@ class Connections:
             assert each.entry is not None
             state = each.entry.state
             if each.frames_read != each.entry.frames_read:
-                each.frames_read, each.full_checks = each.entry.frames_read, 0
+                each.frames_read, each.full_checks, each.progress = each.entry.frames_read, 0, None
             each.full_checks = each.full_checks + 1 if state & FULL else 0
             if each.full_checks == FULL_CHECKS:
                 ends.append((each, _too_much(state, frames_max)))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import resource
 import select
@@ -74,7 +75,8 @@ class Link:
         self._to_client = b""
         self._client_ended = self._hub_ended = self._answered = False
         self.closed = False
-        self.linger_s = 0.0  # until when it waits for its client, once the hub has ended it
+        self._paused = False  # whether nothing is read of the client for now
+        self._linger_s = 0.0  # until when it waits for its client, once the hub has ended it
         words, at = self._words, self._at
         words[at + RECEIVED] = words[at + STATE] = words[at + UNREAD_BYTES] = 0
         words[at + HEARD_NS] = time.monotonic_ns()
@@ -87,6 +89,9 @@ class Link:
         if events & _OUT:
             self._send_to_client(b"")
         if self.closed or not events & ~_OUT:
+            return
+        if self._paused:  # the connection has failed
+            self.close()
             return
         try:
             count = self.client.recv_into(self._proxy.chunk)
@@ -115,6 +120,10 @@ class Link:
         self._held = bytes(data[count:])
         self._send_to_hub(data[:count])
 
+    def _pass_held(self) -> None:
+        if self._held and not self._to_hub and not self._frames.full:
+            self._pass(memoryview(self._held))
+
     def _note_read(self) -> None:
         words, at = self._words, self._at
         if words[at + OWNER] == self._number:
@@ -131,26 +140,37 @@ class Link:
             self._held, data = b"", data[:0]
         self._to_hub = bytes(data[sent:])
         self._show()
-        if self._to_hub or self._frames.full or self in self._proxy.waiting:
+        if self._to_hub or self._frames.full or self._paused:
             self._watch()
 
     def _show(self) -> None:
         """Write what the hub is to know into the page."""
         frames, words, at = self._frames, self._words, self._at
         words[at + UNREAD_BYTES] = max(0, frames.unread_bytes - frames.left)
-        state = PARTIAL if frames.partial or self._held else 0
+        state = 0
+        if frames.partial or self._held:
+            state = PARTIAL
+            self._proxy.look_again(self, bool(frames.full))
         words[at + STATE] = state | _STATES.get(frames.full, 0) | (DENIED if self._answers.denied else 0)
 
-    def look(self) -> None:
-        """See whether more may pass, and whether the client lives, of which nothing is read meanwhile."""
-        with contextlib.suppress(OSError):
-            info = self.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECV.size)
-            heard_ns = time.monotonic_ns() - int(_LAST_DATA_RECV.unpack(info)[0]) * 1_000_000
-            self._words[self._at + HEARD_NS] = max(self._words[self._at + HEARD_NS], heard_ns)
-        if self._frames.full and not self._to_hub:
-            self._note_read()
-            if not self._frames.full:
-                self._pass(memoryview(self._held))
+    def look(self, now_s: float) -> None:
+        """See what the hub has read meanwhile; and whether a client lives of which nothing is read for now."""
+        if self._linger_s:
+            if self._linger_s < now_s:
+                self.close()
+            else:
+                self._proxy.look_again(self, soon=False)
+            return
+        if self._paused:
+            with contextlib.suppress(OSError):
+                info = self.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECV.size)
+                heard_ns = time.monotonic_ns() - int(_LAST_DATA_RECV.unpack(info)[0]) * 1_000_000
+                self._words[self._at + HEARD_NS] = max(self._words[self._at + HEARD_NS], heard_ns)
+        self._note_read()
+        self._pass_held()
+        self._show()
+        if self._paused:
+            self._proxy.look_again(self, bool(self._frames.full))
 
     # --- from the hub to the client ---------------------------------------------------------------------------------
 
@@ -158,6 +178,7 @@ class Link:
         """Handle that the hub's connection is readable, writable or has ended."""
         if events & _OUT:
             self._send_to_hub(memoryview(self._to_hub))
+            self._pass_held()
             if self._client_ended and not self._to_hub:
                 self.close()
         if self.closed or not events & ~_OUT:
@@ -187,7 +208,7 @@ class Link:
             self._answered = True
             if self._answers.ready:
                 self._frames.ready()
-                self._pass(memoryview(self._held))
+                self._pass_held()
             self._show()
             self._watch()
 
@@ -213,8 +234,8 @@ class Link:
     def _end_after_sending(self) -> None:
         if not self._to_client:
             self.close()
-        elif not self.linger_s:
-            self.linger_s = time.monotonic() + LINGER_S
+        elif not self._linger_s:
+            self._linger_s = time.monotonic() + LINGER_S
             self._watch()
 
     # --- both -------------------------------------------------------------------------------------------------------
@@ -229,13 +250,11 @@ class Link:
         """Wait for what can be handled now. A descriptor that waits for nothing would still report its end."""
         if self.closed:
             return
-        reads = not (self._to_hub or self._frames.full or self._client_ended or self._hub_ended)
-        self._proxy.watch(self.client, _IN * reads | _OUT * bool(self._to_client))
+        self._paused = bool(self._to_hub or self._frames.full or self._client_ended or self._hub_ended)
+        self._proxy.watch(self.client, _IN * (not self._paused) | _OUT * bool(self._to_client))
         self._proxy.watch(self.hub, _IN * (not self._to_client and not self._hub_ended) | _OUT * bool(self._to_hub))
-        if self._frames.full or self._to_hub or self.linger_s:
-            self._proxy.waiting[self] = bool(self._frames.full)
-        else:
-            self._proxy.waiting.pop(self, None)
+        if self._paused:
+            self._proxy.look_again(self, bool(self._frames.full))
 
     def close(self) -> None:
         """End both connections."""
@@ -250,7 +269,6 @@ class Proxy:
 
     Attributes:
         handlers: of each descriptor that is waited for.
-        waiting: links of which nothing is read for now, each with whether it is at its limit.
     """
 
     def __init__(self, name: str, curve: bool, frames_max: int, bytes_max: int, descriptors: Sequence[int]) -> None:
@@ -268,7 +286,9 @@ class Proxy:
         self.curve, self.frames_max, self.bytes_max = curve, frames_max, bytes_max
         self.chunk = memoryview(bytearray(CHUNK_BYTES))
         self.handlers: dict[int, Handler] = {}
-        self.waiting: dict[Link, bool] = {}
+        # Links to look at again: whose message is not whole, or of which nothing is read for now, or that end.
+        self._waiting: set[Link] = set()
+        self._look_s = math.inf
         self._hub, self._name = f"/proc/self/fd/{hub}", name
         self._listeners = [socket.socket(fileno=listener) for listener in listeners]
         self._links: set[Link] = set()
@@ -290,7 +310,8 @@ class Proxy:
             self.handlers[listener.fileno()] = self._accepts(listener)
         self._listen()
         while not self._ending or (self._links and time.monotonic() < self._end_s):
-            for descriptor, events in self._epoll.poll(self._wait_s()):
+            wait_s = None if self._look_s == math.inf else max(0.0, self._look_s - time.monotonic())
+            for descriptor, events in self._epoll.poll(wait_s):
                 handler = self.handlers.get(descriptor)
                 if handler is None:  # an earlier one of this turn has closed it
                     continue
@@ -300,28 +321,31 @@ class Proxy:
                     traceback.print_exc()
                     if isinstance(link := getattr(handler, "__self__", None), Link):
                         link.close()
-            if self.waiting or self._connecting:
-                self._look()
+            if self._look_s < math.inf and (now_s := time.monotonic()) >= self._look_s:
+                self._look(now_s)
 
-    def _wait_s(self) -> float | None:
-        if self._connecting or any(self.waiting.values()):
-            return max(FULL_CHECK_S, LOOK_S * len(self.waiting))
-        return CHECK_S if self.waiting or self._ending else None
-
-    def _look(self) -> None:
-        now_s = time.monotonic()
-        for link in [*self.waiting]:
-            if link.linger_s and link.linger_s < now_s:
-                link.close()
-            elif not link.closed:
-                link.look()
+    def _look(self, now_s: float) -> None:
+        waiting, self._waiting, self._look_s = self._waiting, set(), math.inf
+        for link in waiting:
+            if not link.closed:
+                link.look(now_s)
         for _ in range(len(self._connecting)):
             self._connect(*self._connecting.popleft())
+        self._look_s = max(self._look_s, now_s + LOOK_S * len(self._waiting))
+
+    def look_again(self, link: Link, soon: bool) -> None:
+        """Look at this link again, and soon if it is at its limit."""
+        self._waiting.add(link)
+        self._plan(FULL_CHECK_S if soon else CHECK_S)
+
+    def _plan(self, after_s: float) -> None:
+        self._look_s = min(self._look_s, time.monotonic() + after_s)
 
     def _on_control(self, events: int) -> None:
         """The hub has closed its addresses: what it has sent is passed on, and nobody else is let in."""
         self._epoll.unregister(self._control)
         self._ending, self._end_s = True, time.monotonic() + LINGER_S
+        self._plan(LINGER_S)
         self._listen()
 
     # --- connections ------------------------------------------------------------------------------------------------
@@ -380,6 +404,7 @@ class Proxy:
             link.hub.connect(self._hub)
         except BlockingIOError:
             self._connecting.append((link, name))
+            self._plan(FULL_CHECK_S)
         except OSError:  # the hub has ended
             link.close()
         else:
@@ -391,7 +416,7 @@ class Proxy:
             self.watch(connection, 0)
             self.handlers.pop(connection.fileno(), None)
             connection.close()
-        self.waiting.pop(link, None)
+        self._waiting.discard(link)
         self._links.discard(link)
         self._free.append(link.slot)
         self._listen()

@@ -1,0 +1,388 @@
+"""Strangers' connections come by a proxy: no message without an end costs the hub or its other clients anything."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+from envhub_server.network.connections import HELLO_S, PROGRESS_S
+from envhub_server.network.key_folder import KeyFolder
+from hubs import ServedHub, below, serve, stopped, wait_until
+from zmtp import ZmtpPeer, connected, frame
+
+import envhub
+from envhub.protocol import messages
+from envhub.protocol.messages import Hello, Op
+from envhub.protocol.prelude import NO_SESSION
+from envhub.transport import sockets
+from envhub.transport.keys import text_of
+
+MIB = 1 << 20
+GROWN_MAX = 32 * MIB  # a million empty frames take 64 MiB of libzmq's memory
+EMPTY = b"\x01\x00"
+TOO_MANY = "one of its messages has more than 1024 frames"
+
+# Sends HELLO, and then messages of so many empty frames, by a key that the hub knows.
+ATTACK = """
+import sys
+import zmq
+from envhub.protocol import messages
+from envhub.protocol.prelude import NO_SESSION, Prelude
+from envhub.transport import address, sockets
+place, frames = address.parse(sys.argv[1]), int(sys.argv[2])
+with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+    dealer.linger = 0
+    dealer.reconnect_ivl = -1
+    sockets.present_keys(dealer, place.keys)
+    monitor = sockets.open_monitor(dealer, zmq.EVENT_DISCONNECTED)
+    dealer.connect(place.text)
+    dealer.send(Prelude(messages.Op.HELLO, 0, NO_SESSION, 1).pack() + messages.pack(messages.Hello()))
+    dealer.recv_multipart()
+    for _ in range(frames):
+        dealer.send(b"", zmq.SNDMORE)
+    dealer.send(b"")
+    print("ended" if monitor.poll(60_000) else "still there")
+    dealer.monitor(None, 0)
+    monitor.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
+    """A hub that admits everybody."""
+    with serve(tmp_path_factory.mktemp("strangers"), "counter=sims:counter", "--insecure", "--lease", "20") as hub:
+        yield hub
+
+
+@pytest.fixture
+def honest(strangers: ServedHub) -> Iterator[envhub.HubVectorEnv]:
+    """A client beside, whose steps are all there at the end, of a hub that has not grown."""
+    with stepping(strangers, strangers.tcp) as envs:
+        yield envs
+
+
+@contextlib.contextmanager
+def stepping(hub: ServedHub, address: str) -> Iterator[envhub.HubVectorEnv]:
+    with contextlib.closing(envhub.make_vec("counter", 2, hub=address, lane="wire", on_hub_loss="raise")) as envs:
+        envs.reset()
+        assert goes_on(envs)
+        before, token = forget_peak(hub), envs.token
+        yield envs
+        assert goes_on(envs) and envs.token == token
+        assert peak(hub) - before < GROWN_MAX
+        assert hub.process.poll() is None and "internal_error" not in hub.log and "Traceback" not in hub.log
+
+
+def goes_on(envs: envhub.HubVectorEnv, steps: int = 20) -> bool:
+    """Whether it steps in order."""
+    counts = [int(envs.step(np.zeros(2, int))[0][0, 0]) for _ in range(steps)]
+    return counts == list(range(counts[0], counts[0] + steps))
+
+
+def forget_peak(hub: ServedHub) -> int:
+    """The memory that the hub has now; ``peak`` is the most since."""
+    Path(f"/proc/{hub.process.pid}/clear_refs").write_text("5")
+    return peak(hub)
+
+
+def peak(hub: ServedHub) -> int:
+    status = Path(f"/proc/{hub.process.pid}/status").read_text()
+    (found,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
+    return int(found.split()[1]) * 1024
+
+
+def proxy_of(hub: ServedHub) -> psutil.Process:
+    found: list[tuple[int, str]] = []
+
+    def is_there() -> bool:
+        found[:] = below(psutil.Process(hub.process.pid), "envhub-proxy")
+        return len(found) == 1
+
+    assert wait_until(is_there, 20), found
+    return psutil.Process(found[0][0])
+
+
+def malformed(hub: ServedHub) -> int:
+    """How many messages the hub has read that no client may send."""
+    with envhub.connect(hub.ipc) as client:
+        return int(client.stats()["malformed"])
+
+
+def is_ended(peer: ZmtpPeer) -> bool:
+    """Whether the hub ends the connection; what it said before is read away."""
+    try:
+        while peer.connection.recv(1 << 16):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+# --- messages without an end ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("frames", "peers"), [(20_000_000, 1), (2_500_000, 1), (1_000_000, 8)])
+def test_message_of_empty_frames_ends_its_connection_before_it_is_whole(
+    strangers: ServedHub, honest: envhub.HubVectorEnv, frames: int, peers: int
+) -> None:
+    before, message = malformed(strangers), EMPTY * frames
+
+    def attack() -> None:
+        with ZmtpPeer(strangers.tcp) as peer:
+            peer.connection.settimeout(60)
+            with contextlib.suppress(ConnectionError):
+                peer.connection.sendall(message)
+            ended.append(is_ended(peer))
+
+    ended: list[bool] = []
+    threads = [threading.Thread(target=attack) for _ in range(peers)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert goes_on(honest)
+    assert ended == [True] * peers and malformed(strangers) == before and TOO_MANY in strangers.log
+
+
+@contextlib.contextmanager
+def guarded(folder: Path, *names: str) -> Iterator[tuple[ServedHub, list[str], Path]]:
+    """A hub with keys, an address for each of these clients, and its audit; only the first may do more than observe."""
+    keys, audit = KeyFolder(folder / "keys"), folder / "audit"
+    keys.make_secret()
+    tokens = []
+    for name in names:
+        public, secret = sockets.new_key_pair()
+        keys.add(name, public, "use" if name == names[0] else "observe")
+        tokens.append(text_of(sockets.public_key(keys.secret()) + secret))
+    arguments = ["counter=sims:counter", "--keys", str(keys.path), "--audit", str(audit)]
+    with serve(folder, *arguments) as hub:
+        yield hub, [f"envhub://{token}@{hub.tcp.removeprefix('tcp://')}" for token in tokens], audit
+
+
+@pytest.mark.parametrize(
+    ("frames", "peers"),
+    [
+        (1_000_000, 1),
+        pytest.param(2_500_000, 1, marks=pytest.mark.long),
+        pytest.param(1_000_000, 8, marks=pytest.mark.long),
+    ],
+)
+def test_key_that_may_only_observe_ends_nothing_but_its_own_connections(
+    tmp_path: Path, frames: int, peers: int
+) -> None:
+    with guarded(tmp_path, "alice", "eve") as (hub, (alice, eve), audit), stepping(hub, alice) as envs:
+        before = malformed(hub)
+        command = [sys.executable, "-c", ATTACK, eve, str(frames)]
+        attackers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(peers)]
+        while any(attacker.poll() is None for attacker in attackers):
+            assert goes_on(envs)
+        assert [attacker.communicate()[0].strip() for attacker in attackers] == ["ended"] * peers
+        assert malformed(hub) == before
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    found = {(line["client"], line["from"], line["why"]) for line in lines if line["event"] == "connection_ended"}
+    assert found == {("eve", "127.0.0.1", TOO_MANY)} and len(lines) < 20 + 2 * peers
+
+
+def test_bytes_without_end_end_their_connection_at_the_limit(strangers: ServedHub, honest: envhub.HubVectorEnv) -> None:
+    before, part = forget_peak(strangers), frame(bytes(16 * MIB), more=True)
+    with ZmtpPeer(strangers.tcp) as peer:
+        peer.connection.settimeout(60)
+        with pytest.raises(OSError):
+            for _ in range(64):
+                peer.connection.sendall(part)
+    assert goes_on(honest) and peak(strangers) - before < 128 * MIB  # of which a client may have 96
+    forget_peak(strangers)
+
+
+def test_client_that_is_not_let_in_yet_sends_little(strangers: ServedHub, honest: envhub.HubVectorEnv) -> None:
+    with contextlib.closing(connected(strangers.tcp, 60)) as peer:
+        with contextlib.suppress(ConnectionError):
+            peer.sendall((b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0")).ljust(64, b"\0"))
+            peer.sendall(frame(bytes(32 * MIB), more=False))
+        with contextlib.suppress(ConnectionError):
+            while peer.recv(1 << 16):
+                pass
+    assert goes_on(honest)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("piece", [b"\x01", b"\x00"])
+def test_message_that_comes_a_byte_a_second_ends_its_connection(
+    strangers: ServedHub, honest: envhub.HubVectorEnv, piece: bytes
+) -> None:
+    """One after another, of empty frames, or inside of one."""
+    with ZmtpPeer(strangers.tcp) as peer, pytest.raises(OSError):
+        peer.connection.sendall(EMPTY if piece == b"\x01" else frame(bytes(1000), more=True)[:9])
+        for number in range(int(4 * PROGRESS_S)):
+            assert goes_on(honest)
+            peer.connection.sendall(EMPTY[number % 2 : number % 2 + 1] if piece == b"\x01" else piece)
+            time.sleep(1.0)
+    assert "its message does not come" in strangers.log
+
+
+# --- what clients may do ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("piece", [60 * MIB, MIB])
+def test_large_message_passes_at_once_or_slowly(strangers: ServedHub, honest: envhub.HubVectorEnv, piece: int) -> None:
+    large = frame(bytes(60 * MIB), more=False)
+    with ZmtpPeer(strangers.tcp) as peer:
+        peer.connection.settimeout(60)
+        for number in range(2, 4):
+            peer.ask(Op.HEALTH, messages.pack(Hello()), NO_SESSION, number)
+            peer.receive()
+        for at in range(0, len(large), piece):
+            peer.connection.sendall(large[at : at + piece])
+            assert piece > MIB or goes_on(honest, 2)
+        peer.ask(Op.HEALTH, messages.pack(Hello()), NO_SESSION, 4)
+        peer.receive()
+    forget_peak(strangers)
+
+
+@pytest.mark.parametrize("key", [False, True])
+def test_large_values_pass_both_ways(tmp_path: Path, strangers: ServedHub, key: bool) -> None:
+    with contextlib.ExitStack() as stack:
+        address = strangers.tcp
+        if key:
+            _, (address,), _ = stack.enter_context(guarded(tmp_path, "alice"))
+        large = np.arange(MIB, dtype=np.float64)
+        envs = stack.enter_context(contextlib.closing(envhub.make_vec("counter", 1, hub=address, lane="wire")))
+        envs.reset()
+        for _ in range(2):
+            envs.set_attr("note", [large])
+            assert np.array_equal(envs.get_attr("note")[0], large)
+        assert goes_on_alone(envs)
+    forget_peak(strangers)
+
+
+def goes_on_alone(envs: envhub.HubVectorEnv) -> bool:
+    return int(envs.step(np.zeros(1, int))[0][0, 0]) == 1
+
+
+@pytest.mark.long
+def test_client_that_is_silent_between_its_requests_is_not_ended(strangers: ServedHub) -> None:
+    """It sends no heartbeats, as a client in another language may not."""
+    with ZmtpPeer(strangers.tcp) as peer:
+        peer.connection.settimeout(60)
+        for number in range(2, 4):
+            time.sleep(max(HELLO_S, PROGRESS_S) + 1)
+            peer.ask(Op.HEALTH, messages.pack(Hello()), NO_SESSION, number)
+            assert peer.receive()
+
+
+def test_hubs_own_user_has_no_more_rights_by_the_proxy_than_others(tmp_path: Path) -> None:
+    """The hub's libzmq sees a process of the hub's own user, the proxy."""
+    with serve(tmp_path, "counter=sims:counter", "--insecure", "--allow-factories") as hub:
+        with contextlib.closing(envhub.make_vec(lambda: gymnasium.make("CartPole-v1"), 1, hub=hub.ipc)) as envs:
+            envs.reset()
+        with pytest.raises(envhub.RequestRefused, match="--allow-factories"):
+            envhub.make_vec(lambda: gymnasium.make("CartPole-v1"), 1, hub=hub.tcp)
+
+
+def test_addresses_of_either_family_are_served(tmp_path: Path) -> None:
+    binds = ["tcp://*:0", "tcp://[::1]:0", "tcp://lo:0"]
+    with serve(tmp_path, "counter=sims:counter", "--insecure", binds=binds) as hub:
+        assert [address.rpartition(":")[0] for address in hub.addresses] == [
+            "tcp://0.0.0.0",
+            "tcp://[::1]",
+            "tcp://127.0.0.1",
+        ]
+        for address in hub.addresses:
+            envhub.connect(address.replace("0.0.0.0", "127.0.0.1")).close()
+
+
+def test_client_that_is_stopped_is_missed_and_comes_back(strangers: ServedHub) -> None:
+    program = (
+        "import sys, numpy, envhub\n"
+        "envs = envhub.make_vec('counter', 1, hub=sys.argv[1], lane='wire'); envs.reset()\n"
+        "print('ready', envs.token[:8], flush=True)\n"
+        "sys.stdin.readline()\n"
+        "print(envs.step(numpy.zeros(1, int))[0][0, 0]); envs.close()"
+    )
+    command = [sys.executable, "-c", program, strangers.tcp]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        name = client.stdout.readline().split()[1]
+        with stopped(client.pid):
+            assert wait_until(lambda: events(strangers, "client_lost", name) == 1, 30)
+        assert wait_until(lambda: events(strangers, "client_back", name) == 1, 30)
+        assert client.communicate("\n", timeout=30)[0].strip() == "1.0"
+
+
+def events(hub: ServedHub, event: str, session: str) -> int:
+    return sum(f'"{event}"' in line and session in line for line in hub.log.splitlines())
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.long)])
+def test_nonsense_is_noticed_by_nobody_else(strangers: ServedHub, honest: envhub.HubVectorEnv, count: int) -> None:
+    generator, process = random.Random(8), proxy_of(strangers)
+    for number in range(count):
+        with contextlib.closing(connected(strangers.tcp)) as peer:
+            peer.setblocking(False)
+            with contextlib.suppress(OSError):
+                peer.send(_nonsense(generator))
+                peer.send(_nonsense(generator))
+        if number % 50 == 0:
+            assert goes_on(honest, 2)
+    assert goes_on(honest) and proxy_of(strangers) == process
+
+
+def _nonsense(generator: random.Random) -> bytes:
+    """A handshake and a message, of which some bytes are others or missing."""
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+    ready = b"\x04\x26\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
+    said = bytearray(greeting + ready + frame(generator.randbytes(generator.randrange(300)), more=True) + EMPTY * 9)
+    for _ in range(generator.randrange(5)):
+        said[generator.randrange(len(said))] ^= 1 << generator.randrange(8)
+    return bytes(said[: generator.randrange(len(said))] if generator.random() < 0.3 else said)
+
+
+def test_clients_resume_by_another_proxy_after_the_end_of_one(tmp_path: Path) -> None:
+    with guarded(tmp_path, "alice") as (hub, (alice,), _):
+        with contextlib.closing(envhub.make_vec("counter", 2, hub=alice, lane="wire", on_hub_loss="raise")) as envs:
+            envs.reset()
+            token = envs.token
+            for _ in range(2):
+                process = proxy_of(hub)
+                os.kill(process.pid, signal.SIGKILL)
+                assert goes_on(envs) and envs.token == token
+                assert proxy_of(hub) != process
+        assert hub.log.count('"proxy_ended"') >= 1 and '"client_back"' in hub.log
+
+
+def test_no_proxy_is_left_after_the_end_of_its_hub(tmp_path: Path) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with serve(tmp_path, "counter=sims:counter", "--insecure") as hub:
+            process, peer = proxy_of(hub), connected(hub.tcp)
+            hub.stop(number)
+            assert wait_until(lambda process=process: not process.is_running(), 10)
+            peer.close()
+
+
+def test_last_reply_of_a_hub_that_stops_passes(tmp_path: Path) -> None:
+    with serve(tmp_path, "wide=odd_sims:Wide", "--insecure") as hub:
+        options = {"env_kwargs": {"mebibytes": 16}, "on_hub_loss": "raise"}
+        with contextlib.closing(envhub.make_vec("wide", 1, hub=hub.tcp, lane="wire", **options)) as envs:
+            envs.reset()
+            with stopped(*(worker.pid for worker in hub.workers())), envhub.connect(hub.tcp) as client:
+                envs.step_async(np.zeros(1, int))
+                assert wait_until(lambda: "moving" in [found["phase"] for found in client.sessions()])
+                hub.process.terminate()
+                assert wait_until(lambda: '"event": "stopping"' in hub.log)
+            assert envs.step_wait(timeout=30)[0].nbytes == 16 * MIB
+            assert hub.process.wait(15) == 0

@@ -98,9 +98,11 @@ def _is_short(hub: ServedHub, kind: str, flood: contextlib.ExitStack) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["ipc", "tcp", "side", "all"])
+@pytest.mark.parametrize("kind", ["ipc", "tcp", "side", "all", "proxied", "proxied, all"])
 def test_flood_of_connections_keeps_no_session_from_stepping(tmp_path: Path, kind: str) -> None:
-    with serve(tmp_path, "counter=sims:counter") as hub, contextlib.ExitStack() as flood:
+    options = ["--insecure"] if "proxied" in kind else []
+    kind = {"proxied": "tcp", "proxied, all": "all"}.get(kind, kind)
+    with serve(tmp_path, "counter=sims:counter", *options) as hub, contextlib.ExitStack() as flood:
         limit_descriptors(hub, DESCRIPTORS_MAX)
         own = envhub.make_vec("counter", 1, hub=hub.ipc, lane="wire", autoreset_mode="Disabled")
         with stepping(own) as counts, stepping(envhub.make_vec("counter", 1, hub=hub.tcp, lane="wire")) as others:

@@ -69,7 +69,7 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
 
 @pytest.fixture
 def honest(strangers: ServedHub) -> Iterator[envhub.HubVectorEnv]:
-    """A client beside, whose steps are all there at the end, of a hub that has not grown."""
+    """A client beside, whose steps are all there at the end."""
     with stepping(strangers, strangers.tcp) as envs:
         yield envs
 
@@ -79,10 +79,9 @@ def stepping(hub: ServedHub, address: str) -> Iterator[envhub.HubVectorEnv]:
     with contextlib.closing(envhub.make_vec("counter", 2, hub=address, lane="wire", on_hub_loss="raise")) as envs:
         envs.reset()
         assert goes_on(envs)
-        before, token = forget_peak(hub), envs.token
+        token = envs.token
         yield envs
         assert goes_on(envs) and envs.token == token
-        assert peak(hub) - before < GROWN_MAX
         assert hub.process.poll() is None and "internal_error" not in hub.log and "Traceback" not in hub.log
 
 
@@ -92,13 +91,16 @@ def goes_on(envs: envhub.HubVectorEnv, steps: int = 20) -> bool:
     return counts == list(range(counts[0], counts[0] + steps))
 
 
-def forget_peak(hub: ServedHub) -> int:
-    """The memory that the hub has now; ``peak`` is the most since."""
+@contextlib.contextmanager
+def grows_by_at_most(nbytes: int, hub: ServedHub) -> Iterator[None]:
+    """Have the hub's process never get more memory than this within the block."""
     Path(f"/proc/{hub.process.pid}/clear_refs").write_text("5")
-    return peak(hub)
+    before = _peak(hub)
+    yield
+    assert _peak(hub) - before < nbytes
 
 
-def peak(hub: ServedHub) -> int:
+def _peak(hub: ServedHub) -> int:
     status = Path(f"/proc/{hub.process.pid}/status").read_text()
     (found,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
     return int(found.split()[1]) * 1024
@@ -149,10 +151,11 @@ def test_message_of_empty_frames_ends_its_connection_before_it_is_whole(
 
     ended: list[bool] = []
     threads = [threading.Thread(target=attack) for _ in range(peers)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        assert goes_on(honest)
+    with grows_by_at_most(GROWN_MAX, strangers):
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            assert goes_on(honest)
     assert ended == [True] * peers and malformed(strangers) == before and TOO_MANY in strangers.log
 
 
@@ -185,9 +188,10 @@ def test_key_that_may_only_observe_ends_nothing_but_its_own_connections(
     with guarded(tmp_path, "alice", "eve") as (hub, (alice, eve), audit), stepping(hub, alice) as envs:
         before = malformed(hub)
         command = [sys.executable, "-c", ATTACK, eve, str(frames)]
-        attackers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(peers)]
-        while any(attacker.poll() is None for attacker in attackers):
-            assert goes_on(envs)
+        with grows_by_at_most(GROWN_MAX, hub):
+            attackers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(peers)]
+            while any(attacker.poll() is None for attacker in attackers):
+                assert goes_on(envs)
         assert [attacker.communicate()[0].strip() for attacker in attackers] == ["ended"] * peers
         assert malformed(hub) == before
     lines = [json.loads(line) for line in audit.read_text().splitlines()]
@@ -196,25 +200,26 @@ def test_key_that_may_only_observe_ends_nothing_but_its_own_connections(
 
 
 def test_bytes_without_end_end_their_connection_at_the_limit(strangers: ServedHub, honest: envhub.HubVectorEnv) -> None:
-    before, part = forget_peak(strangers), frame(bytes(16 * MIB), more=True)
-    with ZmtpPeer(strangers.tcp) as peer:
+    part = frame(bytes(16 * MIB), more=True)
+    with grows_by_at_most(128 * MIB, strangers), ZmtpPeer(strangers.tcp) as peer:  # of which a client may have 96
         peer.connection.settimeout(60)
         with pytest.raises(OSError):
             for _ in range(64):
                 peer.connection.sendall(part)
-    assert goes_on(honest) and peak(strangers) - before < 128 * MIB  # of which a client may have 96
-    forget_peak(strangers)
+        assert goes_on(honest)
 
 
-def test_client_that_is_not_let_in_yet_sends_little(strangers: ServedHub, honest: envhub.HubVectorEnv) -> None:
-    with contextlib.closing(connected(strangers.tcp, 60)) as peer:
-        with contextlib.suppress(ConnectionError):
-            peer.sendall((b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0")).ljust(64, b"\0"))
-            peer.sendall(frame(bytes(32 * MIB), more=False))
-        with contextlib.suppress(ConnectionError):
-            while peer.recv(1 << 16):
-                pass
-    assert goes_on(honest)
+def test_client_that_has_not_shown_its_key_sends_little(tmp_path: Path) -> None:
+    greeting = (b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0")).ljust(64, b"\0")
+    with guarded(tmp_path, "alice") as (hub, (alice,), audit), stepping(hub, alice) as envs:
+        with grows_by_at_most(4 * MIB, hub), contextlib.closing(connected(hub.tcp, 60)) as peer:
+            with contextlib.suppress(ConnectionError):
+                peer.sendall(greeting + frame(bytes(32 * MIB), more=False))
+            with contextlib.suppress(ConnectionError):
+                while peer.recv(1 << 16):
+                    pass
+            assert goes_on(envs)
+        assert wait_until(lambda: "it has sent too many bytes before it was let in" in audit.read_text())
 
 
 @pytest.mark.long
@@ -248,7 +253,6 @@ def test_large_message_passes_at_once_or_slowly(strangers: ServedHub, honest: en
             assert piece > MIB or goes_on(honest, 2)
         peer.ask(Op.HEALTH, messages.pack(Hello()), NO_SESSION, 4)
         peer.receive()
-    forget_peak(strangers)
 
 
 @pytest.mark.parametrize("key", [False, True])
@@ -264,7 +268,6 @@ def test_large_values_pass_both_ways(tmp_path: Path, strangers: ServedHub, key: 
             envs.set_attr("note", [large])
             assert np.array_equal(envs.get_attr("note")[0], large)
         assert goes_on_alone(envs)
-    forget_peak(strangers)
 
 
 def goes_on_alone(envs: envhub.HubVectorEnv) -> bool:

@@ -158,9 +158,9 @@ class Hub:
         self._started_s = time.monotonic()
         self._service = Service.SERVING
         self._requests = 0
-        self._is_measuring = False  # the memory of clients' workers, at the time that is set
+        # Whether a time is set to measure the memory of clients' workers, and one to tell of lines that were left out.
+        self._is_measuring = self._is_telling = False
         self._measured = ""  # the client whose workers were measured last
-        self._is_telling = False  # of lines left out, at the time that is set
         log_file.on_left_out(self._plan_telling)
         self._discarding_s: float | None = None  # since when what comes next is a message with too many frames
         self._listener: Listener | None = None

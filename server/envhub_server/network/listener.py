@@ -23,7 +23,7 @@ from envhub_server.log import Logger
 # The most connections that wait for libzmq to accept them, which it does even when the address is shut. An ipc client
 # that finds the queue full tries again at once, a tcp client after a second; ipc must not run out of descriptors.
 IPC_BACKLOG, TCP_BACKLOG = 16, 100
-PROXY_BACKLOG = 1000  # connections of the proxy, which tries again when they are too many
+PROXIED_BACKLOG, PROXY_BACKLOG = 64, 32  # of the addresses of the proxy, and of the hub's socket for it
 
 _SIOCGIFADDR = 0x8915
 
@@ -90,7 +90,7 @@ class Listener:
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind((_numeric(wanted.host), wanted.port))
-            listening.listen(TCP_BACKLOG)
+            listening.listen(PROXIED_BACKLOG)
         except OSError as error:
             listening.close()
             raise _not_bound(wanted.text, error) from error

@@ -47,7 +47,9 @@ from envhub_server.network.proxy_page import (
 from envhub_server.network.zmtp_framing import BYTES, FRAMES, HANDSHAKE, ClientFrames, HubFrames
 
 CHUNK_BYTES = 1 << 17  # that is read of a connection in one turn
-ACCEPTED_MAX = 16  # connections in one turn
+# Connections that the hub has not noticed. It holds new ones back while it has few descriptors left, and libzmq (4.3.5)
+# ends it where it has none for a connection by ipc. So no more may come than it keeps in reserve before it does so.
+UNNOTICED_MAX = 16
 DESCRIPTORS_KEPT = 64  # besides those of connections
 FULL_CHECK_S, CHECK_S = 0.005, 0.2  # from one look to the next at connections that wait
 LOOK_S = 0.0001  # of the time between two looks, for each connection that waits
@@ -120,14 +122,18 @@ class Link:
         self._held = bytes(data[count:])
         self._send_to_hub(data[:count])
 
+    @property
+    def noticed(self) -> bool:
+        """Whether the hub has noticed the connection."""
+        return self._words[self._at + OWNER] == self._number
+
     def _pass_held(self) -> None:
         if self._held and not self._to_hub and not self._frames.full:
             self._pass(memoryview(self._held))
 
     def _note_read(self) -> None:
-        words, at = self._words, self._at
-        if words[at + OWNER] == self._number:
-            self._frames.read(words[at + FRAMES_READ], words[at + BYTES_READ])
+        if self.noticed:
+            self._frames.read(self._words[self._at + FRAMES_READ], self._words[self._at + BYTES_READ])
 
     def _send_to_hub(self, data: memoryview) -> None:
         sent = 0
@@ -293,6 +299,7 @@ class Proxy:
         self._listeners = [socket.socket(fileno=listener) for listener in listeners]
         self._links: set[Link] = set()
         self._connecting: deque[tuple[Link, str]] = deque()
+        self._unnoticed: deque[Link] = deque()
         self._free = deque(range(SLOTS))
         self._number = 0
         self._links_max = min(SLOTS, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT) // 2)
@@ -331,6 +338,7 @@ class Proxy:
                 link.look(now_s)
         for _ in range(len(self._connecting)):
             self._connect(*self._connecting.popleft())
+        self._listen()
         self._look_s = max(self._look_s, now_s + LOOK_S * len(self._waiting))
 
     def look_again(self, link: Link, soon: bool) -> None:
@@ -352,7 +360,12 @@ class Proxy:
 
     def _listen(self) -> None:
         """Accept connections while there is room for more."""
-        wanted = not self._ending and len(self._links) < self._links_max
+        while self._unnoticed and (self._unnoticed[0].closed or self._unnoticed[0].noticed):
+            self._unnoticed.popleft()
+        crowded = len(self._unnoticed) >= UNNOTICED_MAX
+        if crowded:
+            self._plan(FULL_CHECK_S)
+        wanted = not self._ending and not crowded and len(self._links) < self._links_max
         if wanted != self._listening:
             self._listening = wanted
             for listener in self._listeners:
@@ -360,13 +373,10 @@ class Proxy:
 
     def _accepts(self, listener: socket.socket) -> Handler:
         def accept(events: int) -> None:
-            for _ in range(ACCEPTED_MAX):
-                if not self._listening:
-                    return
-                try:
-                    client, address = listener.accept()
-                except OSError:  # there is none, or it has ended already
-                    return
+            if not self._listening:
+                return
+            with contextlib.suppress(OSError):  # there is none, or it has ended already
+                client, address = listener.accept()
                 self._accepted(client, str(address[0]))
 
         return accept
@@ -391,6 +401,7 @@ class Proxy:
         slot = self._free.popleft()  # the one that was freed first
         link = Link(self, client, hub, slot, self._number)
         self._links.add(link)
+        self._unnoticed.append(link)
         self._listen()
         self._connect(link, f"\0{self._name}/{slot}/{self._number}/{host[:60]}")
 

@@ -1,4 +1,4 @@
-"""What keys cost: steps by tcp of a hub with keys beside one without. Ratios are printed; none fails a test."""
+"""What keys cost, and the proxy: steps by tcp of two hubs in turns. Ratios are printed; none fails a test."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from envhub.transport.keys import HubKeys, token_of
 TURNS = 7
 
 
+ENVS = [("CartPole-v1", 1), ("CartPole-v1", 16), ("CartPole-v1", 64), ("ALE/Pong-v5", 16)]
+
+
 @pytest.mark.benchmark
-@pytest.mark.parametrize(
-    ("env", "num_envs"), [("CartPole-v1", 1), ("CartPole-v1", 16), ("CartPole-v1", 64), ("ALE/Pong-v5", 16)]
-)
+@pytest.mark.parametrize(("env", "num_envs"), ENVS)
 def test_step_with_a_key(tmp_path: Path, env: str, num_envs: int) -> None:
     keys = KeyFolder(tmp_path / "keys")
     keys.make_secret()
@@ -30,21 +31,34 @@ def test_step_with_a_key(tmp_path: Path, env: str, num_envs: int) -> None:
     token = token_of(HubKeys(sockets.public_key(keys.secret()), secret)).reveal_secret()
     with (
         serve(tmp_path, env, "--keys", str(keys.path)) as guarded,
-        serve(tmp_path, env, binds=["tcp://127.0.0.1:0"]) as plain,
+        serve(tmp_path, env, "--insecure", binds=["tcp://127.0.0.1:0"]) as plain,
     ):
         with_key = f"envhub://{token}@{guarded.tcp.removeprefix('tcp://')}"
-        pairs = []
-        for _ in range(TURNS):
-            times = []
-            for address in (plain.tcp, with_key):
-                with closing(envhub.make_vec(env, num_envs, hub=address, lane="wire")) as envs:
-                    observations, _ = envs.reset(seed=1)
-                    steps_per_second(envs)
-                    times.append(1 / steps_per_second(envs))
-            pairs.append(times)
-    ratios = sorted(keyed / unkeyed for unkeyed, keyed in pairs)
+        compare(env, num_envs, {"without a key": plain.tcp, "with a key": with_key})
+
+
+@pytest.mark.benchmark
+@pytest.mark.parametrize(("env", "num_envs"), ENVS)
+def test_step_by_the_proxy(tmp_path: Path, env: str, num_envs: int) -> None:
+    binds = ["tcp://127.0.0.1:0"]
+    with serve(tmp_path, env, binds=binds) as direct, serve(tmp_path, env, "--insecure", binds=binds) as proxied:
+        compare(env, num_envs, {"directly": direct.tcp, "by the proxy": proxied.tcp})
+
+
+def compare(env: str, num_envs: int, addresses: dict[str, str]) -> None:
+    """Print how much longer a step takes at the second address than at the first one, in turns."""
+    (first, second), pairs = addresses, []
+    for _ in range(TURNS):
+        times = []
+        for address in addresses.values():
+            with closing(envhub.make_vec(env, num_envs, hub=address, lane="wire")) as envs:
+                observations, _ = envs.reset(seed=1)
+                steps_per_second(envs)
+                times.append(1 / steps_per_second(envs))
+        pairs.append(times)
+    ratios = sorted(later / earlier for earlier, later in pairs)
     lowest, median, highest = statistics.quantiles(ratios, n=4)
     print(
-        f"\n{num_envs} {env}, {observations.nbytes / 1000:.0f} kB a step: with a key {median:.2f} times as long as "
-        f"without [{lowest:.2f} .. {highest:.2f}], {statistics.median(pair[0] for pair in pairs) * 1e6:.0f} us without"
+        f"\n{num_envs} {env}, {observations.nbytes / 1000:.0f} kB a step: {second} {median:.2f} times as long as "
+        f"{first} [{lowest:.2f} .. {highest:.2f}], {statistics.median(pair[0] for pair in pairs) * 1e6:.0f} us {first}"
     )

@@ -16,14 +16,28 @@ from envhub_server.network.access import OTHERS_S, Access
 from envhub_server.network.audit import Audit
 from envhub_server.network.client_liveness import silent_s
 from envhub_server.network.connections import (
+    FULL_CHECKS,
     GONE_S,
     HELLO_S,
     MALFORMED_MAX,
+    PROGRESS_BYTES,
+    PROGRESS_S,
     UNREAD_EACH_S,
     UNREAD_S,
     UNREAD_SHARE_MIN,
     Connections,
     KnownConnection,
+)
+from envhub_server.network.proxy_page import (
+    FULL_FRAMES,
+    HEARD_NS,
+    NUMBER,
+    PARTIAL,
+    RECEIVED,
+    STATE,
+    UNREAD_BYTES,
+    WORDS,
+    PageEntry,
 )
 from envhub_server.network.rights import ANYBODY, OWN_USER, Holder, Quotas
 from hubs import wait_until
@@ -132,6 +146,75 @@ def test_client_that_sends_too_much_of_messages_without_an_end_is_ended_where_mo
     assert numbers(known.unread(set(), {5: 450}.get, 1000, 105.0)) == []  # 400 more than was read
     assert known.next_s() == pytest.approx(105.0 + 0.6 * UNREAD_S + 5 * UNREAD_EACH_S)
     assert numbers(known.unread(set(), lambda descriptor: None, 100, 106.0)) == [] and known.next_s() == 100.0 + HELLO_S
+
+
+def proxied(known: Connections, descriptor: int) -> PageEntry:
+    """What the proxy has of a connection that was let in."""
+    found = known.get(descriptor)
+    assert found is not None
+    words = memoryview(bytearray(2 * WORDS * 8)).cast("q")
+    words[WORDS + NUMBER] = 7
+    found.entry, found.silent_until_s = PageEntry(words, 1, 7, "10.0.0.9"), math.inf
+    return found.entry
+
+
+def say(entry: PageEntry, word: int, value: int) -> None:
+    """Write a word as the proxy does."""
+    entry.words[WORDS + word] = value
+
+
+def ends(known: Connections, now_s: float) -> list[tuple[int, str]]:
+    return [(each.descriptor, why) for each, why in known.unfinished(1024, now_s)]
+
+
+def test_connection_at_its_limit_is_ended_unless_a_message_of_it_was_read() -> None:
+    known = connections(5, 6)
+    entry = proxied(known, 5)
+    say(entry, STATE, PARTIAL | FULL_FRAMES)
+    for number in range(10):  # it pipelines
+        entry.read(1024, 0)
+        assert ends(known, 100.0 + number) == []
+    found = [ends(known, 110.0 + number) for number in range(FULL_CHECKS + 3)]
+    assert [each for each in found if each] == [[(5, "one of its messages has more than 1024 frames")]]
+
+
+def test_message_that_comes_too_slowly_ends_its_connection() -> None:
+    known = connections(5)
+    entry = proxied(known, 5)
+    say(entry, STATE, PARTIAL)
+    say(entry, RECEIVED, 100)
+    assert ends(known, 100.0) == [] and ends(known, 100.0 + 0.9 * PROGRESS_S) == []
+    say(entry, RECEIVED, 100 + PROGRESS_BYTES)
+    assert ends(known, 100.0 + PROGRESS_S) == [] and ends(known, 100.0 + 1.9 * PROGRESS_S) == []
+    entry.read(2, 60)
+    assert ends(known, 100.0 + 2 * PROGRESS_S) == []
+    say(entry, STATE, 0)
+    assert ends(known, 100.0 + 4 * PROGRESS_S) == []
+    say(entry, STATE, PARTIAL)
+    assert ends(known, 100.0 + 5 * PROGRESS_S) == []
+    (found,) = ends(known, 100.0 + 6 * PROGRESS_S)
+    assert found[0] == 5 and "have come within 10 s" in found[1] and ends(known, 100.0 + 9 * PROGRESS_S) == []
+
+
+def test_bytes_of_a_proxied_connection_are_those_of_messages_that_were_not_read() -> None:
+    known = connections(5, 6)
+    for descriptor in (5, 6):
+        hear(known, descriptor, KEY, ALICE)
+    say(proxied(known, 5), UNREAD_BYTES, 90)
+    assert numbers(known.unread(set(), lambda descriptor: None, 100, 100.0)) == []
+    say(proxied(known, 6), UNREAD_BYTES, 20)
+    assert numbers(known.unread(set(), lambda descriptor: None, 100, 100.0)) == [5]
+
+
+def test_entry_that_is_another_connections_by_now_says_nothing_and_is_not_written() -> None:
+    words = memoryview(bytearray(2 * WORDS * 8)).cast("q")
+    words[WORDS + NUMBER] = 7
+    old = PageEntry(words, 1, 7, "")
+    words[WORDS + NUMBER], words[WORDS + STATE], words[WORDS + HEARD_NS] = 8, PARTIAL, 9
+    assert old.state == old.received == old.heard_ns == old.unread_bytes == 0
+    new = PageEntry(words, 1, 8, "")
+    old.read(5, 5)
+    assert new.frames_read == 0 and new.state == PARTIAL
 
 
 def test_kernel_says_how_much_has_come() -> None:

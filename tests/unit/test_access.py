@@ -14,6 +14,7 @@ import zmq
 from envhub_server.network import network_peer
 from envhub_server.network.access import OTHERS_S, Access
 from envhub_server.network.audit import Audit
+from envhub_server.network.authenticator import DENIED_S
 from envhub_server.network.client_liveness import silent_s
 from envhub_server.network.connections import (
     FULL_CHECKS,
@@ -28,6 +29,7 @@ from envhub_server.network.connections import (
     Connections,
     KnownConnection,
 )
+from envhub_server.network.key_folder import KeyFolder
 from envhub_server.network.proxy_page import (
     FULL_FRAMES,
     HEARD_NS,
@@ -45,6 +47,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from envhub.protocol.messages import Op
 from envhub.transport import sockets
+from envhub.transport.keys import HubKeys
 
 ALICE = Holder("alice", quotas=Quotas(connections_max=2))
 NO_SOCKET = 1 << 20  # a descriptor; of whose connection that would be nobody knows
@@ -291,6 +294,20 @@ def test_own_user_waits_for_connections_of_others_to_end(goes: bool) -> None:
             assert found == (zmq.EVENT_HANDSHAKE_SUCCEEDED if goes else zmq.EVENT_HANDSHAKE_FAILED_AUTH)
             assert access.handshakes_refused == (not goes) and access.next_s() > 100.0 + OTHERS_S and not access.asked()
             client.monitor(None, 0)
+        access.close()
+
+
+def test_client_with_an_unknown_key_counts_though_it_is_gone_before_it_was_told(tmp_path: Path) -> None:
+    keys = KeyFolder(tmp_path / "keys")
+    access = Access(keys.path, False, Audit(None), 100)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as client:
+        access.guard(context, router)
+        client.setsockopt(zmq.LINGER, 0)
+        sockets.present_keys(client, HubKeys(sockets.public_key(keys.secret()), sockets.new_key_pair()[1]))
+        client.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+        assert wait_until(access.asked) and access.answer(100.0)
+        assert access.check(100.0 + DENIED_S / 2, ()) == [] and access.handshakes_refused == 0
+        assert access.check(100.0 + DENIED_S, ()) == [] and access.handshakes_refused == 1
         access.close()
 
 

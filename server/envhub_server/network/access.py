@@ -141,7 +141,7 @@ class Access:
         if now_s >= self._unknown_key_s and self.authenticator.is_unknown(self._asked):
             self._unknown_key_s = now_s + UNKNOWN_KEY_S
             self._read_keys()
-        self.authenticator.answer(self._asked, others)
+        self.authenticator.answer(self._asked, others, now_s)
         self._asked, self._refuse_s = None, math.inf
         return True
 
@@ -269,6 +269,8 @@ class Access:
         ends += self.connections.unfinished(FRAMES_MAX, now_s)
         for known in self.connections.proxied():
             self._note_denial(known)
+        if self.authenticator is not None:
+            self.authenticator.note_denials(now_s)
         if self._keys is not None and now_s >= self._check_keys_s:
             self._check_keys_s = now_s + KEYS_S
             self._read_keys()

@@ -9,6 +9,7 @@ while nobody answers. So a hub whose loop is busy lets new clients wait, and one
 from __future__ import annotations
 
 import time
+from collections import deque
 
 import zmq
 
@@ -26,6 +27,7 @@ DOMAIN = b"envhub"
 OWN = "own user"
 ANYONE = "anyone"
 PROVE_S = 5.0
+DENIED_S = 1.0  # for the proxy to say whose key was denied
 
 log = Logger("envhub.hub")
 
@@ -38,7 +40,7 @@ class Authenticator:
     ) -> None:
         """Admit the holders of these keys; where there is no folder, the own user, or everybody."""
         self.refused = 0  # handshakes
-        self._denials = 0  # of unknown keys that are not noted yet
+        self._denials: deque[float] = deque()  # when unknown keys were denied, of which it is not noted yet from where
         self._insecure = insecure
         self._audit = audit
         self._context = context
@@ -67,14 +69,14 @@ class Authenticator:
             return False
         return frames[6] != self._throw_away and frames[6] not in self._folder.holders
 
-    def answer(self, frames: list[bytes], others_connected: bool) -> None:
+    def answer(self, frames: list[bytes], others_connected: bool, now_s: float) -> None:
         """Answer what libzmq asked; ``others_connected`` says whether another user's process is connected."""
-        user = self._admitted(frames, others_connected)
+        user = self._admitted(frames, others_connected, now_s)
         status, text = (b"200", b"OK") if user else (b"400", b"unknown key")
         request = frames[1] if len(frames) > 1 else b""
         self._asked.send_multipart([ZAP_VERSION, request, status, text, user.encode(), b""])
 
-    def _admitted(self, frames: list[bytes], others_connected: bool) -> str:
+    def _admitted(self, frames: list[bytes], others_connected: bool, now_s: float) -> str:
         """The key, as text, of the client that is admitted, or ``OWN`` or ``ANYONE``; empty where none is."""
         if len(frames) < 6 or frames[0] != ZAP_VERSION or frames[2] != DOMAIN:
             return ""
@@ -91,7 +93,7 @@ class Authenticator:
             return ""
         if frames[6] not in self._folder.holders:
             if frames[6] != self._throw_away:
-                self._denials += 1  # libzmq asks for a connection of the proxy, which tells later whose it is
+                self._denials.append(now_s)  # libzmq asks for a connection of the proxy, which tells later whose it is
             return ""
         return text_of(frames[6])
 
@@ -104,8 +106,13 @@ class Authenticator:
     def denied(self, host: str) -> None:
         """Note that a client from there was told that its key is not known."""
         if self._denials:  # else it was the hub itself, which tests itself
-            self._denials -= 1
+            self._denials.popleft()
             self.handshake_failed(host, "unknown key")
+
+    def note_denials(self, now_s: float) -> None:
+        """Note the clients that had gone before they were told that their keys are not known, nobody knows where to."""
+        while self._denials and self._denials[0] + DENIED_S <= now_s:
+            self.denied("")
 
     def prove(self, address: str, server_key: bytes) -> None:
         """See that a client with a key that nobody knows is refused at this address, which the hub has bound.
@@ -126,7 +133,7 @@ class Authenticator:
                 while time.monotonic() < until_s:
                     self._asked.poll(10)
                     while (asked := self.asked()) is not None:
-                        self.answer(asked, others_connected=False)
+                        self.answer(asked, others_connected=False, now_s=0.0)
                     if monitor.poll(0):
                         if sockets.read_monitor(monitor)[0] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                             return

@@ -28,7 +28,10 @@ class Spared(Protocol):
     """Reaps the children of this process that it does not know."""
 
     def spare(self, pid: int) -> None:
-        """Leave this child to its owner."""
+        """Leave this child to its owner, who reaps it."""
+
+    def reaped(self, pid: int) -> None:
+        """Note that its owner has reaped such a child: another may have its number by now."""
 
 
 class ProxyHandle:
@@ -126,6 +129,8 @@ class ProxyHandle:
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+        if self._process is not None:
+            self._children.reaped(self._process.pid)
         if self._control is not None:
             self._control.close()
         self._process, self._control, self.pidfd = None, None, -1

@@ -33,6 +33,10 @@ class OrphanReaper:
         """Leave this child to its owner, who reaps it."""
         self._spared.add(pid)
 
+    def reaped(self, pid: int) -> None:
+        """Note that its owner has reaped such a child: another may have its number by now."""
+        self._spared.discard(pid)
+
     def worker_ended(self, pid: int) -> None:
         """Have the next ``sweep`` end the orphans of this worker."""
         self._ended[pid] = time.monotonic() + REMEMBERED_S

@@ -235,6 +235,10 @@ class Supervisor:
         """Leave this child of the hub to its owner, who reaps it."""
         self._orphan_reaper.spare(pid)
 
+    def reaped(self, pid: int) -> None:
+        """Note that its owner has reaped such a child: another may have its number by now."""
+        self._orphan_reaper.reaped(pid)
+
     def reap_orphans(self) -> None:
         """Sweep orphans in the next turn of the loop: once, however many workers end in this turn."""
         os.write(self._sweep_bell, RING)

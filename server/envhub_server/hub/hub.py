@@ -49,6 +49,7 @@ from envhub_server.catalog.step_costs import StepCost
 from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import stats
 from envhub_server.hub.client_usage import ClientUsage
+from envhub_server.hub.compression_thread import CompressionThread
 from envhub_server.hub.recordings import WRITE_AT_ONCE_S, WRITE_S, Recordings
 from envhub_server.hub.replay_writer import ReplayWriter
 from envhub_server.hub.runtime import ROWS_DONE, STEP_REQUESTED, Services, SessionRuntime
@@ -118,6 +119,10 @@ class Service(enum.Enum):
 class Hub:
     """One hub: ``run`` it, within ``opened``, until it is told to stop."""
 
+    _is_measuring = False  # the memory of clients' workers, at the time that is set
+    _measured = ""  # the client whose workers were measured last
+    _is_telling = False  # of lines left out, at the time that is set
+
     def __init__(self, config: HubConfig, zygote: ZygoteProcess | None = None) -> None:
         """Make a hub with this configuration; it has a zygote already, or starts one when it first needs one."""
         self.config = config
@@ -154,13 +159,11 @@ class Hub:
         folder = config.replay_folder()
         self._recordings = Recordings(self._poller, config.limits.recordings_memory_bytes_max)
         self._replays = None if folder is None else ReplayWriter(folder, self._poller)
-        self._services = Services(*parts, self._replays)
+        self._compression = CompressionThread(self._poller)
+        self._services = Services(*parts, self._replays, self._compression)
         self._started_s = time.monotonic()
         self._service = Service.SERVING
         self._requests = 0
-        # Whether a time is set to measure the memory of clients' workers, and one to tell of lines that were left out.
-        self._is_measuring = self._is_telling = False
-        self._measured = ""  # the client whose workers were measured last
         log_file.on_left_out(self._plan_telling)
         self._discarding_s: float | None = None  # since when what comes next is a message with too many frames
         self._listener: Listener | None = None
@@ -268,6 +271,7 @@ class Hub:
         # Before the supervisor, which ends all children.
         self._recordings.close(lambda: self._write_s(heard))
         self._supervisor.close()
+        self._compression.close()
         if self._replays is not None:
             self._replays.close()
         self._side_socket.close()
@@ -432,6 +436,8 @@ class Hub:
                 continue  # it has ended
             try:
                 runtime.handle(event)
+                if runtime.is_compressing:
+                    continue
                 # Between two steps a timer that comes too early does no harm.
                 steps = (event is STEP_REQUESTED or event is ROWS_DONE) and runtime.state.phase in _STEPPING
                 if not steps or runtime.deadline_s == math.inf:

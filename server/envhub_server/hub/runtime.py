@@ -11,8 +11,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,12 @@ from envhub.arena.stand_in import FRESH, REPORT_PENDING
 from envhub.protocol import messages
 from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure, Op, Step
-from envhub.protocol.prelude import FRAME_BYTES_MAX
+from envhub.protocol.prelude import FRAME_BYTES_MAX, Frames
 from envhub.recording.recorder_handle import why_unrecordable
 from envhub.values import codec
 from envhub.values.leaf import OBJECT
 from envhub_server.catalog.step_cost_file import KnownCosts
+from envhub_server.hub.compression_thread import CompressionThread
 from envhub_server.hub.recordings import SessionRecording
 from envhub_server.hub.replay_keeper import ReplayKeeper
 from envhub_server.hub.replay_writer import ReplayWriter
@@ -40,7 +41,7 @@ from envhub_server.loop.ringer import Ringer
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
 from envhub_server.memory.shared_lane_grant import SharedLaneGrant
 from envhub_server.memory.stand_ins import ObjectCopies, StandIns
-from envhub_server.memory.step_io import LeafCompressors, ToFrames, row_frames
+from envhub_server.memory.step_io import LeafCompressors, row_frames
 from envhub_server.memory.unread_memory import UnreadMemory
 from envhub_server.network.side_socket import TICKET_BYTES
 from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid, WorkerStarted
@@ -50,10 +51,12 @@ from envhub_server.session.instructions import Instruction
 from envhub_server.session.state import Driver, Phase, SessionState
 from envhub_server.session.stimuli import Requested, Stimulus
 
+INLINE_BYTES_MAX = 4 << 20  # of observations that the loop compresses itself, in some milliseconds
 # What a client asks for while it drives; what its workers have said by then belongs to the answer.
 _SIDE_REQUESTS = (messages.Collect, messages.TemplatesRequest, messages.HopsRequest)
 STEP_REQUESTED = Requested(Step(b""))  # the state machine does not look at the codes
 ROWS_DONE = stimuli.RowsDone()
+_COMPRESSED = stimuli.RowsDone()  # in place of the end of a compression
 _ROWS_STOOD_IN = stimuli.RowsDone()  # in place of a ring; the words in the arena say whether all are done
 
 log = Logger("envhub.hub")
@@ -71,6 +74,19 @@ class Services:
     costs: KnownCosts
     unread: UnreadMemory
     replays: ReplayWriter | None = None
+    compression: CompressionThread | None = None
+
+
+@dataclass
+class _Compressing:
+    """A reply whose observations a thread compresses; until it is sent, nothing else happens to the session."""
+
+    request: Incoming
+    answer: instructions.Answer
+    frames: Frames
+    following: Sequence[Instruction] = ()  # that are carried out after it
+    stimuli: list[Stimulus | WorkerStarted] = field(default_factory=list)  # that have come meanwhile
+    error: Exception | None = None
 
 
 class SessionRuntime:
@@ -130,7 +146,8 @@ class SessionRuntime:
         self._passed_ns = [0, 0, 0, 0]  # when the last step was heard, rung, done and answered
         self._has_infos = False  # whether a row of the last move has something to say besides its arrays
         method = state.make.compression
-        self._to_frames: ToFrames = LeafCompressors(method).compress if method else list
+        self._compressors = LeafCompressors(method) if method else None
+        self._compressing: _Compressing | None = None
         self._grant = SharedLaneGrant(services.poller, self)
         world = state.make.world
         environ = None if world is None else world.environ
@@ -155,6 +172,11 @@ class SessionRuntime:
     def arena_bytes(self) -> int:
         """How much shared memory the session holds."""
         return 0 if self._memory is None else self._memory.arena.layout.nbytes()
+
+    @property
+    def is_compressing(self) -> bool:
+        """Whether what was decided is carried out only once a reply is compressed."""
+        return self._compressing is not None
 
     @property
     def memory(self) -> Mapping[int, int]:
@@ -289,6 +311,9 @@ class SessionRuntime:
 
     def handle(self, stimulus: Stimulus | WorkerStarted) -> None:
         """Have the state machine handle the stimulus, and carry out what it says."""
+        if self._compressing is not None:
+            self._while_compressing(self._compressing, stimulus)
+            return
         if stimulus is _ROWS_STOOD_IN:
             self._on_bell()
             return
@@ -310,10 +335,28 @@ class SessionRuntime:
         if stand_ins is not None and stand_ins.copies is not None and isinstance(stimulus, _KEEPING):
             stand_ins.keep_objects()
         recorded = self._line_of(stimulus) if isinstance(stimulus, WorkerExited) else None
-        for instruction in self.state.handle(stimulus, self._services.clock.now_s()):
-            _CARRIED_OUT[type(instruction)](self, instruction)
+        self._carry_out(self.state.handle(stimulus, self._services.clock.now_s()))
         if recorded is not None and self.recording is not None:
             self.recording.line_ended(*recorded)
+
+    def _carry_out(self, wanted: Sequence[Instruction]) -> None:
+        for number, instruction in enumerate(wanted):
+            _CARRIED_OUT[type(instruction)](self, instruction)
+            if self._compressing is not None:
+                self._compressing.following = wanted[number + 1 :]
+                return
+
+    def _while_compressing(self, reply: _Compressing, stimulus: Stimulus | WorkerStarted) -> None:
+        """Keep the stimulus until the reply is sent; or send it, and go on as if that had taken no time."""
+        if stimulus is not _COMPRESSED:
+            reply.stimuli.append(stimulus)
+            return
+        self._compressing = None
+        self._events.extendleft((self.number, each) for each in reversed(reply.stimuli))
+        if reply.error is not None:
+            raise reply.error
+        self._send_answer(reply.request, reply.answer, reply.frames)
+        self._carry_out(reply.following)
 
     def _line_of(self, exited: WorkerExited) -> tuple[int | None, str] | None:
         """The line of a worker that has ended, by which it recorded, and why its episodes failed, if they did."""
@@ -636,9 +679,13 @@ class SessionRuntime:
         if self._memory is not None:
             if answer.arrays:
                 infos = self.state.infos if self._has_infos else None
-                frames = self._memory.frames.batch(self._to_frames, request.op is Op.STEP, infos)
+                frames = self._memory.frames.batch(request.op is Op.STEP, infos)
+                if self._compressors is not None and self._compresses(request, answer, frames, first=0):
+                    return
             elif answer.part is not None:
-                frames = self._memory.frames.rows(self._to_frames, np.array(answer.part, np.int64), answer.rows)
+                frames = self._memory.frames.rows(np.array(answer.part, np.int64), answer.rows)
+                if self._compressors is not None and self._compresses(request, answer, frames, first=1):
+                    return
             elif request.op is Op.CALL:
                 frames, why = self._services.unread.results(answer.rows, request.message.apart, self._budget)
                 if why:
@@ -646,6 +693,36 @@ class SessionRuntime:
                     return
             else:
                 frames = row_frames(answer.rows)
+        self._send_answer(request, answer, frames)
+
+    def _compresses(self, request: Incoming, answer: instructions.Answer, frames: Frames, first: int) -> bool:
+        """Compress the observations, which begin at the frame ``first``; whether a thread does it, and they are late.
+
+        The session's rows are not written meanwhile: a reply of views is given to its client until the next request.
+        """
+        assert self._memory is not None and self._compressors is not None
+        compressors, place = self._compressors, slice(first, first + len(self._memory.arena.layout.observations))
+        thread = self._services.compression
+        if thread is None or sum(memoryview(frame).nbytes for frame in frames[place]) <= INLINE_BYTES_MAX:
+            frames[place] = compressors.compress(frames[place])
+            return False
+        reply = _Compressing(request, answer, frames)
+
+        def work() -> None:
+            try:
+                frames[place] = compressors.compress(frames[place])
+            except Exception as error:
+                reply.error = error
+
+        try:
+            thread.do(work, lambda: self._report(_COMPRESSED))
+        except RuntimeError:  # no thread is left
+            frames[place] = compressors.compress(frames[place])
+            return False
+        self._compressing = reply
+        return True
+
+    def _send_answer(self, request: Incoming, answer: instructions.Answer, frames: Frames) -> None:
         if frames and max(map(len, frames)) > FRAME_BYTES_MAX:
             text = f"infos or results of {max(map(len, frames))} bytes; a reply carries at most {FRAME_BYTES_MAX}"
             self._fail(request, Failure("limit", "hub", text))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 
 import numpy as np
@@ -15,7 +15,6 @@ from envhub.values import actions, codec
 from envhub.values.compression import Compressor
 from envhub.values.info_columns import Rows, pack_columns
 
-ToFrames = Callable[[list[np.ndarray]], Frames]  # makes a frame of each observation leaf, in a list of its own
 Blob = tuple[int, Frame]  # a row, and what the reply has for this row
 
 
@@ -27,7 +26,7 @@ class LeafCompressors:
         self._method = method
         self._compressors: list[Compressor] = []  # one for each leaf, since one leaf may save bytes and another not
 
-    def compress(self, observations: list[np.ndarray]) -> Frames:
+    def compress(self, observations: Sequence[Frame]) -> Frames:
         """A frame of each leaf."""
         self._compressors = self._compressors or [Compressor(self._method) for _ in observations]
         return [each.compress(leaf) for each, leaf in zip(self._compressors, observations, strict=True)]
@@ -114,16 +113,15 @@ class StepFrames:
 
     # --- replies ------------------------------------------------------------------------------------------------------
 
-    def batch(self, to_frames: ToFrames, results: bool, large_infos: dict[int, bytes] | None) -> Frames:
+    def batch(self, results: bool, large_infos: dict[int, bytes] | None) -> Frames:
         """The whole batch: observations, ``results`` if wanted, and infos unless ``large_infos`` is None.
 
         Args:
-            to_frames: makes frames of observations.
             results: whether rewards, terminations and truncations belong to the reply.
             large_infos: of rows whose info is too large for the arena.
         """
         arena = self._arena
-        frames = to_frames(self._driver.observations())
+        frames: Frames = [*self._driver.observations()]
         if results:
             frames.append(arena.results.tobytes())
         if large_infos is not None:
@@ -134,12 +132,12 @@ class StepFrames:
             frames += row_frames(sorted([*small, *large], key=itemgetter(0)) if large else small, columns)
         return frames
 
-    def rows(self, to_frames: ToFrames, rows: np.ndarray, infos: Sequence[Blob]) -> Frames:
+    def rows(self, rows: np.ndarray, infos: Sequence[Blob]) -> Frames:
         """These rows, which were posted as parts of the batch, with their results and infos."""
         columns = self._arena.columns(rows)
         observations, rewards, terminations, truncations = self._driver.results(rows)
         results = rewards.tobytes() + terminations.tobytes() + truncations.tobytes()
-        arrays = to_frames([np.ascontiguousarray(leaf) for leaf in observations])
+        arrays = [np.ascontiguousarray(leaf) for leaf in observations]
         return [rows.tobytes(), *arrays, results, *row_frames(infos, columns)]
 
 

@@ -74,7 +74,6 @@ def _phase(hub: ServedHub, token: bytes) -> str:
         return next((found["phase"] for found in client.sessions() if found["session"] == token.hex()[:8]), "")
 
 
-@pytest.mark.long
 def test_client_that_never_reads_is_given_no_more(flooded: ServedHub, honest: envhub.HubVectorEnv) -> None:
     with session(flooded, b"never reads" + bytes(5), mebibytes=8) as peer:
         for seq in range(3, 103):
@@ -105,7 +104,6 @@ def arenas(hub: ServedHub) -> int:
     return Path(f"/proc/{hub.process.pid}/maps").read_text().count("envhub-arena")
 
 
-@pytest.mark.long
 def test_client_that_does_not_wait_for_answers_is_refused(flooded: ServedHub, honest: envhub.HubVectorEnv) -> None:
     token = b"floods" + bytes(10)
     with session(flooded, token, mebibytes=1) as peer, envhub.connect(flooded.tcp) as client:

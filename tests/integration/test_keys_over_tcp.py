@@ -135,7 +135,6 @@ def with_server(address: str, server: bytes) -> str:
     return f"envhub://{token_of(HubKeys(server, keys_of(token).secret)).reveal_secret()}@{place}"
 
 
-@pytest.mark.long
 def test_address_without_keys_refuses_a_client_that_has_one(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", binds=["tcp://127.0.0.1:0"]) as hub:
         token = token_of(HubKeys(*sockets.new_key_pair())).reveal_secret()
@@ -162,7 +161,6 @@ def test_key_that_is_removed_ends_the_training_of_its_client_alone(
         assert "its key was removed" in hub.log
 
 
-@pytest.mark.long
 def test_key_is_changed_without_a_stop(hub: ServedHub, keys: KeyFolder, admit: Admit) -> None:
     with closing(envhub.make_vec("CartPole-v1", 2, hub=admit("alice"))) as envs:
         envs.reset()
@@ -198,7 +196,6 @@ def test_program_that_knows_the_hub_by_name_goes_on_with_the_key_that_is_kept_by
                 envs.step(np.zeros(2, int))
 
 
-@pytest.mark.long
 def test_unreadable_file_of_keys_keeps_the_list(hub: ServedHub, keys: KeyFolder, admit: Admit) -> None:
     alice = admit("alice")
     assert answers(alice)
@@ -231,32 +228,28 @@ def test_observer_sees_and_makes_nothing(admit_for_now: Admit) -> None:
             client.make_vec("CartPole-v1", 2)
 
 
-@pytest.mark.long
-def test_quotas_of_a_key(hub: ServedHub, keys: KeyFolder, admit: Admit) -> None:
-    alice = admit("alice")
-    path = keys.path / "clients/alice.toml"
-    quotas = {"sessions_max": 1, "envs_max": 8, "workers_max": 2, "connections_max": 3}
-    path.write_text("\n".join([path.read_text(), "[quotas]", *(f"{name} = {most}" for name, most in quotas.items())]))
-    wait_until(lambda: hub.log.count("keys_read") >= 2)
-    wait_until(lambda: answers(alice))
-    for options, named in (({"num_envs": 9}, "envs_max=8"), ({"num_envs": 4, "num_workers": 3}, "workers_max=2")):
-        with pytest.raises(envhub.RequestRefused, match=named):
-            envhub.make_vec("CartPole-v1", hub=alice, **options)
-    with closing(envhub.make_vec("CartPole-v1", 8, hub=alice)) as envs:
-        envs.reset()
-        with pytest.raises(envhub.RequestRefused, match="sessions_max=1"):
-            envhub.make_vec("CartPole-v1", 1, hub=alice)
-        refused = pytest.raises(envhub.RequestRefused, match="connections_max=3")
-        with envhub.connect(alice), envhub.connect(alice), refused:
-            envhub.connect(alice)
-        envs.step(np.zeros(8, int))
-
-
 def with_quotas(keys: KeyFolder, name: str, **quotas: int) -> str:
     """Admit a new key with these quotas, and return its token."""
     token, path = admitted(keys, name), keys.path / f"clients/{name}.toml"
     path.write_text("\n".join([path.read_text(), "[quotas]", *(f"{what} = {most}" for what, most in quotas.items())]))
     return token
+
+
+def test_quotas_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
+    token = with_quotas(keys, "alice", sessions_max=1, envs_max=8, workers_max=2, connections_max=3)
+    with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path)) as hub:
+        alice = f"envhub://{token}@{hub.tcp.removeprefix('tcp://')}"
+        for options, named in (({"num_envs": 9}, "envs_max=8"), ({"num_envs": 4, "num_workers": 3}, "workers_max=2")):
+            with pytest.raises(envhub.RequestRefused, match=named):
+                envhub.make_vec("CartPole-v1", hub=alice, **options)
+        with closing(envhub.make_vec("CartPole-v1", 8, hub=alice)) as envs:
+            envs.reset()
+            with pytest.raises(envhub.RequestRefused, match="sessions_max=1"):
+                envhub.make_vec("CartPole-v1", 1, hub=alice)
+            refused = pytest.raises(envhub.RequestRefused, match="connections_max=3")
+            with envhub.connect(alice), envhub.connect(alice), refused:
+                envhub.connect(alice)
+            envs.step(np.zeros(8, int))
 
 
 def test_workers_of_sessions_that_are_made_at_one_time_count(tmp_path: Path, keys: KeyFolder) -> None:
@@ -371,7 +364,6 @@ def test_what_a_key_may_have_by_default_and_what_is_counted(tmp_path: Path, keys
     assert found["handshakes_refused"] >= 1 and found["connections"] >= 1 and found["descriptors"] > 10
 
 
-@pytest.mark.long
 def test_arguments_of_a_key_name_no_file_and_no_module(admit_for_now: Admit) -> None:
     alice, dave = admit_for_now("alice"), admit_for_now("dave", "deploy")
     for value in ("/etc/passwd", "os:system", "x" * 65, {"a": 1}, "..", [["a/b"]]):
@@ -385,7 +377,6 @@ def test_arguments_of_a_key_name_no_file_and_no_module(admit_for_now: Admit) -> 
         envhub.make_vec("CartPole-v1", 2, hub=dave, nonsense="/etc/passwd")
 
 
-@pytest.mark.long
 def test_arguments_that_the_operator_declares_have_any_value(tmp_path: Path, keys: KeyFolder) -> None:
     address = f"envhub://{admitted(keys, 'alice')}@"
     arguments = ["CartPole-v1", "Pendulum-v1", "--keys", str(keys.path), "--allow-arguments", "Cart*=nonsense,other"]
@@ -398,8 +389,7 @@ def test_arguments_that_the_operator_declares_have_any_value(tmp_path: Path, key
                 envhub.make_vec(env, 2, hub=alice, **{argument: "/etc/passwd"})
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("verbose", [False, True])
+@pytest.mark.parametrize("verbose", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_errors_name_no_folder_of_the_hub_to_its_remote_clients(tmp_path: Path, keys: KeyFolder, verbose: bool) -> None:
     address = f"envhub://{admitted(keys, 'alice')}@"
     arguments = ["missing=odd_sims:Missing", "--keys", str(keys.path), *(["--verbose-errors"] if verbose else [])]
@@ -447,7 +437,6 @@ def test_health_names_no_folder_of_the_hub_to_its_remote_clients(
                     assert (str(tmp_path) in str(refused.value).replace(place, "")) == tells
 
 
-@pytest.mark.long
 def test_factories_are_for_those_who_may_deploy_where_the_hub_takes_them(tmp_path: Path, keys: KeyFolder) -> None:
     addresses = {may: admitted(keys, may, may) for may in ("use", "deploy")}
     arguments = ["CartPole-v1", "--keys", str(keys.path)]
@@ -463,7 +452,6 @@ def test_factories_are_for_those_who_may_deploy_where_the_hub_takes_them(tmp_pat
         assert hub.log.count('"factories": "') == 2 and "factories: workers run code of its own user" in hub.log
 
 
-@pytest.mark.long
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 def test_other_users_of_an_insecure_hub_send_no_code(tmp_path: Path) -> None:
     program = """
@@ -484,9 +472,7 @@ envhub.make_vec("CartPole-v1", 1, hub=sys.argv[1]).close()
         assert found.returncode == 0 and found.stdout.count("refused") == 2, found.stderr
 
 
-@pytest.mark.parametrize(
-    "guarded_by", ["keys", *(pytest.param(guard, marks=pytest.mark.long) for guard in ("user", "nothing"))]
-)
+@pytest.mark.parametrize("guarded_by", ["keys", "user", pytest.param("nothing", marks=pytest.mark.long)])
 def test_old_and_foreign_handshakes_get_nowhere(tmp_path: Path, keys: KeyFolder, guarded_by: str) -> None:
     """ZMTP 1.0 and 2.0, HTTP, which a web page can send, PLAIN, and where there are keys also NULL."""
     arguments = {"keys": ["--keys", str(keys.path)], "user": [], "nothing": ["--insecure"]}[guarded_by]
@@ -603,7 +589,6 @@ def test_ipc_admits_the_hubs_user_only() -> None:
             assert hub.log.count("side_refused") == 1
 
 
-@pytest.mark.long
 def test_address_for_other_machines_needs_keys(tmp_path: Path, keys: KeyFolder) -> None:
     arguments = [sys.executable, "-m", "envhub", "serve", "CartPole-v1", "--bind", "tcp://0.0.0.0:0"]
     found = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
@@ -774,7 +759,6 @@ def test_audit_has_refused_requests_to_the_session_of_another_client(tmp_path: P
     assert found == [{"client": client, "op": op, **about} for client, op in asked]
 
 
-@pytest.mark.long
 def test_connection_whose_messages_cannot_be_read_is_ended(tmp_path: Path) -> None:
     with (
         serve(tmp_path, "CartPole-v1", binds=["tcp://127.0.0.1:0"]) as hub,

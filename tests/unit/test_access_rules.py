@@ -224,16 +224,18 @@ def test_hub_for_its_own_user_has_connections_of_others_ended() -> None:
             assert access.accepted(own.fileno(), 100.0) == [] and not known_of(access, own.fileno()).is_others
 
 
-@pytest.mark.parametrize("insecure", [True, False])
-def test_hub_that_cannot_know_its_user_from_others_serves_no_tcp_address_to_it_alone(
-    router: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, keys: KeyFolder, insecure: bool
+@pytest.mark.parametrize("guarded_by", ["keys", "nothing", "user"])
+def test_hub_that_cannot_know_its_user_from_others_serves_no_tcp_address(
+    router: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, keys: KeyFolder, guarded_by: str
 ) -> None:
     monkeypatch.setattr(network_peer, "kernel_tells", lambda: False)
-    with pytest.raises(AddressError, match="--keys"):
-        Access(None, False, Audit(None), 100).guard(*router)
-    guarded = Access(None if insecure else keys.path, insecure, Audit(None), 100)
-    guarded.guard(*router)
-    guarded.close()
+    access = Access(keys.path if guarded_by == "keys" else None, guarded_by == "nothing", Audit(None), 100)
+    if guarded_by == "user":
+        with pytest.raises(AddressError, match="--keys"):
+            access.guard(*router)
+    else:
+        access.guard(*router)
+    access.close()
 
 
 def test_client_that_sends_too_much_without_an_end_is_ended_and_told_why() -> None:

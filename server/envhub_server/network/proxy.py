@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
+from envhub.transport.address import environment
 from envhub_server.log import Logger
 from envhub_server.network import network_peer, proxy_page
 from envhub_server.network.proxy_page import PageEntry
@@ -81,7 +82,7 @@ class ProxyHandle:
                 [sys.executable, "-c", f"{_BOOT} main(sys.argv[1:])", *arguments],
                 pass_fds=passed,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={**environment(os.environ), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
             self._children.spare(self._process.pid)
             self.pidfd = os.pidfd_open(self._process.pid)

@@ -6,6 +6,7 @@ only on proof that the hub is gone, or after it was out of reach for too long.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -31,10 +32,12 @@ from envhub.secret import Secret
 from envhub.transport import address as envhub_address
 from envhub.transport import sockets
 from envhub_client.connection import keepalive, known_hubs
+from envhub_client.connection.broken_handshakes import BrokenHandshakes
 from envhub_client.connection.failures import raise_failure
 from envhub_client.connection.keepalive import TEND_S
 from envhub_client.connection.local_sockets import PROBE_S, LocalSockets, OwnHub
 from envhub_client.connection.making_line import MakingLine
+from envhub_client.deadline import Deadline
 
 CONNECT_TIMEOUT_S = 10.0
 # It must never fill up: libzmq (4.3.5) aborts at a heartbeat of a connection that has ended while its queue was full.
@@ -43,14 +46,15 @@ CONNECT_TIMEOUT_S = 10.0
 RECEIVE_QUEUE_MESSAGES_MAX = 0
 UNASKED_MESSAGES_MAX = 1000
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HEARTBEAT_TTL_MS = 1000, 2000, 4000
-GREETING_S = 1.0
+GREETING_S, SILENT_S = 1.0, 0.5
+_GREETING = b"\\xff" + bytes(8) + b"\\x7f\\x03\\x00" + b"CURVE".ljust(20, b"\\0") + bytes(32)  # of ZMTP 3.0
+_MECHANISM = slice(12, 32)  # in a greeting
 RECONNECT_MS, RECONNECT_MAX_MS = 20, 500
 
 _BUFFER = attrgetter("buffer")
 _POLLIN = int(zmq.POLLIN)  # a plain number, as in ``envhub.transport.sockets``
 _REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-_MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | _REFUSALS
-BROKEN_HANDSHAKES_MAX = 3  # in a row: a hub that ends, or a slow network, may break one or two
+_MONITORED = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | _REFUSALS
 
 _Lock: Any = type(threading.RLock())
 
@@ -157,7 +161,7 @@ class Connection:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
         self.address = self._target.text
         self._denied = ""  # why the hub does not let this client in
-        self._broken_handshakes = 0  # in a row
+        self._broken_handshakes = BrokenHandshakes(sockets.HANDSHAKE_MS / 2000)
         self._pid = os.getpid()
         self._pidfd: FileIO | None = None  # of the hub's process, if it is this program's own
         self.local_sockets: LocalSockets | None = None
@@ -225,6 +229,9 @@ class Connection:
             hint = "is `envhub serve --bind` running there, is the port right, does a firewall stand between?"
             if self.address.startswith("ipc://"):
                 hint = "is `envhub serve` running there, as this user?"
+            elif self._broken_handshakes.any:
+                hint = "it accepts connections and does not go on: is it stopped or overloaded, or a forwarder without "
+                hint += "its hub, or a hub with another key than this address says?"
             raise errors.HubUnreachable(f"no hub answered at {self.address} within {timeout:g} s: {hint}") from error
         assert isinstance(reply.message, Welcome)
         return reply.message
@@ -549,13 +556,18 @@ class Connection:
                 continue
             closed = event == zmq.EVENT_CLOSED
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._broken_handshakes = 0
+                self._broken_handshakes.succeeded()
                 self.protocol.connected()
+            elif event == zmq.EVENT_CONNECTED:
+                self._broken_handshakes.begun()
+            elif event == zmq.EVENT_CLOSED:
+                self._broken_handshakes.interrupted()
             elif event & _REFUSALS:
                 renewed = renewed or self._on_refusal(event, value)
             elif event == zmq.EVENT_DISCONNECTED:
                 self.protocol.disconnected(time.monotonic())
         self._whole = not renewed
+        self._broken_handshakes.read(time.monotonic())
         if not closed:
             return
         if self.local_sockets is not None and self.local_sockets.has_moved() and not zmq.zmq_poll(self._poll, 0):
@@ -581,9 +593,9 @@ class Connection:
             if keys is not None:
                 why = "takes no keys: connect to its tcp:// address"
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and keys is not None:
-            self._broken_handshakes += 1
-            if self._broken_handshakes >= BROKEN_HANDSHAKES_MAX and self._is_zmtp():
-                why = "has another key than this address says, or takes no keys: ask its operator for the address"
+            enough = self._broken_handshakes.failed(value, time.monotonic())
+            if enough and self._waits_for_hello():  # see ``broken_handshakes`` for what this proves
+                why = "has another key than this address says: ask its operator for the address"
         if why:
             self._denied = f"the hub at {self.address} {why}"
             self.protocol.lost("it does not let this client in")
@@ -600,15 +612,27 @@ class Connection:
         self._target = target
         return True
 
-    def _is_zmtp(self) -> bool:
-        """Whether it is a ZeroMQ socket that answers at the address, and no forwarder without a hub behind it."""
-        self._broken_handshakes = 0
+    def _waits_for_hello(self) -> bool:
+        """Whether a hub with keys is there that leaves a connection open on which nothing follows the greeting.
+
+        So it is not ending, and no forwarder without a hub behind it: what it ended was for what was said there.
+        """
+        greeting, deadline = b"", Deadline(GREETING_S)
         try:
-            with socket.create_connection((self._target.host.strip("[]"), self._target.port), PROBE_S) as probe:
-                probe.settimeout(GREETING_S)
-                return probe.recv(1) == b"\xff"  # the first byte of its greeting
+            with socket.create_connection((self._target.host.strip("[]"), self._target.port), GREETING_S) as probe:
+                probe.sendall(_GREETING)
+                while len(greeting) < len(_GREETING):
+                    probe.settimeout(max(deadline.left_s(), 0.001))
+                    if not (part := probe.recv(len(_GREETING) - len(greeting))):
+                        return False
+                    greeting += part
+                probe.settimeout(SILENT_S)
+                with contextlib.suppress(TimeoutError):
+                    probe.recv(1)  # returns if it ends the connection, or says more
+                    return False
         except OSError:
             return False
+        return greeting[:1] == _GREETING[:1] and greeting[_MECHANISM] == _GREETING[_MECHANISM]
 
     def _refuses(self) -> bool:
         """Whether nothing listens at the address, which proves a loss; that the network does not get there does not."""

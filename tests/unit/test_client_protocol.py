@@ -64,6 +64,15 @@ def test_refused_number_is_an_answer_where_no_request_was_given_up() -> None:
         assert found is not None and found.message == BAD_SEQ
 
 
+def test_refused_first_request_of_a_session_is_an_answer() -> None:
+    pair = ProtocolPair()
+    pair.client.give_up()  # nothing is pending
+    pair.hello()
+    pair.request(Op.MAKE, Make(1))
+    found = say(pair, REPLY | Op.FAILURE, 1, BAD_SEQ)
+    assert found is not None and found.message == BAD_SEQ
+
+
 def after_a_question_that_was_given_up() -> ProtocolPair:
     pair = joined()
     pair.request(Op.LIST, Question())

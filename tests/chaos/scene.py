@@ -32,7 +32,7 @@ from hubs import ServedHub, lives, serve, wait_until, worker_processes
 import envhub
 from envhub.transport import sockets
 from envhub.transport.address import parse
-from envhub.transport.keys import text_of
+from envhub.transport.keys import HubKeys, token_of
 
 TESTS = Path(__file__).parent.parent
 FLOOD_PACE_S = 0.002  # within one turn of its loop the hub has to notice that its descriptors run out
@@ -242,7 +242,7 @@ class Scene:
         path.write_text(
             "\n".join([path.read_text(), "[quotas]", *(f"{what} = {most}" for what, most in quotas.items())])
         )
-        return text_of(sockets.public_key(self._keys.secret()) + secret)
+        return token_of(HubKeys(sockets.public_key(self._keys.secret()), secret)).reveal_secret()
 
     def await_trainers(self) -> None:
         """See that all of them are on their way."""

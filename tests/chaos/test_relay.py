@@ -19,7 +19,7 @@ from hubs import ServedHub, serve
 import envhub
 from envhub.transport import sockets
 from envhub.transport.address import parse
-from envhub.transport.keys import text_of
+from envhub.transport.keys import HubKeys, token_of
 
 STEPS = 300
 
@@ -43,7 +43,7 @@ def admitted(hub: ServedHub, keys: KeyFolder, name: str, right: str, quotas: str
     keys.add(name, public, right)
     path = keys.path / f"clients/{name}.toml"
     path.write_text(f"{path.read_text()}\n[quotas]\n{quotas}")
-    return f"envhub://{text_of(sockets.public_key(keys.secret()) + secret)}@{hub.tcp.removeprefix('tcp://')}"
+    return f"envhub://{token_of(HubKeys(sockets.public_key(keys.secret()), secret)).reveal_secret()}@{hub.tcp.removeprefix('tcp://')}"
 
 
 def test_requests_that_come_again_after_their_replies_are_answered_and_not_run(hub: ServedHub, keys: KeyFolder) -> None:

@@ -15,7 +15,7 @@ from hubs import serve, wait_until
 
 import envhub
 from envhub.transport import sockets
-from envhub.transport.keys import text_of
+from envhub.transport.keys import HubKeys, token_of
 
 MIB = 1 << 20
 BYTES_MAX = 200 * MIB
@@ -27,7 +27,7 @@ def admit(keys: KeyFolder, name: str) -> str:
     keys.add(name, public)
     path = keys.path / f"clients/{name}.toml"
     path.write_text(f"{path.read_text()}\n[quotas]\nworker_memory_bytes_max = {BYTES_MAX}\n")
-    return text_of(sockets.public_key(keys.secret()) + secret)
+    return token_of(HubKeys(sockets.public_key(keys.secret()), secret)).reveal_secret()
 
 
 @pytest.fixture

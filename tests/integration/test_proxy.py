@@ -28,7 +28,7 @@ from envhub.protocol import messages
 from envhub.protocol.messages import Hello, Op
 from envhub.protocol.prelude import NO_SESSION
 from envhub.transport import sockets
-from envhub.transport.keys import text_of
+from envhub.transport.keys import HubKeys, token_of
 
 MIB = 1 << 20
 GROWN_MAX = 32 * MIB  # a million empty frames take 64 MiB of libzmq's memory
@@ -168,7 +168,7 @@ def guarded(folder: Path, *names: str) -> Iterator[tuple[ServedHub, list[str], P
     for name in names:
         public, secret = sockets.new_key_pair()
         keys.add(name, public, "use" if name == names[0] else "observe")
-        tokens.append(text_of(sockets.public_key(keys.secret()) + secret))
+        tokens.append(token_of(HubKeys(sockets.public_key(keys.secret()), secret)).reveal_secret())
     arguments = ["counter=sims:counter", "--keys", str(keys.path), "--audit", str(audit)]
     with serve(folder, *arguments) as hub:
         yield hub, [f"envhub://{token}@{hub.tcp.removeprefix('tcp://')}" for token in tokens], audit

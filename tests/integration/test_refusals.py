@@ -23,7 +23,7 @@ from hubs import ServedHub, serve, stopped
 
 import envhub
 from envhub.transport import sockets
-from envhub.transport.keys import text_of
+from envhub.transport.keys import HubKeys, token_of
 
 QUICK_MS = 300  # for a handshake, in place of 3 s
 SEED = 5
@@ -54,7 +54,7 @@ class Keyed:
 
     def address(self, place: str, server: bytes = b"") -> str:
         """The client's address of what listens at ``place``, if need be of another hub's key."""
-        token = text_of((server or sockets.public_key(self.folder.secret())) + self._secret)
+        token = token_of(HubKeys(server or sockets.public_key(self.folder.secret()), self._secret)).reveal_secret()
         return f"envhub://{token}@{place.removeprefix('tcp://')}"
 
     def serve(self, folder: Path, **options: Any) -> contextlib.AbstractContextManager[ServedHub]:

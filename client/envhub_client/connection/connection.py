@@ -47,7 +47,7 @@ RECEIVE_QUEUE_MESSAGES_MAX = 0
 UNASKED_MESSAGES_MAX = 1000
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HEARTBEAT_TTL_MS = 1000, 2000, 4000
 GREETING_S, SILENT_S = 1.0, 0.5
-_GREETING = b"\\xff" + bytes(8) + b"\\x7f\\x03\\x00" + b"CURVE".ljust(20, b"\\0") + bytes(32)  # of ZMTP 3.0
+_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)  # of ZMTP 3.0
 _MECHANISM = slice(12, 32)  # in a greeting
 RECONNECT_MS, RECONNECT_MAX_MS = 20, 500
 

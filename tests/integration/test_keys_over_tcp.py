@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import gymnasium as gym
@@ -172,6 +173,52 @@ def test_key_is_changed_without_a_stop(hub: ServedHub, keys: KeyFolder, admit: A
             while True:
                 envs.step(np.zeros(2, int))
     assert answers(second)
+
+
+class Forwarder:
+    """Forwards connections to a hub, but ends the first ones at once, as one does whose hub is being started again."""
+
+    def __init__(self, hub: str, broken: int) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.place = f"127.0.0.1:{self._server.getsockname()[1]}"
+        self._hub, self._left = hub.removeprefix("tcp://").split(":"), broken
+        Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._server.accept()
+                if self._left:
+                    self._left -= 1
+                    client.close()
+                    continue
+                hub = socket.create_connection((self._hub[0], int(self._hub[1])))
+                for source, target in ((client, hub), (hub, client)):
+                    Thread(target=self._forward, args=(source, target), daemon=True).start()
+
+    def _forward(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while chunk := source.recv(4096):
+                target.sendall(chunk)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._server.close()
+
+
+@pytest.mark.parametrize("broken", [3, 4])
+def test_hub_that_comes_back_behind_a_forwarder_is_not_taken_for_one_with_another_key(
+    common_hub: ServedHub, admit_for_now: Admit, broken: int
+) -> None:
+    token = admit_for_now("alice").removeprefix("envhub://").partition("@")[0]
+    with closing(Forwarder(common_hub.tcp, broken)) as forwarder:
+        with envhub.connect(f"envhub://{token}@{forwarder.place}", timeout=20.0) as client:
+            assert client.health()["status"] == "ok"
+        # One that has another key is told of all the same.
+        place = f"envhub://{token}@{forwarder.place}"
+        with pytest.raises(envhub.AccessDenied, match="another key"):
+            envhub.connect(with_server(place, sockets.new_key_pair()[0]), timeout=60.0)
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ a hub that does not know this key         with its answer, 400              that
 a hub without keys, or one with keys and  by its greeting                   that, at once
 a client without
 a hub with another key                    by the hub, at once               that, if three in a row do, and a connection
-                                                                            on which no hello follows stays open
+                                                                            on which no hello follows stays open, twice
 a hub that is stopped, overloaded or      by the time-out on this side      nothing
 full, or a network that loses all
 a hub whose program is stalled: only      by the time-out on either side    nothing, for it takes so long

@@ -55,6 +55,8 @@ _BUFFER = attrgetter("buffer")
 _POLLIN = int(zmq.POLLIN)  # a plain number, as in ``envhub.transport.sockets``
 _REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _MONITORED = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | _REFUSALS
+# Rows of broken handshakes after which a hub was there: one that comes back behind a forwarder is there after the first.
+PROBES = 2
 
 _Lock: Any = type(threading.RLock())
 
@@ -162,6 +164,7 @@ class Connection:
         self.address = self._target.text
         self._denied = ""  # why the hub does not let this client in
         self._broken_handshakes = BrokenHandshakes(sockets.HANDSHAKE_MS / 2000)
+        self._probes = 0  # after rows of broken handshakes, that have found a hub which waits for a hello
         self._pid = os.getpid()
         self._pidfd: FileIO | None = None  # of the hub's process, if it is this program's own
         self.local_sockets: LocalSockets | None = None
@@ -557,6 +560,7 @@ class Connection:
             closed = event == zmq.EVENT_CLOSED
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._broken_handshakes.succeeded()
+                self._probes = 0
                 self.protocol.connected()
             elif event == zmq.EVENT_CONNECTED:
                 self._broken_handshakes.begun()
@@ -593,8 +597,9 @@ class Connection:
             if keys is not None:
                 why = "takes no keys: connect to its tcp:// address"
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and keys is not None:
-            enough = self._broken_handshakes.failed(value, time.monotonic())
-            if enough and self._waits_for_hello():  # see ``broken_handshakes`` for what this proves
+            if self._broken_handshakes.failed(value, time.monotonic()):
+                self._probes = self._probes + 1 if self._waits_for_hello() else 0
+            if self._probes >= PROBES:  # see ``broken_handshakes`` for what this proves
                 why = "has another key than this address says: ask its operator for the address"
         if why:
             self._denied = f"the hub at {self.address} {why}"

@@ -55,7 +55,7 @@ _BUFFER = attrgetter("buffer")
 _POLLIN = int(zmq.POLLIN)  # a plain number, as in ``envhub.transport.sockets``
 _REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _MONITORED = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | _REFUSALS
-# Rows of broken handshakes after which a hub was there. One that comes back behind a forwarder is there after the first.
+# Rows of broken handshakes after which a hub was there. One that comes back behind a forwarder is there after one row.
 PROBES = 2
 
 _Lock: Any = type(threading.RLock())

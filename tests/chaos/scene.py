@@ -182,6 +182,11 @@ class TrainerProcess:
         """Have it end, and hear its last words."""
         self._run.stop()
 
+    def end(self) -> None:
+        """Kill it, and have none follow."""
+        self._run.kill()
+        self._run.join()
+
     def _bury(self, run: _Run) -> None:
         run.join()
         tally, endings = run.heard()
@@ -506,8 +511,12 @@ class Scene:
             self._ending.set()
             self._hoarding.join(60)
         assert not self.problems, self.problems
-        for trainer in self.trainers.values():
-            trainer.stop()
+        killed = next((lane for lane in (IPC, TCP, RELAY) if lane in self.trainers), None)
+        for lane, trainer in self.trainers.items():
+            if lane == killed:
+                trainer.end()  # nobody comes back to its session, whose lease runs out
+            else:
+                trainer.stop()
         self._await_end_of_sessions()
         assert not self.problems, self.problems
         below = _below(self.hub.process.pid)

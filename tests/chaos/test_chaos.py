@@ -18,7 +18,7 @@ def test_schedule_follows_from_the_seed_alone() -> None:
 
 FIRST = {
     EMBEDDED: ["kill worker"],
-    IPC: ["abandon", "take over", "kill worker", "meddle"],
+    IPC: ["take over", "kill worker", "meddle"],
     TCP: ["abandon", "take over", "kill worker"],
     RELAY: ["repeat", "return late", "meddle"],
 }

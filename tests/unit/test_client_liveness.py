@@ -56,6 +56,15 @@ def test_client_is_gone_when_three_beats_did_not_come_and_back_with_the_next(cli
     assert not client.look()
 
 
+def test_client_that_has_come_back_is_found_before_its_lease_ends_also_between_two_checks(client: Fixture) -> None:
+    client.silent_s = 5.0
+    assert client.look()
+    client.silent_s = 0.0
+    assert client.look(seconds=0.01), "it is not time to check"
+    client.liveness.check(client.now_s, {TOKEN: 1.0}, at_once=True)
+    assert TOKEN not in client.pair.hub.leases
+
+
 def test_client_that_promised_no_beats_may_be_silent(client: Fixture) -> None:
     client.silent_s = math.inf
     assert not client.look(beat_s=0.0)

@@ -403,7 +403,7 @@ class Hub:
         for token, peer in self._liveness.suspects(now_s):
             if not self._reaches(peer):
                 self._liveness.lost(token, now_s)
-        self._liveness.check(now_s, {token: each.state.make.beat_s for token, each in self._by_token.items()})
+        self._liveness.check(now_s, self._beats_s())
         self._timers.set(_LIVENESS, self._liveness.next_s)
         self._timers.set(_LEASES, self._protocol.next_expiry_s())
 
@@ -412,7 +412,13 @@ class Hub:
         since_ns, self._heard_ns = self._heard_ns, time.monotonic_ns()
         return {self._protocol.peer_of(token) for token, each in self._by_token.items() if each.heard_ns >= since_ns}
 
+    def _beats_s(self) -> dict[bytes, float]:
+        """The heartbeat interval of each session's client."""
+        return {token: each.state.make.beat_s for token, each in self._by_token.items()}
+
     def _expire(self, now_s: float) -> None:
+        # A client that has come back since the last check keeps its session.
+        self._liveness.check(now_s, self._beats_s(), at_once=True)
         for token in self._protocol.expired(now_s):
             log.info("session_expired", session=token.hex()[:8], lease_s=self.config.timing.lease_s)
             self._forget(token)

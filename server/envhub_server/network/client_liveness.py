@@ -100,9 +100,12 @@ class ClientLiveness:
         self._suspects = [suspect for suspect in self._suspects if suspect[1] != token]
         self._lose(token, now_s, "its connection has ended")
 
-    def check(self, now_s: float, beats_s: Mapping[bytes, float]) -> None:
-        """Find silent clients; ``beats_s`` has the heartbeat interval of each session's client, 0 for no heartbeats."""
-        if now_s < self._check_s:
+    def check(self, now_s: float, beats_s: Mapping[bytes, float], at_once: bool = False) -> None:
+        """Find silent clients, if it is time to, or ``at_once``.
+
+        ``beats_s`` has the heartbeat interval of each session's client, 0 for no heartbeats.
+        """
+        if now_s < self._check_s and not at_once:
             return
         limits_s = {token: BEATS_MAX * beat_s for token, beat_s in beats_s.items() if beat_s > 0}
         silent_s = [self._check_one(token, limit_s, now_s) for token, limit_s in limits_s.items()]

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -366,6 +367,16 @@ def test_clients_resume_by_another_proxy_after_the_end_of_one(tmp_path: Path) ->
                 assert goes_on(envs) and envs.token == token
                 assert proxy_of(hub) != process
         assert hub.log.count('"proxy_ended"') >= 1 and '"client_back"' in hub.log
+
+
+def test_nobody_takes_the_names_of_connections_to_come(tmp_path: Path) -> None:
+    with serve(tmp_path, "counter=sims:counter", "--insecure") as hub, contextlib.ExitStack() as undo:
+        (seen,) = [word for word in proxy_of(hub).cmdline() if word.startswith("envhub-proxy-")]
+        for number in range(1, 400):  # every user may bind an abstract name, and see those that are bound
+            taken = undo.enter_context(socket.socket(socket.AF_UNIX))
+            taken.bind(f"\0{seen}/{number - 1}/{number}/127.0.0.1")
+        with envhub.connect(hub.tcp, timeout=3.0) as client:
+            assert client.health()
 
 
 def test_no_proxy_is_left_after_the_end_of_its_hub(tmp_path: Path) -> None:

@@ -57,15 +57,6 @@ def _is_own(connection: socket.socket) -> bool:
     return bool(user == os.getuid() and inode != 0)  # an end that its process has closed has no inode, and user 0
 
 
-def host(descriptor: int) -> str:
-    """The IP address of the peer of a tcp connection; empty where it is no tcp connection, or has ended."""
-    try:
-        with copied(descriptor) as connection:
-            return "" if connection.family == socket.AF_UNIX else str(connection.getpeername()[0])
-    except OSError:
-        return ""
-
-
 def kernel_tells() -> bool:
     """Whether ``is_others`` can know a connection of this user's from others'."""
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -104,7 +104,7 @@ class ProxyHandle:
             return None
         if not isinstance(name, bytes) or not name.startswith(self._name):
             return None
-        slot, number, host = name[len(self._name) :].decode().split("/", 2)
+        slot, number, _, host = name[len(self._name) :].decode().split("/", 3)
         return PageEntry(self._words, int(slot), int(number), host)
 
     def ended(self, now_s: float) -> None:

@@ -17,6 +17,7 @@ import ctypes
 import math
 import os
 import resource
+import secrets
 import select
 import signal
 import socket
@@ -54,6 +55,7 @@ DESCRIPTORS_KEPT = 64  # besides those of connections
 FULL_CHECK_S, CHECK_S = 0.005, 0.2  # from one look to the next at connections that wait
 LOOK_S = 0.0001  # of the time between two looks, for each connection that waits
 LINGER_S = 2.0  # for a client to read what the hub had sent before it ended the connection
+HOST_CHARS_MAX = 43  # of an address in the name of a connection, which has at most 108 bytes
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 10, 5, 3
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
@@ -403,7 +405,9 @@ class Proxy:
         self._links.add(link)
         self._unnoticed.append(link)
         self._listen()
-        self._connect(link, f"\0{self._name}/{slot}/{self._number}/{host[:60]}")
+        # Every user may bind an abstract name. So a part of it is known to nobody before it is bound.
+        secret = secrets.token_hex(6)
+        self._connect(link, f"\0{self._name}/{slot}/{self._number}/{secret}/{host[:HOST_CHARS_MAX]}")
 
     def _connect(self, link: Link, name: str) -> None:
         """Connect to the hub by a name that tells it whose connection this is; later, if too many wait there."""

@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -64,6 +65,15 @@ def opened(address: str) -> Attachment:
         attachment.close()
         raise
     return attachment
+
+
+def test_place_that_is_looked_up_again_leaves_no_file_to_the_garbage_collector(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener, warnings.catch_warnings():
+        listener.bind(f"{tmp_path}/hub.sock")
+        warnings.simplefilter("error", ResourceWarning)
+        with contextlib.closing(LocalSockets(f"{tmp_path}/hub.sock")) as local:
+            local.place()
+            assert local.place().startswith("/proc/self/fd/")
 
 
 def test_bell_that_blocks_does_so_no_more(serve: Serve) -> None:

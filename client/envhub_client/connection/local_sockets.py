@@ -49,6 +49,7 @@ class LocalSockets:
     def place(self) -> str:
         """Where to connect to the hub from now on, as a path; one that refuses connections while there is no hub."""
         if self._own is None:
+            self.close()
             self._file = self._found()
         return NOWHERE if self._file is None else place_of(self._file)
 

@@ -12,6 +12,7 @@ from envhub.protocol.prelude import FRAME_BYTES_MAX, NO_SESSION, PRELUDE, Prelud
 from envhub.transport import address as addresses
 from envhub.transport import sockets
 from envhub_client.connection import known_hubs
+from envhub_client.connection.local_sockets import LocalSockets
 
 ANSWER_TIMEOUT_S = 30.0
 
@@ -45,6 +46,7 @@ class RawPeer:
 
         target = known_hubs.resolve(addresses.guarded(address))
         self._timeout = timeout
+        self._local = LocalSockets(target.path) if target.is_ipc else None
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
@@ -52,7 +54,7 @@ class RawPeer:
         sockets.choose_family(self._socket, target)
         if target.keys is not None:
             sockets.present_keys(self._socket, target.keys)
-        self._socket.connect(target.text)
+        self._socket.connect(target.text if self._local is None else f"ipc://{self._local.place()}")
         self.hub_id = 0
         try:
             self.hub_id = self.ask(Op.HELLO, messages.pack(Hello())).prelude.hub_id
@@ -87,3 +89,5 @@ class RawPeer:
         """Close the socket."""
         self._socket.close()
         self._context.term()
+        if self._local is not None:
+            self._local.close()
